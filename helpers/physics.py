@@ -1,0 +1,226 @@
+"""What a Gemma 4 must compute and move at the least, counted from its config.json.
+
+A latency below these floors was not measured on the work that its label names. Everything is in SI
+units (seconds, bytes, FLOP). Floors are for perfect hardware at 100 % of peak: a real server stays
+above them by a factor of two to five.
+"""
+
+import math
+import statistics
+from dataclasses import dataclass
+
+from helpers.run import UserError
+
+LIKELY_CAUSES = {
+    "TTFT": (
+        "the prompt was in the server's prefix cache (same seed as an earlier run): restart it with "
+        "--no-enable-prefix-caching, or use a fresh seed per point and report the hit rate",
+        "the prompts were shorter than the label says: compare total_input_tokens with the label",
+        "wrong peak FLOP/s or chip count: compare with the vendor's data sheet",
+    ),
+    "TPOT": (
+        "fewer sequences were decoding than the label says: compare with max_concurrent_requests",
+        "the weights or the KV cache are stored in fewer bytes than assumed (fp8, int8)",
+        "speculative decoding gives several tokens per step",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer, as far as counting needs it.
+
+    Attributes:
+      kind: "sliding" or "full".
+      heads, kv_heads, head_dim: attention shape in this layer.
+      window: how many keys a query sees at the most, itself included; None is all of them.
+      mlp: width of the MLP.
+      owns_kv: False where the layer reuses an earlier layer's keys and values (E2B, E4B).
+      projections: of K and V, how many have weights of their own (1 where K equals V).
+    """
+
+    kind: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+    mlp: int
+    owns_kv: bool
+    projections: int
+
+    def weights(self, width):
+        """Parameters of the matrices one token is multiplied with: (attention, MLP)."""
+        kv = self.projections * self.kv_heads if self.owns_kv else 0
+        return width * self.head_dim * (2 * self.heads + kv), 3 * width * self.mlp
+
+    def pairs(self, tokens):
+        """(query, key) pairs of a causal prompt: the token itself and what its window lets it see."""
+        seen = tokens if self.window is None else min(tokens, self.window)
+        return seen * (seen + 1) // 2 + (tokens - seen) * seen
+
+    def keys(self, context):
+        """Keys that one new token looks at, and that the cache holds, after `context` tokens."""
+        return context if self.window is None else min(context, self.window)
+
+
+def text_config(config):
+    """The text part of a config.json, whether it is nested under `text_config` or flat.
+
+    Raises:
+      UserError: it is not a dense Gemma 4.
+    """
+    text = config.get("text_config") or config
+    if "layer_types" not in text or text.get("enable_moe_block"):
+        raise UserError("this config.json is not one of a dense Gemma 4 (31B, E2B, E4B or tiny): "
+                        "layer_types is missing, or it is a mixture of experts.")
+    return text
+
+
+def layers(config):
+    """The decoder layers of a config.json as a list of `Layer`."""
+    text = text_config(config)
+    shared_from = len(text["layer_types"]) - (text.get("num_kv_shared_layers") or 0)
+    found = []
+    for index, name in enumerate(text["layer_types"]):
+        full, shared = name == "full_attention", index >= shared_from
+        k_is_v = full and text.get("attention_k_eq_v", False)
+        kv_heads = text.get("num_global_key_value_heads") if k_is_v else None
+        wide = 2 if shared and text.get("use_double_wide_mlp") else 1
+        found.append(Layer(
+            kind="full" if full else "sliding", heads=text["num_attention_heads"],
+            kv_heads=kv_heads or text["num_key_value_heads"],
+            head_dim=(text.get("global_head_dim") if full else None) or text["head_dim"],
+            window=None if full else text["sliding_window"], mlp=wide * text["intermediate_size"],
+            owns_kv=not shared, projections=1 if k_is_v else 2))
+    return found
+
+
+def parameters(config):
+    """Parameter counts of the text model by kind.
+
+    Returns:
+      dict with `embedding`, `attention`, `mlp`, `per_layer_input` (its matrices),
+      `per_layer_table` (its embedding table), `norms`, `unused` (K and V matrices that E2B stores
+      for layers that share), `total` (their sum) and `matmul`: what one token is multiplied with
+      inside the layers.
+    """
+    text, stack = text_config(config), layers(config)
+    width, depth = text["hidden_size"], len(stack)
+    extra = text.get("hidden_size_per_layer_input") or 0
+    count = {
+        "embedding": text["vocab_size"] * width,
+        "attention": sum(layer.weights(width)[0] for layer in stack),
+        "mlp": sum(layer.weights(width)[1] for layer in stack),
+        "per_layer_input": 3 * width * extra * depth,
+        "per_layer_table": (text.get("vocab_size_per_layer_input") or 0) * extra * depth,
+        "norms": (depth * ((5 if extra else 4) * width + 1) + width + extra
+                  + sum(2 * layer.head_dim for layer in stack)),
+        "unused": sum(width * layer.head_dim * layer.projections * layer.kv_heads
+                      for layer in stack if not layer.owns_kv),
+    }
+    count["total"] = sum(count.values())
+    count["matmul"] = count["attention"] + count["mlp"] + count["per_layer_input"]
+    return count
+
+
+def weight_bytes(config, dtype_bytes=2):
+    """Bytes of the text model's weights on disk or in memory."""
+    return parameters(config)["total"] * dtype_bytes
+
+
+def _flops(config, tokens, pairs, logits):
+    count = parameters(config)
+    attention = sum(4 * layer.heads * layer.head_dim * pairs(layer) for layer in layers(config))
+    return 2 * count["matmul"] * tokens + attention + 2 * count["embedding"] * logits
+
+
+def prefill_flops(config, tokens):
+    """FLOP to read one prompt: every layer for every token, causal attention within each layer's
+    window, and the logits of the last token only. A multiply-add counts as two."""
+    return _flops(config, tokens, lambda layer: layer.pairs(tokens), 1)
+
+
+def decode_flops(config, batch, context):
+    """FLOP of one decode step of `batch` sequences that have `context` tokens each."""
+    return _flops(config, batch, lambda layer: batch * layer.keys(context), batch)
+
+
+def kv_bytes_per_token(config, dtype_bytes=2, tp=1):
+    """Bytes of keys and values per cached token, all layers of a kind together.
+
+    Args:
+      dtype_bytes: 2 for bfloat16, 1 for fp8.
+      tp: tensor-parallel chips. Where they outnumber a layer's KV heads, the heads are replicated.
+    """
+    total = {"sliding": 0, "full": 0}
+    for layer in layers(config):
+        if layer.owns_kv:
+            total[layer.kind] += 2 * max(layer.kv_heads, tp) * layer.head_dim * dtype_bytes
+    return total
+
+
+def kv_bytes(config, context, dtype_bytes=2, tp=1):
+    """Bytes of one sequence's cache: sliding layers hold a window, full layers everything."""
+    per_token = kv_bytes_per_token(config, dtype_bytes, tp)
+    window = text_config(config)["sliding_window"]
+    return per_token["sliding"] * min(context, window) + per_token["full"] * context
+
+
+def decode_bytes(config, batch, context, dtype_bytes=2, kv_dtype_bytes=None, tp=1, weights=None):
+    """Bytes that one decode step reads: the weights once, and every sequence's cache.
+
+    Args:
+      batch, context: sequences decoding at once, and tokens each of them has.
+      dtype_bytes, kv_dtype_bytes: of a weight, and of a cached number (None: the same).
+      tp: as in `kv_bytes_per_token`.
+      weights: bytes of the weights instead of our count, for example a checkpoint's 62e9.
+    """
+    count = parameters(config)
+    if weights is None:  # E2B's per-layer table is looked up, not read; sharing layers' K, V are idle
+        weights = (count["total"] - count["per_layer_table"] - count["unused"]) * dtype_bytes
+    cache = kv_bytes(config, context, kv_dtype_bytes or dtype_bytes, tp)
+    return weights + batch * cache
+
+
+def ttft_floor(flops, peak, bytes_moved=0.0, bandwidth=math.inf):
+    """Least seconds to the first token of one request alone, at 100 % of `peak` FLOP/s."""
+    return max(flops / peak, bytes_moved / bandwidth)
+
+
+def tpot_floor(bytes_moved, bandwidth, flops=0.0, peak=math.inf):
+    """Least seconds of one decode step, at 100 % of `bandwidth` bytes/s."""
+    return max(bytes_moved / bandwidth, flops / peak)
+
+
+def fcfs_ttft(arrivals, service):
+    """Seconds from arrival to first token of each request, one served after the other.
+
+    Args:
+      arrivals: arrival times in seconds, ascending.
+      service: seconds of work per request: one number, or one per request.
+    """
+    each = service if hasattr(service, "__len__") else [service] * len(arrivals)
+    waits, free = [], -math.inf
+    for arrival, work in zip(arrivals, each, strict=True):
+        free = max(free, arrival) + work
+        waits.append(free - arrival)
+    return waits
+
+
+def median_ttft_floor_fcfs(n, rate, service):
+    """Median time to first token of `n` evenly spaced requests at `rate` per second (or inf),
+    served first come, first served, each needing `service` seconds of the whole machine."""
+    gap = 0.0 if math.isinf(rate) else 1.0 / rate
+    return statistics.median(fcfs_ttft([index * gap for index in range(n)], service))
+
+
+def flag(measured, floor, what="TTFT"):
+    """An empty string where `measured` (seconds) is possible, else one line that says it is not.
+
+    Nothing measured (None or NaN) is not flagged. There is no tolerance: strictly below is flagged.
+    """
+    if measured is None or math.isnan(measured) or measured >= floor:
+        return ""
+    times = f"{floor / measured:.3g} times too fast" if measured > 0 else "no work is done in no time"
+    return (f"impossible: {what} {1e3 * measured:.4g} ms is below the floor of "
+            f"{1e3 * floor:.4g} ms ({times})")

@@ -1,0 +1,203 @@
+"""One size dial, one run directory, files that are never half-written, and progress in plain lines."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+SIZES = {
+    "tiny": "the tiny Gemma 4 in assets/: any laptop, Colab CPU or CI machine",
+    "e2b": "google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)",
+    "31b": "google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
+}
+
+
+class UserError(Exception):
+    """A mistake the reader can fix: shown as its one or two lines, without a traceback."""
+
+    def __init__(self, message):
+        super().__init__(message)
+        if sys.excepthook is sys.__excepthook__:  # as a script: one line instead of a traceback
+            sys.excepthook = _hide_traceback
+
+    def _render_traceback_(self):
+        """IPython calls this instead of printing a traceback."""
+        return [f"Error: {self}"]
+
+
+def _hide_traceback(kind, error, trace):
+    if issubclass(kind, UserError):
+        print(f"Error: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def tpu_chips():
+    """Number of TPU chips on this machine, by its device files (0 without; JAX is not started)."""
+    accel = list(Path("/dev").glob("accel[0-9]*"))
+    vfio = [p for p in Path("/dev").glob("vfio/[0-9]*")] if "TPU_ACCELERATOR_TYPE" in os.environ \
+        or "COLAB_TPU_ADDR" in os.environ or Path("/lib/libtpu.so").exists() else []
+    return len(accel) or len(vfio)
+
+
+def size():
+    """The size at hand: `SIZE` if set, else what the hardware allows.
+
+    Raises:
+      UserError: `SIZE` is not one of the known sizes, which are listed.
+    """
+    chosen = os.environ.get("SIZE", "").strip().lower()
+    if chosen:
+        if chosen not in SIZES:
+            known = "\n".join(f"  {name}: {text}" for name, text in SIZES.items())
+            raise UserError(f"SIZE={chosen} is unknown. The sizes are\n{known}")
+        return chosen
+    chips = tpu_chips()
+    return "tiny" if chips == 0 else "31b" if chips >= 4 else "e2b"
+
+
+def choose(full, e2b, tiny):
+    """Return the settings of the size at hand, and print which and why."""
+    name = size()
+    why = "SIZE is set" if os.environ.get("SIZE") else f"{tpu_chips()} TPU chips found, SIZE unset"
+    print(f"size {name} ({why}): {SIZES[name]}")
+    return {"31b": full, "e2b": e2b, "tiny": tiny}[name]
+
+
+def run_dir(*parts):
+    """A path under the run directory: `RUN_DIR`, else `runs/<size>` in the repository.
+
+    The directory is created; the path below it is not.
+    """
+    base = Path(os.environ.get("RUN_DIR") or Path("runs") / size())
+    base.mkdir(parents=True, exist_ok=True)
+    return base.joinpath(*parts)
+
+
+def require(path, notebook):
+    """Return `path` if it exists; else say which notebook writes it.
+
+    Raises:
+      UserError: the file or directory is missing.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"{path} is missing. Run {notebook} first (SIZE={size()}), "
+                        f"or `./run_all.sh {notebook[:2]}`.")
+    return path
+
+
+def write_text(path, text):
+    """Write text beside `path`, then rename: a reader never sees half a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def write_json(path, value):
+    """Write JSON atomically, keys in the order given, with a final newline."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path):
+    """Read a JSON file.
+
+    Raises:
+      UserError: it is not JSON, for example because a disk was full.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON ({error}). Delete it and run the notebook "
+                        "that writes it again.") from error
+
+
+@contextlib.contextmanager
+def atomic_dir(path):
+    """Yield a fresh directory beside `path`; rename it to `path` only when the block succeeds."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    yield beside
+    for file in beside.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        os.replace(path, old)
+    os.replace(beside, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sha256_file(path, block=1 << 22):
+    """SHA-256 of a file's bytes, as hexadecimal, read in blocks of 4 MiB."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(block):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _clock(seconds):
+    seconds = int(round(seconds))
+    if seconds < 60:
+        return f"{seconds}s"
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes}m{seconds:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+@contextlib.contextmanager
+def phase(text, every=10.0):
+    """Announce a silent step, say that it still runs every few seconds, and how long it took."""
+    print(f"{text} ...", flush=True)
+    start, done = time.perf_counter(), threading.Event()
+
+    def tick():
+        while not done.wait(every):
+            print(f"{text} ... {_clock(time.perf_counter() - start)}", flush=True)
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        ticker.join()
+    print(f"{text}: done in {time.perf_counter() - start:.1f} s", flush=True)
+
+
+class Progress:
+    """One plain line at most every `every` seconds: `rendering 1200/4000 | 300/s | left 9s`."""
+
+    def __init__(self, total, text, every=5.0):
+        self.total, self.text, self.every, self.count = total, text, every, 0
+        self.start = self.last = time.perf_counter()
+
+    def update(self, count=1, note=""):
+        """Count `count` more items; `note` is appended to the line."""
+        self.count += count
+        now = time.perf_counter()
+        if now - self.last < self.every and self.count < self.total:
+            return
+        if self.count >= self.total and self.last == self.start and now - self.start < self.every:
+            return  # it was quick: no line at all
+        self.last = now
+        rate = self.count / max(now - self.start, 1e-9)
+        left = _clock((self.total - self.count) / rate)
+        note = f" | {note}" if note else ""
+        print(f"{self.text} {self.count}/{self.total} | {rate:.3g}/s | left {left}{note}", flush=True)

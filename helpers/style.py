@@ -1,0 +1,69 @@
+"""One look for every figure and for coloured tokens.
+
+Colours are Okabe and Ito's colour-blind-safe set (https://jfly.uni-koeln.de/color/).
+"""
+
+import html
+
+from helpers.run import run_dir
+
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, YELLOW, BLACK, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#222222", "#8A8A8A"
+CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+
+
+def figure(width=8.0, height=3.6, rows=1, columns=1, **kwargs):
+    """A matplotlib figure and axes in the series' style; size in inches."""
+    import matplotlib.pyplot as plt
+    plt.rcParams.update({
+        "figure.dpi": 100, "savefig.dpi": 160, "font.size": 10, "axes.titlesize": 11,
+        "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.spines.top": False,
+        "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
+        "grid.linewidth": 0.8, "axes.axisbelow": True, "axes.edgecolor": BLACK,
+        "axes.prop_cycle": plt.cycler(color=CYCLE), "legend.frameon": False,
+        "svg.hashsalt": "series", "figure.constrained_layout.use": True,
+    })
+    return plt.subplots(rows, columns, figsize=(width, height), **kwargs)
+
+
+def finish(fig, name, source=""):
+    """Add a source line under the figure, save it as RUN_DIR/figures/<name>.png, and show it.
+
+    Args:
+      fig: the figure.
+      name: file name without suffix, for example `03_loss`.
+      source: where the numbers come from, for example "measured, tiny, 2 CPU cores".
+    """
+    import matplotlib.pyplot as plt
+    if source:
+        fig.supxlabel(f"Source: {source}", fontsize=8, color=GREY, x=0.01, ha="left")
+    path = run_dir("figures", f"{name}.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path)
+    plt.show()
+    plt.close(fig)
+
+
+def label_line(ax, x, y, text, color, **kwargs):
+    """Write a label next to a point of a line, in the line's colour, instead of a legend."""
+    options = {"va": "center", "fontsize": 9, "xytext": (5, 0), "textcoords": "offset points"}
+    ax.annotate(text, (x, y), color=color, **{**options, **kwargs})
+
+
+def show_tokens(pieces, mask, caption=""):
+    """Show tokens in boxes: blue ones are trained on, grey ones are context only.
+
+    Args:
+      pieces: list of decoded tokens.
+      mask: list of bools of the same length: True where the loss counts.
+      caption: a line above.
+    """
+    from IPython.display import HTML, display
+    spans = []
+    for piece, trained in zip(pieces, mask, strict=True):
+        text = html.escape(piece).replace(" ", "·").replace("\n", "⏎<br>") or "∅"
+        look = (f"background:{BLUE};color:white" if trained else "background:#ECECEC;color:#444")
+        spans.append(f'<span style="{look};border:1px solid white;border-radius:3px;'
+                     f'padding:0 2px">{text}</span>')
+    display(HTML(f'<div style="font-size:90%">{html.escape(caption)}</div>'
+                 f'<div style="font-family:monospace;line-height:1.7">{"".join(spans)}</div>'))

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Make, or reuse, an environment of this series.
+#   ./setup.sh train                 .venv        JAX, Tunix, the notebooks and their tests (Python 3.11)
+#   ./setup.sh serve                 .venv-serve  vLLM on the CPU (Linux x86-64, Python 3.11)
+#   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 or 3.12)
+# A second run changes nothing and takes a second. Environment variables:
+#   PYTHON       the Python 3.11 to make environments with (default: python3.11)
+#   TORCH_INDEX  where pip finds the CPU build of PyTorch when its own index has none
+set -euo pipefail
+cd "$(dirname "$0")"
+TORCH_INDEX="${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}"
+
+say() { printf '%s\n' "setup: $*"; }
+stop() { printf '%s\n' "setup: $*" >&2; exit 1; }
+
+root_shell() { # run a command as root where that needs no password
+  if [ "$(id -u)" = 0 ]; then "$@"; elif sudo -n true 2>/dev/null; then sudo "$@"; else return 1; fi
+}
+
+apt_install() {
+  command -v apt-get >/dev/null || return 1
+  { root_shell env DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$@" ||
+    { root_shell apt-get update -q && root_shell env DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$@"; }
+  } >/dev/null 2>&1
+}
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3.11 python3; do
+    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+      "$candidate" -c 'import sys; print(sys.executable)'
+      return
+    fi
+  done
+  stop "Python 3.11 is missing. On Ubuntu 22.04: sudo add-apt-repository ppa:deadsnakes/ppa && sudo apt-get install -y python3.11 python3.11-venv (or name one: PYTHON=/path/to/python3.11)"
+}
+
+make_venv() { # make_venv FOLDER
+  if "$1/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+  local python
+  python="$(find_python)"
+  say "making $1 with $python"
+  rm -rf "$1"
+  "$python" -m venv "$1" 2>/dev/null || { apt_install python3.11-venv && rm -rf "$1" && "$python" -m venv "$1"; } ||
+    stop "python -m venv failed. Install it: sudo apt-get install -y python3.11-venv"
+}
+
+stamp_of() { # one file in the environment per requirements file; it holds the file's checksum
+  printf '%s/.gemma4-on-tpu-%s' "$("$1" -c 'import sys; print(sys.prefix)')" "$(basename "$2" .txt)"
+}
+
+checksum() { # tpu.txt includes train.txt, so both count there
+  if [ "$1" = requirements/tpu.txt ]; then cat "$1" requirements/train.txt; else cat "$1"; fi | cksum
+}
+
+current() { # current PYTHON FILE: was exactly this file installed there?
+  [ "$(cat "$(stamp_of "$1" "$2")" 2>/dev/null)" = "$(checksum "$2")" ]
+}
+
+install() { # install PYTHON FILE [pip options]
+  local python="$1" file="$2"
+  shift 2
+  if current "$python" "$file"; then return; fi
+  say "installing $file (a few minutes)"
+  "$python" -m pip install -q --disable-pip-version-check "$@" -r "$file" 2>&1 | { grep -v '^WARNING: ' || true; }
+  [ "${PIPESTATUS[0]}" = 0 ] || return 1
+  checksum "$file" >"$(stamp_of "$python" "$file")"
+}
+
+on_tpu() { ls /dev/accel[0-9]* >/dev/null 2>&1 || { [ -n "${TPU_ACCELERATOR_TYPE:-}" ] && ls /dev/vfio/[0-9]* >/dev/null 2>&1; }; }
+
+need_icarus() {
+  command -v iverilog >/dev/null && return
+  say "installing Icarus Verilog"
+  apt_install iverilog && command -v iverilog >/dev/null && return
+  say "Icarus Verilog is missing, and notebooks 02 and 07 need it. Run: sudo apt-get install -y iverilog" >&2
+}
+
+train_file() { if on_tpu; then echo requirements/tpu.txt; else echo requirements/train.txt; fi; }
+
+case "${1:-}" in
+train)
+  if [ "${2:-}" = --into ]; then
+    python="${3:?setup.sh train --into needs the path of a Python}"
+    "$python" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' ||
+      stop "$python is $("$python" --version 2>&1); the series needs Python 3.11 (or 3.12 in Colab)"
+  else
+    make_venv .venv
+    python=.venv/bin/python
+    install "$python" requirements/test.txt || stop "installing requirements/test.txt failed (see above)"
+  fi
+  install "$python" "$(train_file)" || stop "installing $(train_file) failed (see above)"
+  need_icarus
+  say "training environment ready: $("$python" -c 'import sys; print(sys.prefix.rsplit("/", 1)[-1])'), $("$python" --version)"
+  ;;
+serve)
+  [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] ||
+    stop "vLLM's CPU build is for Linux on x86-64, this is $(uname -s) $(uname -m). Use Docker, or a Linux machine, for notebooks 05 to 07"
+  make_venv .venv-serve
+  python=.venv-serve/bin/python
+  install "$python" requirements/serve-cpu.txt --no-deps 2>/dev/null ||
+    install "$python" requirements/serve-cpu.txt --no-deps --extra-index-url "$TORCH_INDEX" ||
+    stop "installing requirements/serve-cpu.txt failed (see above). It needs torch's +cpu build, looked for in TORCH_INDEX=$TORCH_INDEX"
+  say "serving environment ready: .venv-serve, $("$python" --version)"
+  ;;
+*)
+  sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'
+  exit 2
+  ;;
+esac

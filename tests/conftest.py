@@ -1,0 +1,30 @@
+"""Shared by the tests: where the repository is, and how to import a function defined in a notebook."""
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.chdir(ROOT)
+os.environ.setdefault("SIZE", "tiny")
+
+
+def load(source, *names):
+    """Execute only the imports and the named definitions of a notebook's source file.
+
+    Returns the definitions in the order named, or the only one itself when one is named.
+    """
+    def wanted(node):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            return node.name in names
+        if isinstance(node, ast.Assign):
+            return any(getattr(target, "id", None) in names for target in node.targets)
+        return isinstance(node, (ast.Import, ast.ImportFrom))
+    path = ROOT / source
+    body = [node for node in ast.parse(path.read_text()).body if wanted(node)]
+    space = {"__name__": path.stem}
+    exec(compile(ast.Module(body, []), str(path), "exec"), space)
+    found = [space[name] for name in names]
+    return found[0] if len(found) == 1 else found

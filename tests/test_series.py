@@ -1,0 +1,107 @@
+"""A finished tiny run: its files, its numbers, and that two engines agree on the merged model.
+
+`./run_tests.sh` makes the run; RUN_DIR says where it is.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from conftest import ROOT
+
+RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")
+SERVE = ROOT / ".venv-serve" / "bin" / "python"
+pytestmark = [pytest.mark.series, pytest.mark.skipif(
+    not (RUN / "notebooks").is_dir(), reason=f"no run in {RUN}: ./run_all.sh makes one")]
+
+
+def read(path):
+    return json.loads((RUN / path).read_text())
+
+
+def test_every_notebook_ran_without_an_error():
+    for number in range(1, 8):
+        found = list((RUN / "notebooks").glob(f"{number:02d}_*.ipynb"))
+        assert len(found) == 1
+        for cell in nbformat.read(found[0], as_version=4).cells:
+            if cell.cell_type == "code":
+                assert cell.execution_count is not None, (found[0].name, cell.source[:80])
+                assert not [o for o in cell.outputs if o.output_type == "error"]
+
+
+def test_files_between_notebooks():
+    for path in ("setup.json", "data/meta.json", "train/log.jsonl", "train/recipe.json",
+                 "train/checkpoints", "merged/config.json", "merged/chat_template.jinja",
+                 "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "merge.json",
+                 "serve/server.log", "bench/results.csv", "eval/base/samples.jsonl",
+                 "eval/tuned/samples.jsonl", "eval/base/summary.json", "eval/tuned/summary.json",
+                 "eval/comparison.json"):
+        assert (RUN / path).exists(), path
+    for split in ("train", "val"):
+        rows = {}
+        for name, kind in (("tokens", np.int32), ("loss_mask", bool), ("segment_ids", np.int32),
+                           ("positions", np.int32)):
+            rows[name] = np.load(RUN / "data" / split / f"{name}.npy", mmap_mode="r")
+            assert rows[name].dtype == kind and rows[name].ndim == 2
+        assert len({array.shape for array in rows.values()}) == 1
+        assert not (rows["loss_mask"] & (rows["segment_ids"] == 0)).any(), "padding is never trained"
+
+
+def test_fine_tuning_lifts_pass_at_1():
+    comparison = read("eval/comparison.json")
+    for name in ("base", "tuned"):
+        assert {"pass@1", "pass@5", "n_samples", "n_problems"} <= set(comparison[name])
+        assert comparison[name]["n_problems"] >= 30
+    assert comparison["base"]["pass@1"] < 0.10
+    assert comparison["tuned"]["pass@1"] >= 0.50
+
+
+def test_the_loss_fell_and_the_recipe_travelled():
+    log = [json.loads(line) for line in (RUN / "train/log.jsonl").read_text().splitlines()]
+    losses = [row["val_loss"] for row in log if "val_loss" in row]
+    assert len(losses) >= 3 and losses[-1] < 0.8 * losses[0]
+    meta, recipe = read("data/meta.json"), read("train/recipe.json")
+    assert recipe["data_sha256"] == meta["data_sha256"]
+    assert recipe["template_sha256"] == meta["template_sha256"]
+
+
+def test_no_server_is_left_and_memory_stayed_small():
+    record = RUN / "serve" / "server.json"
+    if record.exists():
+        pid = json.loads(record.read_text())["pid"]
+        state = Path(f"/proc/{pid}/stat")
+        assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    assert read("times.json")["peak_gib"] <= 8.0
+
+
+@pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve makes it")
+def test_greedy_text_of_the_merged_model_is_the_same_in_vllm_and_in_jax(tmp_path):
+    """Ten prompts, bfloat16 weights, both engines computing in float32."""
+    from helpers import chat
+    tokenizer = chat.load_tokenizer(RUN / "merged")
+    system = read("data/meta.json")["system"]
+    problems = sorted((ROOT / "data" / "tiny_eval").glob("*_prompt.txt"))[::3][:10]
+    assert len(problems) == 10
+    prompts = []
+    for path in problems:
+        messages = [{"role": "user", "content": path.read_text()}]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        prompts.append([int(i) for i in chat.prompt_ids(tokenizer, messages)])
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"model": str((RUN / "merged").resolve()), "prompts": prompts,
+                               "max_tokens": 160}))
+    answers = {}
+    for name, python, script in (("vllm", SERVE, "greedy_vllm.py"),
+                                 ("jax", ROOT / ".venv/bin/python", "greedy_jax.py")):
+        out = tmp_path / f"{name}.json"
+        done = subprocess.run([python, ROOT / "tests" / script, job, out], cwd=ROOT,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        answers[name] = json.loads(out.read_text())
+    assert answers["vllm"] == answers["jax"]
+    assert sum(map(len, answers["jax"])) > 200

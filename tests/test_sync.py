@@ -1,0 +1,106 @@
+"""The notebooks are what the sources say, and the tool that keeps them so works.
+
+    .venv/bin/python -m pytest tests/test_sync.py
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from conftest import ROOT
+
+HEADER = """# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+"""
+
+
+def tool(folder, *options):
+    return subprocess.run([sys.executable, "tools/notebooks.py", *options], cwd=folder,
+                          capture_output=True, text=True, env={**os.environ, "SIZE": "tiny"})
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers" / "__init__.py").write_text("")
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    (tmp_path / "01_one.py").write_text(HEADER + "# %% [markdown]\n# # One\n\n# %%\nprint(1 + 1)\n")
+    return tmp_path
+
+
+def test_notebooks_are_up_to_date():
+    answer = tool(ROOT, "--check")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_second_update_writes_nothing(project):
+    assert "wrote" in tool(project).stdout
+    assert tool(project).stdout == ""
+
+
+def test_check_sees_missing_outputs_then_accepts_executed(project):
+    tool(project)
+    answer = tool(project, "--check")
+    assert answer.returncode == 1 and "without outputs" in answer.stdout
+    done = tool(project, "--execute")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert tool(project, "--check").returncode == 0
+    notebook = nbformat.read(project / "notebooks" / "01_one.ipynb", as_version=4)
+    assert notebook.cells[1].outputs[0].text == "2\n"
+
+
+def test_prose_edit_keeps_outputs_and_code_edit_drops_them(project):
+    tool(project, "--execute")
+    source = project / "01_one.py"
+    source.write_text(source.read_text().replace("# # One", "# # Uno"))
+    assert tool(project, "--check").returncode == 1
+    tool(project)
+    assert tool(project, "--check").returncode == 0
+    source.write_text(source.read_text().replace("1 + 1", "1 + 2"))
+    tool(project)
+    assert "without outputs" in tool(project, "--check").stdout
+
+
+def test_check_refuses_orphans_errors_and_absolute_paths(project):
+    tool(project, "--execute")
+    (project / "notebooks" / "02_gone.ipynb").write_text("{}")
+    assert "orphan" in tool(project, "--check").stdout
+    (project / "notebooks" / "02_gone.ipynb").unlink()
+    source = project / "01_one.py"
+    source.write_text(source.read_text().replace("print(1 + 1)", "print('/home/someone/x')"))
+    tool(project, "--execute")
+    assert "absolute path" in tool(project, "--check").stdout
+    source.write_text(source.read_text().replace("print('/home/someone/x')", "raise ValueError(1)"))
+    failed = tool(project, "--execute")
+    assert failed.returncode == 1 and "ValueError" in failed.stderr
+
+
+def test_cell_ids_survive_an_insertion(project):
+    tool(project)
+    before = nbformat.read(project / "notebooks" / "01_one.ipynb", as_version=4)
+    source = project / "01_one.py"
+    source.write_text(source.read_text().replace("# %%\nprint", "# %%\nx = 3\n\n# %%\nprint"))
+    tool(project)
+    after = nbformat.read(project / "notebooks" / "01_one.ipynb", as_version=4)
+    assert {cell.id for cell in before.cells} < {cell.id for cell in after.cells}
+
+
+def test_repository_is_one_constant(project):
+    badge = "colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/01_one.ipynb"
+    source = project / "01_one.py"
+    source.write_text(HEADER + f"# %% [markdown]\n# {badge}\n\n# %%\n"
+                      "u = \"https://github.com/OWNER/gemma4-on-tpu\"\n")
+    answer = tool(project, "--repository", "https://github.com/someone/thing")
+    assert answer.returncode == 0, answer.stderr
+    assert "OWNER" not in source.read_text()
+    assert "github/someone/thing/blob/main" in source.read_text()
+    assert tool(project, "--repository", "ftp://x").returncode == 1

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Rebuild notebooks/*.ipynb from the numbered .py files, which are the source.
+#   ./update_notebooks.sh                    regenerate; outputs stay where the code cells did not change
+#   ./update_notebooks.sh --execute [--all]  also run those without outputs (or all), at the tiny size
+#   ./update_notebooks.sh --check            change nothing, exit 1 if something is out of date
+#   ./update_notebooks.sh --repository URL   write another clone address and Colab badge everywhere
+set -euo pipefail
+cd "$(dirname "$0")"
+python=.venv/bin/python
+if ! [ -x "$python" ]; then ./setup.sh train; fi
+exec "$python" tools/notebooks.py "$@"
