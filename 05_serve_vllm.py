@@ -1,0 +1,559 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/05_serve_vllm.ipynb)
+#
+# # 05 · Serving the fine-tuned model with vLLM
+#
+# Start a server for the model that notebook 04 merged, prove that it computes on the very token
+# ids we trained on, and leave it running for notebooks 06 and 07.
+#
+# | | |
+# |---|---|
+# | **Needs** | 31b: a v6e-8 with Docker. e2b: one v6e chip. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
+# | **Takes** | `merged/`, `adapter/` and `merge.json` of 04; `data/meta.json` and `data/samples.json` of 02 |
+# | **Makes** | a running server; `serve/server.json` (process, port, model, command), `serve/server.log` |
+# | **Costs** | tiny: a minute. 31b: about 10 minutes until the first answer (published), 3.60 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
+#
+# The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed
+# as the command to run there, and a test has vLLM's own parser read every flag of it.
+
+# %% [markdown]
+# ## Before we start
+# Three cells that open every notebook: find the repository, install what is missing, and say what
+# this machine is.
+
+# %%
+# Find the repository. Colab opens a notebook without it, so there we clone it.
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
+here = Path.cwd()
+places = (here, here.parent, here / "gemma4-on-tpu")
+root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None:
+    subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
+    root = here / "gemma4-on-tpu"
+os.chdir(root)
+sys.path.insert(0, str(root))
+
+# %%
+# Install what the series needs into this Python; once it is there, this takes a second.
+subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+
+# %%
+# What this machine is. Every result below was made with these versions.
+import helpers
+
+helpers.machine()
+
+# %% [markdown]
+# ## 1. Settings
+# The engine decides what runs: `tpu-docker` and `gpu-docker` start a container, `cpu` starts
+# vLLM's CPU build from `.venv-serve`. It is the same vLLM with the same flags and the same HTTP
+# interface, so everything after the start is identical. `max_model_len` is the longest prompt plus
+# answer; notebook 06 needs 15,360 + 512 tokens at 31b.
+
+# %%
+import time
+from dataclasses import dataclass, replace
+
+import pandas as pd
+from IPython.display import display
+from openai import OpenAI
+
+from helpers import chat, physics, server
+from helpers.machine import published
+
+pd.set_option("display.max_colwidth", None)
+
+
+@dataclass(frozen=True)
+class Settings:
+    engine: str = "tpu-docker"      # or "gpu-docker", "cpu"
+    name: str = "gemma4-verilog"    # what clients ask for
+    port: int = 8000                # 0: any free port
+    host: str = "127.0.0.1"         # only this machine; section 10 says what another one exposes
+    max_model_len: int = 16_384     # prompt + answer, tokens
+    tensor_parallel: int = 8        # chips that share every matrix
+    data_parallel: int = 1          # copies of the model
+    kv_cache_dtype: str = "auto"    # auto: bfloat16, as the model
+    timeout: float = 3600.0         # seconds until healthy; a TPU compiles first
+    adapter: bool = False           # also serve base + adapter, unmerged (not on a TPU)
+
+
+FULL = Settings()
+E2B = replace(FULL, tensor_parallel=1, max_model_len=4096)
+TINY = replace(FULL, engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, timeout=600.0,
+               adapter=True)
+cfg = helpers.choose(FULL, E2B, TINY)
+
+# %% [markdown]
+# ## 2. Is this the model that was merged?
+# On the real machines `merged/` has travelled: from the v5p-8 that trained it to a bucket, and
+# from there into `/dev/shm` of the v6e-8. `merge.json` holds the SHA-256 of every file. Serving
+# half a shard gives fluent nonsense, which is hard to tell from a bad fine-tune, so we compare
+# before we serve. (62.5 GB take about a minute on four threads.)
+
+# %%
+from concurrent.futures import ThreadPoolExecutor
+
+
+def check_files(folder, hashes):
+    """Raise unless every file of merge.json is in `folder` with the bytes it had."""
+    def state(name):
+        path = folder / name
+        found = helpers.sha256_file(path) if path.is_file() else "missing"
+        return None if found == hashes[name] else "missing" if found == "missing" else "changed"
+    with ThreadPoolExecutor(4) as pool:
+        bad = {n: s for n, s in zip(hashes, pool.map(state, hashes), strict=True) if s}
+    if bad:
+        raise helpers.UserError(f"{folder} is not what 04_merge wrote: {bad}. Copy it again, "
+                                "or run 04_merge.")
+    return len(hashes)
+
+
+merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
+merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
+recipe, meta = merge["recipe"], helpers.read_json(helpers.run_dir("data", "meta.json"))
+print(f"{check_files(merged, merge['files'])} files as merged: step {merge['step']}, "
+      f"rank {recipe['rank']}, base {recipe['base_model']}")
+
+# %% [markdown]
+# ## 3. The command for a v6e-8
+# `vllm_command` builds the command as a list, for every engine; this is what it gives for the 31B
+# on eight v6e chips. The container runs in the foreground of a detached process, so its log lands
+# in `serve/server.log`; `--rm` removes it when it stops.
+
+# %%
+def command_for(engine, **options):
+    """The command for the 31B as this notebook would start it on that machine."""
+    return server.vllm_command(engine, Path("/dev/shm/gemma4/merged"), FULL.name, FULL.port,
+                               results="/dev/shm/gemma4/bench", **options)
+
+
+tpu = command_for("tpu-docker", max_model_len=FULL.max_model_len,
+                  tensor_parallel=FULL.tensor_parallel, kv_cache_dtype=FULL.kv_cache_dtype)
+print(server.shown(tpu))
+
+# %% [markdown]
+# Every flag is there for a reason, and a flag without one should not be. The next cell holds the
+# reasons and refuses to go on if the command has a flag that it cannot explain.
+
+# %%
+REASONS = {
+    "--rm": "remove the container when it stops; the log is ours, the cache is on a volume",
+    "--name": "so that `docker logs`, `docker exec` (06) and `docker stop` find it",
+    "--network": "the server listens on the machine's own 127.0.0.1, without port mapping",
+    "--shm-size": "shared memory between vLLM's processes; Docker's default of 64 MB is too little",
+    "-v": "the merged model (read-only), 06's results, and the XLA cache on a named volume",
+    "-e": "no calls to the hub; ready after up to an hour; where the XLA cache is",
+    "--privileged": "the container needs the TPU's device files and may lock memory",
+    "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here",
+    "--served-model-name": "clients say a name, not a path",
+    "--host": "127.0.0.1 only: vLLM has no password by default",
+    "--port": "8000, vLLM's default",
+    "--dtype": "bfloat16, as trained and merged",
+    "--kv-cache-dtype": "said, so that nobody has to guess: auto = the model's dtype = bfloat16",
+    "--max-model-len": "prompt + answer; more would reserve and compile for more",
+    "--tensor-parallel-size": "chips that share every matrix: 8, or 4 with two copies (section 4)",
+    "--data-parallel-size": "independent copies of the model behind one port",
+    "--no-enable-prefix-caching": "06 measures prefill, and a cached prompt has none; turn it on "
+                                  "for users, whose prompts share a beginning",
+    "--disable-uvicorn-access-log": "one log line per request would bury the rest",
+    "--disable-chunked-mm-input": "TPU images refuse to split an image over two steps; text "
+                                  "prefill is still chunked, at 2,048 tokens and above",
+    "--gpus": "all GPUs of the machine",
+    "--enforce-eager": "CPU: skip compilation, 13 s of a start that takes 25 s without it",
+}
+
+
+def explain(command):
+    """One row per flag: the flag, its values, the reason."""
+    rows = {}
+    for part in command[command.index("run") + 1:] if "run" in command else command:
+        if part.startswith("-"):
+            flag = part
+            rows.setdefault(flag, [])
+        elif rows:
+            rows[flag].append(part)
+    unknown = rows.keys() - REASONS.keys()
+    assert not unknown, f"no reason given for {unknown}"
+    return pd.DataFrame([(flag, " ".join(values), REASONS[flag]) for flag, values in rows.items()],
+                        columns=["flag", "value", "why"]).set_index("flag")
+
+
+# %%
+display(explain(tpu))
+
+# %% [markdown]
+# What this means: nothing in the list is specific to the tuned model. Where the published recipe
+# served the stock `google/gemma-4-31B-it`, this mounts `merged/`. Two lines differ in substance:
+# the prefix cache is off (notebook 06 and [10_published](10_published.ipynb) show what it did to
+# the published latencies), and the compile cache survives the container.
+#
+# The same function gives the command for two H100 cards and for this CPU:
+
+# %%
+gpu = command_for("gpu-docker", max_model_len=FULL.max_model_len, tensor_parallel=2)
+cpu = server.vllm_command("cpu", "runs/tiny/merged", TINY.name, FULL.port,
+                          max_model_len=TINY.max_model_len)
+print(server.shown(gpu), "\n", server.shown(cpu), sep="\n")
+explain(gpu), explain(cpu);
+
+# %% [markdown]
+# ## 4. What fits into the memory of a chip
+# A chip holds its share of the weights, and the rest of what vLLM may use (92 % by default) is the
+# **KV cache**: keys and values of every token that is still being attended to. How much one token
+# costs follows from `config.json`. The 50 sliding layers keep 16 KV heads of 256 numbers for the
+# last 1,024 tokens; the 10 full layers keep 4 KV heads of 512 numbers for all of them. Those 4
+# **global KV heads** are the reason to think about the layout: eight chips cannot share four
+# heads, so at tensor parallel 8 each is stored twice.
+
+# %%
+config_31b = helpers.read_json("data/configs/gemma4_31b.json")
+CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
+GIB = 2.0**30
+
+
+def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, weights, windowed=True, share=0.92):
+    """HBM per chip and the requests that fit, for one layout."""
+    left = share * chip_bytes - weights / tp
+    per_token = physics.kv_bytes_per_token(config, kv_dtype_bytes, tp)
+    row = {"tp x dp": f"{tp} x {dp}", "KV numbers of": f"{kv_dtype_bytes} bytes",
+           "sliding layers keep": "their window" if windowed else "everything",
+           "weights, GiB/chip": weights / tp / GIB, "left for KV, GiB/chip": left / GIB}
+    for tokens in (4096, 16_384):
+        full = sum(per_token.values()) * tokens
+        need = physics.kv_bytes(config, tokens, kv_dtype_bytes, tp) if windowed else full
+        row[f"requests of {tokens:,}"] = dp * int(left / (need / tp))
+    return row
+
+
+# %%
+v6e = helpers.chip("v6e")
+plans = [memory_plan(config_31b, v6e.hbm, tp, dp, kv, CHECKPOINT, windowed)
+         for tp, dp, kv, windowed in ((8, 1, 2, False), (8, 1, 2, True), (4, 2, 2, True),
+                                      (8, 1, 1, True), (4, 2, 1, True))]
+display(pd.DataFrame(plans).set_index("tp x dp").style.format(precision=1))
+
+# %% [markdown]
+# What this means (arithmetic, not measured): at tensor parallel 8 the full layers' cache is stored
+# twice over; two copies at tensor parallel 4 do not pay that, but hold the weights twice. At 4,096
+# tokens the second copy costs more than it saves, at 16,384 the two are level. What tensor
+# parallel 4 promises is speed, because no chip works on a head it shares; vLLM's own TPU benchmark
+# of this model runs it that way, with fp8. The first row is a server whose cache manager gives
+# sliding layers room for the whole context, as the sizes of the published runs suggest. fp8
+# doubles the room and changes the answers a little, and is used only if the command says
+# `--kv-cache-dtype fp8`: a line in a TPU log that fp8 is supported does not mean it is on.
+#
+# The other layout is the same function with other numbers:
+
+# %%
+two_copies = command_for("tpu-docker", max_model_len=FULL.max_model_len, tensor_parallel=4,
+                         data_parallel=2)
+for place, (old, new) in enumerate(zip(tpu, two_copies, strict=True)):
+    if old != new:
+        print(f"{tpu[place - 1]} {old}  ->  {tpu[place - 1]} {new}")
+
+# %% [markdown]
+# ## 5. What a start costs on a TPU
+# XLA compiles a program for each shape, so vLLM rounds the tokens of every step up to a
+# **bucket**: 16, 32, 64 ... 2,048. A cold start compiles all of them: 8 of the 10 minutes to the
+# first answer on the published machine. With the cache on a volume the next start reads them. Both
+# happen at the full price of the machine. Rounding up costs too, and how much depends on where in
+# its bucket a step lands:
+
+# %%
+def padded(tokens, smallest=16, largest=2048):
+    """Tokens the chip computes for `tokens`: whole steps of the largest bucket, then one more."""
+    whole, rest = divmod(tokens, largest)
+    size = smallest
+    while size < rest:
+        size *= 2
+    return whole * largest + (size if rest else 0)
+
+
+startup = published("hardware_inference", "spec", "tpu")
+price = startup["hourly_rate_on_demand"]
+print(f"cold start, published: {startup['startup_total']:.0f} min at {price} USD/h = "
+      f"{startup['startup_total'] / 60 * price:.2f} USD, of which compiling "
+      f"{startup['xla_compile_startup'] / 60 * price:.2f} USD")
+steps = {"one sequence decoding": 1, "30 sequences decoding": 30, "130 sequences decoding": 130,
+         "a prompt of 512": 512, "a prompt of 1,100": 1100, "a prompt of 4,200": 4200}
+table = pd.DataFrame([(what, n, padded(n), 1 - n / padded(n)) for what, n in steps.items()],
+                     columns=["a step with", "tokens", "computed", "wasted"])
+display(table.set_index("a step with").style.format({"wasted": "{:.0%}"}))
+
+# %% [markdown]
+# What this means: a lone sequence wastes 15 of 16 rows, which costs little, because decoding waits
+# for memory and not for arithmetic. A prompt of 1,100 tokens is computed as 2,048, and that does
+# cost. It is no argument for prompts of round lengths: under load vLLM fills a step with the
+# tokens of several requests.
+#
+# On the v6e-8 the whole stage is this (bucket and names as made in notebook 01; the copy of 62.5
+# GB within a region takes some minutes, and `/dev/shm` is memory, half of the host's 1,536 GiB):
+#
+# ```bash
+# sudo usermod -aG docker "$USER"   # once, then log in again: docker without sudo
+# mkdir -p /dev/shm/gemma4
+# gcloud storage rsync --recursive "gs://$BUCKET/gemma4/merged" /dev/shm/gemma4/merged
+# gcloud storage cp "gs://$BUCKET/gemma4/merge.json" /dev/shm/gemma4/
+# export SIZE=31b RUN_DIR=/dev/shm/gemma4
+# ./run_all.sh 05 07                # or open the notebooks one by one
+# docker logs --tail 20 gemma4-vllm # while it runs
+# .venv/bin/python -m helpers.server stop
+# gcloud storage rsync --recursive /dev/shm/gemma4/bench "gs://$BUCKET/gemma4/bench"
+# docker volume ls --filter name=vllm-xla-cache  # stays, so the next start is warm
+# ```
+
+# %% [markdown]
+# ## 6. Start it
+# `start` opens the log, starts the command in a session of its own (closing this notebook does not
+# end it), records it in `serve/server.json`, and asks `/health` until the answer is yes. Every ten
+# seconds it prints the last line of the log. A port in use, a process that dies or too little
+# memory end in one line with the reason. A healthy server of the same files is reused.
+
+# %%
+server.prepare(cfg.engine)
+record = server.start(
+    cfg.engine, merged, cfg.name, port=cfg.port, host=cfg.host, timeout=cfg.timeout,
+    max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
+    data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
+    results=helpers.run_dir("bench"))
+print(f"process {record['pid']}, serving {record['model_path']} as {record['model']}, "
+      f"ready after {record['ready_seconds']:.0f} s")
+
+# %% [markdown]
+# ## 7. Ask it
+# vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it; a key is
+# required by the package, not by the server. We ask for a held-out specification from notebook 02,
+# with the system message that training used, if any. `temperature=0` means greedy: always the
+# likeliest token.
+
+# %%
+client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
+samples = helpers.read_json(helpers.require(helpers.run_dir("data", "samples.json"), "02_data.py"))
+messages = samples[0]["messages"]
+print(f"models: {[model.id for model in client.models.list()]}")
+print(f"messages: {[message['role'] for message in messages]}\n{messages[-1]['content'][:400]}\n")
+
+# %%
+reply = client.chat.completions.create(model=cfg.name, messages=messages, temperature=0,
+                                       max_tokens=256)
+print(reply.choices[0].message.content)
+print(f"\n{reply.usage.prompt_tokens} prompt tokens, {reply.usage.completion_tokens} answer "
+      f"tokens, finish_reason {reply.choices[0].finish_reason!r}")
+
+# %% [markdown]
+# The same request as a stream: the server sends each token as soon as it has it. Two times matter
+# to a reader who waits, and notebook 06 measures them under load: the **time to first token**
+# (TTFT), in which the whole prompt is computed, and the **time per output token** (TPOT) after it.
+
+# %%
+start, arrivals, text = time.perf_counter(), [], ""
+for piece in client.chat.completions.create(model=cfg.name, messages=messages, temperature=0,
+                                            max_tokens=256, stream=True):
+    if piece.choices and piece.choices[0].delta.content:
+        arrivals.append(time.perf_counter() - start)
+        text += piece.choices[0].delta.content
+gaps = [later - earlier for earlier, later in zip(arrivals, arrivals[1:])]
+print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then one every "
+      f"{1e3 * sum(gaps) / max(len(gaps), 1):.1f} ms, {len(arrivals)} pieces")
+assert text == reply.choices[0].message.content
+
+# %% [markdown]
+# ## 8. Proof: the ids we trained on are the ids it computes on
+# Training rendered prompts with `chat.prompt_ids`; the chat endpoint renders them on its own, with
+# the template in the model's folder. If these differ by one token, the model answers a question it
+# was never taught. vLLM's `/tokenize` says what the chat endpoint would compute on, so we can
+# compare every id, for all held-out samples, and the completion of our ids with the chat's answer.
+
+# %%
+tokenizer = chat.load_tokenizer(merged)
+for sample in samples:
+    ours = [int(token) for token in chat.prompt_ids(tokenizer, sample["messages"])]
+    theirs = server.post(record, "/tokenize", {"model": cfg.name, "messages": sample["messages"]})
+    assert ours == theirs["tokens"], (ours[:20], theirs["tokens"][:20])
+ids = [int(token) for token in chat.prompt_ids(tokenizer, messages)]
+print(f"{len(samples)} prompts, equal id by id; the first has {len(ids)}: {ids[:6]} ... {ids[-6:]}")
+print("it ends in", repr(tokenizer.decode(ids[-8:])))
+
+# %%
+def complete(ids, model=cfg.name, **options):
+    """Send token ids; get the first choice of /v1/completions with the ids of its text."""
+    body = {"model": model, "prompt": ids, "temperature": 0, "max_tokens": 256,
+            "return_token_ids": True, **options}
+    return server.post(record, "/v1/completions", body)["choices"][0]
+
+
+first, second = complete(ids), complete(ids)
+assert first["prompt_token_ids"] == ids and first["token_ids"] == second["token_ids"]
+assert first["text"] == reply.choices[0].message.content
+print(f"two greedy runs from ids and the chat's answer: the same {len(first['token_ids'])} tokens")
+
+# %% [markdown]
+# What this means: notebooks 06 and 07 may send ids to `/v1/completions` and measure the same model
+# that chat users meet. One difference is deliberate: where a *user* writes `<turn|>`, the chat
+# endpoint makes a control token of it, and `prompt_ids` keeps it text. Against strangers that is
+# the safer side. And "twice the same" holds for requests that run alone: in a batch, sums are
+# taken in another order, and a near tie between two tokens can fall the other way.
+
+# %% [markdown]
+# ## 9. Proof: an answer ends where its turn ends
+# A model that was taught to close its turn with `<turn|>` must be stopped there, or every answer
+# runs to `max_tokens`. vLLM takes the stop ids from `generation_config.json`. We see it twice: the
+# natural answer above, and, whatever the model has learned, an answer in which a bias of 100 on
+# that one id makes it the only choice.
+
+# %%
+turn_end = chat.special_ids(tokenizer)[chat.TURN_END]
+forced = complete(ids, logit_bias={str(turn_end): 100})
+stops = helpers.read_json(merged / "generation_config.json")["eos_token_id"]
+print(f"stop ids {stops}; {chat.TURN_END} is {turn_end}")
+print(f"natural: {first['finish_reason']!r}, last id {first['token_ids'][-1]}; "
+      f"forced: {forced['finish_reason']!r} after {len(forced['token_ids'])} token")
+assert turn_end in stops and forced["finish_reason"] == "stop" and len(forced["token_ids"]) == 1
+
+# %% [markdown]
+# That file also sets what happens if a request says nothing: temperature 1.0, top-k 64, top-p
+# 0.95. Every measurement in this series therefore says its sampling settings.
+#
+# ## 10. Where it listens
+# The server is bound to `127.0.0.1`, so only this machine can reach it. `host="0.0.0.0"` opens it
+# to everybody who can reach the machine: no password, no encryption, and `/metrics` and the API
+# docs with it. Better is a tunnel from your own machine, after which `http://127.0.0.1:8000` works
+# there:
+#
+# ```bash
+# gcloud compute ssh "$TPU_NAME" --zone "$ZONE" -- -N -L 8000:127.0.0.1:8000
+# ```
+#
+# If it must be open, set `VLLM_API_KEY` (it protects `/v1` only) and put a proxy with TLS before
+# it.
+
+# %% [markdown]
+# ## 11. The adapter without merging
+# vLLM can also load the base model and add the adapter's product at every matrix
+# (`--enable-lora`): one base, many fine-tunes, switched by the model's name. On a TPU it cannot:
+# vLLM's JAX models have no LoRA, so there one merges. Where it works, both ways must agree. We
+# score the merged model's own answer, token by token, with the merged model, with base + adapter,
+# and with the base alone.
+
+# %%
+def logprobs(record, model, ids):
+    """Log-probability of each id given those before it, from `prompt_logprobs`."""
+    body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    scored = server.post(record, "/v1/completions", body)["choices"][0]["prompt_logprobs"]
+    return [entry[str(token)]["logprob"] for entry, token in zip(scored[1:], ids[1:], strict=True)]
+
+
+def compare_adapter(record, ids, answer):
+    """Mean and largest |difference| of log-probabilities of the answer, against the merged."""
+    side = server.start(cfg.engine, recipe["base_path"], "gemma4-base", port=0, slot="adapter",
+                        timeout=cfg.timeout, max_model_len=cfg.max_model_len,
+                        adapter=helpers.run_dir("adapter"))
+    whole = ids + answer
+    wanted = logprobs(record, cfg.name, whole)[-len(answer):]
+    rows = []
+    for label, model in (("base + adapter", "gemma4-base-adapter"), ("base alone", "gemma4-base")):
+        found = logprobs(side, model, whole)[-len(answer):]
+        apart = [abs(a - b) for a, b in zip(found, wanted, strict=True)]
+        rows.append((label, len(apart), sum(apart) / len(apart), max(apart)))
+    server.stop("adapter")
+    return pd.DataFrame(rows, columns=["compared with merged", "tokens", "mean |difference|",
+                                       "largest"]).set_index("compared with merged")
+
+
+# %%
+if cfg.adapter:
+    apart = compare_adapter(record, ids, first["token_ids"])
+    display(apart.style.format(precision=4))
+    assert apart.loc["base + adapter"].iloc[1] < 0.2 * apart.loc["base alone"].iloc[1]
+
+# %% [markdown]
+# What this means: base + adapter is the merged model up to bfloat16 rounding (merging rounds the
+# sum once, the adapter's product is rounded on its way), while the base alone is another model. It
+# holds because notebook 04 stores the `k_proj` adapter of the layers in which V equals K a second
+# time as `v_proj`. Without that copy vLLM would adapt K and not V. Notebook 04 compares in float32
+# over more positions.
+
+# %% [markdown]
+# ## 12. It stays
+# The server outlives this notebook. Notebooks 06 and 07 find it in `serve/server.json`; 07 stops
+# it, serves the base model for comparison, and stops that. `./run_all.sh` ends it however the run
+# ends, and `python -m helpers.server stop` does it by hand. The next cell is what 06 and 07 begin
+# with; had the server died in the meantime, it would say why, and what to run.
+
+# %%
+record = server.current()
+print(f"{record['model']} at {record['base_url']}: process {record['pid']}, "
+      f"{len(server.members(record))} processes, started {record['started']}")
+again = server.start(
+    cfg.engine, merged, cfg.name, port=cfg.port, host=cfg.host, timeout=cfg.timeout,
+    max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
+    data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
+    results=helpers.run_dir("bench"))
+assert again["pid"] == record["pid"]
+
+# %% [markdown]
+# ## Recap
+# - The command is a list that one function builds for TPU, GPU and CPU; each flag has a reason.
+# - The served files are the merged files, by their hashes.
+# - Prompt ids of training and serving are equal, an answer ends at `<turn|>`, greedy is
+#   repeatable.
+# - The KV cache, not the weights, limits how many long requests fit, and 4 global KV heads decide
+#   the layout.
+#
+# | What you see | Cause | Fix |
+# |---|---|---|
+# | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m helpers.server stop` with that `RUN_DIR`, or `port=0` |
+# | `out of memory` at the start | another process holds the chips or the memory; or the cache does not fit | stop it (on a TPU: `docker ps`), lower `max_model_len` |
+# | `Conflict. The container name` | an earlier container was not removed | `docker rm -f gemma4-vllm` |
+# | nothing for 8 minutes, then healthy | the first compilation | keep the volume `vllm-xla-cache`; raise `timeout` if it is more |
+# | answers run to `max_tokens` | `generation_config.json` lost its `eos_token_id` | run 04 again; it carries the base's file over |
+# | fluent answers to another question | the server rendered another template | section 8; copy `chat_template.jinja` into the folder |
+# | `JAX does not support per-request seed` | a request with `seed` on a TPU | leave it out; 07 saves its samples instead |
+# | `The model ... does not exist` | the client says another name | `cfg.name` is the name, see `client.models.list()` |
+#
+# ### Exercises
+# 1. How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# for kv in (2, 1):
+#     print(memory_plan(config_31b, v6e.hbm, 4, 1, kv, CHECKPOINT)["requests of 16,384"])
+# ```
+#
+# 26 and 53: half of the table's rows with two copies, rounded down.
+# </details>
+#
+# 2. Ask the server for three different answers to one prompt in one request.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# several = client.chat.completions.create(model=cfg.name, messages=messages, n=3,
+#                                          temperature=0.8, top_p=0.95, max_tokens=256)
+# for choice in several.choices:
+#     print(choice.finish_reason, len(choice.message.content))
+# ```
+#
+# The prompt is computed once per answer here, because the prefix cache is off.
+# </details>
+#
+# Next: [06 · How fast is it, and could it be?](06_bench.ipynb)

@@ -1,0 +1,440 @@
+"""Gemma 4 in Tunix: config, mesh, weights, LoRA adapters and greedy text. Shared by 03, 04 and 08.
+
+JAX, Tunix and Qwix are imported inside the functions, so importing this file starts nothing.
+Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+from helpers.run import UserError, phase
+
+# Every matrix of a decoder layer by Tunix's names. The ten full-attention layers of the 31B have
+# K equal to V and call that one projection `k_einsum`.
+TARGETS = r".*(q_einsum|kv_einsum|k_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj)"
+# The same matrices by their names in a Hugging Face checkpoint.
+HF_NAMES = {"q_einsum": ("q_proj",), "kv_einsum": ("k_proj", "v_proj"), "k_einsum": ("k_proj",),
+            "attn_vec_einsum": ("o_proj",), "gate_proj": ("gate_proj",), "up_proj": ("up_proj",),
+            "down_proj": ("down_proj",)}
+
+
+def config_from_hf(source, dtype="bfloat16", **overrides):
+    """Tunix's `ModelConfig` from a Hugging Face `config.json`: 31B, E2B, E4B or tiny.
+
+    Args:
+      source: a directory with a config.json, the file itself, or its content as a dict.
+      dtype: of weights and of computation. Tunix's default is float32, also for bf16 weights.
+      **overrides: further `ModelConfig` fields, for example `num_layers=2`.
+
+    Raises:
+      UserError: the file is missing, or it describes no dense Gemma 4.
+    """
+    import jax.numpy as jnp
+    from tunix.models.gemma4.model import AttentionType, ModelConfig
+    if not isinstance(source, dict):
+        path = Path(source)
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            raise UserError(f"{path} is missing: {source} holds no Hugging Face model.")
+        source = json.loads(path.read_text(encoding="utf-8"))
+    text = source.get("text_config") or source
+    if text.get("model_type") != "gemma4_text" or text.get("enable_moe_block"):
+        raise UserError(f"model_type {text.get('model_type')} is not a dense Gemma 4 text model.")
+    count, shared = text["num_hidden_layers"], text.get("num_kv_shared_layers") or 0
+    kinds = [AttentionType.GLOBAL if kind == "full_attention" else AttentionType.LOCAL_SLIDING
+             for kind in text["layer_types"]]
+    period = next(n for n in range(1, count + 1)
+                  if all(kinds[i] == kinds[i % n] for i in range(count)))
+    rope = text.get("rope_parameters") or {}
+    sliding, full = rope.get("sliding_attention", {}), rope.get("full_attention", {})
+    fields = dict(
+        num_layers=count, num_embed=text["vocab_size"], embed_dim=text["hidden_size"],
+        hidden_dim=text["intermediate_size"], num_heads=text["num_attention_heads"],
+        head_dim=text["head_dim"], num_kv_heads=text["num_key_value_heads"],
+        num_global_kv_heads=text.get("num_global_key_value_heads"),
+        global_key_size=text["global_head_dim"], sliding_window_size=text["sliding_window"],
+        final_logit_softcap=text.get("final_logit_softcapping"),
+        attention_pattern=tuple(kinds[:period]), k_eq_v_global=bool(text.get("attention_k_eq_v")),
+        per_layer_input_dim=text.get("hidden_size_per_layer_input") or 0,
+        frac_shared_layers=shared / count if shared else 0.0,
+        override_kv_shared_ffw_hidden=(2 * text["intermediate_size"]
+                                       if shared and text.get("use_double_wide_mlp") else None),
+        local_base_frequency=int(sliding.get("rope_theta", 10_000)),
+        global_base_frequency=int(full.get("rope_theta", 1_000_000)),
+        global_rope_proportion=float(full.get("partial_rotary_factor", 0.25)),
+        dtype=jnp.dtype(dtype), param_dtype=jnp.dtype(dtype))
+    config = ModelConfig(**{**fields, **overrides})
+    if shared and kinds[count - shared - 2:count - shared] != [AttentionType.LOCAL_SLIDING,
+                                                               AttentionType.GLOBAL]:
+        raise UserError("the layers that share keys and values must start after a full-attention "
+                        "layer: Tunix knows no other arrangement.")
+    if shared and int(count - config.frac_shared_layers * count) != count - shared:
+        config.frac_shared_layers = (shared - 0.25) / count  # Tunix truncates a rounded product
+    return config
+
+
+def _layer_kinds(config):
+    """For every layer: (is full attention, index of the layer whose keys and values it uses)."""
+    from tunix.models.gemma4 import model as gemma4
+    pattern = config.attention_pattern or gemma4.GEMMA4_ATTENTION_PATTERN
+    kinds = tuple(pattern[i % len(pattern)] for i in range(config.num_layers))
+    origins = gemma4.create_kv_cache_sharing_patterns(
+        config.num_layers, config.frac_shared_layers, True, True, kinds)
+    return [(kind == gemma4.AttentionType.GLOBAL, origin) for kind, origin in zip(kinds, origins)]
+
+
+def expected_modules(config):
+    """Paths of the modules that LoRA must reach: 360 for the 31B, from the config alone."""
+    names = []
+    for i, (full, origin) in enumerate(_layer_kinds(config)):
+        own = [] if origin != i else ["k_einsum" if full and config.k_eq_v_global else "kv_einsum"]
+        names += [f"layers.{i}.attn.{name}" for name in ("q_einsum", *own, "attn_vec_einsum")]
+        names += [f"layers.{i}.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+    return names
+
+
+def mesh_problem(config, fsdp, tp):
+    """Why a (fsdp, tp) mesh cannot hold this model, or an empty string if it can."""
+    split_by_tp = {
+        "query heads": config.num_heads, "KV heads of the sliding layers": config.num_kv_heads,
+        "KV heads of the full-attention layers": config.num_global_kv_heads or config.num_kv_heads,
+        "MLP columns": config.hidden_dim, "vocabulary entries": config.num_embed}
+    split_by_fsdp = {"embedding columns": config.embed_dim,
+                     "per-layer input columns": config.per_layer_input_dim}
+    for axis, size, parts in (("tp", tp, split_by_tp), ("fsdp", fsdp, split_by_fsdp)):
+        for what, number in parts.items():
+            if number % size:
+                return f"{axis}={size} does not divide the {number} {what}"
+    return ""
+
+
+def choose_mesh(config, devices):
+    """(fsdp, tp) for a number of devices: the largest tensor parallelism that the heads allow."""
+    for tp in range(devices, 0, -1):
+        if devices % tp == 0 and not mesh_problem(config, devices // tp, tp):
+            return devices // tp, tp
+    raise UserError(f"no mesh of {devices} devices fits: {mesh_problem(config, devices, 1)}")
+
+
+def make_mesh(config, shape=None, devices=None):
+    """A JAX mesh with the axes `fsdp` (rows, shards of the weights) and `tp` (heads, MLP columns).
+
+    Args:
+      config: Tunix's `ModelConfig`.
+      shape: (fsdp, tp), or None for `choose_mesh`.
+      devices: the JAX devices, or None for all of them.
+
+    Raises:
+      UserError: the shape does not fit the model or the devices; the message names the reason.
+    """
+    import jax
+    devices = jax.devices() if devices is None else devices
+    fsdp, tp = shape or choose_mesh(config, len(devices))
+    if fsdp * tp != len(devices):
+        raise UserError(f"a ({fsdp}, {tp}) mesh needs {fsdp * tp} devices, there are {len(devices)}.")
+    if problem := mesh_problem(config, fsdp, tp):
+        raise UserError(f"a ({fsdp}, {tp}) mesh is impossible here: {problem}.")
+    axis_types = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh((fsdp, tp), ("fsdp", "tp"), axis_types=axis_types, devices=devices)
+
+
+@contextlib.contextmanager
+def use_mesh(mesh):
+    """The context in which Tunix looks for its mesh: JAX's older one, `with mesh:`."""
+    with mesh:
+        yield
+
+
+def place(node, mesh):
+    """Put every array of an NNX module or optimizer on the sharding that its metadata names.
+
+    Trailing Nones are dropped: a step returns P('fsdp'), Qwix leaves P('fsdp', None), and for JAX
+    the two are different arguments, so that without this the second step would compile again.
+    Abstract arrays (from `nnx.eval_shape`) get the same shardings. Works in place, returns `node`.
+    """
+    import jax
+    from flax import nnx
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    def put(array, spec):
+        axes = list(spec or ())
+        while axes and axes[-1] is None:
+            axes.pop()
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+        return jax.device_put(array, sharding)
+
+    state = nnx.state(node)
+    specs = nnx.get_partition_spec(state)
+    nnx.update(node, jax.tree.map(put, state, specs))
+    return node
+
+
+def stage(source):
+    """A local directory for a local path, a Hugging Face id or a gs:// address.
+
+    Remote weights go to TMPDIR (on a TPU VM: /dev/shm, because its boot disk is too small), once.
+
+    Raises:
+      UserError: nothing is there, there is no room, or no tool to fetch it with.
+    """
+    source = str(source)
+    if Path(source).is_dir():
+        return Path(source)
+    target = Path(os.environ.get("TMPDIR", "/tmp")) / "base" / source.removeprefix("gs://")
+    if (target / ".complete").exists():
+        return target
+    if source.startswith("gs://"):
+        tool = shutil.which("gcloud")
+        if tool is None:
+            raise UserError(f"{source} needs the gcloud command, which is not on this machine.")
+        listing = subprocess.run([tool, "storage", "du", "-s", source], capture_output=True, text=True)
+        if listing.returncode:
+            raise UserError(f"gcloud cannot read {source}: {listing.stderr.strip()[-200:]}")
+        size = int(listing.stdout.split()[0])
+        fetch = functools.partial(subprocess.run, [
+            tool, "storage", "rsync", "-r", source, str(target)], check=True)
+    elif source.count("/") == 1 and not source.startswith((".", "/")):
+        import huggingface_hub
+        patterns = ["*.json", "*.jinja", "*.safetensors", "tokenizer*"]
+        try:
+            info = huggingface_hub.HfApi().model_info(source, files_metadata=True)
+        except (huggingface_hub.errors.HfHubHTTPError, OSError) as error:
+            raise UserError(f"the Hugging Face hub does not give {source}: {str(error)[:200]}\n"
+                            "Log in with HF_TOKEN if it asks for a licence, or download it yourself "
+                            "and pass the directory.") from error
+        size = sum(file.size or 0 for file in info.siblings)
+        fetch = functools.partial(huggingface_hub.snapshot_download, source, revision=info.sha,
+                                  local_dir=target, allow_patterns=patterns)
+    else:
+        raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
+    target.mkdir(parents=True, exist_ok=True)
+    room(target, size, f"the weights of {source}")
+    with phase(f"staging {size / 1e9:.1f} GB of {source} in {target}"):
+        fetch()
+    (target / ".complete").touch()
+    return target
+
+
+def room(folder, size, what):
+    """Raise a `UserError` if `folder` has not `size` bytes free for `what`."""
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise UserError(f"{what} need {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free. "
+                        "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
+
+
+def tensor_table(folder):
+    """{name: (dtype, shape)} of all safetensors files of a directory, from their headers alone."""
+    table = {}
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        with open(file, "rb") as stream:
+            header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
+        table |= {name: (entry["dtype"], tuple(entry["shape"]))
+                  for name, entry in header.items() if name != "__metadata__"}
+    return table
+
+
+def fingerprint(folder):
+    """SHA-256 over config, file sizes and the ends of every weight file: cheap, also for 62 GB."""
+    digest = hashlib.sha256((Path(folder) / "config.json").read_bytes())
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with open(file, "rb") as stream:
+            for start in (0, size // 2, max(size - 2**20, 0)):
+                stream.seek(start)
+                digest.update(stream.read(2**20))
+    return digest.hexdigest()
+
+
+def load_base(source, config, mesh):
+    """The Tunix Gemma 4 with the weights of a Hugging Face directory, sharded over `mesh`.
+
+    Args:
+      source: local directory, Hugging Face id or gs:// address.
+      config: from `config_from_hf`; weights are cast to its `param_dtype`.
+      mesh: from `make_mesh`.
+
+    Raises:
+      UserError: there are no weights, or a tensor of the model is not among them.
+    """
+    import numpy as np
+    from tunix.models import safetensors_loader
+    from tunix.models.gemma4 import model as gemma4
+    from tunix.models.gemma4 import params_safetensors as names
+    folder = stage(source)
+    table = tensor_table(folder)
+    if not table:
+        raise UserError(f"{folder} holds no *.safetensors file.")
+    # Layers that reuse another layer's keys and values have no weights for them on disk if the
+    # checkpoint was saved by transformers. Tunix still has the (unused) variables: fill them.
+    filler, width = {}, config.embed_dim
+    for i, (full, origin) in enumerate(_layer_kinds(config)):
+        heads = full and config.num_global_kv_heads or config.num_kv_heads
+        size = config.global_key_size if full else config.head_dim
+        if origin != i and not any(f"layers.{i}.self_attn.k_proj" in name for name in table):
+            filler[f"layers.{i}.attn.kv_einsum.w"] = np.zeros((2, heads, width, size), np.float32)
+            filler[f"layers.{i}.attn._key_norm.scale"] = np.ones(size, np.float32)
+    arrange = names._make_preprocess_fn(config)
+    dtypes = {dtype for dtype, _ in table.values()}  # Tunix's fast reader assumes there is one
+    try:
+        return safetensors_loader.load_and_create_model(
+            str(folder), gemma4.Gemma4, config, names._get_key_and_transform_mapping, mesh,
+            lambda tensors: {**filler, **arrange(tensors)}, config.param_dtype,
+            mode="auto" if len(dtypes) == 1 else "original")
+    except (AssertionError, ValueError) as error:
+        raise UserError(f"the weights in {folder} do not belong to its config.json: "
+                        f"{str(error)[:300]}") from error
+
+
+def lora_a(key, shape, dtype):
+    """Kaiming He's uniform initialisation, in float32 whatever the base weight's dtype is."""
+    import jax
+    return jax.nn.initializers.he_uniform()(key, shape, "float32")
+
+
+def lora_b(key, shape, dtype):
+    """Zeros, in float32: before the first step the adapters change nothing."""
+    import jax.numpy as jnp
+    return jnp.zeros(shape, "float32")
+
+
+def lora_provider(rank, alpha, targets=TARGETS):
+    """Qwix's LoRA with float32 adapters beside bfloat16 weights.
+
+    Stock Qwix gives the adapters, and thereby Adam's moments, the dtype of the base weight. In
+    bfloat16 beta2 = 0.999 rounds to 1 and small updates vanish. What a layer returns keeps its dtype.
+    """
+    import qwix
+
+    class Float32Lora(qwix.LoraProvider):
+        """Adds what Qwix adds, and hands on the dtype that came in."""
+
+        def dot_general(self, lhs, *args, **kwargs):
+            """Of nnx.Linear: the MLP matrices."""
+            return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
+
+        def einsum(self, equation, lhs, *args, **kwargs):
+            """Of Tunix's Einsum: the attention matrices."""
+            return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
+
+    return Float32Lora(module_path=targets, rank=rank, alpha=alpha, dropout=0.0,
+                       lora_a_initializer=lora_a, lora_b_initializer=lora_b)
+
+
+def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0):
+    """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
+
+    Qwix finds the matrices by running the model on a dummy of two tokens (one would mean decoding).
+    That happens abstractly, without arithmetic, and without rematerialisation, which it cannot see
+    through. Works on an abstract model, too.
+
+    Raises:
+      UserError: a module of `expected_modules` got no adapter.
+    """
+    import jax
+    import jax.numpy as jnp
+    import qwix
+    from flax import nnx
+    from tunix.models.gemma4.model import RematConfig
+    provider, rows = lora_provider(rank, alpha, targets), mesh.shape["fsdp"]
+
+    def adapt(model):
+        return qwix.apply_lora_to_model(
+            model, provider, jnp.ones((rows, 2), jnp.int32),
+            positions=jnp.tile(jnp.arange(2), (rows, 1)),
+            attention_mask=jnp.ones((rows, 2, 2), bool), rngs=nnx.Rngs(seed))
+
+    remat, model.config.remat_config = model.config.remat_config, RematConfig.NONE
+    with use_mesh(mesh):
+        tuned = place(nnx.eval_shape(adapt, model), mesh)
+    model.config.remat_config = tuned.config.remat_config = remat
+    missing = set(expected_modules(model.config)) - set(adapted_modules(tuned))
+    if missing:
+        raise UserError(f"{len(missing)} modules got no adapter, for example {sorted(missing)[0]}: "
+                        "the pattern of LoRA targets does not match them.")
+    base = nnx.state(model)
+    if isinstance(jax.tree.leaves(base)[0], jax.ShapeDtypeStruct):
+        return tuned
+    nnx.update(tuned, base)
+    keys = nnx.Rngs(seed)
+    for pair in adapted_modules(tuned).values():
+        for side, initializer in (("a", lora_a), ("b", lora_b)):
+            hull = pair[side].get_value()
+            value = initializer(keys.params(), hull.shape, hull.dtype)
+            pair[side].set_value(jax.device_put(value, hull.sharding))
+    return tuned
+
+
+def adapted_modules(model):
+    """{module path: {"a": variable, "b": variable}} of all LoRA adapters of a model."""
+    from flax import nnx
+    found = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
+        found.setdefault(".".join(map(str, path[:-1])), {})[path[-1][-1]] = variable
+    return found
+
+
+def greedy(model, prompts, max_new_tokens, stop_ids, mesh):
+    """Continue prompts by the most likely token until a stop id; returns lists of new ids.
+
+    One compiled loop with a KV cache. It also reads the prompt token by token: slower than a
+    prefill, but it needs no second program and no padding on the left.
+
+    Args:
+      model: a Tunix Gemma 4, with or without adapters.
+      prompts: lists of token ids.
+      max_new_tokens: at most so many new tokens each.
+      stop_ids: ids that end a text (kept as the last id).
+      mesh: the mesh that the model lives on.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
+    rows = -(-len(prompts) // mesh.shape["fsdp"]) * mesh.shape["fsdp"]
+    ids = list(prompts) + [prompts[-1]] * (rows - len(prompts))
+    lengths = np.array([len(row) for row in ids], np.int32)
+    total = -(-(lengths.max() + max_new_tokens) // 64) * 64  # few different shapes to compile
+    tokens = np.zeros((rows, total), np.int32)
+    for row, known in zip(tokens, ids):
+        row[:len(known)] = known
+    graph, state = nnx.split(model)
+    last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
+    stops = np.array(sorted(stop_ids), np.int32)
+
+    @jax.jit
+    def loop(state, tokens, lengths, last):
+        def step(carry):
+            at, tokens, cache, done = carry
+            model = nnx.merge(graph, state)  # here, not outside: Qwix notes things on its modules
+            logits, cache = model(tokens[:, at][:, None], jnp.full((rows, 1), at), cache,
+                                  jnp.tile(jnp.arange(total) <= at, (rows, 1, 1)))
+            new = jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32)
+            reading = at + 1 < lengths
+            new = jnp.where(reading, tokens[:, at + 1], jnp.where(done, 0, new))
+            done |= ~reading & (jnp.isin(new, stops) | (at + 1 >= last))
+            return at + 1, tokens.at[:, at + 1].set(new), cache, done
+
+        cache = nnx.merge(graph, state).init_cache(rows, total, model.config.dtype)
+        carry = (0, tokens, cache, jnp.zeros(rows, bool))
+        at, tokens, _, _ = jax.lax.while_loop(lambda c: ~jnp.all(c[3]), step, carry)
+        return tokens
+
+    with use_mesh(mesh):
+        filled = np.asarray(loop(state, tokens, lengths, last))
+    answers = []
+    for row, start in zip(filled[:len(prompts)], lengths):
+        answer = row[start:start + max_new_tokens].tolist()
+        ends = [i for i, token in enumerate(answer) if token in set(stop_ids)]
+        answers.append(answer[:ends[0] + 1] if ends else answer)
+    return answers

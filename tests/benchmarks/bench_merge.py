@@ -1,0 +1,271 @@
+"""Time and peak anonymous memory of four ways to merge LoRA adapters into a sharded checkpoint.
+
+    .venv/bin/python tests/benchmarks/bench_merge.py [folder]
+
+Writes a checkpoint of five layers as wide as the 31B's (5.1 GB, random) and rank-64 adapters, then
+runs, each in a process of its own: a plain copy with fsync, the merge of 04_merge.py, loading
+everything and adding (as the published script's second half does), and PEFT's merge_and_unload
+(in .venv-serve). Peak memory is RssAnon, sampled every 5 ms by this process. `--quick` uses a small
+checkpoint, to try the script itself. `--keep` leaves the folder.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+RANK, ALPHA = 64, 64.0
+WIDE = dict(model_type="gemma4_text", vocab_size=16384, hidden_size=5376, intermediate_size=21504,
+            num_hidden_layers=5, num_attention_heads=32, num_key_value_heads=16, head_dim=256,
+            num_global_key_value_heads=4, global_head_dim=512, attention_k_eq_v=True,
+            sliding_window=1024, final_logit_softcapping=30.0, hidden_size_per_layer_input=0,
+            vocab_size_per_layer_input=16384, tie_word_embeddings=True, dtype="bfloat16",
+            layer_types=["sliding_attention"] * 4 + ["full_attention"])
+QUICK = {**WIDE, "vocab_size": 512, "vocab_size_per_layer_input": 512, "hidden_size": 256,
+         "intermediate_size": 1024, "head_dim": 32, "global_head_dim": 64}
+
+
+def notebook():
+    """The merge of the notebook, as a namespace."""
+    from types import SimpleNamespace
+    from conftest import load
+    names = ("DTYPES FACTORS Tensor Target restore_adapters read_header open_base list_targets check "
+             "q_factors kv_factors k_factors o_factors mlp_factors plan_merge add_delta blocks "
+             "merge_block write_shard merge_model write_tensors write_adapter").split()
+    return SimpleNamespace(**dict(zip(names, load("04_merge.py", *names), strict=True)))
+
+
+def tensor_shapes(text, targets):
+    """Names and shapes of a text-only Gemma 4 checkpoint: adapted matrices, embedding, norms."""
+    D, prefix = text["hidden_size"], "model.language_model."
+    shapes = {f"{prefix}embed_tokens.weight": (text["vocab_size"], D), f"{prefix}norm.weight": (D,)}
+    for target in targets:
+        shapes.update({f"{prefix}{name}.weight": shape for name, shape in target.names.items()})
+    for i, kind in enumerate(text["layer_types"]):
+        layer = f"{prefix}layers.{i}."
+        size = text["global_head_dim"] if kind == "full_attention" else text["head_dim"]
+        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            shapes[f"{layer}{norm}_layernorm.weight"] = (D,)
+        shapes[f"{layer}self_attn.q_norm.weight"] = shapes[f"{layer}self_attn.k_norm.weight"] = (size,)
+        shapes[f"{layer}layer_scalar"] = (1,)
+    return shapes
+
+
+def write_base(folder, text, shapes, shards, dtype="bfloat16", seed=0):
+    """A random checkpoint in `shards` files with an index, written tensor by tensor."""
+    import ml_dtypes
+    import numpy as np
+    code, kind = {"bfloat16": ("BF16", ml_dtypes.bfloat16), "float32": ("F32", np.float32)}[dtype]
+    folder.mkdir(parents=True)
+    noise = np.random.default_rng(seed).normal(size=2**22 + 7).astype(np.float32)
+    total, groups, filled = 0, [[]], 0
+    for name in sorted(shapes):
+        size = int(np.prod(shapes[name])) * np.dtype(kind).itemsize
+        total += size
+        groups[-1].append((name, shapes[name], size))
+    share, everything, groups = total / shards, groups[0], [[]]
+    for item in everything:
+        groups[-1].append(item)
+        filled += item[2]
+        if filled >= share * len(groups) and len(groups) < shards:
+            groups.append([])
+    index = {}
+    for number, group in enumerate(groups, 1):
+        file = (f"model-{number:05d}-of-{len(groups):05d}.safetensors" if shards > 1
+                else "model.safetensors")
+        header, position = {"__metadata__": {"format": "pt"}}, 0
+        for name, shape, size in group:
+            header[name] = {"dtype": code, "shape": list(shape),
+                            "data_offsets": [position, position + size]}
+            position += size
+            index[name] = file
+        raw = json.dumps(header).encode()
+        raw += b" " * (-len(raw) % 8)
+        with open(folder / file, "wb") as out:
+            out.write(len(raw).to_bytes(8, "little") + raw)
+            for name, shape, _ in group:
+                one = not name.endswith("proj.weight") and len(shape) == 1
+                size, std = int(np.prod(shape)), 0.05 if "embed" in name else shape[-1] ** -0.5
+                block = np.ones_like(noise) if one else np.roll(noise, zlib.crc32(name.encode()) % 4_000_000) * std
+                while size > 0:
+                    piece = block[:size].astype(kind)
+                    out.write(piece.tobytes())
+                    size -= len(piece)
+    if shards > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps(
+            {"metadata": {"total_size": total}, "weight_map": index}, indent=2))
+    (folder / "config.json").write_text(json.dumps(
+        {**text, "architectures": ["Gemma4ForCausalLM"], "dtype": dtype}, indent=2))
+    return total
+
+
+def random_adapters(targets, seed=1):
+    """{Tunix path: (A, B)}, as large as training makes them."""
+    import numpy as np
+    rng = np.random.default_rng(seed)
+    return {t.path: tuple((rng.standard_normal(shape, np.float32) * size)
+                          for shape, size in ((t.a, 0.02), (t.b, 0.02))) for t in targets}
+
+
+def write_checkpoint(folder, adapters, steps):
+    """An Orbax checkpoint laid out as Tunix's manager lays it out."""
+    import orbax.checkpoint as ocp
+    tree = {}
+    for path, pair in adapters.items():
+        *parents, module = path.split(".")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        weight = "kernel" if module.endswith("_proj") else "w"
+        node[module] = {f"{weight}_lora_{letter}": {"value": array}
+                        for letter, array in zip("ab", pair)}
+    with ocp.CheckpointManager(folder, item_handlers={"model_params": ocp.PyTreeCheckpointHandler()}
+                               ) as manager:
+        for step in steps:
+            manager.save(step, args=ocp.args.Composite(model_params=ocp.args.PyTreeSave(tree)))
+
+
+# ── One process each ──
+def run_copy(folder):
+    (folder / "copy").mkdir()
+    for source in sorted((folder / "base").iterdir()):
+        with open(source, "rb") as read, open(folder / "copy" / source.name, "wb") as write:
+            shutil.copyfileobj(read, write, 16 << 20)
+            write.flush()
+            os.fsync(write.fileno())
+
+
+def run_stream(folder):
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    nb = notebook()
+    text = json.loads((folder / "base" / "config.json").read_text())
+    _, adapters, notes = nb.restore_adapters(folder / "checkpoints", 1)
+    targets = nb.list_targets(text, RANK)
+    recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets)}
+    nb.check(targets, adapters, nb.open_base(folder / "base"), "model.language_model.", recipe, notes)
+    plan = nb.plan_merge(targets, adapters, "model.language_model.")
+    nb.merge_model(folder / "base", folder / "stream", plan, ALPHA / RANK, 8 << 20)
+
+
+def run_everything(folder):
+    """All of the base in memory, delta added, all of the result in one file."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+    nb = notebook()
+    text = json.loads((folder / "base" / "config.json").read_text())
+    _, adapters, _ = nb.restore_adapters(folder / "checkpoints", 1)
+    plan = nb.plan_merge(nb.list_targets(text, RANK), adapters, "model.language_model.")
+    state = {}
+    for shard in sorted((folder / "base").glob("*.safetensors")):
+        state.update(load_file(shard))
+    for name, (a, b) in plan.items():
+        delta = (a @ b).T * np.float32(ALPHA / RANK)
+        state[name] = (state[name].astype(np.float32) + delta).astype(state[name].dtype)
+    (folder / "everything").mkdir()
+    path = folder / "everything" / "model.safetensors"
+    save_file(state, path, metadata={"format": "pt"})
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def run_peft(folder):
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    mapping = {"^model.language_model.": "model."}
+    model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16,
+                                                 key_mapping=mapping)
+    model = PeftModel.from_pretrained(model, folder / "adapter", key_mapping=mapping)
+    model.merge_and_unload().save_pretrained(folder / "peft", max_shard_size="2GB")
+    for path in (folder / "peft").iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def prepare(folder, text):
+    """Base, checkpoint and PEFT adapter in `folder`; returns bytes of (base, largest, adapters)."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    nb = notebook()
+    targets = nb.list_targets(text, RANK)
+    shapes = tensor_shapes(text, targets)
+    total = write_base(folder / "base", text, shapes, 3)
+    adapters = random_adapters(targets)
+    write_checkpoint(folder / "checkpoints", adapters, [1])
+    recipe = {"rank": RANK, "alpha": ALPHA, "base_model": "synthetic"}
+    nb.write_adapter(folder / "adapter", targets, adapters, recipe, "model.language_model.")
+    largest = max(2 * a * b for a, b in (s for s in shapes.values() if len(s) == 2))
+    return total, largest, sum(a.nbytes + b.nbytes for a, b in adapters.values())
+
+
+def measure(python, mode, folder):
+    """Run one mode in its own process; (seconds, peak RssAnon bytes)."""
+    os.sync()
+    start = time.perf_counter()
+    child = subprocess.Popen([python, __file__, "--child", mode, str(folder)],
+                             stdout=subprocess.DEVNULL, cwd=ROOT)
+    peak = 0
+    while child.poll() is None:
+        try:
+            status = Path(f"/proc/{child.pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            break
+        peak = max([peak] + [int(line.split()[1]) * 1024 for line in status.splitlines()
+                             if line.startswith("RssAnon")])
+        time.sleep(0.005)
+    if child.wait():
+        raise SystemExit(f"{mode} failed")
+    return time.perf_counter() - start, peak
+
+
+def main():
+    quick, keep = "--quick" in sys.argv, "--keep" in sys.argv
+    paths = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    folder = Path(tempfile.mkdtemp(prefix="bench_merge_", dir=paths[0] if paths else None))
+    try:
+        child = subprocess.run([sys.executable, __file__, "--child", "quick" if quick else "prepare",
+                                str(folder)], check=True, capture_output=True, text=True, cwd=ROOT)
+        total, largest, adapters = json.loads(child.stdout.splitlines()[-1])
+        limit = 2 * largest + 300e6
+        print(f"checkpoint {total / 1e9:.2f} GB in 3 shards, largest tensor {largest / 1e6:.0f} MB, "
+              f"adapters {adapters / 1e6:.0f} MB, {os.cpu_count()} cores", flush=True)
+        serve = ROOT / ".venv-serve" / "bin" / "python"
+        runs = [("copy with fsync", sys.executable, "copy"), ("04_merge.py", sys.executable, "stream"),
+                ("load everything, add, save", sys.executable, "everything"),
+                ("PEFT merge_and_unload", str(serve), "peft")]
+        results = {}
+        for label, python, mode in runs:
+            seconds, peak = measure(python, mode, folder)
+            results[mode] = (seconds, peak)
+            without = max(peak - (adapters if mode != "copy" else 0), 0)
+            print(f"{label:28} {seconds:7.1f} s  {seconds / results['copy'][0]:5.2f} x copy   peak "
+                  f"{peak / 1e6:8.0f} MB, without adapters {without / 1e6:8.0f} MB", flush=True)
+            if mode != "stream":
+                shutil.rmtree(folder / mode)
+        seconds, peak = results["stream"]
+        print(f"limits: {limit / 1e6:.0f} MB without adapters "
+              f"{'held' if peak - adapters <= limit else 'BROKEN'}; 4 x copy "
+              f"{'held' if seconds <= 4 * results['copy'][0] else 'BROKEN'}")
+        return 0 if peak - adapters <= limit and seconds <= 4 * results["copy"][0] else 1
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    if "--child" in sys.argv:
+        mode, where = sys.argv[-2], Path(sys.argv[-1])
+        if mode in ("prepare", "quick"):
+            print(json.dumps(prepare(where, QUICK if mode == "quick" else WIDE)))
+        else:
+            {"copy": run_copy, "stream": run_stream, "everything": run_everything,
+             "peft": run_peft}[mode](where)
+    else:
+        sys.exit(main())

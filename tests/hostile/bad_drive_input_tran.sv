@@ -1,0 +1,6 @@
+// Prob041_dff8r: refused|compile|mismatch
+module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
+  initial q = 0;
+  supply1 one;
+  tran t(one, reset);
+endmodule

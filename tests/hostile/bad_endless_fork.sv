@@ -1,0 +1,7 @@
+// Prob041_dff8r: timeout|runtime|compile
+`timescale 1 ps/1 ps
+module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
+  always @(posedge clk) if (reset) q <= 0; else q <= d;
+  reg stop = 0;
+  initial while (!stop) fork #1000000 stop = 1; #2000000 stop = 1; join_none
+endmodule

@@ -1,0 +1,7 @@
+// Prob041_dff8r: refused|syntax|compile
+`timescale 1 ps/1 ps
+`define CALL(name) $``name
+module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
+  always @(posedge clk) if (reset) q <= 0; else q <= d;
+  initial #7 `CALL(finish);
+endmodule

@@ -1,0 +1,6 @@
+// Prob041_dff8r: timeout|compile|runtime
+module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
+  always @(posedge clk) if (reset) q <= 0; else q <= d;
+  int z[$];
+  initial forever z.push_back(1);
+endmodule

@@ -1,0 +1,6 @@
+// Prob041_dff8r: refused
+module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
+  wire [7:0] r;
+  RefModule r1(.clk, .reset, .d, .q(r));
+  always @(*) q = r;
+endmodule

@@ -1,0 +1,8 @@
+// Prob041_dff8r: timeout|compile
+module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
+  always @(posedge clk) if (reset) q <= 0; else q <= d;
+  Again again();
+endmodule
+module Again;
+  Again again();
+endmodule

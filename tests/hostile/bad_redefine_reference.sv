@@ -1,0 +1,7 @@
+// Prob041_dff8r: compile
+module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
+  initial q = 0;
+endmodule
+module RefModule(input clk, input [7:0] d, input reset, output reg [7:0] q);
+  initial q = 0;
+endmodule

@@ -1,0 +1,2 @@
+// Prob041_dff8r: pass
+module TopModule(input clk,input reset,input[7:0]d,output reg[7:0]q);always@(posedge clk)q<=reset?8'b0:d;endmodule

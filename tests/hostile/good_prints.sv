@@ -1,0 +1,6 @@
+// Prob041_dff8r: pass
+module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
+  initial $display("%m is here at %0t", $time);
+  always @(posedge clk) if (^d === 1'bx) $warning("d is unknown");
+  always @(posedge clk) if (reset) q <= 0; else q <= d;
+endmodule

@@ -1,0 +1,628 @@
+"""02_data: ids, masks, extraction, packing and reading, against what we did not write.
+
+    .venv/bin/python -m pytest tests/test_data.py            (--all in run_tests.sh adds the slow ones)
+"""
+
+import gzip
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, load
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from helpers import UserError, chat
+
+ASSET = ROOT / "assets" / "tiny_gemma4"
+NOTEBOOK = "02_data.py"
+# The small models' template, shortened: no empty thought channel in the generation prompt.
+SMALL = """{{ bos_token }}{% for m in messages %}{% if loop.first and enable_thinking %}{{
+'<|turn>system\\n<|think|>\\n<turn|>\\n' }}{% endif %}{{ '<|turn>' +
+('model' if m.role == 'assistant' else m.role) + '\\n' + (m.content | trim) + '<turn|>\\n' }}{%
+endfor %}{% if add_generation_prompt %}{{ '<|turn>model\\n' }}{% endif %}"""
+
+
+def tiny_tokenizer():
+    return chat.load_tokenizer(ASSET)
+
+
+def small_template():
+    tokenizer = chat.load_tokenizer(ASSET)
+    tokenizer.chat_template = SMALL
+    return tokenizer
+
+
+def gemma_like():
+    """A tokenizer built like the real one: SentencePiece spaces, bytes as a fallback, and merges
+    across line breaks, so that "model\\n" and what follows could share a token."""
+    names = [f"<unused{i}>" for i in range(107)]
+    for number, text in ((0, "<pad>"), (1, "<eos>"), (2, "<bos>"), (3, "<unk>"), (98, "<|think|>"),
+                         (100, "<|channel>"), (101, "<channel|>"), (105, "<|turn>"), (106, "<turn|>")):
+        names[number] = text
+    built = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    built.normalizer = normalizers.Replace(" ", "▁")
+    built.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    built.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
+                                       decoders.Fuse()])
+    text = ["user\n\nmodel\nmodule m;\nendmodule\n```\n\n\nthought\n ```verilog\nmodule a(input b);\n"] * 20
+    built.train_from_iterator(text, trainers.BpeTrainer(
+        vocab_size=700, special_tokens=names + [f"<0x{i:02X}>" for i in range(256)]))
+    saved = json.loads(built.to_str())
+    saved["added_tokens"] = [token for token in saved["added_tokens"] if token["id"] < 107]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(saved)), bos_token="<bos>", eos_token="<eos>",
+        pad_token="<pad>", unk_token="<unk>")
+    tokenizer.chat_template = tiny_tokenizer().chat_template
+    return tokenizer
+
+
+TOKENIZERS = {"tiny": tiny_tokenizer(), "small template": small_template(), "Gemma-like": gemma_like()}
+every = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+
+CONTROL = sorted(chat.special_ids(TOKENIZERS["tiny"]), key=len)[-8:] + ["<bos>", "<eos>", "<pad>"]
+PIECES = ["```verilog\nmodule m;\nendmodule\n```", "\r\n", "\n\n", "  ", "\t", "é😀漢字", "a", "<", "|>",
+          "\u200b", "\x00", "<|", "turn", "model\n", "user\n", "\ufdd0"]
+text = st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join))
+plain = text.filter(lambda value: not any(name in value for name in chat.special_ids(
+    TOKENIZERS["tiny"])) and not any(name in value for name in chat.special_ids(TOKENIZERS["Gemma-like"])))
+hostile = st.lists(st.one_of(st.sampled_from(CONTROL), st.sampled_from(PIECES))).map("".join)
+many = settings(max_examples=60, deadline=None)
+
+
+def messages_of(user, system=None, turns=()):
+    opening = [{"role": "system", "content": system}] if system is not None else []
+    talk = [{"role": "user", "content": user}]
+    for answer, question in turns:
+        talk += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+    return opening + talk
+
+
+def controls(tokenizer, ids):
+    """The control ids of a row, in order."""
+    special = set(chat.special_ids(tokenizer).values())
+    return [number for number in ids if number in special]
+
+
+# ── Ids and mask ──
+
+@every
+@many
+@given(user=plain, system=st.none() | plain, turns=st.lists(st.tuples(plain, plain), max_size=2))
+def test_prompt_ids_are_the_chat_templates_own(tokenizer, user, system, turns):
+    messages = messages_of(user, system, turns)
+    theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert chat.prompt_ids(tokenizer, messages) == theirs
+
+
+@every
+@many
+@given(user=hostile, system=st.none() | hostile)
+def test_typed_control_tokens_stay_text(tokenizer, user, system):
+    ids = chat.prompt_ids(tokenizer, messages_of(user, system))
+    harmless = chat.prompt_ids(tokenizer, messages_of("x", None if system is None else "x"))
+    assert controls(tokenizer, ids) == controls(tokenizer, harmless)
+    assert user.strip() in tokenizer.decode(ids)
+
+
+@every
+@many
+@given(user=hostile, answer=st.one_of(text, hostile, st.just(""), text.map(lambda a: a + " \n\r\n ")),
+       system=st.none() | text)
+def test_a_row_is_prompt_answer_and_turn_end(tokenizer, user, answer, system):
+    messages = messages_of(user, system)
+    ids, mask = chat.render(tokenizer, [*messages, {"role": "assistant", "content": answer}])
+    prompt, end = chat.prompt_ids(tokenizer, messages), chat.special_ids(tokenizer)["<turn|>"]
+    assert ids == prompt + chat.answer_ids(tokenizer, answer) + [end]
+    assert mask == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
+    assert tokenizer.decode(ids[len(prompt):]) == answer + "<turn|>"
+    assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
+
+
+@every
+@many
+@given(user=hostile, answer=text, turns=st.lists(st.tuples(hostile, hostile), min_size=1, max_size=3))
+def test_every_turn_of_the_model_is_trained_and_nothing_else(tokenizer, user, answer, turns):
+    messages = messages_of(user, "Be brief.", turns)
+    ids, mask = chat.render(tokenizer, [*messages, {"role": "assistant", "content": answer}])
+    assert ids[:-len(chat.answer_ids(tokenizer, answer)) - 1] == chat.prompt_ids(tokenizer, messages)
+    spans = [[number for number, _ in group] for on, group in itertools.groupby(
+        zip(ids, mask), key=lambda pair: pair[1]) if on]
+    stored = [given.strip() for given, _ in turns]  # the template trims what it stores
+    trained = [tokenizer.decode(span) for span in spans]
+    if tokenizer is not TOKENIZERS["Gemma-like"]:
+        assert trained == [given + "<turn|>" for given in [*stored, answer]]
+    assert len(trained) == len(stored) + 1  # there, an id may span "model\n" and the first letters
+    assert all((given + "<turn|>").endswith(span) for given, span in zip([*stored, answer], trained))
+
+
+def test_many_chats_at_once_are_the_same_as_one_by_one():
+    tokenizer = TOKENIZERS["tiny"]
+    chats = [[*messages_of("q" * n, None if n % 2 else "s"), {"role": "assistant", "content": "a" * n,
+              **({"reasoning": "r"} if n % 3 == 0 else {})}] for n in range(20)]
+    assert chat.render_chats(tokenizer, chats) == [chat.render(tokenizer, one) for one in chats]
+
+
+def test_the_larger_template_closes_the_thought_channel_and_stored_turns_do_not_have_it():
+    tokenizer, special = TOKENIZERS["tiny"], chat.special_ids(TOKENIZERS["tiny"])
+    prompt = chat.prompt_ids(tokenizer, messages_of("hi"))
+    assert tokenizer.decode(prompt).endswith("<|turn>model\n<|channel>thought\n<channel|>")
+    longer = chat.prompt_ids(tokenizer, messages_of("hi", turns=[("yes", "again")]))
+    assert longer.count(special["<|channel>"]) == 1
+    assert not controls(TOKENIZERS["small template"], chat.prompt_ids(
+        TOKENIZERS["small template"], messages_of("hi"))).count(special["<|channel>"])
+
+
+@every
+def test_kept_reasoning_fills_the_thought_channel(tokenizer):
+    messages = [*messages_of("hi"), {"role": "assistant", "content": "yes", "reasoning": "a <turn|> b"}]
+    ids, mask = chat.render(tokenizer, messages)
+    trained = tokenizer.decode([number for number, on in zip(ids, mask) if on])
+    assert trained == "<|channel>thought\na <turn|> b\n<channel|>yes<turn|>"
+    prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True,
+                                           enable_thinking=True)["input_ids"]
+    assert ids[:len(prompt)] == prompt == chat.prompt_ids(tokenizer, messages[:1], thinking=True)
+    special = chat.special_ids(tokenizer)
+    assert special["<|think|>"] in prompt and ids.count(special["<turn|>"]) == 3  # system, user, model
+
+
+def test_another_template_has_another_hash_and_other_ids():
+    large, small = TOKENIZERS["tiny"], TOKENIZERS["small template"]
+    assert chat.template_sha256(large) != chat.template_sha256(small)
+    assert chat.template_sha256(large) == chat.template_sha256(tiny_tokenizer())
+    assert chat.prompt_ids(large, messages_of("hi")) != chat.prompt_ids(small, messages_of("hi"))
+
+
+@pytest.mark.parametrize("template, complaint", [
+    ("{{ bos_token }}" + SMALL, "2 <bos>"), (SMALL.replace("{{ bos_token }}", ""), "0 <bos>")])
+def test_a_template_with_another_number_of_bos_is_refused(template, complaint):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=complaint):
+        chat.prompt_ids(tokenizer, messages_of("hi"))
+
+
+def test_a_template_that_cannot_think_is_refused_for_kept_reasoning():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = SMALL.replace("<|turn>model\\n' }}{% endif",
+                                            "<|turn>model\\n<|channel>thought\\n<channel|>' }}{% endif")
+    chat.prompt_ids(tokenizer, messages_of("hi"))
+    with pytest.raises(UserError, match="enable_thinking"):
+        chat.prompt_ids(tokenizer, messages_of("hi"), thinking=True)
+
+
+@pytest.mark.parametrize("messages", [[], messages_of("hi"), [{"role": "assistant", "content": "x"}],
+                                      [*messages_of(None), {"role": "assistant", "content": "x"}]])
+def test_what_is_no_training_chat_is_refused(messages):
+    with pytest.raises(UserError):
+        chat.render(TOKENIZERS["tiny"], messages)
+
+
+def test_tokenizers_that_cannot_render_gemma_4_are_refused(tmp_path):
+    with pytest.raises(UserError, match="no such directory"):
+        chat.load_tokenizer(tmp_path / "absent")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "no_template")
+    with pytest.raises(UserError, match="no chat template"):
+        chat.load_tokenizer(tmp_path / "no_template")
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), bos_token="<bos>")
+    other.chat_template = SMALL
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match="no <|turn>".replace("|", r"\|")):
+        chat.load_tokenizer(tmp_path / "other")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="No tokenizer"):
+        chat.load_tokenizer(tmp_path / "empty")
+
+
+def test_the_serving_environment_renders_the_same_ids():
+    """Another transformers, the one that vLLM renders chats with."""
+    python = ROOT / ".venv-serve" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("no .venv-serve: ./setup.sh serve makes it")
+    chats = [messages_of("a\r\n\n b<turn|>", "é"), messages_of("q", turns=[(" yes \n", "more")])]
+    program = ("import json, sys; from helpers import chat; t = chat.load_tokenizer(sys.argv[1]);"
+               "print(json.dumps([chat.prompt_ids(t, m) for m in json.loads(sys.argv[2])]"
+               " + [t.apply_chat_template(json.loads(sys.argv[2])[1], add_generation_prompt=True)"
+               "['input_ids']]))")
+    answer = subprocess.run([python, "-c", program, str(ASSET), json.dumps(chats)], cwd=ROOT,
+                            capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    ours = [chat.prompt_ids(TOKENIZERS["tiny"], messages) for messages in chats]
+    assert json.loads(answer) == [*ours, ours[1]]
+
+
+@pytest.mark.slow
+def test_the_server_tokenises_the_same_ids(tmp_path, monkeypatch):
+    """vLLM's own /tokenize, for what a user may send."""
+    from helpers import server
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    prompts = [path.read_text() for path in sorted((ROOT / "data/tiny_eval").glob("*_prompt.txt"))[:5]]
+    prompts += ["```verilog\nmodule m;\n```\r\n", "é😀 \t x", "  padded  "]
+    record = server.start("cpu", str(ASSET), "tiny", port=0, timeout=300.0)
+    try:
+        for prompt in prompts:
+            for messages in (messages_of(prompt), messages_of(prompt, "Be brief.", [("yes", "more")])):
+                theirs = server.post(record, "/tokenize", {
+                    "model": "tiny", "messages": messages, "add_generation_prompt": True})["tokens"]
+                assert chat.prompt_ids(TOKENIZERS["tiny"], messages) == theirs
+    finally:
+        server.stop()
+
+
+# ── Reading and cleaning ──
+
+CODE = "module m;\n  assign y = a;\nendmodule"
+FENCED = f"```verilog\n{CODE}\n```"
+
+
+@pytest.mark.parametrize("response, problem", [
+    (f"<think>t</think>\n<answer>\n{FENCED}\n</answer>", ""),
+    (f"<think>t</think>\n<answer>\n{FENCED}", ""),
+    (f"<answer>{FENCED}</answer>", ""),
+    (f"Here: {FENCED}", "unfinished code fence"),  # a fence stands at the start of a line
+    (f"<answer>\n{FENCED}\n</answer>", ""),
+    (FENCED, ""),
+    (f"text\n  ```\n{CODE}\n  ```\ntext", ""),
+    (f"<think>{FENCED}\n<answer>x</answer></think>\n<answer>\n{FENCED}\n</answer>", ""),
+    (FENCED.replace("\n", "\r\n"), ""),
+    (f"{FENCED}\n{FENCED}", "several code fences"),
+    (f"<answer>\n{FENCED}\n</answer>\nUse it so:\n```\nm m1();\n```", ""),
+    (f"<answer>\n{CODE}\n</answer>", "no code fence"),
+    (f"```verilog\n{CODE}", "unfinished code fence"),
+    (f"<think>t {FENCED}", "unfinished reasoning"),
+    ("```verilog\nassign y = a;\n```", "no module in the fence"),
+    ("", "no code fence"),
+])
+def test_answer_extraction(response, problem):
+    reasoning, answer, found = load(NOTEBOOK, "split_response", "FENCE")[0](response)
+    assert found == problem
+    if not problem:
+        assert answer == FENCED and "<think>" not in reasoning
+
+
+@many
+@given(st.text(alphabet=st.characters(exclude_characters="`\r", exclude_categories=["Cs"])))
+def test_extraction_gives_the_code_back(body):
+    split_response = load(NOTEBOOK, "split_response", "FENCE")[0]
+    code = f"module m;{body}\nendmodule"
+    wrapped = f"<think>x</think>\n\n<answer>\n```verilog\n{code}\n```\n</answer>"
+    if "<think>" not in body and "answer>" not in body and "</think>" not in body:
+        assert split_response(wrapped) == ("x", f"```verilog\n{code}\n```", "")
+
+
+def clean(row, need_reasoning=False):
+    return load(NOTEBOOK, "clean", "split_response", "FENCE")[0](row, need_reasoning)[1]
+
+
+def test_broken_rows_are_named():
+    good = {"prompt": "p", "response": FENCED}
+    assert clean(good) == ""
+    assert clean("{not json") == clean(["list"]) == clean(None) == "not a JSON object"
+    assert clean({"prompt": "p"}) == "no column response"
+    assert clean({**good, "prompt": 3}) == clean({**good, "prompt": None}) == "prompt is not text"
+    assert clean({**good, "prompt": " \n"}) == "empty prompt"
+    assert clean({**good, "prompt": "\ud800"}) == "prompt is not Unicode"
+
+
+def test_files_are_read_line_by_line(tmp_path):
+    read_rows = load(NOTEBOOK, "read_rows")
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "1"}\n{"prompt": \n\xff\n"text"\n')
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.write('{"prompt": "2"}\n')
+    rows = read_rows(str(tmp_path), "", "")
+    assert len(rows) == 5 and rows[0] == {"prompt": "1"} and rows[-1] == {"prompt": "2"}
+    assert [clean(row) for row in rows[1:4]] == ["not a JSON object"] * 3
+
+
+def test_no_rows_are_an_error(tmp_path):
+    read_rows = load(NOTEBOOK, "read_rows", "helpers")
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(UserError, match="holds no rows"):
+        load(NOTEBOOK, "read_rows")(str(tmp_path), "", "")
+    assert read_rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change, complaint", [
+    (("max_tokens=384", "max_tokens=8"), "shorter than every example"),
+    (('source="data/tiny"', 'source="{tmp}"'), "holds no rows"),
+    (('evaluation="data/tiny_eval"', 'evaluation="{tmp}"'), "git clone"),
+    (('base="assets/tiny_gemma4"', 'base="assets/absent"'), "no such directory"),
+    (('"prompt", "response"):', '"question", "response"):'), "no column question"),
+])
+def test_a_mistake_is_one_line_and_leaves_no_data(tmp_path, change, complaint):
+    source = (ROOT / NOTEBOOK).read_text()
+    assert change[0] in source
+    script = tmp_path / NOTEBOOK
+    script.write_text(source.replace(change[0], change[1].format(tmp=tmp_path)))
+    answer = subprocess.run(
+        [sys.executable, script], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(tmp_path / "run"), "MPLBACKEND": "agg"})
+    assert answer.returncode != 0 and "Traceback" not in answer.stderr
+    assert complaint in answer.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "run" / "data").exists()
+
+
+# ── Overlap, split, cache ──
+
+def test_overlap_equals_brute_force():
+    overlap, words_of = load(NOTEBOOK, "overlap", "words_of")
+    rng = np.random.default_rng(0)
+    prompts = [" ".join(rng.choice(list("ab"), 12)) for _ in range(40)]
+    exams = {f"e{i}": " ".join(rng.choice(list("ab"), 9)) for i in range(8)} | {"same": prompts[7].upper()}
+    exact, closest = overlap(prompts, exams, n=4)
+
+    def grams(value):
+        words = value.lower().split()
+        return {tuple(words[i:i + 4]) for i in range(len(words) - 3)}
+    assert exact == {i for i, prompt in enumerate(prompts) if prompt == prompts[7]}
+    for name, exam in exams.items():
+        best = max(len(grams(exam) & grams(prompt)) / len(grams(exam)) for prompt in prompts)
+        assert closest[name][0] == pytest.approx(best)
+        if best:
+            place = closest[name][1]
+            assert len(grams(exam) & grams(prompts[place])) / len(grams(exam)) == pytest.approx(best)
+    assert overlap(["x y"], {"e": "no such words in here"}, n=3) == (set(), {"e": (0.0, -1)})
+    assert words_of("A=b[3:0];") == ["a", "=", "b", "[", "3", ":", "0", "]", ";"]
+
+
+def test_validation_split_follows_the_prompt():
+    held_out = load(NOTEBOOK, "held_out", "words_of")[0]
+    picks = [held_out(f"prompt {i}", 0.1) for i in range(4_000)]
+    assert 300 < sum(picks) < 500
+    assert [held_out(f"Prompt  {i}\n", 0.1) for i in range(100)] == picks[:100]
+    assert all(held_out(f"prompt {i}", 0.2) for i, pick in enumerate(picks) if pick), "shares nest"
+
+
+def test_rendering_is_cached_by_content(tmp_path, monkeypatch):
+    render_all = load(NOTEBOOK, "render_all")
+    chats = [[*messages_of(f"question {i}"), {"role": "assistant", "content": "a" * i}] for i in range(30)]
+    folder, tokenizer = tmp_path / "rendered", TOKENIZERS["tiny"]
+    ids, masks = render_all(tokenizer, chats, folder, chunk=7)
+    assert [(a.tolist(), b.tolist()) for a, b in zip(ids, masks)] == chat.render_chats(tokenizer, chats)
+    calls = []
+    original = chat.render_chats
+    monkeypatch.setattr(chat, "render_chats", lambda *given: calls.append(1) or original(*given))
+    again, _ = render_all(tokenizer, chats, folder, chunk=7)
+    assert not calls and all(np.array_equal(a, b) for a, b in zip(ids, again))
+    render_all(TOKENIZERS["small template"], chats, folder)
+    render_all(TOKENIZERS["small template"], chats[:-1], folder)
+    assert len(calls) == 2
+
+
+def test_the_published_mask_is_six_ids_late():
+    """AUDIT: 6 ids late, and into the <eos>; counted here without the function's own arithmetic."""
+    published_row = load(NOTEBOOK, "published_row")
+    tokenizer, answer = TOKENIZERS["tiny"], "```verilog\nmodule m;\nendmodule\n```"
+    ids, mask = published_row(tokenizer, "question", answer)
+    target = chat.answer_ids(tokenizer, answer)
+    start = next(i for i in range(len(ids)) if ids[i:i + len(target)] == target)
+    assert mask.index(True) == start + 6 and mask[-1] and ids[-1] == tokenizer.eos_token_id
+
+
+# ── Packing ──
+
+def packing():
+    return load(NOTEBOOK, "pack", "pack_arrays", "codev_lengths")
+
+
+def marked_examples(lengths):
+    """Examples whose ids say which example and which place they are."""
+    ids = [np.arange(n, dtype=np.int32) + 10_000 * (i + 1) for i, n in enumerate(lengths)]
+    return ids, [np.arange(n) >= n // 2 for n in lengths]
+
+
+@given(st.lists(st.integers(2, 50), min_size=1, max_size=120), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_packing_keeps_every_example_whole(lengths, seed):
+    pack_arrays = packing()
+    pack_arrays = load(NOTEBOOK, "pack_arrays", "pack")[0]
+    ids, masks = marked_examples(lengths)
+    rows = pack_arrays(ids, masks, 50, seed)
+    assert {name: array.dtype for name, array in rows.items()} == {
+        "tokens": np.int32, "loss_mask": bool, "segment_ids": np.int32, "positions": np.int32}
+    seen = []
+    for tokens, mask, segments, positions in zip(*(rows[name] for name in (
+            "tokens", "loss_mask", "segment_ids", "positions"))):
+        assert segments.max() >= 1, "an empty row"
+        assert list(dict.fromkeys(segments[segments > 0])) == list(range(1, segments.max() + 1))
+        assert not tokens[segments == 0].any() and not mask[segments == 0].any()
+        for segment in range(1, segments.max() + 1):
+            places = np.flatnonzero(segments == segment)
+            assert np.array_equal(places, np.arange(places[0], places[-1] + 1))
+            assert np.array_equal(positions[places], np.arange(len(places)))
+            example = int(tokens[places[0]] // 10_000 - 1)
+            assert np.array_equal(tokens[places], ids[example])
+            assert np.array_equal(mask[places], masks[example])
+            seen.append(example)
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_packing_follows_the_seed():
+    pack_arrays = load(NOTEBOOK, "pack_arrays", "pack")[0]
+    ids, masks = marked_examples(np.random.default_rng(0).integers(5, 40, 200))
+    first, again, other = (pack_arrays(ids, masks, 64, seed)["tokens"] for seed in (1, 1, 2))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+def test_packing_of_codev_lengths_is_full_fast_and_small():
+    """10,000 examples into rows of 4,096: at least 95 % real ids, at most 60 s and 2 GB."""
+    program = f"""
+import resource, sys, time
+sys.path[:0] = [{str(ROOT / 'tests')!r}]
+import numpy as np
+from conftest import load
+pack_arrays, _, codev_lengths = load({NOTEBOOK!r}, "pack_arrays", "pack", "codev_lengths")
+n = codev_lengths(10_000, 7)
+assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
+assert abs(np.percentile(n, 99.5) - 2894) < 180
+ids, masks = [np.ones(k, np.int32) for k in n], [np.ones(k, bool) for k in n]
+began = time.perf_counter()
+rows = pack_arrays(ids, masks, 4_096, 7)
+print((rows["segment_ids"] > 0).mean(), time.perf_counter() - began,
+      resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    fill, seconds, gigabytes = map(float, answer.stdout.split()[-3:])
+    assert fill >= 0.95 and seconds <= 60 and gigabytes <= 2
+
+
+# ── Reading back ──
+
+def reader(folder, **options):
+    packed_rows = load(NOTEBOOK, "packed_rows", "PackedRows")[0]
+    return iter(packed_rows(folder, **{"seed": 5, "batch": 1, **options}))
+
+
+@pytest.fixture
+def saved_rows(tmp_path):
+    tokens = np.arange(11 * 4, dtype=np.int32).reshape(11, 4)
+    np.save(tmp_path / "tokens.npy", tokens)
+    np.save(tmp_path / "loss_mask.npy", tokens % 2 == 0)
+    return tmp_path
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_hosts_share_out_all_rows_in_every_epoch(saved_rows, hosts):
+    sizes = [len(range(host, 11, hosts)) for host in range(hosts)]
+    epochs = []
+    for epoch in range(2):
+        read = [[int(next(rows)["tokens"][0, 0]) // 4 for _ in range(size * (epoch + 1))][-size:]
+                for size, rows in zip(sizes, (reader(saved_rows, host=host, hosts=hosts)
+                                              for host in range(hosts)))]
+        assert Counter(itertools.chain(*read)) == Counter(range(11))
+        epochs.append(read)
+    assert epochs[0] != epochs[1], "each epoch has an order of its own"
+
+
+def test_reading_follows_the_seed_and_keeps_columns_together(saved_rows):
+    one, two, other = reader(saved_rows, batch=3), reader(saved_rows, batch=3), reader(saved_rows, batch=3, seed=6)
+    rows = [[next(rows) for _ in range(8)] for rows in (one, two, other)]
+    assert all(np.array_equal(a["tokens"], b["tokens"]) for a, b in zip(rows[0], rows[1]))
+    assert not all(np.array_equal(a["tokens"], b["tokens"]) for a, b in zip(rows[0], rows[2]))
+    assert all(np.array_equal(a["tokens"] % 2 == 0, a["loss_mask"]) for a in rows[0])
+
+
+@pytest.mark.parametrize("after", [1, 3, 9])
+def test_reading_resumes_in_the_middle_of_an_epoch(saved_rows, after):
+    rows = reader(saved_rows, batch=2)
+    for _ in range(after):
+        next(rows)
+    state = json.loads(json.dumps(rows.get_state()))  # it survives being stored as text
+    expected = [next(rows)["tokens"] for _ in range(9)]
+    resumed = reader(saved_rows, batch=2)
+    resumed.set_state(state)
+    assert all(np.array_equal(next(resumed)["tokens"], tokens) for tokens in expected)
+
+
+# ── Packed rows train like the same examples one by one ──
+
+def test_packed_loss_and_adapter_gradients_equal_one_by_one():
+    """Random weights, float32, real architecture: windows, shared K and V, softcap, LoRA everywhere."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+    from tunix.models.gemma4.model import Gemma4
+
+    from helpers import gemma
+    config = gemma.config_from_hf(ASSET, dtype="float32")
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    model = gemma.inject_lora(Gemma4(config, rngs=nnx.Rngs(0)), rank=4, alpha=4.0, mesh=mesh)
+    graph, lora, rest = nnx.split(model, nnx.LoRAParam, ...)
+    keys = jax.random.split(jax.random.key(1), len(jax.tree.leaves(lora)))
+    leaves, tree = jax.tree.flatten(lora)  # B starts at zero, where A would get no gradient
+    lora = jax.tree.unflatten(tree, [leaf + 0.05 * jax.random.normal(key, leaf.shape)
+                                     for leaf, key in zip(leaves, keys)])
+
+    def summed_loss(lora, rest, row):
+        tokens, segments = row["tokens"][None], row["segment_ids"][None]
+        same = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, :, None]
+        mask = same & jnp.tril(jnp.ones(same.shape[1:], bool))
+        mask |= jnp.eye(same.shape[1], dtype=bool)  # padding sees itself, and is never trained
+        logits, _ = nnx.merge(graph, lora, rest)(tokens, row["positions"][None], None, mask)
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            logits[:, :-1].astype(jnp.float32), tokens[:, 1:])
+        return (losses * row["loss_mask"][None, 1:]).sum()
+
+    length, rng = 256, np.random.default_rng(0)
+    lengths = [97, 83, 41, 30, 150, 70]  # longer and shorter than the window of 64
+    ids = [rng.integers(128, config.num_embed, n).astype(np.int32) for n in lengths]
+    masks = [np.arange(n) >= n // 2 for n in lengths]
+    rows = load(NOTEBOOK, "pack_arrays", "pack")[0](ids, masks, length, 0)
+    packed = [{name: array[i] for name, array in rows.items()} for i in range(len(rows["tokens"]))]
+    assert len(packed) < len(lengths)
+    alone = []
+    for tokens, mask in zip(ids, masks):
+        fill = (0, length - len(tokens))
+        alone.append({"tokens": np.pad(tokens, fill), "loss_mask": np.pad(mask, fill),
+                      "segment_ids": np.pad(np.ones_like(tokens), fill),
+                      "positions": np.pad(np.arange(len(tokens), dtype=np.int32), fill)})
+
+    step = jax.jit(jax.value_and_grad(summed_loss))
+    def mean(examples):
+        with gemma.use_mesh(mesh):
+            found = [step(lora, rest, example) for example in examples]
+        count = sum(example["loss_mask"][1:].sum() for example in examples)
+        return (sum(loss for loss, _ in found) / count,
+                jax.tree.map(lambda *grads: sum(grads) / count, *[grads for _, grads in found]))
+
+    (loss, grads), (loss_alone, grads_alone) = mean(packed), mean(alone)
+    assert float(loss) == pytest.approx(float(loss_alone), abs=1e-5)
+    leaves = list(zip(jax.tree.leaves(grads), jax.tree.leaves(grads_alone), strict=True))
+    assert len(leaves) == 2 * len(gemma.expected_modules(config))
+    assert max(float(jnp.abs(a - b).max()) for a, b in leaves) < 1e-5
+    assert max(float(jnp.abs(a).max()) for a, _ in leaves) > 1e-3, "the gradients are not all zero"
+    # The test can fail: with one segment for the whole row, examples see their neighbours.
+    leaking = [{**row, "segment_ids": np.minimum(row["segment_ids"], 1)} for row in packed]
+    assert abs(float(mean(leaking)[0]) - float(loss_alone)) > 1e-4
+
+
+# ── The files of a finished run ──
+
+RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")
+
+
+@pytest.mark.series
+@pytest.mark.skipif(not (RUN / "data" / "meta.json").exists(), reason=f"no data in {RUN}: run 02_data.py")
+def test_the_run_holds_together():
+    meta = json.loads((RUN / "data/meta.json").read_text())
+    assert meta["rows_in"] == meta["rows_kept"] + sum(meta["dropped"].values())
+    assert meta["rows_kept"] == meta["train_examples"] + meta["val_examples"]
+    tokenizer = chat.load_tokenizer(ROOT / meta["tokenizer"])
+    assert meta["template_sha256"] == chat.template_sha256(tokenizer)
+    prompts = {}
+    for part in ("train", "val"):
+        rows = {path.stem: np.load(path) for path in (RUN / "data" / part).glob("*.npy")}
+        assert rows["tokens"].shape == (meta[f"{part}_rows"], meta["sequence_length"])
+        examples = [rows["tokens"][row][rows["segment_ids"][row] == segment]
+                    for row in range(len(rows["tokens"]))
+                    for segment in range(1, rows["segment_ids"][row].max() + 1)]
+        trained = [rows["loss_mask"][row][rows["segment_ids"][row] == segment]
+                   for row in range(len(rows["tokens"]))
+                   for segment in range(1, rows["segment_ids"][row].max() + 1)]
+        assert len(examples) == meta[f"{part}_examples"]
+        prompts[part] = {tokenizer.decode(ids[~mask]) for ids, mask in zip(examples, trained)}
+        for ids, mask in zip(examples, trained):
+            assert ids[0] == tokenizer.bos_token_id and (ids == tokenizer.bos_token_id).sum() == 1
+            answer = tokenizer.decode(ids[mask])
+            assert answer.startswith("```verilog\nmodule") and answer.endswith("\n```<turn|>")
+        if part == "train":
+            assert meta["tokens"] == (rows["segment_ids"] > 0).sum()
+            assert meta["trained_tokens"] == rows["loss_mask"].sum()
+            assert meta["fill"] == pytest.approx((rows["segment_ids"] > 0).mean())
+    assert not prompts["train"] & prompts["val"]
+    samples = json.loads((RUN / "data/samples.json").read_text())
+    assert len(samples) == 3
+    for sample in samples:
+        assert tokenizer.decode(chat.prompt_ids(tokenizer, sample["messages"])) in prompts["val"]

@@ -1,0 +1,434 @@
+"""05 and helpers/server.py: the command, the life of a server, and what goes wrong with it.
+
+The life-cycle tests start a small stand-in process instead of vLLM, so they take seconds; the real
+server is started by the tests marked `slow` and by the series.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, load
+
+import helpers
+from helpers import physics, server
+
+SERVE = ROOT / ".venv-serve" / "bin" / "python"
+needs_vllm = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve")
+MODEL = "/dev/shm/gemma4/merged"
+
+
+# -- The command ---------------------------------------------------------------------------------
+
+PARSE = """
+import json, sys
+sys.path.insert(0, ".")
+from helpers.vllm_cpu import patch_version
+patch_version()
+from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.benchmarks.serve import add_cli_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+job = json.load(sys.stdin)
+for arguments in job["serve"]:
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments[1:])
+    validate_parsed_serve_args(args)
+    print(json.dumps([args.served_model_name, args.tensor_parallel_size, args.data_parallel_size,
+                      args.enable_prefix_caching, args.max_model_len]))
+for arguments in job["bench"]:
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
+    args = parser.parse_args(arguments[2:])
+    print(json.dumps([args.num_prompts, args.seed, args.ignore_eos, args.temperature, args.goodput]))
+"""
+
+
+def parse(serve, bench=()):
+    job = json.dumps({"serve": serve, "bench": list(bench)})
+    return subprocess.run([SERVE, "-c", PARSE], input=job, cwd=ROOT, capture_output=True, text=True)
+
+
+def vllm_part(command):
+    return command[command.index("serve"):]
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"r": 48}')
+    return folder
+
+
+def every_command(adapter):
+    return [server.vllm_command("tpu-docker", MODEL, "name", 8000, max_model_len=16384,
+                                tensor_parallel=8, results="/tmp/bench"),
+            server.vllm_command("tpu-docker", MODEL, "name", 8000, max_model_len=16384,
+                                tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8"),
+            server.vllm_command("gpu-docker", MODEL, "name", 8000, tensor_parallel=2, adapter=adapter),
+            server.vllm_command("cpu", "runs/tiny/merged", "name", 8001, adapter=adapter)]
+
+
+@needs_vllm
+def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter):
+    bench_arguments, TINY = load("06_bench.py", "bench_arguments", "Settings", "INF", "FULL", "E2B",
+                                 "TINY")[::5]
+    client = type("Client", (), {"model": "m", "results": "r"})
+    record = {"base_url": "http://127.0.0.1:1", "model": "name"}
+    bench = [bench_arguments(client, record, TINY, (256, 64), rate, 30, 7, "x.json")
+             for rate in TINY.rates]
+    commands = every_command(adapter)
+    done = parse([vllm_part(command) for command in commands], bench)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert lines[:4] == [[["name"], 8, 1, False, 16384], [["name"], 4, 2, False, 16384],
+                         [["name"], 2, 1, False, 1024], [["name"], 1, 1, False, 1024]]
+    assert lines[4:] == [[30, 7, True, 0.0, ["ttft:500", "tpot:30"]]] * 4
+    wrong = vllm_part(commands[0]) + ["--disable-chunked-mm-inputs-please"]
+    assert "unrecognized arguments" in parse([wrong]).stderr
+
+
+@needs_vllm
+def test_the_launcher_is_still_needed():
+    """When this fails, vllm-cpu calls itself vllm: use `vllm` and delete helpers/vllm_cpu.py."""
+    code = "import importlib.metadata as m; print(m.version('vllm-cpu')); m.version('vllm')"
+    done = subprocess.run([SERVE, "-c", code], capture_output=True, text=True)
+    assert done.stdout and "PackageNotFoundError" in done.stderr
+
+
+def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter):
+    explain = load("05_serve_vllm.py", "explain", "REASONS")[0]
+    for command in every_command(adapter):
+        text = server.shown(command)
+        assert shlex.split(text.replace("\\\n", "")) == [p.replace(f"{ROOT}/", "") for p in command]
+        assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0
+    for command in every_command(adapter)[:2]:
+        assert len(explain(command)) >= 15
+    with pytest.raises(AssertionError, match="no reason"):
+        explain([*every_command(adapter)[0], "--speed-up"])
+
+
+def test_shell_blocks_in_the_text_are_valid_bash():
+    text = re.sub(r"(?m)^# ?", "", (ROOT / "05_serve_vllm.py").read_text())
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.S)
+    assert len(blocks) >= 2
+    for block in blocks:
+        done = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_docker_command_mounts_the_merged_model_and_keeps_the_compile_cache(adapter):
+    tpu, _, gpu, cpu = every_command(adapter)
+    assert tpu[tpu.index("--entrypoint"):][:5] == ["--entrypoint", "vllm", server.IMAGES["tpu-docker"],
+                                                   "serve", "/model"]
+    assert f"{MODEL}:/model:ro" in tpu and "vllm-xla-cache:/xla_cache" in tpu
+    assert "VLLM_XLA_CACHE_PATH=/xla_cache" in tpu and "--privileged" in tpu
+    assert not any("gemma-4-31B-it" in part for part in tpu), "not the stock model"
+    assert "--gpus" in gpu and "--privileged" not in gpu and "--max-lora-rank" in gpu
+    assert gpu[gpu.index("--max-lora-rank") + 1] == "64", "the next rank that vLLM accepts"
+    for command in (tpu, gpu, cpu):
+        assert command[command.index("--host") + 1] == "127.0.0.1"
+        assert "--no-enable-prefix-caching" in command
+    with pytest.raises(helpers.UserError, match="merge it"):
+        server.vllm_command("tpu-docker", MODEL, "name", 8000, adapter=adapter)
+    with pytest.raises(helpers.UserError, match="there are tpu-docker"):
+        server.vllm_command("npu", MODEL, "name", 8000)
+
+
+# -- What 05 computes ----------------------------------------------------------------------------
+
+def test_memory_plan_against_arithmetic_by_hand():
+    memory_plan = load("05_serve_vllm.py", "memory_plan", "GIB", "CHECKPOINT")[0]
+    config = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
+    chip = 31.25 * 2**30
+    plan = memory_plan(config, chip, 4, 2, 2, 62.5e9)
+    sliding, full = 50 * 2 * 16 * 256 * 2, 10 * 2 * 4 * 512 * 2  # layers, K and V, heads, size, bytes
+    room = 4 * (0.92 * chip - 62.5e9 / 4)
+    assert plan["requests of 4,096"] == 2 * int(room / (sliding * 1024 + full * 4096))
+    assert plan["requests of 16,384"] == 2 * int(room / (sliding * 1024 + full * 16384))
+    eight = memory_plan(config, chip, 8, 1, 2, 62.5e9, windowed=False)
+    room = 8 * (0.92 * chip - 62.5e9 / 8)
+    assert eight["requests of 16,384"] == int(room / ((sliding + 2 * full) * 16384))
+    assert physics.kv_bytes_per_token(config, 2, 8)["full"] == 2 * full, "4 heads on 8 chips"
+
+
+def test_padding_to_buckets_against_brute_force():
+    padded = load("05_serve_vllm.py", "padded")
+    buckets = [16 * 2**i for i in range(8)]
+    for tokens in (*range(1, 5000, 7), 16, 17, 2048, 2049, 4096):
+        whole, rest = 0, tokens
+        while rest > buckets[-1]:
+            whole, rest = whole + buckets[-1], rest - buckets[-1]
+        assert padded(tokens) == whole + min(b for b in buckets if b >= rest)
+
+
+def test_a_changed_or_missing_file_is_not_served(tmp_path):
+    check_files = load("05_serve_vllm.py", "check_files")
+    (tmp_path / "a").write_text("one")
+    (tmp_path / "b").write_text("two")
+    hashes = {n: hashlib.sha256((tmp_path / n).read_bytes()).hexdigest() for n in "ab"}
+    assert check_files(tmp_path, hashes) == 2
+    (tmp_path / "a").write_text("0ne")
+    with pytest.raises(helpers.UserError, match="'a': 'changed'.*Copy it again"):
+        check_files(tmp_path, hashes)
+    (tmp_path / "b").unlink()
+    with pytest.raises(helpers.UserError, match="'b': 'missing'"):
+        check_files(tmp_path, hashes)
+
+
+# -- The life of a server ------------------------------------------------------------------------
+
+FAKE = """
+import http.server, subprocess, sys, time
+mode, port = sys.argv[1], int(sys.argv[2])
+if mode == "dies":
+    print("(Worker pid=1) ERROR 11-21 04:09:03 [x.py:1] ValueError: the shard is broken")
+    sys.exit(1)
+if mode == "memory":
+    print("ValueError: Available memory is less than requested memory for kv (900.0 GiB).")
+    sys.exit(1)
+if mode == "hangs":
+    print("INFO 11-21 04:09:03 [x.py:1] compiling", flush=True)
+    time.sleep(600)
+if mode == "family":  # as vLLM: an engine and a worker below the server
+    code = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", code])
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+        self.wfile.write(b'{"error": {"message": "no such page"}}')
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def life(tmp_path, monkeypatch):
+    """A run directory with a model in it, and `start(mode)` that starts the stand-in."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
+    fake, model = tmp_path / "fake.py", tmp_path / "run" / "merged"
+    fake.write_text(FAKE)
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+
+    def start(mode="healthy", **options):
+        def command(engine, model, name, port, **_):
+            return [sys.executable, str(fake), mode, str(port)]
+        monkeypatch.setattr(server, "vllm_command", command)
+        return server.start("cpu", model, "name", **{"port": 0, "timeout": 20.0, **options})
+    yield start
+    for slot in ("server", "adapter"):
+        server.stop(slot)
+
+
+def gone(pids):
+    end = time.monotonic() + 5
+    while any(server._stat(pid) and server._stat(pid)[0] != "Z" for pid in pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_start_record_reuse_stop(life, capsys):
+    record = life()
+    saved = json.loads(server.record_path().read_text())
+    assert {"pid", "port", "base_url", "model", "model_path", "engine", "command", "started"} <= set(saved)
+    assert os.getsid(record["pid"]) == record["pid"] != os.getsid(0), "detached"
+    assert server.current()["pid"] == record["pid"]
+    assert life()["pid"] == record["pid"] and "reusing" in capsys.readouterr().out
+    assert server.stop() and gone([record["pid"]]) and not server.record_path().exists()
+    assert not server.stop(), "nothing left to stop"
+    with pytest.raises(helpers.UserError, match="Run 05_serve_vllm first"):
+        server.current()
+
+
+def test_another_or_a_newly_merged_model_replaces_the_server(life, tmp_path):
+    first = life()
+    (tmp_path / "run" / "merged" / "config.json").write_text('{"merged": "again"}')
+    second = life()
+    assert second["pid"] != first["pid"] and gone([first["pid"]])
+
+
+def test_two_slots_run_side_by_side_and_the_command_line_stops_both(life, tmp_path):
+    first, second = life(), life(slot="adapter")
+    assert server.current()["pid"] == first["pid"] != second["pid"]
+    done = subprocess.run([sys.executable, "-m", "helpers.server", "stop"], cwd=ROOT, text=True,
+                          capture_output=True, env={**os.environ, "RUN_DIR": str(tmp_path / "run")})
+    assert done.returncode == 0 and "stopped" in done.stdout, done.stderr
+    for record in (first, second):
+        assert not [p for p in server.members(record)]
+
+
+def test_stop_ends_the_whole_family(life):
+    record = life("family")
+    end = time.monotonic() + 5
+    while len(server.members(record)) < 3 and time.monotonic() < end:
+        time.sleep(0.05)
+    family = server.members(record)
+    assert len(family) == 3
+    server.stop()
+    assert gone(family)
+
+
+def test_a_killed_server_is_noticed_and_its_orphans_are_ended(life):
+    record = life("family")
+    time.sleep(0.5)
+    family = server.members(record)
+    os.kill(record["pid"], signal.SIGKILL)
+    assert gone([record["pid"]])
+    with pytest.raises(helpers.UserError, match="has died.*\nRun 05_serve_vllm again"):
+        server.current()
+    assert server.members(record), "the engine and the worker outlive it"
+    server.stop()
+    assert gone(family)
+
+
+@pytest.mark.parametrize("mode, message", [
+    ("dies", "ValueError: the shard is broken"), ("memory", "out of memory: .*900.0 GiB"),
+    ("hangs", "was not healthy within 1 s.*compiling")])
+def test_a_failed_start_says_why_and_leaves_nothing(life, mode, message):
+    with pytest.raises(helpers.UserError, match=message):
+        life(mode, timeout=1.0 if mode == "hangs" else 20.0)
+    assert not server.record_path().exists()
+
+
+def test_a_port_in_use_is_said_before_anything_starts(life):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(helpers.UserError, match="is in use.*ss -ltnp"):
+            life(port=other.getsockname()[1])
+    assert not server.record_path().exists()
+
+
+def test_another_process_with_the_same_number_is_left_alone(life):
+    record = life()
+    server.stop()
+    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        record["pid"] = stranger.pid  # the kernel gave the number away; the start time differs
+        helpers.write_json(server.record_path(), record)
+        with pytest.raises(helpers.UserError, match="has died"):
+            server.current()
+        server.stop()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_requests_to_a_dead_or_unwilling_server_give_one_line(life):
+    record = life()
+    with pytest.raises(helpers.UserError, match="HTTP 404: no such page"):
+        server.request(record, "/v1/models")
+    server.stop()
+    with pytest.raises(helpers.UserError, match="no server answers at .*Run 05_serve_vllm"):
+        server.request(record, "/health")
+
+
+def test_reasons_are_found_in_real_logs(tmp_path):
+    log = tmp_path / "log"
+    cases = {
+        "Traceback (most recent call last):\nOSError: [Errno 98] Address already in use\n":
+            "OSError: [Errno 98] Address already in use",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, User-specified max_model_len (100000) is greater than\n":
+            "Value error, User-specified max_model_len (100000) is greater than",
+        "(Worker pid=1) ERROR 11-21 04:20:12 [a.py:9]     assert loaded.shape == wanted\n"
+        "(Worker pid=1) ERROR 11-21 04:20:12 [a.py:9]            ^^^^^^^^^^\n"
+        "(Worker pid=1) ERROR 11-21 04:20:12 [a.py:9] AssertionError\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n":
+            "AssertionError in `assert loaded.shape == wanted`",
+        "vllm: error: unrecognized arguments: --foo\n": "vllm: error: unrecognized arguments: --foo",
+        'docker: Error response from daemon: Conflict. The container name "/x" is in use\n':
+            'docker: Error response from daemon: Conflict. The container name "/x" is in use',
+    }
+    for text, wanted in cases.items():
+        log.write_text("(APIServer pid=1) WARNING 11-21 04:19:40 [a.py:2] like `OSError: [Errno 24]`\n"
+                       + text)
+        assert server.reason(log, 1) == wanted
+    log.write_text("")
+    assert "SIGKILL" in server.reason(log, -9) and "exit status 3" in server.reason(log, 3)
+
+
+def test_the_client_repeats_the_reason_and_starts_anew_after_a_failure(tmp_path, monkeypatch):
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text("import json, sys\nfor line in sys.stdin:\n    words = json.loads(line)\n"
+                        "    if 'bad' in words: raise ValueError('no such model')\n"
+                        f"    print('text'); print({server.DONE!r}, flush=True)\n")
+    monkeypatch.setattr(server, "PYTHON", sys.executable)
+    monkeypatch.setattr(server, "LAUNCHER", str(launcher))
+    record = {"engine": "cpu", "model_path": "m"}
+    with server.Client(record, tmp_path, tmp_path / "client.log") as client:
+        client.run(["bench", "serve"])
+        process = client.process
+        client.run(["bench", "serve"])
+        assert client.process is process, "one process for many runs"
+        with pytest.raises(helpers.UserError, match="vllm bench serve failed: ValueError: no such model"):
+            client.run(["bench", "serve", "bad"])
+        client.run(["bench", "serve"])
+        last = client.process
+    assert last.poll() is not None, "nothing is left running"
+    assert "$ vllm bench serve" in (tmp_path / "client.log").read_text()
+
+
+# -- The real thing ------------------------------------------------------------------------------
+
+@needs_vllm
+@pytest.mark.slow
+def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
+    """The base model through vLLM: ids as rendered, a forced turn end, a kill -9 of the engine."""
+    from helpers import chat
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    model = ROOT / "assets" / "tiny_gemma4"
+    record = server.start("cpu", model, "tiny", port=0, timeout=900)
+    try:
+        tokenizer = chat.load_tokenizer(model)
+        for messages in ([{"role": "user", "content": "a 2-bit counter\n\n```verilog\n```"}],
+                         [{"role": "system", "content": " Be brief. "},
+                          {"role": "user", "content": "größer ≥ 3; \t tabs"},
+                          {"role": "assistant", "content": "```verilog\nmodule a; endmodule\n```"},
+                          {"role": "user", "content": "again"}]):
+            theirs = server.post(record, "/tokenize", {"model": "tiny", "messages": messages})
+            assert theirs["tokens"] == [int(i) for i in chat.prompt_ids(tokenizer, messages)]
+        ids, end = theirs["tokens"], chat.special_ids(tokenizer)[chat.TURN_END]
+        body = {"model": "tiny", "prompt": ids, "max_tokens": 20, "temperature": 0}
+        forced = server.post(record, "/v1/completions", {**body, "logit_bias": {str(end): 100}})
+        assert forced["choices"][0]["finish_reason"] == "stop"
+        assert forced["usage"]["completion_tokens"] == 1
+        with pytest.raises(helpers.UserError, match="404.*does not exist"):
+            server.post(record, "/v1/completions", {**body, "model": "other"})
+        family = server.members(record)
+        assert len(family) >= 3
+        for pid in family[1:]:
+            os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + 60
+        while server._alive(record) and server._healthy(record) and time.monotonic() < end:
+            time.sleep(0.5)
+        with pytest.raises(helpers.UserError, match="05_serve_vllm again"):
+            server.current()
+    finally:
+        server.stop()
+    assert gone(family)
+
+
+def test_no_server_survives_this_file():
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline")
+                if b"fake.py\0healthy" in _read(path) or b"fake.py\0family" in _read(path)]
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,169 @@
+"""01: its commands reach gcloud as meant, its script runs in order, its checks can fail.
+
+    .venv/bin/python -m pytest tests/test_setup_notebook.py
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, load
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+NOTEBOOK = "01_setup.py"
+(SLICES, shell, create_command, classic_command, bucket_commands, connect_command, vm_script,
+ worst_case) = load(NOTEBOOK, "SLICES", "shell", "create_command", "classic_command",
+                    "bucket_commands", "connect_command", "vm_script", "worst_case")
+
+
+def parses(text):
+    return subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).returncode == 0
+
+
+def every_command():
+    for name in SLICES:
+        for zone in SLICES[name]["zones, 2026"].split(", "):
+            for spot in (True, False):
+                yield create_command("vm", name, zone, 6, spot)
+                yield classic_command("vm", name, zone, spot)
+                yield classic_command("vm", name, zone, spot, queued=True)
+            yield from bucket_commands("a-bucket", zone)
+            yield connect_command("vm", zone)
+            yield connect_command("vm", zone, classic=True)
+
+
+def test_every_command_parses_and_arrives_unchanged():
+    for command in every_command():
+        text = shell(command)
+        assert parses(text), text
+        assert shlex.split(text.replace("\\\n", "")) == command
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_shell_quotes_anything(words):
+    words = [re.sub(r"[\x00\r\ud800-\udfff]", "x", word) for word in words]
+    assert shlex.split(re.sub(r" \\\n    (?=--|'--)", " ", shell(words))) == words
+
+
+def test_gcloud_gets_the_words(tmp_path):
+    stub = tmp_path / "gcloud"
+    stub.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+    command = create_command("vm", "v5p-8", "us-central1-a", 6, True)
+    run = subprocess.run(["bash", "-c", shell(command)], capture_output=True, text=True,
+                         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert run.stdout.splitlines() == command[1:]
+
+
+def test_every_new_machine_ends_by_itself():
+    for command in every_command():
+        if command[1:4] == ["compute", "instances", "create"]:
+            assert "--max-run-duration=6h" in command
+            assert "--instance-termination-action=DELETE" in command
+            assert "--maintenance-policy=TERMINATE" in command
+
+
+def test_slices_are_consistent():
+    for name, column in SLICES.items():
+        kind, number = name.split("-")
+        chips = int(number) // 2 if kind == "v5p" else int(number)
+        assert column["machine type"].endswith(f"-{chips}t")
+        assert column["machine type"].startswith({"v5p": "ct5p", "v6e": "ct6e"}[kind])
+        assert column["classic runtime"] == {"v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}[kind]
+    classic = classic_command("vm", "v6e-8", "z", True)
+    assert "--version=v2-alpha-tpuv6e" in classic and "--accelerator-type=v6e-8" in classic
+    assert "--spot" in classic and "--spot" not in classic_command("vm", "v6e-8", "z", False)
+
+
+def test_bucket_is_in_the_region_of_the_zone():
+    assert "--location=us-central1" in bucket_commands("b", "us-central1-a")[0]
+
+
+def test_vm_script_runs_in_order(tmp_path):
+    """With stand-ins for sudo, git, gcloud and tail, the script does its steps one after the other."""
+    log = tmp_path / "log"
+    stand_in = f'#!/usr/bin/env bash\necho "$(basename "$0") $*" >> {log}\n'
+    for name in ("sudo", "gcloud", "tail"):
+        (tmp_path / name).write_text(stand_in)
+    (tmp_path / "git").write_text(stand_in + f"""mkdir -p "$3/.venv/bin"
+for file in setup.sh run_all.sh .venv/bin/python; do
+  cp {tmp_path}/sudo "$3/$file"
+done
+""")
+    (tmp_path / "sleep").write_text(f"#!/usr/bin/env bash\nmkdir {tmp_path}/slept 2>/dev/null\n")
+    for name in ("sudo", "gcloud", "tail", "git", "sleep"):  # sleep succeeds once, then ends the loop
+        (tmp_path / name).chmod(0o755)
+    text = vm_script("https://example.org/it's.git", "a-bucket", "01", "04")
+    assert parses(text)
+    work = tmp_path / "work"
+    work.mkdir()
+    text = text.replace("/dev/shm/run", str(tmp_path / "run"))
+    run = subprocess.run(["bash", "-c", text], cwd=work, capture_output=True, text=True,
+                         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert run.returncode == 0, run.stderr
+    for _ in range(50):
+        lines = log.read_text().splitlines()
+        if sum("rsync" in line for line in lines) == 2 and any("run_all" in line for line in lines):
+            break
+        time.sleep(0.1)
+    order = [next(i for i, line in enumerate(lines) if word in line) for word in (
+        "add-apt-repository", "apt-get update", "python3.11-venv", "git clone", "setup.sh train",
+        "device_count", f"rsync -r gs://a-bucket/run {tmp_path}/run")]
+    assert order == sorted(order), lines
+    last = lines[order[-1] + 1:]  # these two in either order: both go on in the background
+    assert any("run_all.sh 01 04" in line for line in last)
+    assert any(f"rsync -r {tmp_path}/run gs://a-bucket/run" in line for line in last)
+    assert "TMPDIR=/dev/shm" in text
+
+
+@pytest.mark.parametrize(("name", "good", "bad", "says"), [
+    ("check_python", ((3, 11, 7),), ((3, 10, 12),), "deadsnakes"),
+    ("check_python", ((3, 12, 1),), ((3, 13, 0),), "3.11 is needed"),
+    ("check_space", ("x", 70, 62.5), ("x", 12, 62.5), "TMPDIR=/dev/shm"),
+    ("check_devices", (4, (4, 8)), (1, (4, 8)), "sees 1 device, not 4 or 8"),
+    ("check_devices", (1, (1,)), (0, (1,)), "sees 0 devices"),
+    ("check_icarus", ("Icarus Verilog version 11.0 (stable) ()",), ("",), "apt-get install"),
+    ("check_icarus", ("Icarus Verilog version 12.0 (stable)",),
+     ("Icarus Verilog version 13.0 (devel)",), "11 or 12 is needed"),
+])
+def test_checks_can_pass_and_fail(name, good, bad, says):
+    check = load(NOTEBOOK, name)
+    assert check(*good)[0] is True
+    fine, message = check(*bad)
+    assert fine is False and says in message and "\n" not in message
+
+
+def test_worst_case_is_chips_times_hours():
+    assert worst_case("v5p-8", 1) == pytest.approx(16.80)
+    assert worst_case("v6e-8", 2) == pytest.approx(2 * 21.52)
+    assert worst_case("v6e-1", 8) == pytest.approx(21.52)
+
+
+def test_a_machine_that_is_not_ready_gets_one_clear_error(tmp_path):
+    """As the 31B, on a machine without a TPU: setup.json is written, then one error, no traceback."""
+    source = (ROOT / NOTEBOOK).read_text().replace('"bash", "setup.sh"', '"true"')
+    copy = tmp_path / "notebook.py"
+    copy.write_text(source)
+    run = subprocess.run([str(ROOT / ".venv/bin/python"), str(copy)], cwd=ROOT, text=True,
+                         capture_output=True, env={**os.environ, "SIZE": "31b", "MPLBACKEND": "agg",
+                                                   "RUN_DIR": str(tmp_path / "run")})
+    assert run.returncode == 1
+    assert "Error: this machine is not ready." in run.stderr and "Traceback" not in run.stderr
+    assert not json.loads((tmp_path / "run" / "setup.json").read_text())["checks"]["devices"]["fine"]
+
+
+@pytest.mark.series
+def test_setup_json_of_the_run():
+    folder = Path(os.environ.get("RUN_DIR", ROOT / "runs" / "tiny"))
+    if not folder.is_dir():
+        pytest.skip(f"no finished run in {folder}: ./run_all.sh makes one")
+    written = json.loads((folder / "setup.json").read_text())
+    assert all(check["fine"] for check in written["checks"].values())
+    assert written["python"].startswith("3.1") and written["icarus"].startswith("Icarus Verilog")
