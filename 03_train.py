@@ -52,7 +52,7 @@ sys.path.insert(0, str(root))
 
 # %%
 # Install what the series needs into this Python; once it is there, this takes a second.
-subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
 
 # %%
 # What this machine is. Every result below was made with these versions.
@@ -61,10 +61,8 @@ import helpers
 helpers.machine(devices=4)
 
 # %% [markdown]
-# ## 1. Settings
-# Rank, alpha, peak learning rate, warm-up, weight decay and the checkpoint interval of the full
-# size are those of the published recipe (h2loop, arXiv 2605.25645). What we change on purpose is
-# marked: packed rows, no dropout (section 5), clipping, a bfloat16 model with float32 adapters.
+# The libraries: JAX and Flax NNX hold the model, Optax is the optimizer, Grain the data pipeline,
+# Orbax the checkpoints. Tunix (model and trainer) and Qwix (LoRA) appear where they first matter.
 
 # %%
 import html
@@ -87,7 +85,13 @@ from IPython.display import HTML, display
 from helpers import chat, gemma, style
 from helpers.machine import published
 
+# %% [markdown]
+# ## 1. Settings
+# Rank, alpha, peak learning rate, warm-up, weight decay and the checkpoint interval of the full
+# size are those of the published recipe (h2loop, arXiv 2605.25645). What we change on purpose is
+# marked: packed rows, no dropout (section 5), clipping, a bfloat16 model with float32 adapters.
 
+# %%
 @dataclass(frozen=True)
 class Settings:
     # ── LoRA ──
@@ -210,7 +214,7 @@ mesh_table(config)
 
 # %%
 try:
-    gemma.make_mesh(config, shape=(1, 8), devices=jax.devices() * 2)
+    gemma.make_mesh(config, shape=(1, 8), devices=jax.devices()[:1] * 8)
 except helpers.UserError as error:
     print(f"refused: {error}")
 
@@ -222,7 +226,7 @@ except helpers.UserError as error:
 # it.
 
 # %%
-from tunix.models.gemma4.model import Gemma4, RematConfig
+from tunix.models.gemma4.model import RematConfig
 
 config.remat_config = RematConfig[cfg.remat]
 
@@ -234,7 +238,7 @@ def device_gib(state):
 
 
 with helpers.phase("shapes of base and adapters"):
-    shapes = gemma.place(nnx.eval_shape(lambda: Gemma4(config, rngs=nnx.Rngs(0))), mesh)
+    shapes = gemma.abstract_base(config, mesh)
     base_gib, base_parameters = device_gib(nnx.state(shapes)), sum(
         array.size for array in jax.tree.leaves(nnx.state(shapes)))
     shapes = gemma.inject_lora(shapes, cfg.rank, cfg.alpha, mesh, cfg.targets)
@@ -254,7 +258,8 @@ budget.to_frame("GiB per device").style.format("{:.4g}")
 with helpers.phase(f"loading {base_parameters / 1e6:,.1f} M parameters"):
     model = gemma.place(gemma.load_base(base, config, mesh), mesh)
 first = model.layers[0]
-for name, weight in (("q_einsum", first.attn.q_einsum.w), ("gate_proj", first.mlp.gate_proj.kernel)):
+for name, weight in (("q_einsum", first.attn.q_einsum.w),
+                     ("gate_proj", first.mlp.gate_proj.kernel)):
     shape, sharding = weight.shape, weight.get_value().sharding
     print(f"{name}: {shape} {weight.dtype}, {sharding.spec}, "
           f"on each device {sharding.shard_shape(shape)}")
@@ -422,6 +427,7 @@ real = batch.segment_ids[0, 0] > 0
 allowed = np.asarray(packed_mask(batch.segment_ids[0, :1])[0]) & real[:, None]
 fig, axes = style.figure(8, 3.6, columns=2, width_ratios=[1, 1.3])
 axes[0].imshow(allowed, cmap="Blues", interpolation="nearest")
+axes[0].grid(False)
 axes[0].set(title="Who may look at whom", xlabel="token looked at", ylabel="token")
 axes[1].plot(batch.positions[0, 0], color=style.BLUE, label="position")
 trained = np.flatnonzero(batch.loss_mask[0, 0])
@@ -567,7 +573,7 @@ def make_eval_step(model, loss_fn):
 # program as step one.
 
 # %%
-from tunix.sft import peft_trainer, sharding_utils
+from tunix.sft import hooks, peft_trainer, sharding_utils
 
 
 class PackedTrainer(peft_trainer.PeftTrainer):
@@ -658,16 +664,8 @@ class StepLog:
         note = f" | best {min(self.validations):.4f}, {since} validations ago" if since else ""
         print(f"step {step}/{self.steps} | validation loss {loss:.4f}{note}", flush=True)
 
-# %% [markdown]
-# What remains is small: where batches come from (and the position that a checkpoint must keep),
-# what goes into a checkpoint beside the arrays, and when to validate. Validation is one compiled
-# call over the held-out rows, so its loss is a mean over tokens, too.
-
 # %%
-from tunix.sft.hooks import DataHooks
-
-
-class Batches(DataHooks):
+class Batches(hooks.DataHooks):
     """Where the trainer gets its batches, and the position that a checkpoint keeps."""
 
     def __init__(self, dataset, steps):
@@ -680,7 +678,12 @@ class Batches(DataHooks):
     def load_next_eval_batch(self, trainer):
         return None  # validation is one call on one batch, made by the trainer below
 
+# %% [markdown]
+# What remains is small: what a checkpoint holds beside the arrays, what is logged, and when to
+# validate. Validation is one compiled call over the held-out rows, so its loss is a mean over
+# tokens, too.
 
+# %%
 class LoggedTrainer(PackedTrainer):
     """Adds the log, validation, and checkpoints that hold the data's position and the recipe."""
 
@@ -762,8 +765,8 @@ if cfg.fresh:
     checkpoints.rmtree()
     checkpoints.mkdir()
 step = refuse_another_recipe(checkpoints, recipe)
-found = f"continuing from step {step} of {steps}" if step else f"starting at step 0 of {steps}"
-print(f"{found}; checkpoints in {cfg.checkpoints or 'train/checkpoints'}")
+found = f"resuming from step {step} of {steps}" if step else f"starting at step 0 of {steps}"
+print(f"{found}{', nothing left to train' * (step == steps)}; checkpoints in {cfg.checkpoints or 'train/checkpoints'}")
 
 # %% [markdown]
 # Now the trainer itself. Its constructor restores the newest checkpoint. The first compilation
@@ -807,7 +810,7 @@ held = {"base weights": device_gib(frozen), "adapters": device_gib(adapters),
 beyond = {"temporaries of the step (compiled)": memory.temp_size_in_bytes / 2**30,
           "fresh outputs (compiled)": (memory.output_size_in_bytes
                                        - memory.alias_size_in_bytes) / 2**30}
-fit = pd.DataFrame({"budget": budget, "held": held | beyond}).rename_axis("GiB per device")
+fit = pd.DataFrame({"budget": budget, "held": pd.Series(held | beyond)}).rename_axis("GiB per device")
 limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", float("nan")) / 2**30
 print(f"sum {fit.held.sum():.4g} GiB of {limit:.4g} GiB per device (nan: a CPU has no such limit)")
 assert not fit.held.sum() > limit, "this does not fit: lower rows_per_device, or set remat"
@@ -870,7 +873,8 @@ for sample, *texts in zip(samples, before, after, [sample["answer"] for sample i
     display(HTML(f"<p><i>{asked}</i></p><table><tr>{columns}</tr></table>"))
 same = sum(text.strip() == sample["answer"].strip() for text, sample in zip(after, samples))
 ended = sum(text.rstrip().endswith("```") for text in after)
-print(f"of {len(samples)} tuned answers {same} equal the data set's to the letter, {ended} end in a fence")
+print(f"of {len(samples)} tuned answers {same} equal the data set's to the letter, "
+      f"{ended} end with their fence closed")
 
 # %% [markdown]
 # ## 12. The published run beside ours
@@ -899,7 +903,8 @@ kind = kinds.get(jax.devices()[0].device_kind)
 steady = train.iloc[3:]  # the first steps warm caches up
 lines["this run, measured"] = run_line(
     meta["base_model"], base_parameters, train.seconds.sum() / 3600,
-    steady.real_tokens.sum() / steady.seconds.sum(), helpers.chip(kind) if kind else None, mesh.size)
+    steady.real_tokens.sum() / steady.seconds.sum(), helpers.chip(kind) if kind else None,
+    mesh.size)
 runs = pd.DataFrame(lines).T
 assert not (runs["utilisation at 4N"] > 1).any(), "above the peak: a number is wrong"
 runs.style.format({"hours": "{:.3g}", "real tokens/s": "{:,.0f}", "USD": "{:.2f}",
@@ -980,10 +985,8 @@ helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
     "val_loss_before": float(val.val_loss.iloc[0]), "val_loss_after": float(val.val_loss.iloc[-1]),
     "examples_per_step": rows_per_step * meta["examples_per_row"]})
 assert final == steps, "the run is not finished"
-for path in sorted(checkpoints.iterdir()):
-    files = [file for file in path.glob("**/*") if file.is_file()]
-    size = sum(file.stat().length for file in files)
-    print(f"{path.name}: {len(files)} files, {size / 1e6:.1f} MB")
+for path in sorted(checkpoints.iterdir(), key=lambda path: int(path.name)):
+    print(f"{path.name}: {', '.join(sorted(item.name for item in path.iterdir()))}")
 
 # %% [markdown]
 # ## Recap

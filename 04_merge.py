@@ -51,7 +51,7 @@ sys.path.insert(0, str(root))
 
 # %%
 # Install what the series needs into this Python; once it is there, this takes a second.
-subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
 
 # %%
 # What this machine is. Every result below was made with these versions.
@@ -70,7 +70,6 @@ import errno
 import hashlib
 import json
 import math
-import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -103,9 +102,9 @@ cfg = helpers.choose(FULL, E2B, TINY)
 
 # %% [markdown]
 # ## 2. What notebook 03 left
-# The recipe says how the adapters were trained. Two numbers decide the merge: the **rank** `r`, the
-# inner size of every adapter pair, and **alpha**. LoRA (low-rank adaptation) computes
-# `W x + (alpha / r) · B A x`, so the factor that multiplies each product is `alpha / r`.
+# The recipe says how the adapters were trained. Two numbers decide the merge: the **rank** `r`,
+# the inner size of every adapter pair, and **alpha**. LoRA (low-rank adaptation) adds `(alpha / r)
+# · x A B` to what a frozen weight makes of its input `x`: `alpha / r` scales every delta.
 
 # %%
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
@@ -406,8 +405,8 @@ print(f"{len(targets)} modules, {sum(len(t.names) for t in targets)} matrices: a
 # prove it on random input `x`: our `ΔW x` must equal the einsum that Qwix runs in training.
 #
 # ### 6.1 Query: `q_einsum`
-# `A (D, r)`, `B (r, N, H)`. HF lists the rows of `q_proj` head by head, so `N` and `H` fold into one
-# axis, in that order.
+# `A (D, r)`, `B (r, N, H)`. HF lists the rows of `q_proj` head by head, so `N` and `H` fold into
+# one axis, in that order.
 
 # %%
 def q_factors(a, b):
@@ -431,9 +430,10 @@ proof("q_einsum", q_factors, "td,dr,rnh->tnh", adapters, lambda a, b: a.shape[0]
 
 # %% [markdown]
 # ### 6.2 Key and value, fused: `kv_einsum`
-# `A (D, r)`, `B (r, 2, K, H)`. One `A` serves both; `B` holds the keys' half at index 0 of its second
-# axis, the values' at index 1. So `k_proj` and `v_proj` share `A` and differ in `B`. (A PEFT run
-# would have trained two independent `A`s: Tunix's adapter has `D·r` fewer numbers per layer.)
+# `A (D, r)`, `B (r, 2, K, H)`. One `A` serves both; `B` holds the keys' half at index 0 of its
+# second axis, the values' at index 1. So `k_proj` and `v_proj` share `A` and differ in `B`. (A
+# PEFT run would have trained two independent `A`s: Tunix's adapter has `D·r` fewer numbers per
+# layer.)
 
 # %%
 def kv_factors(a, b):
@@ -445,9 +445,9 @@ proof("kv_einsum", kv_factors, "td,dr,rckh->tckh", adapters, lambda a, b: a.shap
 
 # %% [markdown]
 # ### 6.3 Key alone: `k_einsum`
-# In the full-attention layers of the 31B (and of the tiny model) the values *are* the keys' projection:
-# there is no `v_proj` in the base, and one matrix to change. `A (D, r)`, `B (r, K, H)` with the
-# smaller number of key heads and the larger head size of these layers.
+# In the full-attention layers of the 31B (and of the tiny model) the values *are* the keys'
+# projection: there is no `v_proj` in the base, and one matrix to change. `A (D, r)`, `B (r, K, H)`
+# with the smaller number of key heads and the larger head size of these layers.
 
 # %%
 def k_factors(a, b):
@@ -514,13 +514,13 @@ def add_delta(rows, a, b, scale):
 
 plan = plan_merge(targets, adapters, prefix)
 name = f"{prefix}layers.0.self_attn.k_proj.weight"
-a, b = plan[name]
-rows = np.random.default_rng(0).normal(size=(b.shape[1], a.shape[0])).astype(ml_dtypes.bfloat16)
+a, b = plan[name][0], plan[name][1][:, :64]  # its first 64 rows, on a random base
+rows = np.random.default_rng(0).normal(size=(64, len(a))).astype(ml_dtypes.bfloat16)
 merged, _ = add_delta(rows, a, b, scale)
 exact = rows.astype(np.float64) + scale * (a.astype(np.float64) @ b.astype(np.float64)).T
-error = np.abs(np.asarray(merged).astype(np.float64) - exact) / np.abs(exact)
+error = np.abs(np.asarray(merged, np.float64) - exact) / np.maximum(np.abs(exact), 0.01)
 print(f"{name}: largest relative error {error.max():.5f}; half a bfloat16 step is {2**-8:.5f}")
-assert error.max() < 2**-8 * 1.001
+assert error.max() < 2**-8 * 1.01
 
 # %% [markdown]
 # A tensor is cut into blocks of whole rows, all of one size, so that JAX compiles `add_delta` once
@@ -588,28 +588,35 @@ def write_shard(source, target, plan, scale, block_bytes, done):
 
 # %% [markdown]
 # Now the folder. Everything is written into a hidden neighbour, `.merged.partial`, forced to disk
-# and renamed at the very end: a folder called `merged/` is a finished one, whatever happens. Config,
-# tokenizer, chat template and processor files are carried over, the index too, because shards and
-# names are the base's own.
+# and renamed at the very end: a folder called `merged/` is a finished one, whatever happens.
+# Config, tokenizer, chat template and processor files are carried over, the index too, because
+# shards and names are the base's own.
 
 # %%
 def merge_model(base, out, plan, scale, block_bytes):
     """Write base + delta as a complete model folder; returns (files, tensors, norms)."""
     base, files, hashes, norms = Path(base), {}, {}, {}
     tensors = open_base(base)
+    assert set(plan) <= set(tensors), set(plan) - set(tensors)  # check() has made sure
     shards = sorted({tensor.file for tensor in tensors.values()})
-    sizes = {shard: shard.stat().st_size for shard in shards}
     free = shutil.disk_usage(out.parent).free
-    if free < sum(sizes.values()) * 1.01:
+    total, written = sum(shard.stat().st_size for shard in shards), 0
+    if free < total * 1.01:
         raise helpers.UserError(f"{out.parent} has {free / 1e9:.2f} GB free, the merged model "
-                                f"needs {sum(sizes.values()) / 1e9:.2f}. Set RUN_DIR elsewhere.")
-    progress = helpers.Progress(round(sum(sizes.values()) / 2**20), "merging, MiB")
+                                f"needs {total / 1e9:.2f}. Set RUN_DIR elsewhere.")
+    progress = helpers.Progress(total >> 20, "MiB merged:")
+
+    def done(count):
+        nonlocal written
+        written += count
+        if written >> 20 > progress.count:
+            progress.update((written >> 20) - progress.count)
+
     try:
         with helpers.atomic_dir(out) as folder:
             for shard in shards:
                 files[shard.name], tensor_hashes, tensor_norms = write_shard(
-                    shard, folder / shard.name, plan, scale, block_bytes,
-                    lambda count: progress.update(count / 2**20))
+                    shard, folder / shard.name, plan, scale, block_bytes, done)
                 hashes.update(tensor_hashes)
                 norms.update(tensor_norms)
             for side in sorted(base.iterdir()):
@@ -622,15 +629,13 @@ def merge_model(base, out, plan, scale, block_bytes):
         shutil.rmtree(out.with_name(f".{out.name}.partial"), ignore_errors=True)
         raise helpers.UserError(f"the disk of {out.parent} is full; the unfinished copy is gone. "
                                 "Free some space or set RUN_DIR, then run again.") from error
-    unused = set(plan) - set(norms)
-    assert not unused, unused
     return files, hashes, norms
 
 # %% [markdown]
 # Merging takes minutes at 31B, so a second run must not repeat it. `fingerprint` condenses
-# everything the result depends on: the recipe, the adapters' bytes, and name, size, time and header
-# of each file of the base. If `merge.json` carries the same fingerprint, it describes what is in the
-# folders. It is deleted before we touch them and written when all is done.
+# everything the result depends on: the recipe, the adapters' bytes, and name, size, time and
+# header of each file of the base. If `merge.json` carries the same fingerprint, it describes what
+# is in the folders. It is deleted before we touch them and written when all is done.
 
 # %%
 def fingerprint(base, adapters, scale, text_only):
@@ -653,7 +658,7 @@ adapter_hashes, mark = fingerprint(base, adapters, scale, cfg.text_only)
 record = helpers.read_json(record_path) if record_path.exists() else {}
 todo = record.get("fingerprint") != mark or not (out / "config.json").exists()
 if todo:
-    record_path.unlink(missing_ok=True)
+    record_path.unlink(missing_ok=True)  # from here on nothing claims to be finished
     with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors into {out}"):
         files, hashes, norms = merge_model(base, out, plan, scale, cfg.block_mib << 20)
 else:
@@ -662,17 +667,31 @@ pd.DataFrame([(path.name, path.stat().st_size) for path in sorted(out.iterdir())
              columns=["file in merged/", "bytes"]).set_index("file in merged/")
 
 # %% [markdown]
+# What this costs on a checkpoint five layers deep and as wide as the 31B (5.1 GB, three shards,
+# largest tensor 231 MB, rank 64), measured with `tests/benchmarks/bench_merge.py` on two busy CPU
+# cores. Time is relative to copying the same files with fsync; memory is anonymous memory without
+# the adapters:
+#
+# | | time / copy | peak memory |
+# |---|---|---|
+# | this notebook | 2.0 to 2.3 | 0.33 GB |
+# | load everything, add, save one file (as the published script) | 8.0 | 10.4 GB |
+# | PEFT `merge_and_unload` | 6.2 | 6.6 GB |
+#
+# The notebook's peak does not depend on the number of layers; the others' grows with the model.
+# `add_delta` takes 4 ms for a block of 4 MB, the same lines in NumPy 32 ms.
+#
 # ## 8. The adapter alone, in PEFT's format
 # A few megabytes instead of a second model: the [PEFT](https://github.com/huggingface/peft) format
-# is two matrices per HF module, `lora_A [r, in]` and `lora_B [out, r]`, with a small config. `k_proj`
-# and `v_proj` get the shared `A` each. The pattern of `target_modules` names the language
+# is two matrices per HF module, `lora_A [r, in]` and `lora_B [out, r]`, with a small config.
+# `k_proj` and `v_proj` get the shared `A` each. The pattern of `target_modules` names the language
 # model's layers only: the vision tower has a `q_proj`, too, of a class that PEFT refuses.
 #
-# One line is special. Where `V = K`, there is no `v_proj`, yet we store the `k_proj` adapter a second
-# time under that name. vLLM loads such a layer's `k_proj` weight into the K and the V part of one
-# fused matrix, but an adapter for `k_proj` reaches the K part only; the copy supplies
-# the V part. PEFT finds no such module and ignores it. `tests/test_merge.py` fails on the day vLLM
-# no longer needs this.
+# One line is special. Where `V = K`, there is no `v_proj`, yet we store the `k_proj` adapter a
+# second time under that name. vLLM loads such a layer's `k_proj` weight into the K and the V part
+# of one fused matrix, but an adapter for `k_proj` reaches the K part only; the copy supplies the V
+# part. PEFT finds no such module and ignores it. `tests/test_merge.py` fails on the day vLLM no
+# longer needs this.
 
 # %%
 def write_tensors(path, entries):
@@ -763,6 +782,7 @@ def export_text(merged, out, prefix):
 text_files = record.get("text_files", {})
 if todo:
     text_out = helpers.run_dir("merged_text")
+    shutil.rmtree(text_out, ignore_errors=True)  # none at all rather than an old one
     text_files = export_text(out, text_out, prefix) if cfg.text_only else {}
 print("merged_text/:", ", ".join(text_files) or "not asked for")
 
@@ -813,7 +833,7 @@ def verify(base, merged, plan, scale, record, samples):
             raise helpers.UserError(f"{merged}: {name} is not what merge.json says. Run this again "
                                     "after deleting merge.json.")
         if name not in plan:
-            assert np.array_equal(raw, data), name
+            assert hashlib.sha256(raw).hexdigest() == known["base"], name
             continue
         a, b = plan[name]
         for start in range(0, len(old), 1024):  # in slices, to stay small
@@ -837,8 +857,8 @@ print(f"{merged_count} merged tensors: at most {worst:.4f} steps from the exact 
 # %% [markdown]
 # ## 12. What the fine-tune touched
 # The norms that `add_delta` summed up on the way give the size of each change relative to its
-# matrix, `‖ΔW‖ / ‖W‖`. One row per kind, one column per layer; grey where a layer has no such matrix.
-# The second number to watch is what rounding the sum to the base's type has cost.
+# matrix, `‖ΔW‖ / ‖W‖`. One row per kind, one column per layer; grey where a layer has no such
+# matrix. The second number to watch is what rounding the sum to the base's type has cost.
 
 # %%
 def norm_table(record):
@@ -856,10 +876,11 @@ display(changes.groupby("kind", sort=False)[["delta %", "rounding %"]].agg(["min
         .round(2))
 
 # %% [markdown]
-# Rounding to bfloat16 moves every weight by up to 0.4 % of itself (0.16 % on average), whatever the
-# delta is. The smaller the fine-tune, the more of it this noise covers: `rounding %` is its size
-# against the delta's. It is noise without a direction, so most of a delta survives even then, but it
-# is why we add once, in float32, and why the float32 adapter is kept beside the merged model.
+# Rounding to bfloat16 moves every weight by up to 0.4 % of itself (0.16 % on average), whatever
+# the delta is. The smaller the fine-tune, the more of it this noise covers: `rounding %` is its
+# size against the delta's. It is noise without a direction, so most of a delta survives even then,
+# but it is why we add once, in float32, and why the float32 adapter is kept beside the merged
+# model.
 
 # %%
 def draw_changes(changes, name, source):
@@ -896,17 +917,32 @@ draw_changes(changes, "04_delta", f"measured, {recipe['base_model']}, step {reco
 # the vocabulary at every position: Tunix with adapters, HF with the merged folder, HF with base and
 # PEFT adapter, vLLM with the merged folder, vLLM with base and adapter (`--enable-lora`).
 #
-# PARITY_TABLE
+# Measured by that test (tiny base, random `A` and `B`, 990 positions x 1,280 tokens, two CPU
+# cores):
+#
+# | max (mean) of \|Δ log-probability\| | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
+# |---|---|---|
+# | Tunix with adapters | 0 | 0.36 (0.040) |
+# | HF, merged | 9.6e-6 (9.4e-7) | 0 |
+# | HF, base + PEFT adapter | 1.1e-5 (8.4e-7) | 0.34 (0.035) |
+# | vLLM, merged | 1.1e-5 (1.0e-6) | 0.35 (0.035) |
+# | vLLM, base + adapter | 9.6e-6 (9.0e-7) | 0.44 (0.039) |
+# | vLLM, base + adapter without the copied `v_proj` | **1.1** (0.095) | **2.4** (0.19) |
+# | HF, base alone | 6.6 (0.96) | 15 (2.6) |
+# | the base alone, HF against vLLM | | (0.031) |
+#
+# In float32 the five paths are one model. In bfloat16 they differ by about as much as two engines
+# differ on the untouched base, which is the noise of the arithmetic and not of the merge.
 #
 # ## 14. On the TPU machines
-# For the 31B, base (62.5 GB) and `merged/` (as much again) live in `/dev/shm`: a TPU machine's boot
-# disk of 97 GB cannot hold them, its memory can. The merge itself needs a few gigabytes. Training and
-# serving are two machines, so the result travels through a bucket in their region:
+# For the 31B, base (62.5 GB) and `merged/` (as much again) live in `/dev/shm`: a TPU machine's
+# boot disk of 97 GB cannot hold them, its memory can. The merge itself needs a few gigabytes.
+# Training and serving are two machines, so the result travels through a bucket in their region:
 #
 # ```bash
 # # on the v5p-8, after notebook 03
 # RUN_DIR=/dev/shm/run SIZE=31b ./run_all.sh 04 04
-# gcloud storage cp -r /dev/shm/run/merged /dev/shm/run/adapter /dev/shm/run/merge.json gs://BUCKET/run/
+# gcloud storage cp -r /dev/shm/run/{merged,adapter,merge.json} gs://BUCKET/run/
 # # on the v6e-8, before notebook 05
 # mkdir -p /dev/shm/run && gcloud storage cp -r "gs://BUCKET/run/*" /dev/shm/run/
 # ```
@@ -937,8 +973,8 @@ draw_changes(changes, "04_delta", f"measured, {recipe['base_model']}, step {reco
 # | vLLM with `--enable-lora` differs from the merged model | an adapter without the copied `v_proj` | use `adapter/` as written here |
 #
 # ## Exercises
-# 1. Half a fine-tune: merge with `scale` times 0.5 into another folder. Which pass rate does notebook
-#    07 give it?
+# 1. Half a fine-tune: merge with `scale` times 0.5 into another folder. Which pass rate does
+#    notebook 07 give it?
 #
 # <details><summary>Solution</summary>
 #
@@ -950,10 +986,10 @@ draw_changes(changes, "04_delta", f"measured, {recipe['base_model']}, step {reco
 #
 # <details><summary>Solution</summary>
 #
-# Take `a, b = plan[name]`, round `delta = scale * (a @ b).T` to bfloat16, add it to the bfloat16 base
-# and compare with `add_delta`. The sum is rounded as before, but the delta's own rounding
-# (0.16 % of it on average) comes on top: far less than the final rounding. What hurts is many such additions in
-# a row, or a product `a @ b` in bfloat16.
+# Take `a, b = plan[name]`, round `delta = scale * (a @ b).T` to bfloat16, add it to the bfloat16
+# base and compare with `add_delta`. The sum is rounded as before, but the delta's own rounding
+# (0.16 % of it on average) comes on top: far less than the final rounding. What hurts is many such
+# additions in a row, or a product `a @ b` in bfloat16.
 # </details>
 #
 # Next: [05 · Serve it with vLLM](05_serve_vllm.ipynb).

@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | **Needs** | 31b: a v6e-8 with Docker. e2b: one v6e chip. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
-# | **Takes** | `merged/`, `adapter/` and `merge.json` of 04; `data/meta.json` and `data/samples.json` of 02 |
+# | **Takes** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Makes** | a running server; `serve/server.json` (process, port, model, command), `serve/server.log` |
 # | **Costs** | tiny: a minute. 31b: about 10 minutes until the first answer (published), 3.60 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
 #
@@ -52,7 +52,7 @@ sys.path.insert(0, str(root))
 
 # %%
 # Install what the series needs into this Python; once it is there, this takes a second.
-subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
 
 # %%
 # What this machine is. Every result below was made with these versions.
@@ -65,7 +65,9 @@ helpers.machine()
 # The engine decides what runs: `tpu-docker` and `gpu-docker` start a container, `cpu` starts
 # vLLM's CPU build from `.venv-serve`. It is the same vLLM with the same flags and the same HTTP
 # interface, so everything after the start is identical. `max_model_len` is the longest prompt plus
-# answer; notebook 06 needs 15,360 + 512 tokens at 31b.
+# answer; notebook 06 needs 15,360 + 512 tokens at 31b. (Of the small models vLLM's own TPU release
+# tests say, as of August 2026: performance failing, correctness untested. Take e2b on a TPU as a
+# trial.)
 
 # %%
 import time
@@ -128,7 +130,7 @@ def check_files(folder, hashes):
 
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
-recipe, meta = merge["recipe"], helpers.read_json(helpers.run_dir("data", "meta.json"))
+recipe = merge["recipe"]
 print(f"{check_files(merged, merge['files'])} files as merged: step {merge['step']}, "
       f"rank {recipe['rank']}, base {recipe['base_model']}")
 
@@ -141,8 +143,8 @@ print(f"{check_files(merged, merge['files'])} files as merged: step {merge['step
 # %%
 def command_for(engine, **options):
     """The command for the 31B as this notebook would start it on that machine."""
-    return server.vllm_command(engine, Path("/dev/shm/gemma4/merged"), FULL.name, FULL.port,
-                               results="/dev/shm/gemma4/bench", **options)
+    return server.vllm_command(engine, Path("/dev/shm/run/merged"), FULL.name, FULL.port,
+                               results="/dev/shm/run/bench", **options)
 
 
 tpu = command_for("tpu-docker", max_model_len=FULL.max_model_len,
@@ -177,7 +179,7 @@ REASONS = {
     "--disable-chunked-mm-input": "TPU images refuse to split an image over two steps; text "
                                   "prefill is still chunked, at 2,048 tokens and above",
     "--gpus": "all GPUs of the machine",
-    "--enforce-eager": "CPU: skip compilation, 13 s of a start that takes 25 s without it",
+    "--enforce-eager": "CPU: no compilation; a start takes 25 s instead of 38 to 55 (measured)",
 }
 
 
@@ -309,14 +311,13 @@ display(table.set_index("a step with").style.format({"wasted": "{:.0%}"}))
 #
 # ```bash
 # sudo usermod -aG docker "$USER"   # once, then log in again: docker without sudo
-# mkdir -p /dev/shm/gemma4
-# gcloud storage rsync --recursive "gs://$BUCKET/gemma4/merged" /dev/shm/gemma4/merged
-# gcloud storage cp "gs://$BUCKET/gemma4/merge.json" /dev/shm/gemma4/
-# export SIZE=31b RUN_DIR=/dev/shm/gemma4
+# mkdir -p /dev/shm/run             # merged/, merge.json, data/meta.json, data/samples.json:
+# gcloud storage cp -r "gs://$BUCKET/run/*" /dev/shm/run/
+# export SIZE=31b RUN_DIR=/dev/shm/run
 # ./run_all.sh 05 07                # or open the notebooks one by one
 # docker logs --tail 20 gemma4-vllm # while it runs
 # .venv/bin/python -m helpers.server stop
-# gcloud storage rsync --recursive /dev/shm/gemma4/bench "gs://$BUCKET/gemma4/bench"
+# gcloud storage cp -r /dev/shm/run/bench "gs://$BUCKET/run/"
 # docker volume ls --filter name=vllm-xla-cache  # stays, so the next start is warm
 # ```
 
@@ -332,8 +333,7 @@ server.prepare(cfg.engine)
 record = server.start(
     cfg.engine, merged, cfg.name, port=cfg.port, host=cfg.host, timeout=cfg.timeout,
     max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
-    data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
-    results=helpers.run_dir("bench"))
+    data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype)
 print(f"process {record['pid']}, serving {record['model_path']} as {record['model']}, "
       f"ready after {record['ready_seconds']:.0f} s")
 
@@ -505,8 +505,7 @@ print(f"{record['model']} at {record['base_url']}: process {record['pid']}, "
 again = server.start(
     cfg.engine, merged, cfg.name, port=cfg.port, host=cfg.host, timeout=cfg.timeout,
     max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
-    data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
-    results=helpers.run_dir("bench"))
+    data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype)
 assert again["pid"] == record["pid"]
 
 # %% [markdown]
@@ -539,7 +538,7 @@ assert again["pid"] == record["pid"]
 #     print(memory_plan(config_31b, v6e.hbm, 4, 1, kv, CHECKPOINT)["requests of 16,384"])
 # ```
 #
-# 26 and 53: half of the table's rows with two copies, rounded down.
+# 27 and 55: half of what two such copies hold.
 # </details>
 #
 # 2. Ask the server for three different answers to one prompt in one request.

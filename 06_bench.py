@@ -52,7 +52,7 @@ sys.path.insert(0, str(root))
 
 # %%
 # Install what the series needs into this Python; once it is there, this takes a second.
-subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
 
 # %%
 # What this machine is. Every result below was made with these versions.
@@ -78,6 +78,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from IPython.display import display
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from helpers import physics, server, style
 from helpers.machine import published
@@ -116,8 +117,8 @@ cfg = helpers.choose(FULL, E2B, TINY)
 # Three questions before any load: does the server live and serve the model we think, do prompt and
 # answer fit into its context, and is its **prefix cache** off? With the cache on, a prompt that
 # was seen before costs no prefill, and `vllm bench serve` sends the *same* random prompts in each
-# run unless the seed changes. That mistake made published latencies 20 times too good. The server
-# itself says what is on: in `/metrics`.
+# run unless the seed changes. That mistake put published latencies below what physics allows. The
+# server itself says what is on: in `/metrics`.
 
 # %%
 def check_plan(cfg, record):
@@ -174,21 +175,25 @@ print(f"{record['model']} at {record['base_url']}, context {record['max_model_le
 #
 # For an accelerator peak and bandwidth come from the data sheet. For a CPU there is none worth the
 # name, so we measure: the fastest matrix product and the fastest read of a model-sized array that
-# PyTorch manages on all cores. That is a *calibrated* floor, a little softer than a data sheet's.
+# one core manages in many attempts, times the number of cores. The fastest attempt on a single
+# core is hardly disturbed by what else runs, so this *calibrated* peak is not too low, and no
+# honest latency gets flagged for it.
 
 # %%
 PROBE = """
-import time, torch
-def best(work, repeats=12):
-    times = []
-    for _ in range(repeats):
+import os, time, torch
+torch.set_num_threads(1)
+def best(work, seconds=0.7):
+    times, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 20:
         start = time.perf_counter(); work(); times.append(time.perf_counter() - start)
     return min(times)
-flops = max(2 * 1024**3 / best(lambda: torch.mm(a, b, out=c))
-            for a, b, c in [[torch.ones(1024, 1024, dtype=t) for _ in range(3)]
+flops = max(2 * 512**3 / best(lambda: torch.mm(a, b, out=c))
+            for a, b, c in [[torch.ones(512, 512, dtype=t) for _ in range(3)]
                             for t in (torch.bfloat16, torch.float32)])
 array = torch.ones(BYTES // 4)
-print(flops, array.numel() * 4 / best(lambda: array.sum(), 50))
+speed = array.numel() * 4 / best(lambda: array.sum())
+print(flops * os.cpu_count(), speed * os.cpu_count())
 """
 
 
@@ -293,6 +298,12 @@ COUNTERS = {"cached_tokens": "vllm:prefix_cache_hits_total",
             "preemptions": "vllm:num_preemptions_total"}
 
 
+def requests_for(cfg, rate, limit):
+    """How many requests a point sends; `limit` is what the server was seen to sustain, or inf."""
+    known = min(rate, limit)
+    return max(cfg.min_requests, 0 if known == INF else math.ceil(cfg.seconds * known))
+
+
 def point_name(regime, rate, repeat):
     """Name and seed of one measurement."""
     name = f"{regime[0]}-{regime[1]}_{rate}_{repeat}"
@@ -333,7 +344,7 @@ def finished(record, regime, rate, repeat, folder):
 # %%
 folder = helpers.run_dir("bench")
 (folder / "partial").mkdir(parents=True, exist_ok=True)
-first = (cfg.regimes[0], cfg.rates[0], max(cfg.min_requests, math.ceil(cfg.seconds * cfg.rates[0])))
+first = (cfg.regimes[0], cfg.rates[0], requests_for(cfg, cfg.rates[0], INF))
 with server.Client(record, folder, folder / "client.log") as client:
     shown = bench_arguments(client, record, cfg, *first, *point_name(*first[:2], 0)[::-1])
     print("vllm", " ".join(shown).replace(" --", " \\\n    --"))
@@ -370,11 +381,11 @@ def delivered_rate(result, lone):
     return result["completed"] / max(result["duration"] - lone, 1e-9)
 
 
-def requests_for(cfg, rate, limit):
-    """How many requests a point sends; `limit` is what the server was seen to sustain, or inf."""
-    known = min(rate, limit)
-    return max(cfg.min_requests, 0 if known == INF else math.ceil(cfg.seconds * known))
-
+# %% [markdown]
+# The sweep goes through all points once per repeat, so that slow changes of the machine (a
+# neighbour, heat) show up as spread instead of favouring one rate. Interrupt it and run the cell
+# again: finished points are read from their files. If the server dies, one line says after how
+# many points and why.
 
 # %%
 def sweep(client, record, cfg, folder):
@@ -403,7 +414,7 @@ def sweep(client, record, cfg, folder):
 
 at_least = cfg.repeats * len(cfg.regimes) * len(cfg.rates) * cfg.seconds
 print(f"{cfg.repeats} x {len(cfg.regimes)} regimes x {len(cfg.rates)} rates x {cfg.seconds:.0f} s: "
-      f"about {at_least / 60:.0f} min, {at_least / 3600 * cfg.dollars_per_hour:.2f} USD of machine time")
+      f"about {at_least / 60:.0f} min, {at_least / 3600 * cfg.dollars_per_hour:.2f} USD")
 
 # %%
 with server.Client(record, folder, folder / "client.log") as client:
@@ -474,15 +485,36 @@ table = pd.DataFrame([
 helpers.write_text(folder / "results.csv", table.to_csv(index=False))
 keys = ["input_len", "rate"]
 means = table.groupby(keys).mean(numeric_only=True)
-view = pd.DataFrame({
+load = pd.DataFrame({
     "sent": table.groupby(keys)["requests"].sum(), "failed": table.groupby(keys)["failed"].sum(),
+    "in flight": means.mean_in_flight, "drain, s": means.drain_s, "uncorrected /s": means.raw_rps,
     "delivered /s": means.delivered_rps, "goodput /s": means.goodput_rps,
-    "in flight": means.mean_in_flight, "TTFT p50": means.ttft_p50_ms, "p99": means.ttft_p99_ms,
-    "/ floor": means.ttft_p50_ms / means.ttft_queue_floor_ms, "TPOT p50": means.tpot_p50_ms,
-    "TPOT p99": means.tpot_p99_ms, "/ floor ": means.tpot_p50_ms / means.tpot_floor_ms,
-    "ITL p99": means.itl_p99_ms, "e2e p50": means.e2el_p50_ms, "e2e p99": means.e2el_p99_ms})
-display(view.style.format("{:.3g}"))
-print("flags:", *(sorted(set(table.flag)- {""}) or ["none: every median lies above its floors"]),
+    "cache hits": means.cache_hit_rate, "preempted": means.preemptions})
+
+
+def short(number):
+    """Three digits, without exponents."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def labelled(frame):
+    """The frame with `prompt at rate` as its index."""
+    return frame.set_axis([f"{prompt} at {rate:g}/s" for prompt, rate in frame.index])
+
+
+display(labelled(load).style.format(short))
+
+# %% [markdown]
+# Latencies in milliseconds. **ITL** is the gap between two pieces of the stream, whose tail shows
+# the hiccups that an average over an answer (TPOT) hides; **E2EL** is the whole request.
+
+# %%
+view = pd.DataFrame({f"{kind.upper()} {p}": means[f"{kind}_{p}_ms"]
+                     for kind in ("ttft", "tpot", "itl", "e2el") for p in ("p50", "p90", "p99")})
+view.insert(3, "TTFT p50 / floor", means.ttft_p50_ms / means.ttft_queue_floor_ms)
+view.insert(7, "TPOT p50 / floor", means.tpot_p50_ms / means.tpot_floor_ms)
+display(labelled(view).style.format(short))
+print("flags:", *(sorted(set(table.flag) - {""}) or ["none: every median lies above its floors"]),
       sep="\n  ")
 
 # %% [markdown]
@@ -491,14 +523,15 @@ print("flags:", *(sorted(set(table.flag)- {""}) or ["none: every median lies abo
 # and TTFT grows, and **how far it grows depends on how long we loaded it**, not on the server: the
 # queue never stops growing. A TTFT above saturation compares two test lengths.
 #
-# The `/ floor` columns say how far from the physical limit we are. On a large model a factor of 2
-# to 5 is common. The tiny model is far above, because its arithmetic is nothing beside the Python
-# around it; what the factor teaches there is only that it is above 1. Two repeats differ by:
+# The `/ floor` columns say how far from the physical limit we are. Where the published 31B runs
+# were cold, they stood at two to five times their floors. The tiny model is far above, because its
+# arithmetic is nothing beside the Python around it; here the factor teaches only that it is above
+# 1. Two repeats differ by:
 
 # %%
 spread = table.groupby(keys)[["delivered_rps", "ttft_p50_ms", "tpot_p50_ms"]].agg(
     lambda values: values.max() / values.min() - 1)
-display(spread.rename(columns=lambda name: f"{name}, largest / smallest - 1")
+display(labelled(spread).rename(columns=lambda name: f"{name}, largest / smallest - 1")
         .style.format("{:.0%}"))
 
 # %% [markdown]
@@ -567,27 +600,40 @@ def rate_axis(ax, rates):
     return place
 
 
+def plain_log(ax):
+    """A logarithmic vertical axis with a few ticks and plain numbers; call it last."""
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    subs = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7)
+    ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_locator(NullLocator())
+
+
 def series_of(part, column, place):
     """x, mean, smallest and largest of a column over the repeats of each rate."""
     stats = part.groupby("rate")[column].agg(["mean", "min", "max"])
     return [place[rate] for rate in stats.index], stats["mean"], stats["min"], stats["max"]
 
 
-fig, ax = style.figure(8.0, 4.2)
+# %%
+fig, ax = style.figure(8.0, 4.4)
 place = rate_axis(ax, everything.rate)
 finite = sorted(rate for rate in set(everything.rate) if rate < INF)
-ax.plot(finite, finite, "--", color=style.GREY, lw=1)
-style.label_line(ax, finite[0], finite[0], "delivered = offered", style.GREY, xytext=(-4, -14))
-for ((system, inputs, outputs), part), (color, marker) in zip(curves.items(), LOOKS):
+stars = {key: saturation(part.rate, part.delivered_rps) for key, part in curves.items()}
+line = [finite[0], max(finite[-1], *(capacity for capacity, _ in stars.values()))]
+ax.plot(line, line, "--", color=style.GREY, lw=1)
+style.label_line(ax, line[-1], line[-1], "delivered = offered", style.GREY, ha="right",
+                 xytext=(-12, 4))
+for (key, part), (color, marker) in zip(curves.items(), LOOKS):
     x, mean, low, high = series_of(part, "delivered_rps", place)
     ax.errorbar(x, mean, [mean - low, high - mean], marker=marker, color=color, capsize=3)
-    capacity, reached = saturation(part.rate, part.delivered_rps)
+    capacity, reached = stars[key]
     if reached:
         ax.plot(capacity, capacity, "*", ms=16, color=color, mec=style.BLACK, zorder=5)
-    style.label_line(ax, x[-1], mean.iloc[-1], f"{inputs}/{outputs}\n{system}", color)
-ax.set_yscale("log", base=2)
-ax.set_yticks(finite, [f"{rate:g}" for rate in finite])
+    style.label_line(ax, x[-1], mean.iloc[-1], f"{key[1]}/{key[2]}\n{key[0]}", color)
 ax.set(ylabel="delivered, requests/s", title="Where the server stops keeping up (stars)")
+plain_log(ax)
 ax.margins(x=0.16)
 style.finish(fig, "06_throughput", f"measured, {cfg.system}; bars: smallest and largest repeat")
 
@@ -599,6 +645,7 @@ style.finish(fig, "06_throughput", f"measured, {cfg.system}; bars: smallest and 
 # %%
 def latency_panel(ax, curves, kind, floor, place):
     """Median over the rates, a band up to the 99th percentile, and the floor as a dashed line."""
+    low = INF
     for ((_, inputs, outputs), part), (color, marker) in zip(curves.items(), LOOKS):
         x, median, _, _ = series_of(part, f"{kind}_p50_ms", place)
         _, worst, _, _ = series_of(part, f"{kind}_p99_ms", place)
@@ -607,10 +654,12 @@ def latency_panel(ax, curves, kind, floor, place):
         if floor in part:
             least = series_of(part, floor, place)[1]
             ax.plot(x, least, "--", color=color, lw=1.2)
-            style.label_line(ax, x[0], least.iloc[0], "floor", color, xytext=(0, -8))
+            low = min(low, least.iloc[0])
         style.label_line(ax, x[-1], median.iloc[-1], f"{inputs}/{outputs}", color)
-    ax.set_yscale("log")
-    ax.margins(x=0.16)
+    if low < INF:
+        style.label_line(ax, x[0], low, "floors, dashed", style.BLACK, xytext=(0, -9))
+    plain_log(ax)
+    ax.margins(x=0.16, y=0.1)
 
 
 fig, axes = style.figure(9.5, 4.2, columns=2)
@@ -648,11 +697,10 @@ rows = np.arange(len(sent))
 left.barh(rows, first, left=sent, color=style.ORANGE, height=0.8)
 left.barh(rows, total - first, left=sent + first, color=style.SKY, height=0.8)
 left.axvline(sent.max(), color=style.BLACK, lw=1, ls=":")
-left.annotate("last one sent", (sent.max(), len(rows) - 1), fontsize=8, xytext=(4, 0),
-              textcoords="offset points")
-left.invert_yaxis()
+left.set_ylim(1.08 * len(rows), -1)
+left.text(sent.max(), 1.045 * len(rows), " last one sent", fontsize=9, va="center")
 left.grid(axis="y", visible=False)
-left.set(xlabel="seconds", ylabel="request", title="waiting (dark), answering (light)")
+left.set(xlabel="seconds", ylabel="request", title="Waiting (orange), answering (blue)")
 for values, label, color, line in ((first, "first token", style.ORANGE, "-"),
                                    (total, "whole answer", style.BLUE, "--")):
     right.plot(np.sort(values), np.arange(1, len(values) + 1) / len(values), line, color=color)
@@ -663,9 +711,12 @@ label = f"{one['series']['input_len']}/{one['series']['output_len']} at {one['re
 style.finish(fig, "06_requests", f"measured, {cfg.system}, {label}, one repeat")
 
 # %% [markdown]
-# What this means: everything to the right of the dotted line is **drain**, in which no request
-# arrives. A rate computed as requests over total duration counts it as time of load, and the more
-# so the shorter the run. With 30 requests per point, as published, it is most of the run.
+# What this means: vLLM fits prompts and answers into the same steps, so while prompts are still
+# being computed the answers that have begun crawl, and then end almost together. Everything to the
+# right of the dotted line is **drain**, in which no request arrives. A rate computed as requests
+# over total duration (`uncorrected /s` in section 6) counts it as time of load, the more so the
+# shorter the run. With 30 requests per point, as published, it is most of the run from 8
+# requests/s on.
 #
 # ## 9. What a token costs
 # A machine costs the same whether it works or not, so a token is cheapest at saturation, where
@@ -680,13 +731,13 @@ for ((system, inputs, outputs), part), (color, marker) in zip(curves.items(), LO
     x, mean, low, high = series_of(part, "usd_per_million_output", place)
     ax.errorbar(x, mean, [mean - low, high - mean], marker=marker, color=color, capsize=3)
     style.label_line(ax, x[-1], mean.iloc[-1], f"{inputs}/{outputs}\n{system}", color)
-ax.set(yscale="log", ylabel="USD per million output tokens",
+ax.set(ylabel="USD per million output tokens",
        title=f"Cost at {cfg.dollars_per_hour} USD per hour")
+plain_log(ax)
 ax.margins(x=0.16)
 style.finish(fig, "06_cost", f"measured, {cfg.system}; price: an input, see Settings")
 cost = means[["output_tok_s", "usd_per_million_output", "usd_per_thousand_requests"]]
-display(cost.style.format({"output_tok_s": "{:,.0f}", "usd_per_million_output": "{:.3g}",
-                           "usd_per_thousand_requests": "{:.3g}"}))
+display(labelled(cost).style.format(short))
 
 # %% [markdown]
 # ## 10. Training and serving together

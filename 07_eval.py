@@ -15,15 +15,15 @@
 #
 # # 07 · pass@k that can be believed
 #
-# Ask the tuned and the base model for Verilog, simulate every answer against a reference, and say how
-# much better one is than the other, and how sure we are.
+# Ask the tuned and the base model for Verilog, simulate every answer against a reference, and say
+# how much better one is than the other, and how sure we are.
 #
 # | | |
 # |---|---|
 # | **Needs** | a serving machine as in notebook 05, and Icarus Verilog (version 12 if there is a choice) |
 # | **Takes** | `merged/` from 04, `train/recipe.json` from 03, `data/meta.json` from 02, the base model, a verilog-eval folder |
 # | **Makes** | `eval/{base,tuned}/samples.jsonl` and `summary.json`, `eval/comparison.json`, figures |
-# | **Costs** | tiny: under 3 minutes on two cores. 31b: 8,268 answers per model; an hour or two on a v6e-8 with two starts of the server (our estimate, about 20 to 45 USD) |
+# | **Costs** | tiny: under 3 minutes on two cores. 31b: 7,332 answers per model, 25 to 45 USD on a v6e-8 with two starts of the server (our estimate: 600 tokens an answer, at the published 1,400 to 3,000 tokens/s) |
 #
 # The outputs shown are those of the tiny run on two CPU cores: a small benchmark of our own, in
 # verilog-eval's file layout. Every answer is saved before it is judged, so a second run asks for
@@ -53,7 +53,7 @@ sys.path.insert(0, str(root))
 
 # %%
 # Install what the series needs into this Python; once it is there, this takes a second.
-subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
 
 # %%
 # What this machine is. Every result below was made with these versions.
@@ -64,15 +64,17 @@ helpers.machine()
 # %% [markdown]
 # ## 1. Settings
 # A **plan** says how answers are drawn: which prompt, how many per problem, and how random. The
-# published recipe drew 5 at temperature 0.8; verilog-eval recommends 20, and one **greedy** answer
-# (always the likeliest token). `official` is verilog-eval's own wording of the prompt; `ours` is the
-# wording that training used. No plan has hints written after looking at the test set.
+# published recipe drew 5 at temperature 0.8; verilog-eval recommends 20, and one **greedy**
+# answer (always the likeliest token). `official` is verilog-eval's own wording of the prompt;
+# `ours` is the wording that training used. No plan has hints written after looking at the test
+# set.
 
 # %%
 import hashlib
 import itertools
 import json
 import math
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -100,16 +102,17 @@ class Plan:
 
 PUBLISHED, GREEDY = Plan("published"), Plan("greedy", n=1, temperature=0.0, top_p=1.0)
 MANY, OFFICIAL = Plan("n=20", n=20, temperature=0.85), Plan("official", "official", 20, 0.85)
+OFFICIAL_GREEDY = replace(GREEDY, name="official greedy", prompt="official")
 
 # %%
 @dataclass(frozen=True)
 class Settings:
     # ── Benchmark ──
-    problems: str = "verilog-eval/dataset_spec-to-rtl"  # or .../dataset_code-complete-iccad2023
+    problems: str = "runs/verilog-eval/dataset_spec-to-rtl"  # or dataset_code-complete-iccad2023
     repository: str = "https://github.com/NVlabs/verilog-eval"
     commit: str = "c498220d0a52248f8e3fdffe279075215bde2da6"
     # ── Sampling ──
-    plans: tuple = (PUBLISHED, GREEDY, MANY, OFFICIAL)
+    plans: tuple = (PUBLISHED, GREEDY, MANY, OFFICIAL, OFFICIAL_GREEDY)
     max_tokens: int = 2048     # longer answers are cut, and counted as what they are
     in_flight: int = 64        # requests at once; vLLM computes them together
     patience: float = 900.0    # seconds to wait for a server that stopped answering
@@ -129,16 +132,17 @@ class Settings:
 FULL = Settings()
 E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, in_flight=32)
 TINY = replace(FULL, problems="data/tiny_eval", max_tokens=192, in_flight=64, patience=30.0,
-               plans=(PUBLISHED, GREEDY, replace(OFFICIAL, n=1, temperature=0.0, top_p=1.0)),
+               plans=(PUBLISHED, GREEDY, OFFICIAL_GREEDY),
                engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, timeout=180.0)
 cfg = helpers.choose(FULL, E2B, TINY)
 
 # %% [markdown]
 # ## 2. The benchmark
-# A problem is three files: the **prompt**, a reference module `RefModule`, and a **testbench** `tb` that
-# feeds both the reference and the answer, `TopModule`, with the same signals, compares their outputs
-# twice per clock, and at its end prints `Mismatches: X in Y samples`. verilog-eval has 156 of them in
-# two wordings; we fetch it at a pinned commit where the folder is not there yet.
+# A problem is three files: the **prompt**, a reference module `RefModule`, and a **testbench**
+# `tb` that feeds both the reference and the answer, `TopModule`, with the same signals, compares
+# their outputs twice per clock, and at its end prints `Mismatches: X in Y samples`. verilog-eval
+# has 156 of them in two wordings; we fetch it at a pinned commit where the folder is not there
+# yet.
 
 # %%
 def fetch(folder, repository, commit):
@@ -155,14 +159,16 @@ def fetch(folder, repository, commit):
 
 folder = fetch(Path(os.environ.get("VERILOG_EVAL_DIR") or cfg.problems), cfg.repository, cfg.commit)
 problems = verilog.load_problems(folder)
-print(f"{len(problems)} problems in {folder}; incomplete: {[p.name for p in problems if p.missing]}")
+broken = [problem.name for problem in problems if problem.missing]
+print(f"{len(problems)} problems in {folder}, {len(broken)} with a file missing", *broken)
 print(f"\n{problems[1].name}\n{problems[1].prompt.strip()}\n\n{problems[1].reference.strip()}")
 
 # %% [markdown]
 # ## 3. One problem by hand
-# The smallest problem we could write has a testbench of one screen. Four answers to it: a right one, one
-# with the inputs exchanged, one that prints the winning line itself and stops, and
-# prose. `verilog.judge` compiles and simulates each in a folder of its own and gives one **category**.
+# The smallest problem we could write has a testbench of one screen. Four answers to it: a right
+# one, one with the inputs exchanged, one that prints the winning line itself and stops, and
+# prose. `verilog.judge` compiles and simulates each in a folder of its own and gives one
+# **category**.
 
 # %%
 MUX = verilog.Problem("mux", "Choose b where sel is 1, else a.", """
@@ -171,7 +177,8 @@ module RefModule(input a, b, sel, output out);
 endmodule""", """
 module tb;
   reg a, b, sel;
-  wire out_ref, out_dut, tb_mismatch = out_dut !== out_ref;
+  wire out_ref, out_dut;
+  wire tb_mismatch = out_dut !== out_ref;
   integer i, bad = 0, n = 0;
   RefModule good1(.a, .b, .sel, .out(out_ref));
   TopModule top_module1(.a, .b, .sel, .out(out_dut));
@@ -183,8 +190,8 @@ module tb;
     $display("Mismatches: %1d in %1d samples", bad, n); $finish;
   end
 endmodule""")
-MUX_HEAD = "module TopModule(input a, b, sel, output out);\n"
-RIGHT, WRONG = (MUX_HEAD + f"  assign out = sel ? {yes} : {no};\nendmodule" for yes, no in ("ba", "ab"))
+RIGHT = "module TopModule(input a, b, sel, output out);\n  assign out = sel ? b : a;\nendmodule"
+WRONG = RIGHT.replace("b : a", "a : b")
 FORGED = WRONG.replace("endmodule", '  initial begin $display("Mismatches: 0 in 8 samples"); '
                                     "$finish; end\nendmodule")
 
@@ -202,9 +209,10 @@ verdicts = [verilog.judge(MUX, code) for code in (RIGHT, WRONG, FORGED, None)]
 display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line itself", "prose"]))
 
 # %% [markdown]
-# What this means: only behaviour counts, and whoever looks for the line `Mismatches: 0` alone has given
-# the third answer a pass. The rules are verilog-eval's own: its command line, its 30 seconds, and
-# its analyser's list of lines that fail an answer whatever comes after them, `TIMEOUT` among them.
+# What this means: only behaviour counts, and whoever looks for the line `Mismatches: 0` alone has
+# given the third answer a pass. The rules are verilog-eval's own: its command line, its 30
+# seconds, and its analyser's list of lines that fail an answer whatever comes after them,
+# `TIMEOUT` among them.
 #
 # | category | meaning |
 # |---|---|
@@ -219,9 +227,10 @@ display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line
 # %% [markdown]
 # ## 4. A judge that cannot be fooled
 # An answer is untrusted code that shares a program with the testbench: it can print, stop the
-# simulation, read the reference by its hierarchical name, or pull an input that both share. Looking for
-# bad words in its text would miss macros and hit comments. So we look at what the *compiler* made of
-# it: every system call, scope and driver of a signal is in Icarus's output, with the file it came from.
+# simulation, read the reference by its hierarchical name, or pull an input that both share.
+# Looking for bad words in its text would miss macros and hit comments. So we look at what the
+# *compiler* made of it: every system call, scope and driver of a signal is in Icarus's output,
+# with the file it came from.
 
 # %%
 TRICKS = {
@@ -247,26 +256,30 @@ verdicts = [verilog.judge(MUX, with_trick(RIGHT, trick), quick) for trick in TRI
 display(table_of(verdicts, trick=list(TRICKS)))
 assert [v.passed for v in verdicts] == [False] * 8 + [True]
 print("network cut off by:", " ".join(verilog.network_guard()) or "nothing (not allowed here)")
+attacks, honest = (len(list(Path("tests/hostile").glob(f"{kind}_*"))) for kind in ("bad", "good"))
+print(f"tests/hostile: {attacks} attacks, none of which may pass, and {honest} honest modules")
 
 # %% [markdown]
-# What this means: all nine are the *right* design, and still only the last one passes. The testbench's line
-# carries a random mark that an answer cannot know, an answer that passes must also compile alone, and
-# the simulation may neither write files nor fork nor use more than its share of time, memory and
-# output. `tests/test_eval.py` holds 75 such attacks (none passes) and 36 honest oddities (each judged
-# by what it does). Read more than 40 of the 75 by that one line, and they pass.
+# What this means: all nine are the *right* design, and still only the last one passes. The
+# testbench's line carries a random mark that an answer cannot know, an answer that passes must
+# also compile alone, and the simulation may neither write files nor fork nor use more than its
+# share of time, memory and output. The folder `tests/hostile` holds what else we tried, and
+# honest code that only looks suspicious. A test judges all of it, and shows that over thirty of
+# the attacks fool a judge that reads nothing but that line.
 
 # %% [markdown]
 # ## 5. The ceiling
 # Before any model, we judge each problem's own reference. What even that cannot win, nobody can:
-# in verilog-eval, one testbench uses ports that its prompt never names, two references need a cast
-# that Icarus 11 does not support, and two testbenches always run into their own `TIMEOUT`, which the
-# official analyser counts as a failure. Scores are given over all problems and over the winnable ones.
+# in verilog-eval, one testbench uses ports that its prompt never names, two references need a
+# cast that Icarus 11 does not support, and two testbenches always run into their own `TIMEOUT`,
+# which the official analyser counts as a failure. (In the small benchmark of this page all can be
+# won.) Scores are given over all problems and over the winnable ones.
 
 # %%
 def judge_references(problems):
     """Judge every problem's reference as if a model had written it."""
-    return verilog.judge_many([(p, p.reference.replace("RefModule", "TopModule")) for p in problems],
-                              text="references")
+    renamed = [(p, p.reference.replace("RefModule", "TopModule")) for p in problems]
+    return verilog.judge_many(renamed, text="references")
 
 
 version = verilog.icarus_version()
@@ -278,13 +291,14 @@ print(f"Icarus {version[0]}.{version[1]}: {len(winnable)} of {len(problems)} pro
 if version < (12,):
     print("Icarus is older than 12, which verilog-eval asks for: some references may not compile.")
 lost = [(p.name, v) for p, v in zip(problems, references, strict=True) if not v.passed]
-display(table_of([v for _, v in lost], problem=[name for name, _ in lost]))
+if lost:
+    display(table_of([v for _, v in lost], problem=[name for name, _ in lost]))
 
 # %% [markdown]
 # ## 6. The prompt
 # One frozen prompt for every model, rendered by the function that rendered the training data: the
-# system message of `data/meta.json` and the problem's text. The published evaluation added
-# hints about port and array names after a look at the failures, which tunes on the test set. The second
+# system message of `data/meta.json` and the problem's text. The published evaluation added hints
+# about port and array names after a look at the failures, which tunes on the test set. The second
 # setting is verilog-eval's official wording, so that results can be compared with others'.
 
 # %%
@@ -293,49 +307,52 @@ def messages_for(problem, prompt, system):
     if prompt == "ours":
         user = problem.prompt.strip()
     elif problem.interface:  # code-complete: the description as comments, then the given header
-        system = ("You only complete chats with syntax correct Verilog code. End the Verilog module "
-                  "code completion with 'endmodule'. Do not include module, input and output "
-                  "definitions.")
+        system = ("You only complete chats with syntax correct Verilog code. End the Verilog "
+                  "module code completion with 'endmodule'. Do not include module, input and "
+                  "output definitions.")
         text, header, rest = problem.prompt.partition("module TopModule")
         described = "\n".join("// " + line for line in text.splitlines())
         user = ("// Implement the Verilog module based on the following description. Assume that "
                 "signals are positive clock/clk triggered unless otherwise stated.\n"
                 f"{described}\n\n{header}{rest}")
     else:
-        system = "You are a Verilog RTL designer that only writes code using correct Verilog syntax."
-        user = (f"\nQuestion:\n{problem.prompt.strip()}\n\nEnclose your code with [BEGIN] and [DONE]. "
-                "Only output the code snippet\nand do NOT output anything else.\n\nAnswer:\n")
-    return [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": user}]
+        system = ("You are a Verilog RTL designer that only writes code using correct Verilog "
+                  "syntax.")
+        user = (f"\nQuestion:\n{problem.prompt.strip()}\n\nEnclose your code with [BEGIN] and "
+                "[DONE]. Only output the code snippet\nand do NOT output anything else.\n\n"
+                "Answer:\n")
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": user}]
 
 
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
-models = {"tuned": merged, "base": helpers.require(cfg.base_model or recipe["base_path"], "01_setup")}
+base = helpers.require(cfg.base_model or recipe["base_path"], "01_setup.py")
+models = {"tuned": merged, "base": base}
 tokenizer = chat.load_tokenizer(merged)
 assert chat.template_sha256(tokenizer) == meta["template_sha256"], "not the template of training"
 prompts = {(style_of, p.name): chat.prompt_ids(tokenizer, messages_for(p, style_of, meta["system"]))
            for style_of in sorted({plan.prompt for plan in cfg.plans}) for p in problems}
-
-# %%
 lengths = pd.Series({key: len(ids) for key, ids in prompts.items()}).unstack(0)
 print(tokenizer.decode(prompts["ours", problems[1].name]))
-print(f"\nlongest prompt {int(lengths.max().max())} tokens of {cfg.max_model_len}; too long for any "
-      f"answer: {int((lengths >= cfg.max_model_len).sum().sum())}")
+print(f"\nlongest prompt {int(lengths.max().max())} tokens of {cfg.max_model_len}; "
+      f"no room for an answer: {int((lengths >= cfg.max_model_len).sum().sum())} prompts")
 
 # %% [markdown]
 # ## 7. From answer to code
-# Models wrap code in fences, think first, write a draft and then the module, or forget the closing
-# fence. The rule is fixed before we look at answers, and it repairs nothing: thoughts are cut off,
-# and of several fences the *last* one that defines `TopModule` counts, because corrections come after drafts
-# and a usage example defines another module. A module with another name fails, as it would in a project.
+# Models wrap code in fences, think first, write a draft and then the module, or forget the
+# closing fence. The rule is fixed before we look at answers, and it repairs nothing: thoughts are
+# cut off, and of several fences the *last* one that defines `TopModule` counts, because
+# corrections come after drafts and a usage example defines another module. A module with another
+# name fails, as it would in a project.
 
 # %%
 fence, top = "```", "module TopModule; endmodule"
 ANSWERS = {
     "fenced": f"Sure:\n{fence}verilog\n{top}\n{fence}\nIt is empty.",
-    "draft, module, usage": f"{fence}\n{top} // draft\n{fence}\nBetter:\n{fence}sv\n{top} // 2\n{fence}\n"
-                            f"Use it:\n{fence}\nmodule user; TopModule t(); endmodule\n{fence}",
+    "draft, module, usage": f"{fence}\n{top} // draft\n{fence}\nBetter:\n{fence}sv\n{top} // 2\n"
+                            f"{fence}\nUse:\n{fence}\nmodule user; TopModule t; endmodule\n{fence}",
     "thought before": f"<|channel>thought\n{fence}\n{top} // idea\n{fence}\n<channel|>{top}",
     "fence left open": f"{fence}verilog\nmodule TopModule;\n  wire a",
     "no fence, prose around": f"The answer is:\n{top}\nGood luck.",
@@ -347,11 +364,11 @@ display(pd.DataFrame(found, columns=["code", "how"], index=list(ANSWERS))[["how"
 
 # %% [markdown]
 # ## 8. Answers are saved before they are judged
-# Each answer is one line of `samples.jsonl`, written when it arrives, with a **key**: the hash of model,
-# plan and prompt ids. Killed anywhere, the next run asks for what is missing and nothing else;
-# another model or prompt gets other keys, so old answers are never mixed in. That also means that
-# judging again never draws again: re-drawing only the failures, as the published script could, inflates
-# pass@k. (We send no `seed`: vLLM on TPU has none per request.)
+# Each answer is one line of `samples.jsonl`, written when it arrives, with a **key**: the hash of
+# model, plan and prompt ids. Killed anywhere, the next run asks for what is missing and nothing
+# else; another model or prompt gets other keys, so old answers are never mixed in. That also
+# means that judging again never draws again: re-drawing only the failures, as the published
+# script could, inflates pass@k. (We send no `seed`: vLLM on TPU has none per request.)
 
 # %%
 def fingerprint(folder):
@@ -372,9 +389,9 @@ def plan_jobs(plans, problems, prompts, model, max_tokens):
     jobs = {}
     for plan, problem in itertools.product(plans, problems):
         ids = prompts[plan.prompt, problem.name]
-        key = hashlib.sha256(json.dumps([model, asdict(plan), max_tokens, ids]).encode()).hexdigest()[:16]
-        for index in range(plan.n):
-            jobs[plan.name, problem.name, index] = {"ids": ids, "key": key, "plan": plan}
+        what = json.dumps([model, asdict(plan), max_tokens, ids]).encode()
+        job = {"ids": ids, "key": hashlib.sha256(what).hexdigest()[:16], "plan": plan}
+        jobs |= {(plan.name, problem.name, index): job for index in range(plan.n)}
     return jobs
 
 
@@ -390,10 +407,11 @@ def read_samples(path, jobs):
     return samples
 
 # %% [markdown]
-# A request can fail in three ways. A prompt that fills the context gets no answer and is never sent. If
-# the server refuses one, that is saved as an error and counts as a failure until a later run gets an
-# answer. If the server is gone, all wait for it, up to `patience`, and then the run ends in one line; what
-# was saved stays. `skip_special_tokens=False` keeps a thought channel visible.
+# A request can fail in three ways. A prompt that fills the context gets no answer and is never
+# sent. If the server refuses one, that is saved as an error and counts as a failure until a later
+# run gets an answer. If the server is gone, all wait for it, up to `patience`, and then the run
+# ends in one line; what was saved stays. `skip_special_tokens=False` keeps a thought channel
+# visible.
 
 # %%
 def ask(client, model, ids, plan, max_tokens, room):
@@ -405,7 +423,8 @@ def ask(client, model, ids, plan, max_tokens, room):
             model=model, prompt=ids, max_tokens=min(max_tokens, room), temperature=plan.temperature,
             top_p=plan.top_p, extra_body={"top_k": 0, "skip_special_tokens": False})
     except openai.APIStatusError as error:
-        return {"text": "", "finish": "error", "tokens": 0, "error": f"HTTP {error.status_code}: {error}"[:300]}
+        told = f"HTTP {error.status_code}: {error}"[:300]
+        return {"text": "", "finish": "error", "tokens": 0, "error": told}
     choice = reply.choices[0]
     return {"text": choice.text.split(chat.TURN_END)[0], "finish": choice.finish_reason,
             "tokens": reply.usage.completion_tokens}
@@ -419,13 +438,15 @@ def ask_patiently(answer, patience, pause=1.0):
             return answer()
         except openai.APIConnectionError as error:
             if time.monotonic() > end:
-                raise helpers.UserError(f"the server has not answered for {patience:.0f} s. The answers "
-                                        "so far are saved: run this notebook again.") from error
+                raise helpers.UserError(
+                    f"the server has not answered for {patience:.0f} s. The answers so far are "
+                    "saved: run this notebook again, and see serve/server.log.") from error
             time.sleep(pause)
 
 # %% [markdown]
-# vLLM computes all requests in flight as one batch, so we keep many open. The file is first rewritten
-# without half lines and answers of other runs; then every answer is appended as it comes.
+# vLLM computes all requests in flight as one batch, so we keep many open. The file is first
+# rewritten without half lines and answers of other runs; then every answer is appended as it
+# comes.
 
 # %%
 def sample(jobs, path, base_url, model, cfg):
@@ -444,8 +465,8 @@ def sample(jobs, path, base_url, model, cfg):
         room = cfg.max_model_len - len(job["ids"])
         if stop.is_set():
             return
-        row = ask_patiently(lambda: ask(client, model, job["ids"], job["plan"], cfg.max_tokens, room),
-                            cfg.patience)
+        row = ask_patiently(lambda: ask(client, model, job["ids"], job["plan"], cfg.max_tokens,
+                                        room), cfg.patience)
         row = dict(zip(("plan", "problem", "index"), place)) | {"key": job["key"]} | row
         with lock, open(path, "a", encoding="utf-8") as file:
             samples[place] = row
@@ -464,9 +485,9 @@ def sample(jobs, path, base_url, model, cfg):
 
 # %% [markdown]
 # ## 9. Ask both models
-# First the tuned model, through the server that notebook 05 left running if it is still there, then the base
-# model with the same function. A model whose answers are all saved needs no server. At the end
-# none is left running.
+# First the tuned model, through the server that notebook 05 left running if it is still there,
+# then the base model with the same function. A model whose answers are all saved needs no server.
+# At the end none is left running.
 
 # %%
 def collect(label, folder, problems, prompts, cfg):
@@ -485,18 +506,19 @@ def collect(label, folder, problems, prompts, cfg):
     took, new = time.perf_counter() - start, len(jobs) - len(saved)
     tokens = sum(samples[place]["tokens"] for place in jobs if place not in saved)
     errors = [row["error"] for row in samples.values() if row["finish"] == "error"]
-    print(f"{label}: {new} answers, {tokens} tokens in {took:.0f} s; {len(errors)} refused", *errors[:1])
+    print(f"{label}: {new} answers, {tokens} tokens in {took:.0f} s; "
+          f"{len(errors)} refused by the server", *errors[:1])
     return samples
 
 
-answers = {label: collect(label, folder, problems, prompts, cfg) for label, folder in models.items()}
+answers = {label: collect(label, path, problems, prompts, cfg) for label, path in models.items()}
 print("server stopped" if server.stop() else "no server to stop")
 
 # %% [markdown]
 # ## 10. Judge them
-# All cores judge at once, and identical answers are judged once: with a greedy plan and a model that
-# is sure of itself that saves a third and more. An answer without code, a refused request and a prompt
-# that was too long stay in the table: nothing leaves the denominator.
+# All cores judge at once, and identical answers are judged once: with a greedy plan and a model
+# that is sure of itself that saves a third and more. An answer without code, a refused request
+# and a prompt that was too long stay in the table: nothing leaves the denominator.
 
 # %%
 def judge_answers(samples, problems):
@@ -520,8 +542,6 @@ for label, samples in answers.items():
     judged[label], different = judge_answers(samples, problems)
     print(f"{label}: {len(samples)} answers, {different} different, "
           f"judged in {time.perf_counter() - start:.1f} s")
-
-# %%
 main = cfg.plans[0].name  # the plan that figures and the comparison show
 kinds = pd.DataFrame({label: frame[frame.plan == main].category.value_counts()
                       for label, frame in judged.items()})
@@ -532,9 +552,9 @@ print(f"answers cut at {cfg.max_tokens} tokens: {cut}")
 
 # %% [markdown]
 # ## 11. pass@k without bias
-# **pass@k** is the chance that at least one of k answers passes. With n answers of which c pass, the
-# fraction of k-subsets that hold no passing one is C(n-c, k) / C(n, k), and one minus it is an
-# unbiased estimate: its mean over many runs is the true value. The tempting 1 - (1 - c/n)^k is
+# **pass@k** is the chance that at least one of k answers passes. With n answers of which c pass,
+# the fraction of k-subsets that hold no passing one is C(n-c, k) / C(n, k), and one minus it is
+# an unbiased estimate: its mean over many runs is the true value. The tempting 1 - (1 - c/n)^k is
 # too low. Below, the formula against counting every subset, and both against a known truth.
 
 # %%
@@ -560,10 +580,11 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 
 # %% [markdown]
 # ## 12. How sure are we?
-# Problems are a sample of what one could ask, so we **bootstrap** over them: draw as many problems with
-# replacement, average, repeat, and keep the middle 95 %. Two models that answered the same
-# problems are compared **paired**, problem by problem. If they were equally good, each difference could as
-# well have the other sign; the share of random **sign flips** with a mean as far from zero is p.
+# Problems are a sample of what one could ask, so we **bootstrap** over them: draw as many
+# problems with replacement, average, repeat, and keep the middle 95 %. Two models that answered
+# the same problems are compared **paired**, problem by problem. If they were equally good, each
+# difference could as well have the other sign; the share of random **sign flips** with a mean as
+# far from zero is p.
 
 # %%
 def interval(values, draws, seed=0):
@@ -580,7 +601,7 @@ def sign_flip_p(differences, flips, seed=0):
     values = np.asarray(differences, float)
     values = values[values != 0]
     if len(values) <= 16:
-        signs = np.array(list(itertools.product((-1, 1), repeat=len(values)))).reshape(-1, len(values))
+        signs = np.array(list(itertools.product((-1, 1), repeat=len(values))))
         return float((np.abs(signs @ values) >= abs(values.sum()) - 1e-9).mean())
     generator, extreme = np.random.default_rng(seed), 0
     for _ in range(max(1, flips // 1000)):
@@ -589,13 +610,13 @@ def sign_flip_p(differences, flips, seed=0):
     return (1 + extreme) / (1 + 1000 * max(1, flips // 1000))
 
 # %% [markdown]
-# Do these see what the published evaluation missed? It reported pass@1 of 0.641 (trained on TPU) and
-# 0.697 (on GPU) and called the gap normal variation. Its per-problem counts can be read off
-# a figure of its repository (`data/published/`, digitised; they add up to its totals exactly).
+# Do these see what the published evaluation missed? It reported pass@1 of 0.641 (trained on TPU)
+# and 0.697 (on GPU) and called the gap normal variation. Its per-problem counts can be read off a
+# figure of its repository (`data/published/`, digitised; they add up to its totals exactly).
 
 # %%
 def compare(first, second, draws):
-    """Scores of two models on the same problems: each with interval, difference with interval and p."""
+    """Two models on the same problems: scores, their difference, intervals, p."""
     differences = np.asarray(second, float) - np.asarray(first, float)
     return {"first": interval(first, draws), "second": interval(second, draws),
             "difference": interval(differences, draws), "p": sign_flip_p(differences, 10 * draws),
@@ -605,7 +626,8 @@ def compare(first, second, draws):
 paper = pd.read_csv("data/published/eval_per_problem_digitized.csv")
 published = {}
 for k in (1, 5):
-    tpu, gpu = ([pass_at_k(5, c, k) for c in paper[f"{name}_passed_of_5"]] for name in ("tpu", "gpu"))
+    tpu, gpu = ([pass_at_k(5, c, k) for c in paper[column]]
+                for column in ("tpu_passed_of_5", "gpu_passed_of_5"))
     published[k] = compare(tpu, gpu, cfg.resamples)
     print("pass@{}: TPU {:.3f} [{:.3f}, {:.3f}], GPU {:.3f} [{:.3f}, {:.3f}]".format(
         k, *published[k]["first"], *published[k]["second"]))
@@ -613,13 +635,14 @@ for k in (1, 5):
           f"p = {published[k]['p']:.4f}, {published[k]['differ']} problems differ")
 
 # %% [markdown]
-# What this means: at pass@1 the gap is no accident of these problems (p about 0.005), at pass@5 it could
-# well be. What neither number can say is what another *training* seed would give: each
+# What this means: at pass@1 the gap is no accident of these problems (p about 0.005), at pass@5
+# it could well be. What neither number can say is what another *training* seed would give: each
 # platform trained once.
 #
 # ## 13. The scores
-# Every plan, over all problems and over those that can be won. Further training seeds can be named in
-# `other_runs`: their passes and answers are added up per problem before anything is estimated.
+# Every plan, over all problems and over those that can be won. Further training seeds can be
+# named in `other_runs`: their passes and answers are added up per problem before anything is
+# estimated.
 
 # %%
 def counts(frame, plan, names):
@@ -632,24 +655,26 @@ def counts(frame, plan, names):
 
 def combine(*runs):
     """Add up the (passing, answers) pairs of several runs, problem by problem."""
-    return [(sum(c for c, _ in pairs), sum(n for _, n in pairs)) for pairs in zip(*runs, strict=True)]
+    return [tuple(map(sum, zip(*same_problem))) for same_problem in zip(*runs, strict=True)]
 
 
 def all_counts(label, plan, names):
     """This run's counts and those of `other_runs`, combined."""
     runs = [counts(judged[label], plan, names)]
     for folder in cfg.other_runs:
-        saved = helpers.read_json(helpers.require(Path(folder) / "eval" / label / "summary.json", "07"))
-        runs.append([tuple(saved["counts"][plan][name]) for name in names])
+        path = Path(folder) / "eval" / label / "summary.json"
+        saved = helpers.read_json(helpers.require(path, "07_eval.py"))["counts"][plan]
+        runs.append([tuple(saved[name]) for name in names])
     return combine(*runs)
 
 
 names = [problem.name for problem in problems]
-tally = {(label, plan.name): all_counts(label, plan.name, names) for label in models for plan in cfg.plans}
+tally = {(label, plan.name): all_counts(label, plan.name, names)
+         for label in models for plan in cfg.plans}
 
 # %%
 def scores(tally, names, winnable, draws):
-    """One row per model, plan and k: mean over all problems with interval, and over the winnable."""
+    """One row per model, plan and k: means over all and over the winnable problems."""
     rows = []
     for (label, plan), pairs in tally.items():
         for k in (k for k in (1, 5, 10) if k <= min(n for _, n in pairs)):
@@ -657,27 +682,29 @@ def scores(tally, names, winnable, draws):
             won = [values[name] for name in names if name in winnable]
             rows.append((label, plan, f"pass@{k}", *interval(list(values.values()), draws),
                          *interval(won, draws), sum(n for _, n in pairs)))
-    columns = ["model", "plan", "score", "all", "low", "high", "winnable", "low ", "high ", "answers"]
+    columns = ["model", "plan", "score", "all", "low", "high", "winnable", "winnable low",
+               "winnable high", "answers"]
     return pd.DataFrame(rows, columns=columns).set_index(["plan", "score", "model"]).sort_index()
 
 
 board = scores(tally, names, winnable, cfg.resamples)
 print(f"{len(names)} problems, {len(winnable)} winnable: no model can be above "
       f"{len(winnable) / len(names):.3f}")
-display(board.style.format(precision=3))
+display(board.round(3))
 
 # %% [markdown]
-# What this means: the intervals are wide because the problems are few, and they overlap less than it seems: two
-# models fail on the same hard problems, which a paired comparison takes out.
+# What this means: the intervals are wide because the problems are few, and two models tend to
+# fail on the same hard ones. A paired comparison takes that part out.
 #
 # ## 14. Base against tuned
-# The same problems, one difference each. Where only one of the two models has any passing answer, the problem is
-# **discordant**, and the list of those says what tuning gave and what it took.
+# The same problems, one difference each. Where only one of the two models has any passing answer,
+# the problem is **discordant**, and the list of those says what tuning gave and what it took.
 
 # %%
 def paired(tally, plan, k, draws):
     """Base and tuned on the same problems."""
-    base, tuned = ([pass_at_k(n, c, k) for c, n in tally[label, plan]] for label in ("base", "tuned"))
+    base, tuned = ([pass_at_k(n, c, k) for c, n in tally[label, plan]]
+                   for label in ("base", "tuned"))
     return compare(base, tuned, draws) | {"values": (base, tuned)}
 
 
@@ -686,13 +713,14 @@ for k, result in pairs.items():
     print("pass@{}: tuned - base {:+.3f} [{:+.3f}, {:+.3f}],".format(k, *result["difference"]),
           f"p = {result['p']:.2g}, {result['differ']} of {len(names)} problems differ")
 solved = {label: {name for name, (c, _) in zip(names, tally[label, main]) if c} for label in models}
-gained, lost_by_tuning = solved["tuned"] - solved["base"], solved["base"] - solved["tuned"]
-print(f"\nsolved only when tuned: {len(gained)}: {', '.join(sorted(gained))}")
-print(f"solved only by the base: {len(lost_by_tuning)}: {', '.join(sorted(lost_by_tuning)) or 'none'}")
+gained = sorted(solved["tuned"] - solved["base"])
+given_up = sorted(solved["base"] - solved["tuned"])
+print(f"\nsolved only when tuned: {len(gained)}\n  {' '.join(gained)}")
+print(f"solved only by the base: {len(given_up)}\n  {' '.join(given_up)}")
 
 # %% [markdown]
-# Four figures. First the scores with their intervals, under the ceiling of this benchmark and simulator, and beside
-# them the published pair, which is the 31B on verilog-eval's 156 problems.
+# Four figures. First the scores with their intervals, under the ceiling of this benchmark and
+# simulator, and beside them the published pair, which is the 31B on verilog-eval's 156 problems.
 
 # %%
 def draw_scores(pairs, published, ceiling, where):
@@ -702,18 +730,19 @@ def draw_scores(pairs, published, ceiling, where):
               (axes[1], published, ("TPU-trained", "GPU-trained"), (style.ORANGE, style.PURPLE)))
     for ax, results, labels, colours in groups:
         for place, (k, result) in enumerate(results.items()):
-            for shift, key, label, colour in zip((-0.12, 0.12), ("first", "second"), labels, colours):
+            for shift, key, label, colour in zip((-0.1, 0.1), ("first", "second"), labels, colours):
                 mean, low, high = result[key]
                 ax.errorbar(place + shift, mean, [[mean - low], [high - mean]], fmt="o", capsize=4,
                             color=colour, label=label if place == 0 else None)
-                ax.annotate(f"{mean:.2f}", (place + shift, mean), xytext=(7, 0), va="center",
-                            textcoords="offset points", fontsize=9, color=colour)
+                ax.text(place + 1.8 * shift, mean, f"{mean:.2f}", va="center", fontsize=9,
+                        color=colour, ha="right" if shift < 0 else "left")
         ax.set_xticks(range(len(results)), [f"pass@{k}" for k in results])
         ax.set_xlim(-0.5, len(results) - 0.3)
         ax.set_ylim(-0.03, 1.05)
         ax.legend(loc="lower right")
     axes[0].axhline(ceiling, color=style.RED, linestyle="--", linewidth=1)
-    axes[0].text(-0.45, ceiling - 0.015, f"ceiling {ceiling:.2f}", color=style.RED, va="top", fontsize=9)
+    axes[0].text(-0.45, ceiling - 0.015, f"ceiling {ceiling:.2f}", color=style.RED, va="top",
+                 fontsize=9)
     axes[0].set(title="This run", ylabel="share of problems")
     axes[1].set_title("Published: 31B, verilog-eval")
     style.finish(fig, "07_scores", where + "; right: data/published (digitised). Bars: 95 %")
@@ -723,30 +752,33 @@ where = f"{helpers.size()}, {len(names)} problems x {cfg.plans[0].n} answers, Ic
 draw_scores(pairs, published, len(winnable) / len(names), where)
 
 # %% [markdown]
-# Every answer of the main plan as one cell, problems ordered by what the tuned model makes of them. Full columns
-# mean a model that is sure of itself; mixed ones are where more answers (pass@5) help.
+# Every answer of the main plan as one cell, problems ordered by what the tuned model makes of
+# them. Full columns mean a model that is sure of itself; mixed ones are where more answers
+# (pass@5) help.
 
 # %%
+COLOURS = dict(zip(verilog.CATEGORIES, (style.GREEN, style.ORANGE, style.PURPLE, style.SKY,
+                                        style.RED, "#B03A2E", style.BLACK, "#BBBBBB")))
+
+
 def draw_answers(judged, plan, names, tally, where):
     """A heat map: problems across, answers down, one panel per model."""
     from matplotlib.colors import ListedColormap
-    colours = (style.GREEN, style.ORANGE, style.PURPLE, style.SKY, style.RED, "#B03A2E", style.BLACK,
-               "#BBBBBB")
     passes = {label: dict(zip(names, (c for c, _ in tally[label, plan]))) for label in judged}
     order = sorted(names, key=lambda name: (-passes["tuned"][name], -passes["base"][name], name))
     fig, axes = style.figure(9, 3.9, rows=2, sharex=True)
     for ax, label in zip(axes, ("tuned", "base")):
         frame = judged[label][judged[label].plan == plan]
-        codes = frame.category.map(verilog.CATEGORIES.index)
-        grid = frame.assign(code=codes).pivot(index="index", columns="problem", values="code")[order]
-        ax.pcolormesh(grid.to_numpy(), cmap=ListedColormap(colours), vmin=-0.5, vmax=7.5,
-                      edgecolors="white", linewidth=0.6)
+        grid = frame.pivot(index="index", columns="problem", values="category")[order]
+        ax.pcolormesh(grid.map(verilog.CATEGORIES.index).to_numpy(), edgecolors="white",
+                      linewidth=0.6, vmin=-0.5, vmax=7.5,
+                      cmap=ListedColormap(list(COLOURS.values())))
         ax.set(title=label, ylabel="answer", yticks=[])
         ax.grid(False)
-    present = [c for c in verilog.CATEGORIES if any((f.category == c).any() for f in judged.values())]
-    handles = [axes[0].plot([], [], "s", color=colours[verilog.CATEGORIES.index(c)], label=c)[0]
-               for c in present]
-    fig.legend(handles=handles, loc="outside upper right", ncols=len(present), fontsize=9)
+    seen = set().union(*(frame[frame.plan == plan].category for frame in judged.values()))
+    handles = [axes[0].plot([], [], "s", color=COLOURS[c], label=c)[0] for c in COLOURS
+               if c in seen]
+    fig.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9)
     axes[1].set_xticks(np.arange(len(order)) + 0.5, [name.split("_", 1)[1] for name in order],
                        rotation=90, fontsize=6 if len(order) < 60 else 3)
     style.finish(fig, "07_answers", where)
@@ -755,31 +787,31 @@ def draw_answers(judged, plan, names, tally, where):
 draw_answers(judged, main, names, tally, where)
 
 # %% [markdown]
-# Then what becomes of the answers, by category, and the paired differences, one bar per problem. The band is the 95 %
-# interval of their mean.
+# Then what becomes of the answers, by category, and the paired differences, one bar per problem.
+# The band is the 95 % interval of their mean.
 
 # %%
 def draw_outcomes(kinds, result, names, where):
     """Left: categories stacked. Right: tuned minus base per problem, sorted."""
     fig, (left, right) = style.figure(9, 3.4, columns=2, width_ratios=(1, 1.2))
-    colours = dict(zip(verilog.CATEGORIES, (style.GREEN, style.ORANGE, style.PURPLE, style.SKY,
-                                            style.RED, "#B03A2E", style.BLACK, "#BBBBBB")))
     shares, start = kinds / kinds.sum(), pd.Series(0.0, index=kinds.columns)
     for category in verilog.CATEGORIES:
         if shares.loc[category].any():
             left.barh(list(kinds.columns), shares.loc[category], left=start, label=category,
-                      color=colours[category])
+                      color=COLOURS[category])
             start = start + shares.loc[category]
     left.set(title="What becomes of the answers", xlabel="share of answers", xlim=(0, 1))
     left.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.25))
     left.grid(False)
     values = sorted(np.subtract(result["values"][1], result["values"][0]))
-    right.bar(range(len(values)), values, color=[style.BLUE if v > 0 else style.RED for v in values])
+    right.bar(range(len(values)), values,
+              color=[style.BLUE if value > 0 else style.RED for value in values])
     mean, low, high = result["difference"]
     right.axhspan(low, high, color=style.SKY, alpha=0.35, linewidth=0)
     right.axhline(mean, color=style.BLACK, linewidth=1)
     right.text(0, min(high + 0.03, 0.95), f"mean {mean:+.2f} [{low:+.2f}, {high:+.2f}]", fontsize=9)
-    right.set(title="Tuned minus base, pass@1", xlabel="problems, sorted", ylim=(-1.05, 1.1), xticks=[])
+    right.set(title="Tuned minus base, pass@1", xlabel="problems, sorted", ylim=(-1.05, 1.1),
+              xticks=[])
     style.finish(fig, "07_outcomes", where)
 
 
@@ -787,9 +819,9 @@ draw_outcomes(kinds[["tuned", "base"]], pairs[1], names, where)
 
 # %% [markdown]
 # ## 15. Reading one failure
-# A score says how often, a failure says why. We take one answer of the tuned model that runs and differs
-# (or, if there is none, one of the base): prompt, answer, code, message, and the waveform from just
-# before the first mismatch, which is where a designer would look.
+# A score says how often, a failure says why. We take one answer of the tuned model that runs and
+# differs (or, if there is none, one of the base): prompt, answer, code, message, and the waveform
+# from just before the first mismatch, which is where a designer would look.
 
 # %%
 def pick_failure(judged, plan):
@@ -812,49 +844,26 @@ else:
     print(f"PROMPT\n{problem.prompt.strip()}\n\nANSWER ({row.finish})\n{text.strip()}\n")
 print(f"CODE\n{code}\n")
 waves = helpers.run_dir("eval", "failure.vcd")
-print("SIMULATOR\n" + verilog.judge(problem, code, waves=waves).log.strip()[:1200])
+waves.unlink(missing_ok=True)
+shown = verilog.judge(problem, code, waves=waves)
+print("SIMULATOR\n" + shown.log.strip()[:1200])
 
 # %%
-def draw_waves(changes, title, where, before=60, after=40):
-    """Signals around the first mismatch: one lane each, buses with their values in hexadecimal."""
-    wrong = [at for at, value in changes.get("tb_mismatch", []) if value == "1"]
-    start, end = max(0, min(wrong, default=0) - before), min(wrong, default=0) + after
-    lanes = [name for name in changes if name != "tb_mismatch"][:12] + ["tb_mismatch"]
-    fig, ax = style.figure(9, 0.9 + 0.38 * len(lanes))
-    for lane, name in enumerate(reversed(lanes)):
-        events = [e for e in changes[name] if e[0] <= end]
-        for (at, value), (until, _) in zip(events, [*events[1:], (end, "")]):
-            left, right = max(at, start), min(until, end)
-            if right <= left:
-                continue
-            if len(value) == 1 and value in "01":
-                height = lane + 0.6 * int(value)
-                ax.plot([left, right], [height, height], color=style.BLUE, linewidth=1.4)
-                ax.plot([left, left], [lane, lane + 0.6], color=style.BLUE, linewidth=0.7)
-            else:
-                known = set(value) <= {"0", "1"}
-                ax.fill_between([left, right], lane, lane + 0.6, edgecolor="white", linewidth=1.5,
-                                color=style.SKY if known else "#DDDDDD")
-                shown = f"{int(value, 2):x}" if known else value[:4]
-                if right - left >= 0.02 * len(shown) * (end - start):
-                    ax.text((left + right) / 2, lane + 0.28, shown, ha="center", va="center", fontsize=8)
-    if wrong:
-        ax.axvline(wrong[0], color=style.RED, linestyle="--", linewidth=1)
-    ax.set_yticks([lane + 0.3 for lane in range(len(lanes))], list(reversed(lanes)))
-    ax.set(title=title, xlabel="simulation time, ps", xlim=(start, end))
-    ax.grid(False)
-    style.finish(fig, "07_waveform", where)
-
-
 if waves.exists():
-    draw_waves(verilog.read_vcd(waves), f"{problem.name}: the first mismatch", where)
+    changes = verilog.read_vcd(waves)
+    told = [int(at) for at in re.findall(r"First mismatch occurred at time (\d+)", shown.log)]
+    seen = [at for at, value in changes.get("tb_mismatch", []) if value == "1"]
+    fig, ax = style.figure(9, 0.9 + 0.36 * min(13, len(changes)))
+    verilog.draw_waves(ax, changes, min(told or seen or [0]))
+    ax.set_title(f"{problem.name}: around the first mismatch")
+    style.finish(fig, "07_waveform", where + "; dashed: the testbench's first mismatch")
 else:
     print("this answer never ran, so there is no waveform")
 
 # %% [markdown]
 # ## 16. Save what was measured
-# One summary per model with everything that is needed to repeat or combine it, and one
-# comparison for whoever only wants the answer.
+# One summary per model with everything that is needed to repeat or combine it, and one comparison
+# for whoever only wants the answer.
 
 # %%
 from importlib import metadata
@@ -863,10 +872,10 @@ from importlib import metadata
 def summary(label):
     """All that was measured for one model."""
     frame, rows = judged[label], board.reset_index()
-    rows = rows[rows.model == label].rename(columns={"low ": "winnable_low", "high ": "winnable_high"})
+    rows = rows[rows.model == label].drop(columns="model")
     return {
         "model": str(models[label]), "size": helpers.size(), "problems": str(folder),
-        "scores": rows.drop(columns="model").to_dict("records"), "n_problems": len(names),
+        "scores": rows.to_dict("records"), "n_problems": len(names),
         "ceiling": {"winnable": len(winnable), "zero_mismatches": clean,
                     "lost": {name: f"{v.category}: {v.detail}" for name, v in lost}},
         "categories": {plan: group.category.value_counts().to_dict() for plan, group in
@@ -874,7 +883,8 @@ def summary(label):
         "finish": frame.finish.value_counts().to_dict(), "tokens": int(frame.tokens.sum()),
         "counts": {plan.name: {name: list(pair) for name, pair in
                                zip(names, counts(frame, plan.name, names))} for plan in cfg.plans},
-        "settings": asdict(cfg), "system": meta["system"], "template_sha256": meta["template_sha256"],
+        "settings": asdict(cfg), "system": meta["system"],
+        "template_sha256": meta["template_sha256"],
         "versions": {"icarus": ".".join(map(str, version)), "openai": metadata.version("openai"),
                      "network_cut_off": bool(verilog.network_guard())}}
 
@@ -888,21 +898,21 @@ for label, key in (("base", "first"), ("tuned", "second")):
         entry |= {f"pass@{k}": mean, f"pass@{k}_interval": [low, high],
                   f"pass@{k}_winnable": float(board.loc[(main, f"pass@{k}", label), "winnable"])}
     comparison[label] = entry
-
-# %%
 for k, result in pairs.items():
     mean, low, high = result["difference"]
-    comparison["paired"][f"pass@{k}"] = {"difference": mean, "interval": [low, high], "p": result["p"],
-                                         "problems_that_differ": result["differ"]}
-comparison |= {"gained": sorted(gained), "lost": sorted(lost_by_tuning)}
+    comparison["paired"][f"pass@{k}"] = {"difference": mean, "interval": [low, high],
+                                         "p": result["p"], "problems_that_differ": result["differ"]}
+comparison |= {"gained": gained, "lost": given_up}
 helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 display(pd.DataFrame({label: comparison[label] for label in ("base", "tuned")}))
 assert not server.record_path().exists(), "a server was left running"
 
 # %% [markdown]
 # ## Recap
-# - The judge is verilog-eval's, made safe: what the compiler emitted decides what may run and count.
-# - The ceiling comes first, answers are saved before they are judged, failures stay in the denominator.
+# - The judge is verilog-eval's, made safe: what the compiler emitted decides what may run and
+#   count.
+# - The ceiling comes first, answers are saved before they are judged, failures stay in the
+#   denominator.
 # - pass@k is unbiased, scores carry intervals over problems, and two models are compared problem by
 #   problem.
 #
@@ -918,8 +928,8 @@ assert not server.record_path().exists(), "a server was left running"
 # | a score above the ceiling | answers of other problems, or a judge that can be fooled | section 4; never judge by searching for the line |
 #
 # ### Exercises
-# 1. How many problems would it take to see a true difference of 0.02 in pass@1, if the differences scatter
-#    as in the published pair?
+# 1. How many problems would it take to see a true difference of 0.02 in pass@1, if the differences
+#    scatter as in the published pair?
 #
 # <details><summary>Solution</summary>
 #
@@ -928,17 +938,19 @@ assert not server.record_path().exists(), "a server was left running"
 # print(math.ceil((1.96 * d.std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# About 570: nearly four times as many as verilog-eval has. A difference of two points on 156 problems
-# is not a result.
+# About 570: nearly four times as many as verilog-eval has. A difference of two points on 156
+# problems is not a result.
 # </details>
 #
 # 2. Write an answer to the multiplexer of section 3 that passes without computing the right output.
 #
 # <details><summary>Solution</summary>
 #
-# We know of none, and `tests/hostile/` holds what we tried. If you find one, that folder wants it: a
-# file `bad_<name>.sv` whose first line names the problem and the categories you would accept.
+# We know of none, and `tests/hostile/` holds what we tried. If you find one, that folder wants
+# it: a file `bad_<name>.sv` whose first line names the problem and the categories you would
+# accept.
 # </details>
 #
 # Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU you do not have,
-# [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb) recomputes the published claims.
+# [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb) recomputes the published
+# claims.

@@ -52,7 +52,7 @@ sys.path.insert(0, str(root))
 
 # %%
 # Install what the series needs into this Python; once it is there, this takes a second.
-subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
 
 # %%
 # What this machine is. Every result below was made with these versions.

@@ -8,6 +8,7 @@ wrote can never become a control token, because contents are encoded with specia
 import copy
 import functools
 import hashlib
+import itertools
 import re
 from pathlib import Path
 
@@ -95,21 +96,22 @@ def prompt_ids(tokenizer, messages, thinking=False):
 
 def render_prompts(tokenizer, chats, thinking=False):
     """`prompt_ids` for many chats at once, which is much faster than one by one."""
-    pattern, special = _special_pattern(tokenizer), special_ids(tokenizer)
+    pattern = _special_pattern(tokenizer)
+    control = {text: [number] for text, number in special_ids(tokenizer).items()}
     pieces = []  # per chat: the template's control tokens and, between them, plain text
     for chat in chats:
         marker, marked = _mark_control_text(pattern, chat)
         text = tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True,
                                              enable_thinking=thinking)
-        pieces.append([piece if piece in special else piece.replace(marker, "")
-                       for piece in pattern.split(text)])
-    # The odd pieces are control tokens. Every distinct text is encoded once.
-    texts = list({text: None for row in pieces for text in row[::2] if text})
-    known = dict(zip(texts, encode_texts(tokenizer, texts), strict=True))
-    rows = [[number for place, piece in enumerate(row) if piece
-             for number in ([special[piece]] if place % 2 else known[piece])] for row in pieces]
-    for row in rows:
-        _check_prompt(tokenizer, row, thinking)
+        pieces.append([piece.replace(marker, "") for piece in pattern.split(text)])
+    rows, texts = [], list(dict.fromkeys(itertools.chain(*(row[::2] for row in pieces))))
+    plain = dict(zip(texts, encode_texts(tokenizer, texts), strict=True))  # each text once
+    for row in pieces:  # the odd pieces are control tokens
+        ids = []
+        for place, piece in enumerate(row):
+            ids += control[piece] if place % 2 else plain[piece]
+        rows.append(ids)
+        _check_prompt(tokenizer, ids, thinking)
     return rows
 
 

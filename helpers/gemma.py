@@ -331,6 +331,31 @@ def lora_provider(rank, alpha, targets=TARGETS):
                        lora_a_initializer=lora_a, lora_b_initializer=lora_b)
 
 
+def _same_key():
+    """Random keys for abstract models, where only shapes matter: all the same, and fast to trace.
+
+    Flax counts the keys it gives out, and tracing each count takes time quadratic in the layers.
+    """
+    import jax
+    from flax import nnx
+
+    class SameKey(nnx.Rngs):
+        """Hands out one key again and again."""
+
+        def params(self):
+            """The key."""
+            return jax.random.key(0)
+
+    return SameKey(0)
+
+
+def abstract_base(config, mesh):
+    """The model without memory: shapes, dtypes and shardings of every weight."""
+    from flax import nnx
+    from tunix.models.gemma4.model import Gemma4
+    return place(nnx.eval_shape(lambda: Gemma4(config, rngs=_same_key())), mesh)
+
+
 def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0):
     """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
 
@@ -352,7 +377,7 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0):
         return qwix.apply_lora_to_model(
             model, provider, jnp.ones((rows, 2), jnp.int32),
             positions=jnp.tile(jnp.arange(2), (rows, 1)),
-            attention_mask=jnp.ones((rows, 2, 2), bool), rngs=nnx.Rngs(seed))
+            attention_mask=jnp.ones((rows, 2, 2), bool), rngs=_same_key())
 
     remat, model.config.remat_config = model.config.remat_config, RematConfig.NONE
     with use_mesh(mesh):

@@ -108,33 +108,32 @@ def members(record):
     leader = _stat(record["pid"])
     if leader and leader[2] != record["born"]:
         return []  # the number was given to another process since
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    stats = ((pid, _stat(pid)) for pid in pids)
-    return [pid for pid, stat in stats if stat and stat[1] == record["pid"] and stat[0] != "Z"]
+    found = {int(path.name): _stat(path.name) for path in Path("/proc").glob("[0-9]*")}
+    return sorted(pid for pid, stat in found.items() if stat and stat[1] == record["pid"] and stat[0] != "Z")
 
 
-def _kill(record, patience=20.0):
+def _kill(record):
     if record["engine"] in IMAGES:
         subprocess.run(["docker", "stop", "-t", "30", CONTAINER], capture_output=True)
-    for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
-        end = time.monotonic() + seconds
-        for pid in members(record):
-            if sign == signal.SIGKILL or pid == record["pid"] or not _alive(record):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sign)
-        while members(record) and time.monotonic() < end:
+    for sign, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+        end, family = time.monotonic() + seconds, members(record)
+        # SIGTERM goes to the server, which ends its engine; to orphans of a dead one, and SIGKILL, to all.
+        for pid in [record["pid"]] if sign == signal.SIGTERM and _alive(record) else family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sign)
+        while (left := members(record)) and time.monotonic() < end:
             time.sleep(0.1)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(record["pid"], os.WNOHANG)
-    if left := members(record):
-        raise UserError(f"processes {left} of the server did not end; run: kill -9 "
-                        + " ".join(map(str, left)))
+    if left:
+        raise UserError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
 
 
 # -- The log -----------------------------------------------------------------------------------
 
 def _lines(log):
     text = Path(log).read_text(errors="replace") if Path(log).exists() else ""
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
     strip = re.compile(r"^(\([^)]*pid=\d+\) ?)?((INFO|WARNING|ERROR) [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
     return [(line, strip.sub("", line).strip()) for line in text.splitlines()]
 
@@ -160,7 +159,8 @@ def reason(log, code=None):
         before = before if set(text) <= set("^~ ") else text
     if not first and code == -signal.SIGKILL:
         first = "killed by SIGKILL, as the kernel does when the machine is out of memory"
-    first = first[:400] or f"exit status {code}; it last said: {tail(log)}"
+    how = "killed from outside" if code is None else f"exit status {code}"
+    first = first[:400] or f"{how}, without an error of its own; it last said: {tail(log)}"
     if NO_MEMORY.search(first):
         first = (f"out of memory: {first}\nFree some, or lower --max-model-len, "
                  "--gpu-memory-utilization or (on a CPU) VLLM_CPU_KVCACHE_SPACE.")
@@ -267,6 +267,8 @@ def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, sl
     Raises:
       UserError: the port is in use, or the server died or was not healthy in time; says why.
     """
+    options = {"results": run_dir("bench"), **options}
+    options["results"].mkdir(parents=True, exist_ok=True)  # else Docker makes it, as root
     wanted = vllm_command(engine, model, name, 0, host=host, **options)
     files = _fingerprint(model, options.get("adapter"))
     path, log = record_path(slot), run_dir("serve", f"{slot}.log")
@@ -282,28 +284,25 @@ def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, sl
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
-                                   stdin=subprocess.DEVNULL, start_new_session=True)
+                                   stdin=subprocess.DEVNULL, start_new_session=True,
+                                   env={**os.environ, "NO_COLOR": "1"})
     reach = "127.0.0.1" if host == "0.0.0.0" else host
     record = {"pid": process.pid, "port": port, "base_url": f"http://{reach}:{port}", "model": name,
               "model_path": str(model), "engine": engine, "command": command,
               "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "born": _stat(process.pid)[2],
               "log": str(log), "max_model_len": options.get("max_model_len", 1024),
-              "chips": options.get("tensor_parallel", 1) * options.get("data_parallel", 1),
               "wanted": wanted, "files": files}
     write_json(path, record)
-    ready = False
-    try:
+    with contextlib.ExitStack() as failed:  # an error or an interrupt leaves no process behind
+        failed.callback(stop, slot)
         record["ready_seconds"] = round(_wait(process, record, timeout), 1)
         write_json(path, record)
-        ready = True
-    finally:
-        if not ready:
-            stop(slot)
+        failed.pop_all()
     return record
 
 
 def _wait(process, record, timeout, every=10.0):
-    began, said = time.monotonic(), 0.0
+    began, said, last = time.monotonic(), 0.0, ""
     while True:
         waited = time.monotonic() - began
         if process.poll() is not None:
@@ -316,8 +315,9 @@ def _wait(process, record, timeout, every=10.0):
             raise UserError(f"the server was not healthy within {timeout:.0f} s and was stopped; it last "
                             f"said: {tail(record['log'])[:200]}\nIts log is {record['log']}.")
         if waited - said >= every:
-            said = waited
-            print(f"starting ... {waited:3.0f} s | {tail(record['log'])[:90]}", flush=True)
+            said, now = waited, tail(record["log"])[:90]
+            print(f"starting ... {waited:3.0f} s" + f" | {now}" * (now != last), flush=True)
+            last = now
         time.sleep(0.25)
 
 
@@ -357,7 +357,6 @@ class Client:
         if self.process:
             self.process.kill()
             self.process.wait()
-            self.process = None
 
     def run(self, arguments):
         """Run `vllm <arguments>`; raises UserError with the reason if it fails."""
@@ -380,11 +379,9 @@ class Client:
             command = ["env", "HF_HUB_OFFLINE=1", PYTHON, LAUNCHER, "--lines"]
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=log, cwd=ROOT)
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has died: its exit status says so below
             self.process.stdin.write(json.dumps(arguments).encode() + b"\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has died: the loop below ends, and the exit status says so
         for line in self.process.stdout:
             if line.decode().strip() == DONE:
                 return 0

@@ -8,6 +8,7 @@ macros, comments and tricks of spelling are gone.
 
 import contextlib
 import functools
+import math
 import os
 import re
 import secrets
@@ -32,7 +33,8 @@ class Limits:
     """What one compilation, and one simulation, may use.
 
     Attributes:
-      seconds: wall clock and CPU time (verilog-eval: 30).
+      seconds: of CPU time, and three times that of wall clock. (verilog-eval: 30 of wall clock; a
+        simulator never sleeps, and a busy machine must not turn a pass into a timeout.)
       memory: bytes of address space.
       output: bytes printed; more ends the process.
       file: bytes of any file the compiler writes (the simulation may write none).
@@ -200,13 +202,14 @@ def run_limited(command, folder, limits, file=None, alone=False):
       (output, exit status, None or "time" or "output": the limit that ended it).
     """
     blocks = -(-(limits.file if file is None else file) // 512)
-    words = [*network_guard(), "/bin/sh", "-c", _LIMITED, "sh", str(int(limits.seconds) + 1),
+    words = [*network_guard(), "/bin/sh", "-c", _LIMITED, "sh", str(math.ceil(limits.seconds)),
              str(limits.memory // 1024), str(blocks), str(int(alone)), *command]
     environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": str(folder), "LC_ALL": "C"}
     process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                start_new_session=True)
-    deadline, output, ended = time.monotonic() + limits.seconds, b"", None
+    start, output, ended = time.monotonic(), b"", None
+    deadline = start + 3 * limits.seconds
     try:
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)
@@ -223,7 +226,8 @@ def run_limited(command, folder, limits, file=None, alone=False):
         if ended is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-            ended = "time" if process.poll() in (None, -signal.SIGXCPU) else None
+            if process.poll() != 0 and time.monotonic() - start > 0.95 * limits.seconds:
+                ended = "time"  # still there, or it or a child of it ran out of CPU time
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -466,18 +470,56 @@ def judge_many(candidates, limits=Limits(), workers=None, text="judging"):
 # ---- Waveforms ----
 
 def read_vcd(path, limit=4 << 20):
-    """Read a waveform file: {signal name: [(time, value as a string of 0 1 x z), ...]}."""
+    """Read a waveform file: {signal: [(time, value as a string of 0 1 x z, one per bit), ...]}.
+
+    Of several values at one time only the last, the settled one, is kept.
+    """
     text = Path(path).read_text(errors="replace")[:limit]
-    names, changes, now = {}, {}, 0
+    signals, changes, now = {}, {}, 0
     head, _, body = text.partition("$enddefinitions")
-    for key, name in re.findall(r"\$var \w+ +\d+ +(\S+) +(\S+)[^$]*\$end", head):
-        names.setdefault(key, name)
+    for width, key, name in re.findall(r"\$var \w+ +(\d+) +(\S+) +(\S+)[^$]*\$end", head):
+        signals.setdefault(key, (name, int(width)))
     for line in body.splitlines():
         if line.startswith("#"):
             now = int(line[1:])
-        elif line[:1] in "01xzXZ" and line[1:] in names:
-            changes.setdefault(names[line[1:]], []).append((now, line[0].lower()))
-        elif line[:1] in "bB" and " " in line:
-            value, key = line[1:].split(" ", 1)
-            changes.setdefault(names.get(key, key), []).append((now, value.lower()))
+            continue
+        value, _, key = line[1:].partition(" ") if line[:1] in "bB" else (line[:1], "", line[1:])
+        if key in signals and set(value) <= set("01xzXZ"):
+            name, width = signals[key]
+            value = value.lower().rjust(width, value[0].lower() if value[0] in "xzXZ" else "0")
+            events = changes.setdefault(name, [])
+            if events and events[-1][0] == now:
+                events.pop()
+            if not events or events[-1][1] != value:
+                events.append((now, value))
     return changes
+
+
+def draw_waves(ax, changes, at, before=60, after=40):
+    """Draw signals around time `at`: one lane each, buses with their values in hexadecimal."""
+    from helpers import style
+    start, end = max(0, at - before), at + after
+    lanes = [name for name in changes if name != "tb_mismatch"][:12]
+    lanes += ["tb_mismatch"] * ("tb_mismatch" in changes)
+    for lane, name in enumerate(reversed(lanes)):
+        events = [event for event in changes[name] if event[0] <= end]
+        for (time_, value), (until, _) in zip(events, [*events[1:], (end, "")], strict=True):
+            left, right = max(time_, start), min(until, end)
+            known = set(value) <= {"0", "1"}
+            if right <= left:
+                continue
+            if len(value) == 1 and known:
+                ax.plot([left, right], [lane + 0.6 * int(value)] * 2, color=style.BLUE, linewidth=1.5)
+                if left > start:
+                    ax.plot([left, left], [lane, lane + 0.6], color=style.BLUE, linewidth=0.8)
+                continue
+            ax.fill_between([left, right], lane, lane + 0.6, linewidth=0,
+                            color=style.SKY if known else "#DDDDDD")
+            ax.plot([left, left], [lane, lane + 0.6], color="white", linewidth=2.5)
+            shown = f"{int(value, 2):x}" if known else value[:4]
+            if right - left >= 0.015 * len(shown) * (end - start):
+                ax.text((left + right) / 2, lane + 0.28, shown, ha="center", va="center", fontsize=8)
+    ax.axvline(at, color=style.RED, linestyle="--", linewidth=1)
+    ax.set_yticks([lane + 0.3 for lane in range(len(lanes))], list(reversed(lanes)))
+    ax.set(xlabel="simulation time (ps)", xlim=(start, end))
+    ax.grid(False)

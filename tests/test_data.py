@@ -246,8 +246,8 @@ def test_the_server_tokenises_the_same_ids(tmp_path, monkeypatch):
     from helpers import server
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     prompts = [path.read_text() for path in sorted((ROOT / "data/tiny_eval").glob("*_prompt.txt"))[:5]]
-    prompts += ["```verilog\nmodule m;\n```\r\n", "é😀 \t x", "  padded  "]
-    record = server.start("cpu", str(ASSET), "tiny", port=0, timeout=300.0)
+    prompts += ["```verilog\nmodule m;\n```\r\n", "é😀 \t x", "  padded  ", "", "\ufdd0 \x00"]
+    record = server.start("cpu", ASSET, "tiny", port=0, timeout=900.0)
     try:
         for prompt in prompts:
             for messages in (messages_of(prompt), messages_of(prompt, "Be brief.", [("yes", "more")])):
@@ -315,7 +315,7 @@ def test_broken_rows_are_named():
 
 def test_files_are_read_line_by_line(tmp_path):
     read_rows = load(NOTEBOOK, "read_rows")
-    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "1"}\n{"prompt": \n\xff\n"text"\n')
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "1"}\n\n{"prompt": \n\xff\n"text"\r\n')
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
         file.write('{"prompt": "2"}\n')
     rows = read_rows(str(tmp_path), "", "")
@@ -324,16 +324,19 @@ def test_files_are_read_line_by_line(tmp_path):
 
 
 def test_no_rows_are_an_error(tmp_path):
-    read_rows = load(NOTEBOOK, "read_rows", "helpers")
-    (tmp_path / "a.jsonl").write_text("")
+    read_rows = load(NOTEBOOK, "read_rows")
+    (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(UserError, match="holds no rows"):
-        load(NOTEBOOK, "read_rows")(str(tmp_path), "", "")
-    assert read_rows
+        read_rows(str(tmp_path), "", "")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "1"}' * 99)[:30])  # cut off
+    with pytest.raises(UserError, match="b.jsonl.gz cannot be read"):
+        read_rows(str(tmp_path), "", "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change, complaint", [
     (("max_tokens=384", "max_tokens=8"), "shorter than every example"),
+    (("max_tokens=384", "max_tokens=768"), "does not fit into rows of 512"),
     (('source="data/tiny"', 'source="{tmp}"'), "holds no rows"),
     (('evaluation="data/tiny_eval"', 'evaluation="{tmp}"'), "git clone"),
     (('base="assets/tiny_gemma4"', 'base="assets/absent"'), "no such directory"),
@@ -400,7 +403,7 @@ def test_rendering_is_cached_by_content(tmp_path, monkeypatch):
 
 
 def test_the_published_mask_is_six_ids_late():
-    """AUDIT: 6 ids late, and into the <eos>; counted here without the function's own arithmetic."""
+    """6 ids late, and into the <eos>; counted here without the function's own arithmetic."""
     published_row = load(NOTEBOOK, "published_row")
     tokenizer, answer = TOKENIZERS["tiny"], "```verilog\nmodule m;\nendmodule\n```"
     ids, mask = published_row(tokenizer, "question", answer)
@@ -411,10 +414,6 @@ def test_the_published_mask_is_six_ids_late():
 
 # ── Packing ──
 
-def packing():
-    return load(NOTEBOOK, "pack", "pack_arrays", "codev_lengths")
-
-
 def marked_examples(lengths):
     """Examples whose ids say which example and which place they are."""
     ids = [np.arange(n, dtype=np.int32) + 10_000 * (i + 1) for i, n in enumerate(lengths)]
@@ -424,7 +423,6 @@ def marked_examples(lengths):
 @given(st.lists(st.integers(2, 50), min_size=1, max_size=120), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_packing_keeps_every_example_whole(lengths, seed):
-    pack_arrays = packing()
     pack_arrays = load(NOTEBOOK, "pack_arrays", "pack")[0]
     ids, masks = marked_examples(lengths)
     rows = pack_arrays(ids, masks, 50, seed)
@@ -528,15 +526,16 @@ def test_reading_resumes_in_the_middle_of_an_epoch(saved_rows, after):
 # ── Packed rows train like the same examples one by one ──
 
 def test_packed_loss_and_adapter_gradients_equal_one_by_one():
-    """Random weights, float32, real architecture: windows, shared K and V, softcap, LoRA everywhere."""
+    """Random weights, float32, one layer of each kind: window, shared K and V, softcap, LoRA everywhere."""
     import jax
     import jax.numpy as jnp
     import optax
     from flax import nnx
-    from tunix.models.gemma4.model import Gemma4
+    from tunix.models.gemma4.model import AttentionType, Gemma4
 
     from helpers import gemma
-    config = gemma.config_from_hf(ASSET, dtype="float32")
+    config = gemma.config_from_hf(ASSET, dtype="float32", num_layers=2, attention_pattern=(
+        AttentionType.LOCAL_SLIDING, AttentionType.GLOBAL))
     mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
     model = gemma.inject_lora(Gemma4(config, rngs=nnx.Rngs(0)), rank=4, alpha=4.0, mesh=mesh)
     graph, lora, rest = nnx.split(model, nnx.LoRAParam, ...)

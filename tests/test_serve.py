@@ -24,7 +24,7 @@ from helpers import physics, server
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_vllm = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve")
-MODEL = "/dev/shm/gemma4/merged"
+MODEL = "/dev/shm/run/merged"
 
 
 # -- The command ---------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ import json, sys
 sys.path.insert(0, ".")
 from helpers.vllm_cpu import patch_version
 patch_version()
-from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.benchmarks.serve import add_cli_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 job = json.load(sys.stdin)

@@ -56,7 +56,7 @@ def document(r, design):
         verilog,
         f"{name}\n\nPorts:\n{ports}\n\n{spec}\n",
         f"{spec}\n\nThe ports of {name}:\n{ports}\n",
-    ), weights=(40, 20, 10, 10, 10, 10))[0]
+    ), weights=(50, 22, 8, 8, 6, 6))[0]
 
 
 # ── The three parts of the world ──

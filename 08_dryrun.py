@@ -1,0 +1,925 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/08_dryrun.ipynb)
+#
+# # 08 · Appendix: compile the 31B training step for a TPU you do not have
+#
+# The TPU's own compiler runs on any x86-64 Linux machine. We hand it the step that notebook 03
+# trains with, and the published one, and learn what fits, how fast it can be and what it costs.
+#
+# | | |
+# |---|---|
+# | **Needs** | Linux on x86-64 and the `libtpu` wheel for the live part; otherwise nothing: stored results are shown |
+# | **Takes** | `data/configs/` (shapes of the models), cells of `03_train.py` (the trainer); no weights, no data |
+# | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
+# | **Costs** | default: about a minute and 2 GB. `DRYRUN=full`: 2 to 10 minutes and 8 GB of memory per full-depth row. No TPU |
+#
+# The outputs shown are those of the tiny run on two CPU cores; the numbers in them are about the
+# 31B and E2B on real TPU slices, *compiled*, not measured.
+
+# %% [markdown]
+# ## Before we start
+# Three cells that open every notebook: find the repository, install what is missing, and say what
+# this machine is.
+
+# %%
+# Find the repository. Colab opens a notebook without it, so there we clone it.
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
+here = Path.cwd()
+places = (here, here.parent, here / "gemma4-on-tpu")
+root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None:
+    subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
+    root = here / "gemma4-on-tpu"
+os.chdir(root)
+sys.path.insert(0, str(root))
+
+# %%
+# Install what the series needs into this Python; once it is there, this takes a second.
+_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+
+# %%
+# What this machine is. Every result below was made with these versions.
+import helpers
+
+helpers.machine()
+
+# %% [markdown]
+# ## 1. Find the compiler
+# `libtpu` is the library that drives a TPU, and the compiler inside it works without one. Where it
+# is missing, `pip install --no-deps --target .libtpu libtpu==0.0.42.1` puts it beside the notebooks
+# without touching the environment. It reads these variables when JAX starts, so they come first.
+
+# %%
+import ast
+import dataclasses
+import datetime
+import functools
+import importlib.util
+import re
+import time
+from dataclasses import dataclass, replace
+from importlib import metadata
+
+
+def find_libtpu():
+    """The library's path, or an empty string: TPU_LIBRARY_PATH, .libtpu/, or an installed wheel."""
+    wheel = importlib.util.find_spec("libtpu")
+    places = [os.environ.get("TPU_LIBRARY_PATH", ""), ".libtpu/libtpu/libtpu.so"]
+    folders = wheel.submodule_search_locations if wheel else ()
+    places += [f"{folder}/libtpu.so" for folder in folders]
+    return next((str(Path(place).resolve()) for place in places if Path(place).is_file()), "")
+
+
+libtpu = find_libtpu()
+if libtpu:
+    os.environ |= {"TPU_LIBRARY_PATH": libtpu, "JAX_PLATFORMS": "tpu_compiler,cpu",
+                   "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8",
+                   "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+print("libtpu found: the live part runs" if libtpu else
+      "libtpu is not on this machine: section 5 is skipped, everything else shows stored results")
+
+# %%
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+import qwix
+from flax import nnx
+from IPython.display import display
+from jax.experimental import topologies
+from jax.extend.backend import register_backend_factory
+from jax.sharding import NamedSharding, PartitionSpec
+from tunix.models.gemma4.model import (
+    K_MASK, Attention, AttentionType, Gemma4, RematConfig, apply_rope)
+from tunix.sft import peft_trainer
+from tunix.sft import utils as sft_utils
+from tunix.utils.sharding_utils import shard
+
+from helpers import gemma, style
+from helpers.machine import published
+
+# %% [markdown]
+# ## 2. Settings and slices
+# Rank and rates are those of notebook 03. Only the rows a reader may want to change are settings:
+# how deep the live compile is, and whether the full table is made. The published run's 10,000
+# samples of 922 tokens turn tokens per second into hours and dollars, the same for every row.
+
+# %%
+@dataclass(frozen=True)
+class Settings:
+    live_layers: int = 2             # of the 60, in the compile that runs here
+    live_length: int = 1_024         # tokens of its rows
+    full_table: bool = os.environ.get("DRYRUN", "") == "full"  # compile what is not stored yet
+    samples: int = 10_000            # published
+    tokens_per_sample: int = 922     # published: data_stats.csv, token_len_mean
+    spare: float = 0.10              # of the HBM stays free in what we recommend
+
+
+cfg = Settings()
+cfg
+
+# %% [markdown]
+# A slice is what one rents. A v5p-8 is *four* chips: Google counts its eight TensorCores, and XLA
+# sees the two of a chip as one device. Prices are the published recipe's, peaks the vendor's.
+
+# %%
+@dataclass(frozen=True)
+class Slice:
+    """A TPU slice: its topology's name, how many chips of which kind, options for the compiler."""
+
+    topology: str
+    chips: int
+    chip: str
+    options: dict
+
+
+ONE = {"chips_per_host_bounds": (1, 1, 1)}
+SLICES = {"v5p-8": Slice("v5p:2x2x1", 4, "v5p", {}), "v5p-32": Slice("v5p:2x2x4", 16, "v5p", {}),
+          "v6e-8": Slice("v6e:2x4", 8, "v6e", {}), "v6e-1": Slice("v6e:1x1", 1, "v6e", ONE),
+          "v5e-1": Slice("v5e:1x1", 1, "v5e", ONE)}
+
+
+def slice_table():
+    """What each slice has and costs."""
+    rows = {}
+    for name, piece in SLICES.items():
+        chip = helpers.chip(piece.chip)
+        rows[name] = {"chips": piece.chips, "HBM GiB per chip": chip.hbm / 2**30,
+                      "peak TFLOP/s": piece.chips * chip.flops / 1e12,
+                      "HBM TB/s": piece.chips * chip.bandwidth / 1e12,
+                      "USD per hour": piece.chips * chip.dollars_per_hour}
+    return pd.DataFrame(rows).T
+
+
+slice_table().style.format("{:,.4g}")
+
+# %% [markdown]
+# A *topology* describes devices that nobody has to own: one can compile for them, not compute on
+# them. We also register them as JAX's first backend. Tunix asks `jax.devices()` for its platform
+# and leaves its sharding constraints out on a CPU; this way it traces the program that a TPU would
+# get.
+
+# %%
+def devices_of(name):
+    """The devices of a slice, for compiling only."""
+    piece = SLICES[name]
+    return topologies.get_topology_desc(
+        platform="tpu", topology_name=piece.topology, **piece.options).devices
+
+
+if libtpu:
+    register_backend_factory(
+        "tpu_compiler", lambda: devices_of("v5p-8")[0].client, priority=500)
+    jax.config.update("jax_default_device", jax.devices("cpu")[0])  # what is computed here
+    print({name: f"{len(devices_of(name))} x {devices_of(name)[0].device_kind}" for name in SLICES})
+
+# %% [markdown]
+# ## 3. The trainer's own step
+# Nothing is retold here. We take the loss, the optimizer and the trainer out of `03_train.py`
+# itself: its imports and the definitions we name are executed, the rest of the notebook is not.
+
+# %%
+def load_cells(source, *names):
+    """Execute the imports and the named definitions of another notebook; returns {name: object}."""
+    def wanted(node):
+        return isinstance(node, (ast.Import, ast.ImportFrom)) or getattr(node, "name", "") in names
+    body = [node for node in ast.parse(Path(source).read_text()).body if wanted(node)]
+    space = {"__name__": Path(source).stem}
+    exec(compile(ast.Module(body, []), str(source), "exec"), space)
+    return {name: space[name] for name in names}
+
+
+TRAINER_CELLS = ("Batch", "packed_mask", "Headless", "hidden_states", "make_loss", "make_optimizer",
+                 "make_micro_loss", "make_train_step", "make_eval_step", "PackedTrainer")
+cells = load_cells("03_train.py", *TRAINER_CELLS)
+print({name: type(item).__name__ for name, item in cells.items()})
+
+# %% [markdown]
+# A recipe is one configuration to compile; its fields are columns of the result. `published` is
+# what the published script does: float32 arithmetic, bfloat16 adapters on 350 modules, every
+# decoder layer recomputed, one example per row of 3,072 tokens, 30 % of it real. (Its dropout of
+# 0.05 is left out: that could only make it look better.) For packed rows we count 95 % real tokens,
+# what notebook 02 promises at least.
+
+# %%
+@dataclass(frozen=True)
+class Recipe:
+    """One configuration to compile."""
+
+    recipe: str                   # published, ours, or a label
+    topology: str = "v5p-8"
+    size: str = "31b"
+    trainer: str = "03"           # notebook 03's, or Tunix's own ("tunix")
+    micro_batch: int = 1          # rows that are computed at once, over all chips
+    sequence_length: int = 4096   # tokens of a row
+    remat: str = "NONE"           # what the backward pass recomputes: NONE, BLOCK, DECODER
+    compute_dtype: str = "bfloat16"
+    loss: str = "2048"            # positions of a row that meet the output matrix, or "one-hot"
+    fill: float = 0.95            # share of the positions that are real tokens
+    attention: str = "dense"      # Tunix's [T, T] scores, or "blocks" (section 6)
+    layers: int = 0               # 0: all of them
+    flag: bool = False            # with --xla_llvm_disable_expensive_passes
+
+
+PUBLISHED = Recipe("published", trainer="tunix", sequence_length=3072, remat="DECODER",
+                   compute_dtype="float32", loss="one-hot", fill=0.30)
+OURS = Recipe("ours")
+pd.DataFrame({"published": dataclasses.asdict(PUBLISHED), "ours": dataclasses.asdict(OURS)})
+
+# %% [markdown]
+# Nothing gets memory: `nnx.eval_shape` builds model, adapters and optimizer as shapes, types and
+# shardings. For a trainer that is enough to lower its step to a program.
+
+# %%
+def model_config(recipe):
+    """Tunix's config of the real model, from data/configs/; fewer layers if asked."""
+    config = gemma.config_from_hf(f"data/configs/gemma4_{recipe.size}.json")
+    config.dtype = jnp.dtype(recipe.compute_dtype)
+    if recipe.layers:  # the last ones of the pattern: a full-attention layer is among them
+        config.num_layers = recipe.layers
+        config.attention_pattern = config.attention_pattern[-recipe.layers:]
+    return config
+
+
+def abstract_trainer(trainer_class, model, optimizer, options, mesh):
+    """A trainer around an abstract model, its optimizer state abstract, too."""
+    made = []
+
+    def build(model):
+        made.append(trainer_class(model, optimizer, peft_trainer.TrainingConfig(**options)))
+        return made[0].optimizer
+
+    state = nnx.eval_shape(build, model)
+    made[0].model, made[0].optimizer = model, gemma.place(state, mesh)
+    return made[0]
+
+
+def lower_ours(recipe, mesh, config, cells):
+    """Notebook 03's step for one micro-batch of packed rows, lowered."""
+    model = gemma.place(nnx.eval_shape(lambda: Gemma4(config, rngs=nnx.Rngs(0))), mesh)
+    if recipe.attention == "blocks":
+        use_block_attention(model)
+    config.remat_config = RematConfig[recipe.remat]
+    model = gemma.inject_lora(model, 64, 64.0, mesh)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_200)
+    trainer = abstract_trainer(cells["PackedTrainer"], model, cells["make_optimizer"](
+        schedule, 0.001, 1.0), {"eval_every_n_steps": 100}, mesh)
+    trainer.with_loss_fn(cells["make_loss"](min(int(recipe.loss), recipe.sequence_length - 1)))
+    shape = (1, recipe.micro_batch, recipe.sequence_length)
+    spec = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    batch = cells["Batch"](**{
+        name: jax.ShapeDtypeStruct(shape, bool if name == "loss_mask" else jnp.int32, sharding=spec)
+        for name in cells["Batch"].__dataclass_fields__})
+    with gemma.use_mesh(mesh):
+        return trainer.jit_train_step().lower(*trainer.arrays(), batch)
+
+# %% [markdown]
+# The published script uses Tunix's trainer as it comes: stock LoRA, gradients averaged over eight
+# micro-batches by `optax.MultiSteps`, the one-hot loss over all positions, and a compiled step that
+# returns the whole model. Here is that, with its pattern for the modules.
+
+# %%
+def lower_published(recipe, mesh, config):
+    """The published script's micro-step, lowered as Tunix compiles it."""
+    pattern = ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down_proj|.*up_proj"
+    provider = qwix.LoraProvider(module_path=pattern, rank=64, alpha=64.0)
+
+    def build():
+        return qwix.apply_lora_to_model(
+            Gemma4(config, rngs=nnx.Rngs(0)), provider, jnp.ones((1, 2), jnp.int32),
+            attention_mask=jnp.ones((1, 2, 2), bool), rngs=nnx.Rngs(0))
+
+    def model_input(rows):
+        real = rows.input_tokens != 0
+        return {"input_tokens": rows.input_tokens, "input_mask": rows.input_mask,
+                "positions": sft_utils.build_positions_from_mask(real),
+                "attention_mask": sft_utils.make_causal_attn_mask(real)}
+
+    model = gemma.place(nnx.eval_shape(build), mesh)
+    config.remat_config = RematConfig[recipe.remat]
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_244)
+    trainer = abstract_trainer(
+        peft_trainer.PeftTrainer, model, optax.adamw(schedule, weight_decay=0.001),
+        {"eval_every_n_steps": 0, "max_steps": 1_244, "gradient_accumulation_steps": 8}, mesh)
+    trainer.with_gen_model_input_fn(model_input)
+    shape = (recipe.micro_batch, recipe.sequence_length)
+    spec = NamedSharding(mesh, PartitionSpec("fsdp"))
+    batch = peft_trainer.TrainingInput(jax.ShapeDtypeStruct(shape, jnp.int32, sharding=spec),
+                                       jax.ShapeDtypeStruct(shape, bool, sharding=spec))
+    step = nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",))
+    with gemma.use_mesh(mesh):
+        return step.lower(trainer.model, trainer.optimizer, batch)
+
+# %% [markdown]
+# ## 4. Compile and read
+# A program that needs more HBM than the chip has is refused by the compiler: that is a row of the
+# table, not a crash.
+
+# %%
+def compile_recipe(recipe, cells):
+    """Compile one recipe; returns (program or None, the compiler's refusal, CPU seconds)."""
+    config = model_config(recipe)
+    mesh = gemma.make_mesh(config, devices=devices_of(recipe.topology))
+    lowered = (lower_published(recipe, mesh, config) if recipe.trainer == "tunix"
+               else lower_ours(recipe, mesh, config, cells))
+    options = {"xla_llvm_disable_expensive_passes": True} if recipe.flag else None
+    start = time.process_time()
+    try:
+        program, refusal = lowered.compile(compiler_options=options), ""
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        program, refusal = None, str(error)
+    # nnx.jit wraps what jax.jit returns
+    return getattr(program, "compiled", program), refusal, time.process_time() - start
+
+
+def versions():
+    """What the numbers depend on."""
+    names = {"jax": "jax", "flax": "flax", "tunix": "google-tunix", "qwix": "qwix"}
+    wheel = next(Path(libtpu).parent.parent.glob("libtpu-*.dist-info"), Path("libtpu-unknown"))
+    library = wheel.name.removeprefix("libtpu-").removesuffix(".dist-info")
+    return {short: metadata.version(name) for short, name in names.items()} | {"libtpu": library}
+
+# %% [markdown]
+# Per chip: arguments (weights, adapters, optimizer state, batch), outputs that do not take the
+# place of a donated argument, and temporaries. All three must fit at once. Two times: the
+# compiler's own estimate, where it is sane (on v5e and v6e it comes out negative and stays empty),
+# and the *roofline*, the larger of FLOPs over peak and bytes over bandwidth. The step's real tokens
+# over its time are the speed.
+
+# %%
+def times(recipe, flops, moved, guess, cfg):
+    """Seconds, real tokens per second, hours and dollars of one compiled micro-step."""
+    piece, chip = SLICES[recipe.topology], helpers.chip(SLICES[recipe.topology].chip)
+    estimate = guess if guess > 0 and piece.chip == "v5p" else None
+    bound = max(flops / chip.flops, moved / chip.bandwidth)
+    tokens = recipe.micro_batch * recipe.sequence_length * recipe.fill
+    hours = cfg.samples * cfg.tokens_per_sample * (estimate or bound) / tokens / 3600
+    return {"seconds_estimate": estimate, "seconds_roofline": bound, "real_tokens_per_step": tokens,
+            "real_tokens_per_second": tokens / estimate if estimate else None,
+            "real_tokens_per_second_roofline": tokens / bound, "hours": hours,
+            "dollars": hours * piece.chips * chip.dollars_per_hour,
+            "hours_from": "estimate" if estimate else "roofline"}
+
+
+def measure(recipe, program, refusal, seconds, cfg):
+    """One row of the table, from the compiler's own analyses."""
+    limit = helpers.chip(SLICES[recipe.topology].chip).hbm
+    row = dataclasses.asdict(recipe) | {"chips": SLICES[recipe.topology].chips,
+                                        "limit_gib": limit / 2**30, "fits": False}
+    if program is None:
+        needed = re.search(r"Used ([\d.]+)G of", refusal)
+        row |= {"hbm_gib": float(needed[1]) if needed else None, "note": "out of HBM"}
+    else:
+        memory, cost = program.memory_analysis(), program.cost_analysis()
+        fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        total = memory.argument_size_in_bytes + fresh + memory.temp_size_in_bytes
+        flops, moved = cost["flops"], cost["bytes accessed"]
+        row |= {"args_gib": memory.argument_size_in_bytes / 2**30, "out_gib": fresh / 2**30,
+                "temp_gib": memory.temp_size_in_bytes / 2**30, "hbm_gib": total / 2**30,
+                "fits": bool(total <= limit), "flops_per_chip": flops, "bytes_per_chip": moved}
+        row |= times(recipe, flops, moved, cost.get("optimal_seconds", -1.0), cfg)
+    today = str(datetime.date.today())
+    return row | {"compile_cpu_seconds": seconds} | versions() | {"date": today}
+
+# %% [markdown]
+# ## 5. Live: two layers of the 31B
+# One sliding and one full-attention layer at the 31B's width, both recipes, compiled now for the
+# four chips of a v5p-8. The full table below is the same call without `layers`.
+
+# %%
+def stored(name):
+    """A table of data/dryrun/, empty if it is not there."""
+    path = Path("data/dryrun") / f"{name}.csv"
+    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["recipe"])
+
+
+def table_name(recipe):
+    """The file that a recipe's row belongs to."""
+    return f"{recipe.topology}_{recipe.size}" + (f"_{recipe.layers}layers" if recipe.layers else "")
+
+
+few = dict(layers=cfg.live_layers, sequence_length=cfg.live_length)
+LIVE = [replace(PUBLISHED, **few), replace(OURS, loss="512", **few)]
+SHOWN = ["recipe", "args_gib", "out_gib", "temp_gib", "hbm_gib", "flops_per_chip",
+         "seconds_estimate", "seconds_roofline", "compile_cpu_seconds"]
+live = []
+for recipe in LIVE if libtpu else []:
+    with helpers.phase(f"compiling {recipe.recipe}, {recipe.layers} layers, for {recipe.topology}"):
+        live.append(measure(recipe, *compile_recipe(recipe, cells), cfg))
+known = stored(table_name(LIVE[0]))
+for row in live:
+    same = known[(known.recipe == row["recipe"]) & ~known.flag.astype(bool)] if len(known) else known
+    if len(same) and np.allclose(same[SHOWN[1:6]].astype(float), [row[n] for n in SHOWN[1:6]], rtol=1e-4):
+        print(f"{row['recipe']}: the same as stored on {same.date.iloc[0]}")
+pd.DataFrame(live or known)[SHOWN].style.format(precision=4)
+
+# %% [markdown]
+# `out_gib` is the difference to look at: the published step hands back every frozen weight as a
+# fresh copy; ours hands back nothing that was not donated. At 60 layers that is a sixth of the
+# chip's HBM.
+# %% [markdown]
+# ## 6. An idea: attention by blocks
+# Tunix computes all T x T scores and masks most of them away. Of a block of 1,024 queries in a
+# sliding layer, none may look further back than 1,023 tokens: 2,048 keys of 4,096 are enough, in a
+# full-attention layer those up to the block's end. What is never computed needs neither time nor
+# memory. It is plain JAX, the compiler counts all of it, and it runs on a CPU.
+
+# %%
+def attend(query, key, value, mask, window, block):
+    """Softmax attention under a causal mask, `block` queries at a time, skipping unseen keys.
+
+    query [B, T, N, H]; key, value [B, T, K, H]; mask [B, T, T]; window None: full attention.
+    """
+    B, T, N, H = query.shape
+    grouped, mixed = query.reshape(B, T, key.shape[2], -1, H), []
+    for start in range(0, T, block):
+        end = min(start + block, T)
+        first = 0 if window is None else max(0, start - window + 1) // 128 * 128
+        allowed = mask[:, start:end, first:end]
+        if window is not None:
+            allowed &= jnp.arange(start, end)[:, None] - jnp.arange(first, end) < window
+        scores = jnp.einsum("BQKGH,BSKH->BKGQS", grouped[:, start:end], key[:, first:end])
+        scores = jnp.where(allowed[:, None, None], scores.astype(jnp.float32), K_MASK)
+        weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+        mixed.append(jnp.einsum("BKGQS,BSKH->BQKGH", weights, value[:, first:end]))
+    return jnp.concatenate(mixed, axis=1).reshape(B, T, N, H)
+
+# %% [markdown]
+# It enters as a subclass of Tunix's attention with the same parameters under the same names, so
+# that LoRA and checkpoints do not notice. Decoding and rows shorter than a block take Tunix's own
+# way.
+
+# %%
+class BlockAttention(Attention):
+    """Tunix's attention layer, scores by blocks of queries; the mask must be causal."""
+
+    def __init__(self, dense, size):
+        for name, value in vars(dense).items():
+            if not name.startswith("_pytree__"):  # what NNX itself keeps
+                setattr(self, name, value)
+        self.size = size
+
+    def block(self, x, segment_pos, cache, attn_mask, kv_shared_cache=None):
+        if cache is not None or x.shape[1] <= self.size:
+            return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
+        config, heads = self.config, self.config.shd_config.act_btnh
+        rope = {"base_frequency": self.rope_base_frequency, "scale_factor": self.rope_scale_factor,
+                "rope_proportion": self.rope_proportion}
+        x = x.astype(config.dtype)
+        query = apply_rope(self._query_norm(shard(self.q_einsum(x), heads)), segment_pos, **rope)
+        if kv_shared_cache is not None:
+            key, value = kv_shared_cache["k"], kv_shared_cache["v"]
+        else:
+            key, value = (self.k_einsum(x),) * 2 if hasattr(self, "k_einsum") else self.kv_einsum(x)
+            key, value = shard(key, heads), shard(value, heads)
+            value *= jax.lax.rsqrt(jnp.mean(jnp.square(value), axis=-1, keepdims=True) + 1e-6)
+            key = apply_rope(self._key_norm(key), segment_pos, **rope)
+        sliding = self.attn_type == AttentionType.LOCAL_SLIDING
+        window = config.sliding_window_size if sliding else None
+        mixed = attend(query, key, value, attn_mask, window, self.size)
+        output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
+        return {"k": key, "v": value}, output, (key, value)
+
+
+def use_block_attention(model, size=1_024):
+    """Replace the attention of every layer, in place."""
+    for layer in model.layers:
+        layer.attn = BlockAttention(layer.attn, size)
+
+# %% [markdown]
+# The proof, on a small random model with every structural feature of the 31B and a packed mask:
+# same logits, same gradients, up to the rounding of sums taken in another order.
+
+# %%
+def small_model(**overrides):
+    """A small random Gemma 4 in float32: sliding and full layers, K equal to V in the latter."""
+    config = gemma.config_from_hf("data/configs/gemma4_31b.json", dtype="float32")
+    fields = dict(num_layers=6, num_embed=96, embed_dim=32, hidden_dim=64, num_heads=4, head_dim=16,
+                  num_kv_heads=2, num_global_kv_heads=1, global_key_size=32, sliding_window_size=48)
+    return Gemma4(replace(config, **(fields | overrides)), rngs=nnx.Rngs(0))
+
+
+def logits_and_gradient(model, tokens, segment_ids):
+    """Logits, and the gradient of their mean square for every parameter."""
+    mask = jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
+    graph, state = nnx.split(model)
+
+    def value(state):
+        logits = nnx.merge(graph, state)(tokens, attention_mask=mask)[0]
+        return jnp.mean(logits ** 2), logits
+    (_, logits), gradient = jax.jit(jax.value_and_grad(value, has_aux=True))(state)
+    return [np.asarray(leaf) for leaf in (logits, *jax.tree.leaves(gradient))]
+
+
+rng = np.random.default_rng(0)
+tokens = jnp.asarray(rng.integers(0, 96, (1, 256)))
+segment_ids = jnp.asarray(np.sort(rng.integers(1, 5, (1, 256)), axis=1))
+model = small_model()
+dense = logits_and_gradient(model, tokens, segment_ids)
+use_block_attention(model, 64)
+blocks = logits_and_gradient(model, tokens, segment_ids)
+worst = max(abs(a - b).max() / max(abs(a).max(), 1e-6) for a, b in zip(dense, blocks, strict=True))
+print(f"{len(dense) - 1} gradients and the logits agree to {worst:.1e} of their largest entry")
+assert worst < 1e-4
+
+# %% [markdown]
+# ## 7. An idea that this estimate cannot judge: splash attention
+# JAX ships a hand-written TPU kernel that also skips masked blocks, and takes segment ids (Tunix's
+# use of it drops them, so packed examples would read each other). Here is the call.
+
+# %%
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
+
+
+def splash_attend(query, key, value, segment_ids, window, block, interpret=False):
+    """The kernel, on the [B, T, N, H] arrays of one chip; mask from window and segment ids."""
+    T, heads = query.shape[1], query.shape[2]
+    one = (splash_mask.CausalMask((T, T)) if window is None
+           else splash_mask.LocalMask((T, T), window_size=(window - 1, 0), offset=0))
+    names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute",
+             "block_q_dq", "block_kv_dq")
+    kernel = splash.make_splash_mha(
+        splash_mask.MultiHeadMask([one] * heads), head_shards=1, q_seq_shards=1,
+        block_sizes=splash.BlockSizes(**dict.fromkeys(names, block)), interpret=interpret)
+    query, key, value = (jnp.swapaxes(array, 1, 2) for array in (query, key, value))
+    mixed = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, segment_ids=splash.SegmentIds(ids, ids)))(
+        query, key, value, segment_ids)
+    return jnp.swapaxes(mixed, 1, 2)
+
+
+q, k, v = (jax.random.normal(key, (1, 256, heads, 128)) * 0.3
+           for key, heads in zip(jax.random.split(jax.random.key(0), 3), (4, 2, 2)))
+mask = jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
+for window in (None, 64):
+    ours = attend(q, k, v, mask, window, 128)
+    kernel = splash_attend(q, k, v, segment_ids.astype(jnp.int32), window, 128, interpret=True)
+    print(f"window {window}: largest difference {abs(ours - kernel).max():.1e}")
+    assert abs(ours - kernel).max() < 1e-4
+
+# %% [markdown]
+# It computes the same. But what does the compiler think it costs? We compile one attention layer of
+# the 31B alone, forward and backward, T = 4,096, heads over four chips, in three ways.
+
+# %%
+def compile_attention(kind, how, cfg):
+    """One attention layer of the 31B on a v5p-8, forward and backward: what the compiler says."""
+    full = kind == "full"
+    window, kv_heads, size = (None, 4, 512) if full else (1_024, 16, 256)
+    mesh = jax.make_mesh((1, 4), ("fsdp", "tp"), devices=devices_of("v5p-8"),
+                         axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    split, whole = PartitionSpec(None, None, "tp"), PartitionSpec()
+    block = {"dense": 4_096, "blocks": 1_024, "splash": 512}[how]
+
+    def attention(query, key, value, ids):  # what one chip does
+        if how == "splash":
+            return splash_attend(query, key, value, ids, window, block)
+        mask = jnp.tril(ids[:, :, None] == ids[:, None, :])
+        return attend(query, key, value, mask, window, block)
+
+    def loss(query, key, value, ids):
+        mapped = jax.shard_map(attention, mesh=mesh, in_specs=(split, split, split, whole),
+                               out_specs=split, check_vma=False)
+        return jnp.sum(mapped(query, key, value, ids).astype(jnp.float32) ** 2)
+
+    shapes = [jax.ShapeDtypeStruct((1, 4_096, heads, size), jnp.bfloat16,
+                                   sharding=NamedSharding(mesh, split))
+              for heads in (32, kv_heads, kv_heads)]
+    ids = jax.ShapeDtypeStruct((1, 4_096), jnp.int32, sharding=NamedSharding(mesh, whole))
+    program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*shapes, ids).compile()
+    cost, memory = program.cost_analysis(), program.memory_analysis()
+    return {"kind": kind, "attention": how, "flops_per_chip": cost["flops"],
+            "bytes_per_chip": cost["bytes accessed"], "seconds_estimate": cost["optimal_seconds"],
+            "temp_gib": memory.temp_size_in_bytes / 2**30} | versions() | {
+                "date": str(datetime.date.today())}
+
+
+attention = stored("attention_v5p-8")
+if not attention.empty:
+    display(attention[["kind", "attention", "flops_per_chip", "seconds_estimate", "temp_gib"]])
+
+# %% [markdown]
+# For the kernel the compiler counts no arithmetic at all and next to no time: a kernel is a black
+# box to its cost model. A step with splash attention therefore looks faster than it can be, by the
+# whole attention. Its FLOPs can be counted by hand, and the time they take at the chip's peak is
+# the least that such a row has to add; we keep the kernel out of the table until someone measures
+# it on a chip.
+
+# %%
+def splash_floor(length=4_096, block=512, window=1_024, chips=4, peak=None):
+    """Seconds the kernel's blocks take at peak in 60 layers: 2 products forward, 7 backward."""
+    blocks = length // block
+    causal = blocks * (blocks + 1) // 2
+    sliding = sum(min(i + 1, 1 + -(-(window - 1) // block)) for i in range(blocks))
+    product = 2 * block * block * 32 / chips  # times the head size: FLOPs of one block, all heads
+    flops = 9 * product * (50 * sliding * 256 + 10 * causal * 512)
+    return flops / (peak or helpers.chip("v5p").flops)
+
+
+print(f"splash attention, one row of 4,096: at least {splash_floor() * 1e3:.0f} ms at the peak, "
+      f"{2 * splash_floor() * 1e3:.0f} ms at half of it; the compiler counts 0")
+
+# %% [markdown]
+# ## 8. The table
+# Every idea is a row. `DRYRUN=full python 08_dryrun.py` compiles what is not stored yet, one row at
+# a time, and writes after each: stop it whenever you like. A row is compiled again only if its
+# recipe or a library's version changed.
+
+# %%
+def steps_from(base, *changes):
+    """Recipes that each add one change to the one before."""
+    recipes = [base]
+    for label, change in changes:
+        recipes.append(replace(recipes[-1], recipe=label, **change))
+    return recipes
+
+
+ROAD = [*steps_from(PUBLISHED, ("published + bfloat16", {"compute_dtype": "bfloat16"}),
+                    ("published + bfloat16, no remat", {"remat": "NONE"})),
+        *steps_from(OURS, ("ours + blocks", {"attention": "blocks"}),
+                    ("ours + blocks, two rows", {"micro_batch": 2}))]
+BLOCKS = replace(OURS, attention="blocks")
+SEARCH = [replace(OURS, recipe="ours, all positions in the loss", loss="4095"),
+          replace(BLOCKS, recipe="blocks, rows of 3,072", sequence_length=3072, loss="1536"),
+          replace(BLOCKS, recipe="blocks, rows of 8,192", sequence_length=8192, loss="4096"),
+          replace(BLOCKS, recipe="blocks, four rows, BLOCK remat", micro_batch=4, remat="BLOCK"),
+          replace(OURS, recipe="ours, two rows", micro_batch=2),
+          replace(OURS, recipe="ours, DECODER remat", remat="DECODER")]
+ELSEWHERE = [replace(OURS, topology="v5p-32", micro_batch=4),
+             replace(BLOCKS, recipe="ours + blocks", topology="v5p-32", micro_batch=4),
+             replace(OURS, recipe="ours, DECODER remat", topology="v6e-8", micro_batch=2,
+                     remat="DECODER"),
+             replace(OURS, topology="v6e-1", size="e2b", sequence_length=2048, loss="1024"),
+             replace(OURS, recipe="ours, DECODER remat", topology="v5e-1", size="e2b",
+                     sequence_length=1024, loss="512", remat="DECODER")]
+FLAG = [replace(recipe, flag=flag) for recipe in LIVE for flag in (False, True)]
+RECIPES = [*ROAD[:1], *ROAD[3:], *ROAD[1:3], *ELSEWHERE[3:], *FLAG, *ELSEWHERE[:3], *SEARCH]
+print(f"{len(RECIPES)} recipes, {sum(recipe.layers == 0 for recipe in RECIPES)} at full depth")
+
+# %%
+def key_of(row):
+    """What must be equal for a stored row to be valid: the recipe, the versions and the slice."""
+    fields = [field.name for field in dataclasses.fields(Recipe)] + list(versions())
+    return tuple(str(row[field]) for field in fields)
+
+
+def run_table(recipes, cells, cfg, folder="data/dryrun"):
+    """Compile the recipes that are not stored yet; each row is on disk as soon as it is known."""
+    for number, recipe in enumerate(recipes, 1):
+        path = Path(folder) / f"{table_name(recipe)}.csv"
+        rows = (pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+                if path.exists() else [])
+        wanted = dataclasses.asdict(recipe) | versions()
+        if key_of(wanted) in [key_of(row) for row in rows]:
+            continue
+        text = f"{number}/{len(recipes)} {recipe.topology} {recipe.size}: {recipe.recipe}"
+        with helpers.phase(text, every=60.0):
+            row = measure(recipe, *compile_recipe(recipe, cells), cfg)
+        same = [field.name for field in dataclasses.fields(Recipe)]
+        rows = [old for old in rows if any(old[name] != str(wanted[name]) for name in same)]
+        row = {name: f"{value:.6g}" if isinstance(value, float) else value
+               for name, value in row.items() if value is not None}
+        helpers.write_text(path, pd.DataFrame([*rows, row]).to_csv(index=False))
+
+
+if cfg.full_table and libtpu:
+    run_table(RECIPES, cells, cfg)
+    kinds = [(kind, how) for kind in ("sliding", "full") for how in ("dense", "blocks", "splash")]
+    if len(stored("attention_v5p-8")) != len(kinds):
+        rows = pd.DataFrame([compile_attention(kind, how, cfg) for kind, how in kinds])
+        helpers.write_text("data/dryrun/attention_v5p-8.csv", rows.to_csv(index=False))
+
+# %% [markdown]
+# All of this is the compiler's estimate or arithmetic on what it counts. `hbm_gib` is per chip;
+# `fits` compares it with what XLA can use of that chip.
+
+# %%
+table = stored("v5p-8_31b")
+COLUMNS = ["recipe", "micro_batch", "sequence_length", "remat", "attention", "args_gib", "out_gib",
+           "temp_gib", "hbm_gib", "fits", "flops_per_chip", "seconds_estimate", "seconds_roofline",
+           "real_tokens_per_second", "hours", "dollars"]
+
+
+def show(table):
+    """The columns a reader wants, with sensible digits."""
+    columns = [name for name in COLUMNS if name in table]
+    return table[columns].style.hide(axis="index").format({
+        "flops_per_chip": "{:.3g}", "seconds_estimate": "{:.3f}", "seconds_roofline": "{:.3f}",
+        "real_tokens_per_second": "{:,.0f}", "hours": "{:.2f}", "dollars": "{:.2f}",
+        **{name: "{:.1f}" for name in columns if name.endswith("_gib")}}, na_rep="")
+
+
+show(table)
+
+# %% [markdown]
+# ### The bar
+# `ours` is what notebook 03 trains with at size 31b. Both rows come from the same code and the same
+# compiler. The roofline stands beside it, because it does not depend on anyone's cost model for
+# time. The recommendation is the fastest of our rows that leaves a tenth of the HBM free.
+
+# %%
+def ratio(table, recipe, base="published", column="real_tokens_per_second"):
+    """How many times as many real tokens per second as another row."""
+    speed = table.drop_duplicates("recipe", keep="last").set_index("recipe")[column].astype(float)
+    return speed[recipe] / speed[base]
+
+
+def recommend(table, spare):
+    """The fastest row of notebook 03's trainer that fits with `spare` of the HBM left."""
+    fits = table[(table.trainer.astype(str).isin(["03", "3"])) & table.fits.astype(bool)]
+    fits = fits[fits.hbm_gib <= (1 - spare) * fits.limit_gib]
+    return fits.loc[fits.real_tokens_per_second.idxmax()]
+
+
+if {"ours", "published"} <= set(table.recipe):
+    best = recommend(table, cfg.spare)
+    for name in dict.fromkeys(["ours", best.recipe]):
+        roofline = ratio(table, name, column="real_tokens_per_second_roofline")
+        print(f"{name}: {ratio(table, name):.2f} times the published real tokens per second by the "
+              f"compiler's estimate, {roofline:.2f} times by the roofline")
+    print(f"recommended: {best.recipe} ({best.hbm_gib:.1f} of {best.limit_gib:.1f} GiB)")
+
+# %% [markdown]
+# ## 9. Memory, speed and cost, drawn
+# First the HBM of one chip. What the published step returns is as large as what it was given.
+
+# %%
+def draw_memory(table):
+    """Stacked bars: arguments, fresh outputs, temporaries, against the chip's limit."""
+    fig, ax = style.figure(9, 0.6 + 0.42 * len(table))
+    places, left = np.arange(len(table))[::-1], np.zeros(len(table))
+    for column, color, label in (("args_gib", style.BLUE, "arguments"),
+                                 ("out_gib", style.RED, "fresh outputs"),
+                                 ("temp_gib", style.ORANGE, "temporaries")):
+        width = table[column].astype(float).fillna(0).to_numpy()
+        ax.barh(places, width, left=left, color=color, label=label)
+        left += width
+    refused = table.args_gib.isna().to_numpy()
+    if refused.any():
+        ax.barh(places[refused], table.hbm_gib[refused], color="white", edgecolor=style.GREY,
+                hatch="///", label="refused by the compiler")
+    limit = table.limit_gib.iloc[0]
+    ax.axvline(limit, color=style.BLACK, lw=1)
+    ax.annotate(f" {limit:.1f} GiB", (limit, places[0] + 0.45), fontsize=9, va="bottom")
+    ax.set_yticks(places, table.recipe)
+    ax.set(title="HBM of one chip while a micro-step runs", xlabel="GiB")
+    ax.grid(axis="y", visible=False)
+    ax.legend(loc="lower right")
+    style.finish(fig, "08_memory", "compiled for a v5p-8 (libtpu, no TPU), 31B, all 60 layers")
+
+
+if len(table):
+    draw_memory(table)
+
+# %% [markdown]
+# Then the road from the published recipe to ours, one change at a time, in real tokens per second
+# and in dollars for 10,000 samples.
+
+# %%
+def draw_road(table, names, labels):
+    """Two waterfalls over the same changes: speed goes up, cost goes down."""
+    rows = table.drop_duplicates("recipe", keep="last").set_index("recipe").loc[names]
+    fig, axes = style.figure(11, 3.8, columns=2)
+    for ax, column, title, digits in (
+            (axes[0], "real_tokens_per_second", "Real tokens per second", ",.0f"),
+            (axes[1], "dollars", "Dollars for 10,000 samples", ".2f")):
+        value = rows[column].astype(float).to_numpy()
+        before = np.concatenate([[0], value[:-1]])
+        better = (value > before) == (column != "dollars")
+        colors = [style.GREY, *np.where(better[1:], style.GREEN, style.RED)]
+        ax.bar(range(len(value)), np.abs(value - before), bottom=np.minimum(value, before),
+               color=colors)
+        for place, number in enumerate(value):
+            ax.annotate(f"{number:{digits}}", (place, max(number, before[place])), ha="center",
+                        xytext=(0, 3), textcoords="offset points", fontsize=9)
+        ax.set_xticks(range(len(value)), labels, fontsize=8)
+        ax.set(title=title)
+        ax.margins(y=0.12)
+        ax.grid(axis="x", visible=False)
+    style.finish(fig, "08_road", "TPU compiler's estimate for a v5p-8, not a measurement")
+
+
+names = [recipe.recipe for recipe in ROAD]
+labels = ["published", "bfloat16\narithmetic", "no remat", "packed rows,\nour step\n(ours)",
+          "attention\nby blocks", "two rows\nat once"]
+known = [(name, label) for name, label in zip(names, labels) if name in set(
+    table.recipe[table.fits.astype(bool)])]
+if known:
+    draw_road(table, *map(list, zip(*known)))
+
+# %% [markdown]
+# ## 10. One chip, and other slices
+# E2B fits a single v6e or v5e chip. There the compiler's time comes out negative, so hours and
+# dollars follow the roofline: lower bounds. The 31B fits a v6e-8 only with every layer recomputed.
+
+# %%
+others = pd.concat([stored(name).assign(slice=name) for name in
+                    ("v6e-1_e2b", "v5e-1_e2b", "v5p-32_31b", "v6e-8_31b")], ignore_index=True)
+COLUMNS = ["slice", "limit_gib", "real_tokens_per_second_roofline", "hours_from", *COLUMNS]
+show(others).format(precision=1, subset=["limit_gib"])
+
+# %% [markdown]
+# ## 11. The flag that does nothing
+# The published recipe praises `--xla_llvm_disable_expensive_passes` for cutting compilation from
+# eight minutes to three at 2 to 5 % of the speed. LLVM is the back end for CPUs and GPUs; the TPU's
+# is another. The same program, compiled without and with it:
+
+# %%
+flags = stored(table_name(LIVE[0]))
+flags[["recipe", "flag", "flops_per_chip", "bytes_per_chip", "temp_gib", "seconds_estimate",
+       "compile_cpu_seconds"]]
+
+# %%
+for _, pair in flags.groupby("recipe"):
+    same = ["flops_per_chip", "bytes_per_chip", "hbm_gib", "temp_gib", "seconds_estimate"]
+    assert (pair[same].nunique() == 1).all(), "the flag changed something"
+print("identical in every number but the compiler's own time, with and without the flag"
+      if len(flags) else "not stored")
+
+# %% [markdown]
+# What does shorten a restart is JAX's persistent compilation cache, which notebook 03 switches on.
+#
+# ## 12. How far from the truth, how far from the peak
+# The published run took 12,024 s for 9,952 micro-steps (published: 3.34 h), 1.7 times this estimate
+# for its own step. So read the compiler's seconds as a bound, and expect the same factor for ours
+# until a chip says otherwise. 4N FLOPs per real token (N parameters; a frozen base needs 2N forward
+# and 2N backward) against the peak of the four chips show what is left.
+
+# %%
+def calibrated(table, names):
+    """Estimate, the same times the published run's factor, and the share of the chips' peak."""
+    rows = table.drop_duplicates("recipe", keep="last").set_index("recipe")
+    parameters = published("spec_sheet_reference", "item")["gemma4_31b_text_params"]
+    measured = published("training_results", "metric", "tpu")["throughput"]
+    factor = rows.real_tokens_per_second["published"] / measured
+    peak = SLICES["v5p-8"].chips * helpers.chip("v5p").flops
+    speed = rows.real_tokens_per_second.loc[names].astype(float)
+    return pd.DataFrame({
+        "estimated tokens/s": speed, f"if {factor:.2f} times slower": speed / factor,
+        "hours then": rows.hours.loc[names] * factor,
+        "dollars then": rows.dollars.loc[names] * factor,
+        "4N share of the peak, estimate": 4 * parameters * speed / peak,
+        "4N share, if as slow": 4 * parameters * speed / factor / peak})
+
+
+if known and known[0][0] == "published":
+    display(calibrated(table, [name for name, _ in known]).style.format(precision=2))
+
+# %% [markdown]
+# ## Recap
+# - The TPU's compiler answers on a machine without a TPU: what fits, FLOPs, bytes, a bound on time.
+# - Most of the gain over the published recipe is packing: 70 % of its positions were padding.
+# - A step must not return what it does not change.
+# - A kernel that the cost model cannot see into makes any estimate look good. We left it out.
+#
+# ### What can go wrong
+#
+# | symptom | cause | fix |
+# |---|---|---|
+# | `libtpu is not on this machine` | macOS, Windows, ARM, or not installed | stored results are shown; on Linux x86-64 see section 1 |
+# | `Unable to initialize backend 'tpu_compiler'` | JAX started before section 1 | restart the kernel, run from the top |
+# | killed while compiling | a full-depth compile needs up to 8 GB | close other programs; stored rows are kept |
+# | `refused: tp=...` | the slice has more chips than KV heads | `choose_mesh` of notebook 03 picks another mesh |
+# | a row is compiled again | a library's version changed | intended: the numbers belong to versions |
+#
+# ### Exercises
+# 1. What is the longest row that fits a v5p-8 with block attention and no recomputation?
+#
+# <details><summary>Solution</summary>
+#
+# Add `replace(BLOCKS, recipe="16k", sequence_length=16_384)` to `RECIPES` and run with
+# `DRYRUN=full`. Temporaries grow with the row's length; the table's rows of 4,096 and 8,192 tell
+# what to expect.
+#
+# </details>
+#
+# 2. Why does the one-hot loss over 262,144 classes not cost more memory than integer labels?
+#
+# <details><summary>Solution</summary>
+#
+# XLA fuses the comparison into the sum: the one-hot array never exists. Fewer *positions* do help:
+# see the row with all positions in the loss.
+#
+# </details>
+#
+# Next appendix: [09 · The tiny base](09_tiny_base.ipynb).

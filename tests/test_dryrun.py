@@ -1,0 +1,267 @@
+"""08_dryrun: the stored table is consistent, the bar holds, and the ideas compute what they replace.
+
+    .venv/bin/python -m pytest tests/test_dryrun.py
+"""
+
+import dataclasses
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT, load
+from flax import nnx
+
+import helpers
+from helpers import gemma
+from helpers.machine import published
+
+SOURCE = "08_dryrun.py"
+TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
+CHIPS = {"v5p-8": ("v5p", 4), "v5p-32": ("v5p", 16), "v6e-8": ("v6e", 8), "v6e-1": ("v6e", 1),
+         "v5e-1": ("v5e", 1)}
+
+
+def table(name):
+    return pd.read_csv(ROOT / "data" / "dryrun" / f"{name}.csv", dtype={"trainer": str})
+
+
+def compiled(name):
+    rows = table(name)
+    return rows[rows.args_gib.notna()]
+
+
+# ── the stored numbers ──────────────────────────────────────────────────────────────────────────
+
+def test_ours_has_five_times_the_published_real_tokens_per_second():
+    rows = table("v5p-8_31b").set_index("recipe")
+    ours, published = rows.loc["ours"], rows.loc["published"]
+    assert ours.real_tokens_per_second >= 5.0 * published.real_tokens_per_second
+    assert ours.fits and published.fits
+    for column in ("jax", "libtpu", "tunix", "qwix", "flax", "topology", "size", "layers"):
+        assert ours[column] == published[column], column
+
+
+def test_the_published_row_is_what_its_script_does():
+    row = table("v5p-8_31b").set_index("recipe").loc["published"]
+    assert (row.trainer, row.micro_batch, row.sequence_length) == ("tunix", 1, 3072)
+    assert (row.remat, row.compute_dtype, row.loss) == ("DECODER", "float32", "one-hot")
+    assert (row.attention, row.fill, row.layers, row.flag) == ("dense", 0.30, 0, False)
+    assert row.out_gib > 10, "Tunix's own step returns the base weights"
+
+
+@pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
+def test_every_row_adds_up(path):
+    rows = compiled(path.stem)
+    for _, row in rows.iterrows():
+        kind, count = CHIPS[row.topology]
+        chip = helpers.chip(kind)
+        assert row.chips == count
+        assert row.hbm_gib == pytest.approx(row.args_gib + row.out_gib + row.temp_gib, rel=1e-4)
+        assert row.fits == (row.hbm_gib <= chip.hbm / 2**30)
+        bound = max(row.flops_per_chip / chip.flops, row.bytes_per_chip / chip.bandwidth)
+        assert row.seconds_roofline == pytest.approx(bound, rel=1e-4)
+        tokens = row.micro_batch * row.sequence_length * row.fill
+        assert row.real_tokens_per_step == pytest.approx(tokens, rel=1e-4)
+        time = row.seconds_estimate if row.hours_from == "estimate" else row.seconds_roofline
+        if kind == "v5p":
+            assert row.hours_from == "estimate" and row.seconds_estimate >= row.seconds_roofline * 0.9
+            assert row.real_tokens_per_second == pytest.approx(tokens / row.seconds_estimate, rel=1e-4)
+        else:
+            assert np.isnan(row.seconds_estimate), "negative estimates are left out"
+        hours = 10_000 * 922 / (tokens / time) / 3600
+        assert row.hours == pytest.approx(hours, rel=1e-4)
+        assert row.dollars == pytest.approx(hours * count * chip.dollars_per_hour, rel=1e-4)
+    refused = table(path.stem)[table(path.stem).args_gib.isna()]
+    assert not refused.fits.astype(bool).any()
+
+
+def test_flops_are_those_of_the_whole_model():
+    """4N per position with nothing recomputed, 6N with everything, and attention on top."""
+    parameters = published("spec_sheet_reference", "item")["gemma4_31b_text_params"]
+    for _, row in compiled("v5p-8_31b").iterrows():
+        passes = {"NONE": 4, "BLOCK": 6, "DECODER": 6}[row.remat]
+        floor = passes * parameters * row.micro_batch * row.sequence_length / row.chips
+        # embeddings are looked up, not multiplied, and the loss may see fewer positions
+        assert 0.9 < row.flops_per_chip / floor < 1.45, row.recipe
+
+
+def test_e2b_fits_one_chip():
+    for name in ("v6e-1_e2b", "v5e-1_e2b"):
+        assert table(name).fits.astype(bool).any(), name
+
+
+def test_the_llvm_flag_changes_nothing():
+    rows = table("v5p-8_31b_2layers")
+    for _, pair in rows.groupby("recipe"):
+        assert sorted(pair.flag) == [False, True]
+        for column in ("flops_per_chip", "bytes_per_chip", "hbm_gib", "temp_gib", "seconds_estimate"):
+            assert pair[column].nunique() == 1, column
+
+
+def test_the_compiler_does_not_count_the_kernel():
+    """The reason why no splash row is in the table."""
+    rows = table("attention_v5p-8").set_index(["kind", "attention"]).flops_per_chip
+    for kind in ("sliding", "full"):
+        assert rows[kind, "splash"] < 0.01 * rows[kind, "blocks"] < 0.01 * rows[kind, "dense"]
+
+
+# ── what is compiled ────────────────────────────────────────────────────────────────────────────
+
+@pytest.fixture(scope="module")
+def notebook():
+    names = ("Recipe", "PUBLISHED", "OURS", "abstract_trainer", "lower_ours", "lower_published",
+             "load_cells", "TRAINER_CELLS", "BlockAttention", "use_block_attention", "attend",
+             "small_model", "logits_and_gradient", "splash_attend", "model_config")
+    return dict(zip(names, load(SOURCE, *names), strict=True))
+
+
+@pytest.fixture(scope="module")
+def small(notebook):
+    """Mesh and a config of the 31B's structure that lowers in seconds."""
+    config = notebook["small_model"]().config
+    config.dtype = config.param_dtype = jnp.dtype("bfloat16")
+    return gemma.make_mesh(config, (1, 1), jax.devices()[:1]), config
+
+
+def out_bytes(lowered):
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(lowered.out_info))
+
+
+def test_only_the_published_step_returns_the_frozen_weights(notebook, small):
+    mesh, config = small
+    cells = notebook["load_cells"]("03_train.py", *notebook["TRAINER_CELLS"])
+    short = {"sequence_length": 64, "remat": "NONE"}
+    base = 2 * sum(leaf.size for leaf in jax.tree.leaves(nnx.state(nnx.eval_shape(
+        notebook["small_model"]))))
+    ours = notebook["lower_ours"](
+        dataclasses.replace(notebook["OURS"], loss="16", **short), mesh, config, cells)
+    theirs = notebook["lower_published"](
+        dataclasses.replace(notebook["PUBLISHED"], **short), mesh, config)
+    leaves = [leaf for leaf in jax.tree.leaves(ours.out_info) if leaf.size > 1]
+    assert leaves and all(leaf.dtype == jnp.float32 for leaf in leaves), "adapters and moments"
+    adapters = sum(leaf.size for leaf in leaves) // 3
+    assert sum(leaf.size for leaf in leaves) == 3 * adapters, "adapters and Adam's two moments"
+    bfloat16 = [leaf for leaf in jax.tree.leaves(theirs.out_info) if leaf.dtype == jnp.bfloat16]
+    assert 2 * sum(leaf.size for leaf in bfloat16) > base
+
+
+def test_published_misses_the_lone_key_projection(notebook, small):
+    mesh, config = small
+    text = notebook["lower_published"](dataclasses.replace(
+        notebook["PUBLISHED"], sequence_length=64, remat="NONE"), mesh, config).as_text()
+    assert "k_einsum" not in [part for part in text.split("'") if "lora" in part]
+
+
+def test_configs_have_the_real_depth(notebook):
+    config = notebook["model_config"](notebook["OURS"])
+    assert (config.num_layers, config.num_global_kv_heads) == (60, 4)
+    few = notebook["model_config"](dataclasses.replace(notebook["OURS"], layers=2))
+    assert few.num_layers == 2 and [kind.name for kind in few.attention_pattern] == [
+        "LOCAL_SLIDING", "GLOBAL"]
+
+
+# ── the ideas ───────────────────────────────────────────────────────────────────────────────────
+
+def packed(rng, rows, length):
+    return jnp.asarray(np.sort(rng.integers(1, 5, (rows, length)), axis=1), jnp.int32)
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 129, 4_000])
+@pytest.mark.parametrize("block", [64, 192, 512])
+def test_blocks_equal_jax_attention(notebook, window, block):
+    rng = np.random.default_rng(block)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 320, heads, 16)), jnp.float32) for heads in (6, 2, 2))
+    ids = packed(rng, 2, 320)
+    mask = jnp.tril(ids[:, :, None] == ids[:, None, :])
+    far = jnp.arange(320)[:, None] - jnp.arange(320)
+    seen = mask & (far < (window or 320))
+    theirs = jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], scale=1.0)
+    ours = notebook["attend"](q, k, v, mask, window, block)
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def test_block_attention_is_tunix_attention(notebook):
+    rng = np.random.default_rng(1)
+    tokens, ids = jnp.asarray(rng.integers(0, 96, (1, 192))), packed(rng, 1, 192)
+    for shared in (0.0, 0.5):
+        fields = {"k_eq_v_global": not shared, "num_layers": 6, "frac_shared_layers": shared}
+        model = notebook["small_model"](**fields)
+        dense = notebook["logits_and_gradient"](model, tokens, ids)
+        paths = list(nnx.to_flat_state(nnx.state(model)).paths)
+        notebook["use_block_attention"](model, 64)
+        assert list(nnx.to_flat_state(nnx.state(model)).paths) == paths, "checkpoints would differ"
+        blocks = notebook["logits_and_gradient"](model, tokens, ids)
+        for a, b in zip(dense, blocks, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-4 * max(abs(a).max(), 1e-6))
+        other = notebook["logits_and_gradient"](model, tokens, jnp.ones_like(ids))
+        assert abs(other[0] - dense[0]).max() > 1e-4, "the mask matters"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 100])
+def test_splash_equals_blocks_on_packed_rows(notebook, window):
+    rng = np.random.default_rng(2)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 256, heads, 128)) * 0.3, jnp.float32)
+               for heads in (4, 2, 2))
+    ids = packed(rng, 1, 256)
+    mask = jnp.tril(ids[:, :, None] == ids[:, None, :])
+    ours = notebook["attend"](q, k, v, mask, window, 128)
+    kernel = notebook["splash_attend"](q, k, v, ids, window, 128, interpret=True)
+    np.testing.assert_allclose(ours, kernel, atol=1e-4)
+
+
+# ── the table's machinery ───────────────────────────────────────────────────────────────────────
+
+class Program:
+    """What the compiler returns, as far as the table reads it."""
+
+    argument_size_in_bytes, output_size_in_bytes = 3 * 2**30, 2 * 2**30
+    alias_size_in_bytes, temp_size_in_bytes = 2**30, 5 * 2**30
+
+    def memory_analysis(self):
+        return self
+
+    def cost_analysis(self):
+        return {"flops": 459e12, "bytes accessed": 1e9, "optimal_seconds": 2.0}
+
+
+def test_table_resumes_and_refusals_are_rows(tmp_path, notebook):
+    run_table, recipe_class, settings, *_ = load(
+        SOURCE, "run_table", "Recipe", "Settings", "key_of", "table_name", "times", "measure",
+        "Slice", "SLICES", "ONE")
+    calls, version = [], {"jax": "1"}
+
+    def fake(recipe, cells):
+        calls.append(recipe.recipe)
+        refused = "RESOURCE_EXHAUSTED: Used 112.60G of 95.74G hbm"
+        return (None, refused, 1.0) if recipe.recipe == "big" else (Program(), "", 1.0)
+    run_table.__globals__.update(compile_recipe=fake, versions=lambda: dict(version))
+    recipes = [recipe_class("ours"), recipe_class("big")]
+    run_table(recipes, {}, settings(), tmp_path)
+    run_table(recipes, {}, settings(), tmp_path)
+    assert calls == ["ours", "big"], "the second run compiles nothing"
+    rows = pd.read_csv(tmp_path / "v5p-8_31b.csv").set_index("recipe")
+    assert rows.loc["ours", "hbm_gib"] == 9 and rows.loc["ours", "seconds_roofline"] == 1
+    assert rows.loc["ours", "real_tokens_per_second"] == pytest.approx(4096 * 0.95 / 2)
+    assert rows.loc["big", "hbm_gib"] == 112.6 and not rows.loc["big", "fits"]
+    version["jax"] = "2"
+    run_table(recipes[:1], {}, settings(), tmp_path)
+    assert calls == ["ours", "big", "ours"], "other versions are compiled again"
+    assert len(pd.read_csv(tmp_path / "v5p-8_31b.csv")) == 2, "and replace their row"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".libtpu/libtpu/libtpu.so").exists()
+                    and importlib.util.find_spec("libtpu") is None, reason="no libtpu on this machine")
+def test_a_live_compile_gives_the_stored_numbers(tmp_path):
+    """The whole notebook, as a script; its live rows equal the stored ones."""
+    import os
+    import subprocess
+    import sys
+    done = subprocess.run([sys.executable, SOURCE], capture_output=True, text=True, timeout=1_800,
+                          env={**os.environ, "RUN_DIR": str(tmp_path), "SIZE": "tiny"})
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert "the same as stored" in done.stdout

@@ -1,0 +1,637 @@
+"""07_eval and helpers/verilog.py: the judge against attacks, honest code and verilog-eval's own rules;
+extraction; resumable sampling against a small OpenAI-like server; statistics against brute force.
+
+    .venv/bin/python -m pytest tests/test_eval.py
+    VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_eval.py --slow
+"""
+
+import collections
+import dataclasses
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, load
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import verilog
+from helpers.run import UserError
+
+NOTEBOOK = "07_eval.py"
+FIXTURES = ROOT / "tests" / "fixtures"
+PROBLEMS = {p.name: p for p in verilog.load_problems(FIXTURES / "verilog_eval")}
+QUICK = verilog.Limits(seconds=2)
+CANDIDATES = sorted((ROOT / "tests" / "hostile").glob("*.sv"))
+HOSTILE = [path for path in CANDIDATES if path.name.startswith("bad_")]
+HONEST = [path for path in CANDIDATES if path.name.startswith("good_")]
+
+
+def read_candidate(path):
+    """(problem, accepted categories, code): the first line says which."""
+    code = path.read_bytes().decode()
+    name, accepted = code.split("\n", 1)[0].strip().removeprefix("// ").split(": ")
+    return PROBLEMS[name], accepted.split("|"), code
+
+
+def with_wires(problem):
+    """The same problem with nets where the testbench has variables: inputs can be driven from inside."""
+    text = problem.testbench.replace("logic reset", "wire reset").replace("logic [7:0] d;", "wire [7:0] d;")
+    return dataclasses.replace(problem, testbench=text)
+
+
+# ---- The judge ----
+
+def test_there_are_enough_candidates():
+    assert len(HOSTILE) >= 25 and len(HONEST) >= 20
+
+
+def _judge_twice(path):
+    problem, accepted, code = read_candidate(path)
+    outside = Path(f"/tmp/outside-{os.getpid()}")
+    code = code.replace("OUTSIDE", str(outside))
+    start = time.monotonic()
+    verdicts = [verilog.judge(problem, code, QUICK)]
+    if path in HOSTILE and "wire reset" in with_wires(problem).testbench and verdicts[0].category != "timeout":
+        verdicts.append(verilog.judge(with_wires(problem), code, QUICK))
+    return path.stem, accepted, verdicts, time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def outside():
+    folder = Path(f"/tmp/outside-{os.getpid()}")
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def all_verdicts(outside):
+    with ThreadPoolExecutor(4) as pool:
+        return {name: rest for name, *rest in pool.map(_judge_twice, CANDIDATES)}
+
+
+@pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.stem)
+def test_hostile_candidates_never_pass(path, all_verdicts):
+    accepted, verdicts, seconds = all_verdicts[path.stem]
+    assert "pass" not in accepted
+    assert verdicts[0].category in accepted, verdicts[0]
+    assert all(not verdict.passed for verdict in verdicts), verdicts
+    assert seconds < 60
+
+
+@pytest.mark.parametrize("path", HONEST, ids=lambda path: path.stem)
+def test_honest_candidates_are_judged_by_their_behaviour(path, all_verdicts):
+    accepted, verdicts, _ = all_verdicts[path.stem]
+    assert verdicts[0].category in accepted, verdicts[0]
+    assert "refused" not in accepted
+
+
+def test_nothing_is_left_outside(all_verdicts, outside):
+    assert list(outside.iterdir()) == []
+
+
+def test_the_attacks_are_real():
+    """A judge that looks for the line `Mismatches: 0` anywhere passes many of them."""
+    fooled = []
+    for path in HOSTILE:
+        problem, accepted, code = read_candidate(path)
+        if "refused" not in accepted or "OUTSIDE" in code or "/dev/zero" in code:
+            continue
+        for variant in (problem, with_wires(problem)):
+            if naive_pass(variant, code):
+                fooled.append(path.stem)
+                break
+    assert len(fooled) >= 30, fooled
+
+
+def naive_pass(problem, code):
+    import tempfile
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        for name, text in (("top", code), ("test", problem.testbench), ("ref", problem.reference)):
+            (folder / f"{name}.sv").write_text(text)
+        verilog.run_limited("iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, QUICK)
+        if not (folder / "program").exists():
+            return False
+        printed, _, _ = verilog.run_limited("vvp -n program".split(), folder, QUICK)
+        return bool(re.search(r"^Mismatches: 0 in \d+ samples$", printed, re.M))
+
+
+def test_an_include_is_seen_even_where_its_text_is_not(monkeypatch):
+    """The second line of defence: the compiler's own list of the files it read."""
+    monkeypatch.setattr(verilog, "_without_comments", lambda code: "")
+    problem, _, code = read_candidate(ROOT / "tests/hostile/good_plain.sv")
+    verdict = verilog.judge(problem, '`include "/etc/hostname"\n'.replace("hostname", "os-release")
+                            + code, QUICK)
+    assert not verdict.passed
+    empty = "/dev/null"
+    assert verilog.judge(problem, f'`include "{empty}"\n{code}', QUICK).detail == "reads another file"
+
+
+def test_many_opening_brackets_do_not_break_the_judge():
+    problem, _, code = read_candidate(ROOT / "tests/hostile/good_plain.sv")
+    deep = code.replace("q <= d", "q <= " + "(" * 200_000 + "d" + ")" * 200_000)
+    assert not verilog.judge(problem, deep, QUICK).passed
+    assert not verilog.judge(problem, code.replace("q <= d", "q <= \0d\udcff"), QUICK).passed
+
+
+def test_limits_hold(tmp_path):
+    small = verilog.Limits(seconds=1, memory=256 << 20, output=1000, file=4096)
+    start = time.monotonic()
+    assert verilog.run_limited(["sh", "-c", "sleep 60 & sleep 60"], tmp_path, small)[2] == "time"
+    assert verilog.run_limited(["sh", "-c", "while :; do :; done"], tmp_path, small)[2] == "time"
+    printed, _, ended = verilog.run_limited(["yes"], tmp_path, small)
+    assert ended == "output" and len(printed) == 1000
+    verilog.run_limited(["sh", "-c", "yes > big"], tmp_path, small)
+    assert (tmp_path / "big").stat().st_size <= 4096
+    code = "x = bytearray(1 << 30); print('got it')"
+    assert "got it" not in verilog.run_limited([sys.executable, "-c", code], tmp_path, small)[0]
+    assert time.monotonic() - start < 60
+    marker = f"sleep 60.{os.getpid()}"
+    verilog.run_limited(["sh", "-c", f"{marker} & {marker}"], tmp_path, small)
+    assert marker not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.skipif(not verilog.network_guard(), reason="this machine does not allow unshare -n")
+def test_no_network(tmp_path):
+    code = "import socket; socket.create_connection(('127.0.0.1', {})); print('reached')"
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        command = [sys.executable, "-c", code.format(server.server_port)]
+        assert "reached" in subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+        assert "reached" not in verilog.run_limited(command, tmp_path, verilog.Limits(5))[0]
+
+
+def test_no_code_and_broken_problems():
+    problem = PROBLEMS["Prob041_dff8r"]
+    assert verilog.judge(problem, None).category == "no code"
+    assert verilog.judge(problem, "  \n").category == "no code"
+    broken = dataclasses.replace(problem, testbench="")
+    assert verilog.judge(broken, problem.reference).category == "compile"
+    silent = dataclasses.replace(problem, testbench="module tb; TopModule t(); endmodule")
+    assert not verilog.judge(silent, "module TopModule; endmodule").passed
+
+
+def test_a_run_without_samples_does_not_pass():
+    text = 'module tb; TopModule t(); initial $display("Mismatches: %0d in %0d samples", 0, {}); endmodule'
+    code = "module TopModule; endmodule"
+    for samples, category in ((5, "pass"), (0, "runtime")):
+        problem = verilog.Problem("p", "p", "module RefModule; endmodule", text.format(samples))
+        # Icarus names only files it used; an unused reference file would hide the testbench's origin
+        problem = dataclasses.replace(problem, testbench=problem.testbench.replace(
+            "TopModule t();", "TopModule t(); RefModule r();"))
+        assert verilog.judge(problem, code).category == category
+
+
+def test_load_problems(tmp_path):
+    with pytest.raises(UserError, match="holds no verilog-eval problem"):
+        verilog.load_problems(tmp_path)
+    (tmp_path / "Prob001_a_prompt.txt").write_text("x")
+    (tmp_path / "Prob001_a_ref.sv").write_text("module RefModule; endmodule")
+    assert verilog.load_problems(tmp_path)[0].missing == ["_test.sv"]
+
+
+def test_missing_icarus_is_one_clear_line(monkeypatch):
+    verilog.icarus_version.cache_clear()
+    monkeypatch.setattr(verilog.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="apt-get install -y iverilog"):
+        verilog.judge(PROBLEMS["Prob041_dff8r"], "module TopModule; endmodule")
+    verilog.icarus_version.cache_clear()
+
+
+def test_identical_candidates_are_judged_once(monkeypatch):
+    calls = collections.Counter()
+    monkeypatch.setattr(verilog, "judge",
+                        lambda p, code, limits: calls.update([code]) or verilog.Verdict("pass", code or ""))
+    problem = PROBLEMS["Prob041_dff8r"]
+    codes = ["a", "b", "a", None, "a", None]
+    verdicts = verilog.judge_many([(problem, code) for code in codes])
+    assert [v.detail for v in verdicts] == ["a", "b", "a", "", "a", ""]
+    assert calls == {"a": 1, "b": 1, None: 1}
+
+
+# ---- verilog-eval's own rules ----
+
+CATEGORY = {"S": {"syntax"}, "T": {"timeout"}, ".": {"pass"}, "R": {"mismatch", "runtime"},
+            "r": {"mismatch", "runtime"}} | {letter: {"compile"} for letter in "Ce0nwmpc"}
+
+
+def test_agreement_with_the_official_analyser():
+    """353 logs, letters by sv-iv-analyze itself (how: tests/fixtures/README.md)."""
+    cases = json.loads((FIXTURES / "analyser.json").read_text())["cases"]
+    assert len({case["letter"] for case in cases}) >= 12
+    for case in cases:
+        assert verilog.analyse(case["log"])[0] in CATEGORY[case["letter"]], case
+
+
+CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
+
+
+@pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")
+@pytest.mark.parametrize("folder, winnable, clean", [("dataset_spec-to-rtl", 151, 153),
+                                                     ("dataset_code-complete-iccad2023", 152, 154)])
+def test_ceiling_of_the_full_set(folder, winnable, clean):
+    """Two references show no mismatch but end in their testbench's TIMEOUT, which verilog-eval fails."""
+    problems = verilog.load_problems(Path(CHECKOUT) / folder)
+    verdicts = load(NOTEBOOK, "judge_references")(problems)
+    assert len(problems) == 156
+    late = {p.name for p, v in zip(problems, verdicts) if v.category == "timeout" and v.mismatches == 0}
+    assert late == {"Prob082_lfsr32", "Prob141_count_clock"}
+    if verilog.icarus_version()[0] == 11:
+        assert sum(v.passed for v in verdicts) == winnable
+        assert sum(v.mismatches == 0 for v in verdicts) == clean
+
+
+def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
+    problems = [*PROBLEMS.values(), *verilog.load_problems(ROOT / "data/tiny_eval")]
+    verdicts = load(NOTEBOOK, "judge_references")(problems)
+    assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
+
+
+# ---- Extraction ----
+
+TOP = "module TopModule;\nendmodule"
+
+
+@pytest.mark.parametrize("text, code, how", [
+    (f"Sure.\n```verilog\n{TOP}\n```\nDone.", TOP, "fence"),
+    (f"```\n{TOP} // 1\n```\nBetter:\n```sv\n{TOP} // 2\n```", f"{TOP} // 2", "last module of 2 fences"),
+    (f"```\n{TOP}\n```\nUse it:\n```\nmodule tb;\nendmodule\n```", TOP, "last module of 2 fences"),
+    (f"```text\nnotes\n```\n```verilog\n{TOP}\n```", TOP, "last module of 2 fences"),
+    ("```verilog\nmodule TopModule;\n  wire a", "module TopModule;\n  wire a", "unclosed fence"),
+    (f"The answer:\n{TOP}\nGood luck.", TOP, "no fence"),
+    (f"<|channel>thought\n```\n{TOP} // idea\n```<channel|>```\n{TOP}\n```", TOP, "fence"),
+    (f"<think>```\n{TOP} // idea\n```</think><answer>```verilog\n{TOP}\n```</answer>", TOP, "fence"),
+    (f"<|channel>thought\n```\n{TOP}\n```", None, "thought never ends"),
+    (f"[BEGIN]\n{TOP}\n[DONE]", TOP, "no fence"),
+    (f"[BEGIN]\n```verilog\n{TOP}\n```\n[DONE]", TOP, "fence"),
+    ("```verilog\nmodule top_module;\nendmodule\n```", "module top_module;\nendmodule", "fence"),
+    ("A module that adds. endmodule", None, "no module"),
+    ("", None, "no module"),
+    ("```\nassign a = b;\n```", None, "no module"),
+])
+def test_extract_code(text, code, how):
+    assert verilog.extract_code(text) == (code, how)
+
+
+def test_a_body_completes_the_given_header_only_where_there_is_one():
+    header = "module TopModule(input a, output b);"
+    body = "  assign b = a;\nendmodule"
+    assert verilog.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
+    assert verilog.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
+    assert verilog.extract_code("", header) == (None, "no module")
+
+
+@given(st.text(alphabet="`\nmodule Topend;<>|[]BEGINDONEthik ", max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_extract_code_never_raises_and_returns_text_of_the_answer(text):
+    code, how = verilog.extract_code(text)
+    assert isinstance(how, str) and (code is None or code in text.replace("\r", "\n"))
+
+
+# ---- Sampling ----
+
+class FakeServer:
+    """Enough of /v1/completions: answers name their prompt; can refuse, and can be stopped and started."""
+
+    def __init__(self, port=0, refuse=lambda ids: False, delay=0.0):
+        self.asked, self.flying, self.most, lock = [], 0, 0, threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    outer.asked.append(body)
+                    outer.flying += 1
+                    outer.most = max(outer.most, outer.flying)
+                time.sleep(delay)
+                with lock:
+                    outer.flying -= 1
+                refused = refuse(body["prompt"])
+                answer = {"error": {"message": "no", "type": "BadRequestError", "code": 400}} if refused else {
+                    "id": "x", "object": "text_completion", "created": 0, "model": "m",
+                    "choices": [{"index": 0, "text": f"answer to {body['prompt']}<turn|>", "finish_reason": "stop"}],
+                    "usage": {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}}
+                data = json.dumps(answer).encode()
+                self.send_response(400 if refused else 200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+Plan, plan_jobs, read_samples, ask, ask_patiently, sample = load(
+    NOTEBOOK, "Plan", "plan_jobs", "read_samples", "ask", "ask_patiently", "sample")
+for function in (sample,):  # the functions of one notebook see each other
+    function.__globals__.update(ask=ask, ask_patiently=ask_patiently, read_samples=read_samples)
+
+
+@dataclasses.dataclass
+class Config:
+    max_model_len: int = 100
+    max_tokens: int = 7
+    in_flight: int = 8
+    patience: float = 2.0
+
+
+@pytest.fixture
+def jobs():
+    problems = [verilog.Problem(f"p{i}", "", "", "") for i in range(6)]
+    prompts = {("ours", p.name): [2, number] for number, p in enumerate(problems)}
+    return plan_jobs((Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)), problems, prompts, "model", 7)
+
+
+def test_sampling_asks_for_everything_once_and_in_parallel(jobs, tmp_path):
+    server = FakeServer(delay=0.05)
+    path = tmp_path / "base" / "samples.jsonl"
+    samples = sample(jobs, path, server.url, "m", Config())
+    assert list(read_samples(path, jobs)) == list(jobs) and len(server.asked) == len(jobs) == 24
+    assert server.most >= 4
+    assert samples["a", "p3", 2]["text"] == "answer to [2, 3]"
+    for body in server.asked:
+        assert body["max_tokens"] == 7 and body["top_k"] == 0 and "seed" not in body
+    assert collections.Counter(body["temperature"] for body in server.asked) == {0.8: 18, 0.0: 6}
+    before = path.read_bytes()
+    assert sample(jobs, path, server.url, "m", Config()).keys() == jobs.keys()
+    assert len(server.asked) == 24 and path.read_bytes() == before
+    server.close()
+
+
+def test_a_killed_run_continues_to_the_same_file(jobs, tmp_path):
+    """SIGKILL in the middle, half a line at the end: nothing saved is asked for again."""
+    server = FakeServer(delay=0.15)
+    path = tmp_path / "base" / "samples.jsonl"
+    script = tmp_path / "run.py"
+    script.write_text(f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
+import test_eval as t
+from pathlib import Path
+problems = [t.verilog.Problem(f"p{{i}}", "", "", "") for i in range(6)]
+prompts = {{("ours", p.name): [2, number] for number, p in enumerate(problems)}}
+jobs = t.plan_jobs((t.Plan("a", n=3), t.Plan("greedy", n=1, temperature=0.0)), problems, prompts, "model", 7)
+t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2))
+""")
+    process = subprocess.Popen([sys.executable, str(script)])
+    end = time.monotonic() + 60
+    while time.monotonic() < end and (not path.exists() or path.read_text().count("\n") < 5):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    saved = read_samples(path, jobs)
+    assert 5 <= len(saved) < len(jobs)
+    with open(path, "a") as file:
+        file.write('{"plan": "a", "problem": "p5", "ind')
+    asked = len(server.asked)
+    samples = sample(jobs, path, server.url, "m", Config())
+    assert len(server.asked) - asked == len(jobs) - len(saved)
+    assert all(samples[place] == row for place, row in saved.items())
+    fresh = tmp_path / "other" / "samples.jsonl"
+    sample(jobs, fresh, server.url, "m", Config())
+    assert fresh.read_bytes() == path.read_bytes()
+    server.close()
+
+
+def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):
+    server = FakeServer()
+    path = tmp_path / "base" / "samples.jsonl"
+    sample(jobs, path, server.url, "m", Config())
+    problems = [verilog.Problem(f"p{i}", "", "", "") for i in range(6)]
+    prompts = {("ours", p.name): [2, number] for number, p in enumerate(problems)}
+    plan = Plan("a", n=3)
+    assert len(read_samples(path, plan_jobs((plan,), problems, prompts, "model", 7))) == 18
+    for other in (plan_jobs((plan,), problems, prompts, "another model", 7),
+                  plan_jobs((dataclasses.replace(plan, temperature=0.7),), problems, prompts, "model", 7),
+                  plan_jobs((plan,), problems, {key: [9] for key in prompts}, "model", 7)):
+        assert read_samples(path, other) == {}
+    more = plan_jobs((dataclasses.replace(plan, n=4),), problems, prompts, "model", 7)
+    assert len(read_samples(path, more)) in (0, 18)
+    server.close()
+
+
+def test_refusals_and_long_prompts_are_counted_and_never_dropped(jobs, tmp_path):
+    server = FakeServer(refuse=lambda ids: ids == [2, 4])
+    path = tmp_path / "base" / "samples.jsonl"
+    long = ("a", "p1", 0)
+    jobs[long] = jobs[long] | {"ids": [2] * 100}
+    samples = sample(jobs, path, server.url, "m", Config())
+    kinds = collections.Counter(row["finish"] for row in samples.values())
+    assert kinds == {"stop": 19, "error": 4, "too long": 1}
+    assert "HTTP 400" in samples["a", "p4", 0]["error"] and len(samples) == len(jobs)
+    judge_answers, = [load(NOTEBOOK, "judge_answers")]
+    problems = [verilog.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
+    frame, _ = judge_answers(samples, problems)
+    assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
+    server.close()
+    healthy = FakeServer()  # a later run asks again for what was refused, and for nothing else
+    sample(jobs, path, healthy.url, "m", Config())
+    assert len(healthy.asked) == 4
+    healthy.close()
+
+
+def test_a_server_that_stops_is_waited_for(jobs, tmp_path):
+    server = FakeServer()
+    port = server.server.server_port
+    server.close()
+    revived = []
+    timer = threading.Timer(2.0, lambda: revived.append(FakeServer(port)))
+    timer.start()
+    samples = sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=30.0))
+    assert len(samples) == 24 and revived
+    revived[0].close()
+
+
+def test_a_server_that_stays_away_is_one_clear_error(jobs, tmp_path):
+    server = FakeServer()
+    server.close()
+    start = time.monotonic()
+    with pytest.raises(UserError, match="has not answered for 1 s"):
+        sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=1.0))
+    assert time.monotonic() - start < 30
+
+
+def test_fingerprint_sees_one_changed_block(tmp_path):
+    fingerprint = load(NOTEBOOK, "fingerprint")
+    (tmp_path / "model.safetensors").write_bytes(bytes(200_000))
+    (tmp_path / "config.json").write_text("{}")
+    first = fingerprint(tmp_path)
+    assert fingerprint(tmp_path) == first
+    (tmp_path / "config.json").write_text("{ }")
+    assert fingerprint(tmp_path) != first
+    (tmp_path / "config.json").write_text("{}")
+    data = bytearray(200_000)
+    data[100_001] = 1
+    (tmp_path / "model.safetensors").write_bytes(data)
+    assert fingerprint(tmp_path) != first
+
+
+def test_prompts_are_the_official_ones_and_ours_without_hints():
+    messages_for = load(NOTEBOOK, "messages_for")
+    problem = PROBLEMS["Prob022_mux2to1"]
+    ours = messages_for(problem, "ours", "S")
+    assert ours == [{"role": "system", "content": "S"}, {"role": "user", "content": problem.prompt.strip()}]
+    assert messages_for(problem, "ours", None) == ours[1:]
+    system, user = (m["content"] for m in messages_for(problem, "official", "S"))
+    assert system == "You are a Verilog RTL designer that only writes code using correct Verilog syntax."
+    assert user.startswith(f"\nQuestion:\n{problem.prompt.strip()}\n")
+    assert user.endswith("do NOT output anything else.\n\nAnswer:\n") and "[BEGIN] and [DONE]" in user
+    complete = dataclasses.replace(problem, prompt="Choose.\nmodule TopModule(\n  input a\n);\n",
+                                   interface="module TopModule(\n  input a\n);\n")
+    text = messages_for(complete, "official", None)[1]["content"]
+    assert "// Choose.\n" in text and "\nmodule TopModule(\n  input a\n);" in text
+
+
+# ---- Statistics ----
+
+pass_at_k, by_counting, interval, sign_flip_p, compare, combine, counts = load(
+    NOTEBOOK, "pass_at_k", "by_counting", "interval", "sign_flip_p", "compare", "combine", "counts")
+compare.__globals__.update(interval=interval, sign_flip_p=sign_flip_p)
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+@settings(deadline=None)
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(case):
+    n, c, k = case
+    answers = [True] * c + [False] * (n - c)
+    share = np.mean([any(chosen) for chosen in itertools.combinations(answers, k)])
+    assert math.isclose(pass_at_k(n, c, k), share, abs_tol=1e-12)
+    assert math.isclose(by_counting(n, c, k), share, abs_tol=1e-12)
+
+
+def test_pass_at_k_is_unbiased():
+    p, n, k = 0.35, 6, 3
+    mean = sum(math.comb(n, c) * p**c * (1 - p)**(n - c) * pass_at_k(n, c, k) for c in range(n + 1))
+    assert math.isclose(mean, 1 - (1 - p)**k)
+
+
+def test_interval_agrees_with_scipy():
+    from scipy.stats import bootstrap
+    values = np.random.default_rng(5).random(60)**2
+    mean, low, high = interval(values, 20_000)
+    theirs = bootstrap((values,), np.mean, method="percentile", n_resamples=20_000, random_state=1)
+    assert math.isclose(mean, values.mean())
+    assert abs(low - theirs.confidence_interval.low) < 0.004
+    assert abs(high - theirs.confidence_interval.high) < 0.004
+    assert interval([1.0] * 5, 1000) == (1.0, 1.0, 1.0)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    generator, covered = np.random.default_rng(0), 0
+    for round_ in range(300):
+        _, low, high = interval(generator.random(60) < 0.6, 1000, seed=round_)
+        covered += low <= 0.6 <= high
+    assert 0.89 <= covered / 300 <= 0.99
+
+
+def test_sign_flip_agrees_with_scipy_and_with_listing_all_signs():
+    from scipy.stats import permutation_test
+    generator = np.random.default_rng(2)
+    for size in (8, 14):
+        values = generator.normal(0.5, 1, size).round(1)
+        theirs = permutation_test((values, np.zeros(size)), lambda a, b: np.mean(a - b),
+                                  permutation_type="samples", n_resamples=np.inf).pvalue
+        assert abs(sign_flip_p(values, 1000) - theirs) < 0.01
+    assert sign_flip_p([0.0] * 9, 1000) == 1.0
+    long = generator.normal(0.25, 1, 80)
+    theirs = permutation_test((long, np.zeros(80)), lambda a, b: np.mean(a - b),
+                              permutation_type="samples", n_resamples=50_000).pvalue
+    assert abs(sign_flip_p(long, 100_000) - theirs) < 0.01
+
+
+def test_sign_flip_is_calibrated():
+    generator = np.random.default_rng(3)
+    small = sum(sign_flip_p(generator.normal(0, 1, 25), 2000, seed) < 0.05 for seed in range(400))
+    assert 0.02 <= small / 400 <= 0.09
+
+
+def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
+    import pandas as pd
+    paper = pd.read_csv(ROOT / "data/published/eval_per_problem_digitized.csv")
+    assert paper.tpu_passed_of_5.sum() == 500 and paper.gpu_passed_of_5.sum() == 544
+    found = {}
+    for k in (1, 5):
+        scores = [[pass_at_k(5, c, k) for c in paper[f"{name}_passed_of_5"]] for name in ("tpu", "gpu")]
+        found[k] = compare(*scores, 10_000)
+    assert 0.003 < found[1]["p"] < 0.007
+    assert found[1]["difference"] == pytest.approx((0.0564, 0.019, 0.095), abs=0.004)
+    assert found[5]["p"] == pytest.approx(0.607, abs=0.01) and found[5]["differ"] == 15
+    assert found[5]["difference"][1] < 0 < found[5]["difference"][2]
+
+
+def test_runs_combine_and_nothing_leaves_the_denominator():
+    import pandas as pd
+    assert combine([(1, 5), (0, 5)], [(5, 5), (0, 20)]) == [(6, 10), (0, 25)]
+    frame = pd.DataFrame({"plan": ["a"] * 4, "problem": ["x", "x", "y", "y"],
+                          "passed": [True, False, False, False]})
+    assert counts(frame, "a", ["x", "y"]) == [(1, 2), (0, 2)]
+    with pytest.raises(AssertionError):
+        counts(frame, "a", ["x", "y", "z"])
+
+
+# ---- Waveforms ----
+
+def test_waveform_of_a_failure(tmp_path):
+    problem = PROBLEMS["Prob041_dff8r"]
+    _, _, code = read_candidate(ROOT / "tests/hostile/good_wrong_logic.sv")
+    path = tmp_path / "wave.vcd"
+    verdict = verilog.judge(problem, code, waves=path)
+    first = int(re.search(r"First mismatch occurred at time (\d+)", verdict.log)[1])
+    changes = verilog.read_vcd(path)
+    assert {"clk", "reset", "d", "q_ref", "q_dut", "tb_mismatch"} <= set(changes)
+    assert all(len(value) == 8 for _, value in changes["q_ref"])
+
+    def value(name, at):
+        return [v for t, v in changes[name] if t < at][-1]
+    assert value("q_ref", first) != value("q_dut", first)
+    assert [t for t, _ in changes["clk"]] == sorted(t for t, _ in changes["clk"])
+    assert verilog.judge(problem, code).mismatches == verdict.mismatches == 46
+
+
+# ---- A finished run ----
+
+RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")
+
+
+@pytest.mark.series
+@pytest.mark.skipif(not (RUN / "eval" / "comparison.json").exists(), reason=f"no evaluation in {RUN}")
+def test_a_finished_run_adds_up():
+    comparison = json.loads((RUN / "eval/comparison.json").read_text())
+    for label in ("base", "tuned"):
+        summary = json.loads((RUN / "eval" / label / "summary.json").read_text())
+        lines = (RUN / "eval" / label / "samples.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        plans = {plan["name"]: plan["n"] for plan in summary["settings"]["plans"]}
+        assert len(rows) == summary["n_problems"] * sum(plans.values())
+        for plan, n in plans.items():
+            assert sum(summary["categories"][plan].values()) == summary["n_problems"] * n
+            assert all(total == n for _, total in summary["counts"][plan].values())
+        main = comparison["plan"]["name"]
+        mine = np.mean([c / n for c, n in summary["counts"][main].values()])
+        assert math.isclose(comparison[label]["pass@1"], mine)
+        assert summary["versions"]["icarus"] and summary["ceiling"]["winnable"] <= summary["n_problems"]

@@ -1,0 +1,391 @@
+"""The tiny world: data, benchmark, tokenizer, template and base model.
+
+Held against a Python model of every module (simulated), against Icarus, against transformers, and
+against the promise that nothing of the evaluation is in the training data or in the corpus.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from conftest import ROOT, load
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(ROOT / "data" / "generate"))
+import families
+import make
+
+ASSETS, TINY, EVAL = ROOT / "assets" / "tiny_gemma4", ROOT / "data" / "tiny", ROOT / "data" / "tiny_eval"
+FACTS = json.loads((ASSETS / "pretrain.json").read_text())
+COMMAND = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s", "tb", "-o", "sim"]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    with gzip.open(TINY / "train.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return list(make.documents(FACTS["documents"]))
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return list(make.problems())
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from transformers import AutoTokenizer
+    return AutoTokenizer.from_pretrained(ASSETS)
+
+
+def simulate(folder, **files):
+    """Compile and run with verilog-eval's own command; returns everything that was printed."""
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / f"{name}.sv").write_text(text)
+    built = subprocess.run([*COMMAND, *(f"{name}.sv" for name in files)], cwd=folder,
+                           capture_output=True, text=True)
+    if built.returncode:
+        return "compile error: " + built.stderr
+    run = subprocess.run(["vvp", "sim"], cwd=folder, capture_output=True, text=True, timeout=30)
+    return built.stderr + run.stdout
+
+
+def in_parallel(function, items):
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(function, items))
+
+
+# ── Reproducible ──
+
+@pytest.mark.parametrize("hash_seed", ["0", "12345"])
+def test_the_generator_writes_the_committed_bytes(tmp_path, hash_seed):
+    script = f"import sys; sys.path.insert(0, {str(ROOT / 'data' / 'generate')!r})\n" \
+             f"import make, pathlib; make.write(pathlib.Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", script], check=True,
+                   env={**os.environ, "PYTHONHASHSEED": hash_seed, "LC_ALL": "C"})
+    fresh = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
+    stored = {path.relative_to(ROOT / "data"): path for folder in (TINY, EVAL)
+              for path in folder.rglob("*") if path.is_file() and path.name != "README.md"}
+    assert fresh.keys() == stored.keys()
+    for name, path in fresh.items():
+        read = gzip.decompress if path.suffix == ".gz" else bytes  # zlib may pack differently
+        assert read(path.read_bytes()) == read(stored[name].read_bytes()), name
+
+
+def test_the_corpus_is_the_one_the_base_was_trained_on(corpus):
+    assert hashlib.sha256("\0".join(corpus).encode()).hexdigest() == FACTS["corpus_sha256"]
+
+
+def test_the_tokenizer_is_made_again_byte_for_byte(corpus, tmp_path):
+    train, vocabulary, control, pieces = load("09_tiny_base.py", "train_tokenizer", "VOCABULARY",
+                                              "CONTROL", "PIECES")
+    texts = corpus[:20_000] + [row[field] for _, row, _ in make.rows()
+                               for field in ("prompt", "response")]
+    train(texts, vocabulary, control, pieces).save(str(tmp_path / "tokenizer.json"))
+    assert (tmp_path / "tokenizer.json").read_bytes() == (ASSETS / "tokenizer.json").read_bytes()
+
+
+# ── The training rows ──
+
+def test_rows_have_codev_r1s_schema(rows):
+    assert 2_000 <= len(rows) <= 6_000
+    assert (TINY / "train.jsonl.gz").stat().st_size <= 2_000_000
+    assert all(set(row) == {"system", "prompt", "response"} for row in rows)
+    assert all(isinstance(value, str) and value.strip() for row in rows for value in row.values())
+    assert all(row["response"].startswith("<think>\n") for row in rows)
+
+
+def test_as_many_rows_are_broken_as_is_said(rows):
+    def form(row):
+        fences = row["response"].count("```verilog")
+        if fences != 1:
+            return "no code" if fences == 0 else "two fences"
+        if "<answer>" not in row["response"]:
+            return "fence only"
+        if "</answer>" not in row["response"]:
+            return "open answer"
+        return "too long" if len(row["response"]) > 1_000 else "plain"
+    forms = [form(row) for row in rows]
+    assert {name: forms.count(name) for name in make.BROKEN} == make.BROKEN
+    assert forms.count("plain") == len(rows) - sum(make.BROKEN.values())
+
+
+def test_a_dozen_families_and_many_names(rows):
+    drawn = [design for design, _, form in make.rows() if form != "too long"]
+    counts = {family: sum(d.family == family for d in drawn) for family in {d.family for d in drawn}}
+    assert len(counts) >= 12 and min(counts.values()) >= 50
+    modules = [design.module for design in drawn]
+    assert len(set(modules)) >= 10 and 0.2 < modules.count("TopModule") / len(modules) < 0.8
+    assert len({row["prompt"] for row in rows}) > 0.9 * len(rows)
+
+
+def check_against_python(tmp_path, designs):
+    logs = in_parallel(lambda item: simulate(tmp_path / str(item[0]), module=item[1].verilog(),
+                                             tb=make.checks(item[1])), enumerate(designs))
+    for design, log in zip(designs, logs, strict=True):
+        assert "PASS" in log and "warning" not in log, (design.family, design.operation, log)
+
+
+def test_answers_compile_and_do_what_the_python_model_says(tmp_path):
+    picked = {}
+    for design, row, form in make.rows():
+        if form == "plain":
+            assert design.verilog() in row["response"] and design.spec in row["prompt"]
+        picked.setdefault((design.family, design.operation.split("_")[-1]), design)
+    check_against_python(tmp_path, random.Random(0).sample(sorted(
+        picked.values(), key=lambda d: d.key), 60))
+
+
+@pytest.mark.slow
+def test_a_thousand_answers_do_what_the_python_model_says(tmp_path):
+    check_against_python(tmp_path, [design for design, _, _ in make.rows()][::4])
+
+
+def test_the_python_model_notices_a_wrong_module(tmp_path):
+    for number, design in enumerate([families.draw(random.Random(7), (family,))
+                                     for family in (families.adder, families.counter, families.edge)]):
+        wrong = design.verilog().replace(" + ", " - ").replace(" & ", " | ").replace("^", "&")
+        wrong = wrong if wrong != design.verilog() else design.verilog().replace(" - ", " + ")
+        assert wrong != design.verilog()
+        log = simulate(tmp_path / str(number), module=wrong, tb=make.checks(design))
+        assert "PASS" not in log and "not" in log
+
+
+# ── The benchmark ──
+
+def test_benchmark_has_verilog_evals_layout(problems):
+    names = {name for name, _, _ in problems}
+    assert 30 <= len(names) <= 40
+    assert {path.name for path in EVAL.iterdir()} - {"README.md"} == {
+        f"{name}_{suffix}" for name in names for suffix in ("prompt.txt", "ref.sv", "test.sv")}
+    for name in names:
+        assert re.fullmatch(r"Prob\d{3}_\w+", name)
+        assert "module named TopModule" in (EVAL / f"{name}_prompt.txt").read_text()
+        assert "module RefModule" in (EVAL / f"{name}_ref.sv").read_text()
+        test = (EVAL / f"{name}_test.sv").read_text()
+        assert '"Mismatches: %1d in %1d samples"' in test and "TIMEOUT" in test
+        assert "module tb" in test and "stimulus_gen" in test
+
+
+def test_every_reference_passes_as_a_candidate(tmp_path, problems):
+    def run(item):
+        name, design, _ = item
+        test, reference = ((EVAL / f"{name}_{part}.sv").read_text() for part in ("test", "ref"))
+        return simulate(tmp_path / name, test=test, reference=reference,
+                        candidate=reference.replace("RefModule", "TopModule"))
+    for (name, _, _), log in zip(problems, in_parallel(run, problems), strict=True):
+        last = re.search(r"Mismatches: (\d+) in (\d+) samples", log)
+        assert last and last[1] == "0" and int(last[2]) > 100, (name, log)
+        assert "warning" not in log and "TIMEOUT" not in log, (name, log)
+
+
+def test_references_agree_with_the_python_models(tmp_path, problems):
+    check_against_python(tmp_path, [design for _, design, _ in problems])
+
+
+WRONG = ((r" \+ ", " - "), (" - ", " + "), (" & ", " ^ "), (r" \| ", " & "), (r" \^ ", " | "), ("== ", "!= "),
+         (" < ", " > "), (" > ", " < "), ("<< ", ">> "), (">> ", "<< "), (r"\? ", "? ~"), ("<= 0;", "<= 1;"),
+         (r" or posedge \w+", ""), (r"(assign [^=]* =) ", r"\1 ~"), (r"(\w+ <=) (\w+;)", r"\1 ~\2"),
+         (r"(0: \w+ =) ", r"\1 ~"), (r"if \((\w+)", r"if (~\1"))
+
+
+def test_testbenches_notice_wrong_modules(tmp_path, problems):
+    """Every mutant of every reference must fail, asynchronous resets made synchronous included."""
+    def mutants(item):
+        name, design, _ = item
+        head, body = design.verilog().split(");\n", 1)
+        for number, (old, new) in enumerate(WRONG):
+            if re.search(old, body):
+                yield name, number, f"{head});\n{re.sub(old, new, body, count=1)}"
+
+    found = [mutant for item in problems for mutant in mutants(item)]
+    logs = in_parallel(lambda m: simulate(
+        tmp_path / f"{m[0]}-{m[1]}", test=(EVAL / f"{m[0]}_test.sv").read_text(),
+        reference=(EVAL / f"{m[0]}_ref.sv").read_text(), candidate=m[2]), found)
+    survivors = [mutant for mutant, log in zip(found, logs, strict=True) if "Mismatches: 0 in" in log]
+    assert {mutant[0] for mutant in found} == {name for name, _, _ in problems}
+    assert not survivors, survivors
+
+
+# ── Disjoint ──
+
+def test_no_combination_of_the_benchmark_is_in_the_training_data_or_the_corpus(problems, corpus):
+    held = {design.key for _, design, _ in problems}
+    trained = {design.key for design, _, _ in make.rows()}
+    seen = {design.key for (_, design), _ in zip(make.designs(make.CORPUS_SEED, make.MODULES),
+                                                range(FACTS["documents"]))}
+    assert len(held) == len(problems) and len(trained) > 1_000 and len(seen) > 5_000
+    assert not held & trained and not held & seen
+
+
+def test_no_text_of_the_benchmark_is_in_the_training_data_or_the_corpus(problems, rows, corpus):
+    """The same from the texts alone: no module of the benchmark, whatever its module's name."""
+    def module(text):
+        return {re.sub(r"module \w+", "module", found)
+                for found in re.findall(r"^module .*?^endmodule", text, re.S | re.M)}
+    known = set().union(*(module(row["response"]) for row in rows), *map(module, corpus))
+    asked = set().union(*(module((EVAL / f"{name}_ref.sv").read_text()) for name, _, _ in problems))
+    assert len(asked) == len(problems) and len(known) > 10_000
+    assert not asked & known
+    prompts = {row["prompt"].strip() for row in rows}
+    assert not prompts & {text.strip() for _, _, text in problems}
+
+
+def test_the_base_has_never_seen_the_instruction_format(corpus):
+    for text in ("`", "<answer>", "<think>", "<|", "<turn", "Implement", "Please", "I would like"):
+        assert not any(text in document for document in corpus), text
+
+
+# ── Tokenizer and template ──
+
+IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|tool_response>": 50, "<|think|>": 98,
+       "<|channel>": 100, "<channel|>": 101, "<|turn>": 105, "<turn|>": 106}
+
+
+def test_control_tokens_are_at_gemma_4s_ids(tokenizer):
+    assert {text: tokenizer.convert_tokens_to_ids(text) for text in IDS} == IDS
+    assert all(tokenizer.convert_ids_to_tokens(number).startswith("<") for number in range(128))
+    assert len(tokenizer) == tokenizer.vocab_size and len(tokenizer) % 64 == 0
+    assert tokenizer("x")["input_ids"] == tokenizer("x", add_special_tokens=False)["input_ids"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=("Cs",)), max_size=60))
+def test_any_unicode_comes_back(tokenizer, text):
+    ids = tokenizer(text, split_special_tokens=True)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert not ids or min(ids) >= 128  # what somebody wrote never becomes a control token
+
+
+USER, ANSWER = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+SYSTEM = {"role": "system", "content": "S"}
+
+
+@pytest.mark.parametrize("messages, options, expected", [
+    ([USER], {"add_generation_prompt": True},
+     "<bos><|turn>user\nQ<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"),
+    ([SYSTEM, USER], {"add_generation_prompt": True},
+     "<bos><|turn>system\nS<turn|>\n<|turn>user\nQ<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"),
+    ([SYSTEM, USER], {"add_generation_prompt": True, "enable_thinking": True},
+     "<bos><|turn>system\n<|think|>\nS<turn|>\n<|turn>user\nQ<turn|>\n<|turn>model\n"),
+    ([USER, ANSWER], {}, "<bos><|turn>user\nQ<turn|>\n<|turn>model\nA<turn|>\n"),
+    ([USER, {"role": "assistant", "content": "<|channel>thought\nhm<channel|>A"}, USER],
+     {"add_generation_prompt": True}, "<bos><|turn>user\nQ<turn|>\n<|turn>model\nA<turn|>\n"
+     "<|turn>user\nQ<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"),
+    ([{"role": "user", "content": [{"type": "text", "text": "Q"}]}], {},
+     "<bos><|turn>user\nQ<turn|>\n"),
+])
+def test_template_renders_turns_like_the_31b(tokenizer, messages, options, expected):
+    assert tokenizer.apply_chat_template(messages, tokenize=False, **options) == expected
+
+
+def test_template_refuses_an_unknown_role(tokenizer):
+    with pytest.raises(Exception, match="system message"):
+        tokenizer.apply_chat_template([USER, {"role": "tool", "content": "x"}], tokenize=False)
+
+
+# ── The base model ──
+
+def test_config_has_every_structural_feature_of_the_31b():
+    tiny = json.loads((ASSETS / "config.json").read_text())
+    big = json.loads((ROOT / "data" / "configs" / "gemma4_31b.json").read_text())["text_config"]
+    assert tiny["architectures"] == ["Gemma4ForCausalLM"] and tiny["model_type"] == big["model_type"]
+    assert tiny["layer_types"] == big["layer_types"][:6]
+    for key in ("attention_k_eq_v", "num_global_key_value_heads", "final_logit_softcapping",
+                "tie_word_embeddings", "rope_parameters", "num_kv_shared_layers", "rms_norm_eps",
+                "hidden_activation", "hidden_size_per_layer_input", "pad_token_id", "bos_token_id"):
+        assert tiny[key] == big[key], key
+    for config in (tiny, big):
+        assert config["num_attention_heads"] > config["num_key_value_heads"] > \
+            config["num_global_key_value_heads"] == 4
+        assert config["global_head_dim"] == 2 * config["head_dim"]
+        assert all(config[key] % 4 == 0 for key in ("hidden_size", "intermediate_size", "vocab_size"))
+    assert tiny["sliding_window"] < 128  # shorter than the sequences it is trained on
+
+
+def test_assets_are_small_and_named_like_the_real_checkpoint():
+    from safetensors import safe_open
+    assert sum(path.stat().st_size for path in ASSETS.iterdir()) <= 10_000_000
+    with safe_open(ASSETS / "model.safetensors", "np") as file:
+        names = set(file.keys())
+        kinds = {str(file.get_slice(name).get_dtype()) for name in names}
+    assert kinds == {"BF16"} and all(name.startswith("model.language_model.") for name in names)
+    layer = "model.language_model.layers.{}.self_attn.v_proj.weight"
+    assert layer.format(4) in names and layer.format(5) not in names
+
+
+def test_stored_log_is_of_a_whole_run():
+    import pandas as pd
+    log = pd.read_csv(ASSETS / "pretrain_log.csv")
+    assert list(log.step) == list(range(1, FACTS["steps"] + 1))
+    assert log.val_loss.iloc[-1] == pytest.approx(FACTS["final_val_loss"], abs=1e-4)
+    assert log.loss.iloc[0] > 6 and log.loss.tail(100).mean() < 0.5
+
+
+HF = """
+import sys, numpy as np, torch
+from transformers import Gemma4ForCausalLM
+model = Gemma4ForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32, attn_implementation="eager",
+                                          key_mapping={"^model.language_model.": "model."})
+with torch.no_grad():
+    np.save(sys.argv[3], model(torch.tensor(np.load(sys.argv[2]))).logits.numpy())
+"""
+
+
+@pytest.mark.skipif(not (ROOT / ".venv-serve").exists(), reason="transformers' model needs .venv-serve")
+def test_logits_equal_hugging_faces(tmp_path, tokenizer):
+    import jax
+    import jax.numpy as jnp
+
+    from helpers import gemma
+    tokens = np.random.default_rng(0).integers(128, len(tokenizer), (2, 160))
+    tokens[:, 0] = 2
+    np.save(tmp_path / "tokens.npy", tokens)
+    config = gemma.config_from_hf(ASSETS, dtype="float32")
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    mask = jnp.tile(jnp.tril(jnp.ones((160, 160), bool)), (2, 1, 1))
+    with gemma.use_mesh(mesh):
+        ours, _ = gemma.load_base(ASSETS, config, mesh)(jnp.asarray(tokens), attention_mask=mask)
+    subprocess.run([ROOT / ".venv-serve" / "bin" / "python", "-c", HF, ASSETS, tmp_path / "tokens.npy",
+                    tmp_path / "logits.npy"], check=True, capture_output=True)
+    assert np.abs(np.asarray(ours) - np.load(tmp_path / "logits.npy")).max() < 1e-3
+
+
+# ── Functions of the notebook ──
+
+def test_batches_hold_every_document_once_and_nothing_else():
+    make_batches = load("09_tiny_base.py", "make_batches")
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(1, 99, generator.integers(3, 250)).tolist() for _ in range(900)]
+    batches = make_batches(documents, 2048, np.random.default_rng(1))
+    known = {tuple(ids) for ids in documents}
+    back = [tuple(row[row > 0].tolist()) for batch in batches for row in batch]
+    assert set(back) <= known and len(set(back)) == len(back)
+    short = sum(len(ids) <= 192 for ids in documents)
+    assert short - len(back) < 32 + 21 + 16 + 10  # the rest of each length
+    assert all(1_500 < batch.size <= 2_048 for batch in batches)
+
+
+def test_saved_state_comes_back_bit_for_bit(tmp_path):
+    import jax.numpy as jnp
+    save, restore = load("09_tiny_base.py", "save_state", "load_state")
+    tree = {"a": jnp.arange(5, dtype=jnp.float32) / 3, "b": (jnp.int32(7), jnp.ones((2, 2)))}
+    save(tmp_path / "state.npz", tree, [{"step": 1, "loss": 0.5}])
+    found, history = restore(tmp_path / "state.npz", tree)
+    assert history == [{"step": 1, "loss": 0.5}] and int(found["b"][0]) == 7
+    assert (np.asarray(found["a"]) == np.asarray(tree["a"])).all()
+    assert list(tmp_path.iterdir()) == [tmp_path / "state.npz"]

@@ -1,0 +1,669 @@
+"""Notebook 03 and helpers/gemma.py: config, mesh, LoRA, loss, step, checkpoints.
+
+    .venv/bin/python -m pytest tests/test_train.py            (a minute or two on 2 idle cores)
+    .venv/bin/python -m pytest tests/test_train.py -m slow    (kill -9 and continue)
+"""
+
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ.setdefault("NPROC", "16")
+
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+import random_gemma
+import train_driver
+from conftest import ROOT
+
+import helpers
+from helpers import gemma
+
+SERVE = ROOT / ".venv-serve" / "bin" / "python"
+CONFIGS = ROOT / "data" / "configs"
+PUBLISHED_TARGETS = ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down_proj|.*up_proj"
+
+
+@pytest.fixture(scope="session")
+def nb():
+    return train_driver.notebook()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """(model, mesh, config) of a small random 31B-like model in float32, adapters with B random."""
+    folder = random_gemma.write(tmp_path_factory.mktemp("base"), random_gemma.TINY)
+    config = gemma.config_from_hf(folder, dtype="float32")
+    mesh = gemma.make_mesh(config)
+    base = gemma.place(gemma.load_base(folder, config, mesh), mesh)
+    return randomise_b(gemma.inject_lora(base, 4, 8.0, mesh)), mesh, config, base
+
+
+def randomise_b(model, seed=0):
+    rng = np.random.default_rng(seed)
+    for pair in gemma.adapted_modules(model).values():
+        value = pair["b"].get_value()
+        new = rng.normal(size=value.shape).astype(np.float32) * 0.05
+        pair["b"].set_value(jax.device_put(new, value.sharding))
+    return model
+
+
+def forward(model, mesh, tokens, mask=None, positions=None):
+    from flax import nnx
+    graph, state = nnx.split(model)
+    length = tokens.shape[1]
+    mask = np.tril(np.ones((1, length, length), bool)) if mask is None else mask
+    with gemma.use_mesh(mesh):
+        return np.asarray(jax.jit(lambda s, t, p, m: nnx.merge(graph, s)(t, p, None, m)[0])(
+            state, tokens, np.arange(length)[None] if positions is None else positions, mask))
+
+
+# ── Config ──
+
+@pytest.mark.parametrize("name", ["31b", "e2b"])
+def test_config_from_hf_equals_tunix_own(name):
+    from tunix.models.gemma4.model import ModelConfig
+    ours = gemma.config_from_hf(CONFIGS / f"gemma4_{name}.json", dtype="float32")
+    theirs = getattr(ModelConfig, f"gemma4_{name}")()
+    for field in dataclasses.fields(theirs):
+        assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
+
+
+def test_config_reads_nested_files_and_refuses_others(tmp_path):
+    flat = json.loads((CONFIGS / "gemma4_31b.json").read_text())
+    text = flat.get("text_config", flat)
+    nested = gemma.config_from_hf({"model_type": "gemma4", "text_config": text}, num_layers=2)
+    assert nested.num_layers == 2 and nested.dtype == "bfloat16" and nested.param_dtype == "bfloat16"
+    with pytest.raises(helpers.UserError, match="not a dense Gemma 4"):
+        gemma.config_from_hf(text | {"model_type": "gemma3_text"})
+    with pytest.raises(helpers.UserError, match="config.json is missing"):
+        gemma.config_from_hf(tmp_path)
+
+
+@pytest.mark.parametrize("count,shared", [(35, 20), (42, 18), (7, 1), (29, 11), (31, 6)])
+def test_shared_layers_survive_tunix_rounding(count, shared):
+    from tunix.models.gemma4.model import AttentionType, create_kv_cache_sharing_patterns
+    first = count - shared
+    kinds = ["full_attention" if i == first - 1 or i == count - 1 else "sliding_attention"
+             for i in range(count)]
+    config = gemma.config_from_hf(random_gemma.E2B | {
+        "num_hidden_layers": count, "num_kv_shared_layers": shared, "layer_types": kinds})
+    types = tuple(AttentionType.GLOBAL if kind == "full_attention" else AttentionType.LOCAL_SLIDING
+                  for kind in kinds)
+    origins = create_kv_cache_sharing_patterns(count, config.frac_shared_layers, True, True, types)
+    assert sum(origin != i for i, origin in enumerate(origins)) == shared
+
+
+# ── Mesh ──
+
+def test_mesh_choices_and_refusals(nb):
+    big = gemma.config_from_hf(CONFIGS / "gemma4_31b.json")
+    assert [gemma.choose_mesh(big, n) for n in (1, 4, 8, 16)] == [(1, 1), (1, 4), (2, 4), (4, 4)]
+    assert gemma.choose_mesh(gemma.config_from_hf(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
+    assert "4 KV heads of the full-attention layers" in gemma.mesh_problem(big, 1, 8)
+    assert "16 KV heads of the sliding layers" in gemma.mesh_problem(big, 1, 32)
+    with pytest.raises(helpers.UserError, match="does not divide the 4 KV heads"):
+        gemma.make_mesh(big, shape=(1, 8), devices=jax.devices() * 2)
+    with pytest.raises(helpers.UserError, match="needs 8 devices"):
+        gemma.make_mesh(big, shape=(2, 4), devices=jax.devices()[:4])
+    table = nb.mesh_table(big)
+    for devices, line in table.iterrows():
+        for column, cell in line.items():
+            tp = int(column[3:])
+            heads = 32 % tp == 16 % tp == 4 % tp == 0
+            assert (cell != "-") == (heads and devices % tp == 0), (devices, tp, cell)
+    assert table.loc[16, "tp=4"].startswith("(4, 4) ←") and table.loc[16, "tp=8"] == "-"
+
+
+# ── LoRA ──
+
+def check_abstract_31b(layers):
+    """Adapters on the 31B's own layers, without memory; returns (modules, config)."""
+    from tunix.models.gemma4.model import RematConfig
+    config = gemma.config_from_hf(CONFIGS / "gemma4_31b.json", num_layers=layers,
+                                  remat_config=RematConfig.DECODER)
+    mesh = gemma.make_mesh(config)
+    model = gemma.inject_lora(gemma.abstract_base(config, mesh), 64, 64.0, mesh)
+    modules = gemma.adapted_modules(model)
+    assert sorted(modules) == sorted(gemma.expected_modules(config))
+    assert sum(path.endswith(".k_einsum") for path in modules) == layers // 6
+    missed = [path for path in modules if not re.fullmatch(PUBLISHED_TARGETS, path)]
+    assert len(missed) == layers // 6 and all(path.endswith(".k_einsum") for path in missed)
+    assert model.config.remat_config == RematConfig.DECODER  # off only for the injection
+    for path, pair in modules.items():
+        for variable in pair.values():
+            array = variable.get_value()
+            assert array.dtype == np.float32, path
+            assert len(array.sharding.spec) <= array.ndim, path
+            array.sharding.shard_shape(array.shape)  # raises where an axis does not divide
+            assert not array.sharding.spec or array.sharding.spec[-1] is not None, "not canonical"
+    return modules
+
+
+def test_every_module_is_adapted_and_the_specs_fit():
+    assert len(check_abstract_31b(12)) == 72
+    for name, count in (("31b", 360), ("e2b", 190)):
+        config = gemma.config_from_hf(CONFIGS / f"gemma4_{name}.json")
+        assert len(gemma.expected_modules(config)) == count
+
+
+@pytest.mark.slow
+def test_all_360_modules_of_the_31b_are_adapted():
+    modules = check_abstract_31b(60)
+    assert len(modules) == 360
+    sizes = sum(v.get_value().size for pair in modules.values() for v in pair.values())
+    # The audit counts 467.8 M on 350 modules; ten k_einsum add 64 x (5,376 + 4 x 512) each.
+    assert abs(sizes - 467.8e6 - 10 * 64 * (5376 + 2048)) < 0.05e6
+
+
+def test_the_published_pattern_is_refused(tiny):
+    _, mesh, _, base = tiny
+    with pytest.raises(helpers.UserError, match=r"1 modules got no adapter.*layers.5.attn.k_einsum"):
+        gemma.inject_lora(base, 4, 8.0, mesh, PUBLISHED_TARGETS)
+
+
+def test_zero_b_changes_nothing_and_random_b_does(tiny):
+    tuned, mesh, _, base = tiny
+    tokens = np.random.default_rng(0).integers(3, 320, (1, 40)).astype(np.int32)
+    before = forward(base, mesh, tokens)
+    np.testing.assert_array_equal(before, forward(gemma.inject_lora(base, 4, 8.0, mesh), mesh, tokens))
+    assert np.abs(before - forward(tuned, mesh, tokens)).max() > 0.01
+
+
+def test_adapters_compute_w_plus_scaled_ab(tiny):
+    """Against a model whose weights were merged with NumPy."""
+    from flax import nnx
+    tuned, mesh, _, base = tiny
+    merged = nnx.clone(base)
+    for path, pair in gemma.adapted_modules(tuned).items():
+        module = merged
+        for part in path.split("."):
+            module = module[int(part)] if part.isdigit() else getattr(module, part)
+        a, b = (np.asarray(pair[side].get_value()) for side in "ab")
+        kind = path.rsplit(".", 1)[1]
+        rule = {"q_einsum": "dr,rnh->ndh", "kv_einsum": "dr,rckh->ckdh", "k_einsum": "dr,rkh->kdh",
+                "attn_vec_einsum": "nhr,rd->nhd"}.get(kind, "ir,ro->io")
+        weight = module.kernel if rule == "ir,ro->io" else module.w
+        value = weight.get_value()
+        weight.set_value(jax.device_put(np.asarray(value) + 2.0 * np.einsum(rule, a, b), value.sharding))
+    tokens = np.random.default_rng(1).integers(3, 320, (1, 40)).astype(np.int32)
+    difference = forward(tuned, mesh, tokens) - forward(merged, mesh, tokens)
+    assert np.abs(difference).max() < 1e-4
+
+
+# ── Text ──
+
+def test_greedy_equals_the_argmax_of_full_forward_passes(tiny):
+    tuned, mesh, _, _ = tiny
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(3, 320, n).tolist() for n in (5, 30)]  # the window is 16
+    answers = gemma.greedy(tuned, prompts, 20, [], mesh)
+    for prompt, answer in zip(prompts, answers):
+        ids = np.zeros((1, 50), np.int32)
+        ids[0, :len(prompt) + 20] = prompt + answer
+        best = forward(tuned, mesh, ids)[0].argmax(-1)
+        assert best[len(prompt) - 1:len(prompt) + 19].tolist() == answer
+    stop = answers[0][3]
+    stopped = gemma.greedy(tuned, prompts[:1], 20, [stop], mesh)[0]
+    assert stopped == answers[0][:answers[0].index(stop) + 1]
+
+
+# ── Loss and step ──
+
+def packed(nb, micro_batches=2, rows=2, length=32):
+    data = train_driver.examples(micro_batches * rows, length, seed=7)
+    data["loss_mask"][0, :20] = False  # micro-batches with different numbers of trained tokens
+    return nb.Batch(**{name: a.reshape(micro_batches, rows, length) for name, a in data.items()})
+
+
+def make_trainer(nb, model, mesh, optimizer=None, capacity=31):
+    import optax
+    from tunix.sft.peft_trainer import TrainingConfig
+    trainer = nb.PackedTrainer(model, optimizer or optax.sgd(1.0), TrainingConfig(
+        eval_every_n_steps=1, data_sharding_axis=(None, "fsdp"))).with_loss_fn(nb.make_loss(capacity))
+    gemma.place(trainer.optimizer, mesh)
+    return trainer
+
+
+def brute_force_loss(model, batch):
+    """Mean over all trained tokens, every example alone in its own row, from full logits."""
+    import jax.numpy as jnp
+    tokens, mask, segments = (np.asarray(getattr(batch, name)).reshape(-1, batch.tokens.shape[-1])
+                              for name in ("tokens", "loss_mask", "segment_ids"))
+    total, count = 0.0, 0
+    for row in range(len(tokens)):
+        for segment in range(1, segments[row].max() + 1):
+            at = segments[row] == segment
+            ids, wanted = tokens[row][at], mask[row][at]
+            length = len(ids)
+            logits, _ = model(ids[None], np.arange(length)[None], None,
+                              np.tril(np.ones((1, length, length), bool)))
+            scores = jax.nn.log_softmax(logits[0, :-1])[jnp.arange(length - 1), ids[1:]]
+            total, count = total - jnp.sum(scores * wanted[1:]), count + wanted[1:].sum()
+    return total / count
+
+
+def test_packed_token_weighted_step_equals_brute_force(nb, tiny):
+    from flax import nnx
+    model, mesh = nnx.clone(tiny[0]), tiny[1]
+    batch = packed(nb)
+    counts = np.asarray(batch.loss_mask).sum((1, 2))
+    assert counts[0] != counts[1], "equal micro-batches would not tell the weightings apart"
+    trainer = make_trainer(nb, model, mesh)
+    adapters, opt_state, frozen = trainer.arrays()
+    graph = nnx.graphdef(model)
+    with gemma.use_mesh(mesh):
+        expected, gradient = jax.jit(jax.value_and_grad(
+            lambda a: brute_force_loss(nnx.merge(graph, a, frozen), batch)))(adapters)
+        start = jax.device_get(adapters)
+        new, _, metrics = trainer.jit_train_step()(adapters, opt_state, frozen, batch)
+    assert abs(float(metrics["loss"]) - float(expected)) < 1e-5
+    norm = np.sqrt(sum(float((np.asarray(g) ** 2).sum()) for g in jax.tree.leaves(gradient)))
+    assert abs(float(metrics["grad_norm"]) - norm) < 1e-4 * norm
+    assert int(metrics["real_tokens"]) == int((np.asarray(batch.segment_ids) > 0).sum())
+    for old, now, grad in zip(*map(jax.tree.leaves, (start, new, gradient))):  # SGD with rate 1
+        np.testing.assert_allclose(old - np.asarray(now), np.asarray(grad), atol=1e-4 * norm)
+
+
+def test_examples_of_a_row_do_not_see_each_other(nb, tiny):
+    model, mesh = tiny[:2]
+    batch = packed(nb)
+    row = jax.tree.map(lambda a: np.asarray(a[0, :1]), batch)
+    mask = np.asarray(nb.packed_mask(row.segment_ids))
+    before = forward(model, mesh, row.tokens, mask, row.positions)
+    changed = row.tokens.copy()
+    changed[row.segment_ids == 1] = 5
+    after = forward(model, mesh, changed, mask, row.positions)
+    others = row.segment_ids[0] > 1
+    np.testing.assert_array_equal(before[0, others], after[0, others])
+    assert np.abs(before - after)[0, ~others].max() > 1e-3
+
+
+def test_clipping_and_the_logged_norm(nb, tiny):
+    import optax
+    from flax import nnx
+    mesh, batch = tiny[1], packed(nb)
+    results = {}
+    for limit in (1e9, 0.5):
+        def clipped(learning_rate, limit=limit):
+            return optax.chain(optax.clip_by_global_norm(limit), optax.sgd(learning_rate))
+        trainer = make_trainer(nb, nnx.clone(tiny[0]), mesh,
+                               optax.inject_hyperparams(clipped)(learning_rate=1.0))
+        start = jax.device_get(trainer.arrays()[0])
+        with gemma.use_mesh(mesh):
+            new, _, metrics = trainer.jit_train_step()(*trainer.arrays(), batch)
+        moved = np.sqrt(sum(((a - np.asarray(b)) ** 2).sum() for a, b in
+                            zip(jax.tree.leaves(start), jax.tree.leaves(new))))
+        results[limit] = float(metrics["grad_norm"]), moved
+    assert results[0.5][0] == pytest.approx(results[1e9][0], rel=1e-6) and results[1e9][0] > 0.5
+    assert results[1e9][1] == pytest.approx(results[1e9][0], rel=1e-3)
+    assert results[0.5][1] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_our_optimizer_is_clipped_adamw_with_a_readable_rate(nb):
+    import optax
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 10)
+    ours = nb.make_optimizer(schedule, 0.001, 1.0)
+    theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.001))
+    params = {"a": np.full((3, 2), 0.3, np.float32)}
+    grads = {"a": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    mine, other = ours.init(params), theirs.init(params)
+    for step in range(5):
+        a, mine = ours.update(grads, mine, params)
+        b, other = theirs.update(grads, other, params)
+        np.testing.assert_allclose(a["a"], b["a"], rtol=1e-6)
+        assert float(mine.hyperparams["learning_rate"]) == pytest.approx(float(schedule(step)))
+    moments = [leaf for leaf in jax.tree.leaves(mine) if leaf.ndim == 2]
+    assert len(moments) == 2 and all(leaf.dtype == np.float32 for leaf in moments)
+
+
+def dots(jaxpr):
+    """The dtypes of all matrix multiplications of a traced function, at any depth."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield tuple(str(variable.aval.dtype) for variable in equation.invars)
+        for value in equation.params.values():
+            for inner in jax.tree.leaves(value, is_leaf=lambda x: hasattr(x, "eqns")):
+                if hasattr(inner, "eqns"):
+                    yield from dots(inner)
+                elif hasattr(inner, "jaxpr"):
+                    yield from dots(inner.jaxpr)
+
+
+@pytest.fixture(scope="session")
+def bfloat16(nb, tmp_path_factory):
+    """A trainer on a small bfloat16 model, as 03 makes it."""
+    trainer, mesh = train_driver.build(tmp_path_factory.mktemp("bf16"), steps=4)
+    return trainer, mesh
+
+
+def test_every_matmul_of_the_step_is_bfloat16(nb, bfloat16):
+    trainer, mesh = bfloat16
+    with gemma.use_mesh(mesh):
+        traced = jax.make_jaxpr(trainer.create_train_step_fn())(*trainer.arrays(), packed(nb))
+    found = list(dots(traced.jaxpr))
+    assert len(found) > 100
+    assert set(found) == {("bfloat16", "bfloat16")}
+    adapters, opt_state, frozen = trainer.arrays()
+    assert {a.dtype for a in jax.tree.leaves(adapters)} == {np.dtype("float32")}
+    assert {str(a.dtype) for a in jax.tree.leaves(frozen)} == {"bfloat16"}
+    assert {a.dtype for a in jax.tree.leaves(opt_state) if a.ndim > 1} == {np.dtype("float32")}
+
+
+def test_one_compilation_and_no_base_in_the_outputs(nb, bfloat16):
+    from flax import nnx
+    from tunix.sft import sharding_utils
+    trainer, mesh = bfloat16
+    model = nnx.clone(trainer.model)
+    fresh = make_trainer(nb, model, mesh, nb.make_optimizer(lambda step: 1e-3, 0.001, 1.0))
+    step = fresh.jit_train_step()
+    with gemma.use_mesh(mesh):
+        adapters, opt_state, frozen = jax.tree.map(
+            lambda array: jax.device_put(np.asarray(array), array.sharding), fresh.arrays())
+        before = [array.sharding for array in jax.tree.leaves((adapters, opt_state))]
+        for _ in range(3):
+            batch = sharding_utils.shard_input(packed(nb), (None, "fsdp"))
+            adapters, opt_state, _ = step(adapters, opt_state, frozen, batch)
+        assert step._cache_size() == 1
+        after = [array.sharding for array in jax.tree.leaves((adapters, opt_state))]
+        memory = step.lower(adapters, opt_state, frozen, batch).compile().memory_analysis()
+    assert after == before
+    base = sum(a.nbytes // len(a.sharding.device_set) for a in jax.tree.leaves(frozen))
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 0.01 * base
+
+
+def test_the_step_lowers_abstractly_as_notebook_08_needs_it(nb):
+    """31B widths, two layers, no weights: what 08 compiles is this very function."""
+    import jax.numpy as jnp
+    from flax import nnx
+    from tunix.models.gemma4.model import AttentionType, Gemma4
+    from tunix.sft.peft_trainer import TrainingConfig
+    config = gemma.config_from_hf(CONFIGS / "gemma4_31b.json", num_layers=2, num_embed=512,
+                                  attention_pattern=(AttentionType.LOCAL_SLIDING, AttentionType.GLOBAL))
+    mesh = gemma.make_mesh(config)
+    trainer = []
+
+    def build():
+        model = gemma.inject_lora(Gemma4(config, rngs=nnx.Rngs(0)), 64, 64.0, mesh)
+        trainer.append(nb.PackedTrainer(
+            model, nb.make_optimizer(lambda step: 1e-4, 0.001, 1.0),
+            TrainingConfig(eval_every_n_steps=1)).with_loss_fn(nb.make_loss(128)))
+        return model, trainer[0].optimizer
+    model, optimizer = nnx.eval_shape(build)
+    trainer = trainer[0]
+    trainer.model, trainer.optimizer = gemma.place(model, mesh), gemma.place(optimizer, mesh)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "fsdp"))
+    batch = nb.Batch(**{name: jax.ShapeDtypeStruct((2, 1, 256), dtype, sharding=sharding) for name, dtype
+                        in (("tokens", jnp.int32), ("loss_mask", bool), ("segment_ids", jnp.int32),
+                            ("positions", jnp.int32))})
+    with gemma.use_mesh(mesh):
+        text = trainer.jit_train_step().lower(*trainer.arrays(), batch).as_text()
+    assert text.count("dot_general") > 60 and "xbf16" in text
+
+
+# ── E2B ──
+
+@pytest.mark.parametrize("keep_unused", [True, False], ids=["google", "transformers"])
+def test_e2b_shape_loads_adapts_and_trains(nb, tmp_path, keep_unused):
+    folder = random_gemma.write(tmp_path, random_gemma.E2B, keep_unused=keep_unused)
+    config = gemma.config_from_hf(folder)
+    assert gemma.choose_mesh(config, 4) == (4, 1)
+    mesh = gemma.make_mesh(config)
+    model = gemma.inject_lora(gemma.load_base(folder, config, mesh), 4, 4.0, mesh)
+    assert sorted(gemma.adapted_modules(model)) == sorted(gemma.expected_modules(config))
+    assert len(gemma.expected_modules(config)) == 10 * 5 + 5
+    trainer = make_trainer(nb, model, mesh, nb.make_optimizer(lambda step: 1e-2, 0.0, 1.0))
+    batch = packed(nb, rows=4)
+    with gemma.use_mesh(mesh):
+        compiled = trainer.compile(batch)
+        adapters, opt_state, frozen = trainer.arrays()
+        losses = []
+        for _ in range(3):
+            adapters, opt_state, metrics = compiled(adapters, opt_state, frozen, batch)
+            losses.append(float(metrics["loss"]))
+    assert losses[2] < losses[1] < losses[0] + 0.05
+
+
+# ── Data ──
+
+def test_hosts_share_the_rows_and_the_position_is_restored(nb, tmp_path):
+    train_driver.write_data(tmp_path)
+    rows = nb.PackedRows(tmp_path / "train")
+    seen = []
+    for host in range(2):
+        stream = iter(nb.make_dataset(rows, 1, 4, seed=5, host=host, hosts=2))
+        seen.append({tuple(row) for _ in range(6) for row in next(stream).tokens.reshape(-1, 32)})
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == len(rows)
+    stream = iter(nb.make_dataset(rows, 2, 2, seed=5))
+    for _ in range(3):
+        next(stream)
+    state = json.loads(json.dumps(stream.get_state()))
+    expected = [next(stream).tokens for _ in range(5)]
+    other = iter(nb.make_dataset(rows, 2, 2, seed=5))
+    other.set_state(state)
+    for tokens in expected:
+        np.testing.assert_array_equal(next(other).tokens, tokens)
+
+
+def test_validation_covers_all_rows_once(nb, tmp_path):
+    train_driver.write_data(tmp_path)
+    rows = nb.PackedRows(tmp_path / "val")
+    batch = nb.validation_batch(rows, 5, 4)
+    assert batch.tokens.shape == (2, 4, 32)
+    np.testing.assert_array_equal(batch.tokens.reshape(-1, 32)[:5], rows.arrays["tokens"][:5])
+    assert not batch.loss_mask.reshape(-1, 32)[5:].any()
+    parts = [nb.validation_batch(rows, 5, 4, host, 2).loss_mask.sum() for host in (0, 1)]
+    assert sum(parts) == batch.loss_mask.sum()
+
+
+# ── Log, checkpoints, resume ──
+
+def test_the_log_is_cut_at_the_checkpoint(nb, tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = [{"step": 0, "val_loss": 3.0}, *({"step": s, "loss": 1.0} for s in (1, 2)),
+             {"step": 2, "val_loss": 2.0}, {"step": 3, "loss": 1.0}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "lo')
+    log = nb.StepLog(path, 10, 1)
+    log.rewind(2)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == lines[:4]
+    assert log.validations == [3.0, 2.0]
+    log.rewind(0)
+    assert path.read_text() == ""
+
+
+def test_a_stuck_validation_loss_is_said(nb, tmp_path, capsys):
+    log = nb.StepLog(tmp_path / "log.jsonl", 10, 1)
+    log.rewind(0)
+    for step, loss in enumerate((3.0, 2.0, 2.5, 2.6)):
+        log.validation(step, loss)
+    assert "best 2.0000, 2 validations ago" in capsys.readouterr().out.splitlines()[-1]
+
+
+def read_log(folder):
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def final_arrays(folder, step):
+    """All arrays of a checkpoint, by path, as bytes."""
+    import orbax.checkpoint as ocp
+    manager = ocp.CheckpointManager(folder / "checkpoints", item_handlers={
+        "model_params": ocp.PyTreeCheckpointHandler(), "optimizer_state": ocp.PyTreeCheckpointHandler()})
+    found = manager.restore(step, args=ocp.args.Composite(
+        model_params=ocp.args.PyTreeRestore(), optimizer_state=ocp.args.PyTreeRestore()))
+    manager.close()
+    leaves = jax.tree_util.tree_leaves_with_path({name: found[name] for name in found.keys()})
+    return {str(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def test_a_stopped_run_continues_bit_for_bit(nb, tmp_path, monkeypatch):
+    whole, mesh = train_driver.build(tmp_path / "whole", steps=5)
+    with gemma.use_mesh(mesh):
+        whole.train()
+    first, mesh = train_driver.build(tmp_path / "parts", steps=5)
+    wanted = first.data_hooks.load_next_train_batch
+    first.data_hooks.load_next_train_batch = lambda trainer: (
+        wanted(trainer) if trainer.train_steps < 4 else None)  # after step 4, saved at 1, 2 and 4
+    with gemma.use_mesh(mesh):
+        first.train()
+    second, mesh = train_driver.build(tmp_path / "parts", steps=5)
+    assert second.train_steps == 4
+    with gemma.use_mesh(mesh):
+        second.train()
+    assert read_log(tmp_path / "parts") == read_log(tmp_path / "whole")
+    assert final_arrays(tmp_path / "parts", 5) == final_arrays(tmp_path / "whole", 5)
+    assert nb.saved_recipe(tmp_path / "whole" / "checkpoints")[0] == 5
+    with pytest.raises(helpers.UserError, match="rank: 4 there, 8 here"):
+        nb.refuse_another_recipe(tmp_path / "whole" / "checkpoints", {"rank": 8, "steps": 5})
+
+
+def run_driver(folder, steps, kill_when=None):
+    """Run the driver; `kill_when(folder)` decides when it gets SIGKILL. Returns whether it was killed."""
+    with open(folder / "out.txt", "a") as out:
+        process = subprocess.Popen([sys.executable, "-W", "ignore", ROOT / "tests" / "train_driver.py",
+                                    folder, str(steps)], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT)
+        while process.poll() is None:
+            if kill_when and kill_when(folder):
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                return True
+            time.sleep(0.001)
+    assert process.returncode == 0, (folder / "out.txt").read_text()[-2000:]
+    return False
+
+
+def steps_logged(folder):
+    log = folder / "log.jsonl"
+    return log.read_text().count('"loss"') if log.exists() else 0
+
+
+KILL_POINTS = {
+    "between checkpoints": lambda folder: steps_logged(folder) >= 15,
+    "during a save": lambda folder: steps_logged(folder) >= 8 and any(
+        (folder / "checkpoints").glob("*tmp*")),
+    "right after a save": lambda folder: (folder / "checkpoints" / "12" / "commit_success.txt").exists()
+    or (folder / "checkpoints" / "12").is_dir(),
+}
+
+
+@pytest.mark.slow
+def test_kill_9_at_three_points_changes_no_bit(tmp_path):
+    steps = 24
+    (tmp_path / "whole").mkdir()
+    run_driver(tmp_path / "whole", steps)
+    for name, when in KILL_POINTS.items():
+        folder = tmp_path / name.replace(" ", "_")
+        folder.mkdir()
+        assert run_driver(folder, steps, when), f"finished before it was killed {name}"
+        assert steps_logged(folder) < steps
+        run_driver(folder, steps)
+        assert "training from step 0" not in (folder / "out.txt").read_text().split("training", 2)[-1]
+        assert read_log(folder) == read_log(tmp_path / "whole"), name
+        assert final_arrays(folder, steps) == final_arrays(tmp_path / "whole", steps), name
+
+
+# ── Errors a reader can make ──
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    random_gemma.write(tmp_path, random_gemma.TINY)
+    config = gemma.config_from_hf(random_gemma.TINY | {"vocab_size": 256})
+    with pytest.raises(helpers.UserError, match="do not belong to its config.json"):
+        gemma.load_base(tmp_path, config, gemma.make_mesh(config))
+
+
+def test_missing_weights_and_full_disks_are_said(tmp_path):
+    config = gemma.config_from_hf(random_gemma.TINY)
+    with pytest.raises(helpers.UserError, match="neither a directory, nor a hub id"):
+        gemma.stage(tmp_path / "nothing")
+    with pytest.raises(helpers.UserError, match="holds no .*safetensors"):
+        gemma.load_base(tmp_path, config, gemma.make_mesh(config))
+    with pytest.raises(helpers.UserError, match="the weights need 1000000000.0 GB"):
+        gemma.room(tmp_path, 10**18, "the weights")
+
+
+def test_a_retrained_base_has_another_fingerprint(tmp_path):
+    one = gemma.fingerprint(random_gemma.write(tmp_path / "a", random_gemma.TINY, seed=0))
+    assert one == gemma.fingerprint(random_gemma.write(tmp_path / "b", random_gemma.TINY, seed=0))
+    assert one != gemma.fingerprint(random_gemma.write(tmp_path / "c", random_gemma.TINY, seed=1))
+
+
+# ── Against PyTorch, in the serving environment ──
+
+needs_torch = pytest.mark.skipif(not SERVE.exists(), reason="needs ./setup.sh serve (.venv-serve)")
+
+
+def torch(*arguments):
+    done = subprocess.run([SERVE, ROOT / "tests" / "torch_step.py", *map(str, arguments)], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@needs_torch
+@pytest.mark.parametrize("shape", ["TINY", "E2B"])
+def test_logits_equal_transformers(tmp_path, shape):
+    check_logits(random_gemma.write(tmp_path / "base", getattr(random_gemma, shape)), tmp_path)
+
+
+@needs_torch
+def test_logits_of_the_tiny_base_equal_transformers(tmp_path):
+    check_logits(ROOT / "assets" / "tiny_gemma4", tmp_path)
+
+
+def check_logits(folder, tmp_path):
+    config = gemma.config_from_hf(folder, dtype="float32")
+    mesh = gemma.make_mesh(config)
+    model = gemma.load_base(folder, config, mesh)
+    tokens = np.random.default_rng(0).integers(3, config.num_embed, (4, 100)).astype(np.int32)
+    np.save(tmp_path / "tokens.npy", tokens)
+    torch("logits", folder, tmp_path / "tokens.npy", tmp_path / "logits.npy")
+    theirs = np.load(tmp_path / "logits.npy")
+    assert np.abs(theirs).max() > 1
+    assert np.abs(theirs - forward(model, mesh, tokens)).max() < 1e-3
+
+
+@needs_torch
+def test_one_optimizer_step_equals_torch_and_peft(nb, tmp_path):
+    """The same A, B and batch; loss, adapter gradients and the AdamW update."""
+    from flax import nnx
+    folder = random_gemma.write(tmp_path / "base", random_gemma.TINY)
+    config = gemma.config_from_hf(folder, dtype="float32")
+    mesh = gemma.make_mesh(config)
+    model = randomise_b(gemma.inject_lora(gemma.load_base(folder, config, mesh), 4, 8.0, mesh))
+    # The first moment of the first step is (1 - b1) times the clipped gradient.
+    trainer = make_trainer(nb, model, mesh, nb.make_optimizer(lambda step: 1e-3, 0.01, 1.0))
+    batch = packed(nb)
+    flat = {f"{path}.{side}": np.asarray(variable.get_value())
+            for path, pair in gemma.adapted_modules(model).items() for side, variable in pair.items()}
+    np.savez(tmp_path / "in.npz", **{f"batch.{k}": np.asarray(v) for k, v in vars(batch).items()}, **flat)
+    torch("step", folder, tmp_path / "in.npz", tmp_path / "out.npz", 4, 8.0, 1e-3, 0.01, 1.0)
+    with gemma.use_mesh(mesh):
+        adapters, opt_state, metrics = trainer.jit_train_step()(*trainer.arrays(), batch)
+    nnx.update(model, adapters)
+    nnx.update(trainer.optimizer, opt_state)
+    moments = {".".join(map(str, path)): np.asarray(variable.get_value()) for path, variable
+               in nnx.to_flat_state(nnx.state(trainer.optimizer)) if "mu" in path}
+    theirs = np.load(tmp_path / "out.npz")
+    assert float(metrics["loss"]) == pytest.approx(float(theirs["loss"]), abs=1e-4)
+    assert float(metrics["grad_norm"]) == pytest.approx(float(theirs["grad_norm"]), rel=1e-4)
+    clip = min(1.0, 1.0 / float(metrics["grad_norm"]))
+    compared = 0
+    for path, pair in gemma.adapted_modules(model).items():
+        for side, variable in pair.items():
+            name = f"{path}.{side}"
+            moment = next(v for k, v in moments.items() if f"mu.{path}." in k and k.endswith(f"_{side}"))
+            ours, grad = moment / 0.1 / clip, theirs[f"grad.{name}"]
+            assert np.abs(ours - grad).max() <= 1e-4 * np.abs(grad).max(), name
+            sure = np.abs(grad) > 1e-6
+            now = np.asarray(variable.get_value())
+            np.testing.assert_allclose(now[sure], theirs[f"new.{name}"][sure], atol=2e-6, err_msg=name)
+            compared += int(sure.sum())
+    assert compared > 10_000
