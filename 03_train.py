@@ -766,7 +766,8 @@ if cfg.fresh:
     checkpoints.mkdir()
 step = refuse_another_recipe(checkpoints, recipe)
 found = f"resuming from step {step} of {steps}" if step else f"starting at step 0 of {steps}"
-print(f"{found}{', nothing left to train' * (step == steps)}; checkpoints in {cfg.checkpoints or 'train/checkpoints'}")
+print(f"{found}{', nothing left to train' * (step == steps)}; "
+      f"checkpoints in {cfg.checkpoints or 'train/checkpoints'}")
 
 # %% [markdown]
 # Now the trainer itself. Its constructor restores the newest checkpoint. The first compilation
@@ -810,7 +811,8 @@ held = {"base weights": device_gib(frozen), "adapters": device_gib(adapters),
 beyond = {"temporaries of the step (compiled)": memory.temp_size_in_bytes / 2**30,
           "fresh outputs (compiled)": (memory.output_size_in_bytes
                                        - memory.alias_size_in_bytes) / 2**30}
-fit = pd.DataFrame({"budget": budget, "held": pd.Series(held | beyond)}).rename_axis("GiB per device")
+fit = pd.DataFrame({"budget": budget, "held": pd.Series(held | beyond)})
+fit = fit.rename_axis("GiB per device")
 limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", float("nan")) / 2**30
 print(f"sum {fit.held.sum():.4g} GiB of {limit:.4g} GiB per device (nan: a CPU has no such limit)")
 assert not fit.held.sum() > limit, "this does not fit: lower rows_per_device, or set remat"

@@ -937,15 +937,16 @@ draw_changes(changes, "04_delta", f"measured, {recipe['base_model']}, step {reco
 # ## 14. On the TPU machines
 # For the 31B, base (62.5 GB) and `merged/` (as much again) live in `/dev/shm`: a TPU machine's
 # boot disk of 97 GB cannot hold them, its memory can. The merge itself needs a few gigabytes.
-# Training and serving are two machines, so the result travels through a bucket in their region:
+# Training and serving are two machines, so the result travels through a bucket in their region (the
+# script of notebook 01 copies the run there every five minutes; this is the same by hand):
 #
 # ```bash
 # # on the v5p-8, after notebook 03
-# RUN_DIR=/dev/shm/run SIZE=31b ./run_all.sh 04 04
-# gcloud storage cp -r /dev/shm/run/{merged,adapter,merge.json} gs://BUCKET/run/
-# # on the v6e-8, before notebook 05
-# mkdir -p /dev/shm/run && gcloud storage cp -r "gs://BUCKET/run/*" /dev/shm/run/
+# RUN_DIR=/dev/shm/run SIZE=31b ./run_all.sh 04
+# gcloud storage rsync --recursive /dev/shm/run gs://BUCKET/run
 # ```
+#
+# Section 5 of notebook 05 fetches it on the v6e-8.
 #
 # Notebook 05 then compares the files with the hashes in `merge.json` before it starts vLLM. vLLM on
 # TPU serves `merged/`, with the base's own nested config and vision tower; serving an adapter

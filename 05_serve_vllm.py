@@ -306,18 +306,22 @@ display(table.set_index("a step with").style.format({"wasted": "{:.0%}"}))
 # cost. It is no argument for prompts of round lengths: under load vLLM fills a step with the
 # tokens of several requests.
 #
-# On the v6e-8 the whole stage is this (bucket and names as made in notebook 01; the copy of 62.5
-# GB within a region takes some minutes, and `/dev/shm` is memory, half of the host's 1,536 GiB):
+# On the v6e-8 the whole stage is this (bucket as made in notebook 01, whose script copied the
+# training machine's run there; 62.5 GB within a region take some minutes, and `/dev/shm` is memory,
+# half of the host's 1,536 GiB). What comes over is the run without its checkpoints and caches:
+# `merged/`, `merge.json` and the small files of 02 and 03 that 05 to 07 read.
 #
 # ```bash
 # sudo usermod -aG docker "$USER"   # once, then log in again: docker without sudo
-# mkdir -p /dev/shm/run             # merged/, merge.json, data/meta.json, data/samples.json:
-# gcloud storage cp -r "gs://$BUCKET/run/*" /dev/shm/run/
-# export SIZE=31b RUN_DIR=/dev/shm/run
+# export SIZE=31b RUN_DIR=/dev/shm/run TMPDIR=/dev/shm
+# mkdir -p "$RUN_DIR"
+# gcloud storage rsync --recursive --exclude='^(train/checkpoints|cache|jax_cache)/' \
+#     "gs://$BUCKET/run" "$RUN_DIR"
 # ./run_all.sh 05 07                # or open the notebooks one by one
 # docker logs --tail 20 gemma4-vllm # while it runs
 # .venv/bin/python -m helpers.server stop
-# gcloud storage cp -r /dev/shm/run/bench "gs://$BUCKET/run/"
+# gcloud storage rsync --recursive "$RUN_DIR/bench" "gs://$BUCKET/run/bench"
+# gcloud storage rsync --recursive "$RUN_DIR/eval" "gs://$BUCKET/run/eval"
 # docker volume ls --filter name=vllm-xla-cache  # stays, so the next start is warm
 # ```
 

@@ -94,6 +94,8 @@ def quiet():
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("WANDB_MODE", "disabled")
     import logging
+    import warnings
+    warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
     logging.getLogger("absl").setLevel(logging.ERROR)
     logging.getLogger("jax").setLevel(logging.ERROR)
 

@@ -410,7 +410,7 @@ def _judge_in(folder, problem, code, limits, waves):
     category, detail, count = analyse(log)
     if category == "pass" and (count[1] == 0 or status):
         return "runtime", f"no sample compared, or vvp ended with {status}", count, log
-    if category == "pass" and (reason := _leans_on_others(folder, secret, limits)):
+    if category == "pass" and (reason := _leans_on_others(folder, limits)):
         return "refused", reason, count, log
     return category, detail, count, log
 
@@ -421,20 +421,13 @@ def _ended(limit, phase, limits, log):
     return "runtime", f"{phase} printed over {limits.output} bytes", None, log
 
 
-def _leans_on_others(folder, secret, limits):
-    """Compile a candidate alone, with one empty module after it; say why that fails, or None.
-
-    It fails for a candidate that reaches testbench or reference by name, and for one that swallows
-    what follows it (an open comment, `ifdef or macro call).
-    """
-    last = f"last{secret}"
-    (folder / f"{last}.sv").write_text(f"module {last}; endmodule\n")
+def _leans_on_others(folder, limits):
+    """A module that reaches testbench or reference by name cannot be compiled alone: why, or None."""
     printed, status, _ = run_limited(
-        ["iverilog", "-g2012", "-s", "TopModule", "-s", last, "-o", "alone", "top.sv", f"{last}.sv"],
-        folder, limits)
+        ["iverilog", "-g2012", "-s", "TopModule", "-o", "alone", "top.sv"], folder, limits)
     lines = [line for line in printed.splitlines() if "error" in line or " not found" in line]
     if status or any("not found" in line for line in lines):
-        return f"works only inside the testbench: {(lines or ['killed'])[0].replace(secret, '')}"
+        return f"works only inside the testbench: {(lines or ['killed'])[0]}"
     return None
 
 

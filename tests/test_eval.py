@@ -142,6 +142,41 @@ def test_an_include_is_seen_even_where_its_text_is_not(monkeypatch):
     assert verilog.judge(problem, f'`include "{empty}"\n{code}', QUICK).detail == "reads another file"
 
 
+@pytest.mark.parametrize("name, detail", [
+    ("input_as_inout", "declares the input reset as inout"),
+    ("input_as_output", "declares the input reset as output"),
+    ("drive_input", "drives the input reset"), ("drive_input_below", "drives the input reset"),
+    ("force_input", "forces a signal"), ("finish_escaped", "calls $finish"),
+    ("final_block", "has a final block")])
+def test_each_defence_gives_its_own_reason(name, detail):
+    problem, _, code = read_candidate(ROOT / "tests/hostile" / f"bad_{name}.sv")
+    assert verilog.judge(with_wires(problem), code, QUICK).detail == detail
+
+
+def test_a_candidate_cannot_swallow_part_of_the_testbench():
+    """An open comment ends at the next */, which here is behind the testbench's stimuli."""
+    bench = """module stim(output reg a); initial begin a = 0; #5 a = 1; end endmodule
+/* the bench */
+module tb;
+  wire a, good, dut;
+  stim s(a); RefModule r(a, good); TopModule t(a, dut);
+  integer bad = 0, n = 0;
+  always #2 begin n = n + 1; if (good !== dut) bad = bad + 1; end
+  initial #20 begin $display("Mismatches: %0d in %0d samples", bad, n); $finish; end
+endmodule"""
+    reference = "module RefModule(input a, output b);\n  assign b = a;\nendmodule\n"
+    problem = verilog.Problem("p", "p", reference, bench)
+    code = reference.replace("RefModule", "TopModule")
+    assert verilog.judge(problem, code, QUICK).passed
+    wrong = code.replace("b = a", "b = 0")
+    assert verilog.judge(problem, wrong, QUICK).category == "mismatch"
+    thief = wrong + "module stim(output reg a); initial a = 0; endmodule\n/*"
+    assert naive_pass(problem, thief)
+    assert verilog.judge(problem, thief, QUICK).category == "refused"
+    call = "`define DROP(x)\n" + wrong + "module stim(output reg a); initial a = 0; endmodule\n`DROP("
+    assert not verilog.judge(problem, call, QUICK).passed
+
+
 def test_many_opening_brackets_do_not_break_the_judge():
     problem, _, code = read_candidate(ROOT / "tests/hostile/good_plain.sv")
     deep = code.replace("q <= d", "q <= " + "(" * 200_000 + "d" + ")" * 200_000)

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    os.environ["XLA_FLAGS"] = ("--xla_force_host_platform_device_count=4 "
+                               "--xla_llvm_disable_expensive_passes=true")
     os.environ["NPROC"] = "16"
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -43,7 +44,7 @@ def examples(count, length, vocab=320, seed=0):
             "segment_ids": np.zeros((count, length), np.int32),
             "positions": np.zeros((count, length), np.int32)}
     for row in range(count):
-        cuts = np.sort(rng.choice(np.arange(4, length - 2), size=rng.integers(2, 4), replace=False))
+        cuts = np.sort(rng.choice(np.arange(4, length - 2, 3), size=rng.integers(2, 4), replace=False))
         for segment, (start, stop) in enumerate(zip((0, *cuts[:-1]), cuts), 1):
             rows["tokens"][row, start:stop] = rng.integers(3, vocab, stop - start)
             rows["segment_ids"][row, start:stop] = segment
@@ -71,6 +72,8 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
     quiet()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     nb, folder = notebook(), Path(folder)
+    jax.config.update("jax_compilation_cache_dir", str((folder.parent / "cache").resolve()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if not (folder / "base").exists():
         random_gemma.write(folder / "base", config)
         write_data(folder / "data")

@@ -22,7 +22,7 @@ import jupytext
 import nbformat
 import psutil
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
@@ -138,10 +138,14 @@ def execute(source, folder):
     client = Client(notebook, timeout=None, kernel_name="python3",
                     resources={"metadata": {"path": str(ROOT)}})
     failed = None
-    try:
-        client.execute()
-    except CellExecutionError as error:
-        failed = error
+    with open(folder / "kernel.log", "ab") as log:  # what a kernel says when it crashes
+        try:
+            client.execute(stdout=log, stderr=log)
+        except CellExecutionError as error:
+            failed = error
+        except DeadKernelError:
+            raise SystemExit(f"{source.stem}: the kernel died; {shown(folder / 'kernel.log')} may say "
+                             "why (often: not enough memory)") from None
     copy.write_text(text_of(tidy(notebook)), encoding="utf-8")
     if failed:
         plain = re.sub(r"\x1b\[[0-9;]*m", "", failed.traceback).strip()
