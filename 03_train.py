@@ -23,7 +23,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95 GiB each). e2b: one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Takes** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Makes** | `train/checkpoints/<step>/` (Orbax), `train/log.jsonl`, `train/recipe.json`, TensorBoard events, figures |
-# | **Costs** | tiny: 4 minutes on two CPU cores. 31b: hours and dollars as compiled in notebook 08; published: 3.34 h and 56 USD |
+# | **Costs** | tiny: 4 minutes on two CPU cores. 31b: published 3.34 h and 56 USD; ours is to be compiled in 08, which is still a draft |
 #
 # The outputs shown are those of the tiny run on two CPU cores. `HF_TOKEN` is read from the
 # environment if the hub asks for a licence.
@@ -1002,7 +1002,7 @@ for path in sorted(checkpoints.iterdir(), key=lambda path: int(path.name)):
 # | symptom | cause | fix |
 # |---|---|---|
 # | `refused: tp=8 does not divide the 4 KV heads` | the model, not the software | more `fsdp`: (2, 4), (4, 4) |
-# | `RESOURCE_EXHAUSTED` while compiling | activations do not fit | `remat="DECODER"`, or shorter rows in 02; notebook 08 says beforehand |
+# | `RESOURCE_EXHAUSTED` while compiling | activations do not fit | `remat="DECODER"`, or shorter rows in 02; section 9's `memory_analysis` says how much |
 # | `another recipe` | a setting, the data or the base changed | `fresh=True`, or a new `RUN_DIR` |
 # | `rendezvous ... may be stuck` on a CPU | simulated devices wait for each other | the opening cell sets `NPROC=16` and turns asynchronous dispatch off |
 # | loss is `nan` | learning rate | lower it; the last checkpoint is whole |

@@ -645,7 +645,7 @@ style.finish(fig, "06_throughput", f"measured, {cfg.system}; bars: smallest and 
 # %%
 def latency_panel(ax, curves, kind, floor, place):
     """Median over the rates, a band up to the 99th percentile, and the floor as a dashed line."""
-    low = INF
+    low, ends = INF, []
     for ((_, inputs, outputs), part), (color, marker) in zip(curves.items(), LOOKS):
         x, median, _, _ = series_of(part, f"{kind}_p50_ms", place)
         _, worst, _, _ = series_of(part, f"{kind}_p99_ms", place)
@@ -655,11 +655,12 @@ def latency_panel(ax, curves, kind, floor, place):
             least = series_of(part, floor, place)[1]
             ax.plot(x, least, "--", color=color, lw=1.2)
             low = min(low, least.iloc[0])
-        style.label_line(ax, x[-1], median.iloc[-1], f"{inputs}/{outputs}", color)
+        ends.append((x[-1], median.iloc[-1], f"{inputs}/{outputs}", color))
     if low < INF:
         style.label_line(ax, x[0], low, "floors, dashed", style.BLACK, xytext=(0, -9))
     plain_log(ax)
     ax.margins(x=0.16, y=0.1)
+    style.label_ends(ax, ends)
 
 
 fig, axes = style.figure(9.5, 4.2, columns=2)
@@ -726,15 +727,16 @@ style.finish(fig, "06_requests", f"measured, {cfg.system}, {label}, one repeat")
 
 # %%
 fig, ax = style.figure(8.0, 3.8)
-place = rate_axis(ax, everything.rate)
+place, ends = rate_axis(ax, everything.rate), []
 for ((system, inputs, outputs), part), (color, marker) in zip(curves.items(), LOOKS):
     x, mean, low, high = series_of(part, "usd_per_million_output", place)
     ax.errorbar(x, mean, [mean - low, high - mean], marker=marker, color=color, capsize=3)
-    style.label_line(ax, x[-1], mean.iloc[-1], f"{inputs}/{outputs}\n{system}", color)
+    ends.append((x[-1], mean.iloc[-1], f"{inputs}/{outputs}, {system}", color))
 ax.set(ylabel="USD per million output tokens",
        title=f"Cost at {cfg.dollars_per_hour} USD per hour")
 plain_log(ax)
-ax.margins(x=0.16)
+ax.margins(x=0.3)
+style.label_ends(ax, ends)
 style.finish(fig, "06_cost", f"measured, {cfg.system}; price: an input, see Settings")
 cost = means[["output_tok_s", "usd_per_million_output", "usd_per_thousand_requests"]]
 display(labelled(cost).style.format(short))

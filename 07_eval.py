@@ -757,8 +757,8 @@ draw_scores(pairs, published, len(winnable) / len(names), where)
 # (pass@5) help.
 
 # %%
-COLOURS = dict(zip(verilog.CATEGORIES, (style.GREEN, style.ORANGE, style.PURPLE, style.SKY,
-                                        style.RED, "#B03A2E", style.BLACK, "#BBBBBB")))
+COLOURS = dict(zip(verilog.CATEGORIES, (style.GREEN, style.ORANGE, style.YELLOW, style.SKY,
+                                        style.BLUE, style.PURPLE, style.BLACK, "#BBBBBB")))
 
 
 def draw_answers(judged, plan, names, tally, where):
@@ -951,6 +951,6 @@ assert not server.record_path().exists(), "a server was left running"
 # accept.
 # </details>
 #
-# Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU you do not have,
-# [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb) recomputes the published
-# claims.
+# Next: the appendices. [08](../drafts/08_dryrun.py), still a draft, compiles the 31B step for a TPU
+# you do not have, [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb)
+# recomputes the published claims.

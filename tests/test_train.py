@@ -244,21 +244,22 @@ def make_trainer(nb, model, mesh, optimizer=None, capacity=31):
 
 
 def brute_force_loss(model, batch):
-    """Mean over all trained tokens, every example alone in its own row, from full logits."""
+    """Mean over all trained tokens, every example alone in a row of its own, from all logits."""
     import jax.numpy as jnp
     tokens, mask, segments = (np.asarray(getattr(batch, name)).reshape(-1, batch.tokens.shape[-1])
                               for name in ("tokens", "loss_mask", "segment_ids"))
-    total, count = 0.0, 0
+    length = tokens.shape[1]
+    alone, wanted = [], []
     for row in range(len(tokens)):
         for segment in range(1, segments[row].max() + 1):
-            at = segments[row] == segment
-            ids, wanted = tokens[row][at], mask[row][at]
-            length = len(ids)
-            logits, _ = model(ids[None], np.arange(length)[None], None,
-                              np.tril(np.ones((1, length, length), bool)))
-            scores = jax.nn.log_softmax(logits[0, :-1])[jnp.arange(length - 1), ids[1:]]
-            total, count = total - jnp.sum(scores * wanted[1:]), count + wanted[1:].sum()
-    return total / count
+            at = np.flatnonzero(segments[row] == segment)
+            for source, rows in ((tokens, alone), (mask, wanted)):
+                rows.append(np.pad(source[row, at], (0, length - len(at))))
+    alone, wanted = np.stack(alone), np.stack(wanted)
+    logits, _ = model(alone, jnp.tile(jnp.arange(length), (len(alone), 1)), None,
+                      np.tril(np.ones((1, length, length), bool)))
+    scores = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), alone[:, 1:, None], axis=-1)
+    return -jnp.sum(scores[..., 0] * wanted[:, 1:]) / wanted[:, 1:].sum()
 
 
 def test_packed_token_weighted_step_equals_brute_force(nb, tiny):
@@ -668,8 +669,9 @@ def test_one_optimizer_step_equals_torch_and_peft(nb, tmp_path):
             moment = next(v for k, v in moments.items() if f"mu.{path}." in k and k.endswith(f"_{side}"))
             ours, grad = moment / 0.1 / clip, theirs[f"grad.{name}"]
             assert np.abs(ours - grad).max() <= 1e-4 * np.abs(grad).max(), name
-            sure = np.abs(grad) > 1e-6
-            now = np.asarray(variable.get_value())
-            np.testing.assert_allclose(now[sure], theirs[f"new.{name}"][sure], atol=2e-6, err_msg=name)
+            sure = np.abs(grad) * clip > 1e-6  # below, Adam's eps decides
+            now, other = np.asarray(variable.get_value()), theirs[f"new.{name}"]
+            # 1 % of the step's length, 1e-3: where g is near 1e-6, g / (|g| + eps) amplifies noise.
+            np.testing.assert_allclose(now[sure], other[sure], atol=1e-5, err_msg=name)
             compared += int(sure.sum())
     assert compared > 10_000

@@ -85,6 +85,11 @@ def has_outputs(notebook):
     return any(cell.outputs for cell in code_cells(notebook))
 
 
+def has_error(notebook):
+    """Did a cell fail?"""
+    return any(o.output_type == "error" for cell in code_cells(notebook) for o in cell.outputs)
+
+
 def output_text(notebook):
     """Everything the outputs say, as one string (images left out)."""
     parts = []
@@ -177,7 +182,7 @@ def problems():
             found.append(f"out of date: {shown(target)}")
         elif not has_outputs(stored):
             found.append(f"without outputs: {shown(target)}")
-        if any(o.output_type == "error" for c in code_cells(stored) for o in c.outputs):
+        if has_error(stored):
             found.append(f"holds an error output: {shown(target)}")
         private = PRIVATE_PATHS.search(output_text(stored))
         if private:
@@ -200,13 +205,29 @@ def update():
 
 
 def execute_stored(every):
-    """Run the notebooks that have no outputs (or all), at the tiny size, and store the outputs."""
+    """Store outputs for the notebooks that have none (or all), from a run at the tiny size.
+
+    A copy that `run_all.sh` executed counts as a run, if its code is that of the source.
+    """
     os.environ["SIZE"] = "tiny"
     folder = Path(os.environ.get("RUN_DIR", ROOT / "runs" / "tiny")) / "notebooks"
     for source in sources():
-        if every or not has_outputs(current(source)):
+        notebook, copy = current(source), folder / f"{source.stem}.ipynb"
+        if has_outputs(notebook) and not every:
+            continue
+        if every or not (copy.exists() and adopt(notebook, copy)):
             notebook = execute(source, folder)
-            target_of(source).write_text(text_of(notebook), encoding="utf-8")
+        target_of(source).write_text(text_of(notebook), encoding="utf-8")
+
+
+def adopt(notebook, copy):
+    """Take the outputs of an executed copy; False if its code differs or it did not finish."""
+    executed = nbformat.read(copy, as_version=4)
+    if any(cell.execution_count is None for cell in code_cells(executed)) or has_error(executed):
+        return False
+    if adopted := keep_outputs(notebook, executed):
+        print(f"outputs of {shown(copy)} -> {shown(FOLDER)}")
+    return adopted
 
 
 def set_repository(url):
@@ -276,8 +297,8 @@ def main():
                         help="change nothing; exit 1 if a notebook is out of date, an orphan, without "
                              "outputs, or holds an error or an absolute path in its outputs")
     parser.add_argument("--execute", action="store_true",
-                        help="run the notebooks that have no outputs, at the tiny size, and store them")
-    parser.add_argument("--all", action="store_true", help="with --execute: run all of them")
+                        help="give outputs to the notebooks that have none, from a run at the tiny size")
+    parser.add_argument("--all", action="store_true", help="with --execute: run all of them, whatever was run before")
     parser.add_argument("--repository", metavar="URL", help="write this clone address everywhere")
     parser.add_argument("--series", nargs=2, metavar=("FIRST", "LAST"), help=argparse.SUPPRESS)
     options = parser.parse_args()
