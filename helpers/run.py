@@ -131,17 +131,30 @@ def atomic_dir(path):
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     yield beside
-    for file in beside.rglob("*"):
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
+    for entry in (*beside.rglob("*"), beside):
+        _sync(entry)
     old = path.with_name(f".{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         os.replace(path, old)
     os.replace(beside, path)
+    _sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path):
+    """Wait until a file, or the names in a directory, are on the disk.
+
+    Network and FUSE mounts (Google Drive in Colab) may not know this for directories.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not Path(path).is_dir():
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def sha256_file(path, block=1 << 22):
