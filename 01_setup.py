@@ -26,6 +26,8 @@
 # | **Costs** | ten seconds here; on Google Cloud 16.80 USD/h (v5p-8) and 21.52 USD/h (v6e-8), published on-demand rates of May 2026 |
 #
 # The outputs shown here are those of the tiny run on two CPU cores, and no TPU was used for them.
+# Terms are explained where they first appear, and again in the
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -105,10 +107,13 @@ cfg = helpers.choose(FULL, E2B, TINY)
 
 # %% [markdown]
 # ## 2. The machines
-# A *chip* is what you pay for; a *slice* is the set of chips that one virtual machine (VM) drives.
-# The table puts the two TPU slices beside the two GPUs that the published recipe compares with.
-# HBM is the memory on the chip, the interconnect is the link between chips (ICI on TPU, NVLink on
-# GPU). The numbers come from the vendors' sheets in `data/published/`, prices from the recipe.
+# The published recipe that this series re-does (h2loop, arXiv 2605.25645, May 2026) trained on a
+# v5p-8, served on a v6e-8, and compared both with two H100 GPUs; the table puts the three side by
+# side. A *chip* is what you pay for; a *slice* is the set of chips that one virtual machine (VM),
+# the *host*, drives. *Peak* is arithmetic in bfloat16 (bf16), the 16-bit format that training and
+# serving compute in; a PFLOP/s is 10¹⁵ operations per second. *HBM* is the memory on the chip, the
+# *link* joins chips (ICI, inter-chip interconnect, on TPU; NVLink on GPU). The numbers come from
+# the vendors' sheets in `data/published/`, the prices from the recipe.
 
 # %%
 spec = published("spec_sheet_reference", "item")
@@ -166,9 +171,11 @@ claims.insert(3, "agrees", agree.map({True: "yes", False: "no"}))
 display(claims)
 
 # %% [markdown]
-# What this means: plan with 448 GB of host RAM. Tensor parallelism of 8 is *awkward*, not
-# impossible: the ten full-attention layers have 4 KV heads, so Tunix cannot split them eight ways
-# and 03 uses 4 chips, while vLLM stores each head twice.
+# What this means: plan with 448 GB of host RAM. *Tensor parallelism* of 8 cuts every matrix into
+# eight parts, attention by whole heads. That is awkward here, not impossible: ten of the 60 layers
+# (the full-attention ones) have only 4 heads of keys and values (KV), so Tunix, the training
+# library, cannot split them eight ways and 03 uses 4 chips, while vLLM, the server, stores each
+# head twice.
 #
 # ### 62.5 GB have to fit somewhere
 # The 31B checkpoint is downloaded before it is loaded. On the classic TPU VM the boot disk is the
@@ -201,8 +208,9 @@ style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data she
 #
 # ## 3. Create the virtual machine
 # You need a Google Cloud project with billing, `gcloud` on your laptop, and quota for the slice
-# (*IAM & Admin, Quotas*; spot has a quota of its own). The names below are those of Google's
-# documentation as read in 2026. Zones move: the last command in section 5 asks what is there today.
+# (*IAM & Admin, Quotas*; *spot*, spare capacity that may be taken back at any time, has a quota of
+# its own). The names below are those of Google's documentation as read in 2026. Zones move: the
+# last command in section 5 asks what is there today.
 
 # %%
 SLICES = pd.DataFrame({  # docs.cloud.google.com/tpu/docs: regions-zones, runtimes, v5p, v6e
@@ -300,12 +308,12 @@ print(shell(connect_command("gemma4-train", cfg.train_zone)))
 print(shell(connect_command("gemma4-train", cfg.train_zone, classic=True)))
 
 # %% [markdown]
-# On the machine. The image is Ubuntu 22.04 with Python 3.10 and Tunix needs 3.11, so that comes
-# from the deadsnakes archive first. `run_all.sh` then makes the environment: `setup.sh` sees the
-# chips and installs `requirements/tpu.txt`, JAX for TPU with its libtpu pinned, and Icarus Verilog.
-# What the run writes is copied to the bucket every five minutes and fetched from there at the
-# start, so the same script resumes on a new VM. The serving VM needs Docker instead of JAX (05) and
-# the same fetch.
+# Then, on the machine: the image is Ubuntu 22.04 with Python 3.10 and Tunix needs 3.11, so that
+# comes first, from deadsnakes, Ubuntu's usual archive of other Pythons. `setup.sh` then makes the
+# environment: it sees the chips and installs `requirements/tpu.txt`, JAX for TPU with its libtpu
+# (the TPU's driver and compiler) pinned, and Icarus Verilog. What the run writes is copied to the
+# bucket every five minutes and fetched from there at the start, so the same script resumes on a new
+# VM. The serving VM needs Docker instead of JAX (05) and the same fetch.
 
 # %%
 def vm_script(repository, bucket, first, last):
@@ -399,8 +407,8 @@ print("HF_TOKEN is", "set" if os.environ.get("HF_TOKEN") else "not set, and not 
 # %% [markdown]
 # ## 6. Checks that fail early
 # Four things stop a run after an hour that could have stopped it now: the wrong Python, no room for
-# the checkpoint, fewer chips than paid for, no Verilog simulator. Each check returns whether it is
-# fine and one line that says what to do if it is not.
+# the checkpoint, fewer chips than paid for, no Verilog simulator (Icarus, which judges in 07). Each
+# check returns whether it is fine and one line that says what to do if it is not.
 
 # %%
 def check_python(version):
@@ -506,7 +514,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # | `No space left on device` while the model loads, sometimes in the middle of another traceback | the checkpoint is staged on the boot disk | `export TMPDIR=/dev/shm`, remove what is left under `/tmp/models` |
 # | `TPU is already in use` | an earlier Python still holds the chips, perhaps another notebook's kernel | shut that kernel down; `sudo lsof /dev/accel* /dev/vfio/*` names the process |
 # | JAX sees a CPU, or 0 devices | JAX without libtpu, or a runtime version of another generation | `./setup.sh train` on the VM itself; compare with the table in section 3 |
-# | you expected 8 devices on a v5p-8 and see 4 | the 8 counts TensorCores, two per chip | nothing: the mesh is (1, 4) |
+# | you expected 8 devices on a v5p-8 and see 4 | the 8 counts TensorCores, two per chip | nothing: 03 arranges four |
 # | the log file stays empty for minutes | Python buffers what goes to a file | `PYTHONUNBUFFERED=1`; `run_all.sh` sets it |
 # | the first step takes minutes and prints nothing | XLA compiles the step | wait: 3 to 8 minutes (published); 03 keeps the compilation on disk |
 # | the VM is gone | spot capacity was taken back, or the guard ended it | create it again and run the same script: it fetches the bucket and 03 resumes from its last checkpoint |
@@ -532,4 +540,4 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 #
 # </details>
 #
-# Next: [02 · From a public Verilog data set to packed training rows](02_data.ipynb)
+# Next: [02 · From a Verilog dataset to packed, masked rows](02_data.ipynb)

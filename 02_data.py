@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
-# | **Takes** | CodeV-R1 and the model's tokenizer from the Hugging Face hub; tiny: `data/tiny` and `assets/tiny_gemma4` |
+# | **Takes** | CodeV-R1 and the model's tokenizer from the Hugging Face hub; tiny: `data/tiny` and `assets/tiny_gemma4`; or your own chats (section 12) |
 # | **Makes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
 # | **Costs** | tiny: 15 s; 10,000 rows of CodeV-R1: half a minute on two cores after the download (projected from `tests/benchmarks/bench_data.py`), no accelerator |
 #
@@ -91,7 +91,7 @@ pd.set_option("display.max_colwidth", 160, "display.width", 200)
 class Settings:
     # ── What ──
     base: str = "google/gemma-4-31B-it"         # whose tokenizer and chat template
-    source: str = "zhuyaoyu/CodeV-R1-dataset"   # a hub name, or a folder of .jsonl files
+    source: str = "zhuyaoyu/CodeV-R1-dataset"   # a hub name, a .jsonl file or a folder of them
     config: str = "sft"
     revision: str = "main"                      # a commit id of the dataset pins it
     rows: int = 10_000                          # as in the published recipe
@@ -120,17 +120,17 @@ cfg = helpers.choose(FULL, E2B, TINY)
 # JSON stays in the list as text, so that it is counted and not lost.
 
 # %%
-def read_rows(source, config, revision):
-    """All rows of a folder of .jsonl or .jsonl.gz files, or of a dataset on the hub."""
-    if not Path(source).is_dir():
+def read_rows(source, config=None, revision=None):
+    """All rows of a .jsonl or .jsonl.gz file, of a folder of them, or of a dataset on the hub."""
+    if not Path(source).exists():
         from datasets import load_dataset
         try:
             return load_dataset(source, config, split="train", revision=revision)
         except (OSError, ValueError) as error:
-            raise helpers.UserError(f"{source} is no folder here, and the hub gives no dataset "
-                                    f"of that name: {error}") from error
+            raise helpers.UserError(f"{source} is no file or folder here, and the hub gives no "
+                                    f"dataset of that name: {error}") from error
     rows = []
-    for path in sorted(Path(source).glob("*.jsonl*")):
+    for path in sorted(Path(source).glob("*.jsonl*")) if Path(source).is_dir() else [Path(source)]:
         try:
             content = (gzip.decompress if path.suffix == ".gz" else bytes)(path.read_bytes())
         except (OSError, EOFError) as error:
@@ -142,7 +142,7 @@ def read_rows(source, config, revision):
                 rows.append(line)
     if not rows:
         raise helpers.UserError(f"{source} holds no rows: it needs .jsonl or .jsonl.gz files with "
-                                "the columns system, prompt and response.")
+                                "the columns prompt and response, or with a list of messages.")
     return rows
 
 
@@ -175,10 +175,15 @@ print(json.dumps(rows[0], indent=1)[:900])
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
+def split_reasoning(text):
+    """(reasoning, rest): the text is cut after its last </think>."""
+    reasoning, _, rest = text.rpartition("</think>")
+    return reasoning.replace("<think>", "").strip(), rest
+
+
 def split_response(response):
     """(reasoning, answer, problem), where no problem means that the answer is one fenced module."""
-    response = response.replace("\r\n", "\n")
-    reasoning, closed, rest = response.rpartition("</think>")
+    reasoning, rest = split_reasoning(response.replace("\r\n", "\n"))
     if "<think>" in rest:
         return "", "", "unfinished reasoning"
     inside = rest.rpartition("<answer>")[2].partition("</answer>")[0]
@@ -190,7 +195,7 @@ def split_response(response):
     if not re.search(r"\bmodule\b.*\bendmodule\b", codes[0], re.DOTALL):
         return "", "", "no module in the fence"
     code = codes[0].strip("\n").rstrip()
-    return reasoning.replace("<think>", "").strip(), f"```verilog\n{code}\n```", ""
+    return reasoning, f"```verilog\n{code}\n```", ""
 
 
 # %% [markdown]
@@ -220,26 +225,65 @@ display(pd.DataFrame([(name, repr(answer), problem or "kept")
 # %% [markdown]
 # The first four are kept with the same answer, the others are dropped with a reason. Now all
 # rows. A row can also be broken in a plainer way: no JSON object, a column missing, a value that
-# is not text. Each is a counted drop, and one example of each is shown.
+# is not text. Each is a counted drop, and one example of each is shown. A row may also be a whole
+# chat, `{"messages": [...]}`, as in data of your own; section 12 tries that.
+
+# %%
+def text_problem(values):
+    """The first of the named values that cannot be used as text, and why; "" if all can."""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            return f"{name} is not text"
+        if re.search("[\ud800-\udfff]", value):
+            return f"{name} is not Unicode"
+        if name != "response" and not value.strip():
+            return f"empty {name}"
+    return ""
+
+
+def clean_chat(messages):
+    """(example, problem) of a row in chat form; its answers are trained as they stand."""
+    if not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):
+        return None, "messages is not a list of objects"
+    roles = [message.get("role") for message in messages]
+    if roles[-1:] != ["assistant"]:
+        return None, "no answer at the end"
+    turns = messages[roles[0] == "system":]
+    if roles[-len(turns):] != ["user", "assistant"] * (len(turns) // 2):
+        return None, "user and assistant do not take turns"
+    for message in messages:
+        problem = text_problem({message["role"] + " message": message.get("content")})
+        if problem:
+            return None, problem
+    said = [{"role": m["role"], "content": split_reasoning(m["content"])[1].strip()
+             if m["role"] == "assistant" else m["content"]} for m in messages]
+    reasoning = messages[-1].get("reasoning") or split_reasoning(messages[-1]["content"])[0]
+    problem = text_problem({"reasoning": reasoning or "none", "answer": said[-1]["content"]})
+    return {"prompt": turns[0]["content"], "before": said[:-1], "reasoning": reasoning,
+            "answer": said[-1]["content"]}, problem
+
 
 # %%
 def clean(row, need_reasoning):
-    """Return (example, problem): prompt, reasoning and answer in a dict, or why to drop the row."""
+    """(example, problem): what to train on in a dict, or why to drop the row."""
     if not isinstance(row, dict):
         return None, "not a JSON object"
-    for column in ("prompt", "response"):
-        if column not in row:
-            return None, f"no column {column}"
-        if not isinstance(row[column], str):
-            return None, f"{column} is not text"
-        if re.search("[\ud800-\udfff]", row[column]):
-            return None, f"{column} is not Unicode"
-    if not row["prompt"].strip():
-        return None, "empty prompt"
-    reasoning, answer, problem = split_response(row["response"])
-    if need_reasoning and not reasoning:
-        problem = problem or "no reasoning"
-    return {"prompt": row["prompt"], "reasoning": reasoning, "answer": answer}, problem
+    if "messages" in row:
+        example, problem = clean_chat(row["messages"])
+    else:
+        for column in ("prompt", "response"):
+            if column not in row:
+                return None, f"no column {column}"
+        problem = text_problem({column: row[column] for column in ("prompt", "response")})
+        if problem:
+            return None, problem
+        reasoning, answer, problem = split_response(row["response"])
+        before = [{"role": "user", "content": row["prompt"]}]
+        example = {"prompt": row["prompt"], "before": before, "reasoning": reasoning,
+                   "answer": answer}
+    if not problem and need_reasoning and not example["reasoning"]:
+        problem = "no reasoning"
+    return example, problem
 
 
 if cfg.reasoning not in ("stripped", "kept"):
@@ -251,8 +295,8 @@ shown = {problem: repr(row)[-150:] for row, (_, problem) in zip(rows, cleaned) i
 display(pd.DataFrame([(problem, count, shown[problem]) for problem, count in dropped.items()],
                      columns=["dropped because", "rows", "the end of one of them"]))
 if not examples:
-    raise helpers.UserError(f"No row of {cfg.source} is usable: {dict(dropped)}. It needs the "
-                            "columns prompt and response, the answer in one code fence.")
+    raise helpers.UserError(f"No row of {cfg.source} is usable: {dict(dropped)}. It needs "
+                            "messages, or prompt and response with the answer in one code fence.")
 
 # %% [markdown]
 # ## 4. From text to ids: the model's own chat template
@@ -308,8 +352,9 @@ def as_messages(example, system, reasoning):
     answer = {"role": "assistant", "content": example["answer"]}
     if reasoning == "kept":
         answer["reasoning"] = example["reasoning"]
-    opening = [{"role": "system", "content": system}] if system else []
-    return [*opening, {"role": "user", "content": example["prompt"]}, answer]
+    own_system = example["before"][0]["role"] == "system"
+    opening = [{"role": "system", "content": system}] if system and not own_system else []
+    return [*opening, *example["before"], answer]
 
 
 chats = [as_messages(example, cfg.system, cfg.reasoning) for example in examples]
@@ -332,11 +377,16 @@ def check_row(tokenizer, messages, ids, mask):
     thinking = bool(messages[-1].get("reasoning"))
     prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True,
                                            enable_thinking=thinking)["input_ids"]
-    trained = tokenizer.decode([number for number, on in zip(ids, mask) if on])
     assert ids[:len(prompt)] == prompt, "prompt ids differ from the chat template's"
-    assert mask == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
-    assert trained.endswith(messages[-1]["content"] + chat.TURN_END)
+    assert mask[len(prompt) - 1:] == [False] + [True] * (len(ids) - len(prompt))
     assert ids[-1] == end and ids.count(tokenizer.bos_token_id) == 1
+    starts = [place for place in range(1, len(ids)) if mask[place] and not mask[place - 1]]
+    answers = [message["content"] for message in messages if message["role"] == "assistant"]
+    for first, answer in zip(starts, answers, strict=True):  # every answer, and nothing else
+        stop = ids.index(end, first) + 1
+        assert all(mask[first:stop]) and not any(mask[stop:stop + 1])
+        header = "\n" * (stop < len(ids))  # an earlier answer follows "model\n"
+        assert tokenizer.decode(ids[first - 1:stop]).endswith(header + answer + chat.TURN_END)
 
 
 ordinary = [messages for messages in chats
@@ -370,6 +420,7 @@ def published_row(tokenizer, prompt, answer):
 
 
 prompt, answer = shortest[-2]["content"], shortest[-1]["content"]
+ids, mask = chat.render(tokenizer, [*shortest[:-1], {"role": "assistant", "content": answer}])
 their_ids, their_mask = published_row(tokenizer, prompt, answer)
 target = chat.answer_ids(tokenizer, answer) + [special[chat.TURN_END]]
 start = next(place for place in range(len(their_ids))
@@ -416,7 +467,7 @@ def kinds_of(ids, mask, start, length):
 
 # %%
 fig, axes = style.figure(11, 5.2, columns=2)
-both = [(their_ids, their_mask, start, "The published way"), (ids, mask, mask.index(True), "Ours")]
+both = [(their_ids, their_mask, start, "The published way"), (ids, mask, len(ids) - len(target), "Ours")]
 for ax, (numbers, on, first, name) in zip(axes, both):
     kinds = kinds_of(numbers, on, first, len(target))
     draw_tokens(ax, [tokenizer.decode([number]) for number in numbers], kinds, columns=70)
@@ -470,12 +521,15 @@ exams = {path.name.removesuffix("_prompt.txt"): path.read_text()
 if not exams:
     raise helpers.UserError(f"No *_prompt.txt in {cfg.evaluation}. Get the benchmark: "
                             "git clone https://github.com/NVlabs/verilog-eval")
-exact, closest = overlap([example["prompt"] for example in examples], exams)
+asked = [(place, message["content"]) for place, example in enumerate(examples)
+         for message in example["before"] if message["role"] == "user"]
+exact, closest = overlap([text for _, text in asked], exams)
+exact = {asked[place][0] for place in exact}
 near = sorted(closest.items(), key=lambda item: -item[1][0])
 shared = sum(share > 0 for share, _ in closest.values())
-print(f"{len(exact)} training prompts equal one of {len(exams)} evaluation prompts; "
+print(f"{len(exact)} training examples ask one of {len(exams)} evaluation prompts; "
       f"{shared} evaluation prompts share at least one run of 13 words with some training prompt")
-table = [(name, f"{share:.0%}", exams[name].strip()[-90:], examples[place]["prompt"].strip()[-90:])
+table = [(name, f"{share:.0%}", exams[name].strip()[-90:], asked[place][1].strip()[-90:])
          for name, (share, place) in near[:5] if share]
 display(pd.DataFrame(table, columns=["evaluation prompt", "shared", "it ends with",
                                      "the closest row ends with"]))
@@ -777,6 +831,40 @@ display(pd.DataFrame({name: {"shape": array.shape, "dtype": str(array.dtype),
                       for name, array in batch.items()}).T)
 print(f"trained: {batch['loss_mask'].mean():.1%} of this batch; examples in its rows: "
       f"{batch['segment_ids'].max(axis=1).tolist()}")
+
+# %% [markdown]
+# ## 12. Your own data
+# Nothing above asks for Verilog except the fence rule of section 3. Data of your own comes as one
+# chat per line, `{"messages": [{"role": ..., "content": ...}, ...]}`: a `system` message if you
+# like, then `user` and `assistant` in turns, an answer last. `data/own_example.jsonl` has ten such
+# rows, one a chat with two answers, one without an answer. We put them through the same functions
+# as everything else; to train on yours, set `source="yours.jsonl"` and `base` in section 1.
+#
+# Answers are trained as they stand, without the spaces around them. Reasoning may come inside
+# `<think>` or as a message's `reasoning`, and is treated as section 3 says. A chat with a system
+# message keeps it, the others get `cfg.system`: that is the one which later notebooks send.
+
+# %%
+own = read_rows("data/own_example.jsonl")
+checked = [clean(row, cfg.reasoning == "kept") for row in own]
+own_chats = [as_messages(example, cfg.system, cfg.reasoning)
+             for example, problem in checked if not problem]
+rendered = chat.render_chats(tokenizer, own_chats)
+for messages, (ids, mask) in zip(own_chats, rendered, strict=True):
+    check_row(tokenizer, messages, ids, mask)
+own_packed = pack_arrays(*([np.array(part) for part in parts] for parts in zip(*rendered)),
+                         cfg.sequence_length, cfg.seed)
+print(f"{len(own)} rows, {len(own_chats)} chats in {len(own_packed['tokens'])} packed rows; dropped:",
+      dict(Counter(problem for _, problem in checked if problem)))
+longest = max(range(len(own_chats)), key=lambda place: len(own_chats[place]))
+ids, mask = rendered[longest]
+style.show_tokens([tokenizer.decode([number]) for number in ids], mask,
+                  f"{len(ids)} ids, {sum(mask)} of them trained")
+
+# %% [markdown]
+# Both answers are blue with the `<turn|>` that ends them, and nothing else is. The first answer
+# stands without the empty thought channel, as the server will send it back; exercise 2 shows what
+# that costs.
 
 # %% [markdown]
 # ## Recap

@@ -74,6 +74,7 @@ import flax
 import grain
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -109,6 +110,7 @@ class Settings:
     epochs: float = 1.0
     dtype: str = "bfloat16"            # of the base and of the arithmetic; adapters are float32
     remat: str = "NONE"                # or BLOCK, DECODER: recompute instead of store
+    attention_block: int = 1_024       # queries at a time (section 4)
     # ── Watching and saving ──
     log_every: int = 10
     validate_every: int = 100
@@ -122,9 +124,9 @@ class Settings:
 
 FULL = Settings()
 E2B = replace(FULL, rows_per_step=4, rows_per_device=1)
-TINY = replace(FULL, rank=16, alpha=32.0, learning_rate=1e-2, warmup_steps=8, rows_per_step=8,
-               rows_per_device=4, epochs=0.5, log_every=5, validate_every=20, validation_rows=16,
-               checkpoint_every=20, answer_tokens=160)
+TINY = replace(FULL, rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
+               rows_per_device=2, epochs=0.4, attention_block=128, log_every=10,
+               validate_every=25, validation_rows=8, checkpoint_every=25, answer_tokens=160)
 cfg = helpers.choose(FULL, E2B, TINY)
 
 # %% [markdown]
@@ -145,7 +147,8 @@ pd.DataFrame({"published": {name: theirs[name] for name in rows}, "ours": rows})
 # ### What notebook 02 left, and which base it is for
 # The base model is not a setting of this notebook: the ids in `data/` belong to one tokenizer and
 # one chat template, so the artifact says which model they are for, and we check that it still is
-# that one. JAX's compilation cache goes to disk, so that a restart does not compile again.
+# that one. JAX's compilation cache goes to disk (or to a `gs://` address in
+# `JAX_COMPILATION_CACHE_DIR`, which outlives the machine), so that a restart need not compile.
 
 # %%
 data = helpers.require(helpers.run_dir("data"), "02_data.py")
@@ -171,20 +174,24 @@ print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} toke
 # | `torch.optim.AdamW` and a scheduler | Optax: a chain of pure functions, gradient in, update out |
 # | `DataLoader` with workers | Grain: an index-based pipeline, whose position is one integer that a checkpoint can hold |
 # | PEFT's `LoraConfig` | Qwix's `LoraProvider`: a pattern over module paths |
+# | `nn.Module` that holds its parameters | a Flax NNX module; `nnx.split` takes it apart into a structure and a *state* (nested dictionaries of arrays), because compiled functions take arrays and return arrays; `nnx.merge` puts it together again |
+# | `loss.backward()`, `p.grad` | `jax.value_and_grad(f)`: a function that returns the value of `f` and the gradient for its first argument; `jax.tree.map` applies a function to every array of a state |
 # | `model.to("cuda")`, eager by default | `jax.jit`: the whole optimizer step is compiled once, as one program for all devices |
 #
 # *Eager* code runs operation by operation as Python reaches it. *Compiled* code is traced once
 # with placeholders for the arrays; the compiler sees the whole step, fuses it and plans its
 # memory. The price: a program is made for fixed shapes, and another shape is another compilation
 # (minutes for the 31B). Packed rows of one length are therefore not only efficient, they are what
-# keeps it one program.
+# keeps it one program. More words are in the
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 #
 # ## 3. Four devices, one mesh
 # `fsdp` splits the batch and the weights' storage, `tp` (tensor parallelism) splits attention
 # heads and MLP columns. Tensor parallelism gives each device whole heads, so `tp` must divide
 # every head count of the model. Gemma 4 31B has 32 query heads and 16 KV heads, but only **4** KV
-# heads in its ten full-attention layers: tp=4 is the most, and that is why the paper's (2, 8) for
-# 16 chips cannot work.
+# heads in its ten full-attention layers, so tp=4 is the most. (A server may go on by keeping a
+# copy of each KV head on two chips, as vLLM does; Tunix cuts and never copies.) The tiny model has
+# 4 such heads, too, and the same limit. First this run's mesh, then every choice for the 31B:
 
 # %%
 config = gemma.config_from_hf(base, dtype=cfg.dtype)
@@ -205,12 +212,16 @@ def mesh_table(config, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256), widths=(1, 2, 4
     return pd.DataFrame(table, index=pd.Index(sizes, name="devices"))
 
 
-print(f"tp=8: {gemma.mesh_problem(config, 1, 8)}. tp=16: {gemma.mesh_problem(config, 1, 16)}.")
-mesh_table(config)
+big = gemma.config_from_hf("data/configs/gemma4_31b.json")
+print(f"31B, tp=8: {gemma.mesh_problem(big, 1, 8)}. tp=32: {gemma.mesh_problem(big, 1, 32)}.")
+mesh_table(big)
 
 # %% [markdown]
-# The arrow is what `make_mesh` chooses. A mesh that cannot work is refused here, before 62 GB are
-# read, and the message names the head count that forbids it:
+# The arrow is what `make_mesh` chooses: (1, 4) on a v5p-8, which is 4 chips, (4, 4) on the 16
+# chips of a v5p-32, (1, 1) on a single chip. The table is about divisibility; whether the memory
+# suffices is the next section's question. The published script asks for (2, 8) on 16 chips,
+# although its paper says that tp=8 fails. We refuse it before 62 GB are read, and the message
+# names the head count that forbids it:
 
 # %%
 try:
@@ -222,8 +233,8 @@ except helpers.UserError as error:
 # ## 4. Will it fit? First on paper, then loaded
 # We build the model without memory (`nnx.eval_shape` gives shapes, types and shardings, no arrays)
 # and add up what each device has to hold. Adapters and Adam's two moments are float32, the base
-# bfloat16. What the step needs on top, the activations, is the compiler's business: section 9 asks
-# it.
+# bfloat16. The second column is the 31B on a v5p-8, whose 60 layers are ten times the same six;
+# nothing is computed, so one device can stand in for its four chips.
 
 # %%
 from tunix.models.gemma4.model import RematConfig
@@ -237,33 +248,54 @@ def device_gib(state):
                for array in jax.tree.leaves(state)) / 2**30
 
 
-with helpers.phase("shapes of base and adapters"):
+def budget_of(model, rank, alpha, mesh, targets, repeats=1):
+    """(GiB per device, the model with adapters); its layers count `repeats` times."""
+    embedder = device_gib(nnx.state(model.embedder))
+    layers = device_gib(nnx.state(model)) - embedder
+    model = gemma.inject_lora(model, rank, alpha, mesh, targets)
+    adapters = repeats * device_gib(nnx.state(model, nnx.LoRAParam))
+    return pd.Series({"base weights": embedder + repeats * layers, "adapters": adapters,
+                      "Adam's moments": 2 * adapters, "gradients": adapters}), model
+
+
+four = jax.sharding.Mesh(np.array(jax.devices()[:1] * 4).reshape(1, 4), ("fsdp", "tp"))
+six_layers = gemma.config_from_hf("data/configs/gemma4_31b.json", num_layers=6)
+with helpers.phase("shapes of base and adapters, this run's and the 31B's"):
     shapes = gemma.abstract_base(config, mesh)
-    base_gib, base_parameters = device_gib(nnx.state(shapes)), sum(
-        array.size for array in jax.tree.leaves(nnx.state(shapes)))
-    shapes = gemma.inject_lora(shapes, cfg.rank, cfg.alpha, mesh, cfg.targets)
-    adapter_gib = device_gib(nnx.state(shapes, nnx.LoRAParam))
-budget = pd.Series({"base weights": base_gib, "adapters": adapter_gib,
-                    "Adam's moments": 2 * adapter_gib, "gradients": adapter_gib})
-print(f"{base_parameters:,} parameters in the base")
-budget.to_frame("GiB per device").style.format("{:.4g}")
+    base_parameters = sum(array.size for array in jax.tree.leaves(nnx.state(shapes)))
+    budget, _ = budget_of(shapes, cfg.rank, cfg.alpha, mesh, cfg.targets)
+    budget_31b, six_adapted = budget_of(gemma.abstract_base(six_layers, four), FULL.rank,
+                                        FULL.alpha, four, FULL.targets, repeats=10)
+table = pd.DataFrame({"this run": budget, "31B on a v5p-8": budget_31b})
+print(f"{base_parameters:,} parameters in the base of this run")
+table.rename_axis("GiB per device").style.format("{:.4g}")
 
 # %% [markdown]
+# A v5p chip offers 95.7 GiB. What the step needs on top of this, the activations, is the
+# compiler's business: section 9 asks it.
+#
 # Now the weights. Tunix reads the Hugging Face files, and the config says `dtype=bfloat16` for the
 # arithmetic, too: its default is float32, and casting only the weights (as published) leaves every
 # matrix multiplication in float32. A hub or `gs://` source is staged in `TMPDIR`, space checked
-# first.
+# first. One exchange: Tunix's attention computes all T x T scores of a row and then masks most of
+# them away; ours takes 1,024 queries at a time and never computes what none of them may see.
+# Section 7 proves that it is the same function, notebook 08 shows what it saves.
+#
+# A *partition spec* such as `P('tp', 'fsdp')` reads: the first dimension is cut over `tp`,
+# the second over `fsdp`, all others stay whole.
 
 # %%
 with helpers.phase(f"loading {base_parameters / 1e6:,.1f} M parameters"):
     model = gemma.place(gemma.load_base(base, config, mesh), mesh)
+gemma.use_block_attention(model, cfg.attention_block)
 first = model.layers[0]
 for name, weight in (("q_einsum", first.attn.q_einsum.w),
                      ("gate_proj", first.mlp.gate_proj.kernel)):
     shape, sharding = weight.shape, weight.get_value().sharding
     print(f"{name}: {shape} {weight.dtype}, {sharding.spec}, "
           f"on each device {sharding.shard_shape(shape)}")
-print(f"base on one device: {device_gib(nnx.state(model)):.4g} GiB, budget {base_gib:.4g} GiB")
+print(f"base on one device: {device_gib(nnx.state(model)):.4g} GiB, "
+      f"budget {budget['base weights']:.4g} GiB")
 
 # %% [markdown]
 # ## 5. LoRA: W + (α/r) · A · B
@@ -310,6 +342,83 @@ print(f"{trainable:,} trainable parameters, {trainable / base_parameters:.2%} of
 table
 
 # %% [markdown]
+# ### One matrix on four chips
+# What the partition specs in the columns *split* do is best seen on the 31B itself, whose shapes
+# section 4 has made. We take layer 5, the first with full attention, and ask each array for the
+# part that one chip holds.
+
+# %%
+cut = {}
+for name in ("q_einsum", "k_einsum"):
+    module = getattr(six_adapted.layers[5].attn, name)
+    for part, variable in (("W", module.w), ("A", module.w_lora_a), ("B", module.w_lora_b)):
+        array = variable.get_value()
+        shard = array.sharding.shard_shape(array.shape)
+        cut[name, part] = {"shape": array.shape, "split": array.sharding.spec, "on a chip": shard,
+                           "MiB on a chip": np.prod(shard) * array.dtype.itemsize / 2**20}
+pd.DataFrame(cut).T
+
+# %%
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+
+def draw_pair(ax, shapes, left, bottom, unit, thick, colors):
+    """W to scale, A at its left, B above it, one colour per chip. Returns where the cuts are."""
+    heads, depth, size = shapes["W"]
+    start, height = left + 1.4 * thick, unit * depth
+    cuts = np.linspace(start, start + unit * heads * size, len(colors) + 1)
+    ax.add_patch(Rectangle((left, bottom), thick, height, color="#BDBDBD", lw=0))
+    for band, color in enumerate(colors):
+        lines = np.linspace(*cuts[band:band + 2], heads // len(colors) + 1)
+        for y, tall in ((bottom, height), (bottom + height + 0.4 * thick, thick)):
+            ax.add_patch(Rectangle((lines[0], y), lines[-1] - lines[0], tall, color=color, lw=0))
+            ax.vlines(lines, y, y + tall, color="white", lw=0.6)
+    for y, letter in ((bottom + height / 2, "A"), (bottom + height + 0.9 * thick, "B")):
+        ax.text(left + thick / 2, y, letter, ha="center", va="center", fontsize=8)
+    return cuts
+
+# %% [markdown]
+# Drawn like a multiplication on paper: A stands left of W, B above it, and A times B covers W.
+# Widths and heights of W are to scale, the 64 columns of A and rows of B are drawn thicker than
+# they are.
+
+# %%
+chips, held = style.CYCLE[:4], ["", "", "", ""]
+unit = 6 / np.prod(cut["q_einsum", "W"]["shape"][::2])  # inches per column
+fig, ax = style.figure(10, 5.8)
+ax.set_title("A full-attention layer of Gemma 4 31B on a v5p-8: mesh (fsdp=1, tp=4)")
+for name, what, left, inside in (("q_einsum", "query head", 0, 0.12),
+                                 ("k_einsum", "KV head", 7.1, 1.6)):
+    whole, shard = ({part: cut[name, part][column] for part in "WAB"}
+                    for column in ("shape", "on a chip"))
+    each = shard["W"][0]  # heads
+    assert shard["A"] == whole["A"] and whole["W"][0] == 4 * each == 4 * shard["B"][1]
+    cuts = draw_pair(ax, whole, left, 2.55, unit, 0.24, chips)
+    ax.text(left, 5.33, f"{name}: {4 * each} {what}s", weight="bold")
+    ax.text(left, 5.1, "W {W}, A {A}, B {B}".format(**whole), fontsize=8)
+    for chip, color in enumerate(chips):
+        heads = f"{chip * each}-{(chip + 1) * each - 1}" if each > 1 else str(chip)
+        held[chip] += f"{what}{'s' * (each > 1)} {heads}\n"
+        ax.text(cuts[chip:chip + 2].mean(), 3.5, heads, color="white", ha="center",
+                bbox={"color": color, "pad": 1})
+        draw_pair(ax, shard, 2.5 * chip + inside, 0.12, 0.55 * unit, 0.15, [color])
+for chip, color in enumerate(chips):
+    ax.add_patch(FancyBboxPatch((2.5 * chip + 0.05, 0.05), 2.15, 2.05, "round,pad=0.05",
+                                ec=color, fc="none", lw=1.5))
+    ax.text(2.5 * chip + 0.12, 1.93, f"chip {chip}", color=color, weight="bold")
+    ax.text(2.5 * chip + 0.9, 1.72, held[chip].strip(), fontsize=8)
+ax.text(8.3, 2.7, "grey: A, whole\non every chip.\n\ntp=8 would need\n8 KV heads,\nthere are "
+        f"{six_layers.num_global_kv_heads}.", fontsize=8)
+ax.set(xlim=(-0.05, 9.8), ylim=(-0.05, 5.6), aspect="equal")
+ax.axis("off")
+style.finish(fig, "03_mesh", "shapes and partition specs of the 31B, computed above")
+
+# %% [markdown]
+# Every chip computes its own heads with its own part of W and B; A is small, so each keeps all of
+# it. Within the attention nothing is exchanged. Between layers Tunix leaves each chip a quarter of
+# every token's 5,376 numbers, so they are gathered before the projections, and after
+# `attn_vec_einsum` the chips' results are summed and scattered again: the bytes of one all-reduce.
+#
 # ### Two proofs before we train
 # B is zero, so the adapters must not have changed anything yet: not a little, but not at all. And
 # each adapter's partition spec must not name more dimensions than the adapter has, and must divide
@@ -358,9 +467,10 @@ print(f"asked:\n{samples[0]['messages'][-1]['content'][:600]}\n\nanswered:\n{bef
 # ## 7. Batches and the loss
 # A row of notebook 02 holds several examples. Three arrays travel with its tokens: which tokens
 # are to be predicted, which example each belongs to, and positions that restart with every
-# example. Grain shuffles, repeats, takes every n-th row for the n-th host, and stacks
-# micro-batches: a step sees arrays of shape [M, B, T] (M micro-batches of B rows of T tokens; D, K
-# and V below are the embedding, the trained positions of a row and the vocabulary).
+# example. Grain shuffles, repeats, gives each host its own rows (with 4 hosts every fourth), and
+# stacks micro-batches: a step sees arrays of shape [M, B, T] (M micro-batches of B rows of T
+# tokens; D, K and V below are the embedding, the trained positions of a row and the vocabulary).
+# A `flax.struct.dataclass` is a dataclass that JAX takes apart and puts together like a state.
 
 # %%
 @flax.struct.dataclass
@@ -414,8 +524,11 @@ print(f"this one: {(batch.segment_ids > 0).mean():.1%} real tokens, {batch.loss_
       f"trained, {batch.segment_ids.max(-1).sum()} examples on this host")
 
 # %% [markdown]
-# One row, drawn: tokens run along both axes, a token (row) may look at the blue ones (columns).
-# The blocks are the examples. Without them, each example would read its predecessor's answer.
+# One row, drawn. On the left a token (row of the picture) may look at the coloured ones (columns):
+# a triangle per example, strong where its answer is trained. Without the blocks, the third example
+# would read the answers of the first two. On the right the positions, which restart with each:
+# rotary embeddings see only distances, so this matters less than the mask does, but it keeps the
+# numbers those that the server will compute.
 
 # %%
 def packed_mask(segment_ids):
@@ -423,18 +536,26 @@ def packed_mask(segment_ids):
     return jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
 
 
-real = batch.segment_ids[0, 0] > 0
-allowed = np.asarray(packed_mask(batch.segment_ids[0, :1])[0]) & real[:, None]
-fig, axes = style.figure(8, 3.6, columns=2, width_ratios=[1, 1.3])
-axes[0].imshow(allowed, cmap="Blues", interpolation="nearest")
-axes[0].grid(False)
-axes[0].set(title="Who may look at whom", xlabel="token looked at", ylabel="token")
-axes[1].plot(batch.positions[0, 0], color=style.BLUE, label="position")
-trained = np.flatnonzero(batch.loss_mask[0, 0])
-axes[1].plot(trained, batch.positions[0, 0][trained], ".", color=style.ORANGE, label="trained")
-axes[1].set(title="Positions restart; only answers are trained", xlabel="token", ylabel="position")
-axes[1].legend()
-style.finish(fig, "03_packed_row", "one packed row of notebook 02")
+first = jax.tree.map(lambda array: array[0, 0], batch)
+palette = np.array([[1, 1, 1], *matplotlib.colors.to_rgba_array(
+    style.CYCLE * (first.segment_ids.max() // len(style.CYCLE) + 1))[:, :3]])
+strength = np.where(first.loss_mask, 1.0, 0.4)[:, None, None]
+picture = 1 - strength * (1 - palette[first.segment_ids])[:, None]  # each row of pixels one colour
+allowed = np.asarray(packed_mask(first.segment_ids[None])[0])[..., None]
+fig, (left, right) = style.figure(10, 4.2, columns=2, width_ratios=[1, 1.4])
+left.imshow(np.where(allowed, picture, 1.0), interpolation="nearest")
+left.grid(False)
+left.set(title="Who may look at whom", xlabel="token looked at", ylabel="token")
+for segment in range(1, first.segment_ids.max() + 1):
+    at = np.flatnonzero(first.segment_ids == segment)
+    right.plot(at, first.positions[at], color=palette[segment], alpha=0.4)
+    at = at[first.loss_mask[at]]
+    right.plot(at, first.positions[at], color=palette[segment], lw=5)
+    style.label_line(right, at[-1], first.positions[at[-1]], f"example {segment}",
+                     palette[segment], ha="right", xytext=(-8, 0))
+right.set(title="Positions restart; only answers (thick) are trained", xlabel="token",
+          ylabel="position", xlim=(0, len(first.tokens)))
+style.finish(fig, "03_packed_row", f"the first packed row of step 1, {first.tokens.size} tokens")
 
 # %% [markdown]
 # The loss is the *sum* over trained tokens and their number; the mean is taken once, over the
@@ -484,32 +605,85 @@ def make_loss(capacity):
         return jnp.sum(loss * weight), jnp.sum(weight)
     return loss_fn
 
-# %% [markdown]
-# The same number once by hand, from all logits and with NumPy, on one row. `capacity` is the
-# largest number of trained tokens in any row of the data, rounded up: nothing is ever cut off.
-
 # %%
 most = max(int(np.load(data / part / "loss_mask.npy").sum(-1).max()) for part in ("train", "val"))
 capacity = min(-(-most // 128) * 128, meta["sequence_length"] - 1)
 loss_fn = make_loss(capacity)
-row = jax.tree.map(lambda array: jnp.asarray(np.repeat(array[0, :1], fsdp, axis=0)), batch)
-graph, state = nnx.split(model)
-with gemma.use_mesh(mesh):
-    total, tokens = jax.jit(lambda s, r: loss_fn(nnx.merge(graph, s), r))(state, row)
-    logits = np.asarray(jax.jit(lambda s, r: nnx.merge(graph, s)(
-        r.tokens, r.positions, None, packed_mask(r.segment_ids))[0])(state, row), np.float64)
-chosen = np.take_along_axis(logits[:, :-1], np.asarray(row.tokens)[:, 1:, None], axis=-1)[..., 0]
-by_hand = (np.log(np.exp(logits[:, :-1]).sum(-1)) - chosen)[np.asarray(row.loss_mask)[:, 1:]]
-print(f"{int(tokens)} trained tokens | by hand {by_hand.mean():.5f} | loss_fn {total / tokens:.5f}")
-assert by_hand.size == tokens and abs(by_hand.mean() - total / tokens) < 1e-3
+print(f"at most {most} trained tokens in a row; the output matrix meets {capacity} of its "
+      f"{meta['sequence_length']} positions")
+
+# %% [markdown]
+# `capacity` is the largest number of trained tokens in any row of the data, rounded up: nothing
+# is ever cut off.
+#
+# ### Packing changes nothing: the proof
+# The loss and the adapters' gradients of a packed row must be those of its examples one by one.
+# For that we compute them a second time with none of the code above: every example in a row of its
+# own, positions from 0, a plain causal mask, Tunix's own attention, all logits, and a cross-entropy
+# as textbooks write it. The witness is the tiny model in float32, at every size: in bfloat16
+# rounding would hide errors of one per cent. B is random here, because with B = 0 the gradient of
+# A is zero.
+
+# %%
+def alone(rows):
+    """Tokens and loss mask of packed rows [B, T], every example in a row of its own."""
+    found = []
+    for row, segments in enumerate(rows.segment_ids):
+        for segment in range(1, segments.max() + 1):
+            at = np.flatnonzero(segments == segment)
+            found.append([np.pad(array[row, at], (0, len(segments) - len(at)))
+                          for array in (rows.tokens, rows.loss_mask)])
+    return [np.stack(arrays) for arrays in zip(*found)]
+
+
+def textbook_loss(model, tokens, loss_mask):
+    """Mean cross-entropy over the trained tokens of unpacked rows."""
+    causal = jnp.tril(jnp.ones((1, tokens.shape[1], tokens.shape[1]), bool))
+    logits, _ = model(tokens, attention_mask=causal)
+    scores = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=-1)
+    return -jnp.sum(scores[..., 0] * loss_mask[:, 1:]) / jnp.sum(loss_mask[:, 1:])
+
+# %%
+exact = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
+one_device = gemma.make_mesh(exact, (1, 1), jax.local_devices()[:1])
+witness = gemma.load_base("assets/tiny_gemma4", exact, one_device)
+textbook = nnx.graphdef(gemma.inject_lora(witness, 4, 8.0, one_device))
+gemma.use_block_attention(witness, cfg.attention_block)
+witness = gemma.inject_lora(witness, 4, 8.0, one_device)
+draw = np.random.default_rng(cfg.seed)
+for pair in gemma.adapted_modules(witness).values():
+    pair["b"].set_value(jnp.asarray(draw.normal(0, 0.05, pair["b"].shape), jnp.float32))
+graph, small, frozen = nnx.split(witness, nnx.LoRAParam, ...)
+row = jax.tree.map(lambda array: array[0, :1], batch)
+row = row.replace(tokens=row.tokens % exact.num_embed)  # a larger model has more ids
+
+
+def packed_loss(adapters):
+    total, tokens = loss_fn(nnx.merge(graph, adapters, frozen), row)
+    return total / tokens
+
+
+def single_loss(adapters):
+    return textbook_loss(nnx.merge(textbook, adapters, frozen), *alone(row))
+
+
+with gemma.use_mesh(one_device), jax.default_matmul_precision("float32"):
+    packed, together = jax.jit(jax.value_and_grad(packed_loss))(small)
+    single, apart = jax.jit(jax.value_and_grad(single_loss))(small)
+off = max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (together, apart))))
+largest = max(float(jnp.abs(gradient).max()) for gradient in jax.tree.leaves(apart))
+print(f"loss packed {packed:.7f}, one by one {single:.7f}; gradients up to {largest:.3f}, "
+      f"largest difference {off:.1e}")
+assert abs(packed - single) < 1e-5 and off < 1e-5 * largest
 
 # %% [markdown]
 # ## 8. Optimizer, step and trainer
 # AdamW, warm-up, then a cosine down to zero, as published, and clipping: the published run has
 # gradient norms up to 507 (read off its figure) and no clipping. The step is one function for the
-# whole optimizer step. It scans the micro-batches, so their number costs no memory; divides the
-# summed gradients once; and returns the adapters and the optimizer state only. (Tunix's own step
-# returns the whole model, for the 31B about 15 GiB per chip of copies of what never changed.)
+# whole optimizer step. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so their
+# number costs no memory; the summed gradients are divided once; and only the adapters and the
+# optimizer state are returned. (Tunix's own step returns the whole model: for the 31B a second
+# copy of the 14 GiB per chip, 2 bytes x 30.7 billion / 4, that never changed.)
 
 # %%
 def make_optimizer(schedule, weight_decay, max_grad_norm):
@@ -703,7 +877,9 @@ class LoggedTrainer(PackedTrainer):
 
     def validate(self, step):
         adapters, _, frozen = self.arrays()
-        self.log.validation(step, float(self.eval_step(adapters, frozen, self.validation)))
+        loss = float(self.eval_step(adapters, frozen, self.validation))
+        self.log.validation(step, loss)
+        self.metrics_logger.log(self.metrics_prefix, "loss", loss, "eval", step)
 
     def _post_process_train_step(self, aux):
         record = {"step": self.train_steps + 1, "loss": float(aux["loss"]),
@@ -772,7 +948,9 @@ print(f"{found}{', nothing left to train' * (step == steps)}; "
 # %% [markdown]
 # Now the trainer itself. Its constructor restores the newest checkpoint. The first compilation
 # takes seconds here and minutes for the 31B; with the cache of section 1 on disk, a restart skips
-# it. Compiling also tells what the step needs beside its arguments.
+# it. Compiling also tells what the step needs beside its arguments. Losses, gradient norm and
+# learning rate also go to `train/tensorboard` (`tensorboard --logdir`), and to Weights & Biases if
+# it is installed and `WANDB_MODE=online` is set.
 
 # %%
 def validation_batch(rows, count, micro_rows, host=0, hosts=1):
@@ -820,9 +998,8 @@ fit.reindex([*budget.index, *beyond]).style.format("{:.4g}", na_rep="-")
 
 # %% [markdown]
 # ## 10. Train
-# One line per log interval. `seconds` and tokens count real tokens only, never padding, and
-# include waiting for data. Interrupt it, kill it, pull the plug: run the notebook again and it
-# goes on.
+# One line per log interval. Seconds include waiting for data, and tokens are real ones, never
+# padding. Interrupt it, kill it, pull the plug: run the notebook again and it goes on.
 
 # %%
 with gemma.use_mesh(mesh):
@@ -831,13 +1008,13 @@ with gemma.use_mesh(mesh):
 # %% [markdown]
 # ## 11. Did it learn?
 # Everything below is read from `log.jsonl`, not from this kernel. Raw values are faint, the bold
-# line is a running mean of the last ten steps, dots are the held-out rows, and nothing is
+# line is a mean of the ten steps around each, dots are the held-out rows, and nothing is
 # rescaled.
 
 # %%
 log = pd.read_json(helpers.run_dir("train", "log.jsonl"), lines=True)
 train, val = log.dropna(subset="loss"), log.dropna(subset="val_loss")
-smooth = train.loss.rolling(10, min_periods=1).mean()
+smooth = train.loss.rolling(10, min_periods=1, center=True).mean()
 fig, (left, middle, right) = style.figure(10, 3.4, columns=3)
 left.plot(train.step, train.loss, color=style.BLUE, alpha=0.3)
 left.plot(train.step, smooth, color=style.BLUE, lw=2, label="training")
@@ -935,7 +1112,7 @@ pd.DataFrame([
     ("a faster interconnect", f"{tpu['interconnect_bandwidth_claimed']:.0f} against "
      f"{gpu['interconnect_bandwidth_claimed']:.0f} GB/s", "the same number twice"),
     ("FSDP's all-reduce on the GPUs", "FSDP gathers weights; it is tp=4 on the TPU that "
-     "all-reduces, in every layer", "the wrong way round"),
+     "sums activations over the chips, twice a layer", "the wrong way round"),
     ("enforce_eager on the GPUs", "an option of vLLM, which serves models", "not about training"),
     ("the same work on both", f"{their_steps[0]:.0f} against {their_steps[1]:.0f} steps, batch 8 "
      "against 16", "not the same"),
@@ -1003,27 +1180,45 @@ for path in sorted(checkpoints.iterdir(), key=lambda path: int(path.name)):
 # |---|---|---|
 # | `refused: tp=8 does not divide the 4 KV heads` | the model, not the software | more `fsdp`: (2, 4), (4, 4) |
 # | `RESOURCE_EXHAUSTED` while compiling | activations do not fit | `remat="DECODER"`, or shorter rows in 02; section 9's `memory_analysis` says how much |
+# | `the weights of ... need 62.5 GB` | the boot disk is too small for the 31B | `TMPDIR=/dev/shm`, the memory disk of a TPU VM |
+# | every restart compiles for minutes | the compilation cache went away with the machine | `JAX_COMPILATION_CACHE_DIR=gs://...` |
 # | `another recipe` | a setting, the data or the base changed | `fresh=True`, or a new `RUN_DIR` |
 # | `rendezvous ... may be stuck` on a CPU | simulated devices wait for each other | the opening cell sets `NPROC=16` and turns asynchronous dispatch off |
 # | loss is `nan` | learning rate | lower it; the last checkpoint is whole |
 # | validation rises, training falls | memorising | fewer `epochs` |
 #
 # ### Exercises
-# 1. Leave `k_einsum` out of `targets`. What does section 5 say?
+# 1. Leave `k_einsum` out of `targets`, as the published pattern does. What does section 5 say?
 #
 # <details><summary>Solution</summary>
 #
-# `inject_lora` raises: one module of the tiny model (10 of the 31B) got no adapter, and it names
+# ```python
+# try:
+#     gemma.inject_lora(before_lora, cfg.rank, cfg.alpha, mesh,
+#                       cfg.targets.replace("|k_einsum", ""))
+# except helpers.UserError as error:
+#     print(error)
+# ```
+#
+# One module of the tiny model (10 of the 31B) got no adapter, and it names
 # `layers.5.attn.k_einsum`.
 #
 # </details>
 #
-# 2. Kill the kernel in the middle of section 10 and run the notebook again. Which lines of
-#    `log.jsonl` are computed twice, and how do they differ?
+# 2. Kill the kernel in the middle of section 10 (`kill -9`), copy `log.jsonl`, and run the notebook
+#    again. Which steps are computed twice, and how do their lines differ?
 #
 # <details><summary>Solution</summary>
 #
-# Those after the newest checkpoint. They differ in `seconds` and in nothing else.
+# ```python
+# old, new = (pd.read_json(helpers.run_dir("train", name), lines=True).dropna(subset="loss")
+#             .set_index("step") for name in ("copy.jsonl", "log.jsonl"))
+# both = old.index.intersection(new.index)
+# print((old.loc[both] != new.loc[both]).drop(columns="val_loss", errors="ignore").sum())
+# ```
+#
+# The steps after the newest checkpoint are computed twice. Their lines differ in `seconds` and in
+# nothing else.
 #
 # </details>
 #

@@ -20,13 +20,15 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v6e-8 with Docker. e2b: one v6e chip. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
+# | **Needs** | 31b: a v6e-8 with Docker. e2b: one v6e chip with Docker, which Colab does not offer. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Takes** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
-# | **Makes** | a running server; `serve/server.json` (process, port, model, command), `serve/server.log` |
+# | **Makes** | a running server; `serve/server.json` (process, port, model, command), `serve/server.log`, `serve/docker-compose.yml` |
 # | **Costs** | tiny: a minute. 31b: about 10 minutes until the first answer (published), 3.60 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
 #
 # The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed
-# as the command to run there, and a test has vLLM's own parser read every flag of it.
+# as the command to run there, and a test has vLLM's own parser read every flag of it. Terms are in
+# the
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -62,6 +64,11 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Settings
+# **vLLM** is a server program: it loads a model once and answers requests over HTTP. A request has
+# two parts. **Prefill** reads the prompt, all its tokens at once; **decode** then makes one token
+# per step. The steps of all requests are computed together, and requests come and go between two
+# steps (**continuous batching**): that is what a server does better than a loop over `generate`.
+#
 # The engine decides what runs: `tpu-docker` and `gpu-docker` start a container, `cpu` starts
 # vLLM's CPU build from `.venv-serve`. It is the same vLLM with the same flags and the same HTTP
 # interface, so everything after the start is identical. `max_model_len` is the longest prompt plus
@@ -74,6 +81,7 @@ import time
 from dataclasses import dataclass, replace
 
 import pandas as pd
+import yaml
 from IPython.display import display
 from openai import OpenAI
 
@@ -94,7 +102,7 @@ class Settings:
     data_parallel: int = 1          # copies of the model
     kv_cache_dtype: str = "auto"    # auto: bfloat16, as the model
     timeout: float = 3600.0         # seconds until healthy; a TPU compiles first
-    adapter: bool = False           # also serve base + adapter, unmerged (not on a TPU)
+    adapter: bool = False           # also serve base + adapter beside it: a CPU has room for two
 
 
 FULL = Settings()
@@ -133,6 +141,21 @@ merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_mer
 recipe = merge["recipe"]
 print(f"{check_files(merged, merge['files'])} files as merged: step {merge['step']}, "
       f"rank {recipe['rank']}, base {recipe['base_model']}")
+
+# %% [markdown]
+# The recipe holds one more thing that a server must know. If notebook 02 kept the reasoning
+# (`reasoning="kept"`), training prompts asked the model to think first, and every request has to
+# ask for the same; the chat endpoint is told so by an argument to the template.
+
+# %%
+def as_trained(recipe):
+    """(thinking, what to add to a chat request) so that prompts are those of notebook 02."""
+    thinking = recipe["reasoning"] == "kept"
+    return thinking, {"chat_template_kwargs": {"enable_thinking": thinking}}
+
+
+thinking, template = as_trained(recipe)
+print(f"reasoning {recipe['reasoning']} in training, so requests say {template}")
 
 # %% [markdown]
 # ## 3. The command for a v6e-8
@@ -217,13 +240,48 @@ print(server.shown(gpu), "\n", server.shown(cpu), sep="\n")
 explain(gpu), explain(cpu);
 
 # %% [markdown]
+# Who keeps services in Docker Compose wants the same container as a file. It is made from the list,
+# word by word, and stops at an option that it does not know; `docker compose up` in the folder of
+# the file starts what section 6 starts by hand. (`--rm` has no place in it: `docker compose down`
+# removes the container.)
+
+# %%
+def compose(command):
+    """The `docker run` command as the content of a docker-compose.yml."""
+    words, service = iter(command[command.index("run") + 1:]), {}
+    plain = {"--name": "container_name", "--network": "network_mode", "--shm-size": "shm_size",
+             "--entrypoint": "entrypoint"}
+    for word in words:
+        if word in plain:
+            service[plain[word]] = next(words)
+        elif word in ("-v", "-e"):
+            service.setdefault({"-v": "volumes", "-e": "environment"}[word], []).append(next(words))
+        elif word == "--privileged":
+            service["privileged"] = True
+        elif word == "--gpus":
+            device = {"driver": "nvidia", "count": next(words), "capabilities": ["gpu"]}
+            service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+        elif word != "--rm":
+            assert not word.startswith("-"), f"no place for {word}"
+            service |= {"image": word, "command": list(words)}
+    named = [volume.split(":")[0] for volume in service["volumes"] if not volume.startswith("/")]
+    return {"services": {"vllm": service}, "volumes": {name: {"name": name} for name in named}}
+
+
+compose_file = helpers.run_dir("serve", "docker-compose.yml")
+helpers.write_text(compose_file, yaml.safe_dump(compose(tpu), sort_keys=False))
+print(f"{compose_file}:\n{compose_file.read_text()[:420]}...")
+
+# %% [markdown]
 # ## 4. What fits into the memory of a chip
 # A chip holds its share of the weights, and the rest of what vLLM may use (92 % by default) is the
-# **KV cache**: keys and values of every token that is still being attended to. How much one token
-# costs follows from `config.json`. The 50 sliding layers keep 16 KV heads of 256 numbers for the
-# last 1,024 tokens; the 10 full layers keep 4 KV heads of 512 numbers for all of them. Those 4
+# **KV cache**: keys and values of every token that is still being attended to. (A **KV head** is
+# one set of them, used by a group of query heads.) How much one token costs follows from
+# `config.json`. The 50 sliding layers, which see a window, keep 16 KV heads of 256 numbers for the
+# last 1,024 tokens; the 10 full layers keep 4 KV heads of 512 numbers for all of them. **Tensor
+# parallel** 8 means that eight chips share every matrix, each with its own heads, and those 4
 # **global KV heads** are the reason to think about the layout: eight chips cannot share four
-# heads, so at tensor parallel 8 each is stored twice.
+# heads, so each is stored twice.
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
@@ -273,11 +331,11 @@ for place, (old, new) in enumerate(zip(tpu, two_copies, strict=True)):
 
 # %% [markdown]
 # ## 5. What a start costs on a TPU
-# XLA compiles a program for each shape, so vLLM rounds the tokens of every step up to a
-# **bucket**: 16, 32, 64 ... 2,048. A cold start compiles all of them: 8 of the 10 minutes to the
-# first answer on the published machine. With the cache on a volume the next start reads them. Both
-# happen at the full price of the machine. Rounding up costs too, and how much depends on where in
-# its bucket a step lands:
+# XLA, the compiler behind JAX, makes a program for each shape, so vLLM rounds the tokens of every
+# step up to a **bucket**: 16, 32, 64 ... 2,048. A cold start compiles all of them: 8 of the 10
+# minutes to the first answer on the published machine. With the cache on a volume the next start
+# reads them. Both happen at the full price of the machine. Rounding up costs too, and how much
+# depends on where in its bucket a step lands:
 
 # %%
 def padded(tokens, smallest=16, largest=2048):
@@ -330,14 +388,24 @@ display(table.set_index("a step with").style.format({"wasted": "{:.0%}"}))
 # `start` opens the log, starts the command in a session of its own (closing this notebook does not
 # end it), records it in `serve/server.json`, and asks `/health` until the answer is yes. Every ten
 # seconds it prints the last line of the log. A port in use, a process that dies or too little
-# memory end in one line with the reason. A healthy server of the same files is reused.
+# memory end in one line with the reason. A healthy server of the same files is reused. On a CPU
+# most of a start is Python importing vLLM, on one core; so the second server, which section 11
+# needs (base + adapter), starts beside the first.
 
 # %%
 server.prepare(cfg.engine)
-record = server.start(
-    cfg.engine, merged, cfg.name, port=cfg.port, host=cfg.host, timeout=cfg.timeout,
-    max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
-    data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype)
+main = dict(port=cfg.port, host=cfg.host, timeout=cfg.timeout, max_model_len=cfg.max_model_len,
+            tensor_parallel=cfg.tensor_parallel, data_parallel=cfg.data_parallel,
+            kv_cache_dtype=cfg.kv_cache_dtype)
+side = dict(port=0, slot="adapter", timeout=cfg.timeout, max_model_len=cfg.max_model_len,
+            adapter=helpers.run_dir("adapter"))
+if cfg.adapter:
+    server.start(cfg.engine, recipe["base_path"], "gemma4-base", wait=False, **side)
+try:
+    record = server.start(cfg.engine, merged, cfg.name, **main)
+except helpers.UserError:
+    server.stop("adapter")  # a failed start leaves nothing behind
+    raise
 print(f"process {record['pid']}, serving {record['model_path']} as {record['model']}, "
       f"ready after {record['ready_seconds']:.0f} s")
 
@@ -357,7 +425,7 @@ print(f"messages: {[message['role'] for message in messages]}\n{messages[-1]['co
 
 # %%
 reply = client.chat.completions.create(model=cfg.name, messages=messages, temperature=0,
-                                       max_tokens=256)
+                                       max_tokens=256, extra_body=template)
 print(reply.choices[0].message.content)
 print(f"\n{reply.usage.prompt_tokens} prompt tokens, {reply.usage.completion_tokens} answer "
       f"tokens, finish_reason {reply.choices[0].finish_reason!r}")
@@ -370,7 +438,7 @@ print(f"\n{reply.usage.prompt_tokens} prompt tokens, {reply.usage.completion_tok
 # %%
 start, arrivals, text = time.perf_counter(), [], ""
 for piece in client.chat.completions.create(model=cfg.name, messages=messages, temperature=0,
-                                            max_tokens=256, stream=True):
+                                            max_tokens=256, extra_body=template, stream=True):
     if piece.choices and piece.choices[0].delta.content:
         arrivals.append(time.perf_counter() - start)
         text += piece.choices[0].delta.content
@@ -389,10 +457,11 @@ assert text == reply.choices[0].message.content
 # %%
 tokenizer = chat.load_tokenizer(merged)
 for sample in samples:
-    ours = [int(token) for token in chat.prompt_ids(tokenizer, sample["messages"])]
-    theirs = server.post(record, "/tokenize", {"model": cfg.name, "messages": sample["messages"]})
+    ours = chat.prompt_ids(tokenizer, sample["messages"], thinking)
+    theirs = server.post(record, "/tokenize",
+                         {"model": cfg.name, "messages": sample["messages"], **template})
     assert ours == theirs["tokens"], (ours[:20], theirs["tokens"][:20])
-ids = [int(token) for token in chat.prompt_ids(tokenizer, messages)]
+ids = chat.prompt_ids(tokenizer, messages, thinking)
 print(f"{len(samples)} prompts, equal id by id; the first has {len(ids)}: {ids[:6]} ... {ids[-6:]}")
 print("it ends in", repr(tokenizer.decode(ids[-8:])))
 
@@ -433,8 +502,10 @@ print(f"natural: {first['finish_reason']!r}, last id {first['token_ids'][-1]}; "
 assert turn_end in stops and forced["finish_reason"] == "stop" and len(forced["token_ids"]) == 1
 
 # %% [markdown]
-# That file also sets what happens if a request says nothing: temperature 1.0, top-k 64, top-p
-# 0.95. Every measurement in this series therefore says its sampling settings.
+# That file also sets what happens if a request says nothing: temperature 1.0 (draw from the model's
+# own probabilities), top-k 64 and top-p 0.95 (but only from the 64 likeliest tokens, and the
+# likeliest that make up 95 %). Every measurement in this series therefore says its sampling
+# settings.
 #
 # ## 10. Where it listens
 # The server is bound to `127.0.0.1`, so only this machine can reach it. `host="0.0.0.0"` opens it
@@ -465,26 +536,24 @@ def logprobs(record, model, ids):
     return [entry[str(token)]["logprob"] for entry, token in zip(scored[1:], ids[1:], strict=True)]
 
 
-def compare_adapter(record, ids, answer):
+def compare_adapter(record, beside, ids, answer):
     """Mean and largest |difference| of log-probabilities of the answer, against the merged."""
-    side = server.start(cfg.engine, recipe["base_path"], "gemma4-base", port=0, slot="adapter",
-                        timeout=cfg.timeout, max_model_len=cfg.max_model_len,
-                        adapter=helpers.run_dir("adapter"))
     whole = ids + answer
     wanted = logprobs(record, cfg.name, whole)[-len(answer):]
     rows = []
     for label, model in (("base + adapter", "gemma4-base-adapter"), ("base alone", "gemma4-base")):
-        found = logprobs(side, model, whole)[-len(answer):]
+        found = logprobs(beside, model, whole)[-len(answer):]
         apart = [abs(a - b) for a, b in zip(found, wanted, strict=True)]
         rows.append((label, len(apart), sum(apart) / len(apart), max(apart)))
-    server.stop("adapter")
     return pd.DataFrame(rows, columns=["compared with merged", "tokens", "mean |difference|",
                                        "largest"]).set_index("compared with merged")
 
 
 # %%
 if cfg.adapter:
-    apart = compare_adapter(record, ids, first["token_ids"])
+    beside = server.start(cfg.engine, recipe["base_path"], "gemma4-base", **side)
+    apart = compare_adapter(record, beside, ids, first["token_ids"])
+    server.stop("adapter")
     display(apart.style.format(precision=4))
     assert apart.loc["base + adapter"].iloc[1] < 0.2 * apart.loc["base alone"].iloc[1]
 
@@ -506,10 +575,7 @@ if cfg.adapter:
 record = server.current()
 print(f"{record['model']} at {record['base_url']}: process {record['pid']}, "
       f"{len(server.members(record))} processes, started {record['started']}")
-again = server.start(
-    cfg.engine, merged, cfg.name, port=cfg.port, host=cfg.host, timeout=cfg.timeout,
-    max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
-    data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype)
+again = server.start(cfg.engine, merged, cfg.name, **main)
 assert again["pid"] == record["pid"]
 
 # %% [markdown]
@@ -521,7 +587,9 @@ assert again["pid"] == record["pid"]
 # - The KV cache, not the weights, limits how many long requests fit, and 4 global KV heads decide
 #   the layout.
 #
-# | What you see | Cause | Fix |
+# ### What can go wrong
+#
+# | symptom | cause | fix |
 # |---|---|---|
 # | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m helpers.server stop` with that `RUN_DIR`, or `port=0` |
 # | `out of memory` at the start | another process holds the chips or the memory; or the cache does not fit | stop it (on a TPU: `docker ps`), lower `max_model_len` |

@@ -26,7 +26,9 @@
 # | **Costs** | tiny: two minutes. 31b: about two hours on a v6e-8, 43 USD at 21.52 USD/h (our plan; section 3 computes it) |
 #
 # The outputs shown are those of the tiny run on two CPU cores: a **rehearsal**. The method is the
-# real one and so is the client; the numbers describe two busy CPU cores and nothing else.
+# real one and so is the client; the numbers describe two busy CPU cores and nothing else. Terms are
+# in the
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -63,10 +65,12 @@ helpers.machine()
 # %% [markdown]
 # ## 1. Settings
 # A **regime** is a prompt length and an answer length; a **point** is a regime at one request
-# rate, measured `repeats` times. The rate is *offered*: requests are sent at random (Poisson)
-# times whether or not the server keeps up, as strangers would send them. `inf` sends all at once.
-# The service-level objective (**SLO**) is what we would promise a user: goodput counts the
-# requests that meet both limits. Prices are inputs, and yours will differ.
+# rate, measured `repeats` times. The rate is *offered*: requests are sent at random times (a
+# Poisson process: each moment is as likely as any other) whether or not the server keeps up, as
+# strangers would send them. `inf` sends all at once. Two latencies count: the **time to first
+# token** (TTFT), during which the prompt is read, and the **time per output token** after it
+# (TPOT). The service-level objective (**SLO**) is what we would promise a user about the two, and
+# **goodput** counts the requests that keep it. Prices are inputs, and yours will differ.
 
 # %%
 import json
@@ -106,7 +110,8 @@ class Settings:
 
 FULL = Settings()
 E2B = replace(FULL, regimes=((512, 256), (2048, 256)), rates=(1, 2, 4, 8, 16, INF), slo=(1000, 40),
-              system="v6e-1", chips=1, dollars_per_hour=2.69, train_dollars=2.0)
+              system="v6e-1", chips=1, dollars_per_hour=2.69,  # an eighth of the v6e-8
+              train_dollars=2.0)                               # assumed: under an hour of it
 TINY = replace(FULL, regimes=((256, 64), (768, 64)), rates=(4, 8, 16, INF), seconds=4.0,
                min_requests=30, warmups=1, slo=(500, 30), system="2 CPU cores", chip="", chips=1,
                dollars_per_hour=0.07, train_dollars=0.01)  # assumed: a small cloud machine
@@ -126,6 +131,8 @@ def check_plan(cfg, record):
     if any(rate <= 0 for rate in cfg.rates):
         raise helpers.UserError("a request rate of 0 or less sends nothing: give rates above 0, "
                                 "or inf for all at once.")
+    if all(rate == INF for rate in cfg.rates):
+        raise helpers.UserError("give at least one finite rate: a burst alone has no curve.")
     if list(cfg.rates) != sorted(cfg.rates):
         raise helpers.UserError("give the rates in ascending order.")
     long = [f"{i}/{o}" for i, o in cfg.regimes if i + o + 8 > record["max_model_len"]]
@@ -226,8 +233,8 @@ display(pd.DataFrame(floors, columns=["regime", "prefill FLOP", "TTFT floor, ms"
                        "TPOT floor, ms": "{:.3g}"}))
 
 # %% [markdown]
-# What this means: a time to first token (**TTFT**) or time per output token (**TPOT**) below these
-# is not a fast server, it is a measurement of something else.
+# What this means: a TTFT or TPOT below these is not a fast server, it is a measurement of
+# something else.
 #
 # One request alone is the easy case. If 30 prompts arrive at once, the last one waits for all; so
 # there is a second, higher floor: the median TTFT when the prompts are computed one after the
@@ -254,9 +261,9 @@ for rate in cfg.rates:
 # ## 4. One point
 # The client is vLLM's own. Each argument has a reason: `random` prompts of exactly the length we
 # say; `--ignore-eos`, so that answers have exactly the length we say; temperature 0; a **fresh
-# seed per point and repeat**, so that no prompt is ever sent twice; percentiles 50, 90 and 99;
-# warm-up requests that are not counted; every single request's times (`--save-detailed`), because
-# floors and distributions need them.
+# seed per point and repeat**, so that no prompt is ever sent twice; percentiles 50, 90 and 99 (p99:
+# 99 of 100 requests were at least as fast); warm-up requests that are not counted; every single
+# request's times (`--save-detailed`), because floors and distributions need them.
 
 # %%
 def bench_arguments(client, record, cfg, regime, rate, requests, seed, name):
@@ -300,8 +307,9 @@ COUNTERS = {"cached_tokens": "vllm:prefix_cache_hits_total",
 
 def requests_for(cfg, rate, limit):
     """How many requests a point sends; `limit` is what the server was seen to sustain, or inf."""
-    known = min(rate, limit)
-    return max(cfg.min_requests, 0 if known == INF else math.ceil(cfg.seconds * known))
+    fastest = max(rate for rate in cfg.rates if rate < INF)  # a burst: at least as many as there
+    known = min(rate, limit) if min(rate, limit) < INF else fastest
+    return max(cfg.min_requests, math.ceil(cfg.seconds * known))
 
 
 def point_name(regime, rate, repeat):
@@ -376,7 +384,8 @@ def delivered_rate(result, lone):
     """Completed requests per second, corrected for the drain at the end.
 
     The last request still takes at least `lone` seconds, a request's latency on an idle server,
-    while nothing arrives any more. Those seconds are no time of load.
+    while nothing arrives any more. Those seconds are no time of load. (Above saturation the drain
+    is longer, but there the server is busy with its queue: that is time of load.)
     """
     return result["completed"] / max(result["duration"] - lone, 1e-9)
 
@@ -427,8 +436,9 @@ print(f"{len(results)} measurements, {sum(r['duration'] for r in results):.0f} s
 # ## 6. The table, with its floors
 # One row per point and repeat. Failed requests stay in it: `completed` and `failed` are columns,
 # and a latency is a latency of completed requests only. `delivered` is the rate the server
-# sustained, corrected for the drain (`drain_s` says how long that was). Each median stands beside
-# its floor, and `flag` says so where it lies below it.
+# sustained, corrected for the drain (`drain_s` says how long that was), and `goodput` the share of
+# requests that kept the SLO, at that rate. Each median stands beside its floor, and `flag` says so
+# where it lies below it.
 
 # %%
 def latencies(result):
@@ -458,6 +468,7 @@ def row(result, lone, config, peak, bandwidth, cfg):
     series, delivered = result["series"], delivered_rate(result, lone)
     ends = [a + b for a, b in zip(result["start_times"], result["latencies"], strict=True)]
     tokens = delivered * result["total_output_tokens"] / result["completed"]
+    good = result["request_goodput"] * result["duration"] / result["completed"]  # share in the SLO
     return {
         "system": cfg.system, "input_len": series["input_len"], "output_len": series["output_len"],
         "rate": float(result["request_rate"]), "repeat": series["repeat"],
@@ -465,7 +476,7 @@ def row(result, lone, config, peak, bandwidth, cfg):
         "failed": result["failed"], "duration_s": result["duration"],
         "drain_s": max(ends) - max(result["start_times"]),
         "raw_rps": result["request_throughput"], "delivered_rps": delivered,
-        "goodput_rps": result["request_goodput"], "output_tok_s": tokens,
+        "goodput_rps": good * delivered, "output_tok_s": tokens,
         "mean_in_flight": sum(result["latencies"]) / result["duration"],
         **latencies(result), "cached_tokens": series["cached_tokens"],
         "cache_hit_rate": series["cached_tokens"] / result["total_input_tokens"],
@@ -505,8 +516,9 @@ def labelled(frame):
 display(labelled(load).style.format(short))
 
 # %% [markdown]
-# Latencies in milliseconds. **ITL** is the gap between two pieces of the stream, whose tail shows
-# the hiccups that an average over an answer (TPOT) hides; **E2EL** is the whole request.
+# Latencies in milliseconds. **ITL**, inter-token latency, is the gap between two pieces of the
+# stream, whose tail shows the hiccups that an average over an answer (TPOT) hides; **E2EL**, end to
+# end, is the whole request.
 
 # %%
 view = pd.DataFrame({f"{kind.upper()} {p}": means[f"{kind}_{p}_ms"]
@@ -525,8 +537,9 @@ print("flags:", *(sorted(set(table.flag) - {""}) or ["none: every median lies ab
 #
 # The `/ floor` columns say how far from the physical limit we are. Where the published 31B runs
 # were cold, they stood at two to five times their floors. The tiny model is far above, because its
-# arithmetic is nothing beside the Python around it; here the factor teaches only that it is above
-# 1. Two repeats differ by:
+# arithmetic is nothing beside the Python around it (and vLLM computes on one of two cores, keeping
+# the other for its scheduler: `reserved_cpus` in its log); here the factor teaches only that it is
+# above 1. Two repeats differ by:
 
 # %%
 spread = table.groupby(keys)[["delivered_rps", "ttft_p50_ms", "tpot_p50_ms"]].agg(
@@ -556,7 +569,9 @@ def saturation(rates, delivered):
 
 def systems(folder):
     """All tables in the folder: ours, and any results.csv of another machine under another name."""
-    needed = {"system", "input_len", "output_len", "rate", "delivered_rps", "ttft_p50_ms"}
+    needed = {"system", "input_len", "output_len", "rate", "delivered_rps", "goodput_rps",
+              "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms",
+              "usd_per_million_output", "dollars_per_hour"}
     tables = []
     for path in sorted(folder.glob("*.csv")):
         found = pd.read_csv(path)
@@ -579,9 +594,9 @@ for (system, input_len, output_len), part in curves.items():
           f"at an offered {good.idxmax():g}/s")
 
 # %% [markdown]
-# Every CSV in `bench/` is a system in these figures: put the `results.csv` of a TPU or GPU there
-# under another name, and it is drawn beside ours. Colour *and* marker tell regimes apart, so a
-# print in grey is readable.
+# Every CSV in `bench/` is a system in the figures up to the cost: put the `results.csv` of a TPU or
+# GPU there under another name, and it is drawn beside ours. Colour *and* marker tell the curves
+# apart, so a print in grey is readable.
 
 # %%
 LOOKS = list(zip(style.CYCLE, "osD^vP", strict=True)) * 4
@@ -610,6 +625,12 @@ def plain_log(ax):
     ax.yaxis.set_minor_locator(NullLocator())
 
 
+def title_of(key, curves):
+    """`prompt/answer` of a curve, with its system where there are several."""
+    several = len({system for system, *_ in curves}) > 1
+    return f"{key[1]}/{key[2]}" + (f", {key[0]}" if several else "")
+
+
 def series_of(part, column, place):
     """x, mean, smallest and largest of a column over the repeats of each rate."""
     stats = part.groupby("rate")[column].agg(["mean", "min", "max"])
@@ -618,7 +639,8 @@ def series_of(part, column, place):
 
 # %%
 fig, ax = style.figure(8.0, 4.4)
-place = rate_axis(ax, everything.rate)
+place, ends = rate_axis(ax, everything.rate), []
+measured = ", ".join(dict.fromkeys(everything.system))
 finite = sorted(rate for rate in set(everything.rate) if rate < INF)
 stars = {key: saturation(part.rate, part.delivered_rps) for key, part in curves.items()}
 line = [finite[0], max(finite[-1], *(capacity for capacity, _ in stars.values()))]
@@ -631,11 +653,12 @@ for (key, part), (color, marker) in zip(curves.items(), LOOKS):
     capacity, reached = stars[key]
     if reached:
         ax.plot(capacity, capacity, "*", ms=16, color=color, mec=style.BLACK, zorder=5)
-    style.label_line(ax, x[-1], mean.iloc[-1], f"{key[1]}/{key[2]}\n{key[0]}", color)
+    ends.append((x[-1], mean.iloc[-1], title_of(key, curves), color))
 ax.set(ylabel="delivered, requests/s", title="Where the server stops keeping up (stars)")
 plain_log(ax)
 ax.margins(x=0.16)
-style.finish(fig, "06_throughput", f"measured, {cfg.system}; bars: smallest and largest repeat")
+style.label_ends(ax, ends)
+style.finish(fig, "06_throughput", f"measured, {measured}; bars: smallest and largest repeat")
 
 # %% [markdown]
 # The star is the saturation rate. To its left the curve lies on the diagonal, and the server's
@@ -646,7 +669,7 @@ style.finish(fig, "06_throughput", f"measured, {cfg.system}; bars: smallest and 
 def latency_panel(ax, curves, kind, floor, place):
     """Median over the rates, a band up to the 99th percentile, and the floor as a dashed line."""
     low, ends = INF, []
-    for ((_, inputs, outputs), part), (color, marker) in zip(curves.items(), LOOKS):
+    for (key, part), (color, marker) in zip(curves.items(), LOOKS):
         x, median, _, _ = series_of(part, f"{kind}_p50_ms", place)
         _, worst, _, _ = series_of(part, f"{kind}_p99_ms", place)
         ax.fill_between(x, median, worst, color=color, alpha=0.15, lw=0)
@@ -655,7 +678,7 @@ def latency_panel(ax, curves, kind, floor, place):
             least = series_of(part, floor, place)[1]
             ax.plot(x, least, "--", color=color, lw=1.2)
             low = min(low, least.iloc[0])
-        ends.append((x[-1], median.iloc[-1], f"{inputs}/{outputs}", color))
+        ends.append((x[-1], median.iloc[-1], title_of(key, curves), color))
     if low < INF:
         style.label_line(ax, x[0], low, "floors, dashed", style.BLACK, xytext=(0, -9))
     plain_log(ax)
@@ -670,7 +693,7 @@ for ax, kind, floor, title in (
     latency_panel(ax, curves, kind, floor, rate_axis(ax, everything.rate))
     ax.set(title=title, ylabel="milliseconds (log scale)")
 style.finish(fig, "06_latency",
-             f"measured, {cfg.system}; line: median, band: up to p99, dashed: floor")
+             f"measured, {measured}; line: median, band: up to p99, dashed: floor")
 
 # %% [markdown]
 # What this means: the dashed TTFT floor rises where the prompts alone, computed at full peak,
@@ -728,16 +751,17 @@ style.finish(fig, "06_requests", f"measured, {cfg.system}, {label}, one repeat")
 # %%
 fig, ax = style.figure(8.0, 3.8)
 place, ends = rate_axis(ax, everything.rate), []
-for ((system, inputs, outputs), part), (color, marker) in zip(curves.items(), LOOKS):
+for (key, part), (color, marker) in zip(curves.items(), LOOKS):
     x, mean, low, high = series_of(part, "usd_per_million_output", place)
     ax.errorbar(x, mean, [mean - low, high - mean], marker=marker, color=color, capsize=3)
-    ends.append((x[-1], mean.iloc[-1], f"{inputs}/{outputs}, {system}", color))
-ax.set(ylabel="USD per million output tokens",
-       title=f"Cost at {cfg.dollars_per_hour} USD per hour")
+    ends.append((x[-1], mean.iloc[-1], title_of(key, curves), color))
+prices = everything.drop_duplicates("system")
+prices = [f"{row.system} at {row.dollars_per_hour:g} USD/h" for row in prices.itertuples()]
+ax.set(ylabel="USD per million output tokens", title="What a token costs")
 plain_log(ax)
-ax.margins(x=0.3)
+ax.margins(x=0.16)
 style.label_ends(ax, ends)
-style.finish(fig, "06_cost", f"measured, {cfg.system}; price: an input, see Settings")
+style.finish(fig, "06_cost", f"measured, {', '.join(prices)}; the price is an input")
 cost = means[["output_tok_s", "usd_per_million_output", "usd_per_thousand_requests"]]
 display(labelled(cost).style.format(short))
 
@@ -798,7 +822,9 @@ print(f"{cfg.system}: training is {cfg.train_dollars / best:.3g} million output 
 #   length of the test.
 # - A token is cheapest where users wait longest; goodput says which rate you can promise.
 #
-# | What you see | Cause | Fix |
+# ### What can go wrong
+#
+# | symptom | cause | fix |
 # |---|---|---|
 # | `no server is recorded`, `has died` | 05 did not run, or the server was killed | run 05; finished points stay, then run this again |
 # | `stopped after 7 of 16 points` | the server died under load; its reason is in the line | lower the load or the memory share; run again to continue |

@@ -27,7 +27,8 @@
 #
 # The outputs shown are those of the tiny run on two CPU cores: a small benchmark of our own, in
 # verilog-eval's file layout. Every answer is saved before it is judged, so a second run asks for
-# nothing and needs no server.
+# nothing and needs no server. Terms are in the
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -108,7 +109,7 @@ OFFICIAL_GREEDY = replace(GREEDY, name="official greedy", prompt="official")
 @dataclass(frozen=True)
 class Settings:
     # ── Benchmark ──
-    problems: str = "runs/verilog-eval/dataset_spec-to-rtl"  # or dataset_code-complete-iccad2023
+    problems: str = "{checkout}/dataset_spec-to-rtl"  # or dataset_code-complete-iccad2023
     repository: str = "https://github.com/NVlabs/verilog-eval"
     commit: str = "c498220d0a52248f8e3fdffe279075215bde2da6"
     # ── Sampling ──
@@ -133,16 +134,21 @@ FULL = Settings()
 E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, in_flight=32)
 TINY = replace(FULL, problems="data/tiny_eval", max_tokens=192, in_flight=64, patience=30.0,
                plans=(PUBLISHED, GREEDY, OFFICIAL_GREEDY),
-               engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, timeout=180.0)
+               engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, timeout=600.0)
 cfg = helpers.choose(FULL, E2B, TINY)
 
 # %% [markdown]
 # ## 2. The benchmark
-# A problem is three files: the **prompt**, a reference module `RefModule`, and a **testbench**
-# `tb` that feeds both the reference and the answer, `TopModule`, with the same signals, compares
-# their outputs twice per clock, and at its end prints `Mismatches: X in Y samples`. verilog-eval
-# has 156 of them in two wordings; we fetch it at a pinned commit where the folder is not there
-# yet.
+# Verilog describes hardware. A **module** is a box with inputs and outputs; `assign out = a & b;`
+# is wiring that always holds, `always @(posedge clk) q <= d;` a register that takes a new value at
+# each rising edge of the clock. Icarus Verilog compiles such text (`iverilog`) and simulates it
+# (`vvp`), with a **testbench**, another module, that plays the outside world.
+#
+# A problem is three files: the **prompt**, a reference module `RefModule`, and a testbench `tb`
+# that feeds both the reference and the answer, `TopModule`, with the same signals, compares their
+# outputs (usually at both edges of a clock), and at its end prints `Mismatches: X in Y samples`.
+# verilog-eval has 156 of them in two wordings; we fetch it at a pinned commit, once, or take the
+# checkout that the environment variable `VERILOG_EVAL_DIR` names.
 
 # %%
 def fetch(folder, repository, commit):
@@ -157,7 +163,8 @@ def fetch(folder, repository, commit):
     return folder
 
 
-folder = fetch(Path(os.environ.get("VERILOG_EVAL_DIR") or cfg.problems), cfg.repository, cfg.commit)
+checkout = os.environ.get("VERILOG_EVAL_DIR") or "runs/verilog-eval"
+folder = fetch(Path(cfg.problems.format(checkout=checkout)), cfg.repository, cfg.commit)
 problems = verilog.load_problems(folder)
 broken = [problem.name for problem in problems if problem.missing]
 print(f"{len(problems)} problems in {folder}, {len(broken)} with a file missing", *broken)
@@ -210,9 +217,9 @@ display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line
 
 # %% [markdown]
 # What this means: only behaviour counts, and whoever looks for the line `Mismatches: 0` alone has
-# given the third answer a pass. The rules are verilog-eval's own: its command line, its 30
-# seconds, and its analyser's list of lines that fail an answer whatever comes after them,
-# `TIMEOUT` among them.
+# given the third answer a pass. The rules are verilog-eval's own: its command line, its 30 seconds
+# (ours are seconds of work, since a busy machine would turn passes into timeouts), and its
+# analyser's list of lines that fail an answer whatever comes after them, `TIMEOUT` among them.
 #
 # | category | meaning |
 # |---|---|
@@ -226,11 +233,12 @@ display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line
 
 # %% [markdown]
 # ## 4. A judge that cannot be fooled
-# An answer is untrusted code that shares a program with the testbench: it can print, stop the
-# simulation, read the reference by its hierarchical name, or pull an input that both share.
-# Looking for bad words in its text would miss macros and hit comments. So we look at what the
-# *compiler* made of it: every system call, scope and driver of a signal is in Icarus's output,
-# with the file it came from.
+# An answer is untrusted code that shares a program with the testbench. By a **system call** it can
+# print (`$display`), stop the simulation (`$finish`) or write files; it can read the reference by
+# its hierarchical name (`good1.out`: signal `out` of the instance `good1`), or pull an input that
+# both share. Looking for bad words in its text would miss macros and hit comments. So we look at
+# what the *compiler* made of it: every system call, scope and driver of a signal is in Icarus's
+# output, with the file it came from.
 
 # %%
 TRICKS = {
@@ -269,11 +277,15 @@ print(f"tests/hostile: {attacks} attacks, none of which may pass, and {honest} h
 
 # %% [markdown]
 # ## 5. The ceiling
-# Before any model, we judge each problem's own reference. What even that cannot win, nobody can:
-# in verilog-eval, one testbench uses ports that its prompt never names, two references need a
-# cast that Icarus 11 does not support, and two testbenches always run into their own `TIMEOUT`,
-# which the official analyser counts as a failure. (In the small benchmark of this page all can be
-# won.) Scores are given over all problems and over the winnable ones.
+# Before any model, we judge each problem's own reference. What even that cannot win, nobody can.
+# In verilog-eval (spec-to-rtl, Icarus 11), **153 of the 156 references show 0 mismatches**: one
+# testbench uses ports that its prompt never names (Prob099), two references need a cast that
+# Icarus 11 lacks (Prob151, Prob156). Of these, **151 can be won**: the testbenches of Prob082 and
+# Prob141 need nearly twice the time that their own watchdog allows, so they print `TIMEOUT` before
+# their result, and the official analyser fails whatever follows that word.
+#
+# We follow the analyser, and section 10 counts the answers that only this rule fails. (In the small
+# benchmark of this page all can be won.) Scores are given over all problems and over the winnable.
 
 # %%
 def judge_references(problems):
@@ -286,8 +298,8 @@ version = verilog.icarus_version()
 references = judge_references(problems)
 winnable = {p.name for p, v in zip(problems, references, strict=True) if v.passed}
 clean = sum(v.mismatches == 0 for v in references)
-print(f"Icarus {version[0]}.{version[1]}: {len(winnable)} of {len(problems)} problems can be won "
-      f"({clean} references show 0 mismatches)")
+print(f"Icarus {version[0]}.{version[1]}: {clean} of {len(problems)} references show 0 mismatches, "
+      f"{len(winnable)} problems can be won")
 if version < (12,):
     print("Icarus is older than 12, which verilog-eval asks for: some references may not compile.")
 lost = [(p.name, v) for p, v in zip(problems, references, strict=True) if not v.passed]
@@ -299,7 +311,9 @@ if lost:
 # One frozen prompt for every model, rendered by the function that rendered the training data: the
 # system message of `data/meta.json` and the problem's text. The published evaluation added hints
 # about port and array names after a look at the failures, which tunes on the test set. The second
-# setting is verilog-eval's official wording, so that results can be compared with others'.
+# setting is verilog-eval's official wording, so that results can be compared with others'. Where
+# training kept the reasoning, the prompt asks every model to think first; `max_tokens` must then
+# leave room for thoughts.
 
 # %%
 def messages_for(problem, prompt, system):
@@ -325,6 +339,15 @@ def messages_for(problem, prompt, system):
     return [*first, {"role": "user", "content": user}]
 
 
+def all_prompts(tokenizer, problems, plans, meta):
+    """Prompt ids by (wording, problem), rendered as notebook 02 rendered the training data."""
+    thinking = meta["reasoning"] == "kept"
+    return {(wording, problem.name): chat.prompt_ids(
+                tokenizer, messages_for(problem, wording, meta["system"]), thinking)
+            for wording in sorted({plan.prompt for plan in plans}) for problem in problems}
+
+
+# %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
@@ -332,8 +355,7 @@ base = helpers.require(cfg.base_model or recipe["base_path"], "01_setup.py")
 models = {"tuned": merged, "base": base}
 tokenizer = chat.load_tokenizer(merged)
 assert chat.template_sha256(tokenizer) == meta["template_sha256"], "not the template of training"
-prompts = {(style_of, p.name): chat.prompt_ids(tokenizer, messages_for(p, style_of, meta["system"]))
-           for style_of in sorted({plan.prompt for plan in cfg.plans}) for p in problems}
+prompts = all_prompts(tokenizer, problems, cfg.plans, meta)
 lengths = pd.Series({key: len(ids) for key, ids in prompts.items()}).unstack(0)
 print(tokenizer.decode(prompts["ours", problems[1].name]))
 print(f"\nlongest prompt {int(lengths.max().max())} tokens of {cfg.max_model_len}; "
@@ -498,6 +520,7 @@ def collect(label, folder, problems, prompts, cfg):
     print(f"{label}: {len(saved)} of {len(jobs)} answers are saved")
     if len(saved) == len(jobs):
         return saved
+    server.prepare(cfg.engine)
     record = server.start(cfg.engine, folder, cfg.name, port=cfg.port, timeout=cfg.timeout,
                           max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
                           results=helpers.run_dir("bench"))
@@ -533,6 +556,7 @@ def judge_answers(samples, problems):
     frame = pd.DataFrame(rows, columns=["plan", "problem", "index", "finish", "tokens", "how"])
     frame["category"] = [verdict.category for verdict in verdicts]
     frame["detail"] = [verdict.detail for verdict in verdicts]
+    frame["late"] = [v.category == "timeout" and v.mismatches == 0 for v in verdicts]
     return frame.assign(passed=frame.category == "pass"), len(set(candidates))
 
 
@@ -548,7 +572,9 @@ kinds = pd.DataFrame({label: frame[frame.plan == main].category.value_counts()
 kinds = kinds.reindex(verilog.CATEGORIES).fillna(0).astype(int)
 display(kinds.rename_axis(f"category, plan {main}"))
 cut = {label: int((frame.finish == "length").sum()) for label, frame in judged.items()}
-print(f"answers cut at {cfg.max_tokens} tokens: {cut}")
+late = {label: int(frame.late.sum()) for label, frame in judged.items()}
+print(f"answers cut at {cfg.max_tokens} tokens: {cut}\n"
+      f"0 mismatches, failed by the testbench's own TIMEOUT alone: {late}")
 
 # %% [markdown]
 # ## 11. pass@k without bias
@@ -748,7 +774,8 @@ def draw_scores(pairs, published, ceiling, where):
     style.finish(fig, "07_scores", where + "; right: data/published (digitised). Bars: 95 %")
 
 
-where = f"{helpers.size()}, {len(names)} problems x {cfg.plans[0].n} answers, Icarus {version[0]}"
+where = (f"measured, {helpers.size()}, {len(names)} problems x {cfg.plans[0].n} answers, "
+         f"Icarus {version[0]}")
 draw_scores(pairs, published, len(winnable) / len(names), where)
 
 # %% [markdown]
@@ -821,7 +848,8 @@ draw_outcomes(kinds[["tuned", "base"]], pairs[1], names, where)
 # ## 15. Reading one failure
 # A score says how often, a failure says why. We take one answer of the tuned model that runs and
 # differs (or, if there is none, one of the base): prompt, answer, code, message, and the waveform
-# from just before the first mismatch, which is where a designer would look.
+# around the first mismatch, which is where a designer would look: one line per signal, time to the
+# right, `_ref` what the reference gives and `_dut` (design under test) what the answer gives.
 
 # %%
 def pick_failure(judged, plan):
@@ -861,6 +889,9 @@ else:
     print("this answer never ran, so there is no waveform")
 
 # %% [markdown]
+# `tb_mismatch` is high while the two differ. The testbench looks at it when it samples, a little
+# after it rose or at the next edge of the clock, and the dashed line is the first time it counted.
+#
 # ## 16. Save what was measured
 # One summary per model with everything that is needed to repeat or combine it, and one comparison
 # for whoever only wants the answer.
@@ -881,6 +912,7 @@ def summary(label):
         "categories": {plan: group.category.value_counts().to_dict() for plan, group in
                        frame.groupby("plan")},
         "finish": frame.finish.value_counts().to_dict(), "tokens": int(frame.tokens.sum()),
+        "late": late[label],
         "counts": {plan.name: {name: list(pair) for name, pair in
                                zip(names, counts(frame, plan.name, names))} for plan in cfg.plans},
         "settings": asdict(cfg), "system": meta["system"],
@@ -946,9 +978,15 @@ assert not server.record_path().exists(), "a server was left running"
 #
 # <details><summary>Solution</summary>
 #
-# We know of none, and `tests/hostile/` holds what we tried. If you find one, that folder wants
-# it: a file `bad_<name>.sv` whose first line names the problem and the categories you would
-# accept.
+# ```python
+# trick = 'initial #90 $display("Mismatches: 0 in 8 samples");'   # put yours here
+# verdict = verilog.judge(MUX, with_trick(WRONG, trick), quick)
+# print(verdict.category, "|", verdict.detail)
+# ```
+#
+# `refused`. We know of none that passes, and `tests/hostile/` holds what we tried. If you find one,
+# that folder wants it: a file `bad_<name>.sv` whose first line names the problem and the categories
+# you would accept.
 # </details>
 #
 # Next: the appendices. [08](../drafts/08_dryrun.py), still a draft, compiles the 31B step for a TPU

@@ -13,6 +13,7 @@ fi
 export SIZE=tiny RUN_DIR="${RUN_DIR:-runs/test}"
 ./setup.sh train
 ./setup.sh serve
+if [ ${#marks[@]} = 0 ]; then ./setup.sh browser; fi
 ./run_all.sh
 .venv/bin/python -m pytest ${marks[@]+"${marks[@]}"} "$@" | tee "$RUN_DIR/pytest.log"
 printf 'run_tests: passed, results in %s, log in %s/pytest.log\n' "$RUN_DIR" "$RUN_DIR"

@@ -2,12 +2,15 @@
 # Make, or reuse, an environment of this series.
 #   ./setup.sh train                 .venv        JAX, Tunix, the notebooks and their tests (Python 3.11)
 #   ./setup.sh serve                 .venv-serve  vLLM on the CPU (Linux x86-64, Python 3.11)
+#   ./setup.sh dryrun                .libtpu      the TPU's compiler for notebook 08 (Linux x86-64, 0.7 GB, no TPU)
+#   ./setup.sh browser               adds JupyterLab and a headless Chromium, for tests/test_browser.py
 #   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 or 3.12)
 # A second run changes nothing and takes a second. Environment variables:
 #   PYTHON       the Python 3.11 to make environments with (default: python3.11)
 #   TORCH_INDEX  where pip finds the CPU build of PyTorch when its own index has none
 set -euo pipefail
 cd "$(dirname "$0")"
+LIBTPU=0.0.42.1 # the version of data/dryrun/
 TORCH_INDEX="${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}"
 
 say() { printf '%s\n' "setup: $*"; }
@@ -76,6 +79,17 @@ need_icarus() {
   say "Icarus Verilog is missing, and notebooks 02 and 07 need it. Run: sudo apt-get install -y iverilog" >&2
 }
 
+need_chromium() {
+  local name
+  for name in chromium google-chrome chrome; do
+    if command -v "$name" >/dev/null; then return; fi
+  done
+  say "installing Chromium"
+  apt_install chromium && command -v chromium >/dev/null && return
+  "$1" -m playwright install --with-deps chromium >/dev/null 2>&1 && return
+  say "Chromium is missing, and tests/test_browser.py needs it. Run: sudo apt-get install -y chromium" >&2
+}
+
 train_file() { if on_tpu; then echo requirements/tpu.txt; else echo requirements/train.txt; fi; }
 
 case "${1:-}" in
@@ -93,6 +107,13 @@ train)
   need_icarus
   say "training environment ready: $("$python" -c 'import sys; print(sys.prefix.rsplit("/", 1)[-1])'), $("$python" --version)"
   ;;
+browser)
+  ./setup.sh train
+  python=.venv/bin/python
+  install "$python" requirements/browser.txt || stop "installing requirements/browser.txt failed (see above)"
+  need_chromium "$python"
+  say "browser ready: $("$python" -m jupyter lab --version 2>/dev/null | sed 's/^/JupyterLab /')"
+  ;;
 serve)
   [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] ||
     stop "vLLM's CPU build is for Linux on x86-64, this is $(uname -s) $(uname -m). Use Docker, or a Linux machine, for notebooks 05 to 07"
@@ -103,8 +124,21 @@ serve)
     stop "installing requirements/serve-cpu.txt failed (see above). It needs torch's +cpu build, looked for in TORCH_INDEX=$TORCH_INDEX"
   say "serving environment ready: .venv-serve, $("$python" --version)"
   ;;
+dryrun)
+  if [ -f ".libtpu/libtpu-$LIBTPU.dist-info/METADATA" ]; then
+    say "libtpu $LIBTPU is in .libtpu"
+  elif [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]; then
+    say "libtpu has no wheel for $(uname -s) $(uname -m); notebook 08 shows its stored results"
+  else
+    make_venv .venv
+    say "installing libtpu $LIBTPU into .libtpu (0.7 GB)"
+    rm -rf .libtpu
+    .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --target .libtpu "libtpu==$LIBTPU" ||
+      say "libtpu $LIBTPU could not be installed (see above); notebook 08 shows its stored results"
+  fi
+  ;;
 *)
-  sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//'
   exit 2
   ;;
 esac

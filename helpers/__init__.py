@@ -10,6 +10,7 @@ from helpers.run import (
     Progress,
     UserError,
     atomic_dir,
+    catch_up,
     choose,
     phase,
     read_json,
@@ -22,6 +23,7 @@ from helpers.run import (
 )
 
 __all__ = [
-    "Progress", "UserError", "atomic_dir", "chip", "choose", "machine", "phase", "read_json",
-    "require", "run_dir", "sha256_file", "show_source", "size", "write_json", "write_text",
+    "Progress", "UserError", "atomic_dir", "catch_up", "chip", "choose", "machine", "phase",
+    "read_json", "require", "run_dir", "sha256_file", "show_source", "size", "write_json",
+    "write_text",
 ]

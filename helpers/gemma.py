@@ -400,6 +400,90 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0):
     return tuned
 
 
+def attend(query, key, value, mask, window, block):
+    """Softmax attention under a causal mask, `block` queries at a time; unseen keys are skipped.
+
+    A block of queries meets only the keys that one of them may see: up to the block's end and, in a
+    sliding layer, no further back than the window. The rest is never computed and never stored.
+
+    Args:
+      query: [B, T, N, H], scaled already.
+      key, value: [B, T, K, H]; N is a multiple of K.
+      mask: [B, T, T], True where a query may look; nothing above the diagonal.
+      window: how many tokens a query sees at most, itself included; None for all.
+      block: queries at a time.
+    """
+    import jax
+    import jax.numpy as jnp
+    from tunix.models.gemma4.model import K_MASK
+    B, T, N, H = query.shape
+    grouped, mixed = query.reshape(B, T, key.shape[2], -1, H), []
+    for start in range(0, T, block):
+        end = min(start + block, T)
+        first = 0 if window is None else max(0, start - window + 1) // 128 * 128  # 128: TPU lanes
+        allowed = mask[:, start:end, first:end]
+        if window is not None:
+            allowed &= jnp.arange(start, end)[:, None] - jnp.arange(first, end) < window
+        scores = jnp.einsum("BQKGH,BSKH->BKGQS", grouped[:, start:end], key[:, first:end])
+        scores = jnp.where(allowed[:, None, None], scores.astype(jnp.float32), K_MASK)
+        weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+        mixed.append(jnp.einsum("BKGQS,BSKH->BQKGH", weights, value[:, first:end]))
+    return jnp.concatenate(mixed, axis=1).reshape(B, T, N, H)
+
+
+@functools.cache
+def _block_attention():
+    """The class below, once: JAX compiles anew for a layer of another class."""
+    import jax
+    import jax.numpy as jnp
+    from tunix.models.gemma4 import model as gemma4
+    from tunix.utils.sharding_utils import shard
+
+    class BlockAttention(gemma4.Attention):
+        """Tunix's attention layer with the same parameters, scores by blocks of queries."""
+
+        def __init__(self, dense, size):
+            for name, value in vars(dense).items():
+                if not name.startswith("_pytree__"):  # what NNX itself keeps
+                    setattr(self, name, value)
+            self.size = size
+
+        def block(self, x, segment_pos, cache, attn_mask, kv_shared_cache=None):
+            if cache is not None or x.shape[1] <= self.size:
+                return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
+            config, heads = self.config, self.config.shd_config.act_btnh
+            rope = {"base_frequency": self.rope_base_frequency,
+                    "scale_factor": self.rope_scale_factor, "rope_proportion": self.rope_proportion}
+            x = x.astype(config.dtype)
+            query = self._query_norm(shard(self.q_einsum(x), heads))
+            query = gemma4.apply_rope(query, segment_pos, **rope)
+            if kv_shared_cache is not None:
+                key, value = kv_shared_cache["k"], kv_shared_cache["v"]
+            else:
+                lone = hasattr(self, "k_einsum")  # K is V, too
+                key, value = (self.k_einsum(x),) * 2 if lone else self.kv_einsum(x)
+                key, value = shard(key, heads), shard(value, heads)
+                value *= jax.lax.rsqrt(jnp.mean(jnp.square(value), axis=-1, keepdims=True) + 1e-6)
+                key = gemma4.apply_rope(self._key_norm(key), segment_pos, **rope)
+            sliding = self.attn_type == gemma4.AttentionType.LOCAL_SLIDING
+            mixed = attend(query, key, value, attn_mask,
+                           config.sliding_window_size if sliding else None, self.size)
+            output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
+            return {"k": key, "v": value}, output, (key, value)
+
+    return BlockAttention
+
+
+def use_block_attention(model, size=1_024):
+    """Let every layer of a Tunix Gemma 4 compute its scores `size` queries at a time, in place.
+
+    Same parameters under the same names, same result up to rounding. Rows of at most `size` tokens
+    and decoding take Tunix's own way. Call it before `inject_lora`. The mask must be causal.
+    """
+    for layer in model.layers:
+        layer.attn = _block_attention()(layer.attn, size)
+
+
 def adapted_modules(model):
     """{module path: {"a": variable, "b": variable}} of all LoRA adapters of a model."""
     from flax import nnx

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -87,9 +88,29 @@ def require(path, notebook):
     """
     path = Path(path)
     if not path.exists():
-        raise UserError(f"{path} is missing. Run {notebook} first (SIZE={size()}), "
-                        f"or `./run_all.sh {notebook[:2]}`.")
+        number, name = notebook[:2], size()
+        cell = f' Or let a cell run 01 to {number} here: helpers.catch_up("{number}")'
+        raise UserError(f"{path} is missing. Run {notebook} first (SIZE={name}), or `./run_all.sh "
+                        f"{number}`." + cell * (name == "tiny"))
     return path
+
+
+def catch_up(last):
+    """Run notebooks 01 to `last` ("03", say) with this Python, for who starts in the middle.
+
+    Raises:
+      UserError: one of them failed; its own last words are in the text.
+    """
+    root = Path(__file__).resolve().parent.parent
+    for source in sorted(root.glob("[0-9][0-9]_*.py")):
+        if source.name[:2] > last[:2]:
+            break
+        with phase(source.stem, every=30):
+            done = subprocess.run([sys.executable, source.name], cwd=root, capture_output=True,
+                                  text=True, env={**os.environ, "MPLBACKEND": "agg"})
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise UserError(f"{source.stem} failed: {said[-1].removeprefix('Error: ')}")
 
 
 def write_text(path, text):

@@ -252,16 +252,18 @@ def prepare(engine):
 
 
 def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, slot="server",
-          **options):
+          wait=True, **options):
     """Serve `model` in a process of its own session, wait until it is healthy, return its record.
 
-    A healthy server of the same files and options is reused. Another one that this run directory
-    records is stopped first: two do not fit into an accelerator's memory.
+    A healthy server of the same files and options is reused, and one that is still starting is waited
+    for. Another one that this run directory records is stopped first: two do not fit into an
+    accelerator's memory.
 
     Args:
       port: 0 takes any free one.
       timeout: seconds to become healthy. A TPU compiles for many minutes the first time.
       slot: another name lets a second server run beside the first.
+      wait: False returns at once; the same call again, without it, waits.
       **options: as for `vllm_command`.
 
     Raises:
@@ -275,9 +277,12 @@ def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, sl
     if path.exists():
         record = read_json(path)
         if (record["wanted"], record["files"]) == (wanted, files) and port in (0, record["port"]) \
-                and _alive(record) and _healthy(record):
-            print(f"reusing the healthy server of {name} at {record['base_url']}")
-            return record
+                and _alive(record):
+            if _healthy(record):
+                print(f"reusing the healthy server of {name} at {record['base_url']}")
+                return record
+            if "ready_seconds" not in record:
+                return _ready(record, path, slot, timeout) if wait else record
         stop(slot)
     port = _free_port(host, port)
     command = vllm_command(engine, model, name, port, host=host, **options)
@@ -289,25 +294,33 @@ def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, sl
     reach = "127.0.0.1" if host == "0.0.0.0" else host
     record = {"pid": process.pid, "port": port, "base_url": f"http://{reach}:{port}", "model": name,
               "model_path": str(model), "engine": engine, "command": command,
-              "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "born": _stat(process.pid)[2],
+              "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "launched": time.time(),
+              "born": _stat(process.pid)[2],
               "log": str(log), "max_model_len": options.get("max_model_len", 1024),
               "wanted": wanted, "files": files}
     write_json(path, record)
+    return _ready(record, path, slot, timeout) if wait else record
+
+
+def _ready(record, path, slot, timeout):
     with contextlib.ExitStack() as failed:  # an error or an interrupt leaves no process behind
         failed.callback(stop, slot)
-        record["ready_seconds"] = round(_wait(process, record, timeout), 1)
+        record["ready_seconds"] = round(_wait(record, timeout), 1)
         write_json(path, record)
         failed.pop_all()
     return record
 
 
-def _wait(process, record, timeout, every=10.0):
-    began, said, last = time.monotonic(), 0.0, ""
+def _wait(record, timeout, every=10.0):
+    said, last = time.time() - record["launched"], ""
     while True:
-        waited = time.monotonic() - began
-        if process.poll() is not None:
+        waited = time.time() - record["launched"]
+        if not _alive(record):
+            code = None
+            with contextlib.suppress(ChildProcessError):
+                code = os.waitstatus_to_exitcode(os.waitpid(record["pid"], 0)[1])
             raise UserError(f"the server ended after {waited:.0f} s: "
-                            f"{reason(record['log'], process.returncode)}\nIts log is {record['log']}.")
+                            f"{reason(record['log'], code)}\nIts log is {record['log']}.")
         if _healthy(record):
             print(f"healthy after {waited:.0f} s at {record['base_url']}", flush=True)
             return waited

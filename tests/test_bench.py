@@ -136,9 +136,10 @@ def test_every_point_has_enough_load_and_its_own_seed():
     FULL, requests_for = use("FULL"), use("requests_for")
     for rate in FULL.rates:
         n = requests_for(FULL, rate, INF)
-        assert n >= 60 * rate or rate == INF
+        assert n >= 60 * min(rate, 64)
     assert requests_for(FULL, 64, 2.7) == 162, "a minute of what the server can do"
     assert requests_for(FULL, INF, 2.7) == 162
+    assert requests_for(FULL, INF, INF) == 60 * 64, "kept up with all: a burst of the largest rate"
     assert all(requests_for(TINY, rate, INF) >= 30 for rate in TINY.rates)
     seeds = {use("point_name")(regime, rate, repeat)[1] for regime in FULL.regimes
              for rate in FULL.rates for repeat in range(3)}
@@ -190,6 +191,8 @@ def test_failed_requests_stay_and_do_not_count_as_fast():
     row = use("row")(result, 0.73, CONFIG, *MACHINE["tpu"], TINY)
     assert (row["completed"], row["failed"], row["requests"]) == (27, 3, 30)
     assert row["delivered_rps"] == pytest.approx(27 / (result["duration"] - 0.73))
+    assert row["goodput_rps"] == pytest.approx(row["delivered_rps"] * result["duration"] / 27), \
+        "one good request per second of the whole run, that is a share of the completed ones"
     assert row["usd_per_million_output"] == pytest.approx(
         TINY.dollars_per_hour / 3600 / (row["delivered_rps"] * 64) * 1e6)
 
@@ -316,6 +319,8 @@ def test_plans_that_cannot_work_are_refused_in_one_line(endpoint):
         check(TINY, {**endpoint, "model": "other"})
     with pytest.raises(helpers.UserError, match="rate of 0"):
         check(replace(TINY, rates=(0, 4)), endpoint)
+    with pytest.raises(helpers.UserError, match="one finite rate"):
+        check(replace(TINY, rates=(INF,)), endpoint)
     with pytest.raises(helpers.UserError, match="ascending"):
         check(replace(TINY, rates=(8, 4)), endpoint)
     with pytest.raises(helpers.UserError, match=r"\['1000/64'\] exceed .* max-model-len of 1024"):
@@ -351,6 +356,11 @@ def test_a_readers_own_table_is_drawn_beside_ours(tmp_path):
     table = use("systems")(tmp_path)
     assert set(table.system) == {"mine", TINY.system} and len(table) == 4
     assert math.inf in set(table.rate)
+    curves = dict(list(table.groupby(["system", "input_len", "output_len"])))
+    titles = [load("06_bench.py", "title_of")(key, curves) for key in curves]
+    assert len(set(titles)) == 2 and any(title.endswith(", mine") for title in titles)
+    alone = {key: part for key, part in curves.items() if key[0] == "mine"}
+    assert [load("06_bench.py", "title_of")(key, alone) for key in alone] == ["256/64"]
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(helpers.UserError, match="bad.csv lacks the columns"):
         use("systems")(tmp_path)

@@ -260,6 +260,7 @@ def test_the_server_tokenises_the_same_ids(tmp_path, monkeypatch):
 
 # ── Reading and cleaning ──
 
+SPLIT = ("split_response", "split_reasoning", "FENCE")
 CODE = "module m;\n  assign y = a;\nendmodule"
 FENCED = f"```verilog\n{CODE}\n```"
 
@@ -283,7 +284,7 @@ FENCED = f"```verilog\n{CODE}\n```"
     ("", "no code fence"),
 ])
 def test_answer_extraction(response, problem):
-    reasoning, answer, found = load(NOTEBOOK, "split_response", "FENCE")[0](response)
+    reasoning, answer, found = load(NOTEBOOK, *SPLIT)[0](response)
     assert found == problem
     if not problem:
         assert answer == FENCED and "<think>" not in reasoning
@@ -292,15 +293,18 @@ def test_answer_extraction(response, problem):
 @many
 @given(st.text(alphabet=st.characters(exclude_characters="`\r", exclude_categories=["Cs"])))
 def test_extraction_gives_the_code_back(body):
-    split_response = load(NOTEBOOK, "split_response", "FENCE")[0]
+    split_response = load(NOTEBOOK, *SPLIT)[0]
     code = f"module m;{body}\nendmodule"
     wrapped = f"<think>x</think>\n\n<answer>\n```verilog\n{code}\n```\n</answer>"
     if "<think>" not in body and "answer>" not in body and "</think>" not in body:
         assert split_response(wrapped) == ("x", f"```verilog\n{code}\n```", "")
 
 
+CLEAN, AS_MESSAGES = load(NOTEBOOK, "clean", "as_messages", "clean_chat", "text_problem", *SPLIT)[:2]
+
+
 def clean(row, need_reasoning=False):
-    return load(NOTEBOOK, "clean", "split_response", "FENCE")[0](row, need_reasoning)[1]
+    return CLEAN(row, need_reasoning)[1]
 
 
 def test_broken_rows_are_named():
@@ -311,6 +315,119 @@ def test_broken_rows_are_named():
     assert clean({**good, "prompt": 3}) == clean({**good, "prompt": None}) == "prompt is not text"
     assert clean({**good, "prompt": " \n"}) == "empty prompt"
     assert clean({**good, "prompt": "\ud800"}) == "prompt is not Unicode"
+
+
+def chat_row(*pairs, **last):
+    """A row in chat form; a pair is role and content, and `last` goes into the last message."""
+    messages = [{"role": role, "content": content} for role, content in pairs]
+    return {"messages": [*messages[:-1], {**messages[-1], **last}]}
+
+
+QUESTION, ANSWER = ("user", "q"), ("assistant", "a")
+
+
+@pytest.mark.parametrize("row, problem", [
+    (chat_row(QUESTION, ANSWER), ""),
+    (chat_row(("system", "s"), QUESTION, ANSWER, QUESTION, ANSWER), ""),
+    (chat_row(QUESTION), "no answer at the end"),
+    ({"messages": []}, "no answer at the end"),
+    (chat_row(ANSWER), "user and assistant do not take turns"),
+    (chat_row(("system", "s"), ANSWER), "user and assistant do not take turns"),
+    (chat_row(QUESTION, QUESTION, ANSWER), "user and assistant do not take turns"),
+    (chat_row(QUESTION, ("system", "s"), QUESTION, ANSWER), "user and assistant do not take turns"),
+    (chat_row(QUESTION, ANSWER, ("tool", "t"), ANSWER), "user and assistant do not take turns"),
+    ({"messages": "hi"}, "messages is not a list of objects"),
+    ({"messages": ["hi"]}, "messages is not a list of objects"),
+    ({"messages": [{"content": "a"}]}, "no answer at the end"),
+    (chat_row(("user", [{"type": "text", "text": "q"}]), ANSWER), "user message is not text"),
+    (chat_row(QUESTION, ("assistant", None)), "assistant message is not text"),
+    ({"messages": [{"role": "user"}, {"role": "assistant", "content": "a"}]}, "user message is not text"),
+    (chat_row(("user", " \n"), ANSWER), "empty user message"),
+    (chat_row(QUESTION, ("assistant", "\ud800")), "assistant message is not Unicode"),
+    (chat_row(QUESTION, ("assistant", "<think>t</think>\n")), "empty answer"),
+    (chat_row(QUESTION, ANSWER, reasoning=3), "reasoning is not text"),
+])
+def test_chats_of_ones_own_are_taken_or_named(row, problem):
+    assert clean(row) == problem
+
+
+def test_a_chat_of_ones_own_trains_its_answers_with_reasoning_stripped_or_kept():
+    row = chat_row(QUESTION, ("assistant", "<think>w</think> first "), ("user", " r "),
+                   ("assistant", "<think>why</think>\nlast\n"))
+    example, _ = CLEAN(row, False)
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "first"},
+            {"role": "user", "content": " r "}]
+    assert AS_MESSAGES(example, None, "stripped") == [*said, {"role": "assistant", "content": "last"}]
+    kept = {"role": "assistant", "content": "last", "reasoning": "why"}
+    assert AS_MESSAGES(example, None, "kept") == [*said, kept]
+    given, _ = CLEAN(chat_row(QUESTION, ANSWER, reasoning="r"), True)
+    assert AS_MESSAGES(given, None, "kept")[-1]["reasoning"] == "r"
+    assert clean(chat_row(QUESTION, ANSWER), need_reasoning=True) == "no reasoning"
+    assert AS_MESSAGES(example, "S", "stripped")[0] == {"role": "system", "content": "S"}
+    own, _ = CLEAN(chat_row(("system", "mine"), QUESTION, ANSWER), False)
+    assert [m["content"] for m in AS_MESSAGES(own, "S", "stripped")] == ["mine", "q", "a"]
+
+
+@every
+def test_the_example_of_ones_own_data(tokenizer):
+    """Ten rows, one of them faulty and one with two answers: every answer is trained, nothing else."""
+    rows = load(NOTEBOOK, "read_rows")("data/own_example.jsonl")
+    cleaned = [CLEAN(row, False) for row in rows]
+    assert len(rows) == 10 and Counter(problem for _, problem in cleaned) == {
+        "": 9, "no answer at the end": 1}
+    chats = [AS_MESSAGES(example, "S", "stripped") for example, problem in cleaned if not problem]
+    assert sorted(sum(m["role"] == "assistant" for m in c) for c in chats) == [1] * 8 + [2]
+    check_row = load(NOTEBOOK, "check_row")
+    for messages, (ids, mask) in zip(chats, chat.render_chats(tokenizer, chats), strict=True):
+        assert not any("think" in message["content"] for message in messages)
+        check_row(tokenizer, messages, ids, mask)
+        if tokenizer is not TOKENIZERS["Gemma-like"]:  # there an id may span "model\n" and the answer
+            trained = tokenizer.decode([number for number, on in zip(ids, mask) if on])
+            answers = [m["content"] for m in messages if m["role"] == "assistant"]
+            assert trained == "".join(answer + "<turn|>" for answer in answers)
+
+
+@pytest.mark.parametrize("harm", ["mask one late", "mask one early", "a question trained",
+                                  "the first answer not trained", "another id", "no turn end"])
+def test_the_notebooks_own_check_of_a_row_can_fail(harm):
+    check_row, tokenizer = load(NOTEBOOK, "check_row"), TOKENIZERS["tiny"]
+    messages = [*messages_of("one", "S", [("yes", "two")]), {"role": "assistant", "content": "three"}]
+    ids, mask = chat.render(tokenizer, messages)
+    check_row(tokenizer, messages, ids, mask)
+    first, last = mask.index(True), len(chat.prompt_ids(tokenizer, messages[:-1]))
+    if harm == "mask one late":
+        mask[last] = False
+    elif harm == "mask one early":
+        mask[last - 1] = True
+    elif harm == "a question trained":
+        mask[2] = True
+    elif harm == "the first answer not trained":
+        mask[first:last] = [False] * (last - first)
+    elif harm == "another id":
+        ids[5] += 1
+    else:
+        ids, mask = ids[:-1], mask[:-1]
+    with pytest.raises((AssertionError, ValueError)):
+        check_row(tokenizer, messages, ids, mask)
+
+
+def test_the_notebook_runs_on_data_of_ones_own(tmp_path):
+    """All of 02 on the ten rows, as a reader would: another `source`, a larger share held out."""
+    source = (ROOT / NOTEBOOK).read_text()
+    for old, new in (('source="data/tiny"', 'source="data/own_example.jsonl"'),
+                     ("validation=0.05", "validation=0.4")):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    script = tmp_path / NOTEBOOK
+    script.write_text(source)
+    answer = subprocess.run(
+        [sys.executable, script], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(tmp_path / "run"), "MPLBACKEND": "agg"})
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    meta = json.loads((tmp_path / "run/data/meta.json").read_text())
+    assert meta["rows_in"] == 10 and meta["dropped"]["no answer at the end"] == 1
+    assert meta["train_examples"] + meta["val_examples"] == meta["rows_kept"] == 9
+    assert meta["source"] == "data/own_example.jsonl"
 
 
 def test_files_are_read_line_by_line(tmp_path):

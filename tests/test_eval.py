@@ -295,6 +295,44 @@ def test_ceiling_of_the_full_set(folder, winnable, clean):
         assert sum(v.mismatches == 0 for v in verdicts) == clean
 
 
+def test_an_answer_that_only_the_testbench_own_timeout_fails_is_counted_apart():
+    """As Prob082 and Prob141: TIMEOUT first, then 0 mismatches; verilog-eval fails whatever follows."""
+    bench = """module tb;
+  wire a, b;
+  RefModule r(a); TopModule t(b);
+  initial begin #5; {early} $display("Mismatches: %0d in %0d samples", (a !== b), 7); $finish; end
+endmodule"""
+    code = "module TopModule(output o);\n  assign o = {};\nendmodule\n"
+    reference = code.format(1).replace("TopModule", "RefModule")
+    found = {}
+    for name, early in (("late", '$display("TIMEOUT");'), ("fine", "")):
+        problem = verilog.Problem(name, "p", reference, bench.replace("{early}", early))
+        samples = {("a", name, bit): {"text": code.format(bit), "finish": "stop", "tokens": 1}
+                   for bit in (1, 0)}
+        frame, _ = load(NOTEBOOK, "judge_answers")(samples, [problem])
+        found[name] = list(zip(frame.category, frame.late, frame.passed))
+    assert found == {"late": [("timeout", True, False), ("timeout", False, False)],
+                     "fine": [("pass", False, True), ("mismatch", False, False)]}
+
+
+def test_the_pinned_commit_is_fetched_once(tmp_path):
+    fetch, source = load(NOTEBOOK, "fetch"), tmp_path / "source"
+    (source / "dataset").mkdir(parents=True)
+    (source / "dataset" / "Prob001_a_prompt.txt").write_text("x")
+    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    folder = tmp_path / "checkout" / "dataset"
+    assert verilog.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
+    shutil.rmtree(source)
+    assert fetch(folder, str(source), commit) == folder, "what is there is not fetched again"
+    with pytest.raises(UserError, match="could not be fetched. Put a checkout of it at"):
+        fetch(tmp_path / "other" / "dataset", str(source), commit)
+    assert "{checkout}" in load(NOTEBOOK, "Settings", "Plan", "PUBLISHED", "GREEDY", "MANY", "OFFICIAL",
+                                "OFFICIAL_GREEDY")[0].problems
+
+
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
     problems = [*PROBLEMS.values(), *verilog.load_problems(ROOT / "data/tiny_eval")]
     verdicts = load(NOTEBOOK, "judge_references")(problems)
@@ -545,6 +583,21 @@ def test_prompts_are_the_official_ones_and_ours_without_hints():
                                    interface="module TopModule(\n  input a\n);\n")
     text = messages_for(complete, "official", None)[1]["content"]
     assert "// Choose.\n" in text and "\nmodule TopModule(\n  input a\n);" in text
+
+
+def test_prompts_think_only_where_training_did():
+    from helpers import chat
+    all_prompts, messages_for = load(NOTEBOOK, "all_prompts", "messages_for")
+    tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
+    problems, plans = list(PROBLEMS.values()), (Plan("a"), Plan("b", "official"))
+    for reasoning, thinking in (("stripped", False), ("kept", True)):
+        prompts = all_prompts(tokenizer, problems, plans, {"reasoning": reasoning, "system": "S"})
+        assert set(prompts) == {(w, p.name) for w in ("ours", "official") for p in problems}
+        for (wording, name), ids in prompts.items():
+            messages = messages_for(PROBLEMS[name], wording, "S")
+            assert ids == list(tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=True,
+                enable_thinking=thinking)["input_ids"])
 
 
 # ---- Statistics ----

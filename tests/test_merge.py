@@ -31,7 +31,8 @@ import bench_merge  # noqa: E402
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: run ./setup.sh serve")
 RANK, ALPHA, PREFIX = 4, 8.0, "model.language_model."
-NAMES = ("Settings", "verify", "read_tensor", "fingerprint", "export_text", "norm_table", "proof")
+NAMES = ("Settings", "verify", "read_tensor", "fingerprint", "export_text", "norm_table", "proof",
+         "model_card")
 nb = SimpleNamespace(**{**vars(bench_merge.notebook()), **dict(zip(NAMES, load(
     "04_merge.py", *NAMES, *(name for name in vars(bench_merge.notebook())))))})
 TINY = random_gemma.TINY | {"vocab_size": 512, "hidden_size": 96, "intermediate_size": 160}
@@ -578,7 +579,9 @@ def run(world, tmp_path_factory):
     base = shutil.copytree(world.base, folder / "base")
     helpers.write_json(folder / "train" / "recipe.json", world.recipe | {
         "base_path": str(base), "base_sha256": gemma.fingerprint(base), "final_step": 20,
-        "checkpoints": "train/checkpoints", "adapter_dtype": "float32"})
+        "checkpoints": "train/checkpoints", "adapter_dtype": "float32", "learning_rate": 1e-3})
+    helpers.write_json(folder / "data" / "meta.json", {
+        "source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped"})
 
     def execute():
         env = os.environ | {"RUN_DIR": str(folder), "SIZE": "tiny", "MPLBACKEND": "agg"}
@@ -596,13 +599,36 @@ def test_notebook_writes_all_and_the_second_run_nothing(run, merged):
         found = {path.name: helpers.sha256_file(path) for path in (run.folder / folder).iterdir()}
         assert found == record[files] and found
     assert record["step"] == 20 and record["recipe"]["rank"] == RANK
-    assert (run.folder / "figures" / "04_delta.png").exists()
+    card = (run.folder / "model_card.md").read_text()
+    assert "rank 4, alpha 8" in card and "1,234 trained tokens" in card and "not run yet" in card
+    for name in ("map", "path", "delta"):
+        assert (run.folder / "figures" / f"04_{name}.png").stat().st_size > 10_000
     for path in merged.glob("*.safetensors"):
         assert path.read_bytes() == (run.folder / "merged" / path.name).read_bytes()
     stamp = (run.folder / "merged" / "config.json").stat().st_mtime_ns
     second = run.execute()
     assert second.returncode == 0 and "nothing to do" in second.stdout
     assert (run.folder / "merged" / "config.json").stat().st_mtime_ns == stamp
+
+
+def test_the_card_is_valid_and_says_how_the_model_does(world):
+    import yaml
+    record = {"step": 20, "recipe": world.recipe | {"learning_rate": 1e-3, "base_model": "google/x"}}
+    data = {"source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped"}
+    score = lambda value: {"pass@1": value, "pass@1_interval": [value / 2, 1.0], "n_problems": 156}
+    card = nb.model_card(record, data, {"base": score(0.25), "tuned": score(0.5),
+                                        "plan": {"n": 5, "temperature": 0.8}})
+    _, head, text = card.split("---\n", 2)
+    assert yaml.safe_load(head) == {"base_model": "google/x", "license": "apache-2.0",
+                                    "tags": ["verilog", "lora"]}
+    assert "tuned: pass@1 0.500 [0.250, 1.000] on 156 problems, 5 answers each" in text
+    assert "not run yet" not in text and "not run yet" in nb.model_card(record, data, None)
+
+
+def test_nothing_is_uploaded_unless_asked_for():
+    assert load("04_merge.py", "FULL", "E2B", "TINY", "Settings")[0].upload == ""
+    source = (ROOT / "04_merge.py").read_text()
+    assert source.count("HfApi()") == 1 and "if cfg.upload:\n    from huggingface_hub" in source
 
 
 @pytest.mark.parametrize("damage, message", [

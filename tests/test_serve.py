@@ -116,6 +116,30 @@ def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter):
         explain([*every_command(adapter)[0], "--speed-up"])
 
 
+def test_docker_compose_is_the_same_container(adapter):
+    """Read the file as Compose would, and put the `docker run` command together again."""
+    import yaml
+    compose = load("05_serve_vllm.py", "compose")
+    for command in every_command(adapter)[:3]:
+        text = yaml.safe_dump(compose(command), sort_keys=False)
+        content = yaml.safe_load(text)
+        service = content["services"]["vllm"]
+        again = {"docker", "run", "--rm", "--name", service.pop("container_name"), "--network",
+                 service.pop("network_mode"), "--shm-size", service.pop("shm_size"), "--entrypoint",
+                 service.pop("entrypoint"), service.pop("image")}
+        for option, key in (("-v", "volumes"), ("-e", "environment")):
+            again |= {option, *service.pop(key)}
+        if service.pop("privileged", False):
+            again.add("--privileged")
+        if deploy := service.pop("deploy", None):
+            again |= {"--gpus", deploy["resources"]["reservations"]["devices"][0]["count"]}
+        assert service.pop("command") == command[command.index("serve"):] and not service
+        assert again == set(command[:command.index("serve")])
+        assert set(content["volumes"]) == ({"vllm-xla-cache"} if "--privileged" in command else set())
+    with pytest.raises(AssertionError, match="no place for --init"):
+        compose(["docker", "run", "--init", *every_command(adapter)[0][2:]])
+
+
 def test_shell_blocks_in_the_text_are_valid_bash():
     text = re.sub(r"(?m)^# ?", "", (ROOT / "05_serve_vllm.py").read_text())
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.S)
@@ -170,6 +194,22 @@ def test_padding_to_buckets_against_brute_force():
         assert padded(tokens) == whole + min(b for b in buckets if b >= rest)
 
 
+def test_prompts_think_only_where_training_did():
+    from helpers import chat
+    as_trained = load("05_serve_vllm.py", "as_trained")
+    tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
+    messages, seen = [{"role": "user", "content": "a counter"}], []
+    for reasoning, wanted in (("stripped", False), ("kept", True)):
+        thinking, template = as_trained({"reasoning": reasoning})
+        assert thinking is wanted
+        ids = chat.prompt_ids(tokenizer, messages, thinking)
+        theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True,
+                                               **template["chat_template_kwargs"])["input_ids"]
+        assert ids == list(theirs)
+        seen.append(ids)
+    assert seen[0] != seen[1], "the template has a thinking prompt"
+
+
 def test_a_changed_or_missing_file_is_not_served(tmp_path):
     check_files = load("05_serve_vllm.py", "check_files")
     (tmp_path / "a").write_text("one")
@@ -198,6 +238,12 @@ if mode == "memory":
 if mode == "hangs":
     print("INFO 11-21 04:09:03 [x.py:1] compiling", flush=True)
     time.sleep(600)
+if mode == "slow":
+    time.sleep(2)
+if mode == "slowly dies":
+    time.sleep(1)
+    print("(Worker pid=1) ERROR 11-21 04:09:03 [x.py:1] ValueError: the shard is broken")
+    sys.exit(1)
 if mode == "family":  # as vLLM: an engine and a worker below the server
     code = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
     subprocess.Popen([sys.executable, "-c", code])
@@ -267,6 +313,26 @@ def test_two_slots_run_side_by_side_and_the_command_line_stops_both(life, tmp_pa
     assert done.returncode == 0 and "stopped" in done.stdout, done.stderr
     for record in (first, second):
         assert not [p for p in server.members(record)]
+
+
+def test_a_server_that_is_still_starting_is_waited_for_not_started_again(life, capsys):
+    begin = time.monotonic()
+    first = life("slow", wait=False)
+    assert time.monotonic() - begin < 1.5 and "ready_seconds" not in first
+    with pytest.raises(helpers.UserError, match="does not answer"):
+        server.current()
+    assert life("slow", wait=False)["pid"] == first["pid"], "still starting, still the same"
+    second = life("slow")
+    assert second["pid"] == first["pid"] and second["ready_seconds"] >= 1.5
+    assert "healthy after" in capsys.readouterr().out
+    assert json.loads(server.record_path().read_text())["ready_seconds"] == second["ready_seconds"]
+
+
+def test_a_server_that_dies_while_nobody_waits_says_why_when_somebody_does(life):
+    first = life("slowly dies", wait=False)
+    with pytest.raises(helpers.UserError, match="ended after .* the shard is broken"):
+        life("slowly dies")
+    assert not server.record_path().exists() and gone([first["pid"]])
 
 
 def test_stop_ends_the_whole_family(life):
@@ -401,6 +467,9 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
                           {"role": "user", "content": "again"}]):
             theirs = server.post(record, "/tokenize", {"model": "tiny", "messages": messages})
             assert theirs["tokens"] == [int(i) for i in chat.prompt_ids(tokenizer, messages)]
+            kept = server.post(record, "/tokenize", {"model": "tiny", "messages": messages,
+                                                     "chat_template_kwargs": {"enable_thinking": True}})
+            assert kept["tokens"] == chat.prompt_ids(tokenizer, messages, thinking=True) != theirs["tokens"]
         ids, end = theirs["tokens"], chat.special_ids(tokenizer)[chat.TURN_END]
         body = {"model": "tiny", "prompt": ids, "max_tokens": 20, "temperature": 0}
         forced = server.post(record, "/v1/completions", {**body, "logit_bias": {str(end): 100}})

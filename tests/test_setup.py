@@ -26,7 +26,7 @@ def test_scripts_parse(script):
     assert bash("-n", script).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["train", "tpu", "serve-cpu", "test"])
+@pytest.mark.parametrize("name", ["train", "tpu", "serve-cpu", "test", "browser"])
 def test_requirements_are_pinned(name):
     for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
         line = line.split("#")[0].split(";")[0].strip()

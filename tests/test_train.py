@@ -298,6 +298,30 @@ def test_examples_of_a_row_do_not_see_each_other(nb, tiny):
     assert np.abs(before - after)[0, ~others].max() > 1e-3
 
 
+@pytest.mark.parametrize("shape", ["TINY", "E2B"])
+def test_the_proof_of_packing_holds_and_can_fail(nb, tmp_path, shape):
+    """What section 7 of the notebook compares, also for shared keys and per-layer inputs."""
+    folder = random_gemma.write(tmp_path, getattr(random_gemma, shape))
+    config = gemma.config_from_hf(folder, dtype="float32")
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    model = randomise_b(gemma.inject_lora(gemma.load_base(folder, config, mesh), 4, 8.0, mesh))
+    rows = jax.tree.map(lambda array: array[0], packed(nb, 1))
+    alone = nb.alone(rows)
+    assert len(alone[0]) == rows.segment_ids.max(-1).sum() > len(rows.tokens)
+    assert alone[1].sum() == rows.loss_mask.sum()
+
+    def packed_loss(rows):
+        total, tokens = nb.make_loss(31)(model, rows)
+        return float(total / tokens)
+    with gemma.use_mesh(mesh):
+        single = float(nb.textbook_loss(model, *alone))
+        assert abs(packed_loss(rows) - single) < 1e-5
+        one_segment = rows.replace(segment_ids=np.minimum(rows.segment_ids, 1))
+        assert abs(packed_loss(one_segment) - single) > 1e-3
+        running = rows.replace(positions=np.tile(np.arange(32, dtype=np.int32), (2, 1)))
+        assert abs(packed_loss(running) - single) < 1e-5  # rotary positions: only distances count
+
+
 def test_clipping_and_the_logged_norm(nb, tiny):
     import optax
     mesh, batch = tiny[1], packed(nb)
@@ -572,7 +596,8 @@ def test_kill_9_at_three_points_changes_no_bit(tmp_path):
         assert run_driver(folder, steps, when), f"finished before it was killed {name}"
         assert steps_logged(folder) < steps
         run_driver(folder, steps)
-        assert "training from step 0" not in (folder / "out.txt").read_text().split("training", 2)[-1]
+        starts = re.findall(r"training from step (\d+)", (folder / "out.txt").read_text())
+        assert starts[0] == "0" and len(starts) == 2 and 0 < int(starts[1]) < steps, name
         assert read_log(folder) == read_log(tmp_path / "whole"), name
         assert final_arrays(folder, steps) == final_arrays(tmp_path / "whole", steps), name
 

@@ -22,6 +22,7 @@ from conftest import load
 from helpers import gemma
 
 NAMES = ("Batch", "PackedRows", "make_dataset", "packed_mask", "Headless", "hidden_states", "make_loss",
+         "alone", "textbook_loss",
          "make_optimizer", "make_micro_loss", "make_train_step", "make_eval_step", "PackedTrainer",
          "StepLog", "Batches", "LoggedTrainer", "saved_recipe", "refuse_another_recipe",
          "validation_batch", "mesh_table", "lora_table")
@@ -80,6 +81,7 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
     model_config = gemma.config_from_hf(folder / "base", dtype=dtype)
     mesh = gemma.make_mesh(model_config)
     model = gemma.load_base(folder / "base", model_config, mesh)
+    gemma.use_block_attention(model, 16)
     model = gemma.inject_lora(gemma.place(model, mesh), rank, 2.0 * rank, mesh)
     rows = 2 * mesh.shape["fsdp"]
     dataset = nb.make_dataset(nb.PackedRows(folder / "data" / "train"), 2, rows, seed=3)

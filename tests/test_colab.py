@@ -1,0 +1,202 @@
+"""A notebook opened alone, as Colab opens it: an empty folder, a fresh Python, the clone, the installation.
+
+    .venv/bin/python -m pytest tests/test_colab.py
+
+The clone comes from a local mirror of this working tree, and pip's index is whatever this machine has.
+Not simulated: the packages that Colab has installed beforehand, and Google Drive itself; a folder on
+another file system, with a space in its path, stands in for it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+from conftest import ROOT
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+import helpers
+
+sys.path.insert(0, str(ROOT / "tools"))
+SHM = Path("/dev/shm")
+REPOSITORY = "gemma4-on-tpu"
+
+
+def find_python(version):
+    """An interpreter of this version, or None."""
+    own = Path(sys.base_prefix) / "bin" / f"python{version}"
+    places = [own, shutil.which(f"python{version}"),
+              *sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))]
+    for place in places:
+        if place and subprocess.run([place, "-c", "import ensurepip, venv"],
+                                    capture_output=True).returncode == 0:
+            return str(place)
+    return None
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    """A bare repository that holds the files git would commit now; gives its address."""
+    folder = tmp_path_factory.mktemp("mirror")
+    tree, bare = folder / "tree", folder / "bare.git"
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
+                            capture_output=True, text=True).stdout.splitlines()
+    for name in listed:
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"],
+                  ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-q", "-m", "state"],
+                  ["clone", "-q", "--bare", ".", str(bare)]):
+        subprocess.run(["git", *words], cwd=tree, check=True)
+    return bare.as_uri()
+
+
+@pytest.fixture(scope="module", params=["3.11", "3.12"])
+def fresh(request, tmp_path_factory):
+    """A new environment with nothing but a kernel in it; gives its folder, kernel spec included."""
+    python = find_python(request.param)
+    if python is None:
+        pytest.skip(f"no Python {request.param} on this machine")
+    folder = tmp_path_factory.mktemp(f"fresh{request.param}")
+    subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
+    subprocess.run([folder / "venv/bin/python", "-m", "pip", "install", "-q", "ipykernel"], check=True,
+                   capture_output=True)
+    return folder / "venv"
+
+
+class Colab:
+    """One machine of Colab's: a notebook in an empty folder, and a kernel that starts there."""
+
+    def __init__(self, folder, venv, mirror, **env):
+        self.folder = folder
+        kept = {name: value for name, value in os.environ.items() if name not in (
+            "SIZE", "RUN_DIR", "PYTHONPATH", "VIRTUAL_ENV", "MPLBACKEND", "XLA_FLAGS", "JAX_PLATFORMS")}
+        self.env = {**kept, "REPOSITORY_URL": mirror, "JUPYTER_PREFER_ENV_PATH": "1",
+                    "JUPYTER_PATH": str(venv / "share" / "jupyter"), **env}
+
+    def open(self, source):
+        """The notebook alone, without outputs, and a client that is about to run it."""
+        notebook = jupytext.read(ROOT / source)
+        nbformat.write(notebook, self.folder / f"{Path(source).stem}.ipynb")
+        client = NotebookClient(notebook, timeout=1_800, kernel_name="fresh",
+                                resources={"metadata": {"path": str(self.folder)}})
+        return notebook, client
+
+
+@pytest.fixture
+def colab(fresh, mirror, tmp_path, monkeypatch):
+    """Give a function that makes such a machine."""
+    spec = fresh / "share" / "jupyter" / "kernels" / "fresh"
+    shutil.copytree(fresh / "share" / "jupyter" / "kernels" / "python3", spec, dirs_exist_ok=True)
+    text = (spec / "kernel.json").read_text()
+    (spec / "kernel.json").write_text(re.sub(r'"python[0-9.]*"', f'"{fresh}/bin/python"', text, count=1))
+    monkeypatch.setenv("JUPYTER_PATH", str(fresh / "share" / "jupyter"))
+
+    def make(**env):
+        folder = tmp_path / "content"
+        folder.mkdir()
+        return Colab(folder, fresh, mirror, **env)
+    return make
+
+
+def printed(notebook):
+    """What the cells printed, and that no cell failed or complained."""
+    text = ""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            assert output.output_type != "error", (cell.source[:80], output.evalue)
+            assert output.get("name") != "stderr", (cell.source[:80], output.text)
+            text += output.get("text", "")
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["01_setup.py", "02_data.py"])
+def test_a_notebook_alone_clones_installs_and_runs(colab, fresh, source):
+    machine = colab()
+    notebook, client = machine.open(source)
+    client.execute(env=machine.env)
+    text = printed(notebook)
+    version = re.search(r"\d+\.\d+", (fresh / "pyvenv.cfg").read_text().split("version")[1])[0]
+    assert f"python {version}." in text and "size tiny (0 TPU chips found" in text
+    assert sorted(path.name for path in machine.folder.iterdir()) == sorted(
+        [REPOSITORY, f"{Path(source).stem}.ipynb"])
+    run = machine.folder / REPOSITORY / "runs" / "tiny"
+    assert (run / {"01_setup.py": "setup.json", "02_data.py": "data/meta.json"}[source]).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHM.is_dir(), reason="no second file system to write to")
+def test_04_alone_offers_a_cell_that_runs_what_is_missing(colab, tmp_path):
+    """RUN_DIR is a folder on another file system, with a space in its path, as a mounted Drive has."""
+    drive = SHM / f"gemma4-test-{os.getpid()}" / "My Drive"
+    assert os.stat(SHM).st_dev != os.stat(tmp_path).st_dev
+    run = drive / "gemma run"
+    machine = colab(RUN_DIR=str(run))
+    notebook, client = machine.open("04_merge.py")
+    try:
+        with client.setup_kernel(env=machine.env):
+            offered = []
+            for place, cell in enumerate(notebook.cells):
+                if cell.cell_type != "code":
+                    continue
+                try:
+                    client.execute_cell(cell, place)
+                except CellExecutionError as error:
+                    assert not offered, error
+                    said = "\n".join(cell.outputs[-1].traceback)
+                    assert said.startswith("Error: ") and "03_train" in said and "\n" not in said
+                    offered = re.findall(r"helpers\.\w+\(.*?\)$", said)
+                    client.execute_cell(nbformat.v4.new_code_cell(offered[0]), place)
+                    client.execute_cell(cell, place)
+        assert offered == ['helpers.catch_up("03")']
+        printed(notebook)
+        for name in ("setup.json", "data/meta.json", "train/recipe.json", "merge.json", "merged",
+                     "adapter/adapter_model.safetensors"):
+            assert (run / name).exists(), name
+        assert not (machine.folder / REPOSITORY / "runs").exists(), "all results went to RUN_DIR"
+    finally:
+        shutil.rmtree(drive.parent, ignore_errors=True)
+
+
+# ── The offer itself, without a new machine ──
+
+def test_missing_input_offers_a_cell_at_tiny_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIZE", "tiny")
+    with pytest.raises(helpers.UserError, match=r'helpers\.catch_up\("03"\)$'):
+        helpers.require(tmp_path / "recipe.json", "03_train.py")
+    monkeypatch.setenv("SIZE", "31b")  # days of a machine that costs money are not a cell
+    with pytest.raises(helpers.UserError) as error:
+        helpers.require(tmp_path / "recipe.json", "03_train.py")
+    assert "catch_up" not in str(error.value)
+
+
+@pytest.fixture
+def small_series(tmp_path, monkeypatch):
+    """Four notebooks of one line each, which write down that they ran."""
+    monkeypatch.setattr(helpers.run, "__file__", str(tmp_path / "helpers" / "run.py"))
+    for number in ("01", "02", "03", "10"):
+        (tmp_path / f"{number}_x.py").write_text(
+            f"import os\nopen('ran', 'a').write('{number} ' + os.environ['MPLBACKEND'] + ' ')\n")
+    return tmp_path
+
+
+def test_catching_up_runs_the_earlier_notebooks_in_order(small_series, capsys):
+    helpers.catch_up("02")
+    assert (small_series / "ran").read_text() == "01 agg 02 agg "
+    assert re.search(r"01_x: done in .*\n(.*\n)*02_x: done in", capsys.readouterr().out)
+
+
+def test_catching_up_stops_at_the_first_failure(small_series):
+    (small_series / "02_x.py").write_text(
+        "import sys\nprint('noise', file=sys.stderr)\nsys.exit('Error: the disk is full')\n")
+    with pytest.raises(helpers.UserError, match="^02_x failed: the disk is full$"):
+        helpers.catch_up("03")
+    assert (small_series / "ran").read_text() == "01 agg "

@@ -1,0 +1,105 @@
+"""Draw the README's figure from data/dryrun/v5p-8_31b.csv, and count reading times.
+
+    .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
+    .venv/bin/python tools/readme_figure.py reading    print the minutes that the README states
+"""
+
+import csv
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
+FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
+WORDS_PER_MINUTE, LINES_PER_MINUTE = 200, 20
+
+
+def road(table=TABLE):
+    """The rows from `published` to `ours`: [(label, tokens/s estimated, tokens/s by roofline)]."""
+    with open(table, newline="") as file:
+        rows = {row["recipe"]: row for row in csv.DictReader(file)}
+    between = [name for name in rows if name.startswith("published + ")]
+    names = ["published", *sorted(between, key=lambda name: name.count(",")), "ours"]
+    return [(name, *(float(rows[name][column]) for column in (
+        "real_tokens_per_second", "real_tokens_per_second_roofline"))) for name in names]
+
+
+def described(points):
+    """The figure's numbers as text: it travels in the file, so that a test can compare."""
+    return "; ".join(f"{name}: {estimate:.0f}, roofline {roofline:.0f}"
+                     for name, estimate, roofline in points)
+
+
+def label_of(name):
+    """What a reader sees for a row of the table."""
+    return {"published": "published recipe", "ours": "this series: packed rows,\nour step"}.get(
+        name, name.replace("published + ", "+ ").replace(", ", "\n+ "))
+
+
+def draw(points, target):
+    """Horizontal bars: real tokens per second by the TPU compiler's estimate, one per recipe."""
+    import matplotlib
+    matplotlib.use("agg")
+    from helpers import style
+    from helpers.machine import published
+    measured = published("training_results", "metric", "tpu")["throughput"]
+    fig, ax = style.figure(8.0, 1.3 + 0.52 * len(points))
+    first, last = points[0][1], points[-1][1]
+    for row, (_, estimate, roofline) in enumerate(points):
+        color = style.BLUE if row == len(points) - 1 else style.SKY
+        ax.barh(row, estimate, height=0.62, color=color)
+        ax.plot([roofline] * 2, [row - 0.31, row + 0.31], color=style.BLACK, lw=1.6)
+        text = f"{estimate:,.0f}" + (f", {estimate / first:.1f} times as many" if row else "")
+        ax.text(max(estimate, roofline) + 0.012 * last, row - 0.16 * (not row), text, va="center",
+                fontsize=9.5)
+    ax.plot(measured, 0, "o", color=style.RED, ms=6)
+    ax.text(max(points[0][1:]) + 0.012 * last, 0.2, color=style.RED, va="center", fontsize=9,
+            s=f"{measured:,.0f} measured by its authors (dot)")
+    widest = max(max(estimate, roofline) for _, estimate, roofline in points)
+    ax.set(yticks=range(len(points)), yticklabels=[label_of(name) for name, *_ in points],
+           xlabel="the TPU compiler's estimate, not a measurement; black mark: the roofline",
+           xlim=(0, 1.36 * widest), ylim=(len(points) - 0.5, -0.6),
+           title="Real tokens per second: LoRA on Gemma 4 31B, one v5p-8")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.grid(axis="y", visible=False)
+    fig.supxlabel("Source: notebook 08, data/dryrun/v5p-8_31b.csv; measured: arXiv 2605.25645, "
+                  "S5.1", fontsize=8, color=style.GREY, x=0.01, ha="left")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(target, metadata={"Date": None, "Description": described(points)})
+
+
+def reading_minutes(source):
+    """Minutes for a notebook: words of prose / 200 + lines of code / 20, without the opening."""
+    import jupytext
+    cells = jupytext.read(source).cells
+    last = max(i for i, cell in enumerate(cells) if "helpers.machine(" in cell.source)
+    words = lines = 0
+    for i, cell in enumerate(cells):
+        if cell.cell_type == "markdown":
+            words += len(re.findall(r"\w+", re.sub(r"\]\([^)]*\)", "]", cell.source)))
+        elif i > last:
+            lines += sum(bool(line.strip()) for line in cell.source.splitlines())
+    return words / WORDS_PER_MINUTE + lines / LINES_PER_MINUTE
+
+
+def main():
+    """Draw the figure, or print the reading times."""
+    if "reading" in sys.argv[1:]:
+        sources = sorted(ROOT.glob("[0-9][0-9]_*.py"))
+        minutes = {path.stem: reading_minutes(path) for path in sources}
+        for name, value in minutes.items():
+            print(f"{name:15} {value:5.1f} -> {5 * round(value / 5)} min")
+        print(f"{'all':15} {sum(minutes.values()) / 60:.1f} h")
+    elif not TABLE.exists():
+        raise SystemExit(f"{TABLE.relative_to(ROOT)} is missing: DRYRUN=full in notebook 08 "
+                         "makes it")
+    else:
+        points = road()
+        draw(points, FIGURE)
+        print(f"{FIGURE.relative_to(ROOT)}: {described(points)}")
+
+
+if __name__ == "__main__":
+    main()
