@@ -152,6 +152,12 @@ display(machines.map("{:,.4g}".format))
 # the vendor's sheet or against the recipe itself.
 
 # %%
+def words(frame):
+    """A table of words: left-aligned, without row numbers."""
+    left = [{"selector": name, "props": "text-align: left"} for name in ("th", "td")]
+    return frame.style.hide(axis="index").set_table_styles(left)
+
+
 train = published("hardware_training", "spec", "tpu")
 mesh = published("mesh_validity", "item", "tp8")
 claims = pd.DataFrame([
@@ -168,7 +174,8 @@ claims = pd.DataFrame([
 ], columns=["what", "published", "sheet, or what was done", "remark"])
 agree = claims["published"] == claims["sheet, or what was done"]
 claims.insert(3, "agrees", agree.map({True: "yes", False: "no"}))
-display(claims)
+claims = claims.map(lambda value: f"{value:,.5g}" if isinstance(value, float) else value)
+display(words(claims))
 
 # %% [markdown]
 # What this means: plan with 448 GB of host RAM. *Tensor parallelism* of 8 cuts every matrix into
@@ -254,12 +261,13 @@ for name, slice_name, zone in (("gemma4-train", cfg.train_slice, cfg.train_zone)
 # %% [markdown]
 # What this means: two machines, used one after the other, each of which ends by itself. If spot has
 # no capacity, `--provisioning-model=FLEX_START` with `--request-valid-for-duration=2h` waits in
-# line for it (up to seven days of run time).
+# line for it (up to seven days of run time; fewer zones have it).
 #
 # **The classic way** is the Cloud TPU API, which most guides on the web still show. Google says it
 # is no longer under active development. It wants an *accelerator type* and a *runtime version* that
-# must fit each other: with the wrong one the chips do not appear. It has no guard on run time, and
-# a boot disk of 97 GB that cannot be enlarged. The second form waits in a queue.
+# must fit each other: with the wrong one the chips do not appear. As written below it has no guard
+# on run time (only its flex-start requests, in `gcloud alpha`, take `--max-run-duration`), and a
+# boot disk of 97 GB that cannot be enlarged. The last form waits in a queue.
 
 # %%
 def classic_command(name, slice_name, zone, spot, queued=False):
@@ -478,12 +486,14 @@ icarus = icarus.partition("\n")[0]
 checks = {"Python": check_python(sys.version_info),
           "room in TMPDIR": check_space(tmpdir, free_gb, cfg.checkpoint_gb),
           "devices": check_devices(devices, cfg.devices), "Icarus Verilog": check_icarus(icarus)}
-display(pd.DataFrame([(name, "✓" if fine else "✗", text) for name, (fine, text) in checks.items()],
-                     columns=["check", "", "found"]))
+found = pd.DataFrame([(name, "✓" if fine else "✗", text) for name, (fine, text) in checks.items()],
+                     columns=["check", "fine", "found"])
+display(words(found))
 
 # %% [markdown]
-# What this means: with four ticks the machine can run its part of the series. Icarus 11 compiles
-# 153 of verilog-eval's 156 reference solutions; 07 prints that ceiling beside every score.
+# What this means: with four ticks the machine can run its part of the series. With Icarus 11, 153
+# of verilog-eval's 156 reference solutions show no mismatch; 07 prints the ceiling that follows
+# beside every score.
 #
 # ## 7. Write it down
 # `setup.json` says on what this run was made. Then, and only then, we stop if something is wrong:

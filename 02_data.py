@@ -67,6 +67,7 @@ helpers.machine()
 # series.
 
 # %%
+import bisect
 import functools
 import gzip
 import hashlib
@@ -557,7 +558,8 @@ def render_all(tokenizer, chats, folder, chunk=500):
         parts = [chats[place:place + chunk] for place in range(0, len(chats), chunk)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # encoding needs no Python lock
             for part in pool.map(functools.partial(chat.render_chats, tokenizer), parts):
-                rendered += [(np.array(ids, np.int32), np.array(mask)) for ids, mask in part]
+                rendered += [(np.array(ids, np.int32), np.frombuffer(bytes(mask), bool))
+                             for ids, mask in part]
                 progress.update(len(part))
         with helpers.atomic_dir(folder) as beside:
             np.save(beside / "ids.npy", np.concatenate([ids for ids, _ in rendered]))
@@ -583,29 +585,33 @@ if cfg.max_tokens < lengths.min():
 # %% [markdown]
 # A fixed row length has two costs. A short limit loses examples, a long one, without packing, is
 # mostly padding. The histogram shows the lengths, the table both costs. Its last column is what
-# packing makes of the same examples; the packer comes from Grain, and section 9 looks inside.
+# packing makes of the same examples: best fit, that is, each example goes into the fullest row
+# that still has room for it. Knowing the lengths is enough to decide that. (Grain has packers in
+# its experimental part; a test compares how full their rows are.)
 
 # %%
-def pack(ids, masks, length, seed, bins=512):
-    """Yield rows of `length` ids: whole examples side by side, by best fit."""
-    source = [{"tokens": row, "loss_mask": mask} for row, mask in zip(ids, masks, strict=True)]
-    in_memory = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)  # nothing to wait for
-    examples = grain.MapDataset.source(source).seed(seed).shuffle().to_iter_dataset(in_memory)
-    for row in grain.experimental.BestFitPackIterDataset(
-            examples, length_struct={"tokens": length, "loss_mask": length},
-            num_packing_bins=bins, seed=seed):
-        yield {"tokens": row["tokens"], "loss_mask": row["loss_mask"],
-               "segment_ids": row["tokens_segment_ids"], "positions": row["tokens_positions"]}
+def fill_rows(lengths, length, seed):
+    """Share examples out to rows of `length`, in random order, by best fit: a list for each row."""
+    rows, gaps = [], []  # gaps: (free places, row), sorted
+    for example in np.random.default_rng(seed).permutation(len(lengths)).tolist():
+        fullest = bisect.bisect_left(gaps, (int(lengths[example]), -1))
+        if fullest == len(gaps):  # none has room
+            gaps.append((length, len(rows)))
+            rows.append([])
+        free, row = gaps.pop(fullest)
+        rows[row].append(example)
+        bisect.insort(gaps, (free - int(lengths[example]), row))
+    return rows
 
 
-def length_study(ids, masks, limits, length, seed):
+def length_study(lengths, limits, length, seed):
     """For each limit: examples kept, padding without packing, real ids with packing."""
-    table, sizes = [], np.array([len(row) for row in ids])
+    table = []
     for limit in limits:
-        keep = np.flatnonzero(sizes <= limit)
-        packed = pack([ids[i] for i in keep], [masks[i] for i in keep], max(limit, length), seed)
-        places, real = sum(len(row["tokens"]) for row in packed), sizes[keep].sum()
-        table.append((limit, len(keep) / len(sizes), 1 - real / len(keep) / limit, real / places))
+        kept = lengths[lengths <= limit]
+        alone, row = kept.sum() / len(kept) / limit, max(limit, length)
+        packed = kept.sum() / row / len(fill_rows(kept, row, seed))
+        table.append((limit, len(kept) / len(lengths), 1 - alone, packed))
     return pd.DataFrame(table, columns=["longest kept", "examples kept", "padding, one per row",
                                         "real ids, packed"]).set_index("longest kept")
 
@@ -613,7 +619,7 @@ def length_study(ids, masks, limits, length, seed):
 # %%
 shares = np.percentile(lengths, [50, 90, 99, 100]).astype(int)
 limits = sorted({*shares.tolist(), cfg.max_tokens})
-study = length_study(all_ids, all_masks, limits, cfg.sequence_length, cfg.seed)
+study = length_study(lengths, limits, cfg.sequence_length, cfg.seed)
 display(study.map("{:.1%}".format))
 fig, ax = style.figure(8, 3.2)
 edges = np.linspace(0, max(lengths.max(), cfg.max_tokens) * 1.02, 60)
@@ -668,10 +674,19 @@ display(pd.DataFrame(table.items(), columns=["", "rows"]).set_index(""))
 # %%
 def pack_arrays(ids, masks, length, seed):
     """All packed rows as four arrays of shape [rows, length]."""
-    packed = list(pack(ids, masks, length, seed))
+    rows = fill_rows([len(example) for example in ids], length, seed)
     kinds = {"tokens": np.int32, "loss_mask": bool, "segment_ids": np.int32, "positions": np.int32}
-    return {name: np.stack([row[name] for row in packed]).astype(kind, copy=False)
-            for name, kind in kinds.items()}
+    packed = {name: np.zeros((len(rows), length), kind) for name, kind in kinds.items()}
+    for row, examples in enumerate(rows):
+        begin = 0
+        for segment, example in enumerate(examples, start=1):
+            end = begin + len(ids[example])
+            packed["tokens"][row, begin:end] = ids[example]
+            packed["loss_mask"][row, begin:end] = masks[example]
+            packed["segment_ids"][row, begin:end] = segment
+            packed["positions"][row, begin:end] = np.arange(end - begin)
+            begin = end
+    return packed
 
 
 arrays = {name: pack_arrays([all_ids[i] for i in part], [all_masks[i] for i in part],
@@ -886,14 +901,12 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask,
 # | tuned model worse than its base | trained on stored chats, served with the generation prompt | `chat.render`, as here |
 #
 # ## Exercises
-# 1. Grain packs examples as they come. Knowing all lengths, one can do better: take the longest
-#    first, and put each into the fullest row that still has room. Try it on `codev_lengths`.
+# 1. `fill_rows` takes the examples in random order. Best fit can do better if the longest come
+#    first. Try it on `codev_lengths`.
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# import bisect
-#
 # def rows_needed(lengths, row):
 #     gaps = []  # free places of the open rows, sorted
 #     for length in sorted(lengths, reverse=True):
@@ -906,8 +919,8 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask,
 # print(like.sum() / rows_needed(like, 4_096) / 4_096)
 # ```
 #
-# Best fit decreasing leaves about half a percent empty, where Grain leaves two. The price: long
-# examples meet long ones and short ones meet short ones, so rows are less of a random sample.
+# Best fit decreasing leaves about half a percent empty, where a random order leaves two. The price:
+# long examples meet long ones and short ones meet short ones, so rows are less of a random sample.
 #
 # </details>
 #

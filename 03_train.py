@@ -125,8 +125,8 @@ class Settings:
 FULL = Settings()
 E2B = replace(FULL, rows_per_step=4, rows_per_device=1)
 TINY = replace(FULL, rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
-               rows_per_device=2, epochs=0.4, attention_block=128, log_every=10,
-               validate_every=25, validation_rows=8, checkpoint_every=25, answer_tokens=160)
+               rows_per_device=2, epochs=0.25, attention_block=128, log_every=10,
+               validate_every=20, validation_rows=8, checkpoint_every=20, answer_tokens=160)
 cfg = helpers.choose(FULL, E2B, TINY)
 
 # %% [markdown]
@@ -213,7 +213,7 @@ def mesh_table(config, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256), widths=(1, 2, 4
 
 
 big = gemma.config_from_hf("data/configs/gemma4_31b.json")
-print(f"31B, tp=8: {gemma.mesh_problem(big, 1, 8)}. tp=32: {gemma.mesh_problem(big, 1, 32)}.")
+print(f"31B: {gemma.mesh_problem(big, 1, 8)}, {gemma.mesh_problem(big, 1, 32)}")
 mesh_table(big)
 
 # %% [markdown]
@@ -1019,7 +1019,7 @@ fig, (left, middle, right) = style.figure(10, 3.4, columns=3)
 left.plot(train.step, train.loss, color=style.BLUE, alpha=0.3)
 left.plot(train.step, smooth, color=style.BLUE, lw=2, label="training")
 left.plot(val.step, val.val_loss, "o-", color=style.ORANGE, ms=5, label="validation")
-left.set(title="Loss", xlabel="step", ylabel="nats per trained token", ylim=(0, None))
+left.set(title="Loss", xlabel="step", ylabel="nats per trained token", yscale="log")
 planned = [float(schedule(step)) for step in train.step - 1]
 middle.plot(train.step, planned, color=style.GREY, lw=5, alpha=0.5, label="planned")
 middle.plot(train.step, train.learning_rate, color=style.GREEN, label="used")
@@ -1090,9 +1090,9 @@ runs.style.format({"hours": "{:.3g}", "real tokens/s": "{:,.0f}", "USD": "{:.2f}
                    "utilisation at 4N": "{:.1%}"}, na_rep="-")
 
 # %% [markdown]
-# 5.1 % and 3.0 % of the peak: both published runs left the chips idle most of the time, so their
-# ratio says little about the chips. The paper gives reasons for its 1.61x. Each can be checked
-# with its own numbers:
+# 5.1 % and 3.0 % of the peak went to real tokens, the rest to padding, recomputation and waiting:
+# the ratio of two such runs says little about the chips. The paper gives reasons for its 1.61x.
+# Each can be checked with its own numbers:
 
 # %%
 tpu, gpu = (published("hardware_training", "spec", side) for side in ("tpu", "gpu"))
@@ -1123,7 +1123,8 @@ pd.DataFrame([
 # %% [markdown]
 # The last figure shows the published loss beside ours. The GPU curve is dashed because it is not
 # data as measured: the authors' plotting code maps it linearly onto the TPU curve's first and last
-# value, so that both start and end together by construction. Different model, data and scale: two
+# value, so that both start and end together by construction. (What it then draws are running means
+# of 20 and of 5 points, which is why the drawn ends differ.) Different model, data and scale: two
 # axes.
 
 # %%

@@ -682,18 +682,20 @@ pd.DataFrame([(path.name, path.stat().st_size) for path in sorted(out.iterdir())
 
 # %% [markdown]
 # What this costs on a checkpoint five layers deep and as wide as the 31B (5.1 GB, three shards,
-# largest tensor 231 MB, rank 64), measured with `tests/benchmarks/bench_merge.py` on two busy CPU
-# cores. Time is relative to copying the same files with fsync; memory is anonymous memory without
-# the adapters:
+# largest tensor 231 MB, rank 64), measured with `tests/benchmarks/bench_merge.py`: one run, side by
+# side, on two CPU cores with nothing else running, 21 November 2026. Memory is anonymous memory
+# (what the program itself holds, without file pages), adapters not counted:
 #
-# | | time / copy | peak memory |
-# |---|---|---|
-# | this notebook | 2.0 to 2.3 | 0.33 GB |
-# | load everything, add, save one file (as the published script) | 8.0 | 10.4 GB |
-# | PEFT `merge_and_unload` | 6.2 | 6.6 GB |
+# | | time | time / copy | peak memory |
+# |---|---|---|---|
+# | copy the same files with fsync | 17.9 s | 1 | 0.04 GB |
+# | this notebook | 37.5 s | 2.1 | 0.35 GB |
+# | load everything, add, save one file (as the published script) | 83.5 s | 4.7 | 10.4 GB |
+# | PEFT `merge_and_unload` | 91.6 s | 5.1 | 6.6 GB |
 #
 # The notebook's peak does not depend on the number of layers; the others' grows with the model.
-# `add_delta` takes 4 ms for a block of 4 MB, the same lines in NumPy 32 ms.
+# (`add_delta` took 4 ms for a block of 4 MB, the same lines in NumPy 32 ms, measured apart on a
+# busy machine.)
 #
 # ## 8. The adapter alone, in PEFT's format
 # A few megabytes instead of a second model: the [PEFT](https://github.com/huggingface/peft) format

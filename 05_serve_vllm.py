@@ -619,7 +619,8 @@ assert again["pid"] == record["pid"]
 #
 # ```python
 # several = client.chat.completions.create(model=cfg.name, messages=messages, n=3,
-#                                          temperature=0.8, top_p=0.95, max_tokens=256)
+#                                          temperature=0.8, top_p=0.95, max_tokens=256,
+#                                          extra_body=template)
 # for choice in several.choices:
 #     print(choice.finish_reason, len(choice.message.content))
 # ```

@@ -482,10 +482,10 @@ display(pd.DataFrame(rows).round(0))
 
 # %% [markdown]
 # What this means: 2.74 against 2.71 requests per second (the TPU's point at 32 is hidden in the
-# figure); the "4x" is not there. And the 4,096 row
-# fits its label (30 requests of 512 tokens), while the 16k rows fit about 7 requests of about 256
-# tokens on both machines. Its TPOT below that of 4k and 8k says the same. Those rows compare two
-# equal runs, but not the run on the label.
+# figure); the "4x" is not there. And the 4,096 row fits its label (30 requests of 512 tokens),
+# while the 16k rows fit about 7 requests of about 256 tokens on both machines. That the TPOT at 16k
+# is below those at 4k and 8k says the same. Those rows compare two equal runs, but not the run on
+# the label.
 #
 # ## 8. Decoding, and the tail
 # A decode step reads all weights and the KV cache of every sequence: bytes over bandwidth is the
@@ -818,7 +818,15 @@ rest = [
      f"{total_cost('gpu', 24) / total_cost('tpu', 24):.2f}; one hour gives "
      f"{total_cost('gpu', 1) / total_cost('tpu', 1):.2f}")]
 verdicts = pd.DataFrame(serving + rest, columns=["section", "claim", "verdict", "evidence"])
-display(verdicts)
+
+
+def words(frame):
+    """A table of words: left-aligned, without row numbers."""
+    left = [{"selector": name, "props": "text-align: left"} for name in ("th", "td")]
+    return frame.style.hide(axis="index").set_table_styles(left)
+
+
+display(words(verdicts))
 print(verdicts.verdict.value_counts().to_dict())
 
 # %% [markdown]
@@ -836,8 +844,8 @@ print(verdicts.verdict.value_counts().to_dict())
 claims = table("claims_recomputed")
 matches = claims.verdict.str.startswith("match")
 print(f"{len(claims)} recomputed claims: {matches.sum()} match, {(~matches).sum()} do not")
-display(claims.loc[~matches, ["source", "claim", "published", "recomputed", "note"]].fillna("")
-        .reset_index(drop=True))
+columns = ["source", "claim", "published", "recomputed", "note"]
+display(words(claims.loc[~matches, columns].fillna("")))
 helpers.write_json(helpers.run_dir("published.json"), {
     "impossible_in_table": int((table_flags.verdict != "").sum()),
     "impossible_in_sweep": len(below), "headline_parts": {k: round(v, 3) for k, v in parts.items()},

@@ -34,8 +34,8 @@ def find_python(version):
     places = [own, shutil.which(f"python{version}"),
               *sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))]
     for place in places:
-        if place and subprocess.run([place, "-c", "import ensurepip, venv"],
-                                    capture_output=True).returncode == 0:
+        if place and Path(place).exists() and subprocess.run(
+                [place, "-c", "import ensurepip, venv"], capture_output=True).returncode == 0:
             return str(place)
     return None
 

@@ -540,7 +540,7 @@ def marked_examples(lengths):
 @given(st.lists(st.integers(2, 50), min_size=1, max_size=120), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_packing_keeps_every_example_whole(lengths, seed):
-    pack_arrays = load(NOTEBOOK, "pack_arrays", "pack")[0]
+    pack_arrays = load(NOTEBOOK, "pack_arrays", "fill_rows")[0]
     ids, masks = marked_examples(lengths)
     rows = pack_arrays(ids, masks, 50, seed)
     assert {name: array.dtype for name, array in rows.items()} == {
@@ -563,10 +563,33 @@ def test_packing_keeps_every_example_whole(lengths, seed):
 
 
 def test_packing_follows_the_seed():
-    pack_arrays = load(NOTEBOOK, "pack_arrays", "pack")[0]
+    pack_arrays = load(NOTEBOOK, "pack_arrays", "fill_rows")[0]
     ids, masks = marked_examples(np.random.default_rng(0).integers(5, 40, 200))
     first, again, other = (pack_arrays(ids, masks, 64, seed)["tokens"] for seed in (1, 1, 2))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
+    """Against a plain search for the fullest row, and against Grain's packer on CodeV-R1's lengths."""
+    fill_rows, codev_lengths = load(NOTEBOOK, "fill_rows", "codev_lengths")
+    lengths = np.random.default_rng(1).integers(1, 100, 300)
+    expected, free = [], []
+    for example in np.random.default_rng(3).permutation(300):
+        room = [(gap, row) for row, gap in enumerate(free) if gap >= lengths[example]]
+        row = min(room)[1] if room else len(free)
+        if not room:
+            free.append(100)
+            expected.append([])
+        free[row] -= lengths[example]
+        expected[row].append(example)
+    assert fill_rows(lengths, 100, 3) == expected
+
+    import grain
+    like = codev_lengths(2_000, 7)
+    source = grain.MapDataset.source([{"ids": np.zeros(n, np.int8)} for n in like]).seed(7).shuffle()
+    theirs = sum(1 for _ in grain.experimental.BestFitPackIterDataset(
+        source.to_iter_dataset(), length_struct={"ids": 4_096}, num_packing_bins=512, seed=7))
+    assert len(fill_rows(like, 4_096, 7)) <= theirs + 2
 
 
 def test_packing_of_codev_lengths_is_full_fast_and_small():
@@ -576,7 +599,7 @@ import resource, sys, time
 sys.path[:0] = [{str(ROOT / 'tests')!r}]
 import numpy as np
 from conftest import load
-pack_arrays, _, codev_lengths = load({NOTEBOOK!r}, "pack_arrays", "pack", "codev_lengths")
+pack_arrays, _, codev_lengths = load({NOTEBOOK!r}, "pack_arrays", "fill_rows", "codev_lengths")
 n = codev_lengths(10_000, 7)
 assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
 assert abs(np.percentile(n, 99.5) - 2894) < 180
@@ -675,7 +698,7 @@ def test_packed_loss_and_adapter_gradients_equal_one_by_one():
     lengths = [97, 83, 41, 30, 150, 70]  # longer and shorter than the window of 64
     ids = [rng.integers(128, config.num_embed, n).astype(np.int32) for n in lengths]
     masks = [np.arange(n) >= n // 2 for n in lengths]
-    rows = load(NOTEBOOK, "pack_arrays", "pack")[0](ids, masks, length, 0)
+    rows = load(NOTEBOOK, "pack_arrays", "fill_rows")[0](ids, masks, length, 0)
     packed = [{name: array[i] for name, array in rows.items()} for i in range(len(rows["tokens"]))]
     assert len(packed) < len(lengths)
     alone = []

@@ -57,9 +57,7 @@ def test_fine_tuning_lifts_pass_at_1():
         assert {"pass@1", "pass@5", "n_samples", "n_problems"} <= set(comparison[name])
         assert comparison[name]["n_problems"] >= 30
     assert comparison["base"]["pass@1"] < 0.10
-    # The goal is 50 %. One run draws 190 answers, a standard error of 3 points (measured over runs:
-    # 62, 56 and 55 %), so the test allows two of them below the goal.
-    assert comparison["tuned"]["pass@1"] >= 0.44
+    assert comparison["tuned"]["pass@1"] >= 0.50
 
 
 def test_the_loss_fell_and_the_recipe_travelled():
