@@ -25,7 +25,8 @@
 # | **Makes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
 # | **Costs** | tiny: 15 s; 10,000 rows of CodeV-R1: half a minute on two cores after the download (projected from `tests/benchmarks/bench_data.py`), no accelerator |
 #
-# The outputs shown here are those of the tiny run on two CPU cores.
+# The outputs shown here are those of the tiny run on two CPU cores. Terms are explained where they
+# first appear and in the [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -468,7 +469,8 @@ def kinds_of(ids, mask, start, length):
 
 # %%
 fig, axes = style.figure(11, 5.2, columns=2)
-both = [(their_ids, their_mask, start, "The published way"), (ids, mask, len(ids) - len(target), "Ours")]
+both = [(their_ids, their_mask, start, "The published way"),
+        (ids, mask, len(ids) - len(target), "Ours")]
 for ax, (numbers, on, first, name) in zip(axes, both):
     kinds = kinds_of(numbers, on, first, len(target))
     draw_tokens(ax, [tokenizer.decode([number]) for number in numbers], kinds, columns=70)
@@ -724,7 +726,7 @@ assert real >= 0.95
 # %% [markdown]
 # That ratio is what packing gives: every step costs the same and holds so many times more text.
 # Ten rows of each, drawn: a colour is one example, its pale part is context (for the drawn
-# lengths simply the first half), its full part is trained, and what is left white is padding.
+# lengths just the first half), its full part is trained, and what is left white is padding.
 
 # %%
 def draw_rows(ax, arrays, title):
@@ -869,8 +871,8 @@ for messages, (ids, mask) in zip(own_chats, rendered, strict=True):
     check_row(tokenizer, messages, ids, mask)
 own_packed = pack_arrays(*([np.array(part) for part in parts] for parts in zip(*rendered)),
                          cfg.sequence_length, cfg.seed)
-print(f"{len(own)} rows, {len(own_chats)} chats in {len(own_packed['tokens'])} packed rows; dropped:",
-      dict(Counter(problem for _, problem in checked if problem)))
+print(f"{len(own)} rows, {len(own_chats)} chats in {len(own_packed['tokens'])} packed rows; "
+      f"dropped: {dict(Counter(problem for _, problem in checked if problem))}")
 longest = max(range(len(own_chats)), key=lambda place: len(own_chats[place]))
 ids, mask = rendered[longest]
 style.show_tokens([tokenizer.decode([number]) for number in ids], mask,
@@ -945,4 +947,4 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask,
 #
 # </details>
 #
-# Next: [03 · Training](03_train.ipynb) on these rows.
+# Next: [03 · LoRA on Gemma 4: every matrix, every token, every bit](03_train.ipynb), on these rows.

@@ -847,19 +847,34 @@ print(f"{cfg.system}: training is {cfg.train_dollars / best:.3g} million output 
 # ```
 # </details>
 #
-# 2. Show that a warm prefix cache gets flagged: start a server without
+# 2. Show that a warm prefix cache gets flagged: start a second server without
 #    `--no-enable-prefix-caching`, run one point twice with the same seed, and look at
 #    `cached_tokens` and the flag.
 #
 # <details><summary>Solution</summary>
 #
+# On a CPU, where a second server has room:
+#
 # ```python
+# import time
+#
 # command = [part for part in record["command"] if part != "--no-enable-prefix-caching"]
-# print(" ".join(command))   # start it in a terminal, after `python -m helpers.server stop`
+# command[command.index("--port") + 1] = "8099"
+# other, warm = {**record, "base_url": "http://127.0.0.1:8099"}, helpers.run_dir("bench_warm")
+# (warm / "partial").mkdir(parents=True, exist_ok=True)
+# process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+# while not server.healthy(other):
+#     time.sleep(1)
+# with server.Client(other, warm, warm / "client.log") as client:
+#     for attempt in (1, 2):  # the same name, and so the same seed
+#         result = measure(client, other, cfg, cfg.regimes[1], cfg.rates[0], 30, 0, warm)
+#         print(attempt, f"{result['p50_ttft_ms']:.0f} ms", result["series"]["cached_tokens"],
+#               row(result, 0.0, config, peak, bandwidth, cfg)["flag"] or "no flag")
+# process.terminate()
 # ```
 #
-# Point `record` at it and call `measure` twice: in the second run `cached_tokens` is close to all
-# prompt tokens (whole blocks only), and `row(...)["flag"]` says so.
+# In the second run nearly all prompt tokens come from the cache (it holds whole blocks only), the
+# TTFT falls, and the flag says why.
 # </details>
 #
 # Next: [07 · Is the fine-tune better?](07_eval.ipynb)

@@ -195,7 +195,8 @@ def post(record, path, payload, timeout=600.0):
     return json.loads(request(record, path, payload, timeout))
 
 
-def _healthy(record):
+def healthy(record):
+    """True if the server answers its health check."""
     with contextlib.suppress(UserError):
         request(record, "/health", timeout=5.0)
         return True
@@ -221,7 +222,7 @@ def current(slot="server"):
     if not _alive(record):
         raise UserError(f"the server of {record['model']} (process {record['pid']}) has died: "
                         f"{reason(record['log'])}\nRun 05_serve_vllm again; its log is {record['log']}.")
-    if not _healthy(record):
+    if not healthy(record):
         raise UserError(f"the server of {record['model']} (process {record['pid']}) runs but does not "
                         f"answer at {record['base_url']}. Look at {record['log']}, run 05_serve_vllm again.")
     return record
@@ -278,7 +279,7 @@ def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, sl
         record = read_json(path)
         if (record["wanted"], record["files"]) == (wanted, files) and port in (0, record["port"]) \
                 and _alive(record):
-            if _healthy(record):
+            if healthy(record):
                 print(f"reusing the healthy server of {name} at {record['base_url']}")
                 return record
             if "ready_seconds" not in record:
@@ -321,7 +322,7 @@ def _wait(record, timeout, every=10.0):
                 code = os.waitstatus_to_exitcode(os.waitpid(record["pid"], 0)[1])
             raise UserError(f"the server ended after {waited:.0f} s: "
                             f"{reason(record['log'], code)}\nIts log is {record['log']}.")
-        if _healthy(record):
+        if healthy(record):
             print(f"healthy after {waited:.0f} s at {record['base_url']}", flush=True)
             return waited
         if waited > timeout:

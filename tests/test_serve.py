@@ -482,7 +482,7 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
         for pid in family[1:]:
             os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 60
-        while server._alive(record) and server._healthy(record) and time.monotonic() < end:
+        while server._alive(record) and server.healthy(record) and time.monotonic() < end:
             time.sleep(0.5)
         with pytest.raises(helpers.UserError, match="05_serve_vllm again"):
             server.current()
