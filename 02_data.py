@@ -115,11 +115,11 @@ cfg = helpers.choose(FULL, E2B, TINY)
 
 # %% [markdown]
 # ## 2. The raw data
-# CodeV-R1 (Zhu et al. 2025, licence CC BY-SA 4.0) holds specifications of hardware modules and
-# the answers of a reasoning model, kept only where the Verilog synthesises. One row is a `system`
-# text, a `prompt` and a `response` with the reasoning and the module. The tiny set has the same
-# three columns, written by a generator, with a few rows broken on purpose. A line that is not
-# JSON stays in the list as text, so that it is counted and not lost.
+# CodeV-R1 (Zhu et al. 2025, licence CC BY-SA 4.0) holds specifications of hardware modules and the
+# answers of a reasoning model, kept only where the Verilog synthesises (can be turned into a
+# circuit). One row is a `system` text, a `prompt` and a `response` with the reasoning and the
+# module. The tiny set has the same three columns, written by a generator, with a few rows broken on
+# purpose. A line that is not JSON stays in the list as text, so that it is counted and not lost.
 
 # %%
 def read_rows(source, config=None, revision=None):
@@ -587,9 +587,9 @@ if cfg.max_tokens < lengths.min():
 # %% [markdown]
 # A fixed row length has two costs. A short limit loses examples, a long one, without packing, is
 # mostly padding. The histogram shows the lengths, the table both costs. Its last column is what
-# packing makes of the same examples: best fit, that is, each example goes into the fullest row
-# that still has room for it. Knowing the lengths is enough to decide that. (Grain has packers in
-# its experimental part; a test compares how full their rows are.)
+# packing makes of the same examples: best fit, that is, each example goes into the fullest row that
+# still has room for it. Knowing the lengths is enough to decide that. (Grain, Google's library for
+# feeding data, has packers in its experimental part; a test compares how full their rows are.)
 
 # %%
 def fill_rows(lengths, length, seed):
@@ -790,8 +790,9 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 # %% [markdown]
 # ## 11. Read it back, as the trainer will
 # Grain reads rows by index: shuffled anew in each epoch, the same for the same seed, each host
-# its own slice. Because a row is found by its number, the reader's whole state is a number, too:
-# training can stop in the middle of an epoch and go on with the next row.
+# (machine, where a slice has several) its own part. Because a row is found by its number, the
+# reader's whole state is a number, too: training can stop in the middle of an epoch and go on with
+# the next row.
 
 # %%
 class PackedRows:

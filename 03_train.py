@@ -1001,7 +1001,8 @@ with gemma.use_mesh(mesh):
 
 # %% [markdown]
 # ## 11. Did it learn?
-# Everything below is read from `log.jsonl`, not from this kernel. Raw values are faint, the bold
+# Everything below is read from `log.jsonl`, not from this kernel. The loss is in *nats*, its unit
+# with natural logarithms: guessing among n tokens costs ln n. Raw values are faint, the bold
 # line is a mean of the ten steps around each, dots are the held-out rows, and nothing is
 # rescaled.
 
@@ -1041,9 +1042,10 @@ style.finish(fig, "03_loss", f"log.jsonl of this run, size {helpers.size()}, mea
 with helpers.phase("three answers of the tuned model"):
     after = answers(trainer.model, samples, cfg.answer_tokens)
 for sample, *texts in zip(samples, before, after, [sample["answer"] for sample in samples]):
-    columns = "".join(f"<td style='vertical-align:top;text-align:left'><b>{name}</b><pre>"
+    columns = "".join(f"<td style='vertical-align:top;text-align:left'><b>{name}</b>"
+                      f"<pre style='white-space:pre-wrap'>"
                       f"{html.escape(text[:700])}</pre></td>"
-                      for name, text in zip(("base", "tuned", "data set"), texts))
+                      for name, text in zip(("base", "tuned", "dataset"), texts))
     asked = html.escape(sample["messages"][-1]["content"][:400])
     display(HTML(f"<p><i>{asked}</i></p><table><tr>{columns}</tr></table>"))
 same = sum(text.strip() == sample["answer"].strip() for text, sample in zip(after, samples))

@@ -1082,7 +1082,7 @@ if cfg.upload:
 # | `A is (...), rank 64 needs (...)` | checkpoint and recipe come from two runs | use the `train/` folder of one run |
 # | `is damaged: ... bytes instead of` | an interrupted download | download the named file again |
 # | `GB free, the merged model needs` | the disk is too small for a second copy | `RUN_DIR=/dev/shm/run` |
-# | HF answers nonsense from `merged/`, with a warning about newly initialized weights | the text class wants other tensor names | load `merged_text/`, or pass `key_mapping={"^model.language_model.": "model."}` |
+# | HF answers nonsense from `merged/`, with a warning that weights were `newly initialized` | the text class wants other tensor names | load `merged_text/`, or pass `key_mapping={"^model.language_model.": "model."}` |
 # | vLLM with `--enable-lora` differs from the merged model | an adapter without the copied `v_proj` | use `adapter/` as written here |
 #
 # ## Exercises
@@ -1120,4 +1120,4 @@ if cfg.upload:
 # that. What hurts is many such additions in a row, or a product `a @ b` with bfloat16 inputs.
 # </details>
 #
-# Next: [05 · Serve it with vLLM](05_serve_vllm.ipynb).
+# Next: [05 · Serving the fine-tuned model with vLLM](05_serve_vllm.ipynb)

@@ -227,7 +227,8 @@ display(explain(tpu))
 # %% [markdown]
 # What this means: nothing in the list is specific to the tuned model. Where the published recipe
 # served the stock `google/gemma-4-31B-it`, this mounts `merged/`. Two lines differ in substance:
-# the prefix cache is off (notebook 06 and [10_published](10_published.ipynb) show what it did to
+# the prefix cache (keys and values of earlier prompts, kept for prompts that begin alike) is off
+# (notebook 06 and [10_published](10_published.ipynb) show what it did to
 # the published latencies), and the compile cache survives the container.
 #
 # The same function gives the command for two H100 cards and for this CPU:

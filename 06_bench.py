@@ -120,10 +120,10 @@ cfg = helpers.choose(FULL, E2B, TINY)
 # %% [markdown]
 # ## 2. What we are about to measure
 # Three questions before any load: does the server live and serve the model we think, do prompt and
-# answer fit into its context, and is its **prefix cache** off? With the cache on, a prompt that
-# was seen before costs no prefill, and `vllm bench serve` sends the *same* random prompts in each
-# run unless the seed changes. That mistake put published latencies below what physics allows. The
-# server itself says what is on: in `/metrics`.
+# answer fit into its context, and is its **prefix cache** off? With the cache on, a prompt that was
+# seen before costs no prefill (reading the prompt), and `vllm bench serve` sends the *same* random
+# prompts in each run unless the seed changes. That mistake put published latencies below what
+# physics allows. The server itself says what is on: in `/metrics`.
 
 # %%
 def check_plan(cfg, record):
@@ -873,8 +873,8 @@ print(f"{cfg.system}: training is {cfg.train_dollars / best:.3g} million output 
 # process.terminate()
 # ```
 #
-# In the second run nearly all prompt tokens come from the cache (it holds whole blocks only), the
-# TTFT falls, and the flag says why.
+# The first run already finds its own warm-up in the cache and is flagged for it. In the second
+# nearly all prompt tokens come from there (it holds whole blocks only), and the TTFT falls.
 # </details>
 #
-# Next: [07 · Is the fine-tune better?](07_eval.ipynb)
+# Next: [07 · pass@k that can be believed](07_eval.ipynb)

@@ -76,6 +76,7 @@ import itertools
 import json
 import math
 import re
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -741,7 +742,7 @@ for k, result in pairs.items():
 solved = {label: {name for name, (c, _) in zip(names, tally[label, main]) if c} for label in models}
 gained = sorted(solved["tuned"] - solved["base"])
 given_up = sorted(solved["base"] - solved["tuned"])
-print(f"\nsolved only when tuned: {len(gained)}\n  {' '.join(gained)}")
+print(f"\nsolved only when tuned: {len(gained)}", textwrap.fill(" ".join(gained), 98), sep="\n")
 print(f"solved only by the base: {len(given_up)}\n  {' '.join(given_up)}")
 
 # %% [markdown]
@@ -979,7 +980,7 @@ assert not server.record_path().exists(), "a server was left running"
 # <details><summary>Solution</summary>
 #
 # ```python
-# trick = 'initial #90 $display("Mismatches: 0 in 8 samples");'   # put yours here
+# trick = 'initial #70 $display("Mismatches: 0 in 8 samples");'   # put yours here
 # verdict = verilog.judge(MUX, with_trick(WRONG, trick), quick)
 # print(verdict.category, "|", verdict.detail)
 # ```
@@ -989,6 +990,6 @@ assert not server.record_path().exists(), "a server was left running"
 # you would accept.
 # </details>
 #
-# Next: the appendices. [08](../drafts/08_dryrun.py), still a draft, compiles the 31B step for a TPU
+# Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU
 # you do not have, [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb)
 # recomputes the published claims.

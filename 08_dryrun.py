@@ -26,7 +26,8 @@
 # | **Costs** | default: about a minute and 2 GB. `DRYRUN=full`: 5 to 10 minutes and 8 GB of memory per full-depth row. No TPU |
 #
 # The outputs shown are those of the tiny run on two CPU cores; the numbers in them are about the
-# 31B and E2B on real TPU slices, *compiled*, not measured.
+# 31B and E2B on real TPU slices, *compiled*, not measured. Terms are in the
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -785,8 +786,9 @@ if known:
 
 # %% [markdown]
 # ## 10. One chip, and other slices
-# E2B fits a single v6e or v5e chip. There the compiler's time comes out negative, so hours and
-# dollars follow the roofline: lower bounds. The 31B fits a v6e-8 only with every layer recomputed.
+# Rows of E2B on a single v6e or v5e chip, and the 31B on larger slices, as far as they are stored.
+# Where the compiler gives no time (`hours_from` says so), hours and dollars follow the roofline:
+# lower bounds.
 
 # %%
 others = pd.concat([stored(name).assign(slice=name) for name in
@@ -875,4 +877,5 @@ if known and known[0][0] == "published":
 #
 # </details>
 #
-# Next appendix: [09 · The tiny base](09_tiny_base.ipynb).
+# Next appendix:
+# [09 · A Gemma 4 small enough for a laptop, pretrained from scratch](09_tiny_base.ipynb).

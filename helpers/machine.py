@@ -118,7 +118,7 @@ def machine(devices=0):
             found.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             found.append(f"{package} (absent)")
-    print(" | ".join(found[:6]) + "\n" + " | ".join(found[6:]))
+    print("\n".join(" | ".join(found[place:place + 4]) for place in range(0, len(found), 4)))
     print(f"size {size()} | results in {run_dir()}")
     if devices:
         _start_jax(devices)

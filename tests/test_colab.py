@@ -133,6 +133,7 @@ def test_a_notebook_alone_clones_installs_and_runs(colab, fresh, source):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fresh", ["3.12" if find_python("3.12") else "3.11"], indirect=True)
 @pytest.mark.skipif(not SHM.is_dir(), reason="no second file system to write to")
 def test_04_alone_offers_a_cell_that_runs_what_is_missing(colab, tmp_path):
     """RUN_DIR is a folder on another file system, with a space in its path, as a mounted Drive has."""

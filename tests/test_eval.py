@@ -329,8 +329,7 @@ def test_the_pinned_commit_is_fetched_once(tmp_path):
     assert fetch(folder, str(source), commit) == folder, "what is there is not fetched again"
     with pytest.raises(UserError, match="could not be fetched. Put a checkout of it at"):
         fetch(tmp_path / "other" / "dataset", str(source), commit)
-    assert "{checkout}" in load(NOTEBOOK, "Settings", "Plan", "PUBLISHED", "GREEDY", "MANY", "OFFICIAL",
-                                "OFFICIAL_GREEDY")[0].problems
+    assert '"{checkout}/dataset_spec-to-rtl"' in (ROOT / NOTEBOOK).read_text()
 
 
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
