@@ -454,7 +454,8 @@ print("logits identical with and without adapters; every adapter float32 and eve
 def answers(model, samples, limit):
     """Greedy answers of a model to the three held-out specifications, as text."""
     stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
-    prompts = [chat.prompt_ids(tokenizer, sample["messages"]) for sample in samples]
+    thinking = meta["reasoning"] == "kept"
+    prompts = [chat.prompt_ids(tokenizer, sample["messages"], thinking) for sample in samples]
     ids = gemma.greedy(model, prompts, limit, stops, mesh)
     return [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
 
@@ -1178,7 +1179,7 @@ for path in sorted(checkpoints.iterdir(), key=lambda path: int(path.name)):
 # | symptom | cause | fix |
 # |---|---|---|
 # | `refused: tp=8 does not divide the 4 KV heads` | the model, not the software | more `fsdp`: (2, 4), (4, 4) |
-# | `RESOURCE_EXHAUSTED` while compiling | activations do not fit | `remat="DECODER"`, or shorter rows in 02; section 9's `memory_analysis` says how much |
+# | `RESOURCE_EXHAUSTED` while compiling | activations do not fit | `rows_per_device=1`, `remat="DECODER"`, or shorter rows in 02; section 9's `memory_analysis` says how much |
 # | `the weights of ... need 62.5 GB` | the boot disk is too small for the 31B | `TMPDIR=/dev/shm`, the memory disk of a TPU VM |
 # | every restart compiles for minutes | the compilation cache went away with the machine | `JAX_COMPILATION_CACHE_DIR=gs://...` |
 # | `another recipe` | a setting, the data or the base changed | `fresh=True`, or a new `RUN_DIR` |

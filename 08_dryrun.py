@@ -367,7 +367,8 @@ def versions():
 # compiler's own estimate, and the *roofline*, the larger of FLOPs over peak and bytes over
 # bandwidth. The step's real tokens over its time are the speed. One trap in the estimate: XLA
 # enters an operation of unknown cost as minus one second. We count those and take them out again;
-# where what is left is still no time (it must lie near the roofline), the estimate stays empty.
+# where what is left is still no time (it may not lie below the roofline), the estimate stays
+# empty.
 
 # %%
 def unknown_costs(text):
@@ -385,7 +386,7 @@ def times(recipe, flops, moved, guess, cfg):
     """Seconds, real tokens per second, hours and dollars of one compiled micro-step."""
     piece, chip = SLICES[recipe.topology], helpers.chip(SLICES[recipe.topology].chip)
     bound = max(flops / chip.flops, moved / chip.bandwidth)
-    estimate = guess if bound / 2 < guess < 10 * bound else None
+    estimate = guess if bound <= guess < 10 * bound else None
     tokens = recipe.micro_batch * recipe.sequence_length * recipe.fill
     hours = cfg.samples * cfg.tokens_per_sample * (estimate or bound) / tokens / 3600
     return {"seconds_estimate": estimate, "seconds_roofline": bound, "real_tokens_per_step": tokens,

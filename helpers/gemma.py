@@ -312,7 +312,8 @@ def lora_provider(rank, alpha, targets=TARGETS):
     """Qwix's LoRA with float32 adapters beside bfloat16 weights.
 
     Stock Qwix gives the adapters, and thereby Adam's moments, the dtype of the base weight. In
-    bfloat16 beta2 = 0.999 rounds to 1 and small updates vanish. What a layer returns keeps its dtype.
+    bfloat16 beta2 = 0.999 rounds to 1 and small updates vanish. What a layer returns keeps its
+    dtype.
     """
     import qwix
 
