@@ -987,19 +987,19 @@ draw_changes(changes, "04_delta", f"measured, {recipe['base_model']}, step {reco
 # the vocabulary at every position: Tunix with adapters, HF with the merged folder, HF with base and
 # PEFT adapter, vLLM with the merged folder, vLLM with base and adapter (`--enable-lora`).
 #
-# Measured by that test (tiny base, random `A` and `B`, 990 positions x 1,280 tokens, two CPU
-# cores):
+# Measured by that test on 21 November 2026 (tiny base, random `A` and `B`, 990 positions x 1,280
+# tokens, two CPU cores):
 #
 # | max (mean) of \|Δ log-probability\| | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
 # |---|---|---|
-# | Tunix with adapters | 0 | 0.36 (0.040) |
-# | HF, merged | 9.6e-6 (9.4e-7) | 0 |
-# | HF, base + PEFT adapter | 1.1e-5 (8.4e-7) | 0.34 (0.035) |
-# | vLLM, merged | 1.1e-5 (1.0e-6) | 0.35 (0.035) |
-# | vLLM, base + adapter | 9.6e-6 (9.0e-7) | 0.44 (0.039) |
-# | vLLM, base + adapter without the copied `v_proj` | **1.1** (0.095) | **2.4** (0.19) |
-# | HF, base alone | 6.6 (0.96) | 15 (2.6) |
-# | the base alone, HF against vLLM | | (0.031) |
+# | Tunix with adapters | 0 | 0.44 (0.040) |
+# | HF, merged | 2.2e-5 (2.2e-6) | 0 |
+# | HF, base + PEFT adapter | 2.7e-5 (2.1e-6) | 0.47 (0.033) |
+# | vLLM, merged | 2.3e-5 (2.3e-6) | 0.41 (0.034) |
+# | vLLM, base + adapter | 2.4e-5 (2.3e-6) | 0.39 (0.037) |
+# | vLLM, base + adapter without the copied `v_proj` | **1.4** (0.074) | **1.3** (0.086) |
+# | HF, base alone | 13 (1.5) | 13 (1.5) |
+# | the base alone, HF against vLLM | | (0.034) |
 #
 # In float32 the five paths are one model. In bfloat16 they differ by about as much as two engines
 # differ on the untouched base, which is the noise of the arithmetic and not of the merge.
