@@ -1,7 +1,7 @@
 """Notebook 03 and helpers/gemma.py: config, mesh, LoRA, loss, step, checkpoints.
 
-    .venv/bin/python -m pytest tests/test_train.py            (a minute or two on 2 idle cores)
-    .venv/bin/python -m pytest tests/test_train.py -m slow    (kill -9 and continue)
+    .venv/bin/python -m pytest tests/test_train.py -m "not slow"    (a few minutes on 2 idle cores)
+    .venv/bin/python -m pytest tests/test_train.py -m slow          (kill -9 and continue)
 """
 
 import os
