@@ -211,17 +211,29 @@ def stage(source):
             raise UserError(f"the Hugging Face hub does not give {source}: {str(error)[:200]}\n"
                             "Log in with HF_TOKEN if it asks for a licence, or download it yourself "
                             "and pass the directory.") from error
-        size = sum(file.size or 0 for file in info.siblings)
+        size = sum(file.size or 0 for file in huggingface_hub.utils.filter_repo_objects(
+            info.siblings, allow_patterns=patterns, key=lambda file: file.rfilename))
         fetch = functools.partial(huggingface_hub.snapshot_download, source, revision=info.sha,
                                   local_dir=target, allow_patterns=patterns)
     else:
         raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
     target.mkdir(parents=True, exist_ok=True)
-    room(target, size, f"the weights of {source}")
-    with phase(f"staging {size / 1e9:.1f} GB of {source} in {target}"):
+    there = functools.partial(folder_size, target)  # an interrupted fetch goes on where it was
+    room(target, size - there(), f"the weights of {source}")
+    text = f"staging {size / 1e9:.1f} GB of {source} in {target}"
+    with phase(text, total=size, count=there):
         fetch()
     (target / ".complete").touch()
     return target
+
+
+def folder_size(folder):
+    """Bytes of all files under a folder; others may write and rename them meanwhile."""
+    size = 0
+    for file in Path(folder).rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            size += file.lstat().st_size if not file.is_dir() else 0
+    return size
 
 
 def room(folder, size, what):

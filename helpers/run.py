@@ -196,14 +196,22 @@ def _clock(seconds):
 
 
 @contextlib.contextmanager
-def phase(text, every=10.0):
-    """Announce a silent step, say that it still runs every few seconds, and how long it took."""
+def phase(text, every=10.0, total=0, count=None):
+    """Announce a silent step, say that it still runs every few seconds, and how long it took.
+
+    With `count`, a function that says how much of `total` is there, the lines have the share and
+    the time left.
+    """
     print(f"{text} ...", flush=True)
-    start, done = time.perf_counter(), threading.Event()
+    start, done, first = time.perf_counter(), threading.Event(), count() if count else 0
 
     def tick():
         while not done.wait(every):
-            print(f"{text} ... {_clock(time.perf_counter() - start)}", flush=True)
+            seconds, share = time.perf_counter() - start, ""
+            if count and (now := count()) > first:
+                left = max(total - now, 0) / (now - first) * seconds
+                share = f" | {now / total:.0%} | left {_clock(left)}"
+            print(f"{text} ... {_clock(seconds)}{share}", flush=True)
 
     ticker = threading.Thread(target=tick, daemon=True)
     ticker.start()

@@ -12,12 +12,14 @@ os.environ["XLA_FLAGS"] = ("--xla_force_host_platform_device_count=4 "
 os.environ.setdefault("NPROC", "16")
 
 import dataclasses
+import functools
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -619,6 +621,62 @@ def test_missing_weights_and_full_disks_are_said(tmp_path):
         gemma.load_base(tmp_path, config, gemma.make_mesh(config))
     with pytest.raises(helpers.UserError, match="the weights need 1000000000.0 GB"):
         gemma.room(tmp_path, 10**18, "the weights")
+
+
+GCLOUD = """#!/bin/bash
+case "$2" in
+du) echo "3000000 $4" ;;
+rsync)
+  for part in a b c; do
+    [ -e "$5/$part.safetensors" ] && continue
+    sleep 0.3
+    head -c 1000000 /dev/zero >"$5/$part.safetensors"
+    [ $part = "$STOP_AFTER" ] && exit 1
+  done ;;
+esac
+exit 0
+"""
+
+
+def test_staging_from_a_bucket_shows_the_time_left_and_goes_on_where_it_stopped(
+        tmp_path, monkeypatch, capsys):
+    """The command is a stand-in that copies three files; everything around it is real."""
+    tool = tmp_path / "bin" / "gcloud"
+    tool.parent.mkdir()
+    tool.write_text(GCLOUD)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "shm"))
+    monkeypatch.setenv("STOP_AFTER", "b")
+    monkeypatch.setattr(gemma, "phase", functools.partial(helpers.phase, every=0.1))
+    with pytest.raises(subprocess.CalledProcessError):
+        gemma.stage("gs://bucket/model")
+    said = capsys.readouterr().out
+    assert re.search(r"staging 0\.0 GB of gs://bucket/model .* \| 33% \| left \ds", said), said
+    target = tmp_path / "shm" / "base" / "bucket" / "model"
+    assert not (target / ".complete").exists() and gemma.folder_size(target) == 2_000_000
+    asked = []
+    monkeypatch.setattr(gemma, "room", lambda folder, size, what: asked.append(size))
+    monkeypatch.setenv("STOP_AFTER", "")
+    assert gemma.stage("gs://bucket/model") == target
+    assert asked == [1_000_000]  # room for what is missing, not for all of it
+    assert gemma.folder_size(target) == 3_000_000
+    tool.unlink()
+    assert gemma.stage("gs://bucket/model") == target  # once fetched, nothing is asked again
+
+
+def test_staging_from_the_hub_asks_room_for_the_files_it_takes(tmp_path, monkeypatch):
+    import huggingface_hub
+    sizes = {"config.json": 10, "model-1.safetensors": 500, "original/weights.pth": 10**15}
+    files = [SimpleNamespace(rfilename=name, size=size) for name, size in sizes.items()]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info",
+                        lambda self, *_, **__: SimpleNamespace(siblings=files, sha="abc"))
+    taken = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download",
+                        lambda source, **options: taken.append((source, options["revision"])))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert gemma.stage("google/tiny") == tmp_path / "base" / "google" / "tiny"
+    assert taken == [("google/tiny", "abc")]
 
 
 def test_a_retrained_base_has_another_fingerprint(tmp_path):
