@@ -3,6 +3,7 @@
 #   ./setup.sh train                 .venv        JAX, Tunix, the notebooks and their tests (Python 3.11)
 #   ./setup.sh serve                 .venv-serve  vLLM on the CPU (Linux x86-64, Python 3.11)
 #   ./setup.sh dryrun                .libtpu      the TPU's compiler for notebook 08 (Linux x86-64, 0.7 GB, no TPU)
+#   ./setup.sh site                  .venv-site   Sphinx, for build_site.sh
 #   ./setup.sh browser               adds JupyterLab and a headless Chromium, for tests/test_browser.py
 #   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 or 3.12)
 # A second run changes nothing and takes a second. Environment variables:
@@ -124,6 +125,11 @@ serve)
     stop "installing requirements/serve-cpu.txt failed (see above). It needs torch's +cpu build, looked for in TORCH_INDEX=$TORCH_INDEX"
   say "serving environment ready: .venv-serve, $("$python" --version)"
   ;;
+site)
+  make_venv .venv-site
+  install .venv-site/bin/python requirements/site.txt || stop "installing requirements/site.txt failed (see above)"
+  say "site environment ready: .venv-site, $(.venv-site/bin/python --version)"
+  ;;
 dryrun)
   if [ -f ".libtpu/libtpu-$LIBTPU.dist-info/METADATA" ]; then
     say "libtpu $LIBTPU is in .libtpu"
@@ -138,7 +144,7 @@ dryrun)
   fi
   ;;
 *)
-  sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '2,11p' "$0" | sed 's/^# \{0,1\}//'
   exit 2
   ;;
 esac

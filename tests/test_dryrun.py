@@ -6,7 +6,11 @@
 import ast
 import dataclasses
 import importlib.util
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -301,10 +305,39 @@ def test_table_resumes_and_refusals_are_rows(tmp_path, notebook):
                     and importlib.util.find_spec("libtpu") is None, reason="no libtpu on this machine")
 def test_a_live_compile_gives_the_stored_numbers(tmp_path):
     """The whole notebook, as a script; its live rows equal the stored ones."""
-    import os
-    import subprocess
-    import sys
     done = subprocess.run([sys.executable, SOURCE], capture_output=True, text=True, timeout=1_800,
                           env={**os.environ, "RUN_DIR": str(tmp_path), "SIZE": "tiny"})
     assert done.returncode == 0, done.stderr[-2_000:]
     assert "the same as stored" in done.stdout
+
+
+def test_without_libtpu_the_notebook_says_so_and_shows_what_is_stored(tmp_path):
+    """A copy of the repository has no .libtpu: what a reader on macOS or Windows sees."""
+    if importlib.util.find_spec("libtpu"):
+        pytest.skip("this environment has libtpu itself")
+    for name in ("helpers", "data", "requirements"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in (SOURCE, "03_train.py", "setup.sh"):
+        shutil.copy2(ROOT / name, tmp_path)
+    env = {name: value for name, value in os.environ.items() if name != "TPU_LIBRARY_PATH"}
+    done = subprocess.run([sys.executable, SOURCE], cwd=tmp_path, capture_output=True, text=True,
+                          env=env | {"RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny",
+                                     "DRYRUN": "full", "MPLBACKEND": "agg"}, timeout=600)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert "libtpu is not on this machine: nothing is compiled" in done.stdout
+    assert "times the published real tokens per second" in done.stdout
+    assert "compiling" not in done.stdout
+    drawn = {path.stem for path in (tmp_path / "run" / "figures").glob("*.png")}
+    assert {"08_memory", "08_road"} <= drawn
+
+
+def test_setup_dryrun_where_libtpu_has_no_wheel(tmp_path):
+    shutil.copy2(ROOT / "setup.sh", tmp_path)
+    uname = tmp_path / "bin" / "uname"
+    uname.parent.mkdir()
+    uname.write_text('#!/bin/sh\ncase "$1" in -s) echo Darwin;; *) echo arm64;; esac\n')
+    uname.chmod(0o755)
+    done = subprocess.run(["bash", "setup.sh", "dryrun"], cwd=tmp_path, capture_output=True, text=True,
+                          env=os.environ | {"PATH": f"{uname.parent}:{os.environ['PATH']}"})
+    assert done.returncode == 0 and "no wheel for Darwin arm64" in done.stdout
+    assert "stored results" in done.stdout and not (tmp_path / ".libtpu").exists()

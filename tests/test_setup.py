@@ -20,13 +20,13 @@ def bash(*words, **env):
                           env={**os.environ, **env})
 
 
-@pytest.mark.parametrize("script", ["setup.sh", "run_all.sh", "run_tests.sh", "update_notebooks.sh",
+@pytest.mark.parametrize("script", ["setup.sh", "run_all.sh", "run_tests.sh", "update_notebooks.sh", "build_site.sh",
                                     ".ci/run"])
 def test_scripts_parse(script):
     assert bash("-n", script).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["train", "tpu", "serve-cpu", "test", "browser"])
+@pytest.mark.parametrize("name", ["train", "tpu", "serve-cpu", "test", "browser", "site"])
 def test_requirements_are_pinned(name):
     for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
         line = line.split("#")[0].split(";")[0].strip()

@@ -1,0 +1,57 @@
+"""Sphinx settings of the site: README, the notebooks with their stored outputs, glossary and log.
+
+    ./build_site.sh     writes site/html/index.html; nothing is executed
+"""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+project = html_title = "Gemma 4 on TPU"
+extensions = ["myst_nb"]
+root_doc = "README"
+include_patterns = ["README.md", "GLOSSARY.md", "CONTRIBUTING.md", "LOG.md", "notebooks/*.ipynb",
+                    "data/dryrun/README.md"]
+exclude_patterns = [".*", "runs", "site"]
+nb_execution_mode = "off"
+myst_heading_anchors = 3
+html_theme = "sphinx_book_theme"
+html_theme_options = {"home_page_in_toc": True, "show_toc_level": 2, "navbar_persistent": [],
+                      "use_fullscreen_button": False, "extra_footer": "Apache-2.0"}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = html_show_copyright = html_show_sphinx = False
+
+CONTENTS = """
+```{toctree}
+:hidden:
+:caption: %s
+
+%s
+```
+"""
+OWN_PAGE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|GLOSSARY|LOG)\.md")
+
+
+def prepare(app, name, source):
+    """README is the first page, with a table of contents; links to our own pages stay on the site."""
+    if name.startswith("notebooks/"):
+        source[0] = OWN_PAGE.sub(r"../\1.md", source[0])
+    if name == root_doc:
+        names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+        parts = {"The series": [f"notebooks/{name}" for name in names if name < "08"],
+                 "Appendices": [f"notebooks/{name}" for name in names if name >= "08"],
+                 "More": ["GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]}
+        source[0] += "".join(CONTENTS % (what, "\n".join(pages)) for what, pages in parts.items())
+
+
+def write_index(app, failure):
+    """index.html leads to the first page."""
+    if not failure:
+        page = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">\n'
+        (Path(app.outdir) / "index.html").write_text(page)
+
+
+def setup(app):
+    app.connect("source-read", prepare)
+    app.connect("build-finished", write_index)
