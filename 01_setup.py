@@ -15,8 +15,8 @@
 #
 # # 01 · From nothing to a TPU machine that can run this
 #
-# Choose the machines, create them without risk to your wallet, and check that the one you sit at
-# has what its part of the series needs.
+# Choose the machines, create them with a limit on what they can cost, and check that the one you
+# sit at has what its part of the series needs.
 #
 # | | |
 # |---|---|
@@ -73,6 +73,7 @@ import platform
 import re
 import shlex
 import shutil
+import textwrap
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
@@ -135,21 +136,23 @@ def machine_row(kind, chips, host_ram, link):
 machines = pd.DataFrame({
     "v5p-8": machine_row("v5p", 4, spec["v5p_host_ram_4chip"], spec["v5p_ici_bidir"]),
     "v6e-8": machine_row("v6e", 8, MORE["v6e_host_ram_gb"], spec["v6e_ici_bidir"]),
-    "2 x H100": machine_row("h100", 2, published("hardware_training", "spec", "gpu")["host_ram"],
+    "2 × H100": machine_row("h100", 2, published("hardware_training", "spec", "gpu")["host_ram"],
                             MORE["nvlink_gb_per_s"])})
 display(machines.map("{:,.4g}".format))
 
 # %% [markdown]
 # What this means: a v6e-8 has 3.7 times the arithmetic and twice the memory bandwidth of two H100s
 # at nearly their price, and a v5p-8 has 0.93 times their arithmetic for 0.76 times their price. The
-# last two rows are what each dollar buys; a well-tuned comparison could approach those ratios.
+# last two rows are the price of arithmetic and of bandwidth on paper, at the peaks. Software
+# decides how much of either a program gets.
 #
-# One name misleads: the 8 in `v5p-8` counts TensorCores, two per chip, so JAX sees 4 devices. The 8
-# in `v6e-8` counts chips, so JAX sees 8. Check the count before you believe a mesh.
+# One name misleads: the 8 in `v5p-8` counts TensorCores, two per chip. JAX treats the two as one
+# device, so it sees 4. The 8 in `v6e-8` counts chips, so JAX sees 8. Check the count before you
+# lay out a mesh, the grid of devices that 03 explains.
 #
 # ### Where the published numbers differ
-# The recipe's own hardware section has three errors that cost a reader time. Each is set against
-# the vendor's sheet or against the recipe itself.
+# Five statements of the recipe's hardware section, each set against the vendor's sheet, against
+# what XLA's allocator reports (the HBM), or against the recipe itself. Three do not hold.
 
 # %%
 def words(frame):
@@ -166,13 +169,13 @@ claims = pd.DataFrame([
     ("v5p interconnect per chip, GB/s", train["interconnect_bandwidth_claimed"],
      spec["v5p_ici_bidir"], "called significantly faster than NVLink, with the same number, 900"),
     ("v5p HBM per chip, GB", train["hbm_per_chip"], round(helpers.chip("v5p").hbm / 1e9, 1),
-     "the same bytes"),
+     "95.74 GiB in both; the sheet rounds to 95"),
     ("v5p HBM bandwidth per chip, GB/s", 1e3 * train["hbm_bandwidth_per_chip"],
      spec["v5p_hbm_bw"], "the same"),
     ("tensor parallel 8 for this model", mesh["global_kv_heads_full"],
      mesh["serving_tp_v6e8"], "serving runs at 8: vLLM replicates the 4 global KV heads"),
-], columns=["what", "published", "sheet, or what was done", "remark"])
-agree = claims["published"] == claims["sheet, or what was done"]
+], columns=["what", "published", "set against", "remark"])
+agree = claims["published"] == claims["set against"]
 claims.insert(3, "agrees", agree.map({True: "yes", False: "no"}))
 claims = claims.map(lambda value: f"{value:,.5g}" if isinstance(value, float) else value)
 display(words(claims))
@@ -187,7 +190,8 @@ display(words(claims))
 # ### 62.5 GB have to fit somewhere
 # The 31B checkpoint is downloaded before it is loaded. On the classic TPU VM the boot disk is the
 # problem, because 85 of its 97 GB are taken when you arrive (published: arXiv 2605.25645, S2.3, and
-# the recipe's notes). `/dev/shm`, a disk in RAM of half its size, is the way out.
+# the recipe's notes). `/dev/shm`, a disk in RAM that may take half of it, is the way out. In the
+# figure, red is too small.
 
 # %%
 places = {
@@ -211,7 +215,8 @@ style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data she
 
 # %% [markdown]
 # What this means: set `TMPDIR=/dev/shm` before you start Python, or create the VM with a larger
-# boot disk, which the current way of creating one allows.
+# boot disk, which the current way of creating one allows. One chip's HBM would hold the weights; 03
+# spreads them over four, for speed and for the room that training takes.
 #
 # ## 3. Create the virtual machine
 # You need a Google Cloud project with billing, `gcloud` on your laptop, and quota for the slice
@@ -321,7 +326,8 @@ print(shell(connect_command("gemma4-train", cfg.train_zone, classic=True)))
 # environment: it sees the chips and installs `requirements/tpu.txt`, JAX for TPU with its libtpu
 # (the TPU's driver and compiler) pinned, and Icarus Verilog. What the run writes is copied to the
 # bucket every five minutes and fetched from there at the start, so the same script resumes on a new
-# VM. The serving VM needs Docker instead of JAX (05) and the same fetch.
+# VM. Save it there as `vm.sh` and run `bash vm.sh`. (The serving VM needs Docker instead of JAX and
+# the same fetch: 05, section 5.)
 
 # %%
 def vm_script(repository, bucket, first, last):
@@ -347,8 +353,9 @@ script = vm_script(REPOSITORY_URL, cfg.bucket, "01", "04")
 print(script)
 
 # %% [markdown]
-# We cannot run `gcloud` here, but we can make sure that every line printed so far is valid shell:
-# `bash -n` parses without executing. It does not know whether an option exists.
+# We cannot run `gcloud` here, but we can make sure that every command, as printed, is valid shell
+# and arrives word for word: `bash -n` parses without executing, and `shlex` splits as a shell does.
+# Neither knows whether an option exists. The list `teardown` is for section 5.
 
 # %%
 def parses(text):
@@ -357,27 +364,32 @@ def parses(text):
     return run.returncode == 0
 
 
+tpus, zones = ["gcloud", "compute", "tpus"], dict.fromkeys((cfg.train_zone, cfg.serve_zone))
 teardown = [
     ["gcloud", "compute", "instances", "list", "--filter=machineType~ct[56]"],
-    ["gcloud", "compute", "tpus", "tpu-vm", "list", f"--zone={cfg.train_zone}"],
-    ["gcloud", "compute", "tpus", "queued-resources", "list", f"--zone={cfg.train_zone}"],
+    *([*tpus, what, "list", f"--zone={zone}"] for what in ("tpu-vm", "queued-resources")
+      for zone in zones),
     ["gcloud", "compute", "disks", "list"],
     ["gcloud", "compute", "instances", "delete", "gemma4-train", f"--zone={cfg.train_zone}"],
-    ["gcloud", "compute", "tpus", "tpu-vm", "delete", "gemma4-train", f"--zone={cfg.train_zone}"],
+    [*tpus, "tpu-vm", "delete", "gemma4-train", f"--zone={cfg.train_zone}"],
     ["gcloud", "storage", "du", "--summarize", f"gs://{cfg.bucket}"],
     ["gcloud", "compute", "machine-types", "list", "--filter=name=ct5p-hightpu-4t",
      "--format=value(zone)"]]
-every = [create_command("a", name, zone, cfg.max_hours, spot)
-         for name in SLICES for zone in SLICES[name]["zones, 2026"].split(", ")
-         for spot in (True, False)]
-assert all(parses(shlex.join(command)) for command in every + teardown) and parses(script)
-assert not parses("echo 'not closed")
-print(f"{len(every) + len(teardown)} commands and one script parse")
+offers = [(name, zone, spot) for name in SLICES
+          for zone in SLICES[name]["zones, 2026"].split(", ") for spot in (True, False)]
+every = [*(create_command("a", name, zone, cfg.max_hours, spot) for name, zone, spot in offers),
+         *(classic_command("a", *offer, queued) for offer in offers for queued in (True, False)),
+         *bucket_commands(cfg.bucket, cfg.train_zone), *teardown,
+         *(connect_command("a", cfg.train_zone, classic) for classic in (True, False))]
+for command in every:
+    assert parses(shell(command)) and shlex.split(shell(command).replace("\\\n", "")) == command
+assert parses(script) and not parses("echo 'not closed")
+print(f"{len(every)} commands and one script parse")
 
 # %% [markdown]
 # ## 5. What it may cost, and how to stop it
-# A forgotten v6e-8 costs about 500 dollars a day at the published rate. Three habits prevent it:
-# the run-time guard above, listing what runs before you close the laptop, and deleting what you
+# A forgotten v6e-8 costs 516 dollars a day (24 × 21.52, the published rate). Three habits prevent
+# it: the run-time guard above, listing what runs before you close the laptop, and deleting what you
 # listed. Spot and flex-start are cheaper than these on-demand rates; the prices are inputs, taken
 # from the recipe (May 2026), so put your own beside them.
 
@@ -391,17 +403,18 @@ def worst_case(slice_name, hours):
 
 budget = pd.DataFrame([
     {"VM": name, "slice": name_of, "USD/h": worst_case(name_of, 1),
-     f"at most, guard of {cfg.max_hours} h": worst_case(name_of, cfg.max_hours),
-     "forgotten for a week": worst_case(name_of, 7 * 24)}
+     f"USD at most, guard of {cfg.max_hours} h": worst_case(name_of, cfg.max_hours),
+     "USD if forgotten for a week": worst_case(name_of, 7 * 24)}
     for name, name_of in (("gemma4-train", cfg.train_slice), ("gemma4-serve", cfg.serve_slice))])
-display(budget.round(2))
+display(budget.style.hide(axis="index").format(precision=2, thousands=","))
 for command in teardown:
     print(shell(command))
 
 # %% [markdown]
-# What this means: the guard turns a four-figure mistake into a two- or three-figure one. The first
-# four commands list what is running or stored, the next two delete a VM made the current or the
-# classic way, then come the size of the bucket and the zones that offer a machine today.
+# What this means: the guard turns a four-figure mistake into a three-figure one, with a bucket left
+# to pay for. The `list` commands show what is running or stored (the classic API is asked zone by
+# zone), the two `delete` commands end a VM made the current or the classic way, then come the size
+# of the bucket and the zones that offer a machine today.
 #
 # ### A Hugging Face token, only if needed
 # Gemma 4 is under Apache-2.0 and, as far as we know, downloads without a login. If the hub answers
@@ -462,7 +475,7 @@ def check_icarus(first_line):
 for fine, message in (check_python((3, 10, 12)), check_space("/tmp", 12, 62.5),
                       check_devices(1, (4, 8)), check_icarus("")):
     assert not fine
-    print("✗", message)
+    print(textwrap.fill(f"✗ {message}", 100, subsequent_indent="  "))
 
 # %% [markdown]
 # Now this machine. Counting chips starts JAX, and on a TPU only one process at a time may hold the
@@ -491,9 +504,9 @@ found = pd.DataFrame([(name, "✓" if fine else "✗", text) for name, (fine, te
 display(words(found))
 
 # %% [markdown]
-# What this means: with four ticks the machine can run its part of the series. With Icarus 11, 153
-# of verilog-eval's 156 reference solutions show no mismatch; 07 prints the ceiling that follows
-# beside every score.
+# What this means: with four ticks the machine can run its part of the series. The version of Icarus
+# matters for scores: with 11, 153 of the 156 reference solutions of verilog-eval, the benchmark of
+# 07, show no mismatch, and 07 prints the ceiling that follows beside every score.
 #
 # ## 7. Write it down
 # `setup.json` says on what this run was made. Then, and only then, we stop if something is wrong:

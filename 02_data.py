@@ -16,14 +16,14 @@
 # # 02 · From a Verilog dataset to packed, masked rows
 #
 # Turn questions and answers into exactly the token ids that the served model will see, with a
-# mask of the ids it is trained on, packed into rows without padding.
+# mask of the ids it is trained on, packed into rows with hardly any padding.
 #
 # | | |
 # |---|---|
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
-# | **Takes** | CodeV-R1 and the model's tokenizer from the Hugging Face hub; tiny: `data/tiny` and `assets/tiny_gemma4`; or your own chats (section 12) |
+# | **Takes** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, verilog-eval's prompts by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own chats (section 12) |
 # | **Makes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
-# | **Costs** | tiny: 15 s; 10,000 rows of CodeV-R1: half a minute on two cores after the download (projected from `tests/benchmarks/bench_data.py`), no accelerator |
+# | **Costs** | tiny: ten seconds; 10,000 rows of CodeV-R1: half a minute after the download (projected from `tests/benchmarks/bench_data.py`); both on two cores, no accelerator |
 #
 # The outputs shown here are those of the tiny run on two CPU cores. Terms are explained where they
 # first appear and in the [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
@@ -84,7 +84,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import chat, style
+from helpers import chat, style, verilog
 
 pd.set_option("display.max_colwidth", 160, "display.width", 200)
 
@@ -97,7 +97,7 @@ class Settings:
     config: str = "sft"
     revision: str = "main"                      # a commit id of the dataset pins it
     rows: int = 10_000                          # as in the published recipe
-    evaluation: str = "verilog-eval/dataset_spec-to-rtl"  # the prompts that must not be in here
+    evaluation: str = "{checkout}/dataset_spec-to-rtl"  # its prompts must not be in here
     # ── How ──
     system: str | None = "Write the Verilog module that is asked for, as one code block."
     reasoning: str = "stripped"                 # or "kept": inside Gemma's thought channel
@@ -160,8 +160,9 @@ print(json.dumps(rows[0], indent=1)[:900])
 # decisions, and what they cost:
 #
 # - **The reasoning is stripped.** We train the model to answer at once, with its thought channel
-#   closed, because that is how notebooks 05 to 07 serve it: a short answer, no thousands of
-#   hidden tokens. The price: what was distilled from a reasoning model loses its reasoning.
+#   closed (section 4), because that is how notebooks 05 to 07 serve it: a short answer, no
+#   thousands of hidden tokens. The price: what was distilled from a reasoning model loses its
+#   reasoning.
 #   `reasoning="kept"` puts it where Gemma 4 keeps thoughts, inside `<|channel>thought …
 #   <channel|>`, asks the template for a thinking prompt, and makes the examples longer.
 # - **CodeV-R1's own system text is dropped**, because it asks for `<think>` and `<answer>` tags
@@ -334,9 +335,10 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 #           └── loss on, and off everywhere before
 # ```
 #
-# `chat.render_chats` builds ids and mask in one go: there is nothing to re-align later. Notebooks
-# 05 to 07 send the ids of the same `chat.prompt_ids`. The small models' template (E2B, E4B) has
-# no empty thought; nothing here changes, since the template decides.
+# `chat.render_chats` builds ids and mask in one go: there is nothing to re-align later. Its prompts
+# come from `chat.render_prompts`, which is `chat.prompt_ids` for many chats, and notebooks 05 and
+# 07 send the ids of that same function. The small models' template (E2B, E4B) has no empty
+# thought; nothing here changes, since the template decides.
 
 # %%
 helpers.show_source(chat.render_prompts, chat.render_chats)
@@ -403,9 +405,9 @@ print(f"{len(some)} rows agree with transformers; typed control tokens stay text
 # %% [markdown]
 # ## 5. What the published recipe trained instead
 # It tokenised the whole chat, then every piece again to count lengths. Its tokenizer adds `<bos>`
-# and `<eos>` on each call, so three earlier pieces shift the mask by six ids; it also knew no
-# empty thought and appended an `<eos>`. We re-express that here on the same tokens (our code,
-# their way).
+# and `<eos>` on each call, so the three pieces before the answer count two ids too many each, and
+# the mask starts six ids late. It also knew no empty thought and appended an `<eos>`. Here is their
+# way in our code, with Gemma 4's tokens.
 
 # %%
 def published_row(tokenizer, prompt, answer):
@@ -434,7 +436,7 @@ print(f"wrongly trained: {len(after)} ids: {tokenizer.decode(after)!r}")
 
 # %% [markdown]
 # The opening of every answer was never trained, and the ids after the end of the turn were. The
-# same row, drawn both ways:
+# same example, drawn both ways:
 
 # %%
 LOOK = {"context": ("#E8E8E8", "#555555"), "trained": (style.BLUE, "white"),
@@ -485,8 +487,9 @@ style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed abo
 # ## 6. Is the test in the training set?
 # A model that saw the exam proves nothing by passing it. We compare every training prompt with
 # every evaluation prompt, in two ways: equal after removing case, spaces and line breaks (such
-# rows are dropped), and by shared runs of 13 words, the usual yardstick, shown as a table.
-# CodeV-R1's authors removed rows close to VerilogEval themselves; we check.
+# rows are dropped in section 8), and by shared runs of 13 words, the usual yardstick, shown as a
+# table; a punctuation mark counts as a word. CodeV-R1's authors removed rows close to VerilogEval
+# themselves; we check.
 
 # %%
 def words_of(text):
@@ -516,14 +519,18 @@ def overlap(prompts, evaluation, n=13):
 
 
 # %% [markdown]
-# The table shows the five evaluation prompts that come closest to a training prompt.
+# The benchmark is fetched where notebook 07 looks for it, unless it is there or the environment
+# variable `VERILOG_EVAL_DIR` names a checkout. The table shows the five evaluation prompts that
+# come closest to a training prompt; *shared* is the part of the evaluation prompt's runs that the
+# training prompt has, too.
 
 # %%
+exam_folder = verilog.fetch(cfg.evaluation)
 exams = {path.name.removesuffix("_prompt.txt"): path.read_text()
-         for path in sorted(Path(cfg.evaluation).glob("*_prompt.txt"))}
+         for path in sorted(exam_folder.glob("*_prompt.txt"))}
 if not exams:
-    raise helpers.UserError(f"No *_prompt.txt in {cfg.evaluation}. Get the benchmark: "
-                            "git clone https://github.com/NVlabs/verilog-eval")
+    raise helpers.UserError(f"No *_prompt.txt in {exam_folder}. Get the benchmark: "
+                            f"git clone {verilog.REPOSITORY}")
 asked = [(place, message["content"]) for place, example in enumerate(examples)
          for message in example["before"] if message["role"] == "user"]
 exact, closest = overlap([text for _, text in asked], exams)
@@ -539,9 +546,10 @@ display(pd.DataFrame(table, columns=["evaluation prompt", "shared", "it ends wit
 
 # %% [markdown]
 # High shares are expected in the tiny world, whose prompts come from one set of phrases and port
-# lists, and would be an alarm in real data. What must not occur is the same problem: that count
-# is the first number above, and the tiny set is tested to share no combination of family, width
-# and names with its evaluation set.
+# lists, and would be an alarm in real data. What must not occur is the same problem. The first
+# number above counts equal texts only; for a problem in other words there is the table, which
+# wants to be read. The tiny set is tested to share no combination of family, width and names with
+# its evaluation set.
 #
 # ## 7. How long are the examples?
 # All rows are rendered now, a few hundred at a time on all cores. The result is kept under a hash
@@ -637,7 +645,8 @@ style.finish(fig, "02_lengths", f"{len(lengths):,} examples of {cfg.source}, com
 # ## 8. Drop, do not truncate; and hold some out
 # A row above the limit is dropped. Cutting it would teach the model to stop in the middle of a
 # module. Of the rest a few percent are held out, chosen by a hash of the prompt: the same prompt
-# always falls on the same side, so no validation prompt is ever trained, in this run or the next.
+# always falls on the same side, so no validation prompt is ever trained, in this run or in the next
+# one with the same share.
 
 # %%
 def held_out(prompt, share):
@@ -724,9 +733,10 @@ print(f"one per row of 3,072, as published: {alone:.1%} real ids, {real / alone:
 assert real >= 0.95
 
 # %% [markdown]
-# That ratio is what packing gives: every step costs the same and holds so many times more text.
-# Ten rows of each, drawn: a colour is one example, its pale part is context (for the drawn
-# lengths just the first half), its full part is trained, and what is left white is padding.
+# That ratio is what packing gives. A place costs a step nearly the same whether it holds text or
+# padding, so for the same arithmetic so many times more text is trained. Ten rows of each, drawn:
+# a colour is one example, its pale part is context (for the lengths like CodeV-R1's just the first
+# half), its full part is trained, and what is left white is padding.
 
 # %%
 def draw_rows(ax, arrays, title):
@@ -753,9 +763,9 @@ del packed
 # %% [markdown]
 # ## 10. Save for notebook 03
 # Four plain `.npy` files for each part, which 03 maps into memory instead of loading; `meta.json`
-# with everything a later notebook must agree with, among it a hash of the rows read and one of
-# the rows made; and three held-out examples, which 03 asks the model before and after training.
-# The folder appears under its name only when it is complete.
+# with everything a later notebook must agree with, including a hash of the rows read and one of
+# the rows made; and `samples.json`, three held-out examples, which 03 asks the model before and
+# after training. The folder appears under its name only when it is complete.
 
 # %%
 source_sha256 = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
@@ -785,14 +795,14 @@ with helpers.atomic_dir(helpers.run_dir("data")) as beside:
     helpers.write_json(beside / "samples.json", samples)
     helpers.write_json(beside / "meta.json", meta)
 for path in sorted(helpers.run_dir("data").rglob("*.*")):
-    print(f"{path.relative_to(helpers.run_dir())}  {path.stat().st_size / 1e6:.2f} MB")
+    print(f"{path.stat().st_size / 1e3:10,.1f} kB  {path.relative_to(helpers.run_dir())}")
 
 # %% [markdown]
 # ## 11. Read it back, as the trainer will
-# Grain reads rows by index: shuffled anew in each epoch, the same for the same seed, each host
-# (machine, where a slice has several) its own part. Because a row is found by its number, the
-# reader's whole state is a number, too: training can stop in the middle of an epoch and go on with
-# the next row.
+# Grain reads rows by index: shuffled anew in each epoch, the same for the same seed. Where several
+# machines (*hosts*) share a large TPU slice, each reads its own part. Because a row is found by its
+# number, the reader's whole state is a number, too: training can stop in the middle of an epoch and
+# go on with the next row.
 
 # %%
 class PackedRows:
@@ -840,7 +850,8 @@ assert Counter(hosts[0] + hosts[1]) == Counter(row["tokens"][None].tobytes()
 print(f"state after three batches: {state}\ntwo hosts read {len(hosts[0])} + {len(hosts[1])} rows")
 
 # %% [markdown]
-# One batch, looked at before it is trusted: shapes, and what share of it is trained.
+# After three batches of two rows the state says that row 6 comes next. One batch, looked at before
+# it is trusted: shapes, and what share of it is trained.
 
 # %%
 batch = next(iter(packed_rows(folder, cfg.seed, batch=4)))
@@ -852,11 +863,13 @@ print(f"trained: {batch['loss_mask'].mean():.1%} of this batch; examples in its 
 
 # %% [markdown]
 # ## 12. Your own data
-# Nothing above asks for Verilog except the fence rule of section 3. Data of your own comes as one
-# chat per line, `{"messages": [{"role": ..., "content": ...}, ...]}`: a `system` message if you
-# like, then `user` and `assistant` in turns, an answer last. `data/own_example.jsonl` has ten such
-# rows, one a chat with two answers, one without an answer. We put them through the same functions
-# as everything else; to train on yours, set `source="yours.jsonl"` and `base` in section 1.
+# Only three things above are about Verilog: the fence rule of section 3, which chats skip, the
+# sentence `system`, and the benchmark of section 6. Data of your own comes as one chat per line,
+# `{"messages": [{"role": ..., "content": ...}, ...]}`: a `system` message if you like, then `user`
+# and `assistant` in turns, an answer last. `data/own_example.jsonl` has ten such rows, one a chat
+# with two answers, one without an answer. We put them through the same functions as everything
+# else. To train on yours, write `cfg = replace(cfg, source="yours.jsonl", system="Your sentence.")`
+# at the end of section 1's cell.
 #
 # Answers are trained as they stand, without the spaces around them. Reasoning may come inside
 # `<think>` or as a message's `reasoning`, and is treated as section 3 says. A chat with a system
@@ -880,16 +893,17 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask,
                   f"{len(ids)} ids, {sum(mask)} of them trained")
 
 # %% [markdown]
-# Both answers are blue with the `<turn|>` that ends them, and nothing else is. The first answer
-# stands without the empty thought channel, as the server will send it back; exercise 2 shows what
-# that costs.
+# Both answers are blue with the `<turn|>` that ends them, and nothing else is. The first one stands
+# without the empty thought channel: so the template writes earlier turns once the chat goes on, but
+# when that answer was asked for, the channel was there. Only a chat's last answer is trained
+# exactly as served; exercise 2 mends the others.
 
 # %% [markdown]
 # ## Recap
-# - A training row is the *served* prompt's ids, the answer's ids and `<turn|>`, built once with
-#   its mask.
+# - An example is the *served* prompt's ids, the answer's ids and `<turn|>`, built once with its
+#   mask.
 # - The published way lost the first six ids of every answer; ours decodes to the answer, exactly.
-# - Rows are dropped with a reason, never cut. Prompts of the evaluation set are out.
+# - Examples are dropped with a reason, never cut. Prompts of the evaluation set are out.
 # - Packing puts several examples into a row; segment ids and restarted positions keep them apart.
 #
 # ## What can go wrong
@@ -900,8 +914,8 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask,
 # | "has no <\|turn>" | the tokenizer of Gemma 3 or older | use the tokenizer of the Gemma 4 checkpoint |
 # | the hub answers 401 or 403 | the model asks for a licence | accept it on its page, set `HF_TOKEN` |
 # | "shorter than every example" | `max_tokens` was meant for another tokenizer | see the table of section 7 |
-# | 03 says that the template differs | the template of the checkpoint was republished | run this notebook again |
-# | tuned model worse than its base | trained on stored chats, served with the generation prompt | `chat.render`, as here |
+# | 03 says "chat template changed" | the template of the checkpoint was republished | run this notebook again |
+# | tuned model worse than its base | trained on stored chats, served with the generation prompt | train on what `chat.render` gives, as here |
 #
 # ## Exercises
 # 1. `fill_rows` takes the examples in random order. Best fit can do better if the longest come

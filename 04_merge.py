@@ -16,12 +16,12 @@
 # # 04 · From the checkpoint to a model every engine agrees on
 #
 # We add the trained adapters to the base weights, one tensor at a time, and write a folder that
-# vLLM and Hugging Face transformers load as it is; beside it, the same adapters in the format of
-# PEFT, Hugging Face's adapter library.
+# vLLM serves as it is. Beside it go the same adapters in the format of PEFT, Hugging Face's adapter
+# library, and, if asked for, a text-only copy for transformers.
 #
 # | | |
 # |---|---|
-# | **Needs** | A CPU. No TPU, no GPU, and no model in memory: 31B wants 125 GB of disk, not of RAM |
+# | **Needs** | A CPU. No TPU, no GPU, and no model in memory: 31B wants room for 125 GB of files (base and result) and about 2.5 GB of memory (computed; 1.9 of it adapters) |
 # | **Takes** | `train/checkpoints/<step>/` and `train/recipe.json` from notebook 03, `data/meta.json` from 02, the base model's safetensors |
 # | **Makes** | `merged/` (a model folder), `adapter/` (PEFT), `merged_text/` (optional), `merge.json` (hashes of every tensor), `model_card.md` |
 # | **Costs** | tiny: under 30 seconds. 31B: one read and one write of 62 GB; no chip is used, so the TPU may already be given back |
@@ -115,7 +115,8 @@ cfg = helpers.choose(FULL, E2B, TINY)
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
 scale = recipe["alpha"] / recipe["rank"]
 keys = ("base_model", "base_path", "rank", "alpha", "n_modules", "final_step", "adapter_dtype")
-print(" | ".join(f"{key} {recipe.get(key)}" for key in keys) + f" | scale {scale:g}")
+known = [f"{key} {recipe.get(key)}" for key in keys] + [f"scale {scale:g}"]
+print(" | ".join(known[:4]), " | ".join(known[4:]), sep="\n")
 
 # %% [markdown]
 # The checkpoint is written by Orbax, JAX's checkpoint library: a folder per step, every array in
@@ -158,20 +159,21 @@ folder = folder if "://" in folder else helpers.run_dir(folder).resolve()
 step, adapters, notes = restore_adapters(folder, cfg.step or recipe["final_step"])
 count = sum(a.size + b.size for a, b in adapters.values())
 print(f"step {step}: {len(adapters)} adapter pairs, {count:,} numbers, {count * 4 / 2**20:.1f} MiB")
-for path, (a, b) in list(adapters.items())[:7]:
+for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
 
 # %% [markdown]
-# Seven of the pairs are printed. `A` narrows the layer's input to `r` numbers, `B` widens
-# them again to the output, and both keep the axes of the weight they belong to (query heads, key
-# heads, head size). Those axes are what the next sections are about.
-
-# %% [markdown]
+# The six pairs of the first layer are printed. `A` narrows the layer's input to `r` numbers, `B`
+# widens them again to the output, and both keep the axes of the weight they belong to: the
+# `(16, 2, 8, 32)` of `kv_einsum` is rank, key or value, head, number within the head. Those axes
+# are what the next sections are about.
+#
 # ## 3. The base model, without loading it
 # A safetensors file is 8 bytes with the length of a header, a JSON header (name, dtype, shape and
 # byte range of every tensor), then the bytes, back to back
 # ([format](https://github.com/huggingface/safetensors#format)). So we know where every
-# tensor lies after reading a few kilobytes, and can tell a damaged or missing file before we start.
+# tensor lies after reading a few kilobytes, and can tell a truncated or missing file before we
+# start. (A flipped byte inside a tensor is beyond this check.)
 
 # %%
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
@@ -314,8 +316,8 @@ def list_targets(text, rank):
 # The same function describes the other sizes, so we can count before renting anything. The **31B**
 # has ten full-attention layers where `V = K`: one `k_einsum`, no `v_proj`. A recipe that forgets
 # `k_einsum` adapts 350 of its 360 modules. In the **E2B** the last 20 layers reuse earlier keys and
-# values (no `k`/`v` to adapt) and have an MLP twice as wide; its per-layer input matrices are not
-# trained. (`data/configs/` holds both configs.)
+# values (no `k`/`v` to adapt) and have an MLP twice as wide; its per-layer inputs, which the 31B
+# lacks, are not trained. (`data/configs/` holds both configs.)
 
 # %%
 rows = []
@@ -325,8 +327,9 @@ for name, source in {**known, "this base": config}.items():
     kinds = pd.Series([target.kind for target in listed]).value_counts().to_dict()
     rows.append({"model": name, **kinds, "modules": len(listed),
                  "HF matrices": sum(len(target.names) for target in listed),
-                 "adapter numbers": sum(math.prod(t.a) + math.prod(t.b) for t in listed)})
-pd.DataFrame(rows).set_index("model").fillna(0).astype(int).T
+                 f"adapter numbers, rank {recipe['rank']}":
+                 sum(math.prod(t.a) + math.prod(t.b) for t in listed)})
+pd.DataFrame(rows).set_index("model").fillna(0).astype(int).map("{:,}".format).T
 
 # %% [markdown]
 # And the map itself, drawn from that list for one sliding and one full layer of this base: left
@@ -410,9 +413,11 @@ print(f"{len(targets)} modules, {sum(len(t.names) for t in targets)} matrices: a
 # HF computes `y = W x` with `W` of shape `[out, in]`. Whatever the kind, we want two plain
 # matrices, `A [in, r]` and `B [r, out]`, because then the change is always
 # `ΔW = (alpha / r) · (A B)ᵀ`. Only the way to those two differs. For each kind we write it down and
-# prove it on random input `x`: our `ΔW x` must equal the einsum that Qwix, the library that puts
-# LoRA into a Tunix model, runs in training. (`td,dr,rnh->tnh` reads: axes with the same letter run
-# together, letters missing on the right are summed over, as in `torch.einsum`.)
+# prove it on random input `x`: the two plain matrices must give what the einsum gives that Qwix,
+# the library that puts LoRA into a Tunix model, runs in training (both without `alpha / r`).
+# (`td,dr,rnh->tnh` reads: axes with the same letter run together, letters missing on the right are
+# summed over, as in `torch.einsum`.) This proves the folding. It cannot prove HF's conventions,
+# rows head by head and keys before values; section 13 does, with the engines themselves.
 #
 # ### 6.1 Query: `q_einsum`
 # `A (D, r)`, `B (r, N, H)`. HF lists the rows of `q_proj` head by head, so `N` and `H` fold into
@@ -481,8 +486,7 @@ proof("attn_vec_einsum", o_factors, "tnh,nhr,rd->td", adapters, lambda a, b: mat
 
 # %% [markdown]
 # ### 6.5 MLP: `gate_proj`, `up_proj`, `down_proj`
-# Plain matrices on both sides, and the same names. Of a mixture-of-experts layer Tunix adapts this
-# dense part only; experts and router have no adapters and are copied.
+# Plain matrices on both sides, and the same names.
 
 # %%
 def mlp_factors(kind):
@@ -510,7 +514,8 @@ def plan_merge(targets, adapters, prefix):
 # time. We never hold a whole matrix in float32: `add_delta` takes a block of rows. `jax.jit` makes
 # one compiled program of its lines when it is first called with arrays of some shape (the product,
 # the addition, the rounding, and three sums: how large are base, delta and rounding error?).
-# `precision="highest"` asks for true float32 products, which some chips otherwise shorten.
+# `precision="highest"` asks for true float32 products; a TPU would round their inputs to bfloat16.
+# bfloat16 has 8 significant bits, so rounding once moves a value by at most 2⁻⁸ = 0.39 % of itself.
 
 # %%
 @jax.jit
@@ -530,7 +535,7 @@ rows = np.random.default_rng(0).normal(size=(64, len(a))).astype(ml_dtypes.bfloa
 merged, _ = add_delta(rows, a, b, scale)
 exact = rows.astype(np.float64) + scale * (a.astype(np.float64) @ b.astype(np.float64)).T
 error = np.abs(np.asarray(merged, np.float64) - exact) / np.maximum(np.abs(exact), 0.01)
-print(f"{name}: largest relative error {error.max():.5f}; half a bfloat16 step is {2**-8:.5f}")
+print(f"{name}: largest relative error {error.max():.5f}, at most {2**-8:.5f}")
 assert error.max() < 2**-8 * 1.01
 
 # %% [markdown]
@@ -645,9 +650,9 @@ def merge_model(base, out, plan, scale, block_bytes):
 
 # %% [markdown]
 # Merging takes minutes at 31B, so a second run must not repeat it. `fingerprint` condenses
-# everything the result depends on: the recipe, the adapters' bytes, and name, size, time and
-# header of each file of the base. If `merge.json` carries the same fingerprint, it describes what
-# is in the folders. It is deleted before we touch them and written when all is done.
+# everything the result depends on: the adapters' bytes, the scale, and name, size, time and first
+# MiB of each file of the base. If `merge.json` carries the same fingerprint, it describes what is
+# in the folders. It is deleted before we touch them and written when all is done.
 
 # %%
 def fingerprint(base, adapters, scale, text_only):
@@ -677,7 +682,7 @@ if todo:
         files, hashes, norms = merge_model(base, out, plan, scale, cfg.block_mib << 20)
 else:
     print(f"{out} is current (same checkpoint, base and recipe): nothing to do")
-pd.DataFrame([(path.name, path.stat().st_size) for path in sorted(out.iterdir())],
+pd.DataFrame([(path.name, f"{path.stat().st_size:,}") for path in sorted(out.iterdir())],
              columns=["file in merged/", "bytes"]).set_index("file in merged/")
 
 # %% [markdown]
@@ -693,15 +698,15 @@ pd.DataFrame([(path.name, path.stat().st_size) for path in sorted(out.iterdir())
 # | load everything, add, save one file (as the published script) | 83.5 s | 4.7 | 10.4 GB |
 # | PEFT `merge_and_unload` | 91.6 s | 5.1 | 6.6 GB |
 #
-# The notebook's peak does not depend on the number of layers; the others' grows with the model.
-# (`add_delta` took 4 ms for a block of 4 MB, the same lines in NumPy 32 ms, measured apart on a
-# busy machine.)
+# The notebook's peak does not depend on the number of layers; that of the last two grows with the
+# model. By bytes, the 31B's 62.5 GB take 12 times as long: about 8 minutes (extrapolated).
 #
 # ## 8. The adapter alone, in PEFT's format
-# A few megabytes instead of a second model: the [PEFT](https://github.com/huggingface/peft) format
-# is two matrices per HF module, `lora_A [r, in]` and `lora_B [out, r]`, with a small config.
-# `k_proj` and `v_proj` get the shared `A` each. The pattern of `target_modules` names the language
-# model's layers only: the vision tower has a `q_proj`, too, of a class that PEFT refuses.
+# Two gigabytes at 31B (rank 64, float32) instead of a second model of 62.5: the
+# [PEFT](https://github.com/huggingface/peft) format is two matrices per HF module, `lora_A [r, in]`
+# and `lora_B [out, r]`, with a small config. `k_proj` and `v_proj` get the shared `A` each. The
+# pattern of `target_modules` names the language model's layers only: the vision tower has a
+# `q_proj`, too, of a class that PEFT refuses.
 #
 # One line is special. Where `V = K`, there is no `v_proj`, yet we store the `k_proj` adapter a
 # second time under that name. vLLM loads such a layer's `k_proj` weight into the K and the V part
@@ -762,7 +767,7 @@ for name, tensor in [item for item in names if f"layers.{targets[-1].layer}.self
 # %% [markdown]
 # The way of one adapter, drawn from what was just planned and written: the pair of the last layer
 # with an adapter for its keys, which needs the most care. Above, it ends in the weights; below, it
-# stays a pair of its own, and a server adds its product at every request.
+# stays a pair of its own, and a server adds its product for every token.
 
 # %%
 def draw_path(target, pair, steps, scale, name, source):
@@ -818,7 +823,7 @@ draw_path(target, adapters[target.path], (plain, weights, peft), scale, "04_path
 # The tensor names of the real checkpoint start with `model.language_model.`, and so do ours. vLLM
 # knows this form; transformers' text class, `Gemma4ForCausalLM`, does not: it fills the model with
 # random weights and only warns. `merged_text/` holds the same bytes under the names that class
-# expects, without vision tower, so that `AutoModelForCausalLM` loads it with nothing to say.
+# expects, without vision tower, so that `AutoModelForCausalLM` loads it without a warning.
 
 # %%
 def export_text(merged, out, prefix):
@@ -926,9 +931,9 @@ print(f"{merged_count} merged tensors: at most {worst:.4f} steps from the exact 
 
 # %% [markdown]
 # ## 12. What the fine-tune touched
-# The norms that `add_delta` summed up on the way give the size of each change relative to its
-# matrix, `‖ΔW‖ / ‖W‖`. One row per kind, one column per layer; grey where a layer has no such
-# matrix. The second number to watch is what rounding the sum to the base's type has cost.
+# The norms that `add_delta` summed up on the way give two numbers per matrix. `delta %` is the size
+# of the change relative to its matrix, `‖ΔW‖ / ‖W‖`. `rounding %` is what rounding the sum to the
+# base's type has cost, relative to the change.
 
 # %%
 def norm_table(record):
@@ -946,11 +951,39 @@ display(changes.groupby("kind", sort=False)[["delta %", "rounding %"]].agg(["min
         .round(2))
 
 # %% [markdown]
-# Rounding to bfloat16 moves a weight by up to 0.4 % of itself and a matrix by about 0.17 % of its
-# norm, whatever the delta is. The smaller the fine-tune, the more of it this noise covers:
-# `rounding %` is its size against the delta's. It is noise without a direction, so most of a delta
-# survives even then, but it is why we add once, in float32, and why the float32 adapter is kept
-# beside the merged model.
+# Changes of 20 to 50 % are large: the tiny base has never seen an instruction and is trained at a
+# high rate. Rounding then costs 0.17 % of a matrix's norm, little beside the delta. A gentler
+# fine-tune fares worse, because the base's weights are bfloat16 numbers already: whatever moves one
+# by less than half a step is rounded back, and lost. So we shrink the delta of one matrix and look
+# at what arrives.
+
+# %%
+def if_smaller(old, delta, shares):
+    """What would arrive of a delta in the base's type, had the fine-tune been smaller."""
+    before, rows = old.astype(np.float64), []
+    for wanted in (share * delta for share in shares):
+        arrived = (before + wanted).astype(old.dtype).astype(np.float64) - before
+        rows.append({"delta %": np.linalg.norm(wanted) / np.linalg.norm(before),
+                     "rounding %": np.linalg.norm(arrived - wanted) / np.linalg.norm(wanted),
+                     "arrives %": np.vdot(arrived, wanted) / np.vdot(wanted, wanted),
+                     "weights unchanged %": (arrived == 0).mean()})
+    return (100 * pd.DataFrame(rows)).style.hide(axis="index").format(precision=2)
+
+
+name = f"{prefix}layers.0.self_attn.q_proj.weight"
+(a, b), (_, rows) = plan[name], read_tensor(tensors[name])
+delta = scale * (a.astype(np.float64) @ b[:, :512].astype(np.float64)).T  # its first 512 rows
+display(if_smaller(rows[:512], delta, (1, 1 / 30, 1 / 100, 1 / 300)))
+
+# %% [markdown]
+# `arrives %` is the part of the change that points where it should. At a delta of one percent
+# rounding adds noise, but all of the change arrives; at a tenth of a percent about half of it is
+# gone. We add once, in float32, which gives the nearest bfloat16 weights there are, and keep the
+# float32 adapter beside them. If `delta %` is below one percent in your run, compare the merged
+# model with base + adapter (05, section 11) before you serve it.
+#
+# The same sizes as a map: one row per kind, one column per layer, grey where a layer has no such
+# matrix.
 
 # %%
 def draw_changes(changes, name, source):
@@ -981,14 +1014,14 @@ draw_changes(changes, "04_delta", f"measured, {recipe['base_model']}, step {reco
 
 # %% [markdown]
 # ## 13. Do all engines agree?
-# This notebook loads no model, so the proof that counts lives in the tests:
-# `./run_tests.sh --all` runs `tests/test_merge.py`, which trains nothing and mocks nothing. Ten
-# prompts of 100 tokens go through five paths, and we compare the log-probability of every token of
-# the vocabulary at every position: Tunix with adapters, HF with the merged folder, HF with base and
-# PEFT adapter, vLLM with the merged folder, vLLM with base and adapter (`--enable-lora`).
+# This notebook loads no model, so the proof that counts lives in the tests: `./run_tests.sh --all`
+# runs `tests/test_merge.py`. Ten prompts of 100 tokens go through five paths, and we compare the
+# log-probability of every token of the vocabulary at every position: Tunix with adapters, HF with
+# the merged folder, HF with base and PEFT adapter, vLLM with the merged folder, vLLM with base and
+# adapter (`--enable-lora`).
 #
-# Measured by that test on 21 November 2026 (tiny base, random `A` and `B`, 990 positions x 1,280
-# tokens, two CPU cores):
+# Measured by that test on 21 November 2026 (tiny base, random `A` and `B`, 990 positions × 1,280
+# tokens, two CPU cores; natural logarithms):
 #
 # | max (mean) of \|Δ log-probability\| | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
 # |---|---|---|
@@ -1001,14 +1034,17 @@ draw_changes(changes, "04_delta", f"measured, {recipe['base_model']}, step {reco
 # | HF, base alone | 13 (1.5) | 13 (1.5) |
 # | the base alone, HF against vLLM | | (0.034) |
 #
-# In float32 the five paths are one model. In bfloat16 they differ by about as much as two engines
-# differ on the untouched base, which is the noise of the arithmetic and not of the merge.
+# In float32 the five paths are one model. In bfloat16 their means differ by about as much as two
+# engines differ on the untouched base: the noise of the arithmetic, not of the merge. vLLM is its
+# CPU build here, whose models are PyTorch; on a TPU it runs a JAX model of its own, which this test
+# does not reach.
 #
 # ## 14. On the TPU machines
-# For the 31B, base (62.5 GB) and `merged/` (as much again) live in `/dev/shm`: a TPU machine's
-# boot disk of 97 GB cannot hold them, its memory can. The merge itself needs a few gigabytes.
-# Training and serving are two machines, so the result travels through a bucket in their region (the
-# script of notebook 01 copies the run there every five minutes; this is the same by hand):
+# For the 31B, base (62.5 GB) and `merged/` (as much again) live in `/dev/shm`, which holds 224 GB
+# on a v5p-8 (01, section 2). The merge itself holds the adapters, 1.9 GB at rank 64, and the
+# 0.35 GB of section 7. Training and serving are two machines, so the result travels through a
+# bucket in their region (the script of notebook 01 copies the run there every five minutes; this is
+# the same by hand):
 #
 # ```bash
 # # on the v5p-8, after notebook 03
@@ -1016,11 +1052,8 @@ draw_changes(changes, "04_delta", f"measured, {recipe['base_model']}, step {reco
 # gcloud storage rsync --recursive /dev/shm/run gs://BUCKET/run
 # ```
 #
-# Section 5 of notebook 05 fetches it on the v6e-8.
-#
-# Notebook 05 then compares the files with the hashes in `merge.json` before it starts vLLM. vLLM on
-# TPU serves `merged/`, with the base's own nested config and vision tower; serving an adapter
-# without merging is for CPU and GPU.
+# Section 5 of notebook 05 fetches it on the v6e-8, where vLLM serves `merged/`, with the base's own
+# nested config and vision tower; serving an adapter without merging is for CPU and GPU.
 #
 # ## 15. Sharing it
 # A model without its history is of little use to others. The card says what it was made from and
@@ -1069,7 +1102,7 @@ if cfg.upload:
 # | We made | from | with the guarantee |
 # |---|---|---|
 # | `merged/` | base + `(alpha / r) · (A B)ᵀ` | float32 sum, one rounding; every other byte is the base's |
-# | `adapter/` | the adapters alone, float32 | loads in PEFT and in vLLM, same log-probabilities |
+# | `adapter/` | the adapters alone, float32 | loads in PEFT and in vLLM, same log-probabilities up to rounding |
 # | `merged_text/` | `merged/`, renamed | loads in `AutoModelForCausalLM` without a warning |
 # | `merge.json` | hashes of all of it | a copy can be checked; a second run is free |
 #
@@ -1102,22 +1135,20 @@ if cfg.upload:
 # tuned, rarely the middle.
 # </details>
 #
-# 2. How much of `ΔW` would be lost if we added in bfloat16 instead of float32?
+# 2. How much of `ΔW` is lost if `A B` is rounded to bfloat16 before it is added?
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# name = f"{prefix}layers.0.self_attn.q_proj.weight"
-# (a, b), (_, rows) = plan[name], read_tensor(tensors[name])
-# exact = rows.astype(np.float64) + scale * (a.astype(np.float64) @ b.astype(np.float64)).T
-# rounded = (scale * (a @ b).T).astype(ml_dtypes.bfloat16)
-# for label, found in (("float32", add_delta(rows, a, b, scale)[0]), ("bfloat16", rows + rounded)):
-#     error = np.asarray(found, np.float64) - exact
-#     print(label, f"{np.linalg.norm(error) / np.linalg.norm(exact - rows):.3%} of the delta")
+# exact = rows[:512].astype(np.float64) + delta
+# for label, change in (("once", delta), ("twice", delta.astype(ml_dtypes.bfloat16))):
+#     found = (rows[:512] + change.astype(np.float32)).astype(ml_dtypes.bfloat16)
+#     error = found.astype(np.float64) - exact
+#     print(label, f"{np.linalg.norm(error) / np.linalg.norm(delta):.3%} of the delta")
 # ```
 #
 # Little more: the sum is rounded either way, and the delta's own rounding (0.17 % of it) adds to
-# that. What hurts is many such additions in a row, or a product `a @ b` with bfloat16 inputs.
+# that. What hurts is many such additions in a row.
 # </details>
 #
 # Next: [05 · Serving the fine-tuned model with vLLM](05_serve_vllm.ipynb)

@@ -23,7 +23,7 @@
 # | **Needs** | 31b: a v6e-8 with Docker. e2b: one v6e chip with Docker, which Colab does not offer. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Takes** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Makes** | a running server; `serve/server.json` (process, port, model, command), `serve/server.log`, `serve/docker-compose.yml` |
-# | **Costs** | tiny: a minute. 31b: about 10 minutes until the first answer (published), 3.60 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
+# | **Costs** | tiny: a minute. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
 #
 # The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed
 # as the command to run there, and a test has vLLM's own parser read every flag of it. Terms are in
@@ -70,11 +70,11 @@ helpers.machine()
 # steps (**continuous batching**): that is what a server does better than a loop over `generate`.
 #
 # The engine decides what runs: `tpu-docker` and `gpu-docker` start a container, `cpu` starts
-# vLLM's CPU build from `.venv-serve`. It is the same vLLM with the same flags and the same HTTP
-# interface, so everything after the start is identical. `max_model_len` is the longest prompt plus
-# answer; notebook 06 needs 15,360 + 512 tokens at 31b. (Of the small models vLLM's own TPU release
-# tests say, as of August 2026: performance failing, correctness untested. Take e2b on a TPU as a
-# trial.)
+# vLLM's CPU build from `.venv-serve`. It is the same vLLM with the same HTTP interface, so every
+# cell after the start is the same. What computes below it is not: JAX models on a TPU, PyTorch
+# models elsewhere. `max_model_len` is the longest prompt plus answer; notebook 06 needs
+# 15,360 + 512 tokens at 31b. (Of the small models vLLM's own TPU release tests say, as of August
+# 2026: performance failing, correctness untested. Take e2b on a TPU as a trial.)
 
 # %%
 import time
@@ -85,7 +85,7 @@ import yaml
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import chat, physics, server
+from helpers import chat, physics, server, style
 from helpers.machine import published
 
 pd.set_option("display.max_colwidth", None)
@@ -116,7 +116,8 @@ cfg = helpers.choose(FULL, E2B, TINY)
 # On the real machines `merged/` has travelled: from the v5p-8 that trained it to a bucket, and
 # from there into `/dev/shm` of the v6e-8. `merge.json` holds the SHA-256 of every file. Serving
 # half a shard gives fluent nonsense, which is hard to tell from a bad fine-tune, so we compare
-# before we serve. (62.5 GB take about a minute on four threads.)
+# before we serve. (The 31B's two shards are hashed side by side, at about 1 GB/s each as one core
+# here does: half a minute.)
 
 # %%
 from concurrent.futures import ThreadPoolExecutor
@@ -187,7 +188,8 @@ REASONS = {
     "-v": "the merged model (read-only), 06's results, and the XLA cache on a named volume",
     "-e": "no calls to the hub; ready after up to an hour; where the XLA cache is",
     "--privileged": "the container needs the TPU's device files and may lock memory",
-    "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here",
+    "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here; "
+                    "the image, vLLM's command and the model's folder follow",
     "--served-model-name": "clients say a name, not a path",
     "--host": "127.0.0.1 only: vLLM has no password by default",
     "--port": "8000, vLLM's default",
@@ -199,8 +201,8 @@ REASONS = {
     "--no-enable-prefix-caching": "06 measures prefill, and a cached prompt has none; turn it on "
                                   "for users, whose prompts share a beginning",
     "--disable-uvicorn-access-log": "one log line per request would bury the rest",
-    "--disable-chunked-mm-input": "TPU images refuse to split an image over two steps; text "
-                                  "prefill is still chunked, at 2,048 tokens and above",
+    "--disable-chunked-mm-input": "vLLM on TPU cannot split an image over two steps; a long text "
+                                  "prompt is still read in pieces of 2,048 tokens",
     "--gpus": "all GPUs of the machine",
     "--enforce-eager": "CPU: no compilation; a start takes 25 s instead of 38 to 55 (measured)",
 }
@@ -222,13 +224,14 @@ def explain(command):
 
 
 # %%
-display(explain(tpu))
+left = [{"selector": "th, td", "props": "text-align: left"}]
+display(explain(tpu).rename_axis(None).style.set_table_styles(left))
 
 # %% [markdown]
 # What this means: nothing in the list is specific to the tuned model. Where the published recipe
-# served the stock `google/gemma-4-31B-it`, this mounts `merged/`. Two lines differ in substance:
-# the prefix cache (keys and values of earlier prompts, kept for prompts that begin alike) is off
-# (notebook 06 and [10_published](10_published.ipynb) show what it did to
+# served the stock `google/gemma-4-31B-it`, this mounts `merged/`. Two more things differ in
+# substance from its command: the prefix cache (keys and values of earlier prompts, kept for prompts
+# that begin alike) is off (notebook 06 and [10_published](10_published.ipynb) show what it did to
 # the published latencies), and the compile cache survives the container.
 #
 # The same function gives the command for two H100 cards and for this CPU:
@@ -238,7 +241,7 @@ gpu = command_for("gpu-docker", max_model_len=FULL.max_model_len, tensor_paralle
 cpu = server.vllm_command("cpu", "runs/tiny/merged", TINY.name, FULL.port,
                           max_model_len=TINY.max_model_len)
 print(server.shown(gpu), "\n", server.shown(cpu), sep="\n")
-explain(gpu), explain(cpu);
+explain(gpu), explain(cpu);  # both pass: no flag without a reason
 
 # %% [markdown]
 # Who keeps services in Docker Compose wants the same container as a file. It is made from the list,
@@ -282,7 +285,7 @@ print(f"{compose_file}:\n{compose_file.read_text()[:420]}...")
 # last 1,024 tokens; the 10 full layers keep 4 KV heads of 512 numbers for all of them. **Tensor
 # parallel** 8 means that eight chips share every matrix, each with its own heads, and those 4
 # **global KV heads** are the reason to think about the layout: eight chips cannot share four
-# heads, so each is stored twice.
+# heads, so each is stored twice. (Activations come off what is left: the numbers are upper bounds.)
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
@@ -294,14 +297,14 @@ def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, weights, windowed=Tr
     """HBM per chip and the requests that fit, for one layout."""
     left = share * chip_bytes - weights / tp
     per_token = physics.kv_bytes_per_token(config, kv_dtype_bytes, tp)
-    row = {"tp x dp": f"{tp} x {dp}", "KV numbers of": f"{kv_dtype_bytes} bytes",
+    row = {"tp × dp": f"{tp} × {dp}", "bytes per KV number": kv_dtype_bytes,
            "sliding layers keep": "their window" if windowed else "everything",
            "weights, GiB/chip": weights / tp / GIB, "left for KV, GiB/chip": left / GIB}
     for tokens in (4096, 16_384):
         full = sum(per_token.values()) * tokens
         need = physics.kv_bytes(config, tokens, kv_dtype_bytes, tp) if windowed else full
         row[f"requests of {tokens:,}"] = dp * int(left / (need / tp))
-    return row
+    return row | {f"one of {tokens:,}, GiB/chip": need / tp / GIB}
 
 
 # %%
@@ -309,18 +312,51 @@ v6e = helpers.chip("v6e")
 plans = [memory_plan(config_31b, v6e.hbm, tp, dp, kv, CHECKPOINT, windowed)
          for tp, dp, kv, windowed in ((8, 1, 2, False), (8, 1, 2, True), (4, 2, 2, True),
                                       (8, 1, 1, True), (4, 2, 1, True))]
-display(pd.DataFrame(plans).set_index("tp x dp").style.format(precision=1))
+display(pd.DataFrame(plans).style.hide(axis="index").format(precision=1))
 
 # %% [markdown]
-# What this means (arithmetic, not measured): at tensor parallel 8 the full layers' cache is stored
-# twice over; two copies at tensor parallel 4 do not pay that, but hold the weights twice. At 4,096
-# tokens the second copy costs more than it saves, at 16,384 the two are level. What tensor
-# parallel 4 promises is speed, because no chip works on a head it shares; vLLM's own TPU benchmark
-# of this model runs it that way, with fp8. The first row is a server whose cache manager gives
-# sliding layers room for the whole context, as the sizes of the published runs suggest. fp8
-# doubles the room and changes the answers a little, and is used only if the command says
+# What this means (arithmetic, not measured; tp × dp is chips that share the matrices times copies
+# of the model): at tensor parallel 8 the full layers' cache is stored twice over; two copies at
+# tensor parallel 4 do not pay that, but hold the weights twice. At 4,096 tokens the second copy
+# costs more than it saves, at 16,384 the two are level. What tensor parallel 4 promises is speed,
+# because no chip works on a head it shares; vLLM's own TPU benchmark of this model runs it that
+# way, with fp8. The first row is a server whose cache manager gives sliding layers room for the
+# whole context, as the published runs suggest (section 5 of [10_published](10_published.ipynb)).
+# fp8 doubles the room and changes the answers a little, and is used only if the command says
 # `--kv-cache-dtype fp8`: a line in a TPU log that fp8 is supported does not mean it is on.
-#
+
+# %% [markdown]
+# The same as a picture. The grey part is there before the first request comes:
+
+# %%
+def draw_memory(plans, chip_bytes):
+    """One bar per layout: weights, then the KV cache cut into requests of 16,384 tokens."""
+    fig, ax = style.figure(10, 0.9 + 0.5 * len(plans))
+    labels = []
+    for place, plan in enumerate(plans):
+        weights, each = plan["weights, GiB/chip"], plan["one of 16,384, GiB/chip"]
+        tp, copies = map(int, plan["tp × dp"].split(" × "))
+        count = plan["requests of 16,384"] // copies
+        ax.barh(place, weights, color=style.GREY)
+        ax.barh([place] * count, each, left=[weights + i * each for i in range(count)],
+                color=style.SKY, edgecolor="white", linewidth=0.8)
+        ax.text(chip_bytes / GIB + 0.3, place, f"{copies} × {count}" if copies > 1 else count,
+                va="center", fontsize=10)
+        kept = "" if plan["sliding layers keep"] == "their window" else ", no window"
+        number = "fp8" if plan["bytes per KV number"] == 1 else "bfloat16"
+        labels.append(f"tp {tp}, dp {copies}, {number} cache{kept}")
+    ax.axvline(0.92 * chip_bytes / GIB, color=style.BLACK, lw=1)
+    ax.set_yticks(range(len(plans)), labels)
+    ax.invert_yaxis()
+    ax.set(title="HBM of a v6e chip: weights (grey), then a box per request of 16,384 tokens",
+           xlabel="GiB (line: 92 % of the chip; right: requests)", xlim=(0, chip_bytes / GIB))
+    ax.grid(axis="y", visible=False)
+    style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet, above")
+
+
+draw_memory(plans, v6e.hbm)
+
+# %% [markdown]
 # The other layout is the same function with other numbers:
 
 # %%
@@ -333,10 +369,10 @@ for place, (old, new) in enumerate(zip(tpu, two_copies, strict=True)):
 # %% [markdown]
 # ## 5. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape, so vLLM rounds the tokens of every
-# step up to a **bucket**: 16, 32, 64 ... 2,048. A cold start compiles all of them: 8 of the 10
-# minutes to the first answer on the published machine. With the cache on a volume the next start
-# reads them. Both happen at the full price of the machine. Rounding up costs too, and how much
-# depends on where in its bucket a step lands:
+# step up to a **bucket**: 16, 32, 64 ... 2,048, vLLM's default for `--max-num-batched-tokens`. A
+# cold start compiles all of them: 8 of the 10 minutes to the first answer on the published machine.
+# With the cache on a volume the next start reads them. Both happen at the full price of the
+# machine. Rounding up costs too, and how much depends on where in its bucket a step lands:
 
 # %%
 def padded(tokens, smallest=16, largest=2048):
@@ -354,10 +390,10 @@ print(f"cold start, published: {startup['startup_total']:.0f} min at {price} USD
       f"{startup['startup_total'] / 60 * price:.2f} USD, of which compiling "
       f"{startup['xla_compile_startup'] / 60 * price:.2f} USD")
 steps = {"one sequence decoding": 1, "30 sequences decoding": 30, "130 sequences decoding": 130,
-         "a prompt of 512": 512, "a prompt of 1,100": 1100, "a prompt of 4,200": 4200}
+         "a prompt of 512": 512, "a prompt of 1,100": 1100, "a prompt of 4,200, in 3 steps": 4200}
 table = pd.DataFrame([(what, n, padded(n), 1 - n / padded(n)) for what, n in steps.items()],
-                     columns=["a step with", "tokens", "computed", "wasted"])
-display(table.set_index("a step with").style.format({"wasted": "{:.0%}"}))
+                     columns=["work", "tokens", "computed", "wasted"])
+display(table.set_index("work").style.format({"wasted": "{:.0%}"}, thousands=","))
 
 # %% [markdown]
 # What this means: a lone sequence wastes 15 of 16 rows, which costs little, because decoding waits
@@ -365,14 +401,16 @@ display(table.set_index("a step with").style.format({"wasted": "{:.0%}"}))
 # cost. It is no argument for prompts of round lengths: under load vLLM fills a step with the
 # tokens of several requests.
 #
-# On the v6e-8 the whole stage is this (bucket as made in notebook 01, whose script copied the
-# training machine's run there; 62.5 GB within a region take some minutes, and `/dev/shm` is memory,
-# half of the host's 1,536 GiB). What comes over is the run without its checkpoints and caches:
-# `merged/`, `merge.json` and the small files of 02 and 03 that 05 to 07 read.
+# On the v6e-8 the whole stage is this, after the first six lines of notebook 01's script (Python
+# 3.11, Icarus Verilog, the repository). The bucket is the one that script copied the training
+# machine's run to; 62.5 GB within a region take some minutes, and `/dev/shm` is memory, half of the
+# host's 1,536 GiB. What comes over is the run without its checkpoints and caches: `merged/`,
+# `merge.json` and the small files of 02 and 03 that 05 to 07 read.
 #
 # ```bash
+# command -v docker || sudo apt-get install -y docker.io
 # sudo usermod -aG docker "$USER"   # once, then log in again: docker without sudo
-# export SIZE=31b RUN_DIR=/dev/shm/run TMPDIR=/dev/shm
+# export SIZE=31b RUN_DIR=/dev/shm/run TMPDIR=/dev/shm BUCKET=my-gemma4-bucket
 # mkdir -p "$RUN_DIR"
 # gcloud storage rsync --recursive --exclude='^(train/checkpoints|cache|jax_cache)/' \
 #     "gs://$BUCKET/run" "$RUN_DIR"
@@ -388,10 +426,10 @@ display(table.set_index("a step with").style.format({"wasted": "{:.0%}"}))
 # ## 6. Start it
 # `start` opens the log, starts the command in a session of its own (closing this notebook does not
 # end it), records it in `serve/server.json`, and asks `/health` until the answer is yes. Every ten
-# seconds it prints the last line of the log. A port in use, a process that dies or too little
-# memory end in one line with the reason. A healthy server of the same files is reused. On a CPU
-# most of a start is Python importing vLLM, on one core; so the second server, which section 11
-# needs (base + adapter), starts beside the first.
+# seconds it prints the last line of the log, if that is a new one. A port in use, a process that
+# dies or too little memory end in one line with the reason. A healthy server of the same files is
+# reused. On a CPU most of a start is Python importing vLLM, on one core; so the second server,
+# which section 11 needs (base + adapter), starts beside the first.
 
 # %%
 server.prepare(cfg.engine)
@@ -419,6 +457,7 @@ print(f"process {record['pid']}, serving {record['model_path']} as {record['mode
 
 # %%
 client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
+longest = cfg.max_model_len // 2  # tokens of an answer, at the most
 samples = helpers.read_json(helpers.require(helpers.run_dir("data", "samples.json"), "02_data.py"))
 messages = samples[0]["messages"]
 print(f"models: {[model.id for model in client.models.list()]}")
@@ -426,7 +465,7 @@ print(f"messages: {[message['role'] for message in messages]}\n{messages[-1]['co
 
 # %%
 reply = client.chat.completions.create(model=cfg.name, messages=messages, temperature=0,
-                                       max_tokens=256, extra_body=template)
+                                       max_tokens=longest, extra_body=template)
 print(reply.choices[0].message.content)
 print(f"\n{reply.usage.prompt_tokens} prompt tokens, {reply.usage.completion_tokens} answer "
       f"tokens, finish_reason {reply.choices[0].finish_reason!r}")
@@ -435,11 +474,12 @@ print(f"\n{reply.usage.prompt_tokens} prompt tokens, {reply.usage.completion_tok
 # The same request as a stream: the server sends each token as soon as it has it. Two times matter
 # to a reader who waits, and notebook 06 measures them under load: the **time to first token**
 # (TTFT), in which the whole prompt is computed, and the **time per output token** (TPOT) after it.
+# There is one piece less than tokens, because the last one, `<turn|>`, has no text.
 
 # %%
 start, arrivals, text = time.perf_counter(), [], ""
 for piece in client.chat.completions.create(model=cfg.name, messages=messages, temperature=0,
-                                            max_tokens=256, extra_body=template, stream=True):
+                                            max_tokens=longest, extra_body=template, stream=True):
     if piece.choices and piece.choices[0].delta.content:
         arrivals.append(time.perf_counter() - start)
         text += piece.choices[0].delta.content
@@ -453,7 +493,8 @@ assert text == reply.choices[0].message.content
 # Training rendered prompts with `chat.prompt_ids`; the chat endpoint renders them on its own, with
 # the template in the model's folder. If these differ by one token, the model answers a question it
 # was never taught. vLLM's `/tokenize` says what the chat endpoint would compute on, so we can
-# compare every id, for all held-out samples, and the completion of our ids with the chat's answer.
+# compare every id, for the held-out samples that 02 stored, and the completion of our ids with the
+# chat's answer.
 
 # %%
 tokenizer = chat.load_tokenizer(merged)
@@ -469,7 +510,7 @@ print("it ends in", repr(tokenizer.decode(ids[-8:])))
 # %%
 def complete(ids, model=cfg.name, **options):
     """Send token ids; get the first choice of /v1/completions with the ids of its text."""
-    body = {"model": model, "prompt": ids, "temperature": 0, "max_tokens": 256,
+    body = {"model": model, "prompt": ids, "temperature": 0, "max_tokens": longest,
             "return_token_ids": True, **options}
     return server.post(record, "/v1/completions", body)["choices"][0]
 
@@ -489,18 +530,22 @@ print(f"two greedy runs from ids and the chat's answer: the same {len(first['tok
 # %% [markdown]
 # ## 9. Proof: an answer ends where its turn ends
 # A model that was taught to close its turn with `<turn|>` must be stopped there, or every answer
-# runs to `max_tokens`. vLLM takes the stop ids from `generation_config.json`. We see it twice: the
-# natural answer above, and, whatever the model has learned, an answer in which a bias of 100 on
-# that one id makes it the only choice.
+# runs to `max_tokens`. vLLM takes the stop ids from `generation_config.json`. The answer above ends
+# with that id. As a control we ask again with `ignore_eos`, which switches the stop ids off: the
+# same tokens, and then more.
 
 # %%
 turn_end = chat.special_ids(tokenizer)[chat.TURN_END]
-forced = complete(ids, logit_bias={str(turn_end): 100})
 stops = helpers.read_json(merged / "generation_config.json")["eos_token_id"]
+count = len(first["token_ids"])
+onward = complete(ids, ignore_eos=True, max_tokens=count + 4)
 print(f"stop ids {stops}; {chat.TURN_END} is {turn_end}")
-print(f"natural: {first['finish_reason']!r}, last id {first['token_ids'][-1]}; "
-      f"forced: {forced['finish_reason']!r} after {len(forced['token_ids'])} token")
-assert turn_end in stops and forced["finish_reason"] == "stop" and len(forced["token_ids"]) == 1
+for label, answer in (("as served", first), ("with ignore_eos", onward)):
+    print(f"{label}: {len(answer['token_ids'])} tokens, finish_reason {answer['finish_reason']!r}, "
+          f"the last ids {answer['token_ids'][-6:]}")
+assert turn_end in stops and first["token_ids"][-1] == turn_end, "the answer does not end"
+assert first["finish_reason"] == "stop" and onward["finish_reason"] == "length"
+assert onward["token_ids"][:count] == first["token_ids"]
 
 # %% [markdown]
 # That file also sets what happens if a request says nothing: temperature 1.0 (draw from the model's
@@ -515,11 +560,11 @@ assert turn_end in stops and forced["finish_reason"] == "stop" and len(forced["t
 # there:
 #
 # ```bash
-# gcloud compute ssh "$TPU_NAME" --zone "$ZONE" -- -N -L 8000:127.0.0.1:8000
+# gcloud compute ssh gemma4-serve --zone=us-central1-b -- -N -L 8000:127.0.0.1:8000
 # ```
 #
-# If it must be open, set `VLLM_API_KEY` (it protects `/v1` only) and put a proxy with TLS before
-# it.
+# If it must be open, set `VLLM_API_KEY` (it protects `/v1`, not `/metrics` or `/tokenize`) and put
+# a proxy with TLS before it.
 
 # %% [markdown]
 # ## 11. The adapter without merging
@@ -559,18 +604,19 @@ if cfg.adapter:
     assert apart.loc["base + adapter"].iloc[1] < 0.2 * apart.loc["base alone"].iloc[1]
 
 # %% [markdown]
-# What this means: base + adapter is the merged model up to bfloat16 rounding (merging rounds the
-# sum once, the adapter's product is rounded on its way), while the base alone is another model. It
-# holds because notebook 04 stores the `k_proj` adapter of the layers in which V equals K a second
-# time as `v_proj`. Without that copy vLLM would adapt K and not V. Notebook 04 compares in float32
-# over more positions.
+# What this means (natural logarithms): base + adapter is the merged model up to bfloat16 rounding
+# (merging rounds the sum once, the adapter's product is rounded on its way), while the base alone
+# is another model. It holds because notebook 04 stores the `k_proj` adapter of the layers in which
+# V equals K a second time as `v_proj`. Without that copy vLLM would adapt K and not V: section 13
+# of 04 measures that, and compares in float32 over more positions.
 
 # %% [markdown]
 # ## 12. It stays
 # The server outlives this notebook. Notebooks 06 and 07 find it in `serve/server.json`; 07 stops
-# it, serves the base model for comparison, and stops that. `./run_all.sh` ends it however the run
-# ends, and `python -m helpers.server stop` does it by hand. The next cell is what 06 and 07 begin
-# with; had the server died in the meantime, it would say why, and what to run.
+# it, serves the base model for comparison, and stops that. `python -m helpers.server stop` does it
+# by hand, and `./run_all.sh` does it when its range is done, so there run 05 to 07 in one call. The
+# next cell is what 06 and 07 begin with; had the server died in the meantime, it would say why, and
+# what to run.
 
 # %%
 record = server.current()
@@ -583,10 +629,10 @@ assert again["pid"] == record["pid"]
 # ## Recap
 # - The command is a list that one function builds for TPU, GPU and CPU; each flag has a reason.
 # - The served files are the merged files, by their hashes.
-# - Prompt ids of training and serving are equal, an answer ends at `<turn|>`, greedy is
-#   repeatable.
-# - The KV cache, not the weights, limits how many long requests fit, and 4 global KV heads decide
-#   the layout.
+# - Prompt ids of training and serving are equal, an answer ends at `<turn|>`, and greedy is
+#   repeatable for a request that runs alone.
+# - What the weights leave for the KV cache limits how many long requests fit, and 4 global KV heads
+#   decide the layout.
 #
 # ### What can go wrong
 #
@@ -595,10 +641,11 @@ assert again["pid"] == record["pid"]
 # | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m helpers.server stop` with that `RUN_DIR`, or `port=0` |
 # | `out of memory` at the start | another process holds the chips or the memory; or the cache does not fit | stop it (on a TPU: `docker ps`), lower `max_model_len` |
 # | `Conflict. The container name` | an earlier container was not removed | `docker rm -f gemma4-vllm` |
-# | nothing for 8 minutes, then healthy | the first compilation | keep the volume `vllm-xla-cache`; raise `timeout` if it is more |
+# | `starting ...` for 8 minutes, then healthy | the first compilation | keep the volume `vllm-xla-cache`; raise `timeout` if it is more |
 # | answers run to `max_tokens` | `generation_config.json` lost its `eos_token_id` | run 04 again; it carries the base's file over |
 # | fluent answers to another question | the server rendered another template | section 8; copy `chat_template.jinja` into the folder |
 # | `JAX does not support per-request seed` | a request with `seed` on a TPU | leave it out; 07 saves its samples instead |
+# | `logit_bias` changes nothing | vLLM on TPU (tpu-inference 0.32.0) stores it and never applies it | do without |
 # | `The model ... does not exist` | the client says another name | `cfg.name` is the name, see `client.models.list()` |
 #
 # ### Exercises

@@ -23,7 +23,7 @@
 # | **Needs** | the server of 05, running; no JAX, no accelerator of its own |
 # | **Takes** | `serve/server.json` of 05; the model's `config.json` |
 # | **Makes** | `bench/*.json` (one per point, raw), `bench/results.csv` (one row per point and repeat), four figures |
-# | **Costs** | tiny: two minutes. 31b: about two hours on a v6e-8, 43 USD at 21.52 USD/h (our plan; section 3 computes it) |
+# | **Costs** | tiny: two minutes. 31b: at least 96 minutes of load on a v6e-8, 34 USD at 21.52 USD/h (section 5 computes it); with warm-ups and queues about two hours, 43 USD (our estimate) |
 #
 # The outputs shown are those of the tiny run on two CPU cores: a **rehearsal**. The method is the
 # real one and so is the client; the numbers describe two busy CPU cores and nothing else. Terms are
@@ -123,7 +123,8 @@ cfg = helpers.choose(FULL, E2B, TINY)
 # answer fit into its context, and is its **prefix cache** off? With the cache on, a prompt that was
 # seen before costs no prefill (reading the prompt), and `vllm bench serve` sends the *same* random
 # prompts in each run unless the seed changes. That mistake put published latencies below what
-# physics allows. The server itself says what is on: in `/metrics`.
+# physics allows. The server itself says what is on: in `/metrics`, a page of counters in the text
+# format of the monitoring system Prometheus.
 
 # %%
 def check_plan(cfg, record):
@@ -169,22 +170,29 @@ check_plan(cfg, record)
 text = metrics(record)
 facts = next((line for line in text.splitlines() if line.startswith("vllm:cache_config_info")), "")
 for key in ("enable_prefix_caching", "cache_dtype", "kv_cache_size_tokens"):
-    print(f"{key}: {facts.partition(key + '=')[2].split(',')[0].strip(chr(34)) or 'unknown'}")
+    value = facts.partition(f'{key}="')[2].partition('"')[0]
+    print(f"{key}: {value or 'unknown'}")
 print(f"{record['model']} at {record['base_url']}, context {record['max_model_len']}")
 
 # %% [markdown]
+# What this means: the prefix cache must be `False`; `auto` keeps the KV cache in the model's own
+# dtype; the last number is how many tokens of all running requests it can hold.
+#
 # ## 3. The floor: how fast could it be?
 # The first token needs the whole prompt to go through every layer, a number of floating-point
 # operations that follows from `config.json`: two per weight and token, plus attention, which is
-# causal and in the sliding layers sees a window. No machine can do them faster than its peak.
-# Every further token needs the weights and the cache to be read once, which takes bytes divided by
-# bandwidth. `helpers/physics.py` counts both exactly.
+# causal and in the sliding layers sees a window. No machine can do them faster than its peak. Every
+# step, the first as well, needs the weights to be read once, and every further one the cache too,
+# which takes bytes divided by bandwidth. The larger time of the two is the floor.
+# `helpers/physics.py` counts both from the shapes. (E2B: leave vLLM's `kv_sharing_fast_prefill`
+# off, as it is by default. It skips layers that this count includes.)
 #
 # For an accelerator peak and bandwidth come from the data sheet. For a CPU there is none worth the
 # name, so we measure: the fastest matrix product and the fastest read of a model-sized array that
 # one core manages in many attempts, times the number of cores. The fastest attempt on a single
-# core is hardly disturbed by what else runs, so this *calibrated* peak is not too low, and no
-# honest latency gets flagged for it.
+# core is hardly disturbed by what else runs, and cores together are never faster than their sum,
+# so this *calibrated* peak is rather too high than too low. (The tiny model's 7 MB fit into the
+# processor's caches: its bandwidth is theirs, not the memory's.)
 
 # %%
 PROBE = """
@@ -218,14 +226,15 @@ def roof(cfg, weight_bytes):
 
 # %%
 config = helpers.read_json(Path(record["model_path"]) / "config.json")
-weights = physics.weight_bytes(config)
+weights = physics.decode_bytes(config, 0, 0)  # all that a step must read, without any KV cache
 peak, bandwidth = roof(cfg, weights)
-print(f"{cfg.system}: {peak / 1e12:.3g} TFLOP/s, {bandwidth / 1e9:.3g} GB/s, weights "
-      f"{weights / 1e9:.3g} GB -> at least {1e3 * weights / bandwidth:.3g} ms per token")
+print(f"{cfg.system}: {peak / 1e12:.3g} TFLOP/s, {bandwidth / 1e9:.3g} GB/s, weights to read "
+      f"{weights / 1e9:.3g} GB -> at least {1e3 * weights / bandwidth:.3g} ms per step")
 floors = []
 for input_len, output_len in cfg.regimes:
     flops = physics.prefill_flops(config, input_len)
-    floors.append((f"{input_len}/{output_len}", flops, 1e3 * flops / peak,
+    floors.append((f"{input_len}/{output_len}", flops,
+                   1e3 * physics.ttft_floor(flops, peak, weights, bandwidth),
                    1e3 * physics.decode_bytes(config, 1, input_len) / bandwidth))
 display(pd.DataFrame(floors, columns=["regime", "prefill FLOP", "TTFT floor, ms",
                                       "TPOT floor, ms"]).set_index("regime")
@@ -245,12 +254,11 @@ display(pd.DataFrame(floors, columns=["regime", "prefill FLOP", "TTFT floor, ms"
 def ttft_floors(config, input_len, starts, peak, bandwidth):
     """Least possible TTFT in seconds: (one request alone, median of arrivals at `starts`)."""
     work = physics.prefill_flops(config, input_len) / peak
-    alone = physics.ttft_floor(work * peak, peak, physics.weight_bytes(config), bandwidth)
+    alone = physics.ttft_floor(work * peak, peak, physics.decode_bytes(config, 0, 0), bandwidth)
     queued = statistics.median(physics.fcfs_ttft(sorted(starts), work))
     return alone, max(alone, queued)
 
 
-service = physics.prefill_flops(config, cfg.regimes[-1][0]) / peak
 for rate in cfg.rates:
     evenly = [0.0 if rate == INF else i / rate for i in range(30)]
     alone, queued = ttft_floors(config, cfg.regimes[-1][0], evenly, peak, bandwidth)
@@ -258,12 +266,16 @@ for rate in cfg.rates:
           f"{1e3 * alone:.3g} ms, median of 30 {1e3 * queued:.3g} ms")
 
 # %% [markdown]
+# What this means: as long as one prompt is done before the next one comes, nobody waits. At `inf`
+# the median of 30 waits for about half of them: 15.5 times one prompt.
+#
 # ## 4. One point
 # The client is vLLM's own. Each argument has a reason: `random` prompts of exactly the length we
 # say; `--ignore-eos`, so that answers have exactly the length we say; temperature 0; a **fresh
-# seed per point and repeat**, so that no prompt is ever sent twice; percentiles 50, 90 and 99 (p99:
-# 99 of 100 requests were at least as fast); warm-up requests that are not counted; every single
-# request's times (`--save-detailed`), because floors and distributions need them.
+# seed per point and repeat**, so that no point meets the prompts of another; percentiles 50, 90 and
+# 99 (p99: 99 of 100 requests were at least as fast); warm-up requests that are not counted (they
+# repeat the point's own first prompt); every single request's times (`--save-detailed`), because
+# floors and distributions need them.
 
 # %%
 def bench_arguments(client, record, cfg, regime, rate, requests, seed, name):
@@ -369,8 +381,8 @@ print(f"\n{one['completed']} of {one['num_prompts']} requests in {one['duration'
 # the **drain** at the end, when nothing new arrives, weighs heavily. We take `seconds` of load:
 # that many seconds times the rate. Above saturation the server is busy for that long with fewer
 # requests, so once a rate has not been kept up with, higher rates get as many as the server could
-# do in that time. At 31b that is a minute of load everywhere, where the published points were 30
-# requests each.
+# do in that time. At 31b that is at least a minute of load everywhere, where the published points
+# were 30 requests each.
 
 # %%
 def lone_latency(results):
@@ -383,18 +395,21 @@ def lone_latency(results):
 def delivered_rate(result, lone):
     """Completed requests per second, corrected for the drain at the end.
 
-    The last request still takes at least `lone` seconds, a request's latency on an idle server,
-    while nothing arrives any more. Those seconds are no time of load. (Above saturation the drain
-    is longer, but there the server is busy with its queue: that is time of load.)
+    A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
+    a request's latency on an idle server, while nothing arrives any more. Those seconds are no time
+    of load. A server with a queue is busy to the end, and the more so the less of the run saw
+    arrivals: `lone` counts by that share, and for a burst not at all.
     """
-    return result["completed"] / max(result["duration"] - lone, 1e-9)
+    rest = max(result["duration"] - lone, 1e-9)
+    sending = max(result["start_times"]) - min(result["start_times"])
+    return result["completed"] / (result["duration"] - lone * min(1.0, sending / rest))
 
 
 # %% [markdown]
 # The sweep goes through all points once per repeat, so that slow changes of the machine (a
 # neighbour, heat) show up as spread instead of favouring one rate. Interrupt it and run the cell
 # again: finished points are read from their files. If the server dies, one line says after how
-# many points and why.
+# many points and why. The progress line gives points per second.
 
 # %%
 def sweep(client, record, cfg, folder):
@@ -423,7 +438,7 @@ def sweep(client, record, cfg, folder):
 
 at_least = cfg.repeats * len(cfg.regimes) * len(cfg.rates) * cfg.seconds
 print(f"{cfg.repeats} x {len(cfg.regimes)} regimes x {len(cfg.rates)} rates x {cfg.seconds:.0f} s: "
-      f"about {at_least / 60:.0f} min, {at_least / 3600 * cfg.dollars_per_hour:.2f} USD")
+      f"at least {at_least / 60:.0f} min of load, {at_least / 3600 * cfg.dollars_per_hour:.2f} USD")
 
 # %%
 with server.Client(record, folder, folder / "client.log") as client:
@@ -436,9 +451,10 @@ print(f"{len(results)} measurements, {sum(r['duration'] for r in results):.0f} s
 # ## 6. The table, with its floors
 # One row per point and repeat. Failed requests stay in it: `completed` and `failed` are columns,
 # and a latency is a latency of completed requests only. `delivered` is the rate the server
-# sustained, corrected for the drain (`drain_s` says how long that was), and `goodput` the share of
-# requests that kept the SLO, at that rate. Each median stands beside its floor, and `flag` says so
-# where it lies below it.
+# sustained, corrected for the drain (`drain_s` says how long that was), and `goodput` is
+# `delivered` times the share of requests that kept the SLO. Each median stands beside its floor,
+# and `flag` says so where it lies below it. The table shows sums of `sent` and `failed` over the
+# repeats and means of the rest; `in flight` is how many requests were at the server on average.
 
 # %%
 def latencies(result):
@@ -531,32 +547,37 @@ print("flags:", *(sorted(set(table.flag) - {""}) or ["none: every median lies ab
 
 # %% [markdown]
 # What this means (milliseconds, means of the repeats): read down one prompt length. While the
-# server keeps up, `delivered` is the rate and TTFT hardly moves. Beyond that, `delivered` stays
-# and TTFT grows, and **how far it grows depends on how long we loaded it**, not on the server: the
-# queue never stops growing. A TTFT above saturation compares two test lengths.
+# server keeps up, `delivered` is near the rate and TTFT grows little. Beyond that, `delivered`
+# stays and TTFT grows, and **how far it grows depends on how long we loaded it**, not on the
+# server: the queue never stops growing. A TTFT above saturation compares two test lengths.
 #
-# The `/ floor` columns say how far from the physical limit we are. Where the published 31B runs
-# were cold, they stood at two to five times their floors. The tiny model is far above, because its
+# The `/ floor` columns say how far from the physical limit we are. The published 31B runs, where
+# they were cold and busy, stood at 2.5 to 4 times their floors (25 to 40 % of peak:
+# [10_published](10_published.ipynb), section 6). The tiny model is far above, because its
 # arithmetic is nothing beside the Python around it (and vLLM computes on one of two cores, keeping
 # the other for its scheduler: `reserved_cpus` in its log); here the factor teaches only that it is
-# above 1. Two repeats differ by:
+# above 1.
+#
+# How far apart are the repeats? The largest value over the smallest, minus 1:
 
 # %%
 spread = table.groupby(keys)[["delivered_rps", "ttft_p50_ms", "tpot_p50_ms"]].agg(
     lambda values: values.max() / values.min() - 1)
-display(labelled(spread).rename(columns=lambda name: f"{name}, largest / smallest - 1")
-        .style.format("{:.0%}"))
+spread.columns = ["delivered", "TTFT p50", "TPOT p50"]
+display(labelled(spread).style.format("{:.0%}"))
 
 # %% [markdown]
-# A difference between two systems or two settings that is smaller than this is no difference. The
-# published tables have one run per point, and so no such column.
+# A difference between two systems or two settings that is smaller than this is no difference. More
+# than about 20 % says that something else ran on the machine, as it may on two shared cores:
+# measure again on an idle one before you compare. The published tables have one run per point, and
+# so no such column.
 #
 # ## 7. The knee: what rate can it sustain?
 # **Saturation**, as a definition that needs no eye: the capacity is the largest rate the server
-# delivered at any point of the regime. It is saturated if some offered rate was higher and less
-# than 90 % of it was delivered; the saturation rate is then the capacity, that is, where the
-# diagonal "delivered = offered" meets the plateau. If every rate was kept up with, we only know
-# that it is higher.
+# delivered at any point of the regime. It is saturated if less than 90 % of some offered rate was
+# delivered (all at once, `inf`, always is such a rate); the saturation rate is then the capacity,
+# that is, where the diagonal "delivered = offered" meets the plateau. If every rate was kept up
+# with, we only know that it is higher.
 
 # %%
 def saturation(rates, delivered):
@@ -661,7 +682,7 @@ style.label_ends(ax, ends)
 style.finish(fig, "06_throughput", f"measured, {measured}; bars: smallest and largest repeat")
 
 # %% [markdown]
-# The star is the saturation rate. To its left the curve lies on the diagonal, and the server's
+# The star is the saturation rate. Well to its left the curve lies on the diagonal, and the server's
 # speed cannot be seen at all: every server that keeps up delivers what is offered. Latency shows
 # it:
 
@@ -693,11 +714,11 @@ for ax, kind, floor, title in (
     latency_panel(ax, curves, kind, floor, rate_axis(ax, everything.rate))
     ax.set(title=title, ylabel="milliseconds (log scale)")
 style.finish(fig, "06_latency",
-             f"measured, {measured}; line: median, band: up to p99, dashed: floor")
+             f"measured, {measured}; line: median, band: up to p99 (means of the repeats)")
 
 # %% [markdown]
 # What this means: the dashed TTFT floor rises where the prompts alone, computed at full peak,
-# would fill the machine. A measured line may never cross its dashed one.
+# would fill the machine. A measured line may never fall below its dashed one.
 # [10_published](10_published.ipynb) draws the same floors under the published sweep, and there
 # several points lie below.
 #
@@ -740,7 +761,7 @@ style.finish(fig, "06_requests", f"measured, {cfg.system}, {label}, one repeat")
 # right of the dotted line is **drain**, in which no request arrives. A rate computed as requests
 # over total duration (`uncorrected /s` in section 6) counts it as time of load, the more so the
 # shorter the run. With 30 requests per point, as published, it is most of the run from 8
-# requests/s on.
+# requests/s on: sending takes 3.75 s, making 30 x 512 tokens at the published 1,404/s takes 11 s.
 #
 # ## 9. What a token costs
 # A machine costs the same whether it works or not, so a token is cheapest at saturation, where
@@ -807,17 +828,17 @@ print(f"{cfg.system}: training is {cfg.train_dollars / best:.3g} million output 
       f"serving at its cheapest point ({best:.3g} USD per million)")
 
 # %% [markdown]
-# What this means: from published prices alone, training plus a day of serving is 1.14 times dearer
-# on the GPUs, not the 1.82 times the paper's text says; 1.82 belongs to one hour. In the short
-# workload the GPU's tokens are a little cheaper, so its dearer training is paid back after some
-# hundred million tokens. The long workload's token prices rest on the warm cache;
+# What this means: from published prices alone, training plus a day of serving costs 1.14 times as
+# much on the GPUs, not the 1.82 times the paper's text says; 1.82 belongs to one hour. In the short
+# workload the GPU's tokens are a little cheaper, so its dearer training is paid back after 451
+# million tokens. The long workload's token prices rest on the warm cache;
 # [10_published](10_published.ipynb) takes them apart.
 #
 # ## Recap
 # - A point is trusted because of how it was made: cold cache, fresh seed, enough load, warm-up
 #   excluded, repeats, failures kept.
-# - Two floors stand beside each latency, and a median below its floor would be flagged as
-#   impossible.
+# - A floor stands beside each TTFT (alone and in the queue) and each TPOT, and a median below its
+#   floor is flagged as impossible.
 # - Saturation is computed: the plateau where it meets the diagonal. TTFT beyond it measures the
 #   length of the test.
 # - A token is cheapest where users wait longest; goodput says which rate you can promise.

@@ -111,8 +111,6 @@ OFFICIAL_GREEDY = replace(GREEDY, name="official greedy", prompt="official")
 class Settings:
     # ── Benchmark ──
     problems: str = "{checkout}/dataset_spec-to-rtl"  # or dataset_code-complete-iccad2023
-    repository: str = "https://github.com/NVlabs/verilog-eval"
-    commit: str = "c498220d0a52248f8e3fdffe279075215bde2da6"
     # ── Sampling ──
     plans: tuple = (PUBLISHED, GREEDY, MANY, OFFICIAL, OFFICIAL_GREEDY)
     max_tokens: int = 2048     # longer answers are cut, and counted as what they are
@@ -149,23 +147,11 @@ cfg = helpers.choose(FULL, E2B, TINY)
 # that feeds both the reference and the answer, `TopModule`, with the same signals, compares their
 # outputs (usually at both edges of a clock), and at its end prints `Mismatches: X in Y samples`.
 # verilog-eval has 156 of them in two wordings; we fetch it at a pinned commit, once, or take the
-# checkout that the environment variable `VERILOG_EVAL_DIR` names.
+# checkout that the environment variable `VERILOG_EVAL_DIR` names. The cell shows one problem: its
+# name, its prompt, its reference.
 
 # %%
-def fetch(folder, repository, commit):
-    """Fetch one commit of a git repository around `folder`, unless the folder is there."""
-    if not folder.is_dir():
-        target = folder.parent
-        for words in (["init", "-q", target], ["-C", target, "fetch", "-q", "--depth=1", repository,
-                      commit], ["-C", target, "checkout", "-q", "FETCH_HEAD"]):
-            if subprocess.run(["git", *map(str, words)]).returncode:
-                raise helpers.UserError(f"{repository} could not be fetched. Put a checkout of it "
-                                        f"at {target}, or try again.")
-    return folder
-
-
-checkout = os.environ.get("VERILOG_EVAL_DIR") or "runs/verilog-eval"
-folder = fetch(Path(cfg.problems.format(checkout=checkout)), cfg.repository, cfg.commit)
+folder = verilog.fetch(cfg.problems)
 problems = verilog.load_problems(folder)
 broken = [problem.name for problem in problems if problem.missing]
 print(f"{len(problems)} problems in {folder}, {len(broken)} with a file missing", *broken)
@@ -218,9 +204,10 @@ display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line
 
 # %% [markdown]
 # What this means: only behaviour counts, and whoever looks for the line `Mismatches: 0` alone has
-# given the third answer a pass. The rules are verilog-eval's own: its command line, its 30 seconds
-# (ours are seconds of work, since a busy machine would turn passes into timeouts), and its
-# analyser's list of lines that fail an answer whatever comes after them, `TIMEOUT` among them.
+# given the third answer a pass. (`<NA>`: it did not come to a count.) The rules are verilog-eval's
+# own: its command line, its 30 seconds (ours are seconds of CPU time, and three times that by the
+# clock, since a busy machine would turn passes into timeouts), and its analyser's list of lines
+# that fail an answer whatever comes after them, `TIMEOUT` among them.
 #
 # | category | meaning |
 # |---|---|
@@ -233,7 +220,7 @@ display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line
 # | no code | the answer holds no module, or there was no answer |
 
 # %% [markdown]
-# ## 4. A judge that cannot be fooled
+# ## 4. A judge that is hard to fool
 # An answer is untrusted code that shares a program with the testbench. By a **system call** it can
 # print (`$display`), stop the simulation (`$finish`) or write files; it can read the reference by
 # its hierarchical name (`good1.out`: signal `out` of the instance `good1`), or pull an input that
@@ -314,7 +301,7 @@ if lost:
 # about port and array names after a look at the failures, which tunes on the test set. The second
 # setting is verilog-eval's official wording, so that results can be compared with others'. Where
 # training kept the reasoning, the prompt asks every model to think first; `max_tokens` must then
-# leave room for thoughts.
+# leave room for thoughts. Otherwise it ends with an empty thought channel, as in training (02).
 
 # %%
 def messages_for(problem, prompt, system):
@@ -578,11 +565,16 @@ print(f"answers cut at {cfg.max_tokens} tokens: {cut}\n"
       f"0 mismatches, failed by the testbench's own TIMEOUT alone: {late}")
 
 # %% [markdown]
+# What this means: the tiny base knows Verilog but follows no instructions, so nearly all of its
+# answers hold no module (`no code`); the tuned model mostly fails by designs that run and differ
+# (`mismatch`). Look here before any score: many answers cut would mean that `max_tokens` decides.
+#
 # ## 11. pass@k without bias
 # **pass@k** is the chance that at least one of k answers passes. With n answers of which c pass,
 # the fraction of k-subsets that hold no passing one is C(n-c, k) / C(n, k), and one minus it is
-# an unbiased estimate: its mean over many runs is the true value. The tempting 1 - (1 - c/n)^k is
-# too low. Below, the formula against counting every subset, and both against a known truth.
+# an unbiased estimate: its mean over many runs is the true value. The tempting `1 - (1 - c/n)**k`
+# is too low on average for k > 1. Below, the formula against counting every subset, and the means
+# of both estimates against a known truth.
 
 # %%
 def pass_at_k(n, c, k):
@@ -610,8 +602,8 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 # Problems are a sample of what one could ask, so we **bootstrap** over them: draw as many
 # problems with replacement, average, repeat, and keep the middle 95 %. Two models that answered
 # the same problems are compared **paired**, problem by problem. If they were equally good, each
-# difference could as well have the other sign; the share of random **sign flips** with a mean as
-# far from zero is p.
+# difference could as well have the other sign; the share of random **sign flips** with a mean at
+# least as far from zero is p.
 
 # %%
 def interval(values, draws, seed=0):
@@ -669,7 +661,7 @@ for k in (1, 5):
 # ## 13. The scores
 # Every plan, over all problems and over those that can be won. Further training seeds can be
 # named in `other_runs`: their passes and answers are added up per problem before anything is
-# estimated.
+# estimated. (How far the seeds lie apart, their own `summary.json` files say.)
 
 # %%
 def counts(frame, plan, names):
@@ -720,12 +712,20 @@ print(f"{len(names)} problems, {len(winnable)} winnable: no model can be above "
 display(board.round(3))
 
 # %% [markdown]
-# What this means: the intervals are wide because the problems are few, and two models tend to
-# fail on the same hard ones. A paired comparison takes that part out.
+# What this means: compare the tuned model's `greedy` and `official greedy` rows, the same weights
+# asked in two wordings. The tiny model has only ever seen ours, and under the official one its
+# score is close to nothing, so a pass@k belongs to a model *and* a prompt, and whoever cites one
+# must name both.
+#
+# The intervals are wide because the problems are few, and two models tend to fail on the same hard
+# ones; a paired comparison takes that part out. Where all problems score alike, as for the tiny
+# base, the bootstrap has nothing to vary, and [0, 0] is no certainty: with none of 38 solved, the
+# true share may still be as large as 3/38, 8 %, at 95 % (the *rule of three*).
 #
 # ## 14. Base against tuned
 # The same problems, one difference each. Where only one of the two models has any passing answer,
-# the problem is **discordant**, and the list of those says what tuning gave and what it took.
+# the problem is **discordant**, and the list of those says what tuning gave and what it took. With
+# 100,000 random flips no p can be below 1e-05.
 
 # %%
 def paired(tally, plan, k, draws):
@@ -815,8 +815,8 @@ def draw_answers(judged, plan, names, tally, where):
 draw_answers(judged, main, names, tally, where)
 
 # %% [markdown]
-# Then what becomes of the answers, by category, and the paired differences, one bar per problem.
-# The band is the 95 % interval of their mean.
+# Then what becomes of the answers, by category, and the paired differences, one bar per problem
+# (no bar: no difference). The band is the 95 % interval of their mean.
 
 # %%
 def draw_outcomes(kinds, result, names, where):
@@ -837,7 +837,8 @@ def draw_outcomes(kinds, result, names, where):
     mean, low, high = result["difference"]
     right.axhspan(low, high, color=style.SKY, alpha=0.35, linewidth=0)
     right.axhline(mean, color=style.BLACK, linewidth=1)
-    right.text(0, min(high + 0.03, 0.95), f"mean {mean:+.2f} [{low:+.2f}, {high:+.2f}]", fontsize=9)
+    right.text(0.98, 0.08, f"mean {mean:+.2f} [{low:+.2f}, {high:+.2f}]", fontsize=9, ha="right",
+               transform=right.transAxes)
     right.set(title="Tuned minus base, pass@1", xlabel="problems, sorted", ylim=(-1.05, 1.1),
               xticks=[])
     style.finish(fig, "07_outcomes", where)
@@ -850,7 +851,8 @@ draw_outcomes(kinds[["tuned", "base"]], pairs[1], names, where)
 # A score says how often, a failure says why. We take one answer of the tuned model that runs and
 # differs (or, if there is none, one of the base): prompt, answer, code, message, and the waveform
 # around the first mismatch, which is where a designer would look: one line per signal, time to the
-# right, `_ref` what the reference gives and `_dut` (design under test) what the answer gives.
+# right, values of several bits in hexadecimal, `_ref` what the reference gives and `_dut` (design
+# under test) what the answer gives.
 
 # %%
 def pick_failure(judged, plan):
@@ -971,8 +973,9 @@ assert not server.record_path().exists(), "a server was left running"
 # print(math.ceil((1.96 * d.std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# About 570: nearly four times as many as verilog-eval has. A difference of two points on 156
-# problems is not a result.
+# 565: nearly four times as many as verilog-eval has. And that is where a true difference of 0.02
+# is found every second time; to find it four times out of five takes 2.8 instead of 1.96, and
+# twice as many. A difference of two points on 156 problems is not a result.
 # </details>
 #
 # 2. Write an answer to the multiplexer of section 3 that passes without computing the right output.

@@ -1,6 +1,6 @@
 """One renderer for the whole series: chat messages to token ids and loss mask, built together.
 
-Training (02) and every request (05, 06, 07) go through `prompt_ids`, so a model is trained on
+Training (02) and every request (05, 07) go through `prompt_ids`, so a model is trained on
 exactly the ids it is served. The checkpoint's own chat template writes the prompt; what a user
 wrote can never become a control token, because contents are encoded with special tokens off.
 """

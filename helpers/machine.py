@@ -87,17 +87,15 @@ def _commit():
 
 def quiet():
     """Silence the libraries' chatter (XLA, absl, transformers); errors still show."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("WANDB_MODE", "disabled")
+    for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_VERBOSITY", "ERROR"),
+                        ("TOKENIZERS_PARALLELISM", "true"), ("TRANSFORMERS_VERBOSITY", "error"),
+                        ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("WANDB_MODE", "disabled")):
+        os.environ.setdefault(name, value)
     import logging
     import warnings
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    logging.getLogger("jax").setLevel(logging.ERROR)
+    for name in ("absl", "jax"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def machine(devices=0):
@@ -140,8 +138,15 @@ def _start_jax(devices):
     print(f"JAX backend {jax.default_backend()}: {jax.device_count()} x {', '.join(kinds)}{simulated}")
 
 
+class _Source(str):
+    """Text that a notebook shows as highlighted code."""
+    __repr__ = str.__str__
+
+    def _repr_markdown_(self):
+        return f"```python\n{self}```"
+
+
 def show_source(*functions):
-    """Print the source of helper functions, for what a reader should still see."""
-    from IPython.display import Code, display
-    for function in functions:
-        display(Code(inspect.getsource(function), language="python"))
+    """Show the source of helper functions, for what a reader should still see."""
+    from IPython.display import display
+    display(_Source("\n\n".join(map(inspect.getsource, functions))))

@@ -1,8 +1,8 @@
 """What a Gemma 4 must compute and move at the least, counted from its config.json.
 
 A latency below these floors was not measured on the work that its label names. Everything is in SI
-units (seconds, bytes, FLOP). Floors are for perfect hardware at 100 % of peak: a real server stays
-above them by a factor of two to five.
+units (seconds, bytes, FLOP). Floors are for perfect hardware at 100 % of peak, so a real server stays
+well above them.
 """
 
 import math

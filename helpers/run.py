@@ -199,8 +199,7 @@ def _clock(seconds):
 def phase(text, every=10.0, total=0, count=None):
     """Announce a silent step, say that it still runs every few seconds, and how long it took.
 
-    With `count`, a function that says how much of `total` is there, the lines have the share and
-    the time left.
+    With `count`, a function that says how much of `total` is there, lines have the time left.
     """
     print(f"{text} ...", flush=True)
     start, done, first = time.perf_counter(), threading.Event(), count() if count else 0

@@ -25,6 +25,8 @@ from pathlib import Path
 from helpers.run import Progress, UserError
 
 CATEGORIES = ("pass", "mismatch", "timeout", "runtime", "compile", "syntax", "refused", "no code")
+REPOSITORY = "https://github.com/NVlabs/verilog-eval"
+COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
 MISMATCH_LINE = re.compile(r"^Mismatches: (\d+) in (\d+) samples$")
 
 
@@ -87,6 +89,21 @@ class Verdict:
     def passed(self):
         """True for the category pass and nothing else."""
         return self.category == "pass"
+
+
+def fetch(folder, repository=REPOSITORY, commit=COMMIT):
+    """A folder of verilog-eval; one commit of the repository is fetched around it if it is missing.
+
+    `{checkout}` in its name stands for `VERILOG_EVAL_DIR`, or without it for `runs/verilog-eval`."""
+    checkout = os.environ.get("VERILOG_EVAL_DIR") or "runs/verilog-eval"
+    folder = Path(str(folder).format(checkout=checkout))
+    if not folder.is_dir():
+        target = folder.parent
+        for words in (["init", "-q", target], ["-C", target, "fetch", "-q", "--depth=1", repository,
+                      commit], ["-C", target, "checkout", "-q", "FETCH_HEAD"]):
+            if subprocess.run(["git", *map(str, words)]).returncode:
+                raise UserError(f"{repository} could not be fetched. Put a checkout at {target}.")
+    return folder
 
 
 def load_problems(folder):

@@ -19,7 +19,7 @@ import pytest
 from conftest import ROOT, load
 
 import helpers
-from helpers import server
+from helpers import physics, server
 
 NAMES = ("Settings", "INF", "FULL", "E2B", "TINY", "COUNTERS", "check_plan", "metric", "metrics",
          "ttft_floors", "bench_arguments", "load_result", "point_name", "measure", "finished",
@@ -70,6 +70,14 @@ def test_floor_of_one_request_is_the_published_audit_table(tokens, tpu, gpu):
     for device, wanted in (("tpu", tpu), ("gpu", gpu)):
         alone, queued = use("ttft_floors")(CONFIG, tokens, [0.0], MACHINE[device][0], math.inf)
         assert 1e3 * alone == pytest.approx(wanted, abs=0.06) and queued == alone
+
+
+def test_the_floor_of_e2b_does_not_read_what_is_only_looked_up():
+    """Its per-layer table holds half of the parameters; a step reads 512 rows of it."""
+    config = helpers.read_json(ROOT / "data/configs/gemma4_e2b.json")
+    alone, _ = use("ttft_floors")(config, 1, [0.0], 1e30, 1e12)
+    assert alone == pytest.approx(physics.decode_bytes(config, 0, 0) / 1e12)
+    assert alone < 0.6 * physics.weight_bytes(config) / 1e12
 
 
 def test_queue_floor_against_a_simulation_event_by_event():
@@ -156,7 +164,41 @@ def queue(rate, service, requests, seed):
         free = max(free, start) + service
         latencies.append(free - start)
     return {"completed": requests, "duration": float(starts[-1] - starts[0] + latencies[-1]),
-            "latencies": latencies, "errors": [""] * requests}
+            "latencies": latencies, "errors": [""] * requests, "start_times": starts.tolist()}
+
+
+def batching(rate, requests, seed, tokens=64, slots=64):
+    """The same for continuous batching: a step is 10 ms, 0.5 ms per running request, 4 per new one."""
+    gaps = np.random.default_rng(seed).exponential(1, requests)
+    starts = np.cumsum(gaps) * (requests / gaps.sum()) / rate
+    clock, admitted, running = 0.0, 0, {}
+    while admitted < requests or running:
+        clock = clock if running else max(clock, starts[admitted])
+        step = 0.010
+        while admitted < requests and starts[admitted] <= clock and len(running) < slots:
+            running[admitted], admitted, step = tokens, admitted + 1, step + 0.004
+        clock += step + 0.0005 * len(running)
+        running = {number: left - 1 for number, left in running.items()}
+        running = {number: left for number, left in running.items() if left}
+    return {"completed": requests, "duration": float(clock - starts[0]),
+            "start_times": (starts - starts[0]).tolist()}
+
+
+def test_a_batching_server_is_never_said_to_deliver_more_than_it_can():
+    capacity = 64 / (64 * (0.010 + 64 * 0.0005) + 64 * 0.004)  # all 64 slots full, 64 tokens each
+    lone = batching(1.0, 1, 0)["duration"]
+    best = 0.0
+    for rate in (4, 8, 16, 32, 128, math.inf):
+        requests = int(15 * min(rate, capacity))
+        given = [use("delivered_rate")(batching(rate, requests, seed), lone) for seed in range(3)]
+        assert max(given) < 1.02 * min(rate, capacity), rate
+        if rate < 0.9 * capacity:
+            assert min(given) > 0.9 * rate, rate
+        best = max(best, *given)
+    assert best == pytest.approx(capacity, rel=0.04)
+    short = batching(math.inf, int(5 * capacity), 0)
+    assert use("delivered_rate")(short, lone) < capacity < short["completed"] / (
+        short["duration"] - lone), "without the share a short burst would beat the server"
 
 
 @pytest.mark.parametrize("requests", [30, 600])
@@ -190,7 +232,9 @@ def test_failed_requests_stay_and_do_not_count_as_fast():
     assert use("lone_latency")([result]) == pytest.approx(0.1 + 0.63), "not the zero of a failure"
     row = use("row")(result, 0.73, CONFIG, *MACHINE["tpu"], TINY)
     assert (row["completed"], row["failed"], row["requests"]) == (27, 3, 30)
-    assert row["delivered_rps"] == pytest.approx(27 / (result["duration"] - 0.73))
+    rest, sending = result["duration"] - 0.73, max(result["start_times"]) - min(result["start_times"])
+    assert row["delivered_rps"] == pytest.approx(
+        27 / (result["duration"] - 0.73 * min(1, sending / rest)))
     assert row["goodput_rps"] == pytest.approx(row["delivered_rps"] * result["duration"] / 27), \
         "one good request per second of the whole run, that is a share of the completed ones"
     assert row["usd_per_million_output"] == pytest.approx(

@@ -276,8 +276,8 @@ def test_operations_of_unknown_cost_are_counted():
 
 
 def test_table_resumes_and_refusals_are_rows(tmp_path, notebook):
-    run_table, recipe_class, settings, *_ = load(
-        SOURCE, "run_table", "Recipe", "Settings", "key_of", "table_name", "times", "measure",
+    run_table, _, recipe_class, settings, *_ = load(
+        SOURCE, "run_table", "stored_rows", "Recipe", "Settings", "key_of", "table_name", "times", "measure",
         "unknown_costs", "Slice", "SLICES", "ONE")
     calls, version = [], {"jax": "1"}
 
@@ -298,6 +298,16 @@ def test_table_resumes_and_refusals_are_rows(tmp_path, notebook):
     run_table(recipes[:1], {}, settings(), tmp_path)
     assert calls == ["ours", "big", "ours"], "other versions are compiled again"
     assert len(pd.read_csv(tmp_path / "v5p-8_31b.csv")) == 2, "and replace their row"
+
+
+def test_both_wordings_of_a_refusal_say_how_much_was_asked_for(notebook):
+    measure, recipe, settings, *_ = load(
+        SOURCE, "measure", "Recipe", "Settings", "times", "versions", "Slice", "SLICES", "ONE")
+    measure.__globals__["versions"] = dict
+    for text, gib in (("Ran out of memory in memory space hbm. Used 112.60G of 95.74G hbm.", 112.6),
+                      ("total memory required for HLO temporaries (18.01G) exceeds", 18.01)):
+        row = measure(recipe("big"), None, f"RESOURCE_EXHAUSTED: {text}", 1.0, settings())
+        assert row["hbm_gib"] == gib and row["note"] == "out of HBM" and not row["fits"]
 
 
 @pytest.mark.slow

@@ -315,8 +315,8 @@ endmodule"""
                      "fine": [("pass", False, True), ("mismatch", False, False)]}
 
 
-def test_the_pinned_commit_is_fetched_once(tmp_path):
-    fetch, source = load(NOTEBOOK, "fetch"), tmp_path / "source"
+def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
+    fetch, source = verilog.fetch, tmp_path / "source"
     (source / "dataset").mkdir(parents=True)
     (source / "dataset" / "Prob001_a_prompt.txt").write_text("x")
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -327,9 +327,13 @@ def test_the_pinned_commit_is_fetched_once(tmp_path):
     assert verilog.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
     shutil.rmtree(source)
     assert fetch(folder, str(source), commit) == folder, "what is there is not fetched again"
-    with pytest.raises(UserError, match="could not be fetched. Put a checkout of it at"):
+    with pytest.raises(UserError, match="could not be fetched. Put a checkout at"):
         fetch(tmp_path / "other" / "dataset", str(source), commit)
-    assert '"{checkout}/dataset_spec-to-rtl"' in (ROOT / NOTEBOOK).read_text()
+    monkeypatch.setenv("VERILOG_EVAL_DIR", str(folder.parent))
+    assert fetch("{checkout}/dataset") == folder, "a checkout of one's own is taken"
+    for notebook in ("02_data.py", NOTEBOOK):  # the same benchmark is kept out and judged by
+        text = (ROOT / notebook).read_text()
+        assert '"{checkout}/dataset_spec-to-rtl"' in text and "verilog.fetch(cfg." in text
 
 
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():

@@ -11,6 +11,7 @@ os.environ["XLA_FLAGS"] = ("--xla_force_host_platform_device_count=4 "
                            "--xla_llvm_disable_expensive_passes=true")
 os.environ.setdefault("NPROC", "16")
 
+import csv
 import dataclasses
 import functools
 import json
@@ -26,7 +27,7 @@ import numpy as np
 import pytest
 import random_gemma
 import train_driver
-from conftest import ROOT
+from conftest import ROOT, load
 
 import helpers
 from helpers import gemma
@@ -677,6 +678,20 @@ def test_staging_from_the_hub_asks_room_for_the_files_it_takes(tmp_path, monkeyp
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert gemma.stage("google/tiny") == tmp_path / "base" / "google" / "tiny"
     assert taken == [("google/tiny", "abc")]
+
+
+@pytest.mark.parametrize("kind, remat", [("TPU v5 lite", "DECODER"), ("TPU v6 lite", "NONE"),
+                                         ("cpu", "NONE")])
+def test_e2b_recomputes_where_the_chip_is_small(monkeypatch, kind, remat):
+    """A v5e, as Colab has it: data/dryrun/ has the row that fits, and it is that one."""
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+    *_, e2b = load("03_train.py", "Settings", "KINDS", "chip_name", "FULL", "E2B")
+    assert e2b.remat == remat and e2b.rows_per_device == 1
+    if kind != "cpu":
+        chip = {"TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}[kind]
+        with open(ROOT / "data" / "dryrun" / f"{chip}-1_e2b.csv", newline="") as file:
+            fitting = {row["remat"] for row in csv.DictReader(file) if row["fits"] == "True"}
+        assert remat in fitting
 
 
 def test_a_retrained_base_has_another_fingerprint(tmp_path):
