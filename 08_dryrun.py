@@ -24,7 +24,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: stored results are shown |
 # | **Takes** | `data/configs/` (shapes of the models), cells of `03_train.py` (the trainer); no weights, no data |
 # | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
-# | **Costs** | default: one to three minutes on two cores and 2 GB. `DRYRUN=full`: 5 to 15 minutes and 8 GB of memory per full-depth row. No TPU |
+# | **Costs** | default: one to three minutes on two cores and 2 GB. `DRYRUN=full`: 5 to 20 minutes and 8 to 11 GB of memory per full-depth row. No TPU |
 #
 # The outputs shown are those of the tiny run on two CPU cores; the numbers in them are about the
 # 31B and E2B on real TPU slices, *compiled*, not measured. Terms are in the
@@ -922,7 +922,7 @@ if known and known[0][0] == "published":
 # |---|---|---|
 # | `libtpu is not on this machine` | macOS, Windows, ARM, or not installed | stored results are shown; on Linux x86-64 see section 1 |
 # | `Unable to initialize backend 'tpu_compiler'` | JAX started before section 1 | restart the kernel, run from the top |
-# | killed while compiling | a full-depth compile needs up to 8 GB | close other programs; stored rows are kept |
+# | killed while compiling | a full-depth compile needs up to 11 GB | close other programs; stored rows are kept |
 # | a row without FLOPs and times | refused: more HBM than the chip has | fewer rows at once, shorter rows, or recompute (`remat`) |
 # | a row is compiled again | a library's version changed | intended: the numbers belong to versions |
 #
