@@ -529,7 +529,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # that deletes itself, how to reach and prepare it, what it can cost at the worst, and that this
 # machine can run the notebooks of its size.
 #
-# ## What can go wrong
+# ### What can go wrong
 #
 # | symptom | cause | fix |
 # |---|---|---|
@@ -546,7 +546,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # | your connection closes when you kill a process with `pkill -f` | the pattern matches your own shell's command line | kill by process id |
 # | 401 or 403 from the hub | the page wants its terms accepted, or the token is wrong | accept them while logged in; set `HF_TOKEN` |
 #
-# ## Exercises
+# ### Exercises
 # 1. A friend has quota for a v6e-4 only: four chips of 32 GB. Do the 31B's weights fit for serving,
 #    and how much is left for the KV cache?
 # 2. The guard is 6 hours and training is estimated at 40 minutes. What is the most that a crash

@@ -906,7 +906,7 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask,
 # - Examples are dropped with a reason, never cut. Prompts of the evaluation set are out.
 # - Packing puts several examples into a row; segment ids and restarted positions keep them apart.
 #
-# ## What can go wrong
+# ### What can go wrong
 #
 # | symptom | cause | fix |
 # |---|---|---|
@@ -917,7 +917,7 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask,
 # | 03 says "chat template changed" | the template of the checkpoint was republished | run this notebook again |
 # | tuned model worse than its base | trained on stored chats, served with the generation prompt | train on what `chat.render` gives, as here |
 #
-# ## Exercises
+# ### Exercises
 # 1. `fill_rows` takes the examples in random order. Best fit can do better if the longest come
 #    first. Try it on `codev_lengths`.
 #

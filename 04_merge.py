@@ -1106,7 +1106,7 @@ if cfg.upload:
 # | `merged_text/` | `merged/`, renamed | loads in `AutoModelForCausalLM` without a warning |
 # | `merge.json` | hashes of all of it | a copy can be checked; a second run is free |
 #
-# ## What can go wrong
+# ### What can go wrong
 #
 # | symptom | cause | fix |
 # |---|---|---|
@@ -1118,7 +1118,7 @@ if cfg.upload:
 # | HF answers nonsense from `merged/`, with a warning that weights were `newly initialized` | the text class wants other tensor names | load `merged_text/`, or pass `key_mapping={"^model.language_model.": "model."}` |
 # | vLLM with `--enable-lora` differs from the merged model | an adapter without the copied `v_proj` | use `adapter/` as written here |
 #
-# ## Exercises
+# ### Exercises
 # 1. Half a fine-tune: merge with `scale` times 0.5 into another folder. Which pass rate does
 #    notebook 07 give it?
 #

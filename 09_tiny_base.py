@@ -669,7 +669,7 @@ assert all(same.values())
 # | the base: config, tokenizer, template, weights, log | `assets/tiny_gemma4/` |
 # | this run's copy | `tiny_base/` under the run directory |
 #
-# ## What can go wrong
+# ### What can go wrong
 # | symptom | cause | fix |
 # |---|---|---|
 # | the curves part after a few steps | another corpus or initial state | compare `pretrain.json`; the generator must not depend on set order or on Python's hash seed |
@@ -677,7 +677,7 @@ assert all(same.values())
 # | transformers prints random text | its text-only class wants other tensor names | pass `key_mapping={"^model.language_model.": "model."}` |
 # | two `<bos>` in front of a prompt | a tokenizer that adds one to a template that has one | `add_bos_token` is false here; assert one, as 02 does |
 #
-# ## Exercises
+# ### Exercises
 # 1. Which part of the corpus teaches the step from specification to module? Train 300 steps with
 #    and without the documents that begin with `//`, and compare the pass rates of section 10.
 #

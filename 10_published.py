@@ -867,7 +867,7 @@ helpers.write_json(helpers.run_dir("published.json"), {
 # v6e-8 begins its answer to a 4,096-token prompt about 2.7 times sooner than two H100s, by the
 # authors' own data, for about the same price: that is a good result, and it is the one to quote.
 #
-# ## What can go wrong
+# ### What can go wrong
 #
 # | symptom | cause | fix |
 # |---|---|---|
@@ -878,7 +878,7 @@ helpers.write_json(helpers.run_dir("published.json"), {
 # | "not significant", with no test | five samples look like few | a paired test over problems |
 # | a ratio in the abstract that no table holds | a row was confused with another | recompute each sentence from the table |
 #
-# ## Exercises
+# ### Exercises
 # 1. A blog ([dev.to/gde/gemma4-5fon](https://dev.to/gde/gemma4-5fon), May 2026) reports a peak of
 #    463,345 tokens per second of prefill for this model on a v6e-4. Take prompts of 1,600 tokens,
 #    one of the two lengths it names. What share of the four chips' peak is that?
