@@ -687,8 +687,8 @@ assert all(same.values())
 # the line that makes the corpus write
 # `corpus = [text for text in corpus if not text.startswith("//")]`. The loss still falls, because
 # bare modules and bare specifications can be learned, but no text is left in which the module
-# depends on a specification: expect no passes. (The validation loss is then no number to read: words
-# that stand in no document any more take no part in the softmax.) The last cell stops, as it
+# depends on a specification: expect no passes. (The validation loss is then no number to read:
+# words that stand in no document any more take no part in the softmax.) The last cell stops, as it
 # should: it is another corpus.
 # </details>
 #
