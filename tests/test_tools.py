@@ -4,10 +4,13 @@ import ast
 import gc
 import inspect
 import os
+import subprocess
+import sys
+import time
 
 import helpers
 import pytest
-from conftest import ROOT, collector_paused, load, load
+from conftest import ROOT, collector_paused, load
 from helpers import run
 
 
@@ -48,3 +51,32 @@ def test_a_directory_is_synced_before_and_after_it_gets_its_name(tmp_path, monke
         (fresh / "deep" / "file").write_text("x")
     assert events == ["deep", "file", ".made.partial", "rename", tmp_path.name]
     assert (tmp_path / "made" / "deep" / "file").read_text() == "x"
+
+
+def test_peak_memory_is_that_of_this_run_only(tmp_path, monkeypatch):
+    """Another process in the repository, compiling for an hour with 10 GiB, say, does not count."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from notebooks import PeakMemory
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    script = "import sys, time; held = bytearray(int(sys.argv[1]) << 20); print(flush=True); time.sleep(60)"
+    children = [subprocess.Popen([sys.executable, "-c", script, mib], cwd=ROOT, start_new_session=True,
+                                 stdout=subprocess.PIPE, env=os.environ | {"RUN_DIR": str(folder)})
+                for mib, folder in (("300", tmp_path), ("900", tmp_path / "other"))]
+    memory = PeakMemory()
+    try:
+        for child in children:
+            child.stdout.readline()
+        memory.start()
+        deadline = time.monotonic() + 20
+        while memory.gib < 300 / 1024 and time.monotonic() < deadline:
+            time.sleep(0.2)
+    finally:
+        memory.done.set()
+        for child in children:
+            child.kill()
+            child.wait()
+    memory.join()
+    assert 300 / 1024 < memory.gib < 600 / 1024

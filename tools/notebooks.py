@@ -250,7 +250,7 @@ def set_repository(url):
 
 
 class PeakMemory(threading.Thread):
-    """Samples the largest resident set of any one process that works in this repository."""
+    """Samples the largest resident set of any one process of this run: they inherit its RUN_DIR."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -260,7 +260,7 @@ class PeakMemory(threading.Thread):
         while not self.done.wait(1.0):
             for process in psutil.process_iter():
                 try:
-                    if Path(process.cwd()).is_relative_to(ROOT):
+                    if process.environ().get("RUN_DIR") == os.environ["RUN_DIR"]:
                         self.gib = max(self.gib, process.memory_info().rss / 2**30)
                 except (psutil.Error, OSError):
                     continue  # it ended, or it is not ours to look at
