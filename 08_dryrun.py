@@ -24,7 +24,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: stored results are shown |
 # | **Takes** | `data/configs/` (shapes of the models), cells of `03_train.py` (the trainer); no weights, no data |
 # | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
-# | **Costs** | default: one to three minutes on two cores and 2 GB. `DRYRUN=full`: 5 to 20 minutes and 8 to 11 GB of memory per full-depth row. No TPU |
+# | **Costs** | default: one to three minutes on two cores and 2 GB. `DRYRUN=full`: 5 to 20 minutes and 8 to 13 GB of memory per full-depth row. No TPU |
 #
 # The outputs shown are those of the tiny run on two CPU cores; the numbers in them are about the
 # 31B and E2B on real TPU slices, *compiled*, not measured. Terms are in the
@@ -704,7 +704,7 @@ def run_table(recipes, cells, cfg, folder="data/dryrun"):
         rows = [old for old in stored_rows(path)  # read anew: another process may have added some
                 if any(old[name] != str(wanted[name]) for name in same)]
         row = {name: f"{value:.6g}" if isinstance(value, float) else value
-               for name, value in row.items() if value is not None}
+               for name, value in row.items()}
         helpers.write_text(path, pd.DataFrame([*rows, row]).to_csv(index=False))
 
 
@@ -763,6 +763,11 @@ if {"ours", "published"} <= set(table.recipe):
     print(f"recommended: {best.recipe} ({best.hbm_gib:.1f} of {best.limit_gib:.1f} GiB)")
 
 # %% [markdown]
+# What this means: recomputing buys memory, not speed. With `BLOCK` four rows at once need less than
+# half of the HBM, and a quarter of the speed is lost. One row of 8,192 tokens instead of two of
+# 4,096 is a difference of a percent, and the other way round by the roofline: too little to choose
+# by. Letting all positions meet the output matrix costs two percent and 1.6 GiB.
+#
 # ## 9. Memory, speed and cost, drawn
 # First the HBM of one chip. What the published step returns is nearly as large as what it is given.
 
@@ -922,7 +927,7 @@ if known and known[0][0] == "published":
 # |---|---|---|
 # | `libtpu is not on this machine` | macOS, Windows, ARM, or not installed | stored results are shown; on Linux x86-64 see section 1 |
 # | `Unable to initialize backend 'tpu_compiler'` | JAX started before section 1 | restart the kernel, run from the top |
-# | killed while compiling | a full-depth compile needs up to 11 GB | close other programs; stored rows are kept |
+# | killed while compiling | a full-depth compile needs up to 13 GB | close other programs; stored rows are kept |
 # | a row without FLOPs and times | refused: more HBM than the chip has | fewer rows at once, shorter rows, or recompute (`remat`) |
 # | a row is compiled again | a library's version changed | intended: the numbers belong to versions |
 #

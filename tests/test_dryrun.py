@@ -275,7 +275,7 @@ def test_operations_of_unknown_cost_are_counted():
     assert count(TEXT.replace("tpu_custom_call", "PrepareAsyncCallDone")) == 2
 
 
-def test_table_resumes_and_refusals_are_rows(tmp_path, notebook):
+def test_table_resumes_and_refusals_are_rows(tmp_path, notebook, monkeypatch):
     run_table, _, recipe_class, settings, *_ = load(
         SOURCE, "run_table", "stored_rows", "Recipe", "Settings", "key_of", "table_name", "times", "measure",
         "unknown_costs", "Slice", "SLICES", "ONE")
@@ -294,6 +294,15 @@ def test_table_resumes_and_refusals_are_rows(tmp_path, notebook):
     assert rows.loc["ours", "hbm_gib"] == 9 and rows.loc["ours", "seconds_roofline"] == 1
     assert rows.loc["ours", "real_tokens_per_second"] == pytest.approx(4096 * 0.95 / 2)
     assert rows.loc["big", "hbm_gib"] == 112.6 and not rows.loc["big", "fits"]
+    elsewhere = recipe_class("ours", topology="v6e-8")  # its bound is above the guess: no estimate
+    monkeypatch.setattr(Program, "cost_analysis", lambda self: {
+        "flops": 9e15, "bytes accessed": 1e9, "optimal_seconds": -100.0})
+    run_table([elsewhere], {}, settings(), tmp_path)
+    alone = pd.read_csv(tmp_path / "v6e-8_31b.csv")
+    assert {"seconds_estimate", "real_tokens_per_second"} <= set(alone), "empty columns are columns"
+    assert alone.seconds_estimate.isna().all() and alone.hours_from[0] == "roofline"
+    monkeypatch.undo()
+    assert calls.pop() == "ours"
     version["jax"] = "2"
     run_table(recipes[:1], {}, settings(), tmp_path)
     assert calls == ["ours", "big", "ours"], "other versions are compiled again"
