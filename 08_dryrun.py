@@ -713,7 +713,7 @@ if cfg.full_table and libtpu:
 
 # %% [markdown]
 # What is stored for the 31B on a v5p-8, first the memory of one chip. It fits if the sum is at
-# most 95.74 GiB, what XLA can use. A row without numbers was refused by the compiler.
+# most 95.74 GiB, what XLA can use. A row with nothing but a sum was refused by the compiler.
 
 # %%
 order = [recipe.recipe for recipe in [*ROAD, *SEARCH]]
@@ -766,7 +766,8 @@ if {"ours", "published"} <= set(table.recipe):
 # What this means: recomputing buys memory, not speed. With `BLOCK` four rows at once need less than
 # half of the HBM, and a quarter of the speed is lost. One row of 8,192 tokens instead of two of
 # 4,096 is a difference of a percent, and the other way round by the roofline: too little to choose
-# by. Letting all positions meet the output matrix costs two percent and 1.6 GiB.
+# by. Letting all positions meet the output matrix costs two percent and 1.6 GiB. Three rows fit
+# with 0.3 GiB to spare and are slower than two. Two rows with dense attention are refused.
 #
 # ## 9. Memory, speed and cost, drawn
 # First the HBM of one chip. What the published step returns is nearly as large as what it is given.
@@ -928,7 +929,7 @@ if known and known[0][0] == "published":
 # | `libtpu is not on this machine` | macOS, Windows, ARM, or not installed | stored results are shown; on Linux x86-64 see section 1 |
 # | `Unable to initialize backend 'tpu_compiler'` | JAX started before section 1 | restart the kernel, run from the top |
 # | killed while compiling | a full-depth compile needs up to 13 GB | close other programs; stored rows are kept |
-# | a row without FLOPs and times | refused: more HBM than the chip has | fewer rows at once, shorter rows, or recompute (`remat`) |
+# | a row with nothing but a sum | refused: more HBM than the chip has | fewer rows at once, shorter rows, or recompute (`remat`) |
 # | a row is compiled again | a library's version changed | intended: the numbers belong to versions |
 #
 # ### Exercises
