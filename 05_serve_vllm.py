@@ -23,7 +23,7 @@
 # | **Needs** | 31b: a v6e-8 with Docker. e2b: one v6e chip with Docker, which Colab does not offer. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Takes** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Makes** | a running server; `serve/server.json` (process, port, model, command), `serve/server.log`, `serve/docker-compose.yml` |
-# | **Costs** | tiny: a minute. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
+# | **Costs** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
 #
 # The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed
 # as the command to run there, and a test has vLLM's own parser read every flag of it. Terms are in
