@@ -13,6 +13,9 @@ import pytest
 from conftest import ROOT, collector_paused, load
 from helpers import run
 
+sys.path.insert(0, str(ROOT / "tools"))
+from notebooks import PeakMemory
+
 
 def test_a_collection_that_parses_does_not_break_the_loading_of_a_notebook():
     """CPython 3.11, gh-106905: seen once, when a finaliser printed a traceback during `load`."""
@@ -55,11 +58,6 @@ def test_a_directory_is_synced_before_and_after_it_gets_its_name(tmp_path, monke
 
 def test_peak_memory_is_that_of_this_run_only(tmp_path, monkeypatch):
     """Another process in the repository, compiling for an hour with 10 GiB, say, does not count."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        from notebooks import PeakMemory
-    finally:
-        sys.path.remove(str(ROOT / "tools"))
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     script = "import sys, time; held = bytearray(int(sys.argv[1]) << 20); print(flush=True); time.sleep(60)"
     children = [subprocess.Popen([sys.executable, "-c", script, mib], cwd=ROOT, start_new_session=True,

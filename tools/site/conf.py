@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]
 root_doc = "README"
-include_patterns = ["README.md", "GLOSSARY.md", "CONTRIBUTING.md", "LOG.md", "notebooks/*.ipynb",
-                    "data/dryrun/README.md"]
+MORE = ["GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]  # pages beside the notebooks
+include_patterns = ["notebooks/*.ipynb", *(f"{page}.md" for page in (root_doc, *MORE))]
 exclude_patterns = [".*", "runs", "site"]
 nb_execution_mode = "off"
 myst_heading_anchors = 3
@@ -38,10 +38,10 @@ def prepare(app, name, source):
     if name.startswith("notebooks/"):
         source[0] = OWN_PAGE.sub(r"../\1.md", source[0])
     if name == root_doc:
-        names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-        parts = {"The series": [f"notebooks/{name}" for name in names if name < "08"],
-                 "Appendices": [f"notebooks/{name}" for name in names if name >= "08"],
-                 "More": ["GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]}
+        stems = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+        parts = {"The series": [f"notebooks/{stem}" for stem in stems if stem < "08"],
+                 "Appendices": [f"notebooks/{stem}" for stem in stems if stem >= "08"],
+                 "More": MORE}
         source[0] += "".join(CONTENTS % (what, "\n".join(pages)) for what, pages in parts.items())
 
 
