@@ -318,7 +318,7 @@ print(f"base on one device: {device_gib(nnx.state(model)):.4g} GiB, "
 # dropout cannot be switched off for validation (published: 0.05).
 
 # %%
-helpers.show_source(gemma.lora_provider, gemma.lora_a, gemma.lora_b)
+helpers.show_source(gemma.Float32Lora, gemma.lora_provider, gemma.lora_a, gemma.lora_b)
 before_lora = model
 model = gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed)
 modules = gemma.adapted_modules(model)

@@ -1,6 +1,6 @@
 """Gemma 4 in Tunix: config, mesh, weights, LoRA adapters and greedy text. Shared by 03, 04 and 08.
 
-JAX, Tunix and Qwix are imported inside the functions, so importing this file starts nothing.
+Importing this file imports JAX but starts no device: notebooks call `helpers.machine` first.
 Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
 """
 
@@ -13,6 +13,19 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+import qwix
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from tunix.models import safetensors_loader
+from tunix.models.gemma4 import model as gemma4
+from tunix.models.gemma4 import params_safetensors as tensor_names
+from tunix.models.gemma4.model import K_MASK, AttentionType, ModelConfig, RematConfig
+from tunix.utils.sharding_utils import shard
 
 from helpers.run import UserError, phase
 
@@ -36,8 +49,6 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
     Raises:
       UserError: the file is missing, or it describes no dense Gemma 4.
     """
-    import jax.numpy as jnp
-    from tunix.models.gemma4.model import AttentionType, ModelConfig
     if not isinstance(source, dict):
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path
@@ -82,7 +93,6 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
 
 def _layer_kinds(config):
     """For every layer: (is full attention, index of the layer whose keys and values it uses)."""
-    from tunix.models.gemma4 import model as gemma4
     pattern = config.attention_pattern or gemma4.GEMMA4_ATTENTION_PATTERN
     kinds = tuple(pattern[i % len(pattern)] for i in range(config.num_layers))
     origins = gemma4.create_kv_cache_sharing_patterns(
@@ -134,7 +144,6 @@ def make_mesh(config, shape=None, devices=None):
     Raises:
       UserError: the shape does not fit the model or the devices; the message names the reason.
     """
-    import jax
     devices = jax.devices() if devices is None else devices
     fsdp, tp = shape or choose_mesh(config, len(devices))
     if fsdp * tp != len(devices):
@@ -159,9 +168,6 @@ def place(node, mesh):
     the two are different arguments, so that without this the second step would compile again.
     Abstract arrays (from `nnx.eval_shape`) get the same shardings. Works in place, returns `node`.
     """
-    import jax
-    from flax import nnx
-    from jax.sharding import NamedSharding, PartitionSpec
 
     def put(array, spec):
         axes = list(spec or ())
@@ -203,7 +209,6 @@ def stage(source):
         fetch = functools.partial(subprocess.run, [
             tool, "storage", "rsync", "-r", source, str(target)], check=True)
     elif source.count("/") == 1 and not source.startswith((".", "/")):
-        import huggingface_hub
         patterns = ["*.json", "*.jinja", "*.safetensors", "tokenizer*"]
         try:
             info = huggingface_hub.HfApi().model_info(source, files_metadata=True)
@@ -279,10 +284,6 @@ def load_base(source, config, mesh):
     Raises:
       UserError: there are no weights, or a tensor of the model is not among them.
     """
-    import numpy as np
-    from tunix.models import safetensors_loader
-    from tunix.models.gemma4 import model as gemma4
-    from tunix.models.gemma4 import params_safetensors as names
     folder = stage(source)
     table = tensor_table(folder)
     if not table:
@@ -296,11 +297,11 @@ def load_base(source, config, mesh):
         if origin != i and not any(f"layers.{i}.self_attn.k_proj" in name for name in table):
             filler[f"layers.{i}.attn.kv_einsum.w"] = np.zeros((2, heads, width, size), np.float32)
             filler[f"layers.{i}.attn._key_norm.scale"] = np.ones(size, np.float32)
-    arrange = names._make_preprocess_fn(config)
+    arrange = tensor_names._make_preprocess_fn(config)
     dtypes = {dtype for dtype, _ in table.values()}  # Tunix's fast reader assumes there is one
     try:
         return safetensors_loader.load_and_create_model(
-            str(folder), gemma4.Gemma4, config, names._get_key_and_transform_mapping, mesh,
+            str(folder), gemma4.Gemma4, config, tensor_names._get_key_and_transform_mapping, mesh,
             lambda tensors: {**filler, **arrange(tensors)}, config.param_dtype,
             mode="auto" if len(dtypes) == 1 else "original")
     except (AssertionError, ValueError) as error:
@@ -310,63 +311,51 @@ def load_base(source, config, mesh):
 
 def lora_a(key, shape, dtype):
     """Kaiming He's uniform initialisation, in float32 whatever the base weight's dtype is."""
-    import jax
     return jax.nn.initializers.he_uniform()(key, shape, "float32")
 
 
 def lora_b(key, shape, dtype):
     """Zeros, in float32: before the first step the adapters change nothing."""
-    import jax.numpy as jnp
     return jnp.zeros(shape, "float32")
 
 
-def lora_provider(rank, alpha, targets=TARGETS):
+class Float32Lora(qwix.LoraProvider):
     """Qwix's LoRA with float32 adapters beside bfloat16 weights.
 
     Stock Qwix gives the adapters, and thereby Adam's moments, the dtype of the base weight. In
     bfloat16 beta2 = 0.999 rounds to 1 and small updates vanish. What a layer returns keeps its
     dtype.
     """
-    import qwix
 
-    class Float32Lora(qwix.LoraProvider):
-        """Adds what Qwix adds, and hands on the dtype that came in."""
+    def dot_general(self, lhs, *args, **kwargs):
+        """Of nnx.Linear: the MLP matrices."""
+        return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
 
-        def dot_general(self, lhs, *args, **kwargs):
-            """Of nnx.Linear: the MLP matrices."""
-            return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
+    def einsum(self, equation, lhs, *args, **kwargs):
+        """Of Tunix's Einsum: the attention matrices."""
+        return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
-        def einsum(self, equation, lhs, *args, **kwargs):
-            """Of Tunix's Einsum: the attention matrices."""
-            return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
+def lora_provider(rank, alpha, targets=TARGETS):
+    """The provider that `inject_lora` hands to Qwix: float32 adapters, no dropout."""
     return Float32Lora(module_path=targets, rank=rank, alpha=alpha, dropout=0.0,
                        lora_a_initializer=lora_a, lora_b_initializer=lora_b)
 
 
-def _same_key():
+class SameKey(nnx.Rngs):
     """Random keys for abstract models, where only shapes matter: all the same, and fast to trace.
 
     Flax counts the keys it gives out, and tracing each count takes time quadratic in the layers.
     """
-    import jax
-    from flax import nnx
 
-    class SameKey(nnx.Rngs):
-        """Hands out one key again and again."""
-
-        def params(self):
-            """The key."""
-            return jax.random.key(0)
-
-    return SameKey(0)
+    def params(self):
+        """The key."""
+        return jax.random.key(0)
 
 
 def abstract_base(config, mesh):
     """The model without memory: shapes, dtypes and shardings of every weight."""
-    from flax import nnx
-    from tunix.models.gemma4.model import Gemma4
-    return place(nnx.eval_shape(lambda: Gemma4(config, rngs=_same_key())), mesh)
+    return place(nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=SameKey(0))), mesh)
 
 
 def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0):
@@ -379,18 +368,13 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0):
     Raises:
       UserError: a module of `expected_modules` got no adapter.
     """
-    import jax
-    import jax.numpy as jnp
-    import qwix
-    from flax import nnx
-    from tunix.models.gemma4.model import RematConfig
     provider, rows = lora_provider(rank, alpha, targets), mesh.shape["fsdp"]
 
     def adapt(model):
         return qwix.apply_lora_to_model(
             model, provider, jnp.ones((rows, 2), jnp.int32),
             positions=jnp.tile(jnp.arange(2), (rows, 1)),
-            attention_mask=jnp.ones((rows, 2, 2), bool), rngs=_same_key())
+            attention_mask=jnp.ones((rows, 2, 2), bool), rngs=SameKey(0))
 
     remat, model.config.remat_config = model.config.remat_config, RematConfig.NONE
     with use_mesh(mesh):
@@ -426,9 +410,6 @@ def attend(query, key, value, mask, window, block):
       window: how many tokens a query sees at most, itself included; None for all.
       block: queries at a time.
     """
-    import jax
-    import jax.numpy as jnp
-    from tunix.models.gemma4.model import K_MASK
     B, T, N, H = query.shape
     grouped, mixed = query.reshape(B, T, key.shape[2], -1, H), []
     for start in range(0, T, block):
@@ -444,47 +425,37 @@ def attend(query, key, value, mask, window, block):
     return jnp.concatenate(mixed, axis=1).reshape(B, T, N, H)
 
 
-@functools.cache
-def _block_attention():
-    """The class below, once: JAX compiles anew for a layer of another class."""
-    import jax
-    import jax.numpy as jnp
-    from tunix.models.gemma4 import model as gemma4
-    from tunix.utils.sharding_utils import shard
+class BlockAttention(gemma4.Attention):
+    """Tunix's attention layer with the same parameters, scores by blocks of queries."""
 
-    class BlockAttention(gemma4.Attention):
-        """Tunix's attention layer with the same parameters, scores by blocks of queries."""
+    def __init__(self, dense, size):
+        for name, value in vars(dense).items():
+            if not name.startswith("_pytree__"):  # what NNX itself keeps
+                setattr(self, name, value)
+        self.size = size
 
-        def __init__(self, dense, size):
-            for name, value in vars(dense).items():
-                if not name.startswith("_pytree__"):  # what NNX itself keeps
-                    setattr(self, name, value)
-            self.size = size
-
-        def block(self, x, segment_pos, cache, attn_mask, kv_shared_cache=None):
-            if cache is not None or x.shape[1] <= self.size:
-                return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
-            config, heads = self.config, self.config.shd_config.act_btnh
-            rope = {"base_frequency": self.rope_base_frequency,
-                    "scale_factor": self.rope_scale_factor, "rope_proportion": self.rope_proportion}
-            x = x.astype(config.dtype)
-            query = self._query_norm(shard(self.q_einsum(x), heads))
-            query = gemma4.apply_rope(query, segment_pos, **rope)
-            if kv_shared_cache is not None:
-                key, value = kv_shared_cache["k"], kv_shared_cache["v"]
-            else:
-                lone = hasattr(self, "k_einsum")  # K is V, too
-                key, value = (self.k_einsum(x),) * 2 if lone else self.kv_einsum(x)
-                key, value = shard(key, heads), shard(value, heads)
-                value *= jax.lax.rsqrt(jnp.mean(jnp.square(value), axis=-1, keepdims=True) + 1e-6)
-                key = gemma4.apply_rope(self._key_norm(key), segment_pos, **rope)
-            sliding = self.attn_type == gemma4.AttentionType.LOCAL_SLIDING
-            mixed = attend(query, key, value, attn_mask,
-                           config.sliding_window_size if sliding else None, self.size)
-            output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
-            return {"k": key, "v": value}, output, (key, value)
-
-    return BlockAttention
+    def block(self, x, segment_pos, cache, attn_mask, kv_shared_cache=None):
+        if cache is not None or x.shape[1] <= self.size:
+            return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
+        config, heads = self.config, self.config.shd_config.act_btnh
+        rope = {"base_frequency": self.rope_base_frequency,
+                "scale_factor": self.rope_scale_factor, "rope_proportion": self.rope_proportion}
+        x = x.astype(config.dtype)
+        query = self._query_norm(shard(self.q_einsum(x), heads))
+        query = gemma4.apply_rope(query, segment_pos, **rope)
+        if kv_shared_cache is not None:
+            key, value = kv_shared_cache["k"], kv_shared_cache["v"]
+        else:
+            lone = hasattr(self, "k_einsum")  # K is V, too
+            key, value = (self.k_einsum(x),) * 2 if lone else self.kv_einsum(x)
+            key, value = shard(key, heads), shard(value, heads)
+            value *= jax.lax.rsqrt(jnp.mean(jnp.square(value), axis=-1, keepdims=True) + 1e-6)
+            key = gemma4.apply_rope(self._key_norm(key), segment_pos, **rope)
+        sliding = self.attn_type == gemma4.AttentionType.LOCAL_SLIDING
+        mixed = attend(query, key, value, attn_mask,
+                       config.sliding_window_size if sliding else None, self.size)
+        output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
+        return {"k": key, "v": value}, output, (key, value)
 
 
 def use_block_attention(model, size=1_024):
@@ -494,12 +465,11 @@ def use_block_attention(model, size=1_024):
     and decoding take Tunix's own way. Call it before `inject_lora`. The mask must be causal.
     """
     for layer in model.layers:
-        layer.attn = _block_attention()(layer.attn, size)
+        layer.attn = BlockAttention(layer.attn, size)
 
 
 def adapted_modules(model):
     """{module path: {"a": variable, "b": variable}} of all LoRA adapters of a model."""
-    from flax import nnx
     found = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         found.setdefault(".".join(map(str, path[:-1])), {})[path[-1][-1]] = variable
@@ -519,10 +489,6 @@ def greedy(model, prompts, max_new_tokens, stop_ids, mesh):
       stop_ids: ids that end a text (kept as the last id).
       mesh: the mesh that the model lives on.
     """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from flax import nnx
     rows = -(-len(prompts) // mesh.shape["fsdp"]) * mesh.shape["fsdp"]
     ids = list(prompts) + [prompts[-1]] * (rows - len(prompts))
     lengths = np.array([len(row) for row in ids], np.int32)
