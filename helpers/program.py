@@ -354,7 +354,7 @@ class Program:
         return found
 
     def named(self, line, computation):
-        """The instruction, or if XLA gave it no name the nearest user, then maker, that has one."""
+        """The instruction itself, one inside it, or the nearest user or maker, with a JAX name."""
         if computation not in self._users:
             self._users[computation] = defaultdict(list), {}
             users, makers = self._users[computation]
@@ -367,8 +367,10 @@ class Program:
                            lambda one: [makers[name] for name in one.operands]):
             queue = [line]
             for one in queue:                   # the nearest first; a few steps are enough
-                if JAX_NAME.match(one.op_name):
-                    return one
+                inner = self.inner(one.called) if one.called else ()
+                known = [two for two in (*inner, one) if JAX_NAME.match(two.op_name)]
+                if known:
+                    return known[-1]
                 if len(queue) < 16 and one.opcode != "tuple":
                     queue += neighbours(one)
         return line
@@ -415,7 +417,9 @@ class Program:
 
     def _read_inside(self, name, place):
         """Bytes that a fused computation reads of its parameter number `place`, at most."""
-        lines = self.computations.get(name, ())
+        if name not in self.computations:
+            return math.inf
+        lines = self.computations[name]
         parameter = next((one.name for one in lines
                           if one.opcode == "parameter" and one.inside == str(place)), None)
         total = 0
@@ -620,8 +624,7 @@ class _Clock:
         if products and line.called:  # a fusion is named after its root; its product says more
             source = max(products, key=lambda one: bytes_of(one.shape))
         elif not line.op_name:
-            source = next((one for one in reversed(inner) if one.op_name), None)
-            source = source or program.named(line, computation)
+            source = program.named(line, computation)
         stack = program.stack(source)
         moves = not transfer and all(one.opcode in MOVES for one in inner)
         return {"part": part_of(stack, source.op_name, bool(products) or transfer, moves),
