@@ -83,7 +83,7 @@ class Slice:
     def places(self):
         """[chips, dimensions] coordinates by partition."""
         if self.coordinates:
-            return np.array(self.coordinates)
+            return np.array(self.coordinates)[:, :len(self.shape)]
         grid = np.indices(self.shape[::-1]).reshape(len(self.shape), -1)
         return grid[::-1].T
 
@@ -93,27 +93,22 @@ class Slice:
             return all(size % 4 == 0 for size in self.shape)
         return self.shape[dimension] == 16
 
-    def links(self, group):
+    def box(self, group):
         """(names of the dimensions, bytes a second into the worst placed chip, hops) of a group.
 
-        A chip has one link to each neighbour. At the corner of a box it has one along each of the
-        box's dimensions, in a ring two. Chips that fill no box get one link; chips that are not
-        neighbours share the links between them with the groups that lie in between.
+        A chip has one link to each neighbour: at the corner of a box one along each of the box's
+        dimensions, in a ring two. None if the chips do not fill a box of neighbours.
         """
-        places = self.places[list(group)]
-        values = [np.unique(column) for column in places.T]
+        values = [np.unique(column) for column in self.places[list(group)].T]
         extents = [len(value) for value in values]
+        if math.prod(extents) != len(group) or any(np.diff(value).max(initial=1) > 1
+                                                   for value in values):
+            return None
         used = [d for d, extent in enumerate(extents) if extent > 1]
-        names = tuple("xyz"[d] for d in used)
-        if not used:
-            return (), math.inf, 0
-        stride = max(int(np.diff(values[d]).max()) for d in used)
-        closed = [self.ring(d) and extents[d] == self.shape[d] for d in range(len(extents))]
-        hops = sum(extents[d] // 2 if closed[d] else extents[d] - 1 for d in used)
-        if math.prod(extents) != len(group):
-            return names, self.spec.link, hops
-        count = sum(2 if closed[d] and extents[d] > 2 else 1 for d in used)
-        return names, count * self.spec.link / stride, hops
+        closed = {d for d in used if extents[d] == self.shape[d] and self.ring(d)}
+        count = sum(2 if d in closed and extents[d] > 2 else 1 for d in used)
+        hops = sum(extents[d] // 2 if d in closed else extents[d] - 1 for d in used)
+        return tuple("xyz"[d] for d in used), count * self.spec.link, hops
 
 
 def read_groups(text, chips):
@@ -169,7 +164,8 @@ def collective_time(kind, size, groups, where):
 
     Gathering V bytes over n chips brings (n - 1) / n V into each of them; a reduce-scatter sends as
     much, an all-reduce is both. An all-to-all is limited by the cut through the longest dimension.
-    Scaling book, https://jax-ml.github.io/scaling-book/sharding.
+    Scaling book, https://jax-ml.github.io/scaling-book/sharding. Groups that fill no box of
+    neighbours pass their pieces around, all groups at once over the links that lie in between.
 
     Args:
       kind: all-gather, reduce-scatter, all-reduce, all-to-all.
@@ -177,22 +173,21 @@ def collective_time(kind, size, groups, where):
       groups: lists of partitions.
       where: a `Slice`.
     """
-    worst, names = 0.0, ()
-    for group in groups:
-        along, speed, hops = where.links(group)
-        n = len(group)
-        if n < 2:
-            continue
-        if kind == "all-to-all":
-            places = where.places[list(group)]
-            longest = max(len(np.unique(column)) for column in places.T)
-            seconds = size * n / 4 / (n / longest * speed / len(along))
-        else:
-            seconds = (n - 1) / n * size / speed
-        seconds = max(seconds, hops * HOP) * (2 if kind == "all-reduce" else 1)
-        if seconds > worst:
-            worst, names = seconds, along
-    return worst, names
+    n, double = len(groups[0]), 2 if kind == "all-reduce" else 1
+    if n < 2:
+        return 0.0, ()
+    boxes = [where.box(group) for group in groups]
+    if None in boxes:
+        pairs = [(group[i - 1], group[i]) for group in groups for i in range(n)]
+        seconds, names = send_time(size / n, pairs, where)
+        return double * (n - 1) * seconds, names
+    names, speed, hops = min(boxes, key=lambda box: box[1])
+    if kind == "all-to-all":
+        longest = max(len(np.unique(column)) for column in where.places[list(groups[0])].T)
+        seconds = size * n / 4 / (n / longest * speed / len(names))
+    else:
+        seconds = (n - 1) / n * size / speed
+    return double * max(seconds, hops * HOP), names
 
 
 # ── the program's text ──────────────────────────────────────────────────────────────────────────

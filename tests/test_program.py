@@ -167,12 +167,13 @@ def test_both_notations_of_groups_say_the_same():
     (Slice("v5p", (4, 4, 4)), list(range(64)), (("x", "y", "z"), 6 * LINK, 6)),
     (Slice("v6e", (2, 4)), [0, 2, 4, 6], (("y",), 90e9, 3)),
     (Slice("v5e", (16, 16)), list(range(16)), (("x",), 2 * 45e9, 8)),
-    (Slice("v5e", (4, 4)), [0, 2], (("x",), 45e9 / 2, 1)),            # passes through others' links
+    (Slice("v5e", (4, 4)), [0, 2], None),                             # no neighbours
+    (Slice("v6e", (2, 4)), [0, 7], None),                             # no box
     (Slice("v5p", (2, 2, 1), ((0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0))), [0, 3],
      (("y",), LINK, 1)),                                              # a mesh in another order
 ])
 def test_links_of_a_group(where, group, expected):
-    assert where.links(group) == expected
+    assert where.box(group) == expected
 
 
 @pytest.mark.parametrize(("line", "size", "factor", "speed"), [
@@ -201,6 +202,14 @@ def test_an_all_to_all_on_a_ring_takes_a_quarter_of_a_gather():
     gather, _ = program.collective_time("all-gather", 16 * size, groups, ring)
     swap, _ = program.collective_time("all-to-all", size, groups, ring)
     assert swap == pytest.approx(gather * 16 / 15 / 4)
+
+
+def test_groups_of_far_chips_share_the_links_in_between():
+    line, size = Slice("v5e", (4, 1)), 9_000_000
+    alone, _ = program.collective_time("all-gather", size, [[0, 2]], line)
+    both, axes = program.collective_time("all-gather", size, [[0, 2], [1, 3]], line)
+    assert alone == pytest.approx(size / 2 / 45e9) and axes == ("x",)
+    assert both == pytest.approx(2 * alone), "between chips 1 and 2 both pass"
 
 
 def test_a_permutation_is_as_slow_as_its_fullest_link():
