@@ -212,7 +212,7 @@ def start(model, optimizer, mesh):
 
 
 def open_checkpoints(folder, every, last):
-    """Orbax's manager of a folder (local or gs://): saves every few steps, keeps the newest three."""
+    """Orbax's manager of a folder, local or gs://: saves every few steps, keeps the newest three."""
     handlers = {"model_params": ocp.PyTreeCheckpointHandler(), "data": ocp.JsonCheckpointHandler(),
                 "optimizer_state": ocp.PyTreeCheckpointHandler()}
     return ocp.CheckpointManager(folder, item_handlers=handlers, options=(
@@ -289,15 +289,16 @@ class StepLog:
         if self.active:
             write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
             folder = self.path.with_name("tensorboard")
-            self.events = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+            self.events = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
 
     def write(self, record):
         """Append one line, handed to the operating system at once."""
         if self.active:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-            for name, value in record.items():
-                self.events.add_scalar(name, value, record["step"])
+            for name in record.keys() - {"step"}:
+                self.events.add_scalar(name, record[name], record["step"])
+            self.events.flush()
 
     def training(self, record):
         """Log one optimizer step, and print the first, the last and every few."""

@@ -86,7 +86,8 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
     evaluate = jax.jit(train.make_eval_step(model, run.loss_fn))
     run.validate = lambda adapters: float(evaluate(adapters, run.frozen, held_out))
     run.recipe = {"rank": rank, "steps": steps}
-    run.manager = train.open_checkpoints((folder / "checkpoints").resolve(), checkpoint_every, steps)
+    checkpoints = (folder / "checkpoints").resolve()
+    run.manager = train.open_checkpoints(checkpoints, checkpoint_every, steps)
     train.refuse_another_recipe(run.manager, run.recipe)
     run.state = train.restore(run.manager, run.state)
     run.log = train.StepLog(folder / "log.jsonl", steps, 1)
@@ -100,8 +101,8 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
 def go(run):
     """Train to the end, as 03 does."""
     with gemma.use_mesh(run.mesh):
-        run.state = train.train(run.state, run.frozen, run.compiled, run.validate, run.dataset, run.mesh,
-                                run.log, run.manager, run.recipe, validate_every=3)
+        run.state = train.train(run.state, run.frozen, run.compiled, run.validate, run.dataset,
+                                run.mesh, run.log, run.manager, run.recipe, validate_every=3)
     run.manager.close()
     return run
 
