@@ -911,6 +911,33 @@ def strip(prediction, columns=400):
     return [max(piece, key=piece.get) if piece else ("idle", "") for piece in pieces]
 
 
+def summary(prediction, spec, columns=400):
+    """Everything that tables and figures need of a prediction, small enough to be stored as JSON.
+
+    Returns:
+      {"seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes",
+      "profile", "longest", "strip"}; the strip as [[what, pass, pieces]].
+    """
+    found = {name: getattr(prediction, name) for name in (
+        "seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes")}
+    pieces = []
+    for what in strip(prediction, columns):
+        if pieces and pieces[-1][:2] == list(what):
+            pieces[-1][2] += 1
+        else:
+            pieces.append([*what, 1])
+    found |= {"unknown": prediction.unknown[:10], "profile": profile(prediction, spec),
+              "longest": longest(prediction), "strip": pieces}
+
+    def short(value):
+        if isinstance(value, float):
+            return float(f"{value:.6g}")
+        if isinstance(value, dict):
+            return {key: short(one) for key, one in value.items()}
+        return [short(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return short(found)
+
+
 # ── a trace that Perfetto opens ─────────────────────────────────────────────────────────────────
 
 TRACKS = {"compute": (1, "chip: computes"), "wait": (1, "chip: computes"),
