@@ -243,33 +243,6 @@ def test_every_correction_links_a_section_that_exists():
                 assert int(place) in sections(source), f"{number} has no section {place}: {row}"
 
 
-def test_the_figure_shows_the_table():
-    points = readme_figure.road()
-    if not points:
-        assert "tokens_per_second" not in README, "a figure without its table"
-        pytest.skip("data/dryrun/v5p-8_31b.csv has no `published` and `ours` yet")
-    assert readme_figure.described(points) in readme_figure.FIGURE.read_text()
-    assert "assets/figures/tokens_per_second.svg" in README
-    for _, estimate, _ in (points[0], points[-1]):
-        assert f"{estimate:,.0f}" in README
-    assert f"{points[-1][1] / points[0][1]:.1f} times" in README
-
-
-def test_the_figure_can_be_drawn(tmp_path):
-    table = tmp_path / "table.csv"
-    table.write_text("recipe,fits,real_tokens_per_second,real_tokens_per_second_roofline\n"
-                     "ours,True,900,1000\n\"ours, one row\",False,,\nanother,True,1000,1100\n"
-                     "published + bfloat16,True,200,210\npublished,True,100,120\n")
-    points = readme_figure.road(table)
-    assert points == [("published", 100, 120), ("published + bfloat16", 200, 210),
-                      ("ours", 900, 1000)]
-    assert readme_figure.road(tmp_path / "none.csv") == []
-    readme_figure.draw(points, tmp_path / "a.svg")
-    readme_figure.draw(points, tmp_path / "b.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert "published: 100, roofline 120; " in (tmp_path / "a.svg").read_text()
-
-
 def test_reading_minutes_are_words_and_lines(tmp_path):
     source = tmp_path / "01_x.py"
     source.write_text("# %% [markdown]\n# " + "word " * 400 + "\n\n# %%\nhelpers.machine()\n\n"

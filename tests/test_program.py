@@ -4,6 +4,7 @@
 """
 
 import ast
+import csv
 import gzip
 import json
 import os
@@ -15,6 +16,9 @@ from conftest import ROOT
 
 from helpers import program
 from helpers.program import Slice, predict
+
+sys.path.insert(0, str(ROOT / "tools"))
+import readme_figure
 
 V5P = Slice("v5p", (2, 2, 1))
 CLOCK = 459e12 / (2 * 4 * 128 * 128 * 2)          # 1.75 GHz
@@ -401,6 +405,74 @@ def test_nothing_but_the_standard_library_and_numpy():
              else node.names[0].name.split(".")[0]
              for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))}
     assert names - set(sys.stdlib_module_names) <= {"numpy", "helpers"}
+
+
+# ── the README's figure ─────────────────────────────────────────────────────────────────────────
+
+def test_the_figure_shows_the_table():
+    points = readme_figure.bars()
+    if not points:
+        pytest.skip("data/dryrun/v5p-8_31b.csv predicts not both `published` and `ours` yet")
+    assert readme_figure.described(points) in readme_figure.FIGURE.read_text()
+
+
+def test_the_figure_can_be_drawn(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("recipe,tokens_per_second_predicted\nours,900\n\"ours, one row\",\n"
+                     "published,100\n")
+    points = readme_figure.bars(table)
+    assert [value for _, value, _ in points] == [100, 763, 900], "763 is the published measurement"
+    assert readme_figure.bars(tmp_path / "none.csv") == []
+    table.write_text("recipe,tokens_per_second_predicted\nours,900\npublished,\n")
+    assert readme_figure.bars(table) == []
+    for name in ("a.svg", "b.svg"):
+        readme_figure.draw(points, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert "this series, predicted: 900" in (tmp_path / "a.svg").read_text()
+
+
+# ── stored predictions ──────────────────────────────────────────────────────────────────────────
+
+TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be]*.csv"))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
+def test_stored_predictions_add_up(path):
+    with open(path, newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("seconds_predicted")]
+    for row in rows:
+        number = {name: float(row[name]) for name in row
+                  if name.endswith("_predicted") or name in ("seconds_compute", "seconds_exposed",
+                                                             "seconds_roofline", "unknown_share")}
+        seconds = number["seconds_predicted"]
+        assert seconds == pytest.approx(number["seconds_compute"] + number["seconds_exposed"], rel=1e-4)
+        assert seconds > number["seconds_roofline"], "faster than the chip can be"
+        tokens = float(row["micro_batch"]) * float(row["sequence_length"]) * float(row["fill"])
+        assert number["tokens_per_second_predicted"] == pytest.approx(tokens / seconds, rel=1e-4)
+        assert number["unknown_share"] <= program.TRUSTED
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "data" / "dryrun" / "profiles").glob("*.json")),
+                         ids=lambda path: path.stem)
+def test_stored_profiles_add_up(path):
+    profile = json.loads(path.read_text())
+    whole = sum(row["seconds"] for row in profile["profile"])
+    assert whole == pytest.approx(profile["seconds"], rel=1e-3)
+    assert {row["part"] for row in profile["profile"]} <= set(program.PARTS)
+    other = sum(row["seconds"] for row in profile["profile"] if row["part"] == "other")
+    assert other < 0.02 * whole, "the parts have names"
+    for row in profile["profile"]:  # nothing is faster than its own limit
+        assert row["what"] != "compute" or row["at_peak"] <= 1.02 * row["seconds"], row
+
+
+def test_the_published_step_s_prediction_is_near_its_measured_time():
+    """3.34 h over 9,952 micro-steps, with and without a quarter of an hour of loading."""
+    with open(ROOT / "data" / "dryrun" / "v5p-8_31b.csv", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["recipe"] == "published")
+    if not row.get("seconds_predicted"):
+        pytest.skip("not predicted yet: DRYRUN=full in notebook 08")
+    slow, fast = (hours * 3600 / (1_244 * 8) for hours in (3.34, 3.09))
+    assert 0.95 * fast < float(row["seconds_predicted"]) < 1.05 * slow
 
 
 # ── real programs, where the compiler is ────────────────────────────────────────────────────────
