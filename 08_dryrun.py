@@ -987,7 +987,8 @@ if known:
 # A prediction is a sum over instructions, and each knows the line of Python it came from: the
 # calls' names say which part of the model it serves, JAX's names say which pass. Two bars for each
 # recipe: the parts of one micro-step added up, and the same step in the order in which a chip goes
-# through it. The thin line below is the pass: forward light, recomputed middle, backward dark.
+# through it. A collective is shorter than a pixel of that, so 40 ms of it stand below. The thin
+# lines are the pass: forward light, recomputed middle, backward dark.
 
 # %%
 WAITS = {"reduce-scatter": style.RED, "all-gather": "#8C2D04", "all-reduce": "#FDAE6B",
@@ -995,9 +996,18 @@ WAITS = {"reduce-scatter": style.RED, "all-gather": "#8C2D04", "all-reduce": "#F
 PASSES = {"forward": "#DDDDDD", "recomputed": "#A8A8A8", "backward": "#555555"}
 
 
+def draw_strip(ax, top, pieces, width, colors):
+    """A strip of pieces of equal `width`, and below it the pass as a thin line."""
+    left = 0.0
+    for label, which, count in pieces:
+        ax.barh(top, count * width, left=left, color=colors.get(label, "white"), height=0.75)
+        ax.barh(top - 0.45, count * width, left=left, color=PASSES.get(which, "white"), height=0.12)
+        left += count * width
+
+
 def draw_parts(profiles):
-    """For each recipe: time by part of the model, and the parts in the order of the schedule."""
-    fig, ax = style.figure(11, 0.8 + 1.5 * len(profiles))
+    """For each recipe: time by part of the model, the parts in order, and 40 ms of it enlarged."""
+    fig, axes = style.figure(11, 1.4 + 1.6 * len(profiles), rows=2, height_ratios=(5, 3))
     colors, seen, ticks = COLORS | WAITS, {}, []
     for place, (name, profile) in enumerate(profiles.items()):
         top, left, sums = -2.2 * place, 0.0, dict.fromkeys(colors, 0.0)
@@ -1005,18 +1015,17 @@ def draw_parts(profiles):
             sums[row["part"] if row["what"] == "compute" else row["what"]] += row["seconds"]
         for label, seconds in sums.items():
             seen |= {label: None} if seconds > 0.002 * profile["clock"] else {}
-            ax.barh(top, seconds, left=left, color=colors[label], height=0.75)
+            axes[0].barh(top, seconds, left=left, color=colors[label], height=0.75)
             left += seconds
-        width, left = profile["clock"] / sum(count for *_, count in profile["strip"]), 0.0
-        for label, which, count in profile["strip"]:
-            ax.barh(top - 0.85, count * width, left=left, color=colors.get(label), height=0.75)
-            ax.barh(top - 1.3, count * width, left=left, color=PASSES.get(which, "white"),
-                    height=0.12)
-            left += count * width
+        draw_strip(axes[0], top - 0.85, profile["strip"], profile["clock"] / 400, colors)
+        draw_strip(axes[1], -1.2 * place, profile["zoom"], 1e3 * timing.ZOOM / 400, colors)
         ticks += [(top, f"{name}, by part"), (top - 0.85, "in order")]
-    ax.set_yticks(*map(list, zip(*ticks)))
-    ax.set(title="One micro-step on one chip of a v5p-8", xlabel="seconds")
-    ax.grid(axis="y", visible=False)
+    axes[0].set_yticks(*map(list, zip(*ticks)))
+    axes[0].set(title="One micro-step on one chip of a v5p-8", xlabel="seconds")
+    axes[1].set_yticks([-1.2 * place for place in range(len(profiles))], list(profiles))
+    axes[1].set(title="40 ms around its middle", xlabel="ms")
+    for ax in axes:
+        ax.grid(axis="y", visible=False)
     seen = [label for label in colors if label in seen]
     fig.legend([plt.Rectangle((0, 0), 1, 1, color=colors[label]) for label in seen],
                [f"waits: {label}" if label in WAITS else label for label in seen],

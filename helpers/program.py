@@ -890,44 +890,54 @@ def longest(prediction, count=10):
     return sorted(table, key=lambda row: -row["seconds"])[:count]
 
 
-def strip(prediction, columns=400):
-    """The step as a strip of equal pieces of time: what fills the most of each piece.
+def strip(prediction, columns=400, start=0.0, end=None):
+    """A stretch of the step as a strip of equal pieces of time: what fills the most of each piece.
+
+    Args:
+      prediction: from `predict`.
+      columns: how many pieces.
+      start, end: seconds from the program's start; None for its end.
 
     Returns:
-      [(what, direction)] of `columns` pieces, `what` being a part of the model while the chip works
-      and the kind of collective while it waits. A loop's body is drawn once.
+      [[what, pass, pieces]], neighbours that are the same as one entry; `what` is a part of the
+      model while the chip works, the kind of collective while it waits. A loop's body is drawn once.
     """
     work = [event for event in prediction.events if event.track in ("compute", "wait")]
-    end = max((event.start + event.seconds for event in work), default=0.0)
-    pieces = [defaultdict(float) for _ in range(columns)]
+    end = end or max((event.start + event.seconds for event in work), default=0.0)
+    piece, sums = (end - start) / columns, [defaultdict(float) for _ in range(columns)]
     for event in work:
         label = event.part if event.track == "compute" else event.opcode
-        first = int(event.start / end * columns)
-        last = min(int((event.start + event.seconds) / end * columns), columns - 1)
-        for place in range(first, last + 1):
-            left, right = place * end / columns, (place + 1) * end / columns
-            shared = min(right, event.start + event.seconds) - max(left, event.start)
-            pieces[place][label, event.direction] += max(shared, 0.0)
-    return [max(piece, key=piece.get) if piece else ("idle", "") for piece in pieces]
+        first, last = (event.start - start) / piece, (event.start + event.seconds - start) / piece
+        for place in range(max(int(first), 0), min(int(last) + 1, columns)):
+            shared = min(place + 1, last) - max(place, first)
+            sums[place][label, event.direction] += max(shared, 0.0)
+    found = []
+    for one in sums:
+        what = list(max(one, key=one.get)) if one else ["idle", ""]
+        if found and found[-1][:2] == what:
+            found[-1][2] += 1
+        else:
+            found.append([*what, 1])
+    return found
 
 
-def summary(prediction, spec, columns=400):
+ZOOM = 0.04  # seconds
+
+
+def summary(prediction, spec):
     """Everything that tables and figures need of a prediction, small enough to be stored as JSON.
 
     Returns:
       {"seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes",
-      "profile", "longest", "strip"}; the strip as [[what, pass, pieces]].
+      "unknown", "profile", "longest", "strip", "zoom"}; `zoom` is a strip of the 40 ms around the
+      middle of the step.
     """
     found = {name: getattr(prediction, name) for name in (
         "seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes")}
-    pieces = []
-    for what in strip(prediction, columns):
-        if pieces and pieces[-1][:2] == list(what):
-            pieces[-1][2] += 1
-        else:
-            pieces.append([*what, 1])
+    middle = max((prediction.clock - ZOOM) / 2, 0.0)
     found |= {"unknown": prediction.unknown[:10], "profile": profile(prediction, spec),
-              "longest": longest(prediction), "strip": pieces}
+              "longest": longest(prediction), "strip": strip(prediction),
+              "zoom": strip(prediction, start=middle, end=middle + ZOOM)}
 
     def short(value):
         if isinstance(value, float):

@@ -368,11 +368,14 @@ def test_profile_and_longest_add_up_to_the_whole():
 
 def test_the_strip_shows_the_wait_where_it_is():
     found = predict(MIXED, V5P)
-    strip = [what for what, _ in program.strip(found, 100)]
+    strip = [what for what, _, pieces in program.strip(found, 100) for _ in range(pieces)]
     first = round(1.1e6 / CLOCK / found.seconds * 100)
     last = round((1.1e6 / CLOCK + found.exposed) / found.seconds * 100)
     assert set(strip[first + 1:last - 1]) == {"all-gather"}
-    assert "all-gather" not in strip[:first - 1] + strip[last + 1:]
+    assert "all-gather" not in strip[:first - 1] + strip[last + 1:] and len(strip) == 100
+    wait = next(event for event in found.events if event.track == "wait")
+    close = program.strip(found, 10, wait.start, wait.start + wait.seconds)
+    assert close == [["all-gather", "rest", 10]]
 
 
 def test_the_trace_is_what_the_viewer_s_format_asks_for(tmp_path):
