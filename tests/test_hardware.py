@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT
 
 import helpers
-from helpers import hardware, machine, run
+from helpers import hardware, run
 from helpers.machine import published
 
 SCRIPT = ROOT / "helpers" / "hardware.py"
@@ -201,11 +201,12 @@ def test_without_chips_the_metadata_server_is_not_asked(on, metadata):
 
 # ── Trouble ──
 
-def test_chips_held_by_another_process_name_it(on):
+def test_chips_held_by_another_process_name_it(on, monkeypatch, tmp_path):
     root = on("v5p-8")
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
     (root / "proc").rmdir()
     (root / "proc").symlink_to("/proc")  # the real one: a real process opens the file
-    holder = subprocess.Popen([sys.executable, "-c", "import sys; open(sys.argv[1]); print(flush=True); input()",
+    holder = subprocess.Popen([sys.executable, "-c", "import sys; f = open(sys.argv[1]); print(flush=True); input()",
                                str(root / "dev/vfio/2")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         holder.stdout.readline()
@@ -214,7 +215,7 @@ def test_chips_held_by_another_process_name_it(on):
         assert found.slice == "v5p-8" and f"process {holder.pid} (" in found.trouble
         assert "\n" not in found.trouble
         with pytest.raises(helpers.UserError, match=f"v5p-8.*process {holder.pid}"):
-            machine._start_jax(4)
+            helpers.machine(devices=4)
     finally:
         holder.communicate(b"\n")
     assert hardware.detect(root).trouble == ""
