@@ -182,14 +182,15 @@ def _pci(root):
 def _device_files(root, kind, environ):
     """The chips' files under /dev.
 
-    Where the PCI bus is hidden, /dev/accelN is a TPU's, while /dev/vfio/N may be anything that is
-    handed to a virtual machine: it counts if the environment speaks of a TPU.
+    Some containers hide the PCI bus. Then /dev/accelN is a TPU's all the same, while /dev/vfio/N
+    may be anything that is handed to a virtual machine: it counts if the environment says TPU.
     """
     accel = sorted((root / "dev").glob("accel[0-9]*"))
     vfio = sorted((root / "dev/vfio").glob("[0-9]*"))
     if kind:
         return accel if kind in ACCEL else vfio
-    return accel or (vfio if environ.get("TPU_ACCELERATOR_TYPE") else [])
+    hidden = not any((root / "sys/bus/pci/devices").glob("*"))
+    return accel or (vfio if hidden and environ.get("TPU_ACCELERATOR_TYPE") else [])
 
 
 def _named_kind(environ):
