@@ -1,7 +1,7 @@
 """Which accelerator is here, and what each chip of the series can do on paper.
 
 One detector for Python and for the shell. Only the standard library is imported, nothing of this
-package, so any Python 3 runs it before anything is installed:
+package, so any Python from 3.7 on runs it before anything is installed:
 
     python3 helpers/hardware.py         KEY=VALUE lines, which setup.sh reads
 
