@@ -303,8 +303,8 @@ def what_fits(slice_name, size):
     if row is None:
         return f"08 has compiled no training step of size {size} that fits a {slice_name}."
     return (f"On a {slice_name} the training step of size {size} fits with remat={row['remat']} "
-            f"and rows of {int(row['sequence_length']):,} tokens: {float(row['hbm_gib']):.1f} of "
-            f"{float(row['limit_gib']):.1f} GiB per chip (compiled in 08, not run).")
+            f"and rows of {int(row['sequence_length']):,} tokens: {float(row['hbm_gib']):.2f} of "
+            f"{float(row['limit_gib']):.2f} GiB per chip (compiled in 08, not run).")
 
 
 def main():
