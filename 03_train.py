@@ -44,6 +44,8 @@ REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/g
 here = Path.cwd()
 places = (here, here.parent, here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
 if root is None:
     subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
     root = here / "gemma4-on-tpu"
@@ -51,13 +53,13 @@ os.chdir(root)
 sys.path.insert(0, str(root))
 
 # %%
-# Install what the series needs into this Python; once it is there, this takes a second.
-_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
 
 # %%
 # What this machine is. Every result below was made with these versions.
-import helpers
-
 helpers.machine(devices=4)
 
 # %% [markdown]
@@ -135,7 +137,7 @@ E2B = replace(FULL, rows_per_step=4, rows_per_device=1,
 TINY = replace(FULL, rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                rows_per_device=2, epochs=0.25, attention_block=128, log_every=10,
                validate_every=20, validation_rows=8, checkpoint_every=20, answer_tokens=160)
-cfg = helpers.choose(FULL, E2B, TINY)
+cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # ### What the published run used
@@ -621,7 +623,7 @@ witness = gemma.inject_lora(witness, 4, 8.0, cpu)
 draw = np.random.default_rng(cfg.seed)
 for pair in gemma.adapted_modules(witness).values():
     pair["b"].set_value(jnp.asarray(draw.normal(0, 0.05, pair["b"].shape), jnp.float32))
-graph, small, frozen = nnx.split(witness, nnx.LoRAParam, ...)
+graph, small, witness_base = nnx.split(witness, nnx.LoRAParam, ...)
 examples = train_rows.arrays["segment_ids"].max(-1)
 row = train_rows[int(examples.argmax())]
 start = max(0, int(np.argmax(row.segment_ids == 2)) - 1_024)
@@ -629,9 +631,9 @@ row = jax.tree.map(lambda array: array[None, start:start + 2_048], row)
 row = row.replace(tokens=row.tokens % exact.num_embed)  # a larger model has more ids
 packed_loss = train.make_loss(row.tokens.shape[1] - 1)
 together = jax.jit(jax.value_and_grad(
-    lambda adapters: packed_loss(nnx.merge(graph, adapters, frozen), row)[0]))
+    lambda adapters: packed_loss(nnx.merge(graph, adapters, witness_base), row)[0]))
 by_itself = jax.jit(jax.value_and_grad(
-    lambda adapters, *example: textbook_loss(nnx.merge(textbook, adapters, frozen), *example)))
+    lambda adapters, *example: textbook_loss(nnx.merge(textbook, adapters, witness_base), *example)))
 trained = row.loss_mask.sum()
 with gemma.use_mesh(cpu):
     packed = jax.tree.map(lambda a: np.asarray(a) / trained, together(small))
@@ -680,7 +682,7 @@ from tunix.sft import peft_trainer
 
 def tunix_step(rows):
     """Loss and adapters after one SGD step of rate 1 by Tunix's trainer as it comes."""
-    model = nnx.merge(graph, jax.tree.map(jnp.copy, small), frozen)
+    model = nnx.merge(graph, jax.tree.map(jnp.copy, small), witness_base)
     trainer = peft_trainer.PeftTrainer(model, optax.sgd(1.0), peft_trainer.TrainingConfig(
         eval_every_n_steps=1, gradient_accumulation_steps=len(rows.tokens)))
     trainer.with_gen_model_input_fn(lambda rows: {
@@ -700,23 +702,23 @@ sgd = optax.sgd(1.0)
 our_step = jax.jit(train.make_train_step(witness, sgd, train.make_loss(127)))
 for name, rows in (("equal", equal), ("uneven", uneven)):
     with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()):
-        theirs, their_adapters = tunix_step(rows)
-        our_adapters, _, metrics = our_step(small, sgd.init(small), frozen, rows)
-    gap = optax.global_norm(jax.tree.map(jnp.subtract, our_adapters, their_adapters))
+        tunix_loss, tunix_adapters = tunix_step(rows)
+        our_adapters, _, metrics = our_step(small, sgd.init(small), witness_base, rows)
+    gap = optax.global_norm(jax.tree.map(jnp.subtract, our_adapters, tunix_adapters))
     gap = float(gap / metrics["grad_norm"])
-    print(f"{name}: loss {theirs:.6f} by Tunix, {metrics['loss']:.6f} by ours; "
+    print(f"{name}: loss {tunix_loss:.6f} by Tunix, {metrics['loss']:.6f} by ours; "
           f"steps {gap:.1e} of their length apart")
-    agree = abs(theirs - metrics["loss"]) < 1e-5 and gap < 1e-4
+    agree = abs(tunix_loss - metrics["loss"]) < 1e-5 and gap < 1e-4
     assert agree == (name == "equal")
 
 # %% [markdown]
-# The same loss and the same step where every micro-batch trains as many tokens; with uneven ones
-# the two part, because Tunix averages each micro-batch first, so a token counts more in a row that
-# trains few. That is one reason for a loop of our own. Others: its compiled step returns the whole
-# model (for the 31B a second copy of the 14 GiB per chip, 2 bytes x 30.7 billion / 4, that never
-# changed); its checkpoint keeps the data's position only through its private attributes; and where
-# it offers no hook, a subclass has to follow every version. The model, its weights' names and
-# its shardings are Tunix's throughout.
+# The same loss and the same step where every micro-batch trains as many tokens. With uneven ones
+# they part: Tunix averages each micro-batch first, so a token counts more where few are trained.
+# That is one reason for a loop of our own. Two more: Tunix's compiled step returns the whole model,
+# for the 31B a second copy of the 14 GiB per chip (2 bytes x 30.7 billion / 4) that never changed;
+# and after a restart it reads all batches of the finished steps again to skip them, because what it
+# restores of the data's position stays in a private attribute. The model, its loader and its
+# shardings are Tunix's throughout.
 
 # %% [markdown]
 # ## 9. Checkpoints: continue, start fresh, or refuse
