@@ -802,7 +802,7 @@ def predict(recipe, text, cfg, folder):
     """The time model's columns; a full-depth row's profile is stored beside the table."""
     found = timing.predict(text, slice_of(recipe))
     if not recipe.layers and found.seconds:
-        profile = timing.summary(found, timing.SPECS[SLICES[recipe.topology].chip])
+        profile = timing.summary(found, helpers.chip(SLICES[recipe.topology].chip))
         helpers.write_text(Path(folder) / "profiles" / f"{name_of(recipe)}.json",
                            json.dumps(profile) + "\n")
     return columns_of(recipe, found, cfg)

@@ -19,43 +19,16 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers.hardware import chip
+
 # ── what a chip and a slice can do ──────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Spec:
-    """One TPU chip, for this model.
-
-    Attributes:
-      flops, int8: peak operations a second, bfloat16 and int8 (scaling book, Google's data sheets).
-      bandwidth: HBM bytes a second.
-      flops_per_cycle: bfloat16 operations a cycle: cores x matrix units x cells x 2.
-      link: bytes a second of one ICI link in one direction (scaling book).
-      rings: whether a dimension of so many chips is closed to a ring (scaling book: v5p from
-        optical switches between full cubes, v5e and v6e where the dimension is the whole pod's).
-    """
-
-    flops: float
-    int8: float
-    bandwidth: float
-    flops_per_cycle: int
-    link: float
-    rings: str
-
-    @property
-    def clock(self):
-        """Cycles a second: peak over operations a cycle."""
-        return self.flops / self.flops_per_cycle
-
-
-# v5p: 2 cores x 4 matrix units of 128 x 128. v5e: one such core. v6e: two units of 256 x 256, which
-# the compiler counts as two products a cell and cycle: it gives a product of 8192 x 8192 matrices
-# 369,000 operations a cycle, more than one a cell and cycle could do. Its clock is then 1.75 GHz.
-SPECS = {
-    "v5p": Spec(459e12, 918e12, 2.765e12, 2 * 4 * 128 * 128 * 2, 9.0e10, "cubes"),
-    "v5e": Spec(197e12, 394e12, 8.19e11, 1 * 4 * 128 * 128 * 2, 4.5e10, "pod"),
-    "v6e": Spec(918e12, 1836e12, 1.64e12, 1 * 2 * 256 * 256 * 4, 9.0e10, "pod"),
-}
+# Operations a cycle, two for multiply and add: cores x matrix units x cells x 2. v5p has 2 cores with
+# 4 units of 128 x 128 (459e12 of them a second make 1.75 GHz), v5e one such core. v6e has two units
+# of 256 x 256, and the compiler counts two products a cell and cycle: it gives a product of two
+# 8192 x 8192 matrices 369,000 operations a cycle, more than one product a cell would allow.
+PER_CYCLE = {"v5p": 2 * 4 * 128 * 128 * 2, "v5e": 4 * 128 * 128 * 2, "v6e": 2 * 256 * 256 * 4}
 HOP = 1e-6  # seconds that a hop over a link takes at least (scaling book, "A note on ICI latency")
 TRUSTED = 0.02  # no time is given where more than this share of FLOPs or bytes has no known cost
 
@@ -77,7 +50,13 @@ class Slice:
 
     @property
     def spec(self):
-        return SPECS[self.chip]
+        """The `Chip` with peaks, HBM and links, of `helpers.hardware`."""
+        return chip(self.chip)
+
+    @property
+    def clock(self):
+        """Cycles a second: the vendor's, or peak over operations a cycle."""
+        return self.spec.clock or self.spec.flops / PER_CYCLE[self.chip]
 
     @functools.cached_property
     def places(self):
@@ -88,10 +67,10 @@ class Slice:
         return grid[::-1].T
 
     def ring(self, dimension):
-        """Whether the chips along a dimension are closed to a ring."""
-        if self.spec.rings == "cubes":
+        """Whether the chips along a dimension are closed to a ring (scaling book, part 2)."""
+        if self.chip == "v5p":                  # by optical switches between full cubes
             return all(size % 4 == 0 for size in self.shape)
-        return self.shape[dimension] == 16
+        return self.shape[dimension] == 16      # v5e and v6e: where it is the whole pod's
 
     def box(self, group):
         """(names of the dimensions, bytes a second into the worst placed chip, hops) of a group.
@@ -108,7 +87,7 @@ class Slice:
         closed = {d for d in used if extents[d] == self.shape[d] and self.ring(d)}
         count = sum(2 if d in closed and extents[d] > 2 else 1 for d in used)
         hops = sum(extents[d] // 2 if d in closed else extents[d] - 1 for d in used)
-        return tuple("xyz"[d] for d in used), count * self.spec.link, hops
+        return tuple("xyz"[d] for d in used), count * self.spec.link_bandwidth, hops
 
 
 def read_groups(text, chips):
@@ -156,7 +135,7 @@ def send_time(size, pairs, where):
                 hops += 1
         far = max(far, hops)
     worst = max(load.values(), default=0)
-    return max(size * worst / where.spec.link, far * HOP), tuple(sorted(names))
+    return max(size * worst / where.spec.link_bandwidth, far * HOP), tuple(sorted(names))
 
 
 def collective_time(kind, size, groups, where):
@@ -671,7 +650,7 @@ class _Clock:
                 entry[place] += value * count
             self.opaque += "tpu_custom_call" in line.rest
             return
-        seconds = cycles / self.spec.clock
+        seconds = cycles / self.where.clock
         self.add(line, "compute", self.now, seconds, count, **about)
         self.now += seconds
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import readme_figure
 
 V5P = Slice("v5p", (2, 2, 1))
-CLOCK = 459e12 / (2 * 4 * 128 * 128 * 2)          # 1.75 GHz
+CLOCK = 1.75e9
 LINK = 90e9                                       # one link, one direction
 GATHERED = 4 * 1024 * 8192 * 2                    # bytes of bf16[4096,8192]
 GATHER = 0.75 * GATHERED / (2 * LINK)             # over four chips of a 2x2: two links each
@@ -152,6 +152,13 @@ def test_a_conditional_takes_its_longest_branch():
 
 
 # ── collectives and links ───────────────────────────────────────────────────────────────────────
+
+@pytest.mark.parametrize("name", ["v5p", "v5e", "v6e"])
+def test_the_clock_is_peak_over_operations_a_cycle(name):
+    where = Slice(name, (1, 1, 1))
+    assert where.clock == pytest.approx(where.spec.flops / program.PER_CYCLE[name], rel=0.002)
+    assert where.clock == pytest.approx({"v5e": 1.5e9}.get(name, 1.75e9), rel=0.01)
+
 
 def test_both_notations_of_groups_say_the_same():
     rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
