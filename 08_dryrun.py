@@ -417,9 +417,10 @@ def times(recipe, flops, moved, guess, cfg):
 helpers.show_source(timing.Slice.box, timing.collective_time)
 
 # %% [markdown]
-# What has no cycles costs nothing here, so it must not matter: we add up its FLOPs and its bytes,
-# and where either is more than 2 % of the program's, or a custom kernel says nothing about itself,
-# no time is predicted.
+# A few instructions have no cycles. Those that only move bytes, concatenations above all, get the
+# time that the HBM needs for them. The others cost nothing here, so they must not matter: we add up
+# their FLOPs and bytes, and where either is more than 2 % of the program's, or a custom kernel says
+# nothing about itself, no time is predicted.
 
 # %%
 def slice_of(recipe):
@@ -1091,8 +1092,8 @@ if "ours" in profiles:
 # ## 10. One chip, and other slices
 # E2B on a single v6e or v5e chip, and the 31B on larger slices, as far as they are stored. On those
 # tp stays 4, because a full-attention layer has four KV heads; the other axis, fsdp, splits rows
-# and weights. *Costs unknown* means that instructions without cycles hold more than 2 % of the
-# bytes: then no time is predicted, and the roofline is a lower bound.
+# and weights. *Costs unknown* means that instructions of no known cost hold more than 2 % of
+# the bytes: then no time is predicted, and the roofline is a lower bound.
 
 # %%
 others = pd.concat(map(stored, ("v6e-1_e2b", "v5e-1_e2b", "v5p-32_31b", "v6e-8_31b")))

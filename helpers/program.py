@@ -273,7 +273,8 @@ class Program:
     """
 
     def __init__(self, text):
-        if "is_scheduled=true" not in text.split("\n", 1)[0]:
+        header = text.split("\n", 1)[0]
+        if "is_scheduled=true" not in header:
             raise ValueError("the text is no scheduled program: compiled.as_text() gives one")
         self.computations, self.entry, lines = {}, "", None
         tables = {"FileNames": {}, "FunctionNames": {}, "FileLocations": {}, "StackFrames": {}}
@@ -295,7 +296,7 @@ class Program:
                 table[int(number)] = value
         if not self.entry:
             raise ValueError("the text has no ENTRY computation")
-        chips = re.search(r"num_partitions=(\d+)", text[:20_000])
+        chips = re.search(r"num_partitions=(\d+)", header)
         self.chips = int(chips[1]) if chips else 1
         self.shapes = {name: {line.name: line.shape for line in lines}
                        for name, lines in self.computations.items()}
@@ -552,6 +553,7 @@ class Prediction:
       copies: it waits for its own asynchronous copies.
       clock: the sum of the three, also where it is not to be trusted.
       unknown: [{"opcode", "count", "flops", "bytes"}] of what has no known cost.
+      moved: the same of what has no cycles but only moves bytes: it takes them at the HBM's speed.
       unknown_flops, unknown_bytes: their share of the program's.
       events: in the order of the schedule.
     """
@@ -561,6 +563,7 @@ class Prediction:
     exposed: float
     copies: float
     unknown: list
+    moved: list
     unknown_flops: float
     unknown_bytes: float
     flops: float
@@ -584,7 +587,8 @@ class _Clock:
         self.program, self.where, self.spec = program, where, where.spec
         self.now, self.events, self.pending = 0.0, [], {}
         self.busy = defaultdict(float)          # until when the links of a dimension are taken
-        self.unknown = defaultdict(lambda: [0, 0, 0])
+        self.unknown = defaultdict(lambda: [0, 0, 0])   # without cycles: count, FLOPs, bytes
+        self.moved = defaultdict(lambda: [0, 0, 0])     # the same, but at the HBM's speed
         self.totals = [0, 0]                    # FLOPs and bytes of everything
         self.opaque = 0                         # kernels that say nothing about themselves
 
@@ -642,15 +646,18 @@ class _Clock:
         about, cycles = self.about(line, computation), line.cycles
         self.totals[0] += about["flops"] * count
         self.totals[1] += about["bytes"] * count
-        if cycles is None:
-            if not about["flops"] and not about["bytes"]:
-                return                          # scalars and what stays on the chip
-            entry = self.unknown[line.attribute(r'custom_call_target="([^"]+)"') or line.opcode]
+        seconds = (cycles or 0) / self.where.clock
+        if cycles is None and (about["flops"] or about["bytes"]):  # not scalars, not on the chip
+            inner = self.program.inner(line.called) if line.called else [line]
+            known = all(one.opcode in MOVES for one in inner)
+            entry = (self.moved if known else self.unknown)[
+                line.attribute(r'custom_call_target="([^"]+)"') or line.opcode]
             for place, value in enumerate((1, about["flops"], about["bytes"])):
                 entry[place] += value * count
-            self.opaque += "tpu_custom_call" in line.rest
+            seconds = about["bytes"] / self.spec.bandwidth if known else 0.0
+        self.opaque += cycles is None and "tpu_custom_call" in line.rest
+        if not seconds:
             return
-        seconds = cycles / self.where.clock
         self.add(line, "compute", self.now, seconds, count, **about)
         self.now += seconds
 
@@ -802,8 +809,11 @@ def predict(program, where):
                          f"{math.prod(where.shape)}")
     clock = _Clock(program, where)
     clock.run(program.entry)
-    unknown = [{"opcode": name, "count": count, "flops": flops, "bytes": size}
-               for name, (count, flops, size) in clock.unknown.items()]
+    def listed(found):
+        rows = [{"opcode": name, "count": count, "flops": flops, "bytes": size}
+                for name, (count, flops, size) in found.items()]
+        return sorted(rows, key=lambda entry: -entry["bytes"])
+    unknown, moved = listed(clock.unknown), listed(clock.moved)
     flops, size = clock.totals
     sums = defaultdict(float)
     for event in clock.events:
@@ -811,7 +821,7 @@ def predict(program, where):
         sums[track] += event.seconds * event.count * (event.track in ("compute", "wait"))
     return Prediction(
         clock=clock.now, compute=sums["compute"], exposed=sums["wait"], copies=sums["copies"],
-        unknown=sorted(unknown, key=lambda entry: -entry["bytes"]),
+        unknown=unknown, moved=moved,
         unknown_flops=sum(entry["flops"] for entry in unknown) / max(flops, 1),
         unknown_bytes=sum(entry["bytes"] for entry in unknown) / max(size, 1),
         flops=flops, bytes=size, opaque=clock.opaque, events=clock.events)
@@ -908,13 +918,14 @@ def summary(prediction, spec):
 
     Returns:
       {"seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes",
-      "unknown", "profile", "longest", "strip", "zoom"}; `zoom` is a strip of the 40 ms around the
+      "unknown", "moved", "profile", "longest", "strip", "zoom"}; `zoom` is a strip of the 40 ms around the
       middle of the step.
     """
     found = {name: getattr(prediction, name) for name in (
         "seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes")}
     middle = max((prediction.clock - ZOOM) / 2, 0.0)
-    found |= {"unknown": prediction.unknown[:10], "profile": profile(prediction, spec),
+    found |= {"unknown": prediction.unknown[:10], "moved": prediction.moved[:10],
+              "profile": profile(prediction, spec),
               "longest": longest(prediction), "strip": strip(prediction),
               "zoom": strip(prediction, start=middle, end=middle + ZOOM)}
 

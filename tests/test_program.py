@@ -243,10 +243,16 @@ def test_small_collectives_take_a_microsecond_a_hop():
 @pytest.mark.parametrize(("rows", "known"), [(8, True), (1024, False)])
 def test_no_time_without_cycles_for_more_than_two_percent(rows, known):
     found = predict(text(f"%c = bf16[]{{:S(6)}} constant(0)\n{work('a', 1_000)}\n"
-                         f"%u = bf16[{rows},8192]{{1,0}} broadcast(%c)"), V5P)
-    assert [entry["opcode"] for entry in found.unknown] == ["broadcast"]
+                         f"%u = bf16[{rows},8192]{{1,0}} rng(%c)"), V5P)
+    assert [entry["opcode"] for entry in found.unknown] == ["rng"]
     assert found.unknown_bytes == pytest.approx(rows / (rows + 2 * 1024))
     assert (found.seconds is not None) == known and found.clock > 0
+
+
+def test_what_only_moves_bytes_takes_them_at_the_speed_of_the_memory():
+    found = predict(text("%u = bf16[2048,8192]{1,0} concatenate(%p, %p), dimensions={0}"), V5P)
+    assert found.seconds == pytest.approx(2 * 2048 * 8192 * 2 / 2.765e12)
+    assert found.unknown == [] and found.moved[0]["opcode"] == "concatenate"
 
 
 def test_a_kernel_that_says_nothing_leaves_no_time():
