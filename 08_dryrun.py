@@ -899,12 +899,12 @@ if {"ours", "published"} <= done:
     print(f"recommended: {best.recipe} ({best.hbm_gib:.1f} of {best.limit_gib:.1f} GiB)")
 
 # %% [markdown]
-# What this means: the ratio of the prediction is the largest of the three, the tokens per second
-# behind it are the fewest. The published step waits more for its links than anything of ours, and
-# it is the one that the estimate flattered most. And recomputing buys memory, not speed. With
-# `BLOCK` four rows at once need less than half of the HBM, and a quarter of the speed is lost (by
-# the estimate). Letting all positions meet the output matrix costs two percent and 1.6 GiB. Three
-# rows fit with 0.3 GiB to spare. Two rows with dense attention are refused.
+# What this means: of the three ratios the prediction's is the largest, and the tokens per second
+# behind it are the fewest. The estimate flattered both steps, the published one more: section 9
+# shows why. And recomputing buys memory, not speed. With `BLOCK` four rows at once need less than
+# half of the HBM, and a quarter of the speed is lost (by the estimate). Letting all positions meet
+# the output matrix costs 1.6 GiB. Three rows fit with 0.3 GiB to spare. Two rows with dense
+# attention are refused.
 #
 # ## 9. Memory, speed and cost, drawn
 # First the HBM of one chip. What the published step returns is nearly as large as what it is given.
@@ -1087,7 +1087,12 @@ if "ours" in profiles:
     display(lines.style.hide(axis="index").format({"ms": "{:,.1f}"}))
 
 # %% [markdown]
-# What this means: PARTS_TEXT
+# What this means: in the published step more than a quarter of the time goes into computing the
+# layers a second time, more than a sixth into waiting for the links, and an eighth into copies from
+# one layout to another, which take ten times what their bytes need. Ours recomputes nothing and
+# copies less. In both, products of the MLP and the output matrix are near their limit; projections,
+# attention and LoRA's thin products are not, and every collective stops the chip. That is where a
+# faster step has to come from.
 #
 # ## 10. One chip, and other slices
 # E2B on a single v6e or v5e chip, and the 31B on larger slices, as far as they are stored. On those
@@ -1150,11 +1155,12 @@ if "published" in done:
     display(validation(table).style.format("{:.3f}"))
 
 # %% [markdown]
-# The prediction VALIDATION_TEXT One number is consistency, not proof: a model that is wrong twice
-# can hit it, too. What speaks for it besides: nothing in it was fitted, products and collectives
-# of known size come out at the data sheet's times (`tests/test_program.py`), and the estimate and
-# the roofline, which leave the links out, miss by what was left out. Other public step times of a
-# v5p or v6e belong to programs with hand-written kernels, of which a text says no cycles.
+# The prediction lies between the two, a few percent from either; the estimate is too fast by more
+# than a third. One number is consistency, not proof: a model that is wrong twice can hit it, too.
+# What else speaks for it: nothing in it was fitted, and products and collectives of known size come
+# out at the data sheet's times (`tests/test_program.py`). We know of no second anchor that it can
+# judge: other public step times belong to programs with hand-written kernels (tpuchat's 275 ms on a
+# v6e-1, MaxText's tables), and of those a text says no cycles.
 #
 # Useful work is 4N FLOPs per real token (N parameters; a frozen base needs 2N forward and 2N
 # backward); its share of the four chips' peak says how much could still be gained.
