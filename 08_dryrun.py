@@ -557,7 +557,8 @@ show(shown, {"recipe": "recipe", "date": "compiled"} | LIVE_COLUMNS)
 # ### The same program as a trace
 # A prediction knows when each instruction starts, so it can be written as the trace that a profiler
 # would have recorded: drop the file on [ui.perfetto.dev](https://ui.perfetto.dev). Below is its
-# picture, from the live compile or from the stored trace of the same two layers.
+# picture, from the live compile or, without one, from a stored trace of two layers (two rows of
+# 4,096).
 
 # %%
 def draw_trace(path, name):
@@ -1089,10 +1090,10 @@ if "ours" in profiles:
 # %% [markdown]
 # What this means: in the published step more than a quarter of the time goes into computing the
 # layers a second time, more than a sixth into waiting for the links, and an eighth into copies from
-# one layout to another, which take ten times what their bytes need. Ours recomputes nothing and
-# copies less. In both, products of the MLP and the output matrix are near their limit; projections,
-# attention and LoRA's thin products are not, and every collective stops the chip. That is where a
-# faster step has to come from.
+# one layout to another, which take ten times what their bytes need. Its products of the MLP are in
+# float32 and run at half of their limit. Ours recomputes nothing, copies less and multiplies in
+# bfloat16. In both, attention, norms and LoRA's thin products are far from their limit, and every
+# collective stops the chip. That is where a faster step has to come from.
 #
 # ## 10. One chip, and other slices
 # E2B on a single v6e or v5e chip, and the 31B on larger slices, as far as they are stored. On those
