@@ -80,7 +80,7 @@ from etils import epath
 from flax import nnx
 from IPython.display import HTML, display
 
-from helpers import chat, gemma, style, train
+from helpers import chat, gemma, remote, style, train
 from helpers.machine import published
 
 # %% [markdown]
@@ -170,7 +170,7 @@ table.map(lambda value: f"{value:g}" if isinstance(value, (int, float)) else val
 data = helpers.require(helpers.run_dir("data"), "02_data.py")
 meta = helpers.read_json(helpers.require(data / "meta.json", "02_data.py"))
 with helpers.phase(f"base model {meta['base_path']}"):
-    base = gemma.stage(meta["base_path"])
+    base = remote.stage(meta["base_path"])
 tokenizer = chat.load_tokenizer(base)
 if chat.template_sha256(tokenizer) != meta["template_sha256"]:
     raise helpers.UserError("The base model's chat template changed. Run 02_data.py again.")
@@ -526,14 +526,13 @@ micro_batches = max(1, cfg.rows_per_step // micro_rows)
 rows_per_step = micro_batches * micro_rows
 train_rows = train.PackedRows(data / "train")
 steps = max(1, round(cfg.epochs * len(train_rows) / rows_per_step))
-host = {"host": jax.process_index(), "hosts": jax.process_count()}
-dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed, **host)
+dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)
 batch = next(iter(dataset))
 print(f"a step: {micro_batches} micro-batches x {micro_rows} rows x {meta['sequence_length']} "
       f"tokens, {rows_per_step * meta['examples_per_row']:.1f} examples; {steps} steps, "
       f"{cfg.epochs:g} epochs")
 print(f"this one: {(batch.segment_ids > 0).mean():.1%} real tokens, {batch.loss_mask.mean():.1%} "
-      f"trained, {batch.segment_ids.max(-1).sum()} examples on this host")
+      f"trained, {batch.segment_ids.max(-1).sum()} examples")
 
 # %% [markdown]
 # One row, drawn. On the left a token (row of the picture) may look at the coloured ones (columns):
@@ -762,7 +761,7 @@ with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
     compiled = train.jit_train_step(model, optimizer, loss_fn, state).lower(
         state.adapters, state.opt_state, frozen, train.to_mesh(batch, mesh)).compile()
 held_out = train.validation_batch(
-    train.PackedRows(data / "val"), cfg.validation_rows, micro_rows, **host)
+    train.PackedRows(data / "val"), cfg.validation_rows, micro_rows)
 held_out = train.to_mesh(held_out, mesh)
 evaluate = jax.jit(train.make_eval_step(model, loss_fn))
 

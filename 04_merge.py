@@ -86,7 +86,7 @@ import orbax.checkpoint as ocp
 import pandas as pd
 from IPython.display import display
 
-from helpers import gemma, style
+from helpers import gemma, remote, style
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def open_base(folder):
 
 
 # %%
-base = gemma.stage(cfg.base or recipe["base_path"])
+base = remote.stage(cfg.base or recipe["base_path"])
 if gemma.fingerprint(base) != recipe.get("base_sha256", gemma.fingerprint(base)):
     raise helpers.UserError(f"{base} is not the model that notebook 03 trained on. Set "
                             "Settings.base to that one, or run 03_train.py with this one.")

@@ -9,12 +9,9 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 
-import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +24,8 @@ from tunix.models.gemma4 import params_safetensors as tensor_names
 from tunix.models.gemma4.model import K_MASK, AttentionType, ModelConfig, RematConfig
 from tunix.utils.sharding_utils import shard
 
-from helpers.run import UserError, phase
+from helpers import remote
+from helpers.run import UserError
 
 # Every matrix of a decoder layer by Tunix's names. The ten full-attention layers of the 31B have
 # K equal to V and call that one projection `k_einsum`.
@@ -188,71 +186,6 @@ def place(model, mesh):
     return model
 
 
-def stage(source):
-    """A local directory for a local path, a Hugging Face id or a gs:// address.
-
-    Remote weights go to TMPDIR (on a TPU VM: /dev/shm, because its boot disk is too small), once.
-
-    Raises:
-      UserError: nothing is there, there is no room, or no tool to fetch it with.
-    """
-    source = str(source)
-    if Path(source).is_dir():
-        return Path(source)
-    target = Path(os.environ.get("TMPDIR", "/tmp")) / "base" / source.removeprefix("gs://")
-    if (target / ".complete").exists():
-        return target
-    if source.startswith("gs://"):
-        tool = shutil.which("gcloud")
-        if tool is None:
-            raise UserError(f"{source} needs the gcloud command, which is not on this machine.")
-        listing = subprocess.run([tool, "storage", "du", "-s", source], capture_output=True, text=True)
-        if listing.returncode:
-            raise UserError(f"gcloud cannot read {source}: {listing.stderr.strip()[-200:]}")
-        size = int(listing.stdout.split()[0])
-        fetch = functools.partial(subprocess.run, [
-            tool, "storage", "rsync", "-r", source, str(target)], check=True)
-    elif source.count("/") == 1 and not source.startswith((".", "/")):
-        patterns = ["*.json", "*.jinja", "*.safetensors", "tokenizer*"]
-        try:
-            info = huggingface_hub.HfApi().model_info(source, files_metadata=True)
-        except (huggingface_hub.errors.HfHubHTTPError, OSError) as error:
-            raise UserError(f"the Hugging Face hub does not give {source}: {str(error)[:200]}\n"
-                            "Log in with HF_TOKEN if it asks for a licence, or download it yourself "
-                            "and pass the directory.") from error
-        size = sum(file.size or 0 for file in huggingface_hub.utils.filter_repo_objects(
-            info.siblings, allow_patterns=patterns, key=lambda file: file.rfilename))
-        fetch = functools.partial(huggingface_hub.snapshot_download, source, revision=info.sha,
-                                  local_dir=target, allow_patterns=patterns)
-    else:
-        raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
-    target.mkdir(parents=True, exist_ok=True)
-    there = functools.partial(folder_size, target)  # an interrupted fetch goes on where it was
-    room(target, size - there(), f"the weights of {source}")
-    text = f"staging {size / 1e9:.1f} GB of {source} in {target}"
-    with phase(text, total=size, count=there):
-        fetch()
-    (target / ".complete").touch()
-    return target
-
-
-def folder_size(folder):
-    """Bytes of all files under a folder; others may write and rename them meanwhile."""
-    size = 0
-    for file in Path(folder).rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            size += file.lstat().st_size if not file.is_dir() else 0
-    return size
-
-
-def room(folder, size, what):
-    """Raise a `UserError` if `folder` has not `size` bytes free for `what`."""
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise UserError(f"{what} need {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free. "
-                        "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
-
-
 def tensor_table(folder):
     """{name: (dtype, shape)} of all safetensors files of a directory, from their headers alone."""
     table = {}
@@ -288,7 +221,7 @@ def load_base(source, config, mesh):
     Raises:
       UserError: there are no weights, or a tensor of the model is not among them.
     """
-    folder = stage(source)
+    folder = remote.stage(source)
     table = tensor_table(folder)
     if not table:
         raise UserError(f"{folder} holds no *.safetensors file.")
@@ -510,7 +443,7 @@ def greedy(model, prompts, max_new_tokens, stop_ids, mesh):
     last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
     stops = np.array(sorted(stop_ids), np.int32)
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))  # on every host
     def loop(state, tokens, lengths, last):
         def step(carry):
             at, tokens, cache, done = carry

@@ -122,6 +122,23 @@ def machine(devices=0):
         _start_jax(devices)
 
 
+def join_hosts(count=1):
+    """Connect this host's JAX with those of a slice's other hosts; before any device is used.
+
+    On a TPU slice `jax.distributed.initialize` finds out everything itself. Elsewhere (tests run two
+    processes on one machine) JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it.
+
+    Args:
+      count: hosts of this slice, as `helpers.hardware` sees them.
+    """
+    import jax
+    if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
+        jax.distributed.initialize(address, int(os.environ["JAX_NUM_PROCESSES"]),
+                                   int(os.environ["JAX_PROCESS_ID"]))
+    elif count > 1:
+        jax.distributed.initialize()
+
+
 def _start_jax(devices):
     if tpu_chips() == 0:
         flag = f"--xla_force_host_platform_device_count={devices}"

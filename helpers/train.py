@@ -5,6 +5,7 @@ Letters in shape comments: M micro-batches, B rows, T tokens, D embedding, V voc
 positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested containers of arrays.
 """
 
+import hashlib
 import json
 import time
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from tensorboardX import SummaryWriter
 
@@ -51,25 +53,30 @@ class PackedRows:
         return Batch(**{field: np.asarray(array[row]) for field, array in self.arrays.items()})
 
 
-def make_dataset(rows, micro_batches, micro_rows, seed, host=0, hosts=1):
-    """An endless, shuffled, seekable stream of one host's part of every step's batch."""
-    dataset = grain.MapDataset.source(rows).seed(seed).shuffle()[host::hosts].repeat()
-    return dataset.batch(micro_rows // hosts).batch(micro_batches).to_iter_dataset()
+def make_dataset(rows, micro_batches, micro_rows, seed):
+    """An endless, shuffled, seekable stream of the batches of the steps."""
+    dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
+    return dataset.batch(micro_rows).batch(micro_batches).to_iter_dataset()
 
 
-def validation_batch(rows, count, micro_rows, host=0, hosts=1):
-    """This host's part of `count` held-out rows as micro-batches, filled up with empty rows."""
+def validation_batch(rows, count, micro_rows):
+    """`count` held-out rows as micro-batches [M, B, T], filled up with empty rows."""
     picked = [rows[i] for i in range(min(count, len(rows)))]
     empty = jax.tree.map(np.zeros_like, picked[0])
     picked += [empty] * (-len(picked) % micro_rows)
-    stacked = jax.tree.map(lambda *arrays: np.stack(arrays[host::hosts]), *picked)
-    return jax.tree.map(lambda a: a.reshape(-1, micro_rows // hosts, a.shape[-1]), stacked)
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *picked)
+    return jax.tree.map(lambda a: a.reshape(-1, micro_rows, a.shape[-1]), stacked)
 
 
 def to_mesh(batch, mesh):
-    """This host's rows of a batch [M, B, T] as global arrays, B split over the mesh's `fsdp`."""
+    """A batch [M, B, T] as global arrays, its rows B split over the mesh's `fsdp`.
+
+    Every host reads the whole batch (a few hundred kilobytes) and hands its devices the rows that
+    the mesh gives them. Which rows these are depends on how the slice is wired, so JAX is asked.
+    """
     sharding = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
-    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), batch)
+    return jax.tree.map(lambda a: jax.make_array_from_callback(
+        a.shape, sharding, lambda index: a[index]), batch)
 
 
 # ── Loss ──
@@ -227,40 +234,86 @@ def save(manager, state, recipe):
         optimizer_state=ocp.args.PyTreeSave(state.opt_state), data=ocp.args.JsonSave(state.data)))
 
 
-def restore(manager, state):
-    """The newest checkpoint's `State`, each array on the sharding that `state` has it on.
+# What Orbax and TensorStore raise for a checkpoint of which a file is missing, cut off or damaged.
+DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
-    Without a checkpoint this is `state` itself.
+
+def saved_recipes(manager):
+    """[(step, recipe)] of the checkpoints whose metadata can be read, newest first.
+
+    A copy that was cut off may lack it; such a step is named and left out.
     """
-    if (step := manager.latest_step()) is None:
-        return state
+    found = []
+    for step in sorted(manager.all_steps(), reverse=True):
+        try:
+            found.append((step, manager.metadata(step).custom_metadata["recipe"]))
+        except DAMAGED as error:
+            _say_damaged(step, error)
+    return found
 
+
+def _say_damaged(step, error):
+    why = (str(error).splitlines() or [""])[0][:150]
+    print(f"checkpoint {step} is damaged ({type(error).__name__}: {why}) and is left aside")
+
+
+def restore(manager, state):
+    """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
+
+    Damaged checkpoints are named, and removed once an older one has been restored, because their
+    steps are about to be computed and saved again. Without any checkpoint this is `state` itself.
+
+    Raises:
+      UserError: there are checkpoints, and none restores.
+    """
     def like(tree):
         plan = ocp.checkpoint_utils.construct_restore_args(tree)
         return ocp.args.PyTreeRestore(item=tree, restore_args=plan)
 
-    found = manager.restore(step, args=ocp.args.Composite(
+    items = ocp.args.Composite(
         model_params=like(state.adapters), optimizer_state=like(state.opt_state),
-        data=ocp.args.JsonRestore()))
-    return State(step, found["model_params"], found["optimizer_state"], found["data"])
+        data=ocp.args.JsonRestore())
+    steps = sorted(manager.all_steps(), reverse=True)
+    for step in steps:
+        try:
+            found = manager.restore(step, args=items)
+        except DAMAGED as error:
+            _say_damaged(step, error)
+            continue
+        for newer in steps[:steps.index(step)]:
+            manager.delete(newer)
+        return State(step, found["model_params"], found["optimizer_state"], found["data"])
+    if steps:
+        raise UserError(f"none of the checkpoints {steps} in {manager.directory} can be restored. "
+                        "Bring back a copy of one, or set fresh=True to start over.")
+    return state
 
 
 def refuse_another_recipe(manager, recipe):
     """The step to continue from, 0 without a checkpoint.
 
     Raises:
-      UserError: the newest checkpoint trains something else; the message names the differences.
+      UserError: the newest checkpoint trains something else, and the message names the
+        differences; or another host of this run does.
     """
-    if (step := manager.latest_step()) is None:
-        return 0
-    saved = manager.metadata(step).custom_metadata["recipe"]
+    step, saved = next(iter(saved_recipes(manager)), (0, recipe))
     differences = [f"{key}: {saved.get(key)} there, {value} here"
                    for key, value in recipe.items() if saved.get(key) != value]
     if differences:
         raise UserError(f"{manager.directory} holds step {step} of another recipe: "
                         f"{'; '.join(differences)}.\n"
                         "Set fresh=True to throw it away, or RUN_DIR to keep it.")
+    same_on_all_hosts(recipe, "recipe (settings, data or base model)")
     return step
+
+
+def same_on_all_hosts(value, what):
+    """Raise a `UserError` if the hosts of a slice do not agree on a value that JSON can hold."""
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    everywhere = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+    if np.unique(everywhere.reshape(-1, len(digest)), axis=0).shape[0] > 1:
+        raise UserError(f"the hosts of this slice have different {what}. Bring the same files and "
+                        "settings to all of them.")
 
 
 # ── Log and loop ──

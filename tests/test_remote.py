@@ -13,7 +13,7 @@ import time
 import pytest
 from conftest import ROOT
 
-from helpers import UserError, bucket
+from helpers import UserError, remote
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def storage(tmp_path_factory):
     address = f"http://localhost:{port}"
     before = {name: os.environ.get(name) for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")}
     os.environ.update(dict.fromkeys(before, address))
-    bucket._storage.cache_clear()
+    remote._storage.cache_clear()
     for _ in range(200):
         try:
             socket.create_connection(("localhost", port), 0.2).close()
@@ -40,7 +40,7 @@ def storage(tmp_path_factory):
     server.wait()
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
-    bucket._storage.cache_clear()
+    remote._storage.cache_clear()
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def whole(run):
 
 
 def test_a_copy_comes_back_whole_and_without_what_was_unfinished(storage, run, tmp_path):
-    bucket.push(run, "gs://runs/one")
-    assert bucket.pull("gs://runs/one", tmp_path / "back") == 7
+    remote.push(run, "gs://runs/one")
+    assert remote.pull("gs://runs/one", tmp_path / "back") == 7
     assert tree(tmp_path / "back") == whole(run)
-    assert bucket.pull("gs://runs/one", tmp_path / "back") == 0
+    assert remote.pull("gs://runs/one", tmp_path / "back") == 0
 
 
 def test_a_second_pass_sends_what_changed_and_removes_steps_that_were_removed(storage, run, tmp_path):
-    copy = bucket.Copy(run, "gs://runs/two")
+    copy = remote.Copy(run, "gs://runs/two")
     assert copy.once() == 7 and copy.once() == 0
     (run / "train" / "log.jsonl").write_text("one\ntwo\n")
     for file in (run / "train" / "checkpoints" / "20").rglob("*"):
@@ -88,15 +88,15 @@ def test_a_second_pass_sends_what_changed_and_removes_steps_that_were_removed(st
     (run / "train" / "checkpoints" / "20" / "model_params").rmdir()
     (run / "train" / "checkpoints" / "20").rmdir()
     assert copy.once() == 1
-    there = bucket.objects("gs://runs/two")
+    there = remote.objects("gs://runs/two")
     assert not [name for name in there if "/20" in name]
-    bucket.pull("gs://runs/two", tmp_path / "back")
+    remote.pull("gs://runs/two", tmp_path / "back")
     assert tree(tmp_path / "back") == whole(run)
-    assert bucket.Copy(run, "gs://runs/two").once() == 0  # another process finds nothing to do either
+    assert remote.Copy(run, "gs://runs/two").once() == 0  # another process finds nothing to do either
 
 
 def test_a_copy_that_was_cut_off_leaves_a_step_without_its_mark_there(storage, run, tmp_path, capsys):
-    copy, sent = bucket.Copy(run, "gs://runs/three"), []
+    copy, sent = remote.Copy(run, "gs://runs/three"), []
 
     def up(name, plain=copy._up):
         if len(sent) == 3:  # step 40 is up and marked, step 20 half
@@ -106,35 +106,35 @@ def test_a_copy_that_was_cut_off_leaves_a_step_without_its_mark_there(storage, r
     copy._up = up
     with pytest.raises(KeyboardInterrupt):
         copy.once()
-    assert sum("/20/" in name for name in bucket.objects("gs://runs/three")) == 1
-    bucket.pull("gs://runs/three", tmp_path / "back")
+    assert sum("/20/" in name for name in remote.objects("gs://runs/three")) == 1
+    remote.pull("gs://runs/three", tmp_path / "back")
     assert "checkpoint 20 in gs://runs/three is not whole" in capsys.readouterr().out
     assert set(tree(tmp_path / "back")) == {name for name in tree(run) if "checkpoints/40/" in name}
 
 
 def test_a_step_that_lost_a_file_in_the_bucket_stays_there(storage, run, tmp_path, capsys):
-    bucket.push(run, "gs://runs/four")
-    bucket._storage().rm_file("runs/four/train/checkpoints/40/model_params/a")
-    bucket.pull("gs://runs/four", tmp_path / "back")
+    remote.push(run, "gs://runs/four")
+    remote._storage().rm_file("runs/four/train/checkpoints/40/model_params/a")
+    remote.pull("gs://runs/four", tmp_path / "back")
     assert "checkpoint 40 in gs://runs/four is not whole" in capsys.readouterr().out
     assert not (tmp_path / "back" / "train" / "checkpoints" / "40").exists()
     assert (tmp_path / "back" / "train" / "checkpoints" / "20").exists()
 
 
 def test_what_is_here_already_stays(storage, run, tmp_path):
-    bucket.push(run, "gs://runs/five")
+    remote.push(run, "gs://runs/five")
     (tmp_path / "back" / "train").mkdir(parents=True)
     (tmp_path / "back" / "train" / "log.jsonl").write_text("newer")
-    bucket.pull("gs://runs/five", tmp_path / "back")
+    remote.pull("gs://runs/five", tmp_path / "back")
     assert (tmp_path / "back" / "train" / "log.jsonl").read_text() == "newer"
 
 
 def test_an_empty_folder_is_not_a_missing_or_refused_bucket(storage, tmp_path, monkeypatch):
-    assert bucket.pull("gs://runs/nothing-here", tmp_path / "back") == 0
+    assert remote.pull("gs://runs/nothing-here", tmp_path / "back") == 0
     with pytest.raises(UserError, match="there is no bucket absent"):
-        bucket.pull("gs://absent/run", tmp_path / "back")
+        remote.pull("gs://absent/run", tmp_path / "back")
     with pytest.raises(UserError, match="not an address"):
-        bucket.pull("runs/one", tmp_path / "back")
+        remote.pull("runs/one", tmp_path / "back")
 
     class Refuses(http.server.BaseHTTPRequestHandler):
         """A service that knows us not."""
@@ -151,26 +151,26 @@ def test_an_empty_folder_is_not_a_missing_or_refused_bucket(storage, tmp_path, m
     server = http.server.ThreadingHTTPServer(("localhost", 0), Refuses)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://localhost:{server.server_port}")
-    bucket._storage.cache_clear()
+    remote._storage.cache_clear()
     try:
         with pytest.raises(UserError, match="(?s)refuses us.*.*roles/storage.objectUser"):
-            bucket.pull("gs://runs/one", tmp_path / "back")
+            remote.pull("gs://runs/one", tmp_path / "back")
     finally:
         server.shutdown()
-        bucket._storage.cache_clear()
+        remote._storage.cache_clear()
 
 
 def test_a_termination_signal_leaves_the_newest_step_marked(storage, run, tmp_path):
     """SIGTERM while the command sleeps: one more pass, then it ends by itself."""
-    command = subprocess.Popen([sys.executable, "-m", "helpers.bucket", "push", str(run),
+    command = subprocess.Popen([sys.executable, "-m", "helpers.remote", "push", str(run),
                                 "gs://runs/six", "--every", "600"], cwd=ROOT)
     deadline = time.monotonic() + 120
-    while "setup.json" not in bucket.objects("gs://runs/six") and time.monotonic() < deadline:
+    while "setup.json" not in remote.objects("gs://runs/six") and time.monotonic() < deadline:
         time.sleep(0.2)
     step = run / "train" / "checkpoints" / "60"
     (step / "model_params").mkdir(parents=True)
     (step / "model_params" / "a").write_text("c" * 1000)
     command.send_signal(signal.SIGTERM)
     assert command.wait(60) == 0
-    bucket.pull("gs://runs/six", tmp_path / "back")
+    remote.pull("gs://runs/six", tmp_path / "back")
     assert tree(tmp_path / "back") == whole(run)

@@ -1,7 +1,7 @@
-"""A run directory's copy in a Cloud Storage bucket, and how to get it back. From the shell:
+"""What is not on this machine: base models on the hub, and a run's copy in a bucket. From the shell:
 
-    python -m helpers.bucket push RUN_DIR gs://bucket/run [--every SECONDS]
-    python -m helpers.bucket pull gs://bucket/run RUN_DIR
+    python -m helpers.remote push RUN_DIR gs://bucket/run [--every SECONDS]
+    python -m helpers.remote pull gs://bucket/run RUN_DIR
 
 An object in a bucket appears whole or not at all, but a checkpoint is many objects. So a step goes
 up file by file and is marked by `<step>.complete` last, a list of its files and sizes; what has no
@@ -10,6 +10,7 @@ mark, or does not agree with it, does not come back.
 
 import argparse
 import base64
+import contextlib
 import functools
 import hashlib
 import json
@@ -21,11 +22,7 @@ import threading
 import time
 from pathlib import Path
 
-# Ordinary buckets only: gcsfs would otherwise ask for each bucket's kind by another protocol first.
-os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-import fsspec
-import gcsfs.retry
-import google.auth.exceptions
+import huggingface_hub
 
 from helpers.run import UserError, phase
 
@@ -36,11 +33,20 @@ LAST_PASS = 20  # seconds that a copy has after SIGTERM; a spot machine is given
 PARTIAL = (".orbax-checkpoint-tmp", ".partial", ".incomplete")
 
 
+# ── A bucket ──
+
+
 @functools.cache
 def _storage():
-    """The file system of gs://, through gcsfs; STORAGE_EMULATOR_HOST names another server."""
+    """The file system of gs://; STORAGE_EMULATOR_HOST names another server than Google's.
+
+    gcsfs takes a second to import, and most readers have no bucket, so it is done here.
+    """
+    # Ordinary buckets only: gcsfs asks for each bucket's kind by another protocol otherwise.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    import gcsfs
     anonymous = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
-    return fsspec.filesystem("gcs", token="anon" if anonymous else None, skip_instance_cache=True)
+    return gcsfs.GCSFileSystem(token="anon" if anonymous else None, skip_instance_cache=True)
 
 
 def _inner(address):
@@ -59,6 +65,8 @@ def objects(address):
       UserError: the bucket does not exist or refuses us; the message has its reason.
     """
     inner, storage = _inner(address), _storage()
+    from gcsfs.retry import HttpError
+    from google.auth.exceptions import GoogleAuthError
     storage.invalidate_cache()
     try:
         found = storage.find(inner, detail=True)
@@ -69,7 +77,7 @@ def objects(address):
             return {}
         raise UserError(f"there is no bucket {inner.split('/')[0]}. Make it (01, section 4), or "
                         "correct the name.") from None
-    except (gcsfs.retry.HttpError, google.auth.exceptions.GoogleAuthError, OSError) as error:
+    except (HttpError, GoogleAuthError, OSError) as error:
         raise UserError(f"{address} refuses us: {str(error)[:200]}\nThe machine's service account needs "
                         "roles/storage.objectUser on the bucket (01, what can go wrong).") from None
     return {path.removeprefix(f"{inner}/"): entry for path, entry in found.items()
@@ -266,8 +274,7 @@ def pull(address, folder, only=None):
     missing = {name: entry for name, entry in wanted.items() if not _here(folder, name)}
     size = sum(entry["size"] for entry in missing.values())
     folder.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(folder).free) < size:
-        raise UserError(f"{address} needs {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free.")
+    room(folder, size, f"the files of {address}")
     fetched = [0]
     if missing:
         with phase(f"fetching {size / 1e9:.2f} GB from {address}", total=max(size, 1),
@@ -303,9 +310,76 @@ def _fetch(address, folder, missing, fetched):
         os.replace(beside, folder / STEPS / number)
 
 
+# ── Base models ──
+
+
+def stage(source, weights=True):
+    """A local directory for a local path, a Hugging Face id or a gs:// address.
+
+    Remote models go to TMPDIR (on a TPU VM: /dev/shm, because its boot disk is too small), once.
+    Without `weights` only config, tokenizer and chat template are fetched.
+
+    Raises:
+      UserError: nothing is there, or there is no room.
+    """
+    source = str(source)
+    if Path(source).is_dir():
+        return Path(source)
+    target = Path(os.environ.get("TMPDIR", "/tmp")) / "base" / source.removeprefix("gs://")
+    if (target / ".complete").exists():
+        return target
+    if source.startswith("gs://"):
+        if not pull(source, target, only=lambda name: weights or not name.endswith(".safetensors")):
+            if not (target / "config.json").is_file():
+                raise UserError(f"{source} is empty, or has no config.json: it holds no model.")
+    elif source.count("/") == 1 and not source.startswith((".", "/")):
+        _from_hub(source, target, weights)
+    else:
+        raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
+    if weights:
+        (target / ".complete").touch()
+    return target
+
+
+def _from_hub(source, target, weights):
+    """Fetch the files that we use of a model on the hub; an interrupted fetch goes on."""
+    patterns = ["*.json", "*.jinja", "tokenizer*"] + ["*.safetensors"] * weights
+    try:
+        info = huggingface_hub.HfApi().model_info(source, files_metadata=True)
+    except (huggingface_hub.errors.HfHubHTTPError, OSError) as error:
+        raise UserError(f"the Hugging Face hub does not give {source}: {str(error)[:200]}\n"
+                        "Log in with HF_TOKEN if it asks for a licence, or download it yourself "
+                        "and pass the directory.") from error
+    size = sum(file.size or 0 for file in huggingface_hub.utils.filter_repo_objects(
+        info.siblings, allow_patterns=patterns, key=lambda file: file.rfilename))
+    target.mkdir(parents=True, exist_ok=True)
+    there = functools.partial(folder_size, target)
+    room(target, size - there(), f"the weights of {source}")
+    with phase(f"staging {size / 1e9:.1f} GB of {source} in {target}", total=size, count=there):
+        huggingface_hub.snapshot_download(source, revision=info.sha, local_dir=target,
+                                          allow_patterns=patterns)
+
+
+def folder_size(folder):
+    """Bytes of all files under a folder; others may write and rename them meanwhile."""
+    size = 0
+    for file in Path(folder).rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            size += file.lstat().st_size if not file.is_dir() else 0
+    return size
+
+
+def room(folder, size, what):
+    """Raise a `UserError` if `folder` has not `size` bytes free for `what`."""
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise UserError(f"{what} need {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free. "
+                        "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
+
+
 def main():
     """The commands in this file's first lines."""
-    parser = argparse.ArgumentParser(prog="python -m helpers.bucket", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m helpers.remote", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("push", "pull"))
     parser.add_argument("source")
