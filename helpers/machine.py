@@ -105,7 +105,7 @@ def join_hosts(count=1):
     processes on one machine) JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it.
 
     Args:
-      count: hosts of this slice, as `helpers.hardware` sees them.
+      count: hosts of this slice, as `helpers.hardware` sees them. Each has to run the same program.
     """
     import jax
     if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
@@ -132,6 +132,7 @@ def _start_jax(devices):
     import jax
     if not tpu:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
+    join_hosts(here.hosts if tpu else 1)
     try:
         backend = jax.default_backend()
     except RuntimeError as error:
@@ -141,7 +142,8 @@ def _start_jax(devices):
                         "its TPU build, unset JAX_PLATFORMS, and start this kernel again.")
     kinds = sorted({device.device_kind for device in jax.devices()})
     simulated = " (simulated)" if backend == "cpu" and devices > 1 else ""
-    print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}")
+    hosts = f", {jax.process_count()} hosts" if jax.process_count() > 1 else ""
+    print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}{hosts}")
 
 
 class _Source(str):

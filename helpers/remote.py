@@ -84,6 +84,23 @@ def objects(address):
             if entry["type"] == "file" and not path.endswith("/")}
 
 
+def check_writable(address):
+    """Write and remove a small object: better before the weights are loaded than after.
+
+    Raises:
+      UserError: the bucket does not exist, or we may not write there.
+    """
+    objects(address)
+    from gcsfs.retry import HttpError
+    probe = f"{_inner(address)}/.writable"
+    try:
+        _storage().pipe_file(probe, b"")
+        _storage().rm_file(probe)
+    except (HttpError, OSError) as error:
+        raise UserError(f"{address} can be read but not written: {str(error)[:200]}\nThe machine's service "
+                        "account needs roles/storage.objectUser on the bucket (01).") from None
+
+
 def _bucket_answers(bucket):
     try:
         _storage().ls(bucket)

@@ -238,23 +238,17 @@ def save(manager, state, recipe):
 DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
-def saved_recipes(manager):
-    """[(step, recipe)] of the checkpoints whose metadata can be read, newest first.
+def newest_recipe(manager):
+    """(step, recipe) of the newest checkpoint that has one, or (0, None).
 
-    A copy that was cut off may lack it; such a step is named and left out.
+    A copy that was cut off may lack it; `restore` will name that step.
     """
-    found = []
     for step in sorted(manager.all_steps(), reverse=True):
         try:
-            found.append((step, manager.metadata(step).custom_metadata["recipe"]))
-        except DAMAGED as error:
-            _say_damaged(step, error)
-    return found
-
-
-def _say_damaged(step, error):
-    why = (str(error).splitlines() or [""])[0][:150]
-    print(f"checkpoint {step} is damaged ({type(error).__name__}: {why}) and is left aside")
+            return step, manager.metadata(step).custom_metadata["recipe"]
+        except DAMAGED:
+            continue
+    return 0, None
 
 
 def restore(manager, state):
@@ -276,9 +270,11 @@ def restore(manager, state):
     steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
         try:
+            manager.metadata(step).custom_metadata["recipe"]
             found = manager.restore(step, args=items)
         except DAMAGED as error:
-            _say_damaged(step, error)
+            why = (str(error).splitlines() or [""])[0][:150]
+            print(f"checkpoint {step} is damaged ({type(error).__name__}: {why}) and is left aside")
             continue
         for newer in steps[:steps.index(step)]:
             manager.delete(newer)
@@ -296,9 +292,9 @@ def refuse_another_recipe(manager, recipe):
       UserError: the newest checkpoint trains something else, and the message names the
         differences; or another host of this run does.
     """
-    step, saved = next(iter(saved_recipes(manager)), (0, recipe))
+    step, saved = newest_recipe(manager)
     differences = [f"{key}: {saved.get(key)} there, {value} here"
-                   for key, value in recipe.items() if saved.get(key) != value]
+                   for key, value in recipe.items() if step and saved.get(key) != value]
     if differences:
         raise UserError(f"{manager.directory} holds step {step} of another recipe: "
                         f"{'; '.join(differences)}.\n"
