@@ -1,7 +1,7 @@
 """What is not on this machine: base models on the hub, and a run's copy in a bucket. From the shell:
 
     python -m helpers.remote push RUN_DIR gs://bucket/run [--every SECONDS]
-    python -m helpers.remote pull gs://bucket/run RUN_DIR
+    python -m helpers.remote pull gs://bucket/run RUN_DIR [--without train/checkpoints jax_cache]
 
 An object in a bucket appears whole or not at all, but a checkpoint is many objects. So a step goes
 up file by file and is marked by `<step>.complete` last, a list of its files and sizes; what has no
@@ -402,12 +402,15 @@ def main():
     parser.add_argument("source")
     parser.add_argument("target")
     parser.add_argument("--every", type=float, default=0, help="push again after so many seconds")
+    parser.add_argument("--without", nargs="*", default=[], help="folders that stay where they are")
     options = parser.parse_args()
     try:
         if options.what == "push":
             push(options.source, options.target, options.every)
         else:
-            count = pull(options.source, options.target)
+            left_out = tuple(f"{folder.rstrip('/')}/" for folder in options.without)
+            count = pull(options.source, options.target,
+                         only=lambda name: not name.startswith(left_out))
             print(f"{count} files fetched" if count else
                   f"nothing to fetch: {options.source} is empty, or all of it is here")
     except UserError as error:

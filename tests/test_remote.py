@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import train_driver
 from conftest import ROOT
 
 from helpers import UserError, remote
@@ -174,3 +175,99 @@ def test_a_termination_signal_leaves_the_newest_step_marked(storage, run, tmp_pa
     assert command.wait(60) == 0
     remote.pull("gs://runs/six", tmp_path / "back")
     assert tree(tmp_path / "back") == whole(run)
+
+
+# ── Whole programs ──
+
+def driver(folder, steps=12, wait=None):
+    """The training driver on `folder`/train, to its end or until `wait` steps are logged."""
+    program = subprocess.Popen([sys.executable, str(ROOT / "tests" / "train_driver.py"),
+                                str(folder / "train"), str(steps)],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if wait is None:
+        assert program.wait(900) == 0
+        return None
+    log, deadline = folder / "train" / "log.jsonl", time.monotonic() + 900
+    while not log.exists() or log.read_text().count('"loss"') < wait:
+        assert program.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grace", [30, 0.5])
+def test_a_preempted_machine_is_followed_by_an_empty_one(storage, tmp_path, grace):
+    """SIGTERM to the training and to its copy, SIGKILL after the grace; then another machine."""
+    whole, spot, new = tmp_path / "whole", tmp_path / "spot", tmp_path / "new"
+    address = f"gs://runs/spot-{grace}"
+    (whole / "train").mkdir(parents=True)
+    driver(whole)
+    (spot / "train").mkdir(parents=True)
+    (spot / "ballast").write_bytes(os.urandom(40_000_000))  # so that a copy takes a while
+    copier = subprocess.Popen([sys.executable, "-m", "helpers.remote", "push", str(spot), address,
+                               "--every", "1"], cwd=ROOT)
+    training = driver(spot, wait=7)
+    deadline = time.monotonic() + 60  # an earlier pass has brought a checkpoint away
+    while not any(name.endswith(remote.MARK) for name in remote.objects(address)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    training.send_signal(signal.SIGTERM)
+    copier.send_signal(signal.SIGTERM)
+    try:
+        assert copier.wait(grace) == 0
+    except subprocess.TimeoutExpired:
+        assert grace < 30, "the last pass was not done in time"
+    training.kill()
+    copier.kill()
+    training.wait()
+    copier.wait()
+    assert remote.pull(address, new)
+    steps = sorted(int(path.name) for path in (new / "train" / "checkpoints").iterdir())
+    assert steps and max(steps) < 12
+    driver(new)
+    final, again = (train_driver.final_adapters(run / "train", 12) for run in (whole, new))
+    assert final.keys() == again.keys()
+    for name in final:
+        assert final[name].tobytes() == again[name].tobytes()
+
+
+def notebook(name, folder, wait=None, edit=("", ""), **environment):
+    """A notebook as a script in the run directory `folder`; killed once it prints `wait`."""
+    source = folder / name
+    folder.mkdir(exist_ok=True)
+    text = (ROOT / name).read_text()
+    assert edit[0] in text
+    source.write_text(text.replace(*edit) if edit[0] else text)
+    program = subprocess.Popen(
+        [sys.executable, str(source)], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(folder),
+                                       "MPLBACKEND": "agg", **environment})
+    said = []
+    for line in program.stdout:
+        said.append(line)
+        if wait and wait in line:
+            program.kill()
+    assert program.wait() == (-signal.SIGKILL if wait else 0), "".join(said[-30:])
+    return "".join(said)
+
+
+@pytest.mark.slow
+def test_checkpoints_in_a_bucket_outlive_the_machine(storage, tmp_path):
+    """02, 03 killed, an empty disk, 02 and 03 again, 04: base model, checkpoints and cache on gs://."""
+    base = "gs://runs/base/tiny_gemma4"
+    remote.push(ROOT / "assets" / "tiny_gemma4", base)
+    there = {"CHECKPOINTS": "gs://runs/bucket-run/checkpoints",
+             "JAX_COMPILATION_CACHE_DIR": "gs://runs/jax_cache"}
+    for folder, kill, found in (("first", "step 50/", "starting at step 0"),
+                                ("second", None, "resuming from step 40")):
+        run = tmp_path / folder
+        own = there | {"TMPDIR": str(tmp_path / f"{folder}-disk")}
+        (tmp_path / f"{folder}-disk").mkdir()
+        notebook("02_data.py", run, edit=('base="assets/tiny_gemma4"', f'base="{base}"'), **own)
+        said = notebook("03_train.py", run, wait=kill, **own)
+        assert found in said, said[-3000:]
+    assert not (run / "train" / "checkpoints").exists() and remote.objects("gs://runs/jax_cache")
+    notebook("04_merge.py", run, **own)
+    recipe = json.loads((run / "train" / "recipe.json").read_text())
+    assert recipe["checkpoints"] == there["CHECKPOINTS"] and recipe["base_path"] == base
+    assert json.loads((run / "merge.json").read_text())
