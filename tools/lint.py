@@ -114,6 +114,14 @@ def misspelled(paths):
 
 
 # ── Code ──
+def shell_faults():
+    """What ShellCheck says about the scripts."""
+    scripts = sorted([*ROOT.glob("*.sh"), *ROOT.glob(".github/*.sh")])
+    run = subprocess.run([Path(sys.executable).with_name("shellcheck"), "-f", "gcc", *scripts],
+                         capture_output=True, text=True)
+    yield from (run.stdout + run.stderr).replace(f"{ROOT}/", "").splitlines()
+
+
 def code_lines(path):
     """(line number, text) of every line of code; a percent source's markdown is left out."""
     markdown = False
@@ -211,10 +219,13 @@ CHECKS = {  # what is wrong: (function, files it looks at one by one)
     "opening": (other_opening, sources()),
     "output": (noise, sorted(notebooks.FOLDER.glob("*.ipynb"))),
 }
+NAMES = [*CHECKS, "spelling", "shell", "sync"]
 
 
 def findings(check):
-    """All findings of one entry of CHECKS, or of "spelling" and "sync", which take all at once."""
+    """All findings of one entry of CHECKS, or of one that takes all files at once."""
+    if check == "shell":
+        return list(shell_faults())
     if check == "spelling":
         return list(misspelled([*sources(), *PAGES, *MODULES]))
     if check == "sync":  # stale notebooks, stored errors, absolute paths in outputs
@@ -224,8 +235,7 @@ def findings(check):
 
 
 def main():
-    """Print every finding."""
-    found = [line for check in (*CHECKS, "spelling", "sync") for line in findings(check)]
+    found = [line for check in NAMES for line in findings(check)]
     print("\n".join(found) or "lint: nothing to say")
     raise SystemExit(1 if found else 0)
 
