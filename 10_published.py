@@ -75,7 +75,7 @@ helpers.machine()
 # repository (h2loop/gemma-tpu at 745cbdf): what stands only there is not held against the paper.
 #
 # After their own arithmetic (section 2) come serving (3 to 8), training (9), the evaluation (10)
-# and cost (11); sections 12 and 13 collect the verdicts. Who wants one result reads section 7.
+# and cost (11); sections 12 and 13 collect the verdicts. If you want one result, read section 7.
 
 # %%
 import math
@@ -328,10 +328,11 @@ style.finish(fig, "10_sweep", "digitised from the authors' PDF, p. 15 (h2loop/ge
 # %% [markdown]
 # ## 5. More load, less waiting
 # The first points tell how. More load cannot make a prompt shorter, yet from QPS 1 to QPS 2 nine
-# series fall. `vllm bench serve --dataset-name random` has a fixed seed, so every
-# point of a sweep sends the same prompts, and vLLM keeps the keys and values (KV) of earlier
-# prompts in a *prefix cache* as long as they fit. The first run, *cold*, fills it; the next ones
-# find it *warm* and skip the prefill. We take the sweep to have run from QPS 1 upwards.
+# series fall. The authors' logs of short bursts use `vllm bench serve --dataset-name random`. Its
+# seed is fixed, so if the sweep used it, too, every point sends the same prompts; and vLLM keeps
+# the keys and values (KV) of earlier prompts in a *prefix cache* as long as they fit. The first
+# run, *cold*, fills it; the next ones find it *warm* and skip the prefill. We take the sweep to
+# have run from QPS 1 upwards.
 #
 # If so, the series should fall exactly where one run's tokens fit the cache. We compare them with
 # the pool that memory leaves: bytes used per chip from the authors' logs, minus the weights, for a
