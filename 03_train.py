@@ -635,7 +635,7 @@ packed_loss = train.make_loss(row.tokens.shape[1] - 1)
 together = jax.jit(jax.value_and_grad(
     lambda adapters: packed_loss(nnx.merge(graph, adapters, witness_base), row)[0]))
 by_itself = jax.jit(jax.value_and_grad(
-    lambda adapters, *example: textbook_loss(nnx.merge(textbook, adapters, witness_base), *example)))
+    lambda adapters, *one: textbook_loss(nnx.merge(textbook, adapters, witness_base), *one)))
 trained = row.loss_mask.sum()
 with gemma.use_mesh(cpu):
     packed = jax.tree.map(lambda a: np.asarray(a) / trained, together(small))

@@ -19,7 +19,7 @@ PACKAGES = ("jax", "flax", "optax", "google-tunix", "qwix", "grain", "orbax-chec
 
 
 def published(name, key, value="value"):
-    """One column of `data/published/<name>.csv` as a dict, numbers as float where they are numbers."""
+    """One column of `data/published/<name>.csv` as a dict; what is a number becomes a float."""
     def number(text):
         try:
             return float(text)
@@ -42,8 +42,9 @@ def install():
     told = any(Path(sys.prefix).glob(".gemma4-on-tpu-t[pr]*"))  # setup.sh's stamps: train, tpu
     if not (ours or told or "COLAB_RELEASE_TAG" in os.environ):
         first = "" if environment.exists() else f"make it (cd {ROOT} && ./setup.sh train), then "
-        raise UserError(f"this is the Python of {sys.prefix}, into which nothing is installed. The "
-                        f"series has its own: {first}choose {environment}/bin/python as the kernel.")
+        raise UserError(f"this is the Python of {sys.prefix}, into which nothing is installed. "
+                        f"The series has its own: {first}choose {environment}/bin/python as the "
+                        "kernel.")
     subprocess.run(["bash", str(ROOT / "setup.sh"), "train", "--into", sys.executable], check=True)
 
 
