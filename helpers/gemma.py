@@ -6,11 +6,8 @@ Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
 
 import contextlib
 import functools
-import hashlib
-import json
 import os
 import shutil
-import struct
 import subprocess
 from pathlib import Path
 
@@ -30,6 +27,7 @@ from tunix.utils.sharding_utils import shard
 from helpers import architecture
 from helpers.architecture import HF_NAMES, TARGETS  # noqa: F401 (03 shows them)
 from helpers.run import UserError, phase
+from helpers.weights import fingerprint, tensor_table  # noqa: F401 (03 calls gemma.fingerprint)
 
 # Fields of Tunix's `ModelConfig` and the keys of a config.json that hold the same.
 SAME = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
@@ -235,30 +233,6 @@ def room(folder, size, what):
     if free < size:
         raise UserError(f"{what} need {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free. "
                         "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
-
-
-def tensor_table(folder):
-    """{name: (dtype, shape)} of all safetensors files of a directory, from their headers alone."""
-    table = {}
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        with open(file, "rb") as stream:
-            header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
-        table |= {name: (entry["dtype"], tuple(entry["shape"]))
-                  for name, entry in header.items() if name != "__metadata__"}
-    return table
-
-
-def fingerprint(folder):
-    """SHA-256 over config, file sizes and the ends of every weight file: cheap, also for 62 GB."""
-    digest = hashlib.sha256((Path(folder) / "config.json").read_bytes())
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}".encode())
-        with open(file, "rb") as stream:
-            for start in (0, size // 2, max(size - 2**20, 0)):
-                stream.seek(start)
-                digest.update(stream.read(2**20))
-    return digest.hexdigest()
 
 
 def load_base(source, config, mesh):
