@@ -23,7 +23,7 @@
 # |---|---|
 # | **Needs** | A CPU. No TPU, no GPU, and no model in memory: 31B wants room for 125 GB of files (base and result) and about 2.5 GB of memory (computed; 1.9 of it adapters) |
 # | **Takes** | `train/checkpoints/<step>/` and `train/recipe.json` from notebook 03, `data/meta.json` from 02, the base model's safetensors |
-# | **Makes** | `merged/` (a model folder), `adapter/` (PEFT), `merged_text/` (optional), `merge.json` (hashes of every tensor), `model_card.md` |
+# | **Makes** | `merged/` (a model folder), `adapter/` (PEFT), `merged_text/` (optional), `merge.json` (hashes of every tensor and file), `hashes.json` (which files were hashed already), `model_card.md` |
 # | **Costs** | tiny: under 30 seconds. 31B: one write and two reads of 62 GB (the second checks what was written); no chip is used, so the TPU may already be given back |
 #
 # The outputs shown are those of the tiny run on two CPU cores. Every term is explained where it
@@ -224,8 +224,8 @@ print(f"names start with {prefix!r}; the largest tensor is {largest} {tensors[la
 # as one array, and keeps heads as an axis of their own; HF has flat `[out, in]` matrices, as
 # `torch.nn.Linear` has. `helpers/architecture.py` lists the modules of a `config.json`, each with
 # the axes of its adapter and the HF matrices that it changes; training and the floors of notebook
-# 06 count on the same list. Letters: `D` model width, `N` query heads, `K` key/value heads, `H` head
-# size, `F` MLP width, `r` rank.
+# 06 count on the same list. Letters: `D` model width, `N` query heads, `K` key/value heads, `H`
+# head size, `F` MLP width, `r` rank.
 
 # %%
 helpers.show_source(architecture.Module, architecture.Layer.modules)
@@ -463,13 +463,14 @@ print(f"{name}: largest relative error {error.max():.5f}, at most {2**-8:.5f}")
 assert error.max() < 2**-8 * 1.01
 
 # %% [markdown]
-# What is left is handling files, `weights.rewrite`. Every shard is copied from its first byte to its
-# last, tensor by tensor. Header, order and layout stay as they are; tensors without an adapter
+# What is left is handling files, `weights.rewrite`. Every shard is copied from its first byte to
+# its last, tensor by tensor. Header, order and layout stay as they are; tensors without an adapter
 # (embedding, norms, the whole vision tower, which reads images) pass through untouched, and so do
-# config, tokenizer, chat template and index. Of the others, `change` gets a few rows at a time. While
-# one block is computed, other threads hash and write the previous one, and never more than one
-# waits: that bounds the memory. Everything goes into a hidden neighbour, `.merged.partial`, is forced
-# to disk and renamed at the very end: a folder called `merged/` is a finished one, whatever happens.
+# config, tokenizer, chat template and index. Of the others, `change` gets a few rows at a time.
+# While one block is computed, other threads hash and write the previous one, and never more than
+# one waits: that bounds the memory. Everything goes into a hidden neighbour, `.merged.partial`, is
+# forced to disk and renamed at the very end: a folder called `merged/` is a finished one, whatever
+# happens.
 
 # %%
 def merge_model(base, out, plan, scale, block_bytes):
@@ -512,8 +513,9 @@ def read_record(path):
 
 def to_make(record, inputs, wanted, memo):
     """{folder: why it must be made}. `wanted`: {folder: name of its hashes in the record}."""
-    changed = [key for key in inputs if record.get("inputs", {}).get(key) != inputs[key]]
-    if changed:
+    old = record.get("inputs", {})
+    if old != inputs:
+        changed = [key for key in {**old, **inputs} if old.get(key) != inputs.get(key)]
         return dict.fromkeys(wanted, f"other {', '.join(changed)}" if record else "not there yet")
     found = {}
     for folder, key in wanted.items():
@@ -684,20 +686,20 @@ draw_path(target, adapters[target.path], (plain, matrices, peft), scale, "04_pat
 # %%
 def export_text(merged, out, prefix):
     """The language model of `merged` under transformers' own names; returns {file: sha256}."""
-    config, files, index = architecture.read_config(merged), {}, {}
+    config, files, index, size = architecture.read_config(merged), {}, {}, 0
     text = {**config.get("text_config", config), "architectures": ["Gemma4ForCausalLM"]}
     text["dtype"] = config.get("dtype") or text.get("dtype")
     for name, tensor in weights.open_model(merged).items():
         if name.startswith(prefix):
             new = "model." + name.removeprefix(prefix)
-            files.setdefault(tensor.file.name, {})[new] = (tensor.dtype, tensor.shape, [tensor.data()])
-            index[new] = tensor.file.name
+            entries = files.setdefault(tensor.file.name, {})
+            entries[new] = (tensor.dtype, tensor.shape, [tensor.data()])
+            index[new], size = tensor.file.name, size + tensor.stop - tensor.start
     with helpers.atomic_dir(out) as folder:
         for file, entries in files.items():
             weights.write_tensors(folder / file, entries)
         helpers.write_json(folder / "config.json", text)
         if (merged / "model.safetensors.index.json").exists():
-            size = sum(piece.nbytes for entries in files.values() for *_, [piece] in entries.values())
             helpers.write_json(folder / "model.safetensors.index.json",
                                {"metadata": {"total_size": size}, "weight_map": index})
         for side in ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -733,10 +735,11 @@ print(f"{record_path}: {len(record['tensors'])} tensors, {changed} merged, "
 
 # %%
 if bad := weights.verify(out, record["files"], memo):
-    raise helpers.UserError(f"{out} does not hold what was just written ({bad}): a failing disk, or "
-                            "somebody else writes there.")
+    raise helpers.UserError(f"{out} does not hold what was written ({bad}): a failing disk, or "
+                            "something else writes there.")
+print(f"{len(record['files'])} files: every byte as written")
 
-
+# %%
 def recompute(base, merged, plan, scale, samples):
     """Check a sample of tensors of `merged`; returns the largest error in steps of the dtype."""
     before, after = weights.open_model(base), weights.open_model(merged)

@@ -112,7 +112,7 @@ class Layer:
         return 3 * self.width * self.expert_mlp
 
     def pairs(self, tokens):
-        """(query, key) pairs of a causal prompt: the token itself and what its window lets it see."""
+        """(query, key) pairs of a causal prompt: each token itself and what its window shows it."""
         seen = tokens if self.window is None else min(tokens, self.window)
         return seen * (seen + 1) // 2 + (tokens - seen) * seen
 
@@ -170,11 +170,13 @@ def layers(config):
     for index, kind in enumerate(kinds):
         full, shared = kind == "full", index >= unshared
         k_is_v = full and bool(text.get("attention_k_eq_v"))
+        kv_heads = k_is_v and text.get("num_global_key_value_heads") or text["num_key_value_heads"]
+        wide = 2 if shared and text.get("use_double_wide_mlp") else 1
         found.append(Layer(
             index, kind, width=text["hidden_size"], heads=text["num_attention_heads"],
-            kv_heads=k_is_v and text.get("num_global_key_value_heads") or text["num_key_value_heads"],
+            kv_heads=kv_heads,
             head_dim=full and text.get("global_head_dim") or text["head_dim"],
-            mlp=text["intermediate_size"] * (2 if shared and text.get("use_double_wide_mlp") else 1),
+            mlp=wide * text["intermediate_size"],
             window=None if full else text["sliding_window"],
             kv_from=origin[kind] if shared else index, k_is_v=k_is_v,
             experts=text["num_experts"] if moe else 0, active=text["top_k_experts"] if moe else 0,

@@ -39,7 +39,7 @@ def parameters(config):
     width, depth = text["hidden_size"], len(stack)
     extra = text.get("hidden_size_per_layer_input") or 0
     found = [module for layer in stack for module in layer.modules()]
-    moe = sum(layer.experts > 0 for layer in stack)  # three more norms, and two scales of the router
+    moe = sum(layer.experts > 0 for layer in stack)  # three more norms, and the router's two scales
     count = {
         "embedding": text["vocab_size"] * width,
         "attention": sum(module.size for module in found if ".attn." in module.path),
@@ -113,8 +113,9 @@ def decode_bytes(config, batch, context, dtype_bytes=2, kv_dtype_bytes=None, tp=
       weights: bytes of the weights instead of our count, for example a checkpoint's 62e9.
     """
     count = parameters(config)
-    if weights is None:  # a per-layer table is looked up, not read; sharing layers' K, V are idle,
-        idle = count["per_layer_table"] + count["unused"] + count["idle"]  # at best most experts, too
+    if weights is None:  # a per-layer table is looked up, not read; idle are the K and V of layers
+        # that share, and at best all experts but those of one token
+        idle = count["per_layer_table"] + count["unused"] + count["idle"]
         weights = (count["total"] - idle) * dtype_bytes
     cache = kv_bytes(config, context, kv_dtype_bytes or dtype_bytes, tp)
     return weights + batch * cache

@@ -1,4 +1,4 @@
-"""Safetensors files too large to load: headers, identity, checks, and copies written block by block.
+"""Safetensors files too large to load: headers, identity, checks, copies written block by block.
 
 The format (https://github.com/huggingface/safetensors#format): 8 bytes with the length of a header, a
 JSON header with name, dtype, shape and byte range of every tensor, then their bytes, back to back.
@@ -95,8 +95,9 @@ def open_model(folder, fix="Download it again."):
 
 def tensor_table(folder):
     """{name: (dtype, shape)} of all safetensors files of a directory, from their headers alone."""
-    return {name: (tensor.dtype, tensor.shape) for file in sorted(Path(folder).glob("*.safetensors"))
-            for name, tensor in read_header(file).items()}
+    files = sorted(Path(folder).glob("*.safetensors"))
+    return {name: (tensor.dtype, tensor.shape)
+            for file in files for name, tensor in read_header(file).items()}
 
 
 def fingerprint(folder):
@@ -141,7 +142,8 @@ def verify(folder, expected, memo=None):
     hashes = {name: known[f"{folder.name}/{name}"][0] for name in names
               if known.get(f"{folder.name}/{name}", [])[1:] == states[name]}
     unread = [name for name in names if name not in hashes]
-    progress = Progress(sum(-(-states[name][0] >> 20) for name in unread), f"hashing {folder}, MiB:")
+    total = sum(-(-states[name][0] >> 20) for name in unread)
+    progress = Progress(total, f"hashing {folder}, MiB:")
     begun = time.time_ns()
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda name: _hash(folder / name, progress), unread)
@@ -203,8 +205,8 @@ def write_tensors(path, entries):
 def rewrite(base, out, changed, change, block_bytes):
     """Copy a model folder to `out`, letting `change` replace the values of some matrices.
 
-    Order, layout and headers stay, every other tensor byte for byte, config and tokenizer files, too.
-    The folder appears when it is complete.
+    Order, layout and headers stay, and every other tensor and file, byte for byte. The folder appears
+    when it is complete.
 
     Args:
       changed: names of the matrices to change, [rows, columns].
