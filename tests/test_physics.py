@@ -15,7 +15,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import UserError, architecture, chip, physics
+from helpers import UserError, architecture, chip, gemma, physics
 
 TPU, GPU = 8 * chip("v6e").flops, 2 * chip("h100").flops
 PEAK = {"tpu": TPU, "gpu": GPU}
@@ -36,7 +36,7 @@ def test_parameters_are_those_of_tunix(name):
     from flax import nnx
     from tunix.models.gemma4 import model
     shape = getattr(model.ModelConfig, f"gemma4_{name}")()
-    abstract = nnx.eval_shape(lambda: model.Gemma4(shape, rngs=nnx.Rngs(0)))
+    abstract = nnx.eval_shape(lambda: model.Gemma4(shape, rngs=gemma.SameKey(0)))
     found = {".".join(map(str, path)): math.prod(leaf.shape)
              for path, leaf in nnx.to_flat_state(nnx.state(abstract, nnx.Param))}
 
