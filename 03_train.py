@@ -82,7 +82,7 @@ from etils import epath
 from flax import nnx
 from IPython.display import HTML, display
 
-from helpers import chat, gemma, hardware, remote, style, train
+from helpers import architecture, chat, gemma, hardware, remote, style, train, weights
 from helpers.machine import published
 
 # %% [markdown]
@@ -365,7 +365,7 @@ def lora_table(model):
     for path, pair in gemma.adapted_modules(model).items():
         kind, a, b = path.rsplit(".", 1)[1], pair["a"].get_value(), pair["b"].get_value()
         line = table.setdefault((kind, a.shape, b.shape), {
-            "Tunix": kind, "Hugging Face": " + ".join(gemma.HF_NAMES[kind]), "modules": 0,
+            "Tunix": kind, "Hugging Face": " + ".join(architecture.HF_NAMES[kind]), "modules": 0,
             "A": a.shape, "B": b.shape, "A split": a.sharding.spec, "B split": b.sharding.spec,
             "parameters": 0})
         line["modules"] += 1
@@ -741,7 +741,7 @@ helpers.show_source(train.State, train.start, train.open_checkpoints, train.save
 recipe = {key: asdict(cfg)[key] for key in (
     "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
     "max_grad_norm", "dtype", "seed")}
-recipe |= {"base_model": meta["base_model"], "base_sha256": gemma.fingerprint(base), "steps": steps,
+recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base), "steps": steps,
            "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
            "template_sha256": meta["template_sha256"]}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
