@@ -87,7 +87,7 @@ import orbax.checkpoint as ocp
 import pandas as pd
 from IPython.display import display
 
-from helpers import architecture, gemma, remote, style, weights
+from helpers import architecture, remote, style, weights
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ os.environ.setdefault("NPROC", "16")
 
 import csv
 import dataclasses
-import functools
 import json
 import re
 import shutil
