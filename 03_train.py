@@ -44,6 +44,8 @@ REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/g
 here = Path.cwd()
 places = (here, here.parent, here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
 if root is None:
     subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
     root = here / "gemma4-on-tpu"
@@ -51,13 +53,13 @@ os.chdir(root)
 sys.path.insert(0, str(root))
 
 # %%
-# Install what the series needs into this Python; once it is there, this takes a second.
-_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
 
 # %%
 # What this machine is. Every result below was made with these versions.
-import helpers
-
 helpers.machine(devices=4)
 
 # %% [markdown]
@@ -135,7 +137,7 @@ E2B = replace(FULL, rows_per_step=4, rows_per_device=1,
 TINY = replace(FULL, rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                rows_per_device=2, epochs=0.25, attention_block=128, log_every=10,
                validate_every=20, validation_rows=8, checkpoint_every=20, answer_tokens=160)
-cfg = helpers.choose(FULL, E2B, TINY)
+cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # ### What the published run used
@@ -631,7 +633,7 @@ packed_loss = train.make_loss(row.tokens.shape[1] - 1)
 together = jax.jit(jax.value_and_grad(
     lambda adapters: packed_loss(nnx.merge(graph, adapters, witness_base), row)[0]))
 by_itself = jax.jit(jax.value_and_grad(
-    lambda adapters, *example: textbook_loss(nnx.merge(textbook, adapters, witness_base), *example)))
+    lambda adapters, *one: textbook_loss(nnx.merge(textbook, adapters, witness_base), *one)))
 trained = row.loss_mask.sum()
 with gemma.use_mesh(cpu):
     packed = jax.tree.map(lambda a: np.asarray(a) / trained, together(small))

@@ -213,7 +213,7 @@ def start(model, optimizer, mesh):
 
 
 def open_checkpoints(folder, every, last):
-    """Orbax's manager of a folder, local or gs://: saves every few steps, keeps the newest three."""
+    """Orbax's manager of a folder, local or gs://: saves every few steps, keeps the newest 3."""
     handlers = {"model_params": ocp.PyTreeCheckpointHandler(), "data": ocp.JsonCheckpointHandler(),
                 "optimizer_state": ocp.PyTreeCheckpointHandler()}
     return ocp.CheckpointManager(folder, item_handlers=handlers, options=(

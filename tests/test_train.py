@@ -88,7 +88,7 @@ def test_config_reads_nested_files_and_refuses_others(tmp_path):
     text = flat.get("text_config", flat)
     nested = gemma.config_from_hf({"model_type": "gemma4", "text_config": text}, num_layers=2)
     assert nested.num_layers == 2 and nested.dtype == "bfloat16" and nested.param_dtype == "bfloat16"
-    with pytest.raises(helpers.UserError, match="not a dense Gemma 4"):
+    with pytest.raises(helpers.UserError, match="not a Gemma 4"):
         gemma.config_from_hf(text | {"model_type": "gemma3_text"})
     with pytest.raises(helpers.UserError, match="config.json is missing"):
         gemma.config_from_hf(tmp_path)
