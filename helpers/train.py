@@ -7,6 +7,7 @@ positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested co
 
 import hashlib
 import json
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -319,7 +320,7 @@ class StepLog:
     """`log.jsonl`, one JSON object per step and per validation, and the lines a reader sees.
 
     Args:
-      path: the file. TensorBoard's events go to `tensorboard/` beside it.
+      path: the file. `tensorboard/` beside it has the same numbers as TensorBoard's events.
       steps: number of the last step.
       every: print every so many steps, and the first and the last one.
     """
@@ -338,16 +339,28 @@ class StepLog:
         if self.active:
             write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
             folder = self.path.with_name("tensorboard")
-            self.events = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
+            shutil.rmtree(folder, ignore_errors=True)  # a killed run's events may lack the last ones
+            self.events = SummaryWriter(str(folder), flush_secs=10)
+            for record in records:
+                self.draw(record)
+
+    def draw(self, record):
+        """Hand the numbers of one line to TensorBoard."""
+        for name, value in record.items():
+            if name != "step":
+                self.events.add_scalar(name, value, record["step"])
 
     def write(self, record):
         """Append one line, handed to the operating system at once."""
         if self.active:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-            for name in record.keys() - {"step"}:
-                self.events.add_scalar(name, record[name], record["step"])
-            self.events.flush()
+            self.draw(record)
+
+    def close(self):
+        """Write the last events."""
+        if self.active:
+            self.events.close()
 
     def training(self, record):
         """Log one optimizer step, and print the first, the last and every few."""
@@ -409,5 +422,6 @@ def train(state, frozen, train_step, validate, dataset, mesh, log, manager, reci
         if step % validate_every == 0 or step == log.steps:
             log.validation(step, validate(state.adapters))
         save(manager, state, recipe)
+    log.close()
     manager.wait_until_finished()  # files of the last steps
     return state

@@ -428,7 +428,7 @@ def test_the_step_with_its_sharding_constraints_computes_the_same(tiny, monkeypa
             monkeypatch.setattr(gemma, "shard", constrain)
         run = train_driver.make(model, mesh)
         results.append(one_step(run, batch))
-    assert len(constrained) > 50
+    assert len(constrained) == 1 + 6 * 4, "embeddings; query, key, value and output of every layer"
     (plain, _, first), (sharded, _, second) = results
     assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=1e-5)
     norm = float(first["grad_norm"])
@@ -557,15 +557,13 @@ def final_arrays(folder, step):
 
 
 def train_events(folder):
-    """{step: loss} of all TensorBoard event files of a run, without a restarted run's orphans."""
+    """{step: loss} of TensorBoard's event file of a run, read byte by byte."""
     losses = {}
-    for file in sorted((folder / "tensorboard").iterdir(), key=lambda file: file.stat().st_mtime_ns):
+    for file in (folder / "tensorboard").iterdir():
         content = file.read_bytes()
         while content:  # a record: length, its checksum, the event, its checksum
             end = 12 + struct.unpack("<Q", content[:8])[0]
             event, content = event_pb2.Event.FromString(content[12:end]), content[end + 4:]
-            if event.HasField("session_log"):
-                losses = {step: loss for step, loss in losses.items() if step < event.step}
             losses |= {event.step: pytest.approx(value.simple_value) for value in event.summary.value
                        if value.tag == "loss"}
     return losses
