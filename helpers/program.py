@@ -24,10 +24,10 @@ from helpers.hardware import chip
 # ── what a chip and a slice can do ──────────────────────────────────────────────────────────────
 
 
-# Operations a cycle, two for multiply and add: cores x matrix units x cells x 2. v5p has 2 cores with
-# 4 units of 128 x 128 (459e12 of them a second make 1.75 GHz), v5e one such core. v6e has two units
-# of 256 x 256, and the compiler counts two products a cell and cycle: it gives a product of two
-# 8192 x 8192 matrices 369,000 operations a cycle, more than one product a cell would allow.
+# Operations a cycle, two for multiply and add: cores x matrix units x cells x 2. v5p has 2 cores
+# with 4 units of 128 x 128 (459e12 of them a second make 1.75 GHz), v5e one such core. v6e has two
+# units of 256 x 256, and the compiler counts two products a cell and cycle: it gives a product of
+# two 8192 x 8192 matrices 369,000 operations a cycle, more than one product a cell would allow.
 PER_CYCLE = {"v5p": 2 * 4 * 128 * 128 * 2, "v5e": 4 * 128 * 128 * 2, "v6e": 2 * 256 * 256 * 4}
 HOP = 1e-6  # seconds that a hop over a link takes at least (scaling book, "A note on ICI latency")
 TRUSTED = 0.02  # no time is given where more than this share of FLOPs or bytes has no known cost
@@ -889,7 +889,7 @@ def strip(prediction, columns=400, start=0.0, end=None):
 
     Returns:
       [[what, pass, pieces]], neighbours that are the same as one entry; `what` is a part of the
-      model while the chip works, the kind of collective while it waits. A loop's body is drawn once.
+      model while the chip works, the kind of collective while it waits. A loop is drawn once.
     """
     work = [event for event in prediction.events if event.track in ("compute", "wait")]
     end = end or max((event.start + event.seconds for event in work), default=0.0)
@@ -918,8 +918,8 @@ def summary(prediction, spec):
 
     Returns:
       {"seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes",
-      "unknown", "moved", "profile", "longest", "strip", "zoom"}; `zoom` is a strip of the 40 ms around the
-      middle of the step.
+      "unknown", "moved", "profile", "longest", "strip", "zoom"}; `zoom` is a strip of
+      the 40 ms around the middle of the step.
     """
     found = {name: getattr(prediction, name) for name in (
         "seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes")}
