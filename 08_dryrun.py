@@ -1091,9 +1091,10 @@ if "ours" in profiles:
 # What this means: in the published step more than a quarter of the time goes into computing the
 # layers a second time, more than a sixth into waiting for the links, and an eighth into copies from
 # one layout to another, which take ten times what their bytes need. Its products of the MLP are in
-# float32 and run at half of their limit. Ours recomputes nothing, copies less and multiplies in
-# bfloat16. In both, attention, norms and LoRA's thin products are far from their limit, and every
-# collective stops the chip. That is where a faster step has to come from.
+# float32 and run at half of their limit. Ours recomputes nothing, hardly copies and multiplies in
+# bfloat16, at three quarters. In both, attention and norms are at a third of their limit or less,
+# LoRA's thin products in ours not much higher, and every collective stops the chip. That is where a
+# faster step has to come from.
 #
 # ## 10. One chip, and other slices
 # E2B on a single v6e or v5e chip, and the 31B on larger slices, as far as they are stored. On those
