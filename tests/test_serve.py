@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import ROOT, load
 
@@ -161,7 +162,7 @@ def test_docker_command_mounts_the_merged_model_and_keeps_the_compile_cache(adap
     for command in (tpu, gpu, cpu):
         assert command[command.index("--host") + 1] == "127.0.0.1"
         assert "--no-enable-prefix-caching" in command
-    with pytest.raises(helpers.UserError, match="merge it"):
+    with pytest.raises(helpers.UserError, match="merge it .* instead"):
         server.vllm_command("tpu-docker", MODEL, "name", 8000, adapter=adapter)
     with pytest.raises(helpers.UserError, match="there are tpu-docker"):
         server.vllm_command("npu", MODEL, "name", 8000)
@@ -276,9 +277,16 @@ def life(tmp_path, monkeypatch):
         server.stop(slot)
 
 
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
 def gone(pids):
     end = time.monotonic() + 5
-    while any(server._stat(pid) and server._stat(pid)[0] != "Z" for pid in pids):
+    while any(alive(pid) for pid in pids):
         if time.monotonic() > end:
             return False
         time.sleep(0.05)
@@ -482,7 +490,7 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
         for pid in family[1:]:
             os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 60
-        while server._alive(record) and server.healthy(record) and time.monotonic() < end:
+        while server._lives(record) and server.healthy(record) and time.monotonic() < end:
             time.sleep(0.5)
         with pytest.raises(helpers.UserError, match="05_serve_vllm again"):
             server.current()
