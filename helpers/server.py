@@ -738,6 +738,30 @@ class Client:
         return code or 1
 
 
+def cpu_seconds(record):
+    """CPU seconds so far: of this machine under None, and of each process of ours by its number.
+
+    Ours are the server's, this one and its children, a benchmark client among them.
+    """
+    times, me = psutil.cpu_times(), psutil.Process()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    again = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # in user and nice
+    used = {None: sum(times) - idle - again}
+    for pid in {me.pid, *(child.pid for child in me.children(recursive=True)), *members(record)}:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            used[pid] = sum(process.cpu_times()[:2])
+    return {**used, "clock": time.monotonic()}
+
+
+def others_cores(before, after):
+    """Cores that processes other than ours kept busy between two answers of `cpu_seconds`."""
+    ours = sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items()
+               if isinstance(pid, int))
+    busy, seconds = after[None] - before[None], after["clock"] - before["clock"]
+    return max(0.0, (busy - ours) / seconds) if seconds else 0.0
+
+
 # -- By hand -----------------------------------------------------------------------------------
 
 def status():
