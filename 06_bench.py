@@ -421,6 +421,7 @@ def finished(options, cfg, regime, rate, repeat, folder):
         return None
     found, wanted = result.get("series", {}).get("made_by", {}), made_by(options, cfg, rate)
     other = [key for key in wanted if found.get(key, "unknown") != wanted[key]]
+    other = other if found else ["version of this notebook"]
     if other:
         print(f"{path.name} was made with another {', '.join(other)}: measuring it anew")
     return None if other else result

@@ -129,8 +129,8 @@ def _read_options():
     if not options_path().exists():
         raise UserError(f"{options_path()} is missing: no server was ever started for this run "
                         "directory. Run 05_serve_vllm first.")
-    with contextlib.suppress(UserError, TypeError, KeyError):
-        found = read_json(options_path())
+    with contextlib.suppress(UserError, TypeError, KeyError, ValueError):
+        found = dict(read_json(options_path()))
         files, _ = found.pop("files"), found.pop("chips")
         return Options(**{**found, "flags": tuple(found["flags"])}), files
     raise UserError(f"{options_path()} is not what 05_serve_vllm writes. Run 05 again.")
@@ -285,19 +285,22 @@ def _stop_container(name):
 
 
 def _end(leader, family, reap):
-    """SIGTERM to the leader (to all if it is dead), after 20 s SIGKILL to all; returns the rest."""
-    for sign, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
-        end = time.monotonic() + seconds
-        for pid in [leader] if sign == signal.SIGTERM and leader else family():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sign)
-        while (left := family()) and time.monotonic() < end:
-            time.sleep(0.1)
-            if reap:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(reap, os.WNOHANG)
-        if not left:
-            break
+    """SIGTERM to the server, which ends its engine, and to orphans; after 20 s SIGKILL to all.
+
+    Returns the processes that are left even so.
+    """
+    told, begin = set(), time.monotonic()
+    while (left := family()) and (waited := time.monotonic() - begin) < 25.0:
+        sign = signal.SIGTERM if waited < 20.0 else signal.SIGKILL
+        for pid in [leader] if leader in left and sign == signal.SIGTERM else left:
+            if (pid, sign) not in told:
+                told.add((pid, sign))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+        time.sleep(0.1)
+        if reap:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(reap, os.WNOHANG)
     return left
 
 
