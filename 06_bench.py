@@ -166,8 +166,8 @@ def metrics(record):
 
 
 # %%
-started_here = not server.running()  # then the last cell stops it again
 record, options = server.bring_up(owner=os.getpid()), server.options()
+ours = (record["owner"] or {}).get("pid") == os.getpid()  # then the last cell stops it again
 check_plan(cfg, record)
 text = metrics(record)
 facts = next((line for line in text.splitlines() if line.startswith("vllm:cache_config_info")), "")
@@ -273,9 +273,9 @@ def ttft_floors(config, input_len, starts, machine):
 config = helpers.read_json(Path(record["model_path"]) / "config.json")
 machine = machine_of(options, config, cfg.dollars_per_hour)
 weights = step_bytes(config, options)  # all that a step must read, without any KV cache
-print(f"{machine.system}, {options.data_parallel} copy of the model: {machine.peak / 1e12:.3g} "
-      f"TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s, weights to read {weights / 1e9:.3g} GB -> at "
-      f"least {1e3 * weights / machine.bandwidth:.3g} ms per step")
+print(f"{machine.system}, copies of the model: {options.data_parallel}; for one "
+      f"{machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s, weights to read "
+      f"{weights / 1e9:.3g} GB -> at least {1e3 * weights / machine.bandwidth:.3g} ms per step")
 
 # %%
 floors = []
@@ -307,7 +307,8 @@ for rate in cfg.rates:
 
 # %% [markdown]
 # What this means: as long as one prompt is done before the next one comes, nobody waits. At `inf`
-# the median of 30 waits for about half of them: 15.5 times one prompt.
+# the median of 30 waits for about half of them: 15.5 times one prompt (8
+# times with two copies of the model, each computing with half of the chips).
 #
 # ## 4. One point
 # The client is vLLM's own. Each argument has a reason: `random` prompts of exactly the length we
@@ -709,7 +710,7 @@ def why_apart(part, raw, last):
             continue
         if column != "delivered_rps" and part.rate.iloc[0] > last:
             reasons.append("beyond the knee")
-        elif others > 0.1:
+        elif others > 0.2:
             reasons.append(f"other programs used up to {others:.1f} cores")
         elif column != "delivered_rps" and overlap([samples(result)[column] for result in raw]):
             reasons.append("too few requests to say it better")
@@ -1040,9 +1041,9 @@ print(f"{machine.system}: training is {cfg.train_dollars / best:.3g} million out
 # A server that this notebook brought up is stopped again; that of notebook 05 stays for 07.
 
 # %%
-if started_here:
+if ours:
     server.stop()
-print("server stopped" if started_here else f"{record['model']} stays at {record['base_url']}")
+print("server stopped" if ours else f"{record['model']} stays at {record['base_url']}")
 
 # %% [markdown]
 # ## Recap

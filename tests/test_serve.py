@@ -798,7 +798,8 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
     from helpers import chat
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     model = ROOT / "assets" / "tiny_gemma4"
-    record = server.start("cpu", model, "tiny", port=0, timeout=900)
+    server.write_options(server.Options("cpu", str(model), "tiny", timeout=900))
+    record = server.bring_up(owner=os.getpid())
     try:
         tokenizer = chat.load_tokenizer(model)
         for messages in ([{"role": "user", "content": "a 2-bit counter\n\n```verilog\n```"}],
@@ -818,6 +819,14 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
         assert forced["usage"]["completion_tokens"] == 1
         with pytest.raises(helpers.UserError, match="404.*does not exist"):
             server.post(record, "/v1/completions", {**body, "model": "other"})
+        metric, metrics, wait_idle = load("06_bench.py", "metric", "metrics", "wait_idle")
+        with pytest.raises(helpers.UserError, match="timed out"):  # a client that goes away
+            server.post(record, "/v1/completions",
+                        {**body, "max_tokens": 600, "ignore_eos": True}, timeout=0.5)
+        busy = metric(metrics(record), "vllm:num_requests_running")
+        idle = wait_idle(record, patience=120.0)
+        assert busy == 1 and metric(idle, "vllm:num_requests_running") == 0, \
+            "an aborted request leaves the gauges: 06 would wait for ever"
         family = server.members(record)
         assert len(family) >= 3
         for pid in family[1:]:
@@ -827,6 +836,10 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
             time.sleep(0.5)
         with pytest.raises(helpers.UserError, match="05_serve_vllm again"):
             server.current()
+        again = server.bring_up()
+        assert again["pid"] != record["pid"] and gone(family), "as it was, after its engine's death"
+        assert len(server._marked(server.MARK, again["mark"])) >= 3, "renamed processes keep the mark"
+        family = server.members(again)
     finally:
         server.stop()
     assert gone(family)
