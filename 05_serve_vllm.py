@@ -187,9 +187,10 @@ def options_for(cfg, model, model_hash=""):
         chip=cfg.chip, timeout=cfg.timeout)
 
 
-def command_for(cfg):
+def command_for(cfg, **more):
     """The command for the 31B as this notebook would start it on a serving machine."""
-    return server.command(options_for(cfg, "/dev/shm/run/merged"), results="/dev/shm/run/bench")
+    return server.command(options_for(cfg, "/dev/shm/run/merged"), results="/dev/shm/run/bench",
+                          **more)
 
 
 tpu = command_for(FULL)
@@ -224,6 +225,9 @@ REASONS = {
     "--additional-config": "weights and arithmetic in fp8 or int8: Qwix's rules, applied to every "
                            "matrix after the bfloat16 weights were loaded",
     "--quantization": "the same on a GPU",
+    "--enable-lora": "serve an adapter beside its base (section 11)",
+    "--lora-modules": "the adapter's name, as clients say it, and its folder",
+    "--max-lora-rank": "the smallest that vLLM offers and that holds ours",
     "--disable-chunked-mm-input": "vLLM on TPU cannot split an image over two steps; a long text "
                                   "prompt is still read in pieces of 2,048 tokens",
     "--gpus": "all GPUs of the machine",
@@ -396,14 +400,17 @@ def draw_memory(plans, chip_bytes):
 draw_memory(plans, v6e.hbm)
 
 # %% [markdown]
-# The second choice is the same function with other settings. What changes in the command:
+# The second choice is the same function with other settings. What is new in its command:
 
 # %%
-second = command_for(SECOND)
-explain(second)  # every flag of it has a reason, too
-changed = [line for line in server.shown(second).splitlines()
-           if line not in server.shown(tpu).splitlines()]
-print(*changed, sep="\n")
+def news(command, known):
+    """The options of a command that another one does not have; each has a reason, too."""
+    explain(command)
+    lines = server.shown(known).splitlines()
+    return "\n".join(line for line in server.shown(command).splitlines() if line not in lines)
+
+
+print(news(command_for(SECOND), tpu))
 
 # %% [markdown]
 # ## 5. What a start costs on a TPU
@@ -612,9 +619,16 @@ assert onward["token_ids"][:count] == first["token_ids"]
 # vLLM can also load the base model and add the adapter's product at every matrix (`--enable-lora`):
 # one base, many fine-tunes, switched by the model's name. On a TPU vLLM's JAX models have no LoRA,
 # so there one merges; its PyTorch models on TPU do (`implementation="vllm"`, one copy), but
-# upstream tests that with a small Qwen alone, so for Gemma 4 it is **unverified**. Where it works,
-# both ways must agree. We score the merged model's own answer, token by token, with the merged
-# model, with base + adapter, and with the base alone.
+# upstream tests that with a small Qwen alone, so for Gemma 4 it is **unverified**. The command
+# would be this, the base being its model:
+
+# %%
+torchax = replace(FULL, implementation="vllm", name="gemma4-base")
+print(news(command_for(torchax, model="/dev/shm/base", adapter=helpers.run_dir("adapter")), tpu))
+
+# %% [markdown]
+# Where it works, both ways must agree. We score the merged model's own answer, token by token, with
+# the merged model, with base + adapter, and with the base alone.
 
 # %%
 def logprobs(record, model, ids):

@@ -224,8 +224,8 @@ def _quantization_flags(engine, quantization):
 
 
 def shown(command):
-    """A command as one could type it, one option per line."""
-    line = shlex.join(command).replace(str(ROOT) + "/", "")
+    """A command as one could type it in the repository, one option per line."""
+    line = shlex.join(command).replace(f"-v {ROOT}/", '-v "$PWD"/').replace(f"{ROOT}/", "")
     return re.sub(r" (?=--?[a-zA-Z])", " \\\n    ", line)
 
 
