@@ -201,16 +201,25 @@ print(server.shown(tpu))
 # reasons and refuses to go on if the command has a flag that it cannot explain.
 
 # %%
-REASONS = {
+DOCKER = {
     "--rm": "remove the container when it stops; the log is ours, the cache is on a volume",
     "--name": "so that `docker logs`, `docker exec` (06) and `docker stop` find it",
     "--network": "the server listens on the machine's own 127.0.0.1, without port mapping",
     "--shm-size": "shared memory between vLLM's processes; Docker's default of 64 MB is too little",
     "-v": "the merged model (read-only), 06's results, and the XLA cache on a named volume",
-    "-e": "no calls to the hub; ready after up to an hour; where the XLA cache is",
+    "-e": "no calls to the hub; ready after up to an hour; where the XLA cache is; whose model code",
     "--privileged": "the container needs the TPU's device files and may lock memory",
     "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here; "
                     "the image, vLLM's command and the model's folder follow",
+    "--gpus": "all GPUs of the machine",
+}
+
+# %% [markdown]
+# Those were Docker's; these are vLLM's:
+
+# %%
+REASONS = {
+    **DOCKER,
     "--served-model-name": "clients say a name, not a path",
     "--host": "127.0.0.1 only: vLLM has no password by default",
     "--port": "8000, vLLM's default",
@@ -230,11 +239,10 @@ REASONS = {
     "--max-lora-rank": "the smallest that vLLM offers and that holds ours",
     "--disable-chunked-mm-input": "vLLM on TPU cannot split an image over two steps; a long text "
                                   "prompt is still read in pieces of 2,048 tokens",
-    "--gpus": "all GPUs of the machine",
     "--enforce-eager": "CPU: no compilation; a start takes 25 s instead of 38 to 55 (measured)",
 }
 
-
+# %%
 def explain(command):
     """One row per flag: the flag, its values, the reason."""
     rows = {}
@@ -250,7 +258,6 @@ def explain(command):
                         columns=["flag", "value", "why"]).set_index("flag")
 
 
-# %%
 left = [{"selector": "th, td", "props": "text-align: left"}]
 display(explain(tpu).rename_axis(None).style.set_table_styles(left))
 

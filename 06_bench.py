@@ -214,7 +214,7 @@ speed = array.numel() * 4 / best(lambda: array.sum())
 print(flops * os.cpu_count(), speed * os.cpu_count())
 """
 
-
+# %%
 @dataclass(frozen=True)
 class Machine:
     """What serves: its name, peak FLOP/s and bytes/s of one copy of the model, dollars an hour."""

@@ -126,13 +126,15 @@ def test_the_launcher_is_still_needed():
 
 
 def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter):
-    explain = load("05_serve_vllm.py", "explain", "REASONS")[0]
+    explain = load("05_serve_vllm.py", "explain", "REASONS", "DOCKER")[0]
     for command in every_command(adapter):
         text = server.shown(command)
         assert shlex.split(text.replace("\\\n", "")) == [p.replace(f"{ROOT}/", "") for p in command]
         assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0
     for command in every_command(adapter)[:2]:
         assert len(explain(command)) >= 15
+    with pytest.raises(AssertionError, match="--max-num-seqs"):
+        explain(every_command(adapter)[4])
     with pytest.raises(AssertionError, match="no reason"):
         explain([*every_command(adapter)[0], "--speed-up"])
 
