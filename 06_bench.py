@@ -537,7 +537,8 @@ with server.Client(record, folder, folder / "client.log") as client:
     results = sweep(client, record, options, cfg, folder)
 print(f"{len(results)} measurements, {sum(r['duration'] for r in results):.0f} s of load, "
       f"{sum(r['completed'] for r in results):,} requests completed, "
-      f"{sum(r['failed'] for r in results)} failed")
+      f"{sum(r['failed'] for r in results)} failed; other programs kept "
+      f"{statistics.mean(r['series']['others_cores'] for r in results):.2f} cores busy")
 
 # %% [markdown]
 # ## 6. The table, with its floors
@@ -874,7 +875,7 @@ for (key, part), (color, marker) in zip(curves.items(), LOOKS):
     ends.append((x[-1], mean.iloc[-1], title_of(key, curves), color))
 knees = " and ".join(f"{kept_up(part)[0]:g}/s of {title_of(key, curves)}"
                      for key, part in list(curves.items())[:3])
-ax.set(ylabel="delivered, requests/s", title=f"It keeps up with {knees}; stars: capacity")
+ax.set(ylabel="delivered, requests/s", title=f"It keeps up with {knees} (stars: capacity)")
 plain_log(ax)
 ax.margins(x=0.16)
 style.label_ends(ax, ends)
