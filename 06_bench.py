@@ -862,7 +862,7 @@ place, ends = rate_axis(ax, everything.rate), []
 measured = ", ".join(dict.fromkeys(everything.system))
 finite = sorted(rate for rate in set(everything.rate) if rate < INF)
 stars = {key: saturation(part.rate, part.delivered_rps) for key, part in curves.items()}
-line = [finite[0], max(finite[-1], *(capacity for capacity, _ in stars.values()))]
+line = sorted([finite[0], finite[-1], *(capacity for capacity, _ in stars.values())])
 ax.plot(line, line, "--", color=style.GREY, lw=1)
 style.label_line(ax, line[-1], line[-1], "delivered = offered", style.GREY, ha="right",
                  xytext=(-12, 4))
@@ -981,9 +981,9 @@ for (key, part), (color, marker) in zip(curves.items(), LOOKS):
     ends.append((x[-1], mean.iloc[-1], title_of(key, curves), color))
 prices = everything.drop_duplicates("system")
 prices = [f"{row.system} at {row.dollars_per_hour:g} USD/h" for row in prices.itertuples()]
-cheapest = everything.groupby("rate").usd_per_million_output.mean().idxmin()
-ax.set(ylabel="USD per million output tokens", title="A token is cheapest "
-       + (f"at {cheapest:g}/s" if cheapest < INF else "when all come at once"))
+per_rate = everything.groupby(["input_len", "rate"]).usd_per_million_output.mean()
+ax.set(ylabel="USD per million output tokens",
+       title=f"A million tokens cost {per_rate.min():.2g} to {per_rate.max():.2g} USD, by load")
 plain_log(ax)
 ax.margins(x=0.16)
 style.label_ends(ax, ends)
