@@ -24,7 +24,6 @@ last="${range[1]:-${range[0]:-07}}"
 python="$PWD/.venv/bin/python"
 SIZE="$("$python" -c 'import helpers; print(helpers.size())')"
 export SIZE RUN_DIR="${RUN_DIR:-runs/$SIZE}" PYTHONUNBUFFERED=1
-export SERVER_OWNER=$$  # a server started below ends with this script, however it ends
 stop_server() { "$python" -m helpers.server stop >/dev/null 2>&1 || true; }
 trap stop_server EXIT
 trap 'exit 130' INT
