@@ -91,7 +91,7 @@ from IPython.display import display
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from scipy.stats import bootstrap
 
-from helpers import physics, server, style
+from helpers import hardware, physics, server, style
 from helpers.machine import published
 
 INF = math.inf
@@ -231,8 +231,8 @@ def roof(options, weight_bytes):
     """Peak FLOP/s and bytes/s of one copy's share of the machine: data sheet, or measured here."""
     if options.chip:
         chip = helpers.chip(options.chip)
-        faster = ("int8", "fp8") if options.chip == "h100" else ("int8",)  # twice, by data sheet
-        peak = chip.flops * (2 if options.quantization in faster else 1)
+        fast = ("int8", "fp8") if options.chip == "h100" else ("int8",)  # fp8 is as fast there
+        peak = chip.int8 if options.quantization in fast else chip.flops
         return peak * options.tensor_parallel, chip.bandwidth * options.tensor_parallel
     probe = PROBE.replace("BYTES", str(int(weight_bytes)))
     done = subprocess.run([server.PYTHON, "-c", probe], capture_output=True, text=True)
@@ -246,14 +246,16 @@ def machine_of(options, config, dollars_per_hour=0.0):
     if not (options.chip or dollars_per_hour):
         raise helpers.UserError("set dollars_per_hour: no price is published for this machine.")
     price = dollars_per_hour or helpers.chip(options.chip).dollars_per_hour * options.chips
-    name = f"{options.chip}-{options.chips}" if options.chip else f"{os.cpu_count()} CPU cores"
+    kind = "gpu" if options.engine == "gpu-docker" else "tpu"
+    chips = hardware.Hardware(kind, options.chip, options.chips)
+    name = (chips.slice or str(chips)) if options.chip else f"{os.cpu_count()} CPU cores"
     return Machine(name, *roof(options, step_bytes(config, options)), price, options)
 
 
 # %% [markdown]
 # What the floors are made of follows from the server's options: an fp8 cache has half the bytes,
-# int8 or fp8 weights as well, and int8 arithmetic is twice as fast. With two copies of the model,
-# each has half of the chips, and prompts queue for two.
+# int8 or fp8 weights as well, and int8 arithmetic has a peak of its own. With two copies of the
+# model, each has half of the chips, and prompts queue for two.
 
 # %%
 def step_bytes(config, options, batch=0, context=0):
