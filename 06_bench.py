@@ -115,7 +115,7 @@ class Settings:
 FULL = Settings()
 E2B = replace(FULL, regimes=((512, 256), (2048, 256)), rates=(1, 2, 4, 8, 16, INF), slo=(1000, 40),
               train_dollars=2.0)      # assumed: under an hour of one chip
-TINY = replace(FULL, regimes=((256, 64), (768, 64)), rates=(4, 12, 24, INF), seconds=3.0,
+TINY = replace(FULL, regimes=((256, 64), (768, 64)), rates=(4, 12, 24, INF), seconds=2.5,
                min_requests=20, warmups=1, slo=(500, 30),
                dollars_per_hour=0.07, train_dollars=0.01)  # assumed: a small cloud machine
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
