@@ -481,13 +481,14 @@ display(table.set_index("work").style.format({"wasted": "{:.0%}"}, thousands=","
 # %% [markdown]
 # ## 6. Start it
 # `start` opens the log, starts the command in a session of its own (closing this notebook does not
-# end it), records it in `serve/server.json`, and asks `/health` until the answer is yes. Every ten
-# seconds it prints the last line of the log, if that is a new one. A port in use, a process that
-# dies or too little memory end in one line with the reason. A healthy server of the same files is
-# reused. `write_options` leaves the settings in `serve/options.json`, which outlives the server:
-# `python -m helpers.server start` brings it up again from there. On a CPU most of a start is Python
-# importing vLLM, on one core; so the second server, which section 11 needs (base + adapter), starts
-# beside the first.
+# end it; started by `./run_all.sh`, it ends with that, however that ends), records it in
+# `serve/server.json`, and asks `/health` until the answer is yes. Every ten seconds it prints the
+# last line of the log, if that is a new one. A port in use, a process that dies or too little
+# memory end in one line with the reason. A healthy server of the same files is reused.
+# `write_options` leaves the settings in `serve/options.json`, which outlives the server: `python -m
+# helpers.server start` brings it up again from there. On a CPU most of a start is Python importing
+# vLLM, on one core; so the second server, which section 11 needs (base + adapter), starts beside
+# the first.
 
 # %%
 server.prepare(cfg.engine)
