@@ -25,8 +25,8 @@ NAMES = ("Settings", "INF", "FULL", "E2B", "TINY", "COUNTERS", "NEEDED", "LIMIT"
          "check_plan", "metric", "metrics", "Machine", "roof", "machine_of", "step_bytes",
          "ttft_floors", "bench_arguments", "load_result", "wait_idle", "point_name", "made_by",
          "measure", "finished", "lone_latency", "delivered_rate", "requests_for", "sweep",
-         "latencies", "floors_of", "share_kept", "row", "kept_up", "samples", "overlap", "why_apart",
-         "saturation", "capacities", "apart", "systems", "totals", "break_even")
+         "latencies", "floors_of", "share_kept", "row", "kept_up", "samples", "overlap",
+         "why_apart", "saturation", "capacities", "apart", "systems", "totals", "break_even")
 NOTEBOOK = dict(zip(NAMES, load("06_bench.py", *NAMES), strict=True))
 CONFIG = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
 TINY = NOTEBOOK["TINY"]
@@ -66,7 +66,8 @@ def point(inputs=256, outputs=64, rate=4.0, requests=30, ttft=0.1, tpot=0.01, ca
         "request_throughput": done / (max(starts) + latency), "request_goodput": 1.0,
         "start_times": starts, "latencies": [latency] * done + [0.0] * failed,
         "ttfts": [ttft] * done + [0.0] * failed,
-        "output_lens": [outputs] * done + [0] * failed, "errors": [""] * done + ["refused"] * failed,
+        "output_lens": [outputs] * done + [0] * failed,
+        "errors": [""] * done + ["refused"] * failed,
         "series": {"made_by": {}, "input_len": inputs, "output_len": outputs, "repeat": 0,
                    "seed": 1, "requests": requests, "cached_tokens": cached, "preemptions": 0.0,
                    "others_cores": 0.0}}
@@ -180,7 +181,7 @@ def queue(rate, service, requests, seed):
 
 
 def batching(rate, requests, seed, tokens=64, slots=64):
-    """The same for continuous batching: a step is 10 ms, 0.5 ms per running request, 4 per new one."""
+    """The same for continuous batching: a step is 10 ms, 0.5 per running request, 4 per new one."""
     gaps = np.random.default_rng(seed).exponential(1, requests)
     starts = np.cumsum(gaps) * (requests / gaps.sum()) / rate
     clock, admitted, running = 0.0, 0, {}
@@ -230,7 +231,7 @@ def test_saturation_of_a_queue_of_known_capacity(requests):
 
 
 def test_published_sustainable_rates_are_level_and_not_32_against_8():
-    """1024/512: 2.71 requests/s on the GPU; on the TPU 2.53 up to the last point that is not hidden."""
+    """1024/512: 2.71 requests/s on the GPU; on the TPU 2.53 up to the last that is not hidden."""
     for device, wanted in (("tpu", 2.53), ("gpu", 2.71)):
         rows = [(float(e["qps"]), float(e["value"]) / 512) for e in published("qps_sweep_digitized")
                 if e["metric"] == "output_throughput" and e["device"] == device
@@ -244,10 +245,11 @@ def test_failed_requests_stay_and_do_not_count_as_fast():
     assert use("lone_latency")([result]) == pytest.approx(0.1 + 0.63), "not the zero of a failure"
     row = use("row")(result, 0.73, CONFIG, MACHINE["tpu"], TINY.slo)
     assert (row["completed"], row["failed"], row["requests"]) == (27, 3, 30)
-    rest, sending = result["duration"] - 0.73, max(result["start_times"]) - min(result["start_times"])
+    sending = max(result["start_times"]) - min(result["start_times"])
+    rest = result["duration"] - 0.73
     assert row["delivered_rps"] == pytest.approx(
         27 / (result["duration"] - 0.73 * min(1, sending / rest)))
-    assert row["goodput_rps"] == pytest.approx(row["delivered_rps"]), "a share of the completed ones"
+    assert row["goodput_rps"] == pytest.approx(row["delivered_rps"]), "a share of the completed"
     assert row["usd_per_million_output"] == pytest.approx(
         0.07 / 3600 / (row["delivered_rps"] * 64) * 1e6)
 
@@ -502,7 +504,8 @@ def test_floors_chips_and_price_follow_the_servers_options():
     eight = use("machine_of")(plain, CONFIG)
     assert (eight.system, eight.peak) == ("v6e-8", 8 * v6e.flops)
     assert eight.dollars_per_hour == pytest.approx(21.52, abs=0.01)
-    other = options_for(replace(FULL05, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8"), "m")
+    other = options_for(replace(FULL05, tensor_parallel=4, data_parallel=2,
+                                kv_cache_dtype="fp8"), "m")
     two = use("machine_of")(other, CONFIG)
     assert (two.system, two.peak, two.bandwidth) == ("v6e-8", 4 * v6e.flops, 4 * v6e.bandwidth)
     sliding, full = 50 * 2 * 16 * 256, 10 * 2 * 4 * 512  # K and V, heads, size; 4 heads on 4 chips
@@ -540,7 +543,8 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
 def endpoint():
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     threading.Thread(target=web.serve_forever, daemon=True).start()
-    yield {"base_url": f"http://127.0.0.1:{web.server_port}", "model": "served", "max_model_len": 1024}
+    yield {"base_url": f"http://127.0.0.1:{web.server_port}", "model": "served",
+           "max_model_len": 1024}
     web.shutdown()
     web.server_close()
 
@@ -630,7 +634,8 @@ RUN = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
 
 
 @pytest.mark.series
-@pytest.mark.skipif(not (RUN / "notebooks").is_dir(), reason=f"no run in {RUN}: ./run_all.sh makes one")
+@pytest.mark.skipif(not (RUN / "notebooks").is_dir(),
+                    reason=f"no run in {RUN}: ./run_all.sh makes one")
 def test_the_series_measured_every_point_above_its_floor():
     table = pd.read_csv(RUN / "bench" / "results.csv", keep_default_na=False, na_values=["nan"])
     assert len(table) == TINY.repeats * len(TINY.regimes) * len(TINY.rates)

@@ -51,7 +51,8 @@ for arguments in job["bench"]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
     args = parser.parse_args(arguments[2:])
-    print(json.dumps([args.num_prompts, args.seed, args.ignore_eos, args.temperature, args.goodput]))
+    print(json.dumps([args.num_prompts, args.seed, args.ignore_eos, args.temperature,
+                      args.goodput]))
 try:
     make_arg_parser(FlexibleArgumentParser()).parse_args(job["wrong"])
 except SystemExit:
@@ -81,7 +82,8 @@ def every_command(adapter):
                                 tensor_parallel=8, results="/tmp/bench"),
             server.vllm_command("tpu-docker", MODEL, "name", 8000, max_model_len=16384,
                                 tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8"),
-            server.vllm_command("gpu-docker", MODEL, "name", 8000, tensor_parallel=2, adapter=adapter),
+            server.vllm_command("gpu-docker", MODEL, "name", 8000, tensor_parallel=2,
+                                adapter=adapter),
             server.vllm_command("cpu", "runs/tiny/merged", "name", 8001, adapter=adapter),
             server.vllm_command("tpu-docker", MODEL, "name", 8000, quantization="int8",
                                 implementation="vllm", adapter=adapter,
@@ -158,7 +160,8 @@ def test_docker_compose_is_the_same_container(adapter):
             again |= {"--gpus", deploy["resources"]["reservations"]["devices"][0]["count"]}
         assert service.pop("command") == command[command.index("serve"):] and not service
         assert again == set(command[:command.index("serve")])
-        assert set(content["volumes"]) == ({"vllm-xla-cache"} if "--privileged" in command else set())
+        named = {"vllm-xla-cache"} if "--privileged" in command else set()
+        assert set(content["volumes"]) == named
     with pytest.raises(AssertionError, match="no place for --init"):
         compose(["docker", "run", "--init", *every_command(adapter)[0][2:]])
 
@@ -174,8 +177,8 @@ def test_shell_blocks_in_the_text_are_valid_bash():
 
 def test_docker_command_mounts_the_merged_model_and_keeps_the_compile_cache(adapter):
     tpu, _, gpu, cpu = every_command(adapter)[:4]
-    assert tpu[tpu.index("--entrypoint"):][:5] == ["--entrypoint", "vllm", server.IMAGES["tpu-docker"],
-                                                   "serve", "/model"]
+    assert tpu[tpu.index("--entrypoint"):][:5] == [
+        "--entrypoint", "vllm", server.IMAGES["tpu-docker"], "serve", "/model"]
     assert f"{MODEL}:/model:ro" in tpu and "vllm-xla-cache:/xla_cache" in tpu
     assert "VLLM_XLA_CACHE_PATH=/xla_cache" in tpu and "--privileged" in tpu
     assert not any("gemma-4-31B-it" in part for part in tpu), "not the stock model"
@@ -221,7 +224,8 @@ def test_what_05_decides_is_what_06_and_07_find(tmp_path, monkeypatch, adapter):
                         ("--max-num-seqs", "256"), ("--port", "8123")):
         assert ours[ours.index(flag) + 1] == base[base.index(flag) + 1] == value
     changed = {(a, b) for a, b in zip(ours, base, strict=True) if a != b}
-    assert changed == {(cfg.name, "b"), (f"{tmp_path}/merged:/model:ro", f"{tmp_path}/base:/model:ro")}
+    mounts = tuple(f"{tmp_path}/{folder}:/model:ro" for folder in ("merged", "base"))
+    assert changed == {(cfg.name, "b"), mounts}
     other = server.command(options_for(FULL, "m"))
     assert other[other.index("--tensor-parallel-size") + 1] == "8" and "fp8" not in other
 
@@ -245,7 +249,7 @@ def test_memory_plan_against_arithmetic_by_hand():
     config = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
     chip = 31.25 * 2**30
     plan = memory_plan(config, chip, 4, 2, 2, 62.5e9)
-    sliding, full = 50 * 2 * 16 * 256 * 2, 10 * 2 * 4 * 512 * 2  # layers, K and V, heads, size, bytes
+    sliding, full = 50 * 2 * 16 * 256 * 2, 10 * 2 * 4 * 512 * 2
     room = 4 * (0.92 * chip - 62.5e9 / 4)
     assert plan["requests of 4,096"] == 2 * int(room / (sliding * 1024 + full * 4096))
     assert plan["requests of 16,384"] == 2 * int(room / (sliding * 1024 + full * 16384))
@@ -274,8 +278,9 @@ def test_prompts_think_only_where_training_did():
         thinking, template = as_trained({"reasoning": reasoning})
         assert thinking is wanted
         ids = chat.prompt_ids(tokenizer, messages, thinking)
-        theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True,
-                                               **template["chat_template_kwargs"])["input_ids"]
+        theirs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True,
+            **template["chat_template_kwargs"])["input_ids"]
         assert ids == list(theirs)
         seen.append(ids)
     assert seen[0] != seen[1], "the template has a thinking prompt"
@@ -366,7 +371,7 @@ def gone(pids):
 def test_start_record_reuse_stop(life, capsys):
     record = life()
     saved = json.loads(server.record_path().read_text())
-    assert {"pid", "port", "base_url", "model", "model_path", "engine", "command", "started"} <= set(saved)
+    assert set(server.RECORD) | {"command", "started", "owner"} <= set(saved)
     assert os.getsid(record["pid"]) == record["pid"] != os.getsid(0), "detached"
     assert server.current()["pid"] == record["pid"]
     assert life()["pid"] == record["pid"] and "reusing" in capsys.readouterr().out
@@ -469,7 +474,8 @@ def test_two_run_directories_side_by_side(life, tmp_path, monkeypatch):
     first, name = life(), server.container_name()
     monkeypatch.setenv("RUN_DIR", str(tmp_path / "other"))
     assert server.container_name() != name != server.container_name("adapter")
-    assert not server.running() and not server.stop() and server.stop_all() == ["no server was running"]
+    assert not server.running() and not server.stop()
+    assert server.stop_all() == ["no server was running"]
     second = life()
     assert second["port"] != first["port"] and second["pid"] != first["pid"]
     with pytest.raises(helpers.UserError, match="is in use"):
@@ -597,13 +603,14 @@ def test_reasons_are_found_in_real_logs(tmp_path):
         "(Worker pid=1) ERROR 11-21 04:20:12 [a.py:9] AssertionError\n"
         "RuntimeError: Engine core initialization failed. See root cause above.\n":
             "AssertionError in `assert loaded.shape == wanted`",
-        "vllm: error: unrecognized arguments: --foo\n": "vllm: error: unrecognized arguments: --foo",
+        "vllm: error: unrecognized arguments: --foo\n":
+            "vllm: error: unrecognized arguments: --foo",
         'docker: Error response from daemon: Conflict. The container name "/x" is in use\n':
             'docker: Error response from daemon: Conflict. The container name "/x" is in use',
     }
     for text, wanted in cases.items():
-        log.write_text("(APIServer pid=1) WARNING 11-21 04:19:40 [a.py:2] like `OSError: [Errno 24]`\n"
-                       + text)
+        log.write_text("(APIServer pid=1) WARNING 11-21 04:19:40 [a.py:2] like "
+                       "`OSError: [Errno 24]`\n" + text)
         assert server.reason(log, 1) == wanted
     log.write_text("")
     assert "SIGKILL" in server.reason(log, -9) and "exit status 3" in server.reason(log, 3)
@@ -622,7 +629,7 @@ def test_the_client_repeats_the_reason_and_starts_anew_after_a_failure(tmp_path,
         process = client.process
         client.run(["bench", "serve"])
         assert client.process is process, "one process for many runs"
-        with pytest.raises(helpers.UserError, match="vllm bench serve failed: ValueError: no such model"):
+        with pytest.raises(helpers.UserError, match="serve failed: ValueError: no such model"):
             client.run(["bench", "serve", "bad"])
         client.run(["bench", "serve"])
         last = client.process
@@ -730,7 +737,8 @@ def test_an_interrupted_client_in_a_container_is_found_and_ended(docker, tmp_pat
                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert sender.stdout.readline() == b"sending\n"
     end = time.monotonic() + 10
-    while "vllm bench" not in (docker / "calls").read_text() or len(pids_of(docker / "clients")) < 2:
+    while "vllm bench" not in (docker / "calls").read_text() \
+            or len(pids_of(docker / "clients")) < 2:
         assert time.monotonic() < end
         time.sleep(0.05)
     inside = pids_of(docker / "clients")[-1]
@@ -811,9 +819,11 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
                           {"role": "user", "content": "again"}]):
             theirs = server.post(record, "/tokenize", {"model": "tiny", "messages": messages})
             assert theirs["tokens"] == [int(i) for i in chat.prompt_ids(tokenizer, messages)]
-            kept = server.post(record, "/tokenize", {"model": "tiny", "messages": messages,
-                                                     "chat_template_kwargs": {"enable_thinking": True}})
-            assert kept["tokens"] == chat.prompt_ids(tokenizer, messages, thinking=True) != theirs["tokens"]
+            kept = server.post(record, "/tokenize", {
+                "model": "tiny", "messages": messages,
+                "chat_template_kwargs": {"enable_thinking": True}})
+            wanted = chat.prompt_ids(tokenizer, messages, thinking=True)
+            assert kept["tokens"] == wanted != theirs["tokens"]
         ids, end = theirs["tokens"], chat.special_ids(tokenizer)[chat.TURN_END]
         body = {"model": "tiny", "prompt": ids, "max_tokens": 20, "temperature": 0}
         forced = server.post(record, "/v1/completions", {**body, "logit_bias": {str(end): 100}})
@@ -840,7 +850,8 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
             server.current()
         again = server.bring_up()
         assert again["pid"] != record["pid"] and gone(family), "as it was, after its engine's death"
-        assert len(server._marked(server.MARK, again["mark"])) >= 3, "renamed processes keep the mark"
+        marked = server._marked(server.MARK, again["mark"])
+        assert len(marked) >= 3, "renamed processes keep the mark"
         family = server.members(again)
     finally:
         server.stop()
