@@ -91,7 +91,7 @@ import yaml
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import chat, physics, server, style
+from helpers import chat, physics, server, style, weights
 from helpers.machine import published
 
 pd.set_option("display.max_colwidth", None)
@@ -124,26 +124,18 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # ## 2. Is this the model that was merged?
-# On the real machines `merged/` has travelled: from the v5p-8 that trained it to a bucket, and
-# from there into `/dev/shm` of the v6e-8. `merge.json` holds the SHA-256 of every file. Serving
-# half a shard gives fluent nonsense, which is hard to tell from a bad fine-tune, so we compare
-# before we serve. (The 31B's two shards are hashed side by side, at about 1 GB/s each as one core
-# here does: half a minute.) The hash of all those hashes names the model: 06 keeps a measurement
-# only for the model that it was made with.
+# On the real machines `merged/` has travelled: from the v5p-8 that trained it to a bucket, and from
+# there into `/dev/shm` of the v6e-8. `merge.json` holds the SHA-256 of every file. Serving half a
+# shard gives fluent nonsense, which is hard to tell from a bad fine-tune, so we compare before we
+# serve. (The 31B's two shards are hashed side by side, at about 1 GB/s each as one core here does:
+# half a minute. `hashes.json` remembers what was read, so that 07 need not read it again.) The hash
+# of all those hashes names the model: 06 keeps a measurement only for the model that it was made
+# with.
 
 # %%
-from concurrent.futures import ThreadPoolExecutor
-
-
-def check_files(folder, hashes):
-    """Raise unless every file of merge.json is in `folder` with the bytes it had."""
-    def state(name):
-        path = folder / name
-        found = helpers.sha256_file(path) if path.is_file() else "missing"
-        return None if found == hashes[name] else "missing" if found == "missing" else "changed"
-    with ThreadPoolExecutor(4) as pool:
-        bad = {n: s for n, s in zip(hashes, pool.map(state, hashes), strict=True) if s}
-    if bad:
+def check_files(folder, hashes, memo=None):
+    """Raise unless the folder holds the files of merge.json, with the bytes they had, no more."""
+    if bad := weights.verify(folder, hashes, memo):
         raise helpers.UserError(f"{folder} is not what 04_merge wrote: {bad}. Copy it again, "
                                 "or run 04_merge.")
     return len(hashes)
@@ -152,7 +144,7 @@ def check_files(folder, hashes):
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
 recipe = merge["recipe"]
-count = check_files(merged, merge["files"])  # the one place where what we serve is verified
+count = check_files(merged, merge["files"], helpers.run_dir("hashes.json"))
 print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
       f"base {recipe['base_model']}, model {server.model_hash(merge)[:12]}")
 
@@ -334,13 +326,13 @@ def weights_of(config, checkpoint, quantization=""):
     return checkpoint - (physics.parameters(config)["matmul"] if quantization else 0)
 
 
-def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, weights, windowed=True):
+def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored, windowed=True):
     """HBM per chip and the requests that fit, for one layout; sizes are per chip, in GiB."""
-    left = SHARE * chip_bytes - weights / tp
+    left = SHARE * chip_bytes - stored / tp
     per_token = physics.kv_bytes_per_token(config, kv_dtype_bytes, tp)
     row = {"tp": tp, "dp": dp, "bytes per KV number": kv_dtype_bytes,
            "sliding layers keep": "their window" if windowed else "everything",
-           "weights, GiB/chip": weights / tp / GIB, "left for KV, GiB/chip": left / GIB}
+           "weights, GiB/chip": stored / tp / GIB, "left for KV, GiB/chip": left / GIB}
     for tokens in (4096, 16_384):
         full = sum(per_token.values()) * tokens
         need = physics.kv_bytes(config, tokens, kv_dtype_bytes, tp) if windowed else full
@@ -351,8 +343,8 @@ def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, weights, windowed=Tr
 # %%
 v6e = helpers.chip("v6e")
 half = weights_of(config_31b, CHECKPOINT, SECOND.quantization)
-plans = [memory_plan(config_31b, v6e.hbm, tp, dp, kv, weights, windowed)
-         for tp, dp, kv, weights, windowed in (
+plans = [memory_plan(config_31b, v6e.hbm, tp, dp, kv, stored, windowed)
+         for tp, dp, kv, stored, windowed in (
              (8, 1, 2, CHECKPOINT, False), (8, 1, 2, CHECKPOINT, True), (4, 2, 2, CHECKPOINT, True),
              (8, 1, 1, CHECKPOINT, True), (4, 2, 1, CHECKPOINT, True), (4, 2, 1, half, True))]
 display(pd.DataFrame(plans).style.hide(axis="index").format(precision=1))
@@ -383,16 +375,16 @@ def draw_memory(plans, chip_bytes):
     fig, ax = style.figure(10, 0.9 + 0.5 * len(plans))
     labels, edge = [], chip_bytes / GIB
     for place, plan in enumerate(plans):
-        weights, each = plan["weights, GiB/chip"], plan["one of 16,384, GiB/chip"]
+        grey, each = plan["weights, GiB/chip"], plan["one of 16,384, GiB/chip"]
         count = plan["requests of 16,384"] // plan["dp"]
-        ax.barh(place, weights, color=style.GREY)
-        ax.barh([place] * count, each, left=[weights + i * each for i in range(count)],
+        ax.barh(place, grey, color=style.GREY)
+        ax.barh([place] * count, each, left=[grey + i * each for i in range(count)],
                 color=style.SKY, edgecolor="white", linewidth=0.8)
         label = f"{plan['dp']} × {count}" if plan["dp"] > 1 else count
         ax.text(edge + 0.3, place, label, va="center", fontsize=10)
         kept = "" if plan["sliding layers keep"] == "their window" else ", no window"
         number = "fp8" if plan["bytes per KV number"] == 1 else "bfloat16"
-        small = ", fp8 weights" if weights * plan["tp"] * GIB < 0.99 * CHECKPOINT else ""
+        small = ", fp8 weights" if grey * plan["tp"] * GIB < 0.99 * CHECKPOINT else ""
         labels.append(f"tp {plan['tp']}, dp {plan['dp']}, {number} cache{kept}{small}")
     ax.axvline(SHARE * edge, color=style.BLACK, lw=1)
     ax.text(edge + 0.3, -0.75, "requests", va="center", fontsize=10)

@@ -298,6 +298,11 @@ def test_a_changed_or_missing_file_is_not_served(tmp_path):
     (tmp_path / "b").unlink()
     with pytest.raises(helpers.UserError, match="'b': 'missing'"):
         check_files(tmp_path, hashes)
+    (tmp_path / "a").write_text("one")
+    (tmp_path / "b").write_text("two")
+    (tmp_path / "model-2.safetensors").write_text("of an earlier merge")
+    with pytest.raises(helpers.UserError, match="'model-2.safetensors': 'unexpected'"):
+        check_files(tmp_path, hashes, tmp_path / "memo.json")
 
 
 # -- The life of a server ------------------------------------------------------------------------
