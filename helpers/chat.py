@@ -12,7 +12,7 @@ import itertools
 import re
 from pathlib import Path
 
-from helpers.run import UserError
+from helpers.run import UserError, local_path
 
 TURN, TURN_END = "<|turn>", "<turn|>"
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
@@ -29,7 +29,7 @@ def load_tokenizer(path):
       UserError: nothing can be loaded there, or it lacks the turn tokens or a chat template.
     """
     from transformers import AutoTokenizer
-    if not Path(path).exists() and Path(path).parent.is_dir():  # meant as a local path
+    if not Path(path).exists() and (local_path(path) or Path(path).parent.is_dir()):
         raise UserError(f"No tokenizer at {path}: there is no such directory.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path))

@@ -27,7 +27,7 @@ from tunix.models.gemma4 import params_safetensors as tensor_names
 from tunix.models.gemma4.model import K_MASK, AttentionType, ModelConfig, RematConfig
 from tunix.utils.sharding_utils import shard
 
-from helpers.run import UserError, phase
+from helpers.run import UserError, local_path, phase
 
 # Every matrix of a decoder layer by Tunix's names. The ten full-attention layers of the 31B have
 # K equal to V and call that one projection `k_einsum`.
@@ -208,7 +208,7 @@ def stage(source):
         size = int(listing.stdout.split()[0])
         fetch = functools.partial(subprocess.run, [
             tool, "storage", "rsync", "-r", source, str(target)], check=True)
-    elif source.count("/") == 1 and not source.startswith((".", "/")):
+    elif source.count("/") == 1 and not local_path(source):
         patterns = ["*.json", "*.jinja", "*.safetensors", "tokenizer*"]
         try:
             info = huggingface_hub.HfApi().model_info(source, files_metadata=True)

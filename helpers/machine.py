@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from helpers.run import run_dir, size, tpu_chips
+from helpers.run import run_dir, size, temporary_dir, tpu_chips
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "flax", "optax", "google-tunix", "qwix", "grain", "orbax-checkpoint",
@@ -107,7 +107,7 @@ def machine(devices=0):
         program runs; on a TPU all its chips are used and `devices` is not looked at.
     """
     quiet()
-    cores, folder = os.cpu_count(), os.environ.get("TMPDIR", "/tmp")
+    cores, folder = os.cpu_count(), temporary_dir()
     print(f"python {platform.python_version()} | {cores} cores | {_memory_gib():.0f} GiB memory | "
           f"{shutil.disk_usage(folder).free / 2**30:.0f} GiB free in {folder} | commit {_commit()}")
     found = []

@@ -421,7 +421,8 @@ def content_hash(path):
     after = path.stat()
     if state == [after.st_size, after.st_mtime_ns, after.st_ctime_ns]:
         with contextlib.suppress(UserError):  # no room for a note: hashed again next time
-            write_json(notes, {**read_leftover(notes, {}), key: [*state, found]})
+            there = {name: note for name, note in known.items() if os.path.exists(name)}
+            write_json(notes, {**there, key: [*state, found]})
     return found
 
 
@@ -476,14 +477,14 @@ def check_stamp(what, made, wanted, remedy):
         raise UserError(f"{what} was made from something else: {'; '.join(apart)}. {remedy}")
 
 
-def check_files(folder, hashes, remedy):
-    """Refuse a folder whose files are not those of `hashes`, {relative name: SHA-256}.
+def check_files(folder, hashes, remedy, besides=()):
+    """Refuse a folder whose files, except `besides`, are not those of `hashes` {name: SHA-256}.
 
     Raises:
       UserError: a file is missing, changed or new; names it, and says `remedy`.
     """
     folder = Path(folder)
-    there = _names(folder)
+    there = _names(folder) - set(besides)
     wrong = [f"{name} is missing" for name in sorted(set(hashes) - there)]
     wrong += [f"{name} is not of it" for name in sorted(there - set(hashes))]
     found = folder_hashes(folder, set(hashes) & there)
