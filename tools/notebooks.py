@@ -153,11 +153,23 @@ def tidy(notebook):
 class Client(NotebookClient):
     """Executes a notebook and repeats what its cells print, as they print it."""
 
-    kernel = None  # its process id, which is also that of its process group
+    kernel = guard = None  # the kernel's process, which leads a group; the pipe of its guard
 
     async def async_start_new_kernel(self, **options):
         await super().async_start_new_kernel(**options)
-        self.kernel = self.km.provisioner.pid
+        self.kernel = psutil.Process(self.km.provisioner.pid)
+        # A shell that kills the kernel's group when this process ends without a word (kill -9).
+        end, self.guard = os.pipe()
+        subprocess.Popen(["sh", "-c", "read word || kill -s KILL -- -$0", str(self.kernel.pid)], stdin=end,
+                         stderr=subprocess.DEVNULL, start_new_session=True)
+        os.close(end)
+
+    def dismiss(self):
+        """The kernel has ended: its guard may go."""
+        if self.guard is not None:
+            os.write(self.guard, b"ended\n")
+            os.close(self.guard)
+            self.guard = None
 
     def output(self, outs, msg, display_id, cell_index):
         if msg["msg_type"] == "stream":
@@ -173,16 +185,15 @@ def end_kernel(kernel, seconds=2.0, longest=20.0):
     a copy to a bucket for example, and gets `longest`. What is left after that is killed.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(kernel)
-        status = Path(f"/proc/{kernel}/status")
+        status = Path(f"/proc/{kernel.pid}/status")
         caught = re.search(r"SigCgt:\s*(\w+)", status.read_text()) if status.exists() else None
         busy = caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1
-        process.terminate()
+        kernel.terminate()
         end = time.monotonic() + (longest if busy else seconds)
-        while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+        while kernel.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
             time.sleep(0.05)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(kernel, signal.SIGKILL)
+        os.killpg(kernel.pid, signal.SIGKILL)
 
 
 def in_thread(work, *arguments, **options):
@@ -224,12 +235,15 @@ def execute(source, folder, **options):
             in_thread(client.execute, stdout=log, stderr=log, **options)
         except CellExecutionError as error:
             failed = re.sub(r"\x1b\[[0-9;]*m", "", error.traceback).strip()
-        except DeadKernelError:
+        except BaseException as error:
+            if client.kernel:
+                end_kernel(client.kernel)
+            if not isinstance(error, DeadKernelError):
+                raise
             raise SystemExit(f"{source.stem}: the kernel died; {shown(folder / 'kernel.log')} may say "
                              "why (often: not enough memory)") from None
         finally:
-            if client.kernel:
-                end_kernel(client.kernel)
+            client.dismiss()
     took = time.perf_counter() - start
     if failed:
         print(f"\n{failed}\n\n{source.stem} failed after {took:.0f} s: {shown(copy)}",

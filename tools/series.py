@@ -1,4 +1,4 @@
-"""Execute a range of notebooks and leave no process behind, however it ends. `run_all.sh` becomes this.
+"""Execute a range of notebooks and leave no process behind: what `run_all.sh` becomes.
 
     tools/series.py FROM [--fresh] [FIRST [LAST]]     FROM: the folder that run_all.sh was called in
 """
@@ -126,12 +126,13 @@ def recorded():
     return found
 
 
-def end_servers(before, seconds=120.0):
-    """End the servers that were started since `before`; after `seconds`, without asking.
+def end_servers(before, sources, seconds=120.0):
+    """End the servers that these notebooks started since `before`; after `seconds`, without asking.
 
     A server that was there before this run is left as it was found.
     """
-    if before and recorded() <= before:
+    starts = {"05", "06", "07"} & {source.name[:2] for source in sources}
+    if not starts or not (run_dir_path() / "serve").is_dir() or before and recorded() <= before:
         return
     stopping = subprocess.Popen([*SERVER, "stop"], cwd=ROOT, start_new_session=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -179,13 +180,13 @@ def forget(sources):
     numbers = [source.name[:2] for source in sources]
     if {"04", "05"} & set(numbers) and recorded():
         print("--fresh: stopping the server", flush=True)
-        end_servers(set())
+        subprocess.run([*SERVER, "stop"], cwd=ROOT, check=True)
     gone = leftovers(numbers)
     for path in gone:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     names = dict.fromkeys(path.relative_to(run_dir_path()).parts[0] for path in gone)
-    print(f"--fresh: deleted {', '.join(names)} of {numbers[0]} to {numbers[-1]} in {run_dir_path()}"
-          if gone else "--fresh: there was nothing to delete", flush=True)
+    print(f"--fresh: deleted {', '.join(names)} of {numbers[0]} to {numbers[-1]} in "
+          f"{run_dir_path()}" if gone else "--fresh: there was nothing to delete", flush=True)
 
 
 # -- The run --------------------------------------------------------------------------------------
@@ -218,8 +219,8 @@ def run(sources):
         _lock.name(f"run_all.sh, {source.stem}")
         if source.name[:2] == "06" and "05" not in numbers:
             if subprocess.run([*SERVER, "start"], cwd=ROOT, env=locked).returncode:
-                raise SystemExit("run_all: 06 needs the server as 05 left it, and it does not start "
-                                 "(see above). `./run_all.sh 05 06` runs both.")
+                raise SystemExit("run_all: 06 needs the server as 05 left it, and it does not "
+                                 "start (see above). `./run_all.sh 05 06` runs both.")
         start = time.perf_counter()
         notebooks.execute(source, run_dir("notebooks"), env=locked, pass_fds=held)
         times.add(source.stem, time.perf_counter() - start)
@@ -245,15 +246,15 @@ def main(start, *words):
         before = recorded()
         run(sources)
     except Stopped as stopped:
-        end_servers(before, seconds=3.0)
+        end_servers(before, sources, seconds=3.0)
         name = signal.Signals(stopped.args[0]).name
-        print(f"\nrun_all: ended by {name}; the kernel and its servers are stopped, what was finished "
-              "is kept", file=sys.stderr)
+        print(f"\nrun_all: ended by {name}; the kernel and its servers are stopped, what was "
+              "finished is kept", file=sys.stderr)
         leave(stopped.args[0])
     except BaseException:
-        end_servers(before)
+        end_servers(before, sources)
         raise
-    end_servers(before)
+    end_servers(before, sources)
 
 
 if __name__ == "__main__":
