@@ -12,6 +12,7 @@ import itertools
 import re
 from pathlib import Path
 
+from helpers import remote
 from helpers.run import UserError, local_path
 
 TURN, TURN_END = "<|turn>", "<turn|>"
@@ -23,12 +24,14 @@ def load_tokenizer(path):
     """Load a checkpoint's tokenizer, and make sure that it can render Gemma 4 chats.
 
     Args:
-      path: a directory, or a name on the Hugging Face hub.
+      path: a directory, a name on the Hugging Face hub, or a gs:// address.
 
     Raises:
       UserError: nothing can be loaded there, or it lacks the turn tokens or a chat template.
     """
     from transformers import AutoTokenizer
+    if str(path).startswith("gs://"):
+        path = remote.stage(path, weights=False)
     if not Path(path).exists() and (local_path(path) or Path(path).parent.is_dir()):
         raise UserError(f"No tokenizer at {path}: there is no such directory.")
     try:
@@ -116,7 +119,7 @@ def render_prompts(tokenizer, chats, thinking=False):
 
 
 def _mark_control_text(pattern, chat):
-    """Break up what looks like a control token in the contents, so that only the template's stay."""
+    """Break up what looks like a control token in the contents: only the template's stay."""
     contents = [message["content"] for message in chat]
     if not all(isinstance(content, str) for content in contents):
         raise UserError("Every message needs a `content` that is a string.")
@@ -134,8 +137,8 @@ def _mark_control_text(pattern, chat):
 def _check_prompt(tokenizer, ids, thinking):
     special, bos = special_ids(tokenizer), tokenizer.bos_token_id
     if ids[:1] != [bos] or ids.count(bos) != 1:
-        raise UserError(f"The chat template gives {ids.count(bos)} {tokenizer.bos_token} instead of "
-                        "one at the start. Use the template that came with the checkpoint.")
+        raise UserError(f"The chat template gives {ids.count(bos)} {tokenizer.bos_token} instead "
+                        "of one at the start. Use the template that came with the checkpoint.")
     if thinking and ids[-1] == special.get(CHANNEL_END):
         raise UserError("This chat template closes the thought channel even with "
                         "enable_thinking=True, so reasoning cannot be trained with it.")
@@ -199,6 +202,6 @@ def _stored_answers(tokenizer, ids, messages):
             mask[first:last + 1] = [True] * (last + 1 - first)
             answers -= 1
     if answers:
-        raise UserError("The chat template does not render every model message as a turn of its own, "
-                        "so what to train cannot be told apart.")
+        raise UserError("The chat template does not render every model message as a turn of its "
+                        "own, so what to train cannot be told apart.")
     return mask

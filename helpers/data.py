@@ -39,8 +39,8 @@ def read_meta(folder):
     meta = read_json(path)
     whole = isinstance(meta, dict) and "sha256" in meta
     if not whole or digest({key: meta[key] for key in meta if key != "sha256"}) != meta["sha256"]:
-        raise UserError(f"{path} is not what 02 wrote: it was changed, or made by an older version. "
-                        + AGAIN)
+        raise UserError(f"{path} is not what 02 wrote: it was changed, or made by an older "
+                        f"version. {AGAIN}")
     return meta
 
 
@@ -72,7 +72,7 @@ def keep(folder, key):
 
 
 def kept(folder, key):
-    """True if a folder was made from `key` and is whole; a damaged one is said and counts as absent."""
+    """True if a folder was made from `key` and is whole; a damaged one, said, counts as absent."""
     made = read_leftover(Path(folder) / "made.json", {})
     if made.get("key") != key:
         return False

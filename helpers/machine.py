@@ -19,7 +19,7 @@ PACKAGES = ("jax", "flax", "optax", "google-tunix", "qwix", "grain", "orbax-chec
 
 
 def published(name, key, value="value"):
-    """One column of `data/published/<name>.csv` as a dict, numbers as float where they are numbers."""
+    """One column of `data/published/<name>.csv` as a dict; what is a number becomes a float."""
     def number(text):
         try:
             return float(text)
@@ -42,8 +42,9 @@ def install():
     told = any(Path(sys.prefix).glob(".gemma4-on-tpu-t[pr]*"))  # setup.sh's stamps: train, tpu
     if not (ours or told or "COLAB_RELEASE_TAG" in os.environ):
         first = "" if environment.exists() else f"make it (cd {ROOT} && ./setup.sh train), then "
-        raise UserError(f"this is the Python of {sys.prefix}, into which nothing is installed. The "
-                        f"series has its own: {first}choose {environment}/bin/python as the kernel.")
+        raise UserError(f"this is the Python of {sys.prefix}, into which nothing is installed. "
+                        f"The series has its own: {first}choose {environment}/bin/python as the "
+                        "kernel.")
     subprocess.run(["bash", str(ROOT / "setup.sh"), "train", "--into", sys.executable], check=True)
 
 
@@ -98,6 +99,23 @@ def machine(devices=0, always=""):
         _start_jax(devices)
 
 
+def join_hosts(count=1):
+    """Connect this host's JAX with those of a slice's other hosts; before any device is used.
+
+    On a TPU slice `jax.distributed.initialize` finds out everything itself. Elsewhere (tests run two
+    processes on one machine) JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it.
+
+    Args:
+      count: hosts of this slice, as `helpers.hardware` sees them. Each has to run the same program.
+    """
+    import jax
+    if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
+        jax.distributed.initialize(address, int(os.environ["JAX_NUM_PROCESSES"]),
+                                   int(os.environ["JAX_PROCESS_ID"]))
+    elif count > 1:
+        jax.distributed.initialize()
+
+
 def _start_jax(devices):
     here = hardware.here()
     # On a TPU the CPU has to be asked for twice: by SIZE=tiny, and by JAX's own variable.
@@ -115,6 +133,7 @@ def _start_jax(devices):
     import jax
     if not tpu:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
+    join_hosts(here.hosts if tpu else 1)
     try:
         backend = jax.default_backend()
     except RuntimeError as error:
@@ -124,7 +143,8 @@ def _start_jax(devices):
                         "its TPU build, unset JAX_PLATFORMS, and start this kernel again.")
     kinds = sorted({device.device_kind for device in jax.devices()})
     simulated = " (simulated)" if backend == "cpu" and devices > 1 else ""
-    print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}")
+    hosts = f", {jax.process_count()} hosts" if jax.process_count() > 1 else ""
+    print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}{hosts}")
 
 
 class _Source(str):

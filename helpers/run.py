@@ -31,7 +31,7 @@ SIZES = {
     "tiny": Size("the tiny Gemma 4 in assets/: any laptop, Colab CPU or CI machine"),
     "e2b": Size("google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)", ("v5e-1", "v6e-1")),
     "31b": Size("google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
-                ("v5p-8", "v6e-8")),
+                ("v5p-8", "v5p-32", "v6e-8")),
 }
 _always = ""
 
@@ -284,11 +284,15 @@ def writing():
     """Be the only notebook that writes to the run directory; `choose` calls this.
 
     A script holds the lock until it ends, a Jupyter kernel while one of its cells runs: a notebook
-    that is merely open is in nobody's way. What `run_all.sh` executes is covered by its lock.
+    that is merely open is in nobody's way. What `run_all.sh` executes is covered by its lock. Where
+    several hosts train together, the first one is the notebook.
 
     Raises:
       UserError: another notebook is writing; the next cells of a kernel ask again.
     """
+    jax = sys.modules.get("jax")
+    if jax and jax.distributed.is_initialized() and jax.process_index():
+        return  # of several hosts the first one writes
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     name = os.environ.get("JPY_SESSION_NAME", "a notebook") if shell else sys.argv[0]
     who = Path(name or "Python").stem

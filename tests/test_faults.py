@@ -1,4 +1,4 @@
-"""Faults, one row each: what is said, how it ends, what stays whole, and that nothing is left running.
+"""Faults, one row each: what is said, how it ends, what stays whole, and that nothing is left.
 
     .venv/bin/python -m pytest tests/test_faults.py -m "not slow"
 
@@ -32,7 +32,8 @@ from helpers import chat, data, run
 FINISHED = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny").resolve()
 HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
           "#       format_name: percent\n# ---\n\n")
-WRITER = "import sys, time\nfrom helpers.run import writing\nwriting()\nprint('writes', flush=True)\n"
+WRITER = ("import sys, time\nfrom helpers.run import writing\nwriting()\n"
+          "print('writes', flush=True)\n")
 FAULTS = []
 
 
@@ -56,7 +57,7 @@ def fault(*says, code=1, intact=(), gone=(), waits="", slow=False):
 
 
 class World:
-    """A run directory, and a project of small notebooks around the real helpers, tools and scripts."""
+    """A run directory, and a project of small notebooks around the real helpers and scripts."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.run, self.project = folder, folder / "run", folder / "project"
@@ -136,8 +137,8 @@ class World:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                mine = process.environ().get("RUN_DIR") == str(self.run) and process.pid != os.getpid()
-                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                mine = process.environ().get("RUN_DIR") == str(self.run)
+                if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
@@ -171,7 +172,8 @@ def content(path):
 # -- Rows that cross a file: data ---------------------------------------------------------------
 
 def read_data(world):
-    return world.call(lambda: data.check_data(world.run / "data", run.read_json(world.run / "data/meta.json")))
+    folder = world.run / "data"
+    return world.call(lambda: data.check_data(folder, run.read_json(folder / "meta.json")))
 
 
 @fault(r"train/tokens\.npy has changed", "02_data", intact=("data",))
@@ -312,31 +314,36 @@ def results_of_another_model(world):
 @fault("seconds was null", "Measure again")
 def a_result_without_a_stamp(world):
     yield
-    yield world.call(run.check_stamp, "bench/a.json", None, run.stamp(seconds=4.0), "Measure again.")
+    yield world.call(run.check_stamp, "bench/a.json", None, run.stamp(seconds=4.0),
+                     "Measure again.")
 
 
 # -- Disks --------------------------------------------------------------------------------------
 
+FILLING = "_ = open('{run}/fill', 'wb').write(bytes(200_000))\nprint('x' * 100_000)"
 FILL = "head -c 1M /dev/zero >{run}/fill 2>/dev/null; "
 
 
 @fault("disk of .* is full", "set RUN_DIR", r"old\nno leftover")
 def a_full_disk_while_writing_a_file(world):
     code = ("from helpers.run import *; p = run_dir('a.json'); write_text(p, 'x' * 500000)")
-    after = "cat {run}/a.json; ls -A {run} | grep -v -e fill -e '^a.json$' || echo no leftover; exit $code"
+    after = ("cat {run}/a.json; ls -A {run} | grep -v -e fill -e '^a.json$' || echo no leftover; "
+             "exit $code")
     yield
     yield world.small_disk(f"echo old >{world.run}/a.json; " + FILL.format(run=world.run)
-                           + f"{sys.executable} -c \"{code}\"; code=$?; " + after.format(run=world.run))
+                           + f"{sys.executable} -c \"{code}\"; code=$?; "
+                           + after.format(run=world.run))
 
 
 @fault("disk of .* is full", r"a\nb\nfill")
 def a_full_disk_while_writing_a_folder(world):
     """NumPy's own message has no number of the error; what was written so far makes room again."""
     code = ("import numpy as np; from helpers.run import *\n"
-            "with atomic_dir(run_dir('data')) as beside: np.save(beside / 'x.npy', np.ones(100000))")
+            "with atomic_dir(run_dir('data')) as beside:\n"
+            "    np.save(beside / 'x.npy', np.ones(100000))")
     yield
-    yield world.small_disk(f"mkdir {world.run}/data; touch {world.run}/data/a; touch {world.run}/b; "
-                           f"touch {world.run}/fill; {sys.executable} -c \"{code}\"; code=$?; "
+    yield world.small_disk(f"cd {world.run}; mkdir data; touch data/a b fill; cd {ROOT}; "
+                           f"{sys.executable} -c \"{code}\"; code=$?; "
                            f"ls -A {world.run}/data; ls -A {world.run} | grep -v data; exit $code")
 
 
@@ -369,15 +376,14 @@ def tmpdir_is_missing_in_a_script(world):
 
 @fault("disk of .* is full", "02_step ran to its end")
 def a_full_disk_for_the_executed_notebook(world):
-    world.notebooks(n02=f"_ = open('{world.run}/fill', 'wb').write(bytes(200_000)); print('x' * 100_000)")
+    world.notebooks(n02=FILLING.format(run=world.run))
     yield
     yield world.small_disk(f"cd {world.project} && ./run_all.sh 02")
 
 
 @fault("Error: mine", "disk of .* is full", "could not be saved")
 def a_full_disk_does_not_hide_the_cells_error(world):
-    world.notebooks(n02=f"_ = open('{world.run}/fill', 'wb').write(bytes(200_000)); print('x' * 100_000)\n"
-                        "import helpers; raise helpers.UserError('mine')")
+    world.notebooks(n02=FILLING.format(run=world.run) + "\nimport helpers; raise helpers.UserError('mine')")
     yield
     yield world.small_disk(f"cd {world.project} && ./run_all.sh 02")
 
@@ -394,7 +400,7 @@ def a_full_disk_in_a_cell_that_knows_nothing_of_it(world):
 def a_read_only_run_directory(world):
     world.notebooks()
     yield
-    yield world.small_disk(f"mount -o remount,ro {world.run}; cd {world.project} && ./run_all.sh 02")
+    yield world.small_disk(f"mount -o remount,ro {world.run}; cd {world.project}; ./run_all.sh 02")
 
 
 @pytest.mark.parametrize("text", ['{"seconds": {"01_', '{"seconds": 3}', "\xff"])
@@ -526,7 +532,8 @@ def test_a_kernel_that_is_merely_open_holds_nothing(world):
 
 def everything(world):
     """One file of everything that the series leaves, and two of somebody else."""
-    for path in ("setup.json", "data/meta.json", "data/samples.json", "cache/rendered/ids.npy", "train/recipe.json",
+    for path in ("setup.json", "data/meta.json", "data/samples.json",
+                 "cache/rendered/ids.npy", "train/recipe.json",
                  "jax_cache/a", "merged/config.json", "adapter/a", "merged_text/a", "merge.json",
                  "model_card.md", "serve/options.json", "bench/1.json", "bench/results.csv",
                  "bench/partial/a", "bench/client.log", "eval/comparison.json", ".merged.partial/a",
@@ -565,7 +572,8 @@ def fresh_with_a_word_that_is_none(world):
     yield world.run_all("--fresh", "5")
 
 
-@fault("04 needs .*recipe.json", "03", "Nothing was deleted", intact=("merged", "merge.json", "data"))
+@fault("04 needs .*recipe.json", "03", "Nothing was deleted",
+       intact=("merged", "merge.json", "data"))
 def fresh_without_what_the_range_reads(world):
     world.notebooks()
     everything(world)
@@ -750,14 +758,16 @@ def test_a_damaged_archive_is_one_line(tmp_path, read_rows, harm):
 def test_odd_lines_are_rows_or_counted(tmp_path, read_rows):
     """A byte-order mark costs no row; absurd nesting is a line that is no JSON."""
     deep = "[" * 200_000 + "]" * 200_000
-    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": 1}\n' + deep.encode() + b'\n{"prompt": 2}\n')
+    text = '\ufeff{"prompt": 1}\n' + deep + '\n{"prompt": 2}\n'
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
     rows = read_rows(str(tmp_path))
     assert rows == [{"prompt": 1}, deep, {"prompt": 2}]
 
 
 @pytest.mark.parametrize("name, path", [
-    ("/data/gone", True), ("./gone", True), ("~/gone", True), ("a/b/gone", True), ("assets/gone", True),
-    ("google/gemma-4-31B-it", False), ("zhuyaoyu/CodeV-R1-dataset", False), ("gs://bucket/a/b", False)])
+    ("/data/gone", True), ("./gone", True), ("~/gone", True), ("a/b/gone", True),
+    ("assets/gone", True), ("google/gemma-4-31B-it", False), ("zhuyaoyu/CodeV-R1-dataset", False),
+    ("gs://bucket/a/b", False)])
 def test_what_is_clearly_a_path_is_never_asked_of_the_hub(name, path):
     assert run.local_path(name) == path
 
@@ -783,10 +793,10 @@ def a_relative_run_dir_is_relative_to_where_one_stands(world):
 
 @fault("^inside$", code=0)
 def a_run_dir_in_the_repository_stays_relative(world):
-    world.notebooks(n01="import os; print('inside' if os.environ['RUN_DIR'] == 'runs/x' else 'not')")
+    world.notebooks(n01="import os; print({'runs/x': 'inside'}.get(os.environ['RUN_DIR']))")
     yield
-    done = world.ended(world.start("../run_all.sh", "01", cwd=world.project / "tools", RUN_DIR="../runs/x"))
-    yield done
+    yield world.ended(world.start("../run_all.sh", "01", cwd=world.project / "tools",
+                                  RUN_DIR="../runs/x"))
 
 
 # -- The notebooks' own tool --------------------------------------------------------------------
@@ -877,7 +887,8 @@ def lines_of_five_megabytes(world):
     path = world.file("02_data.py", text)
     yield
     start = time.monotonic()
-    done = world.ended(world.start(sys.executable, path, cwd=ROOT, MPLBACKEND="agg", PYTHONPATH="."), 300)
+    done = world.ended(world.start(sys.executable, path, cwd=ROOT, MPLBACKEND="agg",
+                                   PYTHONPATH="."), 300)
     print(f"{time.monotonic() - start:.0f} s")
     assert run.read_json(world.run / "data/meta.json")["dropped"]["too long"] >= 4
     yield done
@@ -914,7 +925,8 @@ def notebook_07_on_a_flipped_bit(world):
     yield script(world, "07_eval.py")
 
 
-@fault("meta.json", "02", intact=("eval",), slow=True, waits="07's check of the trained system prompt")
+@fault("meta.json", "02", intact=("eval",), slow=True,
+       waits="07's check of the trained system prompt")
 def notebook_07_on_a_system_prompt_that_was_not_trained(world):
     finished(world, "data", "train", "merged", "merge.json", "eval", "serve")
     meta = run.read_json(world.run / "data/meta.json")
@@ -934,7 +946,8 @@ def notebook_04_mends_a_truncated_model(world):
     yield done
 
 
-@fault("merging|adapter", code=0, slow=True, waits="04's comparison of its own output with merge.json")
+@fault("merging|adapter", code=0, slow=True,
+       waits="04's comparison of its own output with merge.json")
 def notebook_04_mends_a_missing_adapter_file(world):
     finished(world, "data", "train", "merged", "adapter", "merged_text", "merge.json")
     (world.run / "adapter/adapter_model.safetensors").unlink()
@@ -944,7 +957,8 @@ def notebook_04_mends_a_missing_adapter_file(world):
     yield done
 
 
-@fault("step 8\\d|step \\d+", "whole", slow=True, waits="03's choice of the newest whole checkpoint")
+@fault("step 8\\d|step \\d+", "whole", slow=True,
+       waits="03's choice of the newest whole checkpoint")
 def a_damaged_newest_checkpoint_in_04(world):
     finished(world, "data", "train")
     newest = max((world.run / "train/checkpoints").iterdir(), key=lambda path: int(path.name))
@@ -965,7 +979,8 @@ def half_a_record_beside_a_server(world):
     yield world.ended(world.start(sys.executable, "-m", "helpers.server", "stop", cwd=ROOT))
 
 
-@fault("csv", "columns|read", intact=("bench/theirs.csv",), slow=True, waits="06's reading of other tables")
+@fault("csv", "columns|read", intact=("bench/theirs.csv",), slow=True,
+       waits="06's reading of other tables")
 def a_broken_table_of_another_machine(world):
     finished(world, "data", "train", "merged", "merge.json", "bench", "serve")
     world.file("bench/theirs.csv", '"a\n\x00')
@@ -1009,10 +1024,12 @@ def notebook_06_alone(world):
     yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
 
 
-@fault("rows", code=0, slow=True, waits="the opening cell that finds the repository by the script's own place")
+@fault("rows", code=0, slow=True,
+       waits="the opening cell that finds the repository by the script's own place")
 def a_script_started_from_another_folder(world):
     yield
-    yield world.ended(world.start(sys.executable, ROOT / "02_data.py", cwd=world.folder, MPLBACKEND="agg"), 300)
+    yield world.ended(world.start(sys.executable, ROOT / "02_data.py", cwd=world.folder,
+                                  MPLBACKEND="agg"), 300)
 
 
 def flip(path):

@@ -1,11 +1,11 @@
 """kill -9 at random moments of 02 to 07, then the same notebook again: nothing lost, nothing twice.
 
-    ./run_tests.sh --kills          30 kills, about an hour and a half on two idle cores (not measured)
+    ./run_tests.sh --kills      30 kills, about an hour and a half on two idle cores (not measured)
 
-It goes on where it was stopped: what passed is in RUN_DIR/kills/passed.jsonl, with the seed, which is
-drawn once and printed (KILLS_SEED sets it). After a rerun 02 to 04 have left what an undisturbed run
-leaves, bit for bit except for times; in 05 to 07 what was finished before the kill is still there and
-was not made again.
+It goes on where it was stopped: what passed is in RUN_DIR/kills/passed.jsonl, with the seed, which
+is drawn once and printed (KILLS_SEED sets it). After a rerun 02 to 04 have left what an undisturbed
+run leaves, bit for bit except for times; in 05 to 07 what was finished before the kill is still
+there and was not made again.
 """
 
 import json
@@ -63,8 +63,9 @@ def finish(number, folder):
 
 def server(what, folder):
     """`python -m helpers.server start` or `stop` for a run directory."""
+    env = {**os.environ, "SIZE": "tiny", "RUN_DIR": str(folder)}
     done = subprocess.run([sys.executable, "-m", "helpers.server", what], cwd=ROOT, text=True,
-                          capture_output=True, env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(folder)})
+                          capture_output=True, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -51,7 +51,8 @@ def test_files_between_notebooks():
             rows[name] = np.load(RUN / "data" / split / f"{name}.npy", mmap_mode="r")
             assert rows[name].dtype == kind and rows[name].ndim == 2
         assert len({array.shape for array in rows.values()}) == 1
-        assert not (rows["loss_mask"] & (rows["segment_ids"] == 0)).any(), "padding is never trained"
+        padding = rows["segment_ids"] == 0
+        assert not (rows["loss_mask"] & padding).any(), "padding is never trained"
 
 
 def test_fine_tuning_lifts_pass_at_1():

@@ -160,8 +160,8 @@ class Client(NotebookClient):
         self.kernel = psutil.Process(self.km.provisioner.pid)
         # A shell that kills the kernel's group when this process ends without a word (kill -9).
         end, self.guard = os.pipe()
-        subprocess.Popen(["sh", "-c", "read word || kill -s KILL -- -$0", str(self.kernel.pid)], stdin=end,
-                         stderr=subprocess.DEVNULL, start_new_session=True)
+        subprocess.Popen(["sh", "-c", "read word || kill -s KILL -- -$0", str(self.kernel.pid)],
+                         stdin=end, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(end)
 
     def dismiss(self):
@@ -240,8 +240,8 @@ def execute(source, folder, **options):
                 end_kernel(client.kernel)
             if not isinstance(error, DeadKernelError):
                 raise
-            raise SystemExit(f"{source.stem}: the kernel died; {shown(folder / 'kernel.log')} may say "
-                             "why (often: not enough memory)") from None
+            raise SystemExit(f"{source.stem}: the kernel died; {shown(folder / 'kernel.log')} may "
+                             "say why (often: not enough memory)") from None
         finally:
             client.dismiss()
     took = time.perf_counter() - start
@@ -327,7 +327,9 @@ def execute_stored(every):
 def adopt(notebook, copy):
     """Take the outputs of an executed copy; False if its code differs or it did not finish."""
     executed = stored(copy)
-    if executed is None or any(cell.execution_count is None for cell in code_cells(executed)) or has_error(executed):
+    if executed is None or has_error(executed):
+        return False
+    if any(cell.execution_count is None for cell in code_cells(executed)):
         return False
     if adopted := keep_outputs(notebook, executed):
         print(f"outputs of {shown(copy)} -> {shown(FOLDER)}")
@@ -373,11 +375,12 @@ class PeakMemory(threading.Thread):
 def main():
     parser = argparse.ArgumentParser(prog="update_notebooks.sh", description=__doc__)
     parser.add_argument("--check", action="store_true",
-                        help="change nothing; exit 1 if a notebook is out of date, an orphan, without "
-                             "outputs, or holds an error or an absolute path in its outputs")
+                        help="change nothing; exit 1 if a notebook is out of date, an orphan, "
+                             "without outputs, or holds an error or an absolute path in its outputs")
     parser.add_argument("--execute", action="store_true",
-                        help="give outputs to the notebooks that have none, from a run at the tiny size")
-    parser.add_argument("--all", action="store_true", help="with --execute: run all of them, whatever was run before")
+                        help="give outputs to the notebooks that have none, by running them at tiny")
+    parser.add_argument("--all", action="store_true",
+                        help="with --execute: run all of them, whatever was run before")
     parser.add_argument("--repository", metavar="URL", help="write this clone address everywhere")
     options = parser.parse_args()
     if options.check:
@@ -392,7 +395,8 @@ def main():
             try:
                 execute_stored(options.all)
             finally:
-                subprocess.run([sys.executable, "-m", "helpers.server", "stop"], cwd=ROOT, check=False)
+                subprocess.run([sys.executable, "-m", "helpers.server", "stop"], cwd=ROOT,
+                               check=False)
 
 
 if __name__ == "__main__":
