@@ -383,7 +383,8 @@ def a_full_disk_for_the_executed_notebook(world):
 
 @fault("Error: mine", "disk of .* is full", "could not be saved")
 def a_full_disk_does_not_hide_the_cells_error(world):
-    world.notebooks(n02=FILLING.format(run=world.run) + "\nimport helpers; raise helpers.UserError('mine')")
+    world.notebooks(n02=FILLING.format(run=world.run)
+                    + "\nimport helpers; raise helpers.UserError('mine')")
     yield
     yield world.small_disk(f"cd {world.project} && ./run_all.sh 02")
 
