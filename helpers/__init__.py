@@ -30,7 +30,7 @@ from helpers.run import (
 )
 
 __all__ = [
-    "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "check_stamp", "chip",
-    "choose", "content_hash", "install", "machine", "phase", "read_json", "require", "run_dir",
-    "sha256_file", "show_source", "size", "stamp", "write_json", "write_text",
+    "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "check_stamp",
+    "chip", "choose", "content_hash", "install", "machine", "phase", "read_json", "require",
+    "run_dir", "sha256_file", "show_source", "size", "stamp", "write_json", "write_text",
 ]

@@ -349,9 +349,8 @@ def write_text(path, text):
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)
-        except BaseException:
+        finally:
             beside.unlink(missing_ok=True)
-            raise
 
 
 def write_json(path, value):

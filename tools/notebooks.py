@@ -15,9 +15,10 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel, not a user-wide one
+os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel
 
 import jupytext
 import nbformat
@@ -198,19 +199,11 @@ def end_kernel(kernel, seconds=2.0, longest=20.0):
 
 def in_thread(work, *arguments, **options):
     """Call `work` in a thread and wait: signals then reach the main thread, and nobody else."""
-    errors = []
-
-    def call():
-        try:
-            work(*arguments, **options)
-        except BaseException as error:  # raised again below, in the main thread
-            errors.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(work, *arguments, **options).result()
+    finally:
+        pool.shutdown(wait=False)
 
 
 def execute(source, folder, **options):
@@ -229,20 +222,19 @@ def execute(source, folder, **options):
     start = time.perf_counter()
     client = Client(notebook, timeout=None, kernel_name="python3",
                     resources={"metadata": {"path": str(ROOT)}})
-    failed = None
+    failed, ended = None, False
     with open(folder / "kernel.log", "ab") as log:  # what a kernel says when it crashes
         try:
             in_thread(client.execute, stdout=log, stderr=log, **options)
+            ended = True
         except CellExecutionError as error:
-            failed = re.sub(r"\x1b\[[0-9;]*m", "", error.traceback).strip()
-        except BaseException as error:
-            if client.kernel:
-                end_kernel(client.kernel)
-            if not isinstance(error, DeadKernelError):
-                raise
+            ended, failed = True, re.sub(r"\x1b\[[0-9;]*m", "", error.traceback).strip()
+        except DeadKernelError:
             raise SystemExit(f"{source.stem}: the kernel died; {shown(folder / 'kernel.log')} may "
                              "say why (often: not enough memory)") from None
         finally:
+            if client.kernel and not ended:
+                end_kernel(client.kernel)
             client.dismiss()
     took = time.perf_counter() - start
     if failed:
@@ -376,9 +368,9 @@ def main():
     parser = argparse.ArgumentParser(prog="update_notebooks.sh", description=__doc__)
     parser.add_argument("--check", action="store_true",
                         help="change nothing; exit 1 if a notebook is out of date, an orphan, "
-                             "without outputs, or holds an error or an absolute path in its outputs")
+                             "without outputs, or has an error or an absolute path in its outputs")
     parser.add_argument("--execute", action="store_true",
-                        help="give outputs to the notebooks that have none, by running them at tiny")
+                        help="give outputs to the notebooks that have none, run at the tiny size")
     parser.add_argument("--all", action="store_true",
                         help="with --execute: run all of them, whatever was run before")
     parser.add_argument("--repository", metavar="URL", help="write this clone address everywhere")

@@ -239,22 +239,20 @@ def main(start, *words):
     if fresh:
         check_inputs(sources)
     _lock.take(f"run_all.sh, {sources[0].stem}")
-    before = recorded()
+    before, number = recorded(), None
     try:
         if fresh:
             forget(sources)
-        before = recorded()
+            before = recorded()
         run(sources)
     except Stopped as stopped:
-        end_servers(before, sources, seconds=3.0)
-        name = signal.Signals(stopped.args[0]).name
-        print(f"\nrun_all: ended by {name}; the kernel and its servers are stopped, what was "
-              "finished is kept", file=sys.stderr)
-        leave(stopped.args[0])
-    except BaseException:
-        end_servers(before, sources)
-        raise
-    end_servers(before, sources)
+        number = stopped.args[0]
+    finally:
+        end_servers(before, sources, seconds=3.0 if number else 120.0)
+    if number:
+        print(f"\nrun_all: ended by {signal.Signals(number).name}; the kernel and its servers are "
+              "stopped, what was finished is kept", file=sys.stderr)
+        leave(number)
 
 
 if __name__ == "__main__":
