@@ -83,6 +83,7 @@ from flax import nnx
 from IPython.display import HTML, display
 
 from helpers import architecture, chat, gemma, hardware, remote, style, train, weights
+from helpers.data import check_data
 from helpers.machine import published
 
 # %% [markdown]
@@ -169,6 +170,7 @@ table.map(lambda value: f"{value:g}" if isinstance(value, (int, float)) else val
 # %%
 data = helpers.require(helpers.run_dir("data"), "02_data.py")
 meta = helpers.read_json(helpers.require(data / "meta.json", "02_data.py"))
+check_data(data, meta)  # every byte is what 02 wrote
 with helpers.phase(f"base model {meta['base_path']}"):
     base = remote.stage(meta["base_path"])
 tokenizer = chat.load_tokenizer(base)

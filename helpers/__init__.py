@@ -14,19 +14,23 @@ from helpers.run import (
     always,
     atomic_dir,
     catch_up,
+    check_files,
+    check_stamp,
     choose,
+    content_hash,
     phase,
     read_json,
     require,
     run_dir,
     sha256_file,
     size,
+    stamp,
     write_json,
     write_text,
 )
 
 __all__ = [
-    "Progress", "UserError", "always", "atomic_dir", "catch_up", "chip", "choose", "install",
-    "machine", "phase", "read_json", "require", "run_dir", "sha256_file", "show_source", "size",
-    "write_json", "write_text",
+    "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "check_stamp",
+    "chip", "choose", "content_hash", "install", "machine", "phase", "read_json", "require",
+    "run_dir", "sha256_file", "show_source", "size", "stamp", "write_json", "write_text",
 ]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from helpers.run import UserError, phase
+from helpers.run import UserError, local_path, phase
 
 STEPS = "train/checkpoints"  # below the run directory; each step is a folder named by its number
 MARK = ".complete"
@@ -349,7 +349,7 @@ def stage(source, weights=True):
         if not pull(source, target, only=lambda name: weights or not name.endswith(".safetensors")):
             if not (target / "config.json").is_file():
                 raise UserError(f"{source} is empty, or has no config.json: it holds no model.")
-    elif source.count("/") == 1 and not source.startswith((".", "/")):
+    elif source.count("/") == 1 and not local_path(source):
         _from_hub(source, target, weights)
     else:
         raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
