@@ -88,7 +88,7 @@ import openai
 import pandas as pd
 from IPython.display import display
 
-from helpers import chat, server, style, verilog
+from helpers import answers, chat, judge, server, style, waves
 
 pd.set_option("display.max_colwidth", 110)
 
@@ -151,8 +151,8 @@ cfg = helpers.choose(FULL, E2B, TINY)
 # name, its prompt, its reference.
 
 # %%
-folder = verilog.fetch(cfg.problems)
-problems = verilog.load_problems(folder)
+folder = judge.fetch(cfg.problems)
+problems = judge.load_problems(folder)
 broken = [problem.name for problem in problems if problem.missing]
 print(f"{len(problems)} problems in {folder}, {len(broken)} with a file missing", *broken)
 print(f"\n{problems[1].name}\n{problems[1].prompt.strip()}\n\n{problems[1].reference.strip()}")
@@ -161,11 +161,11 @@ print(f"\n{problems[1].name}\n{problems[1].prompt.strip()}\n\n{problems[1].refer
 # ## 3. One problem by hand
 # The smallest problem we could write has a testbench of one screen. Four answers to it: a right
 # one, one with the inputs exchanged, one that prints the winning line itself and stops, and
-# prose. `verilog.judge` compiles and simulates each in a folder of its own and gives one
+# prose. `judge.judge` compiles and simulates each in a folder of its own and gives one
 # **category**.
 
 # %%
-MUX = verilog.Problem("mux", "Choose b where sel is 1, else a.", """
+MUX = judge.Problem("mux", "Choose b where sel is 1, else a.", """
 module RefModule(input a, b, sel, output out);
   assign out = sel ? b : a;
 endmodule""", """
@@ -199,7 +199,7 @@ def table_of(verdicts, **columns):
     return frame.astype({"mismatches": "Int64", "samples": "Int64"}).set_index(list(columns))
 
 
-verdicts = [verilog.judge(MUX, code) for code in (RIGHT, WRONG, FORGED, None)]
+verdicts = [judge.judge(MUX, code) for code in (RIGHT, WRONG, FORGED, None)]
 display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line itself", "prose"]))
 
 # %% [markdown]
@@ -247,11 +247,11 @@ def with_trick(code, trick):
     return code.replace("endmodule", f"  {trick}\nendmodule")
 
 
-quick = verilog.Limits(seconds=2)
-verdicts = [verilog.judge(MUX, with_trick(RIGHT, trick), quick) for trick in TRICKS.values()]
+quick = judge.Limits(seconds=2)
+verdicts = [judge.judge(MUX, with_trick(RIGHT, trick), quick) for trick in TRICKS.values()]
 display(table_of(verdicts, trick=list(TRICKS)))
 assert [v.passed for v in verdicts] == [False] * 8 + [True]
-print("network cut off by:", " ".join(verilog.network_guard()) or "nothing (not allowed here)")
+print("network cut off by:", " ".join(judge.network_guard()) or "nothing (not allowed here)")
 attacks, honest = (len(list(Path("tests/hostile").glob(f"{kind}_*"))) for kind in ("bad", "good"))
 print(f"tests/hostile: {attacks} attacks, none of which may pass, and {honest} honest modules")
 
@@ -279,10 +279,10 @@ print(f"tests/hostile: {attacks} attacks, none of which may pass, and {honest} h
 def judge_references(problems):
     """Judge every problem's reference as if a model had written it."""
     renamed = [(p, p.reference.replace("RefModule", "TopModule")) for p in problems]
-    return verilog.judge_many(renamed, text="references")
+    return judge.judge_many(renamed, text="references")
 
 
-version = verilog.icarus_version()
+version = judge.icarus_version()
 references = judge_references(problems)
 winnable = {p.name for p, v in zip(problems, references, strict=True) if v.passed}
 clean = sum(v.mismatches == 0 for v in references)
@@ -369,7 +369,7 @@ ANSWERS = {
     "official markers": f"[BEGIN]\n{top}\n[DONE]",
     "only prose": "A module that adds is easy to write.",
 }
-found = [verilog.extract_code(answer) for answer in ANSWERS.values()]
+found = [answers.extract_code(answer) for answer in ANSWERS.values()]
 display(pd.DataFrame(found, columns=["code", "how"], index=list(ANSWERS))[["how", "code"]])
 
 # %% [markdown]
@@ -522,7 +522,7 @@ def collect(label, folder, problems, prompts, cfg):
     return samples
 
 
-answers = {label: collect(label, path, problems, prompts, cfg) for label, path in models.items()}
+replies = {label: collect(label, path, problems, prompts, cfg) for label, path in models.items()}
 print("server stopped" if server.stop() else "no server to stop")
 
 # %% [markdown]
@@ -537,10 +537,10 @@ def judge_answers(samples, problems):
     by_name = {problem.name: problem for problem in problems}
     rows, candidates = [], []
     for (plan, name, index), row in samples.items():
-        code, how = verilog.extract_code(row["text"], by_name[name].interface)
+        code, how = answers.extract_code(row["text"], by_name[name].interface)
         candidates.append((by_name[name], code))
         rows.append((plan, name, index, row["finish"], row["tokens"], how))
-    verdicts = verilog.judge_many(candidates)
+    verdicts = judge.judge_many(candidates)
     frame = pd.DataFrame(rows, columns=["plan", "problem", "index", "finish", "tokens", "how"])
     frame["category"] = [verdict.category for verdict in verdicts]
     frame["detail"] = [verdict.detail for verdict in verdicts]
@@ -549,7 +549,7 @@ def judge_answers(samples, problems):
 
 
 judged = {}
-for label, samples in answers.items():
+for label, samples in replies.items():
     start = time.perf_counter()
     judged[label], different = judge_answers(samples, problems)
     print(f"{label}: {len(samples)} answers, {different} different, "
@@ -557,7 +557,7 @@ for label, samples in answers.items():
 main = cfg.plans[0].name  # the plan that figures and the comparison show
 kinds = pd.DataFrame({label: frame[frame.plan == main].category.value_counts()
                       for label, frame in judged.items()})
-kinds = kinds.reindex(verilog.CATEGORIES).fillna(0).astype(int)
+kinds = kinds.reindex(judge.CATEGORIES).fillna(0).astype(int)
 display(kinds.rename_axis(f"category, plan {main}"))
 cut = {label: int((frame.finish == "length").sum()) for label, frame in judged.items()}
 late = {label: int(frame.late.sum()) for label, frame in judged.items()}
@@ -785,7 +785,7 @@ draw_scores(pairs, published, len(winnable) / len(names), where)
 # (pass@5) help.
 
 # %%
-COLOURS = dict(zip(verilog.CATEGORIES, (style.GREEN, style.ORANGE, style.YELLOW, style.SKY,
+COLOURS = dict(zip(judge.CATEGORIES, (style.GREEN, style.ORANGE, style.YELLOW, style.SKY,
                                         style.BLUE, style.PURPLE, style.BLACK, "#BBBBBB")))
 
 
@@ -798,7 +798,7 @@ def draw_answers(judged, plan, names, tally, where):
     for ax, label in zip(axes, ("tuned", "base")):
         frame = judged[label][judged[label].plan == plan]
         grid = frame.pivot(index="index", columns="problem", values="category")[order]
-        ax.pcolormesh(grid.map(verilog.CATEGORIES.index).to_numpy(), edgecolors="white",
+        ax.pcolormesh(grid.map(judge.CATEGORIES.index).to_numpy(), edgecolors="white",
                       linewidth=0.6, vmin=-0.5, vmax=7.5,
                       cmap=ListedColormap(list(COLOURS.values())))
         ax.set(title=label, ylabel="answer", yticks=[])
@@ -823,7 +823,7 @@ def draw_outcomes(kinds, result, names, where):
     """Left: categories stacked. Right: tuned minus base per problem, sorted."""
     fig, (left, right) = style.figure(9, 3.4, columns=2, width_ratios=(1, 1.2))
     shares, start = kinds / kinds.sum(), pd.Series(0.0, index=kinds.columns)
-    for category in verilog.CATEGORIES:
+    for category in judge.CATEGORIES:
         if shares.loc[category].any():
             left.barh(list(kinds.columns), shares.loc[category], left=start, label=category,
                       color=COLOURS[category])
@@ -860,7 +860,7 @@ def pick_failure(judged, plan):
     frames = [judged[label].assign(model=label) for label in ("tuned", "base")]
     frame = pd.concat(frames)
     failing = frame[(frame.plan == plan) & ~frame.passed]
-    rank = failing.category.map(verilog.CATEGORIES.index)
+    rank = failing.category.map(judge.CATEGORIES.index)
     return None if failing.empty else failing.iloc[int(np.lexsort((np.arange(len(rank)), rank))[0])]
 
 
@@ -869,23 +869,23 @@ if row is None:
     problem, code = MUX, WRONG
 else:
     problem = next(p for p in problems if p.name == row.problem)
-    text = answers[row.model][main, row.problem, row["index"]]["text"]
-    code, how = verilog.extract_code(text, problem.interface)
+    text = replies[row.model][main, row.problem, row["index"]]["text"]
+    code, how = answers.extract_code(text, problem.interface)
     print(f"{row.model}, {row.problem}, answer {row['index']}: {row.category} ({row.detail})\n")
     print(f"PROMPT\n{problem.prompt.strip()}\n\nANSWER ({row.finish})\n{text.strip()}\n")
 print(f"CODE\n{code}\n")
-waves = helpers.run_dir("eval", "failure.vcd")
-waves.unlink(missing_ok=True)
-shown = verilog.judge(problem, code, waves=waves)
+recorded = helpers.run_dir("eval", "failure.vcd")
+recorded.unlink(missing_ok=True)
+shown = judge.judge(problem, code, waves=recorded)
 print("SIMULATOR\n" + shown.log.strip()[:1200])
 
 # %%
-if waves.exists():
-    changes = verilog.read_vcd(waves)
+if recorded.exists():
+    changes = waves.read_vcd(recorded)
     told = [int(at) for at in re.findall(r"First mismatch occurred at time (\d+)", shown.log)]
     seen = [at for at, value in changes.get("tb_mismatch", []) if value == "1"]
     fig, ax = style.figure(9, 0.9 + 0.36 * min(13, len(changes)))
-    verilog.draw_waves(ax, changes, min(told or seen or [0]))
+    waves.draw_waves(ax, changes, min(told or seen or [0]))
     ax.set_title(f"{problem.name}: around the first mismatch")
     style.finish(fig, "07_waveform", where + "; dashed: the testbench's first mismatch")
 else:
@@ -921,7 +921,7 @@ def summary(label):
         "settings": asdict(cfg), "system": meta["system"],
         "template_sha256": meta["template_sha256"],
         "versions": {"icarus": ".".join(map(str, version)), "openai": metadata.version("openai"),
-                     "network_cut_off": bool(verilog.network_guard())}}
+                     "network_cut_off": bool(judge.network_guard())}}
 
 
 comparison = {"plan": asdict(cfg.plans[0]), "n_winnable": len(winnable), "paired": {}}
@@ -984,7 +984,7 @@ assert not server.record_path().exists(), "a server was left running"
 #
 # ```python
 # trick = 'initial #70 $display("Mismatches: 0 in 8 samples");'   # put yours here
-# verdict = verilog.judge(MUX, with_trick(WRONG, trick), quick)
+# verdict = judge.judge(MUX, with_trick(WRONG, trick), quick)
 # print(verdict.category, "|", verdict.detail)
 # ```
 #

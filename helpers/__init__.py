@@ -2,7 +2,7 @@
 
 Only the standard library is imported here, so a notebook that talks HTTP to a server (05, 06, 07)
 never starts JAX by accident. Each topic has its own file: `helpers.chat`, `helpers.gemma`,
-`helpers.server`, `helpers.verilog`, `helpers.style`.
+`helpers.server`, `helpers.judge`, `helpers.answers`, `helpers.waves`, `helpers.style`.
 """
 
 from helpers.machine import chip, machine, show_source

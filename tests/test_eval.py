@@ -1,4 +1,4 @@
-"""07_eval and helpers/verilog.py: the judge against attacks, honest code and verilog-eval's own rules;
+"""07_eval and helpers/judge.py: the judge against attacks, honest code and verilog-eval's own rules;
 extraction; resumable sampling against a small OpenAI-like server; statistics against brute force.
 
     .venv/bin/python -m pytest tests/test_eval.py
@@ -28,13 +28,13 @@ from conftest import ROOT, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import verilog
+from helpers import answers, judge, waves
 from helpers.run import UserError
 
 NOTEBOOK = "07_eval.py"
 FIXTURES = ROOT / "tests" / "fixtures"
-PROBLEMS = {p.name: p for p in verilog.load_problems(FIXTURES / "verilog_eval")}
-QUICK = verilog.Limits(seconds=2)
+PROBLEMS = {p.name: p for p in judge.load_problems(FIXTURES / "verilog_eval")}
+QUICK = judge.Limits(seconds=2)
 CANDIDATES = sorted((ROOT / "tests" / "hostile").glob("*.sv"))
 HOSTILE = [path for path in CANDIDATES if path.name.startswith("bad_")]
 HONEST = [path for path in CANDIDATES if path.name.startswith("good_")]
@@ -64,9 +64,9 @@ def _judge_twice(path):
     outside = Path(f"/tmp/outside-{os.getpid()}")
     code = code.replace("OUTSIDE", str(outside))
     start = time.monotonic()
-    verdicts = [verilog.judge(problem, code, QUICK)]
+    verdicts = [judge.judge(problem, code, QUICK)]
     if path in HOSTILE and "wire reset" in with_wires(problem).testbench and verdicts[0].category != "timeout":
-        verdicts.append(verilog.judge(with_wires(problem), code, QUICK))
+        verdicts.append(judge.judge(with_wires(problem), code, QUICK))
     return path.stem, accepted, verdicts, time.monotonic() - start
 
 
@@ -124,22 +124,22 @@ def naive_pass(problem, code):
         folder = Path(folder)
         for name, text in (("top", code), ("test", problem.testbench), ("ref", problem.reference)):
             (folder / f"{name}.sv").write_text(text)
-        verilog.run_limited("iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, QUICK)
+        judge.run_limited("iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, QUICK)
         if not (folder / "program").exists():
             return False
-        printed, _, _ = verilog.run_limited("vvp -n program".split(), folder, QUICK)
+        printed, _, _ = judge.run_limited("vvp -n program".split(), folder, QUICK)
         return bool(re.search(r"^Mismatches: 0 in \d+ samples$", printed, re.M))
 
 
 def test_an_include_is_seen_even_where_its_text_is_not(monkeypatch):
     """The second line of defence: the compiler's own list of the files it read."""
-    monkeypatch.setattr(verilog, "_without_comments", lambda code: "")
+    monkeypatch.setattr(judge, "_without_comments", lambda code: "")
     problem, _, code = read_candidate(ROOT / "tests/hostile/good_plain.sv")
-    verdict = verilog.judge(problem, '`include "/etc/hostname"\n'.replace("hostname", "os-release")
+    verdict = judge.judge(problem, '`include "/etc/hostname"\n'.replace("hostname", "os-release")
                             + code, QUICK)
     assert not verdict.passed
     empty = "/dev/null"
-    assert verilog.judge(problem, f'`include "{empty}"\n{code}', QUICK).detail == "reads another file"
+    assert judge.judge(problem, f'`include "{empty}"\n{code}', QUICK).detail == "reads another file"
 
 
 @pytest.mark.parametrize("name, detail", [
@@ -150,7 +150,7 @@ def test_an_include_is_seen_even_where_its_text_is_not(monkeypatch):
     ("final_block", "has a final block")])
 def test_each_defence_gives_its_own_reason(name, detail):
     problem, _, code = read_candidate(ROOT / "tests/hostile" / f"bad_{name}.sv")
-    assert verilog.judge(with_wires(problem), code, QUICK).detail == detail
+    assert judge.judge(with_wires(problem), code, QUICK).detail == detail
 
 
 def test_a_candidate_cannot_swallow_part_of_the_testbench():
@@ -165,39 +165,39 @@ module tb;
   initial #20 begin $display("Mismatches: %0d in %0d samples", bad, n); $finish; end
 endmodule"""
     reference = "module RefModule(input a, output b);\n  assign b = a;\nendmodule\n"
-    problem = verilog.Problem("p", "p", reference, bench)
+    problem = judge.Problem("p", "p", reference, bench)
     code = reference.replace("RefModule", "TopModule")
-    assert verilog.judge(problem, code, QUICK).passed
+    assert judge.judge(problem, code, QUICK).passed
     wrong = code.replace("b = a", "b = 0")
-    assert verilog.judge(problem, wrong, QUICK).category == "mismatch"
+    assert judge.judge(problem, wrong, QUICK).category == "mismatch"
     thief = wrong + "module stim(output reg a); initial a = 0; endmodule\n/*"
     assert naive_pass(problem, thief)
-    assert verilog.judge(problem, thief, QUICK).category == "refused"
+    assert judge.judge(problem, thief, QUICK).category == "refused"
     call = "`define DROP(x)\n" + wrong + "module stim(output reg a); initial a = 0; endmodule\n`DROP("
-    assert not verilog.judge(problem, call, QUICK).passed
+    assert not judge.judge(problem, call, QUICK).passed
 
 
 def test_many_opening_brackets_do_not_break_the_judge():
     problem, _, code = read_candidate(ROOT / "tests/hostile/good_plain.sv")
     deep = code.replace("q <= d", "q <= " + "(" * 200_000 + "d" + ")" * 200_000)
-    assert not verilog.judge(problem, deep, QUICK).passed
-    assert not verilog.judge(problem, code.replace("q <= d", "q <= \0d\udcff"), QUICK).passed
+    assert not judge.judge(problem, deep, QUICK).passed
+    assert not judge.judge(problem, code.replace("q <= d", "q <= \0d\udcff"), QUICK).passed
 
 
 def test_limits_hold(tmp_path):
-    small = verilog.Limits(seconds=1, memory=256 << 20, output=1000, file=4096)
+    small = judge.Limits(seconds=1, memory=256 << 20, output=1000, file=4096)
     start = time.monotonic()
-    assert verilog.run_limited(["sh", "-c", "sleep 60 & sleep 60"], tmp_path, small)[2] == "time"
-    assert verilog.run_limited(["sh", "-c", "while :; do :; done"], tmp_path, small)[2] == "time"
-    printed, _, ended = verilog.run_limited(["yes"], tmp_path, small)
+    assert judge.run_limited(["sh", "-c", "sleep 60 & sleep 60"], tmp_path, small)[2] == "time"
+    assert judge.run_limited(["sh", "-c", "while :; do :; done"], tmp_path, small)[2] == "time"
+    printed, _, ended = judge.run_limited(["yes"], tmp_path, small)
     assert ended == "output" and len(printed) == 1000
-    verilog.run_limited(["sh", "-c", "yes > big"], tmp_path, small)
+    judge.run_limited(["sh", "-c", "yes > big"], tmp_path, small)
     assert (tmp_path / "big").stat().st_size <= 4096
     code = "x = bytearray(1 << 30); print('got it')"
-    assert "got it" not in verilog.run_limited([sys.executable, "-c", code], tmp_path, small)[0]
+    assert "got it" not in judge.run_limited([sys.executable, "-c", code], tmp_path, small)[0]
     assert time.monotonic() - start < 60
     marker = f"sleep 60.{os.getpid()}"
-    verilog.run_limited(["sh", "-c", f"{marker} & {marker}"], tmp_path, small)
+    judge.run_limited(["sh", "-c", f"{marker} & {marker}"], tmp_path, small)
     for _ in range(50):  # a killed process stays in the list until the kernel has taken it down
         shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
         if marker not in shown:
@@ -206,59 +206,59 @@ def test_limits_hold(tmp_path):
     assert marker not in shown
 
 
-@pytest.mark.skipif(not verilog.network_guard(), reason="this machine does not allow unshare -n")
+@pytest.mark.skipif(not judge.network_guard(), reason="this machine does not allow unshare -n")
 def test_no_network(tmp_path):
     code = "import socket; socket.create_connection(('127.0.0.1', {})); print('reached')"
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         command = [sys.executable, "-c", code.format(server.server_port)]
         assert "reached" in subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
-        assert "reached" not in verilog.run_limited(command, tmp_path, verilog.Limits(5))[0]
+        assert "reached" not in judge.run_limited(command, tmp_path, judge.Limits(5))[0]
 
 
 def test_no_code_and_broken_problems():
     problem = PROBLEMS["Prob041_dff8r"]
-    assert verilog.judge(problem, None).category == "no code"
-    assert verilog.judge(problem, "  \n").category == "no code"
+    assert judge.judge(problem, None).category == "no code"
+    assert judge.judge(problem, "  \n").category == "no code"
     broken = dataclasses.replace(problem, testbench="")
-    assert verilog.judge(broken, problem.reference).category == "compile"
+    assert judge.judge(broken, problem.reference).category == "compile"
     silent = dataclasses.replace(problem, testbench="module tb; TopModule t(); endmodule")
-    assert not verilog.judge(silent, "module TopModule; endmodule").passed
+    assert not judge.judge(silent, "module TopModule; endmodule").passed
 
 
 def test_a_run_without_samples_does_not_pass():
     text = 'module tb; TopModule t(); initial $display("Mismatches: %0d in %0d samples", 0, {}); endmodule'
     code = "module TopModule; endmodule"
     for samples, category in ((5, "pass"), (0, "runtime")):
-        problem = verilog.Problem("p", "p", "module RefModule; endmodule", text.format(samples))
+        problem = judge.Problem("p", "p", "module RefModule; endmodule", text.format(samples))
         # Icarus names only files it used; an unused reference file would hide the testbench's origin
         problem = dataclasses.replace(problem, testbench=problem.testbench.replace(
             "TopModule t();", "TopModule t(); RefModule r();"))
-        assert verilog.judge(problem, code).category == category
+        assert judge.judge(problem, code).category == category
 
 
 def test_load_problems(tmp_path):
     with pytest.raises(UserError, match="holds no verilog-eval problem"):
-        verilog.load_problems(tmp_path)
+        judge.load_problems(tmp_path)
     (tmp_path / "Prob001_a_prompt.txt").write_text("x")
     (tmp_path / "Prob001_a_ref.sv").write_text("module RefModule; endmodule")
-    assert verilog.load_problems(tmp_path)[0].missing == ["_test.sv"]
+    assert judge.load_problems(tmp_path)[0].missing == ["_test.sv"]
 
 
 def test_missing_icarus_is_one_clear_line(monkeypatch):
-    verilog.icarus_version.cache_clear()
-    monkeypatch.setattr(verilog.shutil, "which", lambda name: None)
+    judge.icarus_version.cache_clear()
+    monkeypatch.setattr(judge.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="apt-get install -y iverilog"):
-        verilog.judge(PROBLEMS["Prob041_dff8r"], "module TopModule; endmodule")
-    verilog.icarus_version.cache_clear()
+        judge.judge(PROBLEMS["Prob041_dff8r"], "module TopModule; endmodule")
+    judge.icarus_version.cache_clear()
 
 
 def test_identical_candidates_are_judged_once(monkeypatch):
     calls = collections.Counter()
-    monkeypatch.setattr(verilog, "judge",
-                        lambda p, code, limits: calls.update([code]) or verilog.Verdict("pass", code or ""))
+    monkeypatch.setattr(judge, "judge",
+                        lambda p, code, limits: calls.update([code]) or judge.Verdict("pass", code or ""))
     problem = PROBLEMS["Prob041_dff8r"]
     codes = ["a", "b", "a", None, "a", None]
-    verdicts = verilog.judge_many([(problem, code) for code in codes])
+    verdicts = judge.judge_many([(problem, code) for code in codes])
     assert [v.detail for v in verdicts] == ["a", "b", "a", "", "a", ""]
     assert calls == {"a": 1, "b": 1, None: 1}
 
@@ -274,7 +274,7 @@ def test_agreement_with_the_official_analyser():
     cases = json.loads((FIXTURES / "analyser.json").read_text())["cases"]
     assert len({case["letter"] for case in cases}) >= 12
     for case in cases:
-        assert verilog.analyse(case["log"])[0] in CATEGORY[case["letter"]], case
+        assert judge.analyse(case["log"])[0] in CATEGORY[case["letter"]], case
 
 
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
@@ -285,12 +285,12 @@ CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
                                                      ("dataset_code-complete-iccad2023", 152, 154)])
 def test_ceiling_of_the_full_set(folder, winnable, clean):
     """Two references show no mismatch but end in their testbench's TIMEOUT, which verilog-eval fails."""
-    problems = verilog.load_problems(Path(CHECKOUT) / folder)
+    problems = judge.load_problems(Path(CHECKOUT) / folder)
     verdicts = load(NOTEBOOK, "judge_references")(problems)
     assert len(problems) == 156
     late = {p.name for p, v in zip(problems, verdicts) if v.category == "timeout" and v.mismatches == 0}
     assert late == {"Prob082_lfsr32", "Prob141_count_clock"}
-    if verilog.icarus_version()[0] == 11:
+    if judge.icarus_version()[0] == 11:
         assert sum(v.passed for v in verdicts) == winnable
         assert sum(v.mismatches == 0 for v in verdicts) == clean
 
@@ -306,7 +306,7 @@ endmodule"""
     reference = code.format(1).replace("TopModule", "RefModule")
     found = {}
     for name, early in (("late", '$display("TIMEOUT");'), ("fine", "")):
-        problem = verilog.Problem(name, "p", reference, bench.replace("{early}", early))
+        problem = judge.Problem(name, "p", reference, bench.replace("{early}", early))
         samples = {("a", name, bit): {"text": code.format(bit), "finish": "stop", "tokens": 1}
                    for bit in (1, 0)}
         frame, _ = load(NOTEBOOK, "judge_answers")(samples, [problem])
@@ -316,7 +316,7 @@ endmodule"""
 
 
 def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
-    fetch, source = verilog.fetch, tmp_path / "source"
+    fetch, source = judge.fetch, tmp_path / "source"
     (source / "dataset").mkdir(parents=True)
     (source / "dataset" / "Prob001_a_prompt.txt").write_text("x")
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -324,7 +324,7 @@ def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
         subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     folder = tmp_path / "checkout" / "dataset"
-    assert verilog.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
+    assert judge.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
     shutil.rmtree(source)
     assert fetch(folder, str(source), commit) == folder, "what is there is not fetched again"
     with pytest.raises(UserError, match="could not be fetched. Put a checkout at"):
@@ -333,11 +333,11 @@ def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
     assert fetch("{checkout}/dataset") == folder, "a checkout of one's own is taken"
     for notebook in ("02_data.py", NOTEBOOK):  # the same benchmark is kept out and judged by
         text = (ROOT / notebook).read_text()
-        assert '"{checkout}/dataset_spec-to-rtl"' in text and "verilog.fetch(cfg." in text
+        assert '"{checkout}/dataset_spec-to-rtl"' in text and "judge.fetch(cfg." in text
 
 
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
-    problems = [*PROBLEMS.values(), *verilog.load_problems(ROOT / "data/tiny_eval")]
+    problems = [*PROBLEMS.values(), *judge.load_problems(ROOT / "data/tiny_eval")]
     verdicts = load(NOTEBOOK, "judge_references")(problems)
     assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
 
@@ -365,21 +365,21 @@ TOP = "module TopModule;\nendmodule"
     ("```\nassign a = b;\n```", None, "no module"),
 ])
 def test_extract_code(text, code, how):
-    assert verilog.extract_code(text) == (code, how)
+    assert answers.extract_code(text) == (code, how)
 
 
 def test_a_body_completes_the_given_header_only_where_there_is_one():
     header = "module TopModule(input a, output b);"
     body = "  assign b = a;\nendmodule"
-    assert verilog.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
-    assert verilog.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
-    assert verilog.extract_code("", header) == (None, "no module")
+    assert answers.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
+    assert answers.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
+    assert answers.extract_code("", header) == (None, "no module")
 
 
 @given(st.text(alphabet="`\nmodule Topend;<>|[]BEGINDONEthik ", max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_extract_code_never_raises_and_returns_text_of_the_answer(text):
-    code, how = verilog.extract_code(text)
+    code, how = answers.extract_code(text)
     assert isinstance(how, str) and (code is None or code in text.replace("\r", "\n"))
 
 
@@ -443,7 +443,7 @@ class Config:
 
 @pytest.fixture
 def jobs():
-    problems = [verilog.Problem(f"p{i}", "", "", "") for i in range(6)]
+    problems = [judge.Problem(f"p{i}", "", "", "") for i in range(6)]
     prompts = {("ours", p.name): [2, number] for number, p in enumerate(problems)}
     return plan_jobs((Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)), problems, prompts, "model", 7)
 
@@ -474,7 +474,7 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
 import test_eval as t
 from pathlib import Path
-problems = [t.verilog.Problem(f"p{{i}}", "", "", "") for i in range(6)]
+problems = [t.judge.Problem(f"p{{i}}", "", "", "") for i in range(6)]
 prompts = {{("ours", p.name): [2, number] for number, p in enumerate(problems)}}
 jobs = t.plan_jobs((t.Plan("a", n=3), t.Plan("greedy", n=1, temperature=0.0)), problems, prompts, "model", 7)
 t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2))
@@ -503,7 +503,7 @@ def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):
     server = FakeServer()
     path = tmp_path / "base" / "samples.jsonl"
     sample(jobs, path, server.url, "m", Config())
-    problems = [verilog.Problem(f"p{i}", "", "", "") for i in range(6)]
+    problems = [judge.Problem(f"p{i}", "", "", "") for i in range(6)]
     prompts = {("ours", p.name): [2, number] for number, p in enumerate(problems)}
     plan = Plan("a", n=3)
     assert len(read_samples(path, plan_jobs((plan,), problems, prompts, "model", 7))) == 18
@@ -526,7 +526,7 @@ def test_refusals_and_long_prompts_are_counted_and_never_dropped(jobs, tmp_path)
     assert kinds == {"stop": 19, "error": 4, "too long": 1}
     assert "HTTP 400" in samples["a", "p4", 0]["error"] and len(samples) == len(jobs)
     judge_answers, = [load(NOTEBOOK, "judge_answers")]
-    problems = [verilog.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
+    problems = [judge.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
     frame, _ = judge_answers(samples, problems)
     assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
     server.close()
@@ -614,8 +614,8 @@ compare.__globals__.update(interval=interval, sign_flip_p=sign_flip_p)
 @settings(deadline=None)
 def test_pass_at_k_is_the_share_of_subsets_with_a_pass(case):
     n, c, k = case
-    answers = [True] * c + [False] * (n - c)
-    share = np.mean([any(chosen) for chosen in itertools.combinations(answers, k)])
+    passing = [True] * c + [False] * (n - c)
+    share = np.mean([any(chosen) for chosen in itertools.combinations(passing, k)])
     assert math.isclose(pass_at_k(n, c, k), share, abs_tol=1e-12)
     assert math.isclose(by_counting(n, c, k), share, abs_tol=1e-12)
 
@@ -696,9 +696,9 @@ def test_waveform_of_a_failure(tmp_path):
     problem = PROBLEMS["Prob041_dff8r"]
     _, _, code = read_candidate(ROOT / "tests/hostile/good_wrong_logic.sv")
     path = tmp_path / "wave.vcd"
-    verdict = verilog.judge(problem, code, waves=path)
+    verdict = judge.judge(problem, code, waves=path)
     first = int(re.search(r"First mismatch occurred at time (\d+)", verdict.log)[1])
-    changes = verilog.read_vcd(path)
+    changes = waves.read_vcd(path)
     assert {"clk", "reset", "d", "q_ref", "q_dut", "tb_mismatch"} <= set(changes)
     assert all(len(value) == 8 for _, value in changes["q_ref"])
 
@@ -706,7 +706,7 @@ def test_waveform_of_a_failure(tmp_path):
         return [v for t, v in changes[name] if t < at][-1]
     assert value("q_ref", first) != value("q_dut", first)
     assert [t for t, _ in changes["clk"]] == sorted(t for t, _ in changes["clk"])
-    assert verilog.judge(problem, code).mismatches == verdict.mismatches == 46
+    assert judge.judge(problem, code).mismatches == verdict.mismatches == 46
 
 
 # ---- A finished run ----
