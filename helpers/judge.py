@@ -265,7 +265,7 @@ def _disguised(problem):
     error that it is for verilog-eval. Strings and line numbers stay as they are.
 
     Returns:
-      (testbench, reference), or (None, why) where that is impossible.
+      (testbench, reference, name of the top module), or None where TopModule is connected by `.*`.
     """
     texts = [problem.testbench, problem.reference]
     with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
@@ -289,9 +289,9 @@ def _disguised(problem):
     scale = _TIMESCALE.search(texts[0])
     found = [_hide(text, names, scale) for text in texts]
     if None in found:
-        return None, "the problem's testbench connects TopModule by .*: name its ports"
+        return None
     stand_ins = " ".join(f"module {name}; endmodule" for name in sorted(modules))
-    return found[0], f"{found[1]}\n{stand_ins}\n"
+    return found[0], f"{found[1]}\n{stand_ins}\n", f"tb{_HIDDEN}"
 
 
 def _hide(text, names, scale):
@@ -337,7 +337,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SCOPE = re.compile(r'(S_\w+) \.scope (\w+)\S*, "((?:[^"\\]|\\.)*)" "((?:[^"\\]|\\.)*)" (\d+) \d+'
                     r'(?:, (\d+) \d+ \d+)?(?:, (S_\w+))?')
 _PORT = re.compile(r'\.port_info \d+ /(\w+) \d+ "((?:[^"\\]|\\.)*)"')
-_DECLARED = re.compile(r'\S+ \.([a-z]+)\S* +\*?"((?:[^"\\]|\\.)*)"')
+_DECLARED = re.compile(r'\S+ \.([a-z]+)\S* +(?:\*?"((?:[^"\\]|\\.)*)")?')
 _DRIVERS = re.compile(r"(\d+) drivers")
 _LABEL = re.compile(r"\b(?:v0x[0-9a-f]+(?:_\d+)*|(?:[A-Z]{1,2}_?|[a-z])0x[0-9a-f]+)")
 
@@ -398,7 +398,8 @@ class Program:
                 self._statement(line, scope) if ".sfunc" in line[:40] else None
                 plain, made = _STRING.sub('""', line), _DECLARED.match(line)
                 count = _DRIVERS.search(plain)
-                self.declared.append(Declared(scope, label[0], *(made.groups() if made else ("", "")),
+                sort, name = made.groups() if made else ("", "")
+                self.declared.append(Declared(scope, label[0], sort, name or "",
                                               int(count[1]) if count else 0,
                                               tuple(_LABEL.findall(plain)[1:])))
 
@@ -416,8 +417,11 @@ class Program:
             self.offences.append("has a final block")
         elif text.startswith(".port_info") and (port := _PORT.match(text)):
             self.ports.setdefault(scope, {})[port[2]] = port[1]
-        if "0x" in text and text[:1] in "%.t":
-            self.code.append((scope, _LABEL.findall(_STRING.sub('""', text))))
+        labels = tuple(_LABEL.findall(_STRING.sub('""', text))) if "0x" in text else ()
+        if text.startswith(".tran"):  # a switch between two nets
+            self.declared.append(Declared(scope, "", "tran", "", 0, labels))
+        elif labels and text[0] in "%.":
+            self.code.append((scope, labels))
 
 
 def inspect_program(program, testbench, reference):
@@ -488,12 +492,16 @@ def decoy(program):
 def foreign_reference(program):
     """A reference across the border between candidate and trusted files, except by a port; or None.
 
-    Nets that are one electrically share a driver, so a label may be used across the border if its
-    net is also that of a port of the candidate (either way: its inputs; by the testbench: its
-    outputs, too), if it is a constant, or if it is an event of such a net. Statements get no such
+    Nets that are one electrically share a driver and its label. Such a label may be used across the
+    border if its net is one of the candidate's inputs (by the testbench: outputs, too), or if it is
+    a constant; an event if it is one of such a net. Where several drivers meet (`.resolv`) no input
+    may have one of the candidate's, and no output one of the testbench's. Statements get no such
     allowance: a statement names the object that it means.
     """
-    owner, joined, made_by = {}, {}, {}
+    owner, joined, made_by = {label: label for label in program.scopes}, {}, {}
+    for made in program.declared:
+        owner.setdefault(made.label, made.scope)
+        made_by.setdefault(made.label, []).append(made)
 
     def root(label):
         while label in joined:
@@ -501,42 +509,51 @@ def foreign_reference(program):
         return label
 
     for made in program.declared:
-        owner.setdefault(made.label, made.scope)
-        made_by.setdefault(made.label, []).append(made)
-        for other in made.uses if made.sort == "net" else ():
+        for other in made.uses[-1:] if made.sort == "net" else ():
             if root(other) != root(made.label):
                 joined[root(other)] = root(made.label)
-    owner |= {label: label for label in program.scopes}
-    trusted = {label: label in program.scopes and program.scopes[label].trusted
-               for label in {*owner.values(), *(scope for scope, _ in program.code)}}
     top = {label: program.ports.get(label, {}) for label in tops(program)}
-    shared = {"INPUT": set(), "OUTPUT": set(), "INOUT": set()}
+    inputs, outputs = set(), set()
     for made in program.declared:
         direction = top.get(made.scope, {}).get(made.name)
-        if direction:
-            shared[direction].add(root(made.label))
-    readable = shared["INPUT"] | shared["INOUT"]
+        inputs |= {root(made.label)} if direction in ("INPUT", "INOUT") else set()
+        outputs |= {root(made.label)} if direction in ("OUTPUT", "INOUT") else set()
+
+    def trusted(label):
+        scope = program.scopes.get(owner.get(label))
+        return scope is not None and scope.trusted
+
+    def constant(label):
+        return label[0] in "Lo" and not any(made.uses for made in made_by[label])
 
     def allowed(label, by_trusted):
-        if root(label) in readable or by_trusted and root(label) in shared["OUTPUT"]:
+        if root(label) in inputs or constant(label):
             return True
-        lines = made_by.get(label, ())
         if label.startswith("E_"):
-            return all(not made.name and all(
-                trusted[owner.get(use, "")] == by_trusted or allowed(use, by_trusted)
-                for use in made.uses if use != label) for made in lines)
-        return bool(lines) and label[0] in "Lo" and not any(made.uses for made in lines)
+            return not any(made.name for made in made_by[label]) and all(
+                trusted(use) == by_trusted or allowed(use, by_trusted)
+                for made in made_by[label] for use in made.uses if use != label)
+        return root(label) in outputs and (by_trusted or label.startswith(("RS_", "p0x", "o0x")))
+
+    def crosses(made, label):
+        if made.sort not in ("resolv", "port"):
+            mine = program.scopes[made.scope].trusted
+            return trusted(label) != mine and not allowed(label, mine)
+        net = root(made.label)
+        if not trusted(label):
+            return net in inputs or program.scopes[made.scope].trusted and net not in outputs
+        return root(label) not in inputs and not constant(label) and (
+            net in outputs or not program.scopes[made.scope].trusted)
 
     for made in program.declared:
         for label in made.uses:
-            if label in owner and trusted[owner[label]] != trusted[made.scope] \
-                    and not allowed(label, trusted[made.scope]):
-                return f"refers to {_said(program, made_by, owner, label)} across its border"
+            if label in owner and label[0] != "I" and made.scope and crosses(made, label):
+                return f"reaches {_said(program, made_by, owner, label)} past its ports"
     for scope, labels in program.code:
         for label in labels:
-            if label in owner and trusted[owner[label]] != trusted[scope] \
-                    and not (label.startswith("E_") and allowed(label, trusted[scope])):
-                return f"refers to {_said(program, made_by, owner, label)} across its border"
+            if label in owner and trusted(label) != trusted(scope) \
+                    and not (label[0] == "E" and allowed(label, trusted(scope))):
+                return f"reaches {_said(program, made_by, owner, label)} past its ports"
     return None
 
 
@@ -605,15 +622,16 @@ def _judge_in(folder, problem, code, limits, waves):
         return "compile", "the problem's testbench prints no Mismatches line", None, ""
     if re.search(r"`\s*(?:include|line)\b", _without_comments(code)):
         return "refused", "names another file (`include or `line)", None, ""
-    texts = _disguised(problem)
-    if texts[0] is None:
-        return "compile", texts[1], None, ""
+    trusted = _disguised(problem)
+    if trusted is None:
+        return "compile", "the testbench connects TopModule by .*: name its ports", None, ""
+    *texts, top = trusted
     (folder / "top.sv").write_text(code, encoding="utf-8", errors="replace")
     for name, text in zip((testbench, reference), texts, strict=True):
         text = text.replace(plain, f'"{mark}{plain[1:]}').replace(_HIDDEN, f"_{secret}")
         (folder / name).write_text(text, encoding="utf-8")
     sources = ["top.sv", testbench, reference]
-    compiled, status, ended = _compile(folder, limits, f"tb_{secret}", sources)
+    compiled, status, ended = _compile(folder, limits, top.replace(_HIDDEN, f"_{secret}"), sources)
     log = compiled.replace(f"_{secret}", "")
     if ended:
         return _ended(ended, "compiling", limits, log)
