@@ -8,6 +8,7 @@ macros, comments and tricks of spelling are gone.
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import re
@@ -27,6 +28,7 @@ from helpers.run import Progress, UserError
 CATEGORIES = ("pass", "mismatch", "timeout", "runtime", "compile", "syntax", "refused", "no code")
 REPOSITORY = "https://github.com/NVlabs/verilog-eval"
 COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
+_COERCED = "is coerced to inout"  # Icarus's warning about an input that is driven from inside
 MISMATCH_LINE = re.compile(r"^Mismatches: (\d+) in (\d+) samples$")
 
 
@@ -418,7 +420,7 @@ class Program:
         elif text.startswith(".port_info") and (port := _PORT.match(text)):
             self.ports.setdefault(scope, {})[port[2]] = port[1]
         labels = tuple(_LABEL.findall(_STRING.sub('""', text))) if "0x" in text else ()
-        if text.startswith(".tran"):  # a switch between two nets
+        if text[:1] == "." and "p0x" in text:  # .tran and its kin, a switch between two nets
             self.declared.append(Declared(scope, "", "tran", "", 0, labels))
         elif labels and text[0] in "%.":
             self.code.append((scope, labels))
@@ -457,19 +459,23 @@ def tops(program):
 
 def driven_input(program):
     """An input that is no input, or that the candidate drives: why, or None."""
-    top = {label: program.ports.get(label, {}) for label in tops(program)}
+    wanted, top = _reference_inputs(program), tops(program)
+    for label, name in itertools.product(top, wanted):
+        given = program.ports.get(label, {}).get(name, "INPUT")
+        if given != "INPUT":
+            return f"declares the input {name} as {given.lower()}"
     guarded = {label for label, scope in program.scopes.items() if scope.module == "RefModule"} | {*top}
-    inputs = {name: direction for label in guarded - {*top}
-              for name, direction in program.ports.get(label, {}).items() if direction == "INPUT"}
-    for name in inputs:
-        for given in top.values():
-            if given.get(name, "INPUT") != "INPUT":
-                return f"declares the input {name} as {given[name].lower()}"
     for made in program.declared:
-        if made.sort == "net" and made.scope in guarded and made.drivers > 1 \
+        switched = any(label.startswith("p0x") for label in made.uses)  # tran drives both its ends
+        if made.sort == "net" and made.scope in guarded and (made.drivers > 1 or switched) \
                 and program.ports.get(made.scope, {}).get(made.name) == "INPUT":
             return f"drives the input {made.name}"
     return None
+
+
+def _reference_inputs(program):
+    return [name for label, scope in program.scopes.items() if scope.module == "RefModule"
+            for name, direction in program.ports.get(label, {}).items() if direction == "INPUT"]
 
 
 def decoy(program):
@@ -513,9 +519,11 @@ def foreign_reference(program):
             if root(other) != root(made.label):
                 joined[root(other)] = root(made.label)
     top = {label: program.ports.get(label, {}) for label in tops(program)}
+    wanted = _reference_inputs(program)
     inputs, outputs = set(), set()
     for made in program.declared:
         direction = top.get(made.scope, {}).get(made.name)
+        direction = "INPUT" if direction and made.name in wanted else direction
         inputs |= {root(made.label)} if direction in ("INPUT", "INOUT") else set()
         outputs |= {root(made.label)} if direction in ("OUTPUT", "INOUT") else set()
 
@@ -536,14 +544,14 @@ def foreign_reference(program):
         return root(label) in outputs and (by_trusted or label.startswith(("RS_", "p0x", "o0x")))
 
     def crosses(made, label):
+        mine, net = program.scopes[made.scope].trusted, root(made.label)
+        if made.sort == "tran":
+            return not mine and (root(label) in inputs or trusted(label) and root(label) not in outputs)
         if made.sort not in ("resolv", "port"):
-            mine = program.scopes[made.scope].trusted
             return trusted(label) != mine and not allowed(label, mine)
-        net = root(made.label)
-        if not trusted(label):
-            return net in inputs or program.scopes[made.scope].trusted and net not in outputs
-        return root(label) not in inputs and not constant(label) and (
-            net in outputs or not program.scopes[made.scope].trusted)
+        if constant(label) or not trusted(label):  # whose a constant is, its line does not tell
+            return net in inputs or mine and net not in outputs and not constant(label)
+        return root(label) not in inputs and (net in outputs or not mine)
 
     for made in program.declared:
         for label in made.uses:
@@ -647,7 +655,7 @@ def _judge_in(folder, problem, code, limits, waves):
         return "refused", "reads another file", None, log
     text = program.read_text(errors="replace").replace(f"_{secret}", "")
     reason = inspect_program(text, testbench, reference) \
-        or ("drives an input" if "is coerced to inout" in compiled else None)
+        or ("drives an input" if _COERCED in compiled else None)
     if reason:
         return "refused", reason, None, log
     wave = [] if waves else ["-none"]
@@ -657,9 +665,9 @@ def _judge_in(folder, problem, code, limits, waves):
         wave = (folder / "wave.vcd").read_text(errors="replace").replace(f"_{secret}", "")
         Path(waves).write_text(wave)
     lines = (compiled + printed).splitlines()
+    printed = _disown(printed, mark)
     log += printed.replace(f"_{secret}", "").replace(mark, "")
-    if any(MISMATCH_LINE.match(line) for line in lines) \
-            or sum(line.startswith(f"{mark}Mismatches:") for line in lines) > 1:
+    if _forged(lines, mark):
         return "refused", "prints the testbench's own line", None, log
     if ended:
         return _ended(ended, "simulating", limits, log)
@@ -669,6 +677,17 @@ def _judge_in(folder, problem, code, limits, waves):
     if category == "pass" and (reason := _leans_on_others(folder, limits)):
         return "refused", reason, count, log
     return category, detail, count, log
+
+
+def _forged(lines, mark):
+    """True where a line of the testbench's form does not carry its mark, or more than one does."""
+    return any(MISMATCH_LINE.match(line) for line in lines) \
+        or sum(line.startswith(f"{mark}Mismatches:") for line in lines) > 1
+
+
+def _disown(printed, mark):
+    """What was printed, with no line of the testbench's form left but the marked one."""
+    return re.sub(rf"(?<!{mark})Mismatches: ", "mismatches: ", printed)
 
 
 def _needs_plain_names(folder, problem, limits):

@@ -28,8 +28,12 @@ from conftest import ROOT, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import answers, judge, waves
-from helpers.run import UserError
+sys.path.insert(0, str(ROOT / "tests" / "hostile"))
+
+import generate  # noqa: E402
+
+from helpers import answers, judge, waves  # noqa: E402
+from helpers.run import UserError  # noqa: E402
 
 NOTEBOOK = "07_eval.py"
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -151,6 +155,185 @@ def test_an_include_is_seen_even_where_its_text_is_not(monkeypatch):
 def test_each_defence_gives_its_own_reason(name, detail):
     problem, _, code = read_candidate(ROOT / "tests/hostile" / f"bad_{name}.sv")
     assert judge.judge(with_wires(problem), code, QUICK).detail == detail
+
+
+# Each kind of attack: a candidate that passes where all walls of its kind are down, and these walls.
+ADDER = judge.Problem("adder", "Add three.", """
+module RefModule(input [3:0] a, output reg [3:0] o);
+  parameter P = 3;
+  always @(*) o = a + P;
+endmodule""", """`timescale 1 ps/1 ps
+module stimulus(input clk, output wire [3:0] a);
+  reg [3:0] c = 0;
+  assign a = c;
+  always @(posedge clk) c = c + 1;
+endmodule
+module tb;
+  reg clk = 0;
+  wire [3:0] a, o_ref, o_dut;
+  int errors = 0, n = 0;
+  stimulus stim1(.clk, .a);
+  RefModule good1(.a, .o(o_ref));
+  TopModule top_module1(.a, .o(o_dut));
+  always #5 clk = ~clk;
+  always @(negedge clk) begin n++; if (o_ref !== (o_ref ^ o_dut ^ o_ref)) errors++; end
+  initial #400 $finish;
+  final $display("Mismatches: %1d in %1d samples", errors, n);
+endmodule""")
+SHELL = "module TopModule(input [3:0] a, output [3:0] o);\n  {}\nendmodule\n"
+TASK = "task good1; parameter P = 1; reg [3:0] o; ; endtask\n"
+SCALE = "`timescale 1 ps/1 ps\n"
+BREAKS = {  # kind: (code, walls)
+    "read": (TASK + SHELL.format("assign o = good1.o;"), ("names", "references", "alone")),
+    "write": (SCALE + TASK + SHELL.format("always #1 good1.o = 0; assign o = 0;"),
+              ("names", "references", "alone")),
+    "constant": (TASK + SHELL.format("assign o = a + good1.P;"), ("names", "alone")),
+    "override": (SHELL.format("defparam good1.P = 0; assign o = a;"), ("names", "alone")),
+    "instance": (SHELL.format("RefModule inner(.a, .o);"), ("names", "scopes", "references",
+                                                                "alone")),
+    "macro": ("`define timescale module Planted(output [3:0] o); assign o = tb.good1.o; endmodule \\\n"
+              "`timescale\n" + SHELL.format("Planted planted(o);"),
+              ("names", "scopes", "references", "alone")),
+    "drive": (SHELL.format("assign a = 0; assign o = 3;"), ("inputs", "references", "coercion")),
+    "switch": ("""module TopModule(input clk, clear, inc, output [15:0] state);
+  supply0 low;
+  tran t(clear, low);
+  assign state = 0;
+endmodule""", ("inputs", "references")),  # never cleared, the counter stays unknown
+    "stop": (SCALE + SHELL.format("assign o = a + 3; initial #22 $finish;"), ("calls", "samples")),
+    "print": (SHELL.format('assign o = 0; initial $display("Mismatches: 0 in 40 samples");'),
+              ("line", "mark")),
+}
+
+
+class Everything:
+    """A set that holds all names."""
+
+    def __contains__(self, name):
+        return True
+
+
+def take_down(patch, wall):
+    """Switch one wall of the judge off."""
+    nothing = {"references": ["foreign_reference"], "scopes": ["foreign_scope"],
+               "inputs": ["driven_input"], "alone": ["decoy", "_leans_on_others"]}
+    for name in nothing.get(wall, ()):
+        patch.setattr(judge, name, lambda *arguments: None)
+    if wall == "names":
+        patch.setattr(judge, "_disguised", lambda p: (p.testbench, p.reference, "tb"))
+    if wall == "calls":
+        patch.setattr(judge, "_HARMLESS", Everything())
+    if wall == "coercion":
+        patch.setattr(judge, "_COERCED", "is never said")
+    if wall == "samples":
+        patch.setattr(judge, "_reference_samples", lambda problem, code, samples: samples)
+    if wall == "line":
+        patch.setattr(judge, "_forged", lambda lines, mark: False)
+    if wall == "mark":
+        patch.setattr(judge, "_disown", lambda printed, mark: printed)
+
+
+def test_the_problem_of_the_breaks_is_a_fair_one():
+    assert judge.judge(ADDER, SHELL.format("assign o = a + 3;"), QUICK).passed
+    assert judge.judge(ADDER, SHELL.format("assign o = a;"), QUICK).category == "mismatch"
+
+
+@pytest.mark.parametrize("kind", BREAKS)
+def test_each_kind_of_attack_is_real_and_meets_two_walls(kind, monkeypatch):
+    """With all walls of its kind down it passes; with any one of them standing it does not."""
+    (code, walls), problem = BREAKS[kind], ADDER
+    assert len(walls) >= 2
+    if kind == "switch":
+        problem = next(p for p in judge.load_problems(ROOT / "data/tiny_eval") if "031" in p.name)
+    for standing in (None, *walls):
+        with monkeypatch.context() as patch:
+            for wall in walls:
+                if wall != standing:
+                    take_down(patch, wall)
+            verdict = judge.judge(problem, code, QUICK)
+            assert verdict.passed == (standing is None), (kind, standing, verdict)
+
+
+@pytest.mark.parametrize("edit, reason", [
+    ('S_0x1 .scope module, "spy" "Spy" 3 1, 5 1 0, {tb};', "adds spy to the testbench"),
+    ('S_0x1 .scope function.vec4.s8, "f" "f" 5 1, 5 1 0, {tb};', "adds f to the testbench"),
+    ('S_0x1 .scope module, "r" "RefModule" 5 1, 4 1 0, {top};', "uses RefModule of the testbench"),
+    ('S_0x1 .scope task, "t" "t" 3 1, 3 1 0, {unit};', "uses t of the testbench")])
+def test_a_scope_where_it_does_not_belong_is_seen(edit, reason, tmp_path):
+    """`bind` would make such scopes; Icarus 11 has none, so the compiled program is edited."""
+    for name, text in (("top.sv", SHELL.format("assign o = a;")), ("test.sv", ADDER.testbench),
+                       ("ref.sv", ADDER.reference)):
+        (tmp_path / name).write_text(text)
+    judge.run_limited("iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), tmp_path, QUICK)
+    text = (tmp_path / "program").read_text()
+    program = judge.Program(text, "test.sv", "ref.sv")
+    assert judge.foreign_scope(program) is None
+    labels = {scope.module: label for label, scope in program.scopes.items()}
+    line = edit.format(tb=labels["tb"], top=labels["TopModule"], unit=labels["$unit"])
+    files = re.findall(r'^    "(.*)";$', text, re.M)
+    numbers = {"3": files.index("test.sv"), "4": files.index("ref.sv"), "5": files.index("top.sv")}
+    line = re.sub(r"(?<=[ ])([345])(?= 1[, ])", lambda found: str(numbers[found[1]]), line)
+    at = text.index("    .scope ")
+    edited = judge.Program(f"{text[:at]}{line}\n{text[at:]}", "test.sv", "ref.sv")
+    assert judge.foreign_scope(edited) == reason
+
+
+def generated(step):
+    folders = (ROOT / "data" / "tiny_eval", FIXTURES / "verilog_eval")
+    return list(itertools.islice(generate.every(folders), 0, None, step))
+
+
+def passing(attacks):
+    """The attacks that the judge lets pass."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        verdicts = pool.map(lambda pair: judge.judge(pair[0], pair[1].code, QUICK), attacks)
+        return [(p.name, attack.kind, attack.how)
+                for (p, attack), verdict in zip(attacks, verdicts, strict=True) if verdict.passed]
+
+
+def test_some_generated_attacks_do_not_pass():
+    assert passing(generated(12)) == []
+
+
+@pytest.mark.slow
+def test_a_thousand_generated_attacks_do_not_pass():
+    attacks = generated(1)
+    assert len(attacks) >= 1000
+    assert len({attack.kind for _, attack in attacks}) >= 15
+    assert passing(attacks) == []
+
+
+@pytest.mark.slow
+def test_many_generated_attacks_are_real(monkeypatch):
+    """A judge that only compares and compiles the candidate alone lets a hundred pass."""
+    for wall in ("names", "references", "scopes"):
+        take_down(monkeypatch, wall)
+    monkeypatch.setattr(judge, "decoy", lambda program: None)
+    assert len(passing(generated(1))) >= 100
+
+
+@pytest.mark.parametrize("folder", ["data/tiny_eval", "tests/fixtures/verilog_eval"])
+def test_hidden_names_leave_nothing_plain_and_change_no_verdict(folder):
+    """Every name that the compiler knows is hidden; the reference passes as it does undisguised."""
+    for problem in judge.load_problems(ROOT / folder)[::6]:
+        texts = judge._disguised(problem)
+        assert "`" not in "".join(texts) and "*/" not in "".join(texts)
+        found = generate.facts(problem)
+        for name in (found.reference, found.stimulus, *found.variables, *found.internals):
+            assert not re.search(rf"(?<![.\w]){re.escape(name)}\b(?!\0)", texts[0].split("module tb;")[0]
+                                 if name in found.internals else re.sub(r'"[^"]*"', "", texts[0])), name
+        code = problem.reference.replace("RefModule", "TopModule")
+        verdict = judge.judge(problem, code, QUICK)
+        with pytest.MonkeyPatch.context() as patch:
+            take_down(patch, "names")
+            plain = judge.judge(problem, code, QUICK)
+        assert verdict.passed and (verdict.samples, verdict.log) == (plain.samples, plain.log)
+
+
+def test_a_testbench_that_connects_everything_by_star_is_said():
+    star = dataclasses.replace(ADDER, testbench=ADDER.testbench.replace("(.a, .o(o_dut))", "(.*)"))
+    verdict = judge.judge(star, SHELL.format("assign o = a;"))
+    assert verdict.category == "compile" and ".*" in verdict.detail
 
 
 def test_a_candidate_cannot_swallow_part_of_the_testbench():
