@@ -222,11 +222,11 @@ display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line
 # %% [markdown]
 # ## 4. A judge that is hard to fool
 # An answer is untrusted code that shares a program with the testbench. By a **system call** it can
-# print (`$display`), stop the simulation (`$finish`) or write files; it can read the reference by
-# its hierarchical name (`good1.out`: signal `out` of the instance `good1`), or pull an input that
-# both share. Looking for bad words in its text would miss macros and hit comments. So we look at
-# what the *compiler* made of it: every system call, scope and driver of a signal is in Icarus's
-# output, with the file it came from.
+# print (`$display`), stop the simulation (`$finish`) or write files; by a hierarchical name it can
+# read the reference (`good1.out`: signal `out` of the instance `good1`); it can pull an input that
+# both share. Looking for bad words in its text would miss macros and hit comments. So we take the
+# names away, and look at what the *compiler* made of the answer: every system call, scope and
+# driver of a signal is in Icarus's output, with the file it came from.
 
 # %%
 TRICKS = {
@@ -256,12 +256,26 @@ attacks, honest = (len(list(Path("tests/hostile").glob(f"{kind}_*"))) for kind i
 print(f"tests/hostile: {attacks} attacks, none of which may pass, and {honest} honest modules")
 
 # %% [markdown]
-# What this means: all nine are the *right* design, and still only the last one passes. The
-# testbench's line carries a random mark that an answer cannot know, an answer that passes must
-# also compile alone, and the simulation may neither write files nor fork nor use more than its
-# share of time, memory and output. The folder `tests/hostile` holds what else we tried, and
-# honest code that only looks suspicious. A test judges all of it, and shows that over thirty of
-# the attacks fool a judge that reads nothing but that line.
+# What this means: all nine are the *right* design, and still only the last one passes. A trick that
+# we did not think of must get past a second wall, so each kind of attack meets two, and a test
+# takes down all but one of them to see that the one still holds.
+#
+# | an answer tries to | first wall | second wall |
+# |---|---|---|
+# | read, write, call or disable what belongs to testbench or reference | every name of theirs carries a secret drawn for this answer | in the compiled program, no reference crosses the border except by a port |
+# | use or override their constants (`good1.P`, `defparam`) | the secret names | it must compile alone, with no declaration outside its module that has a name of theirs |
+# | instantiate the reference, hang a module into the testbench (`bind`) | empty modules have the plain names | no scope of one side lies below the other |
+# | change their text by macros, open comments or conditions | their copy holds no directive and no comment | whatever it makes of the text lacks the secret names |
+# | drive an input | drivers and directions of all inputs are counted | no driver crosses the border |
+# | stop early, print, write files, read arguments | calls not on a list of harmless ones are refused | a pass needs as many samples as the reference had, and the line needs a mark that nobody can guess; the simulator may write no file and has no network |
+# | include files | the text names none | the compiler lists the files that it read |
+# | never end, fill the memory | limits on processor time, memory and output | a limit by the clock |
+#
+# `$random` is refused because the testbench draws its stimuli from the same stream: an answer that
+# draws, too, is tested with other samples than all the others. `tests/hostile` holds what we tried:
+# single files, honest code that only looks suspicious, and a generator that writes over a thousand
+# attacks, each for every problem of the small set. A test judges all of it, and shows that a
+# hundred of them fool a judge that merely compiles an answer alone.
 
 # %% [markdown]
 # ## 5. The ceiling
