@@ -254,7 +254,33 @@ def analyse(log):
 _TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\\\S+|[$`]\w+|'[sS]?[bBoOdDhH]\s*[\w?]+
     |'[01xXzZ]|\d[\w.]*|[A-Za-z_][\w$]*|\s+|.""", re.S | re.X)
 _TIMESCALE = re.compile(r"^[ \t]*`timescale\s+(\d+\s*[munpf]?s)\s*/\s*(\d+\s*[munpf]?s)[^\n]*", re.M)
+_UNUSED = re.compile(r"^[ \t]*`(?:define\s+(\w+)\b(?!.*`\1\b)[^\n]*(?<!\\)|default_nettype\s+none\b[^\n]*)$",
+                     re.M | re.S)  # macros that are never called, and a rule that the text obeys
 _HIDDEN = "\0"  # stands behind each trusted name until a run of the judge has drawn its secret
+
+
+@functools.lru_cache(maxsize=4096)
+def _rehearsal(problem):
+    """The problem with its own reference as the candidate: (compiled program, samples compared).
+
+    Where the reference does not compile as a candidate, the program is that of testbench and
+    reference alone; where it does not pass, samples is None.
+    """
+    top = problem.reference.replace("RefModule", "TopModule")
+    with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
+        program = Path(folder) / "program"
+        for name, text in (("top", top), ("test", problem.testbench), ("ref", problem.reference)):
+            (Path(folder) / f"{name}.sv").write_text(text, encoding="utf-8")
+        for more in (["top.sv"], ["-i"]):
+            run_limited(["iverilog", "-g2012", "-s", "tb", "-o", "program", *more, "test.sv",
+                         "ref.sv"], folder, Limits())
+            if program.exists():
+                break
+        else:
+            return "", None
+        printed = run_limited(["vvp", "-n", "program", "-none"], folder, Limits(), file=0)[0]
+        category, _, count = analyse(printed)
+        return program.read_text(errors="replace"), count[1] if category == "pass" else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -269,23 +295,16 @@ def _disguised(problem):
     Returns:
       (testbench, reference, name of the top module), or None where TopModule is connected by `.*`.
     """
-    texts = [problem.testbench, problem.reference]
-    with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
-        for place, text in enumerate(texts):
-            if "`" in _TIMESCALE.sub("", text):  # macros of its own
+    texts, (listed, _) = [problem.testbench, problem.reference], _rehearsal(problem)
+    for place, text in enumerate(texts):
+        texts[place] = text = _UNUSED.sub("", text)
+        if "`" in _TIMESCALE.sub("", text):  # macros of its own
+            with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
                 (Path(folder) / "in.sv").write_text(text, encoding="utf-8")
                 run_limited(["iverilog", "-E", "-g2012", "-o", "out.sv", "in.sv"], folder, Limits())
                 texts[place] = (Path(folder) / "out.sv").read_text(encoding="utf-8")
-        for name, text in zip(("test.sv", "ref.sv"), texts, strict=True):
-            (Path(folder) / name).write_text(text, encoding="utf-8")
-        run_limited(["iverilog", "-i", "-g2012", "-s", "tb", "-o", "program", "test.sv", "ref.sv"],
-                    folder, Limits())
-        program = Path(folder) / "program"
-        listed = program.read_text(errors="replace") if program.exists() else ""
-    pattern = r'^(?:S_\w+ \.scope \w+, "([^"]*)" "([^"]*)"|[vPE]\w+ \.\S+ (?:\*?)"([^"]*)")'
-    names = {name for found in re.findall(pattern, listed, re.M) for name in found}
-    names |= set(re.findall(r'\.port_info \d+ /\w+ \d+ "([^"]*)"', listed))
-    names = {name for name in names if re.fullmatch(r"[A-Za-z_][\w$]*", name)}
+    lines = re.findall(r"^(?:[SvPE]\w+|    \.port_info \d+) [./].*", listed, re.M)
+    names = set(re.findall(r'"([A-Za-z_][\w$]*)[^"]*"', "\n".join(lines)))
     modules = set(re.findall(r"\bmodule\s+([A-Za-z_]\w*)", _without_comments(" ".join(texts))))
     names = (names | modules | {"tb"}) - {"TopModule"}
     scale = _TIMESCALE.search(texts[0])
@@ -541,7 +560,8 @@ def foreign_reference(program):
             return not any(made.name for made in made_by[label]) and all(
                 trusted(use) == by_trusted or allowed(use, by_trusted)
                 for made in made_by[label] for use in made.uses if use != label)
-        return root(label) in outputs and (by_trusted or label.startswith(("RS_", "p0x", "o0x")))
+        return root(label) in outputs and (by_trusted or label.startswith(("RS_", "p0x", "o0x"))
+                                           or all(made.sort == "net" for made in made_by[label]))
 
     def crosses(made, label):
         mine, net = program.scopes[made.scope].trusted, root(made.label)
@@ -575,9 +595,6 @@ def _said(program, made_by, owner, label):
 
 # ---- Judging ----
 
-_SAMPLES = {}  # {problem: samples that its own reference is compared in}
-
-
 def judge(problem, code, limits=Limits(), waves=None):
     """Judge one candidate; never raises for what the candidate does.
 
@@ -599,19 +616,10 @@ def judge(problem, code, limits=Limits(), waves=None):
     with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
         category, detail, count, log = _judge_in(Path(folder), problem, code, limits, waves)
     mismatches, samples = count or (None, None)
-    if category == "pass" and (wanted := _reference_samples(problem, code, samples)) != samples:
+    wanted = _rehearsal(problem)[1] if category == "pass" else None
+    if wanted is not None and wanted != samples:
         category, detail = "refused", f"{samples} samples instead of the reference's {wanted}"
     return Verdict(category, detail, mismatches, samples, log, time.perf_counter() - start)
-
-
-def _reference_samples(problem, code, samples):
-    """How many samples the reference is compared in, judged once; `samples` where it cannot pass."""
-    reference = problem.reference.replace("RefModule", "TopModule")
-    if problem not in _SAMPLES and code == reference:
-        _SAMPLES[problem] = samples
-    elif problem not in _SAMPLES:
-        _SAMPLES[problem] = judge(problem, reference).samples
-    return samples if _SAMPLES[problem] is None else _SAMPLES[problem]
 
 
 def _compile(folder, limits, top, sources):

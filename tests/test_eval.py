@@ -226,7 +226,8 @@ def take_down(patch, wall):
     if wall == "coercion":
         patch.setattr(judge, "_COERCED", "is never said")
     if wall == "samples":
-        patch.setattr(judge, "_reference_samples", lambda problem, code, samples: samples)
+        rehearsal = judge._rehearsal
+        patch.setattr(judge, "_rehearsal", lambda problem: (rehearsal(problem)[0], None))
     if wall == "line":
         patch.setattr(judge, "_forged", lambda lines, mark: False)
     if wall == "mark":
