@@ -44,6 +44,8 @@ REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/g
 here = Path.cwd()
 places = (here, here.parent, here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
 if root is None:
     subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
     root = here / "gemma4-on-tpu"
@@ -51,13 +53,13 @@ os.chdir(root)
 sys.path.insert(0, str(root))
 
 # %%
-# Install what the series needs into this Python; once it is there, this takes a second.
-_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
 
 # %%
 # What this machine is. Every result below was made with these versions.
-import helpers
-
 helpers.machine()
 
 # %% [markdown]
@@ -111,7 +113,7 @@ FULL = Settings()
 E2B = replace(FULL, base="google/gemma-4-E2B-it", max_tokens=2_048, sequence_length=2_048)
 TINY = replace(FULL, base="assets/tiny_gemma4", source="data/tiny", rows=4_000, validation=0.05,
                evaluation="data/tiny_eval", max_tokens=384, sequence_length=512)
-cfg = helpers.choose(FULL, E2B, TINY)
+cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # ## 2. The raw data

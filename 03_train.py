@@ -44,6 +44,8 @@ REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/g
 here = Path.cwd()
 places = (here, here.parent, here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
 if root is None:
     subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
     root = here / "gemma4-on-tpu"
@@ -51,39 +53,36 @@ os.chdir(root)
 sys.path.insert(0, str(root))
 
 # %%
-# Install what the series needs into this Python; once it is there, this takes a second.
-_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
 
 # %%
 # What this machine is. Every result below was made with these versions.
-import helpers
-
 helpers.machine(devices=4)
 
 # %% [markdown]
 # The libraries: JAX and Flax NNX hold the model, Optax is the optimizer, Grain the data pipeline,
-# Orbax the checkpoints. Tunix (model and trainer) and Qwix (LoRA) appear where they first matter.
+# Orbax the checkpoints. Tunix (the model) and Qwix (LoRA) appear where they first matter. What
+# trains, from the batch to the loop, is in `helpers/train.py`, so that notebook 08 compiles and the
+# tests examine the same functions; each is printed here where it is explained.
 
 # %%
 import html
-import json
-import time
 from dataclasses import asdict, dataclass, replace
 
-import flax
-import grain
 import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pandas as pd
 from etils import epath
 from flax import nnx
 from IPython.display import HTML, display
 
-from helpers import chat, gemma, style
+from helpers import chat, gemma, style, train
 from helpers.machine import published
 
 # %% [markdown]
@@ -105,6 +104,7 @@ class Settings:
     rank: int = 64
     alpha: float = 64.0                # the adapter counts alpha / rank times
     targets: str = gemma.TARGETS       # published: without k_einsum
+    a_init: str = "he"                 # A's first values; "peft" is PEFT's scale (see below)
     # ── Optimizer ──
     learning_rate: float = 1e-4        # at its peak
     warmup_steps: int = 100
@@ -137,13 +137,19 @@ E2B = replace(FULL, rows_per_step=4, rows_per_device=1,
 TINY = replace(FULL, rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                rows_per_device=2, epochs=0.25, attention_block=128, log_every=10,
                validate_every=20, validation_rows=8, checkpoint_every=20, answer_tokens=160)
-cfg = helpers.choose(FULL, E2B, TINY)
+cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # ### What the published run used
 # Every value in the middle column is from the paper or from its code, read from
 # `data/published/hyperparameters.csv`; *effective* is what the code computes in by the defaults of
 # the libraries it calls. `ours` is this run; at size 31b the first six rows agree.
+#
+# Mind the scale when you carry a learning rate over from PyTorch. Qwix, here and in the published
+# run, draws A uniformly within sqrt(6 / inputs) (Kaiming He); PEFT calls the same function with
+# a = sqrt(5), which gives 1 / sqrt(inputs), 2.45 times less. B's gradient is proportional to A, and
+# so is what a step of B changes: at equal rates PEFT's first steps are smaller. `a_init="peft"`
+# draws A at PEFT's scale.
 
 # %%
 theirs = published("hyperparameters", "name", "tpu")
@@ -181,7 +187,7 @@ print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} toke
 #
 # | there | here |
 # |---|---|
-# | TRL `SFTTrainer`, `Trainer` | Tunix `PeftTrainer`, subclassed in section 8 at the points it offers |
+# | TRL `SFTTrainer`, `Trainer` | a loop of our own in `helpers/train.py`, printed in section 10; Tunix has a `PeftTrainer`, with which section 8 compares it |
 # | FSDP, tensor parallelism, `accelerate launch` | one *mesh*: names for the axes of the device grid, and for every array which axis splits which dimension |
 # | `torch.optim.AdamW` and a scheduler | Optax: a chain of pure functions, gradient in, update out |
 # | `DataLoader` with workers | Grain: an index-based pipeline, whose position is one integer that a checkpoint can hold |
@@ -289,9 +295,7 @@ table.rename_axis("GiB per device").style.format("{:.4g}")
 # Now the weights. Tunix reads the Hugging Face files, and the config says `dtype=bfloat16` for the
 # arithmetic, too: its default is float32, and casting only the weights (as published) leaves every
 # matrix multiplication in float32. A hub or `gs://` source was copied to `TMPDIR` in section 1, its
-# size checked first. One exchange: Tunix's attention computes all T x T scores of a row of T tokens
-# and then masks most of them away; ours takes 1,024 queries at a time and never computes what none
-# of them may see. Section 7 proves that it is the same function, notebook 08 shows what it saves.
+# size checked first.
 #
 # A *partition spec* such as `P('tp', 'fsdp')` reads: the first dimension is cut over `tp`,
 # the second over `fsdp`, all others stay whole.
@@ -299,7 +303,6 @@ table.rename_axis("GiB per device").style.format("{:.4g}")
 # %%
 with helpers.phase(f"loading {base_parameters / 1e6:,.1f} M parameters"):
     model = gemma.place(gemma.load_base(base, config, mesh), mesh)
-gemma.use_block_attention(model, cfg.attention_block)
 first = model.layers[0]
 for name, weight in (("q_einsum", first.attn.q_einsum.w),
                      ("gate_proj", first.mlp.gate_proj.kernel)):
@@ -308,6 +311,25 @@ for name, weight in (("q_einsum", first.attn.q_einsum.w),
           f"on each device {sharding.shard_shape(shape)}")
 print(f"base on one device: {device_gib(nnx.state(model)):.4g} GiB, "
       f"budget {budget['base weights']:.4g} GiB")
+
+# %% [markdown]
+# ### The one part of the model that we replace
+# Tunix's attention computes all T x T scores of a row of T tokens and then masks most of them away.
+# In a row of 4,096 tokens the sliding layers, 50 of the 31B's 60, need at most 1,024 keys per
+# query, and no query needs a later key. `attend` takes 1,024 queries at a time and multiplies them
+# with the keys that at least one of them may see; the rest is never computed and never stored. The
+# blocks have fixed borders, so all this is a plain program of matrix products, without a kernel of
+# its own, and the mask inside a block does the rest. Notebook 08 shows what it saves: two rows at
+# once fit a v5p-8 only with it.
+#
+# `use_block_attention` exchanges every layer's attention object for one with the same weights under
+# the same names, which calls `attend`. That is a replacement, and we say so: a subclass, set where
+# anyone can see it, no library function rewritten while it runs. Section 7 proves that the model
+# stays the same function.
+
+# %%
+helpers.show_source(gemma.attend, gemma.use_block_attention)
+gemma.use_block_attention(model, cfg.attention_block)
 
 # %% [markdown]
 # ## 5. LoRA: W + (α/r) · A · B
@@ -320,7 +342,8 @@ print(f"base on one device: {device_gib(nnx.state(model)):.4g} GiB, "
 # %%
 helpers.show_source(gemma.Float32Lora, gemma.lora_provider, gemma.lora_a, gemma.lora_b)
 before_lora = model
-model = gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed)
+model = gemma.inject_lora(
+    model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init)
 modules = gemma.adapted_modules(model)
 print(f"{len(modules)} modules adapted, {len(gemma.expected_modules(config))} expected")
 assert sorted(modules) == sorted(gemma.expected_modules(config))
@@ -431,10 +454,11 @@ style.finish(fig, "03_mesh", "shapes and partition specs of the 31B, computed ab
 # scattered again: the bytes of one all-reduce.
 #
 # ### Two proofs before we train
-# B is zero, so the adapters must not have changed anything yet: not a little, but not at all. And
-# each adapter's partition spec must not name more dimensions than the adapter has, and must divide
-# them. The published recipe repairs both by patching Qwix and Tunix; at these versions there is
-# nothing to repair.
+# B is zero and A is finite, so A times B is zero and the adapters have not changed anything yet.
+# The logits show it, too, up to rounding: with and without adapters are two programs, and XLA
+# promises equal bits only within one. Second, each adapter's partition spec must not name more
+# dimensions than the adapter has, and must divide them. The published recipe repairs both by
+# patching Qwix and Tunix; at these versions there is nothing to repair.
 
 # %%
 def logits_of(model, tokens):
@@ -445,14 +469,18 @@ def logits_of(model, tokens):
         return jax.jit(lambda state: nnx.merge(graph, state)(tokens, attention_mask=mask)[0])(state)
 
 
-probe = jnp.tile(jnp.asarray(np.load(data / "val" / "tokens.npy")[0, :64]), (fsdp, 1))
-np.testing.assert_array_equal(logits_of(before_lora, probe), logits_of(model, probe))
 for path, pair in modules.items():
-    for variable in pair.values():
-        array = variable.get_value()
+    a, b = pair["a"].get_value(), pair["b"].get_value()
+    assert jnp.isfinite(a).all() and not b.any(), path
+    for array in (a, b):
         assert array.dtype == jnp.float32 and len(array.sharding.spec) <= array.ndim, path
         array.sharding.shard_shape(array.shape)  # raises if an axis does not divide
-print("logits identical with and without adapters; every adapter float32 and evenly split")
+probe = jnp.tile(jnp.asarray(np.load(data / "val" / "tokens.npy")[0, :64]), (fsdp, 1))
+plain, adapted = logits_of(before_lora, probe), logits_of(model, probe)
+apart, spread = float(jnp.abs(plain - adapted).max()), float(jnp.abs(plain).max())
+print(f"every A finite, every B zero, both float32 and evenly split; logits up to {spread:.1f}, "
+      f"with and without adapters at most {apart:.2g} apart")
+assert apart <= spread / 32, "more than the rounding of bfloat16"
 
 # %% [markdown]
 # ## 6. What it says before training
@@ -486,34 +514,7 @@ print(f"asked:\n{samples[0]['messages'][-1]['content'][:600]}\n\nanswered:\n{bef
 # A `flax.struct.dataclass` is a dataclass that JAX takes apart and puts together like a state.
 
 # %%
-@flax.struct.dataclass
-class Batch:
-    """The packed rows of one optimizer step."""
-
-    tokens: jax.Array       # [M, B, T] int32
-    loss_mask: jax.Array    # [M, B, T] bool, True where the token is to be predicted
-    segment_ids: jax.Array  # [M, B, T] int32, 1, 2, ... per example of a row, 0 is padding
-    positions: jax.Array    # [M, B, T] int32, from 0 in every example
-
-
-class PackedRows:
-    """The rows that notebook 02 wrote, memory-mapped."""
-
-    def __init__(self, folder):
-        self.arrays = {field: np.load(folder / f"{field}.npy", mmap_mode="r")
-                       for field in Batch.__dataclass_fields__}
-
-    def __len__(self):
-        return len(self.arrays["tokens"])
-
-    def __getitem__(self, row):
-        return Batch(**{field: np.asarray(array[row]) for field, array in self.arrays.items()})
-
-
-def make_dataset(rows, micro_batches, micro_rows, seed, host=0, hosts=1):
-    """An endless, shuffled, seekable stream of one host's part of every step's batch."""
-    dataset = grain.MapDataset.source(rows).seed(seed).shuffle()[host::hosts].repeat()
-    return dataset.batch(micro_rows // hosts).batch(micro_batches).to_iter_dataset()
+helpers.show_source(train.Batch, train.PackedRows, train.make_dataset)
 
 # %% [markdown]
 # The published step held 8 sequences, one example each. Packing changes what a row is, so we keep
@@ -525,10 +526,10 @@ def make_dataset(rows, micro_batches, micro_rows, seed, host=0, hosts=1):
 micro_rows = cfg.rows_per_device * fsdp
 micro_batches = max(1, cfg.rows_per_step // micro_rows)
 rows_per_step = micro_batches * micro_rows
-train_rows = PackedRows(data / "train")
+train_rows = train.PackedRows(data / "train")
 steps = max(1, round(cfg.epochs * len(train_rows) / rows_per_step))
 host = {"host": jax.process_index(), "hosts": jax.process_count()}
-dataset = make_dataset(train_rows, micro_batches, micro_rows, cfg.seed, **host)
+dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed, **host)
 batch = next(iter(dataset))
 print(f"a step: {micro_batches} micro-batches x {micro_rows} rows x {meta['sequence_length']} "
       f"tokens, {rows_per_step * meta['examples_per_row']:.1f} examples; {steps} steps, "
@@ -544,17 +545,13 @@ print(f"this one: {(batch.segment_ids > 0).mean():.1%} real tokens, {batch.loss_
 # numbers those that the server will compute.
 
 # %%
-def packed_mask(segment_ids):
-    """Causal attention inside each example and nowhere else. [B, T] -> [B, T, T]"""
-    return jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
-
-
+helpers.show_source(train.packed_mask)
 first = jax.tree.map(lambda array: array[0, 0], batch)
 palette = np.array([[1, 1, 1], *matplotlib.colors.to_rgba_array(
     style.CYCLE * (first.segment_ids.max() // len(style.CYCLE) + 1))[:, :3]])
 strength = np.where(first.loss_mask, 1.0, 0.4)[:, None, None]
 picture = 1 - strength * (1 - palette[first.segment_ids])[:, None]  # each row of pixels one colour
-allowed = np.asarray(packed_mask(first.segment_ids[None])[0])[..., None]
+allowed = np.asarray(train.packed_mask(first.segment_ids[None])[0])[..., None]
 fig, (left, right) = style.figure(10, 4.2, columns=2, width_ratios=[1, 1.4])
 left.imshow(np.where(allowed, picture, 1.0), interpolation="nearest")
 left.grid(False)
@@ -575,53 +572,14 @@ style.finish(fig, "03_packed_row", f"the first packed row of step 1, {first.toke
 # whole optimizer step. (Averaging each micro-batch first, as Tunix's own accumulation does, lets a
 # row with few trained tokens weigh as much as a full one.) Only trained positions meet the output
 # matrix, which has a column for every id of the vocabulary (262,144 in the 31B): the model hands us
-# hidden states, because its embedder is wrapped for the call.
+# hidden states. Tunix's model has no switch for that, so this is the second thing we exchange, for
+# the length of one call: the embedder gets a wrapper whose `decode` does nothing.
 
 # %%
-class Headless(nnx.Module):
-    """An embedder without its output side: the model then returns hidden states, not logits."""
-
-    def __init__(self, embedder):
-        self.embedder = embedder
-
-    def encode(self, tokens):
-        return self.embedder.encode(tokens)
-
-    def encode_per_layer_input(self, x, tokens):
-        return self.embedder.encode_per_layer_input(x, tokens)
-
-    def decode(self, x):
-        return x
-
-
-def hidden_states(model, rows):
-    """What the model would hand to its output matrix. [B, T, D]"""
-    embedder, config = model.embedder, model.config
-    model.embedder, model.config = Headless(embedder), replace(config, final_logit_softcap=None)
-    hidden, _ = model(rows.tokens, rows.positions, None, packed_mask(rows.segment_ids))
-    model.embedder, model.config = embedder, config
-    return hidden.astype(config.dtype)
-
-
-def make_loss(capacity):
-    """(model, rows) -> (summed cross-entropy, trained tokens); at most `capacity` a row."""
-    def loss_fn(model, rows):
-        hidden = hidden_states(model, rows)
-        # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
-        weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)  # [B, K]
-        labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
-        hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
-        logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
-        if (cap := model.config.final_logit_softcap) is not None:
-            logits = jnp.tanh(logits / cap) * cap
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return jnp.sum(loss * weight), jnp.sum(weight)
-    return loss_fn
-
-
+helpers.show_source(train.Headless, train.hidden_states, train.make_loss)
 most = max(int(np.load(data / part / "loss_mask.npy").sum(-1).max()) for part in ("train", "val"))
 capacity = min(-(-most // 128) * 128, meta["sequence_length"] - 1)
-loss_fn = make_loss(capacity)
+loss_fn = train.make_loss(capacity)
 print(f"at most {most} trained tokens in a row; the output matrix meets {capacity} of its "
       f"{meta['sequence_length']} positions")
 
@@ -635,7 +593,8 @@ print(f"at most {most} trained tokens in a row; the output matrix meets {capacit
 # own, positions from 0, a plain causal mask, Tunix's own attention, all logits, and a cross-entropy
 # as textbooks write it. The witness is the tiny model in float32 on the CPU, at every size: in
 # bfloat16 rounding would hide errors of one per cent. B is random here, because with B = 0 the
-# gradient of A is zero.
+# gradient of A is zero. The row is the one with the most examples, at most 2,048 tokens of it, cut
+# so that the second example is in it.
 
 # %%
 def alone(rows):
@@ -664,13 +623,17 @@ witness = gemma.inject_lora(witness, 4, 8.0, cpu)
 draw = np.random.default_rng(cfg.seed)
 for pair in gemma.adapted_modules(witness).values():
     pair["b"].set_value(jnp.asarray(draw.normal(0, 0.05, pair["b"].shape), jnp.float32))
-graph, small, frozen = nnx.split(witness, nnx.LoRAParam, ...)
-row = jax.tree.map(lambda array: array[0, :1, :2048], batch)
+graph, small, witness_base = nnx.split(witness, nnx.LoRAParam, ...)
+examples = train_rows.arrays["segment_ids"].max(-1)
+row = train_rows[int(examples.argmax())]
+start = max(0, int(np.argmax(row.segment_ids == 2)) - 1_024)
+row = jax.tree.map(lambda array: array[None, start:start + 2_048], row)
 row = row.replace(tokens=row.tokens % exact.num_embed)  # a larger model has more ids
+packed_loss = train.make_loss(row.tokens.shape[1] - 1)
 together = jax.jit(jax.value_and_grad(
-    lambda adapters: loss_fn(nnx.merge(graph, adapters, frozen), row)[0]))
+    lambda adapters: packed_loss(nnx.merge(graph, adapters, witness_base), row)[0]))
 by_itself = jax.jit(jax.value_and_grad(
-    lambda adapters, *example: textbook_loss(nnx.merge(textbook, adapters, frozen), *example)))
+    lambda adapters, *one: textbook_loss(nnx.merge(textbook, adapters, witness_base), *one)))
 trained = row.loss_mask.sum()
 with gemma.use_mesh(cpu):
     packed = jax.tree.map(lambda a: np.asarray(a) / trained, together(small))
@@ -678,312 +641,132 @@ with gemma.use_mesh(cpu):
 single = jax.tree.map(lambda *arrays: np.sum(arrays, axis=0) / trained, *parts)
 off = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (packed, single)))]
 largest = max(np.abs(gradient).max() for gradient in jax.tree.leaves(single[1]))
+assert len(parts) >= min(2, examples.max()), "one example alone proves nothing"
 print(f"{len(parts)} examples: loss packed {packed[0]:.7f}, one by one {single[0]:.7f}; "
       f"gradients up to {largest:.3f}, largest difference {max(off[1:]):.1e}")
 assert off[0] < 1e-5 and max(off[1:]) < 1e-5 * largest
 
 # %% [markdown]
-# ## 8. Optimizer, step and trainer
+# ## 8. Optimizer and step
 # AdamW, warm-up, then a cosine down to zero, as published, and clipping: the published run has
-# gradient norms up to 507 (read off its figure) and no clipping. The step is one function for the
-# whole optimizer step. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so their
-# number costs no memory; the summed gradients are divided once; and only the adapters and the
-# optimizer state are returned. (Tunix's own step returns the whole model: for the 31B a second
-# copy of the 14 GiB per chip, 2 bytes x 30.7 billion / 4, that never changed.)
+# gradient norms up to 507 (read off its figure) and no clipping.
 
 # %%
-def make_optimizer(schedule, weight_decay, max_grad_norm):
-    """Clip the step's whole gradient, then AdamW; the learning rate stays readable for the log."""
-    def clipped_adamw(learning_rate):
-        return optax.chain(optax.clip_by_global_norm(max_grad_norm),
-                           optax.adamw(learning_rate, weight_decay=weight_decay))
-    return optax.inject_hyperparams(clipped_adamw)(learning_rate=schedule)
-
-
+helpers.show_source(train.make_optimizer)
 schedule = optax.warmup_cosine_decay_schedule(
     0.0, cfg.learning_rate, min(cfg.warmup_steps, steps // 2), steps)
-optimizer = make_optimizer(schedule, cfg.weight_decay, cfg.max_grad_norm)
-
-# %%
-def make_micro_loss(model, loss_fn):
-    """(adapters, frozen, rows) -> (loss sum, tokens), computed in the model's own dtype."""
-    graph, dtype = nnx.graphdef(model), model.config.dtype
-
-    def micro_loss(adapters, frozen, rows):
-        copy = jax.tree.map(lambda array: array.astype(dtype), adapters)
-        return loss_fn(nnx.merge(graph, copy, frozen), rows)
-    return micro_loss
-
-
-def make_train_step(model, optimizer, loss_fn):
-    """(adapters, opt_state, frozen, batch) -> (adapters, opt_state, metrics)."""
-    micro_loss = make_micro_loss(model, loss_fn)
-    graph, optimizer_graph = nnx.graphdef(model), nnx.graphdef(optimizer)
-
-    def train_step(adapters, opt_state, frozen, batch):
-        def add(total, rows):
-            one = jax.value_and_grad(micro_loss, has_aux=True)(adapters, frozen, rows)
-            return jax.tree.map(jnp.add, total, one), None
-
-        zero = ((0.0, 0), jax.tree.map(jnp.zeros_like, adapters))
-        ((loss, tokens), grads), _ = jax.lax.scan(add, zero, batch)
-        grads = jax.tree.map(lambda array: array / tokens, grads)  # once, for the whole step
-        model, optimizer = nnx.merge(graph, adapters, frozen), nnx.merge(optimizer_graph, opt_state)
-        optimizer.update(model, grads)
-        return nnx.state(model, nnx.LoRAParam), nnx.state(optimizer), {
-            "loss": loss / tokens, "grad_norm": optax.global_norm(grads),
-            "real_tokens": jnp.sum(batch.segment_ids > 0)}
-    return train_step
-
-
-def make_eval_step(model, loss_fn):
-    """(adapters, frozen, batch) -> mean loss of all trained tokens of the batch."""
-    micro_loss = make_micro_loss(model, loss_fn)
-
-    def eval_step(adapters, frozen, batch):
-        loss, tokens = jax.lax.map(lambda rows: micro_loss(adapters, frozen, rows), batch)
-        return jnp.sum(loss) / jnp.sum(tokens)
-    return eval_step
+optimizer = train.make_optimizer(schedule, cfg.weight_decay, cfg.max_grad_norm)
 
 # %% [markdown]
-# Tunix's `PeftTrainer` owns the loop: it asks for batches, calls the step, saves checkpoints,
-# writes TensorBoard events. We subclass it at the points it offers. The frozen weights go into the
-# compiled step and do not come out; adapters and optimizer state are donated, so the new ones take
-# their place; and the outputs are pinned to the inputs' shardings, so that step two is the same
-# program as step one.
+# The step is one function for the whole optimizer step. `jax.lax.scan`, a compiled loop, goes over
+# the micro-batches, so their number costs no memory; the summed gradients are divided once; and the
+# frozen weights go in and do not come out. `jit_train_step` compiles it: adapters and optimizer
+# state are donated, so the new ones take their place, and the outputs are pinned to the inputs'
+# shardings, so that step two is the same program as step one. Notebook 08 compiles this very
+# function for a TPU.
 
 # %%
-from tunix.sft import hooks, peft_trainer, sharding_utils
-
-
-class PackedTrainer(peft_trainer.PeftTrainer):
-    """PeftTrainer with one compiled, token-weighted optimizer step over all micro-batches."""
-
-    def create_train_step_fn(self):
-        return make_train_step(self.model, self.optimizer, self.loss_fn)
-
-    def create_eval_step_fn(self):
-        return make_eval_step(self.model, self.eval_loss_fn)
-
-    def arrays(self):
-        """What a step takes: adapters, optimizer state, frozen base."""
-        _, adapters, frozen = nnx.split(self.model, nnx.LoRAParam, ...)
-        return adapters, nnx.state(self.optimizer), frozen
-
-    def jit_train_step(self):
-        """The program that runs here, and that notebook 08 compiles for a TPU."""
-        adapters, opt_state, _ = self.arrays()
-        shardings = jax.tree.map(lambda array: array.sharding, (adapters, opt_state))
-        return jax.jit(self.create_train_step_fn(), donate_argnums=(0, 1),
-                       out_shardings=(*shardings, None))
-
-    def compile(self, batch):
-        """Compile the step for the shapes of `batch`; other shapes are an error from now on."""
-        batch = sharding_utils.shard_input(batch, self.config.data_sharding_axis)
-        self.compiled_step = self.jit_train_step().lower(*self.arrays(), batch).compile()
-        return self.compiled_step
-
-    def jit_train_and_eval_step(self, skip_jit=False, cache_nnx_graph=False):
-        """What PeftTrainer.train calls for: functions of a batch that update the trainer."""
-        adapters, opt_state, frozen = self.arrays()
-
-        def train_step(batch):
-            nonlocal adapters, opt_state
-            adapters, opt_state, metrics = self.compiled_step(adapters, opt_state, frozen, batch)
-            nnx.update(self.model, adapters)
-            nnx.update(self.optimizer, opt_state)
-            return metrics["loss"], metrics, metrics["grad_norm"]
-        return train_step, None
+helpers.show_source(train.make_micro_loss, train.make_train_step, train.make_eval_step,
+                    train.jit_train_step)
 
 # %% [markdown]
-# The log has one rule: a line is written before the checkpoint that contains its step. A restart
-# goes back to the newest whole checkpoint and cuts the log there, so the steps after it are
-# computed and written again, the same to the last bit (a test kills a run on simulated devices and
-# compares).
+# ### Beside Tunix's own trainer
+# Tunix brings a `PeftTrainer`: loop, loss, accumulation, checkpoints. It packs nothing, so we give
+# it what it is made for, rows of equal length with one text each: four rows cut to 128 tokens, two
+# micro-batches of two, the witness model of section 7. First all rows train the same number of
+# tokens, then the first two train only their last 32.
 
 # %%
-class StepLog:
-    """`log.jsonl`, one JSON object per step and per validation, and the lines a reader sees."""
+from tunix.sft import peft_trainer
 
-    def __init__(self, path, steps, every):
-        self.path, self.steps, self.every = path, steps, every
-        self.active = jax.process_index() == 0
 
-    def rewind(self, step):
-        """Keep what happened up to a checkpoint; a killed run may have left half a line."""
-        text = self.path.read_text() if step and self.path.exists() else ""
-        records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        records = [record for record in records if record["step"] <= step]
-        if self.active:
-            helpers.write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
-        self.validations = [record["val_loss"] for record in records if "val_loss" in record]
-        self.start, self.first = time.perf_counter(), step
+def tunix_step(rows):
+    """Loss and adapters after one SGD step of rate 1 by Tunix's trainer as it comes."""
+    model = nnx.merge(graph, jax.tree.map(jnp.copy, small), witness_base)
+    trainer = peft_trainer.PeftTrainer(model, optax.sgd(1.0), peft_trainer.TrainingConfig(
+        eval_every_n_steps=1, gradient_accumulation_steps=len(rows.tokens)))
+    trainer.with_gen_model_input_fn(lambda rows: {
+        "input_tokens": rows.tokens, "input_mask": rows.loss_mask, "positions": rows.positions,
+        "attention_mask": train.packed_mask(rows.segment_ids)})
+    trainer.train([jax.tree.map(lambda array: array[i], rows) for i in range(len(rows.tokens))])
+    return trainer.metrics_logger.get_metric("", "loss", "train"), nnx.state(model, nnx.LoRAParam)
 
-    def write(self, record):
-        """Append one line, handed to the operating system at once."""
-        if self.active:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
 
-    def training(self, record):
-        """Log one optimizer step, and print the first, the last and every few."""
-        self.write(record)
-        step = record["step"]
-        if step % self.every == 0 or step in (self.first + 1, self.steps):
-            left = (time.perf_counter() - self.start) / (step - self.first) * (self.steps - step)
-            print(f"step {step}/{self.steps} | loss {record['loss']:.4f} | lr "
-                  f"{record['learning_rate']:.2e} | grad norm {record['grad_norm']:.2f} | "
-                  f"{record['seconds']:.2f} s/step | "
-                  f"{record['real_tokens'] / record['seconds']:,.0f} real tok/s | "
-                  f"eta {int(left) // 60}m{int(left) % 60:02d}s", flush=True)
-
-    def validation(self, step, loss):
-        """Log a validation loss, and say so when it no longer falls."""
-        self.write({"step": step, "val_loss": loss})
-        self.validations.append(loss)
-        since = len(self.validations) - 1 - int(np.argmin(self.validations))
-        note = f" | best {min(self.validations):.4f}, {since} validations ago" if since else ""
-        print(f"step {step}/{self.steps} | validation loss {loss:.4f}{note}", flush=True)
-
-# %%
-class Batches(hooks.DataHooks):
-    """Where the trainer gets its batches, and the position that a checkpoint keeps."""
-
-    def __init__(self, dataset, steps):
-        self.iterator, self.steps, self.asked = iter(dataset), steps, 0.0
-
-    def load_next_train_batch(self, trainer):
-        self.asked = time.perf_counter()
-        return next(self.iterator) if trainer.train_steps < self.steps else None
-
-    def load_next_eval_batch(self, trainer):
-        return None  # validation is one call on one batch, made by the trainer below
+four_rows = [train_rows[i].tokens[:128] % exact.num_embed for i in range(4)]
+equal = np.zeros((2, 2, 128), np.int32)
+equal = train.Batch(np.stack(four_rows).reshape(equal.shape), equal == 0, equal + 1,
+                    equal + np.arange(128, dtype=np.int32))
+late = (equal.positions >= 96) | [[[False]], [[True]]]  # in the first micro-batch
+uneven = equal.replace(loss_mask=equal.loss_mask & late)
+sgd = optax.sgd(1.0)
+our_step = jax.jit(train.make_train_step(witness, sgd, train.make_loss(127)))
+for name, rows in (("equal", equal), ("uneven", uneven)):
+    with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()):
+        tunix_loss, tunix_adapters = tunix_step(rows)
+        our_adapters, _, metrics = our_step(small, sgd.init(small), witness_base, rows)
+    gap = optax.global_norm(jax.tree.map(jnp.subtract, our_adapters, tunix_adapters))
+    gap = float(gap / metrics["grad_norm"])
+    print(f"{name}: loss {tunix_loss:.6f} by Tunix, {metrics['loss']:.6f} by ours; "
+          f"steps {gap:.1e} of their length apart")
+    agree = abs(tunix_loss - metrics["loss"]) < 1e-5 and gap < 1e-4
+    assert agree == (name == "equal")
 
 # %% [markdown]
-# What remains is small: what a checkpoint holds beside the arrays, what is logged, and when to
-# validate. Validation is one compiled call over the held-out rows, so its loss is a mean over
-# tokens, too. (The names with an underscore are Tunix's inside; they hold for the pinned version.)
-
-# %%
-class LoggedTrainer(PackedTrainer):
-    """Adds the log, validation, and checkpoints that hold the data's position and the recipe."""
-
-    def prepare(self, mesh, batches, log, validation, validate_every, recipe):
-        """Continue where the restored checkpoint left the data; use canonical shardings."""
-        self.with_data_hooks(batches)
-        self.log, self.validate_every, self.recipe = log, validate_every, recipe
-        if self.train_steps:
-            batches.iterator.set_state(self._restored_custom_metadata["data"])
-        gemma.place(self.model, mesh)
-        gemma.place(self.optimizer, mesh)
-        self.validation = sharding_utils.shard_input(validation, self.config.data_sharding_axis)
-        self.eval_step = jax.jit(self.create_eval_step_fn())
-
-    def custom_checkpoint_metadata(self):
-        return {"data": self.data_hooks.iterator.get_state(), "recipe": self.recipe}
-
-    def validate(self, step):
-        adapters, _, frozen = self.arrays()
-        loss = float(self.eval_step(adapters, frozen, self.validation))
-        self.log.validation(step, loss)
-        self.metrics_logger.log(self.metrics_prefix, "loss", loss, "eval", step)
-
-    def _post_process_train_step(self, aux):
-        record = {"step": self.train_steps + 1, "loss": float(aux["loss"]),
-                  "learning_rate": float(self._try_get_learning_rate()),
-                  "grad_norm": float(aux["grad_norm"]),
-                  "seconds": time.perf_counter() - self.data_hooks.asked,
-                  "real_tokens": int(aux["real_tokens"])}
-        if not np.isfinite(record["grad_norm"]):
-            raise helpers.UserError(f"step {record['step']}: loss {record['loss']}, gradient norm "
-                                    f"{record['grad_norm']}. Lower learning_rate, start over.")
-        self.log.training(record)
-        if record["step"] % self.validate_every == 0 or record["step"] == self.log.steps:
-            self.validate(record["step"])
-
-    def train(self):
-        self.log.rewind(self.train_steps)
-        if self.train_steps == 0:
-            self.validate(0)
-        super().train((), skip_jit=True)  # compiled already
+# The same loss and the same step where every micro-batch trains as many tokens. With uneven ones
+# they part: Tunix averages each micro-batch first, so a token counts more where few are trained.
+# That is one reason for a loop of our own. Two more: Tunix's compiled step returns the whole model,
+# for the 31B a second copy of the 14 GiB per chip (2 bytes x 30.7 billion / 4) that never changed;
+# and after a restart it reads all batches of the finished steps again to skip them, because what it
+# restores of the data's position stays in a private attribute. The model, its loader and its
+# shardings are Tunix's throughout.
 
 # %% [markdown]
 # ## 9. Checkpoints: continue, start fresh, or refuse
-# A checkpoint holds adapters, Adam's moments, the position of the data and the *recipe*:
-# everything that decides what is being trained. Run this notebook again after a crash and it
-# continues. If the newest checkpoint belongs to another recipe it is refused, and the difference
-# is named. Starting over is never silent: it takes another `RUN_DIR`, or `fresh=True` in section 1,
-# to be set back before the next restart.
+# `State` is what changes: adapters, Adam's moments, the position of the data. A checkpoint holds it
+# as three Orbax items, and the *recipe* beside them: everything that decides what is being trained.
+# `restore` puts every array back where the fresh state has it, so a run may go on with another
+# number of devices. Orbax writes beside and renames: a step is there or it is not.
 
 # %%
-def saved_recipe(folder):
-    """(step, recipe) of the newest whole checkpoint of a run; (0, {}) if there is none."""
-    manager = ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(read_only=True))
-    step = manager.latest_step()
-    recipe = manager.metadata(step).custom_metadata["recipe"] if step else {}
-    manager.close()
-    return step or 0, recipe
+helpers.show_source(train.State, train.start, train.open_checkpoints, train.save, train.restore)
 
+# %% [markdown]
+# Run this notebook again after a crash and it continues. If the newest checkpoint belongs to
+# another recipe it is refused, and the difference is named. Starting over is never silent: it takes
+# another `RUN_DIR`, or `fresh=True` in section 1, to be set back before the next restart.
 
-def refuse_another_recipe(folder, recipe):
-    """The step to continue from; raise if the checkpoints in `folder` train something else."""
-    step, saved = saved_recipe(folder)
-    differences = [f"{key}: {saved.get(key)} there, {value} here" for key, value in recipe.items()
-                   if step and saved.get(key) != value]
-    if differences:
-        raise helpers.UserError(f"{folder} holds step {step} of another recipe: "
-                                f"{'; '.join(differences)}.\n"
-                                "Set fresh=True to throw it away, or RUN_DIR to keep it.")
-    return step
-
-
+# %%
 recipe = {key: asdict(cfg)[key] for key in (
-    "rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_decay", "max_grad_norm",
-    "dtype", "seed")}
+    "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
+    "max_grad_norm", "dtype", "seed")}
 recipe |= {"base_model": meta["base_model"], "base_sha256": gemma.fingerprint(base), "steps": steps,
            "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
            "template_sha256": meta["template_sha256"]}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
-checkpoints.mkdir(parents=True, exist_ok=True)
-if cfg.fresh:
+if cfg.fresh and checkpoints.exists():
     checkpoints.rmtree()
-    checkpoints.mkdir()
-step = refuse_another_recipe(checkpoints, recipe)
+manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, last=steps)
+step = train.refuse_another_recipe(manager, recipe)
 found = f"resuming from step {step} of {steps}" if step else f"starting at step 0 of {steps}"
 print(f"{found}{', nothing left to train' * (step == steps)}; "
       f"checkpoints in {cfg.checkpoints or 'train/checkpoints'}")
 
 # %% [markdown]
-# Now the trainer itself. Its constructor restores the newest checkpoint. The first compilation
-# takes seconds here and minutes for the 31B; with the cache of section 1 on disk, a restart skips
-# it. Compiling also tells what the step needs beside its arguments. Losses, gradient norm and
-# learning rate also go to `train/tensorboard` (`tensorboard --logdir`), and to Weights & Biases if
-# it is installed and `WANDB_MODE=online` is set.
+# Now everything is put together. The first compilation takes seconds here and minutes for the 31B;
+# with the cache of section 1 on disk, a restart skips it. Compiling also tells what the step needs
+# beside its arguments. Validation is one call over all held-out rows, so its loss is a mean over
+# tokens, too.
 
 # %%
-def validation_batch(rows, count, micro_rows, host=0, hosts=1):
-    """This host's part of `count` held-out rows as micro-batches, filled up with empty rows."""
-    picked = [rows[i] for i in range(min(count, len(rows)))]
-    empty = jax.tree.map(np.zeros_like, picked[0])
-    picked += [empty] * (-len(picked) % micro_rows)
-    stacked = jax.tree.map(lambda *arrays: np.stack(arrays[host::hosts]), *picked)
-    return jax.tree.map(lambda a: a.reshape(-1, micro_rows // hosts, a.shape[-1]), stacked)
-
-
-options = ocp.CheckpointManagerOptions(
-    save_interval_steps=cfg.checkpoint_every, save_on_steps=[steps], max_to_keep=3)
-training = peft_trainer.TrainingConfig(
-    eval_every_n_steps=cfg.validate_every, checkpoint_root_directory=str(checkpoints),
-    checkpointing_options=options, data_sharding_axis=(None, "fsdp"),
-    metrics_logging_options=peft_trainer.MetricsLoggerOptions(
-        log_dir=str(helpers.run_dir("train", "tensorboard")), flush_every_n_steps=cfg.log_every))
-trainer = LoggedTrainer(model, optimizer, training).with_loss_fn(loss_fn)
-with gemma.use_mesh(mesh):
-    validation = validation_batch(PackedRows(data / "val"), cfg.validation_rows, micro_rows, **host)
-    step_log = StepLog(helpers.run_dir("train", "log.jsonl"), steps, cfg.log_every)
-    trainer.prepare(mesh, Batches(dataset, steps), step_log, validation, cfg.validate_every, recipe)
-    with helpers.phase("compiling the optimizer step"):
-        compiled = trainer.compile(batch)
+state, frozen = train.start(model, optimizer, mesh)
+state = train.restore(manager, state)
+with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
+    compiled = train.jit_train_step(model, optimizer, loss_fn, state).lower(
+        state.adapters, state.opt_state, frozen, train.to_mesh(batch, mesh)).compile()
+held_out = train.validation_batch(
+    train.PackedRows(data / "val"), cfg.validation_rows, micro_rows, **host)
+held_out = train.to_mesh(held_out, mesh)
+evaluate = jax.jit(train.make_eval_step(model, loss_fn))
 
 # %% [markdown]
 # The budget of section 4 beside what is there. The first three lines are counted on the arrays that
@@ -991,10 +774,9 @@ with gemma.use_mesh(mesh):
 # gradients), and outputs that take no donated array's place, which are the few numbers for the log.
 
 # %%
-adapters, opt_state, frozen = trainer.arrays()
 memory = compiled.memory_analysis()
-held = {"base weights": device_gib(frozen), "adapters": device_gib(adapters),
-        "Adam's moments": device_gib(opt_state)}
+held = {"base weights": device_gib(frozen), "adapters": device_gib(state.adapters),
+        "Adam's moments": device_gib(state.opt_state)}
 beyond = {"temporaries of the step (compiled)": memory.temp_size_in_bytes / 2**30,
           "fresh outputs (compiled)": (memory.output_size_in_bytes
                                        - memory.alias_size_in_bytes) / 2**30}
@@ -1008,14 +790,31 @@ fit.reindex([*budget.index, *beyond]).style.format("{:.4g}", na_rep="-")
 
 # %% [markdown]
 # ## 10. Train
+# The loop, whole: next batch, step, log, validate, save. `to_mesh` lays this host's rows onto the
+# mesh. A gradient that is not finite stops the run before anything of that step is written. The log
+# has one rule: a line is written before the checkpoint that contains its step. A restart goes back
+# to the newest whole checkpoint and `rewind` cuts the log there, so the steps after it are computed
+# and written again, the same to the last bit (a test kills a run on simulated devices and
+# compares).
+
+# %%
+helpers.show_source(train.to_mesh, train.train)
+
+# %% [markdown]
 # One line per log interval. Seconds include waiting for data, and tokens are real ones, never
 # padding. The warm-up starts at a rate of 0, so the first step changes nothing yet. Interrupt it or
 # kill it: run the notebook again and it goes on from the newest checkpoint. (With `checkpoints` on
-# `gs://` it does so even on another machine, where its log then begins.)
+# `gs://` it does so even on another machine, where its log then begins.) The same numbers go to
+# `train/tensorboard` (`tensorboard --logdir`).
 
 # %%
+log_file = helpers.run_dir("train", "log.jsonl")
 with gemma.use_mesh(mesh):
-    trainer.train()
+    state = train.train(
+        state, frozen, compiled, lambda adapters: float(evaluate(adapters, frozen, held_out)),
+        dataset, mesh, train.StepLog(log_file, steps, cfg.log_every), manager, recipe,
+        cfg.validate_every)
+nnx.update(model, state.adapters)
 
 # %% [markdown]
 # ## 11. Did it learn?
@@ -1025,19 +824,19 @@ with gemma.use_mesh(mesh):
 # rescaled.
 
 # %%
-log = pd.read_json(helpers.run_dir("train", "log.jsonl"), lines=True)
-train, val = log.dropna(subset="loss"), log.dropna(subset="val_loss")
-smooth = train.loss.rolling(10, min_periods=1, center=True).mean()
+log = pd.read_json(log_file, lines=True)
+run, val = log.dropna(subset="loss"), log.dropna(subset="val_loss")
+smooth = run.loss.rolling(10, min_periods=1, center=True).mean()
 fig, (left, middle, right) = style.figure(10, 3.4, columns=3)
-left.plot(train.step, train.loss, color=style.BLUE, alpha=0.3)
-left.plot(train.step, smooth, color=style.BLUE, lw=2, label="training")
+left.plot(run.step, run.loss, color=style.BLUE, alpha=0.3)
+left.plot(run.step, smooth, color=style.BLUE, lw=2, label="training")
 left.plot(val.step, val.val_loss, "o-", color=style.GREEN, ms=5, label="validation")
 left.set(title="Loss", xlabel="step", ylabel="nats per trained token", yscale="log")
-planned = [float(schedule(step)) for step in train.step - 1]
-middle.plot(train.step, planned, color=style.GREY, lw=5, alpha=0.5, label="planned")
-middle.plot(train.step, train.learning_rate, color=style.ORANGE, label="used")
+planned = [float(schedule(step)) for step in run.step - 1]
+middle.plot(run.step, planned, color=style.GREY, lw=5, alpha=0.5, label="planned")
+middle.plot(run.step, run.learning_rate, color=style.ORANGE, label="used")
 middle.set(title="Learning rate", xlabel="step", ylim=(0, None))
-right.plot(train.step, train.grad_norm, color=style.PURPLE)
+right.plot(run.step, run.grad_norm, color=style.PURPLE)
 right.axhline(cfg.max_grad_norm, color=style.GREY, ls="--")
 right.text(steps, cfg.max_grad_norm, "clipped above this", color=style.GREY, ha="right",
            va="bottom")
@@ -1058,7 +857,7 @@ style.finish(fig, "03_loss", f"log.jsonl of this run, size {helpers.size()}, mea
 
 # %%
 with helpers.phase("three answers of the tuned model"):
-    after = answers(trainer.model, samples, cfg.answer_tokens)
+    after = answers(model, samples, cfg.answer_tokens)
 for sample, *texts in zip(samples, before, after, [sample["answer"] for sample in samples]):
     columns = "".join(f"<td style='width:33%;vertical-align:top;text-align:left'><b>{name}</b>"
                       f"<pre style='white-space:pre-wrap;word-break:normal;"
@@ -1096,9 +895,9 @@ for side, name, count in (("tpu", "v5p", 4), ("gpu", "h100", 2)):
     result = published("training_results", "metric", side)
     lines[f"published, {count} x {name}"] = run_line(
         "31B", n_31b, result["wall_clock"], result["throughput"], helpers.chip(name), count)
-steady = train.iloc[3:]  # the first steps warm caches up
+steady = run.iloc[3:]  # the first steps warm caches up
 lines["this run, measured"] = run_line(
-    meta["base_model"], base_parameters, train.seconds.sum() / 3600,
+    meta["base_model"], base_parameters, run.seconds.sum() / 3600,
     steady.real_tokens.sum() / steady.seconds.sum(),
     helpers.chip(chip_name) if chip_name else None, mesh.size)
 runs = pd.DataFrame(lines).T
@@ -1155,7 +954,7 @@ for name, color, look, label in (
     curve = curves.get_group(name)
     left.plot(curve.progress, curve.value, look, color=color, label=label)
 left.set(title="Published, 31B", ylabel="training loss")
-right.plot(train.step / steps, smooth, color=style.BLUE, label="training, mean of 10 steps")
+right.plot(run.step / steps, smooth, color=style.BLUE, label="training, mean of 10 steps")
 right.plot(val.step / steps, val.val_loss, "o-", color=style.GREEN, ms=5, label="validation")
 right.set(title=f"This run, {meta['base_model']}", ylabel="nats per trained token")
 for ax in (left, right):
@@ -1174,16 +973,15 @@ style.finish(fig, "03_published", "left: arXiv 2605.25645, read off its figure, 
 # one. Below, the checkpoints that are kept: the newest three.
 
 # %%
-final = saved_recipe(checkpoints)[0]
 helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
     "size": helpers.size(), "base_path": meta["base_path"], "base_dtype": cfg.dtype,
     "adapter_dtype": "float32", "n_modules": len(modules), "trainable_parameters": trainable,
     "mesh": {"fsdp": fsdp, "tp": tp}, "checkpoints": cfg.checkpoints or "train/checkpoints",
-    "final_step": final, "epochs": cfg.epochs, "system": meta["system"],
+    "final_step": state.step, "epochs": cfg.epochs, "system": meta["system"],
     "reasoning": meta["reasoning"],
     "val_loss_before": float(val.val_loss.iloc[0]), "val_loss_after": float(val.val_loss.iloc[-1]),
     "examples_per_step": rows_per_step * meta["examples_per_row"]})
-assert final == steps, "the run is not finished"
+manager.close()
 for path in sorted(checkpoints.iterdir(), key=lambda path: int(path.name)):
     print(f"{path.name}: {', '.join(sorted(item.name for item in path.iterdir()))}")
 

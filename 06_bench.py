@@ -46,6 +46,8 @@ REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/g
 here = Path.cwd()
 places = (here, here.parent, here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
 if root is None:
     subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
     root = here / "gemma4-on-tpu"
@@ -53,13 +55,13 @@ os.chdir(root)
 sys.path.insert(0, str(root))
 
 # %%
-# Install what the series needs into this Python; once it is there, this takes a second.
-_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
 
 # %%
 # What this machine is. Every result below was made with these versions.
-import helpers
-
 helpers.machine()
 
 # %% [markdown]
@@ -115,7 +117,7 @@ E2B = replace(FULL, regimes=((512, 256), (2048, 256)), rates=(1, 2, 4, 8, 16, IN
 TINY = replace(FULL, regimes=((256, 64), (768, 64)), rates=(4, 8, 16, INF), seconds=4.0,
                min_requests=30, warmups=1, slo=(500, 30), system="2 CPU cores", chip="", chips=1,
                dollars_per_hour=0.07, train_dollars=0.01)  # assumed: a small cloud machine
-cfg = helpers.choose(FULL, E2B, TINY)
+cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # ## 2. What we are about to measure

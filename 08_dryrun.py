@@ -22,7 +22,7 @@
 # | | |
 # |---|---|
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: stored results are shown |
-# | **Takes** | `data/configs/` (shapes of the models), cells of `03_train.py` (the trainer); no weights, no data |
+# | **Takes** | `data/configs/` (shapes of the models); no weights, no data |
 # | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
 # | **Costs** | default: one to three minutes on two cores and 2 GB. `DRYRUN=full`: 5 to 20 minutes and 8 to 13 GB of memory per full-depth row. No TPU |
 #
@@ -46,6 +46,8 @@ REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/g
 here = Path.cwd()
 places = (here, here.parent, here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
 if root is None:
     subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
     root = here / "gemma4-on-tpu"
@@ -53,13 +55,13 @@ os.chdir(root)
 sys.path.insert(0, str(root))
 
 # %%
-# Install what the series needs into this Python; once it is there, this takes a second.
-_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
 
 # %%
 # What this machine is. Every result below was made with these versions.
-import helpers
-
 helpers.machine()
 
 # %% [markdown]
@@ -71,7 +73,6 @@ helpers.machine()
 # processes load the library at once: its lock guards a chip, and there is none here.
 
 # %%
-import ast
 import dataclasses
 import datetime
 import importlib.util
@@ -115,7 +116,7 @@ from tunix.models.gemma4.model import Gemma4, RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
-from helpers import gemma, style
+from helpers import gemma, style, train
 from helpers.machine import published
 
 # %% [markdown]
@@ -197,25 +198,12 @@ if libtpu:
 
 # %% [markdown]
 # ## 3. The trainer's own step
-# Nothing is retold here. We take the loss, the optimizer and the trainer out of `03_train.py`
-# itself: its imports and the definitions we name are executed, the rest of the notebook is not.
+# Nothing is retold here: loss, optimizer and step are those of `helpers/train.py`, which notebook
+# 03 trains with and explains. Rank and alpha are 03's at size 31b, and the published ones.
 
 # %%
-def load_cells(source, *names):
-    """Execute the imports and the named definitions of another notebook; returns {name: object}."""
-    def wanted(node):
-        return isinstance(node, (ast.Import, ast.ImportFrom)) or getattr(node, "name", "") in names
-    body = [node for node in ast.parse(Path(source).read_text()).body if wanted(node)]
-    space = {"__name__": Path(source).stem}
-    exec(compile(ast.Module(body, []), str(source), "exec"), space)
-    return {name: space[name] for name in names}
-
-
-TRAINER_CELLS = ("Settings", "Batch", "packed_mask", "Headless", "hidden_states", "make_loss",
-                 "make_optimizer", "make_micro_loss", "make_train_step", "make_eval_step",
-                 "PackedTrainer")
-cells = load_cells("03_train.py", *TRAINER_CELLS)
-print(f"{len(cells)} definitions of 03_train.py, {', '.join(list(cells)[-2:])} among them")
+RANK, ALPHA = 64, 64.0
+helpers.show_source(train.jit_train_step)
 
 # %% [markdown]
 # A recipe is one configuration to compile; its fields are columns of the result. `published` is
@@ -266,44 +254,30 @@ def model_config(recipe):
         config.attention_pattern = config.attention_pattern[-recipe.layers:]
     return config
 
-
-def abstract_trainer(trainer_class, model, optimizer, options, mesh):
-    """A trainer around an abstract model, its optimizer state abstract, too."""
-    made = []
-
-    def build(model):
-        made.append(trainer_class(model, optimizer, peft_trainer.TrainingConfig(**options)))
-        return made[0].optimizer
-
-    state = nnx.eval_shape(build, model)
-    made[0].model, made[0].optimizer = model, gemma.place(state, mesh)
-    return made[0]
-
 # %% [markdown]
 # On a v5p-8 notebook 03 computes two rows at once and then updates the adapters, so this program is
 # its whole optimizer step.
 
 # %%
-def lower_ours(recipe, mesh, config, cells):
+def lower_ours(recipe, mesh, config):
     """Notebook 03's step with one micro-batch of packed rows, lowered."""
-    its = cells["Settings"]()
     model = gemma.abstract_base(config, mesh)
     if recipe.attention_block:
         gemma.use_block_attention(model, recipe.attention_block)
     config.remat_config = RematConfig[recipe.remat]
-    model = gemma.inject_lora(model, its.rank, its.alpha, mesh, its.targets)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, its.learning_rate, its.warmup_steps, 1_200)
-    optimizer = cells["make_optimizer"](schedule, its.weight_decay, its.max_grad_norm)
-    trainer = abstract_trainer(
-        cells["PackedTrainer"], model, optimizer, {"eval_every_n_steps": 100}, mesh)
-    trainer.with_loss_fn(cells["make_loss"](min(int(recipe.loss), recipe.sequence_length - 1)))
+    model = gemma.inject_lora(model, RANK, ALPHA, mesh)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_200)
+    optimizer = train.make_optimizer(schedule, weight_decay=0.001, max_grad_norm=1.0)
+    state, frozen = train.start(model, optimizer, mesh)
+    loss_fn = train.make_loss(min(int(recipe.loss), recipe.sequence_length - 1))
     shape = (1, recipe.micro_batch, recipe.sequence_length)
     spec = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
-    batch = cells["Batch"](**{
+    batch = train.Batch(**{
         name: jax.ShapeDtypeStruct(shape, bool if name == "loss_mask" else jnp.int32, sharding=spec)
-        for name in cells["Batch"].__dataclass_fields__})
+        for name in train.Batch.__dataclass_fields__})
     with gemma.use_mesh(mesh):
-        return trainer.jit_train_step().lower(*trainer.arrays(), batch)
+        return train.jit_train_step(model, optimizer, loss_fn, state).lower(
+            state.adapters, state.opt_state, frozen, batch)
 
 # %% [markdown]
 # The published script uses Tunix's trainer as it comes: stock LoRA, gradients averaged over eight
@@ -315,7 +289,7 @@ def lower_ours(recipe, mesh, config, cells):
 def lower_published(recipe, mesh, config):
     """The published script's micro-step, lowered as Tunix compiles it."""
     pattern = ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down_proj|.*up_proj"
-    provider = qwix.LoraProvider(module_path=pattern, rank=64, alpha=64.0)
+    provider = qwix.LoraProvider(module_path=pattern, rank=RANK, alpha=ALPHA)
 
     def adapt(model):
         return qwix.apply_lora_to_model(model, provider, jnp.ones((1, 2), jnp.int32),
@@ -330,9 +304,17 @@ def lower_published(recipe, mesh, config):
     model = gemma.place(nnx.eval_shape(adapt, gemma.abstract_base(config, mesh)), mesh)
     config.remat_config = RematConfig[recipe.remat]
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_244)
-    trainer = abstract_trainer(
-        peft_trainer.PeftTrainer, model, optax.adamw(schedule, weight_decay=0.001),
-        {"eval_every_n_steps": 0, "max_steps": 1_244, "gradient_accumulation_steps": 8}, mesh)
+    options = peft_trainer.TrainingConfig(eval_every_n_steps=0, max_steps=1_244,
+                                          gradient_accumulation_steps=8)
+    trainers = []
+
+    def build(model):
+        trainers.append(peft_trainer.PeftTrainer(
+            model, optax.adamw(schedule, weight_decay=0.001), options))
+        return trainers[0].optimizer
+
+    optimizer = gemma.place(nnx.eval_shape(build, model), mesh)  # abstract, like the model
+    trainer = trainers[0]
     trainer.with_gen_model_input_fn(model_input)
     shape = (recipe.micro_batch, recipe.sequence_length)
     spec = NamedSharding(mesh, PartitionSpec("fsdp"))
@@ -340,7 +322,7 @@ def lower_published(recipe, mesh, config):
                                        jax.ShapeDtypeStruct(shape, bool, sharding=spec))
     step = nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",))
     with gemma.use_mesh(mesh):
-        return step.lower(trainer.model, trainer.optimizer, batch).lowered  # JAX's own, not NNX's
+        return step.lower(model, optimizer, batch).lowered  # JAX's own, not NNX's
 
 # %% [markdown]
 # ## 4. Compile and read
@@ -348,12 +330,12 @@ def lower_published(recipe, mesh, config):
 # table, without FLOPs and times, not a crash.
 
 # %%
-def compile_recipe(recipe, cells):
+def compile_recipe(recipe):
     """Compile one recipe; returns (program or None, the compiler's refusal, CPU seconds)."""
     config = model_config(recipe)
     mesh = gemma.make_mesh(config, devices=devices_of(recipe.topology))
     lowered = (lower_published(recipe, mesh, config) if recipe.trainer == "tunix"
-               else lower_ours(recipe, mesh, config, cells))
+               else lower_ours(recipe, mesh, config))
     options = {"xla_llvm_disable_expensive_passes": True} if recipe.flag else None
     start = time.process_time()
     try:
@@ -485,7 +467,7 @@ shown = stored(table_name(LIVE[0]))
 shown = shown[~shown.flag.astype(bool)]
 if libtpu:
     with helpers.phase(f"compiling {cfg.live_layers} layers of the 31B for a v5p-8", every=30.0):
-        live = pd.DataFrame([measure(LIVE[1], *compile_recipe(LIVE[1], cells), cfg)])
+        live = pd.DataFrame([measure(LIVE[1], *compile_recipe(LIVE[1]), cfg)])
     before = shown[shown.recipe == "ours"].reindex(columns=[*LIVE_COLUMNS]).to_numpy(float)
     same = before.size and np.allclose(before, live[[*LIVE_COLUMNS]].to_numpy(float), rtol=1e-4)
     print("the same as stored" if same else "not as stored: DRYRUN=full makes the table anew")
@@ -690,7 +672,7 @@ def stored_rows(path):
             if path.exists() else [])
 
 
-def run_table(recipes, cells, cfg, folder="data/dryrun"):
+def run_table(recipes, cfg, folder="data/dryrun"):
     """Compile the recipes that are not stored yet; each row is on disk as soon as it is known."""
     for number, recipe in enumerate(recipes, 1):
         path = Path(folder) / f"{table_name(recipe)}.csv"
@@ -699,7 +681,7 @@ def run_table(recipes, cells, cfg, folder="data/dryrun"):
             continue
         text = f"{number}/{len(recipes)} {recipe.topology} {recipe.size}: {recipe.recipe}"
         with helpers.phase(text, every=60.0):
-            row = measure(recipe, *compile_recipe(recipe, cells), cfg)
+            row = measure(recipe, *compile_recipe(recipe), cfg)
         same = [field.name for field in dataclasses.fields(Recipe)]
         rows = [old for old in stored_rows(path)  # read anew: another process may have added some
                 if any(old[name] != str(wanted[name]) for name in same)]
@@ -709,7 +691,7 @@ def run_table(recipes, cells, cfg, folder="data/dryrun"):
 
 
 if cfg.full_table and libtpu:
-    run_table(RECIPES, cells, cfg)
+    run_table(RECIPES, cfg)
 
 # %% [markdown]
 # What is stored for the 31B on a v5p-8, first the memory of one chip. It fits if the sum is at

@@ -44,6 +44,8 @@ REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/g
 here = Path.cwd()
 places = (here, here.parent, here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
 if root is None:
     subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
     root = here / "gemma4-on-tpu"
@@ -51,14 +53,14 @@ os.chdir(root)
 sys.path.insert(0, str(root))
 
 # %%
-# Install what the series needs into this Python; once it is there, this takes a second.
-_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
 
 # %%
 # What this machine is. Every result below was made with these versions.
-import helpers
-
-helpers.machine(devices=1)
+helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Settings
@@ -69,16 +71,13 @@ helpers.machine(devices=1)
 
 # %%
 import hashlib
-import json
 import shutil
-import time
 from dataclasses import asdict, dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from IPython.display import display
 
 ASSETS = Path("assets/tiny_gemma4")
 
@@ -99,9 +98,8 @@ class Settings:
 
 
 FULL = Settings()
-E2B = FULL
 TINY = replace(FULL, run_steps=40)
-cfg = helpers.choose(FULL, E2B, TINY)
+cfg = helpers.choose({"tiny": TINY})
 run_steps = cfg.run_steps if (ASSETS / "model.safetensors").exists() else cfg.steps
 print(f"{run_steps} of {cfg.steps} steps will be run")
 
@@ -282,33 +280,11 @@ pd.DataFrame({"tiny": [tiny_config[key] for key in shown],
 from flax import nnx
 from tunix.models.gemma4.model import Gemma4
 
-from helpers import gemma
+from helpers import gemma, pretrain
 
-
-def inputs_of(name, shape):
-    """How many numbers one output of this matrix adds up."""
-    if "input_embedding" in name or "_einsum" in name and "attn_vec" not in name:
-        return shape[-2] if "_einsum" in name else shape[-1]
-    return int(np.prod(shape[:-1]))  # o_proj: heads x head_dim; MLP kernels: their first axis
-
-
-def initialise(model, seed):
-    """Fill every variable, in the order of the names, from one NumPy generator."""
-    generator = np.random.default_rng(seed)
-    variables = {".".join(map(str, path)): v for path, v in nnx.to_flat_state(nnx.state(model))}
-    for name in sorted(variables):
-        shape = variables[name].get_value().shape
-        if "norm" in name or "skip_scale" in name:
-            scale = shape[0] ** -0.5 if "_query_norm" in name else 1.0
-            value = np.full(shape, scale)
-        else:
-            value = generator.normal(0, inputs_of(name, shape) ** -0.5, shape)
-        variables[name].set_value(jnp.asarray(value, jnp.float32))
-    return model
-
-
+helpers.show_source(pretrain.inputs_of, pretrain.initialise)
 model_config = gemma.config_from_hf(tiny_config, dtype="float32")
-model = initialise(Gemma4(model_config, rngs=nnx.Rngs(0)), cfg.seed)
+model = pretrain.initialise(Gemma4(model_config, rngs=nnx.Rngs(0)), cfg.seed)
 graph, params = nnx.split(model)
 print(f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} weights")
 
@@ -319,24 +295,7 @@ print(f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} weights")
 # padding. The order of the batches is drawn once.
 
 # %%
-def make_batches(documents, tokens_per_step, generator, lengths=(64, 96, 128, 192)):
-    """Token arrays [B, T] with B x T close to `tokens_per_step`; longer documents are left out."""
-    groups = {length: [] for length in lengths}
-    for ids in documents:
-        fits = [length for length in lengths if len(ids) <= length]
-        if fits:
-            groups[fits[0]].append(ids + [0] * (fits[0] - len(ids)))
-    batches = []
-    for length, group in groups.items():
-        size = tokens_per_step // length
-        batches += [np.array(group[i:i + size], np.int32)
-                    for i in range(0, len(group) - size + 1, size)]
-    return [batches[i] for i in generator.permutation(len(batches))]
-
-
-def encode(tokenizer, documents):
-    """Ids of every document, `<bos>` in front and `<eos>` behind."""
-    return [[2, *row.ids, 1] for row in tokenizer.encode_batch(documents)]
+helpers.show_source(pretrain.make_batches, pretrain.encode)
 
 # %% [markdown]
 # The validation documents come from another seed of the same generator. The world is small, so a
@@ -345,17 +304,15 @@ def encode(tokenizer, documents):
 
 # %%
 order = np.random.default_rng(cfg.seed)
-batches = make_batches(encode(tokenizer, corpus), cfg.tokens_per_step, order)
+batches = pretrain.make_batches(pretrain.encode(tokenizer, corpus), cfg.tokens_per_step, order)
 others = list(make.documents(300, seed=77))
-validation = make_batches(encode(tokenizer, others), cfg.tokens_per_step, order)
+validation = pretrain.make_batches(
+    pretrain.encode(tokenizer, others), cfg.tokens_per_step, order)
 used, longest = sum(map(len, batches)), max(batch.shape[1] for batch in batches)
 positions = sum(batch.size for batch in batches)
 scores = sum(batch.size * batch.shape[1] for batch in batches)
 fill = sum((batch > 0).sum() for batch in batches) / positions
-seen = np.zeros(VOCABULARY, bool)
-for batch in batches:
-    seen[batch] = True
-seen[0] = False  # padding is read, never predicted
+seen = pretrain.tokens_seen(batches, VOCABULARY)
 print(f"{len(batches)} batches of {used:,} documents, {fill:.0%} of the positions are tokens\n"
       f"with every row padded to {longest}: {used * longest / positions:.1f} times the positions, "
       f"{used * longest ** 2 / scores:.1f} times the attention scores\n"
@@ -373,42 +330,7 @@ print(f"{len(batches)} batches of {used:,} documents, {fill:.0%} of the position
 # above 27 %.
 
 # %%
-import optax
-
-
-def token_loss(model, tokens, seen):
-    """Summed next-token loss over the tokens ever seen, and the number of predicted tokens."""
-    size = tokens.shape[1]
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (len(tokens), size, size))
-    logits, _ = model(tokens, attention_mask=causal)  # [B, T, V]
-    logits = jnp.where(seen, logits, -1e9)
-    weight = (tokens[:, 1:] > 0).astype(jnp.float32)
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:])
-    return jnp.sum(loss * weight), jnp.sum(weight)
-
-
-def make_optimizer(params, steps, peak, warmup, decay):
-    """AdamW with clipping; weight decay on matrices only."""
-    schedule = optax.warmup_cosine_decay_schedule(0, peak, warmup, steps, 0.02 * peak)
-    matrices = jax.tree.map(lambda leaf: leaf.ndim > 1, params)
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(
-        schedule, b1=0.9, b2=0.98, weight_decay=decay, mask=matrices))
-
-
-def make_steps(graph, optimizer, seen):
-    """The training step and the evaluation, compiled once for each batch shape."""
-    def mean_loss(params, tokens):
-        total, count = token_loss(nnx.merge(graph, params), tokens, seen)
-        return total / count
-
-    def step(params, moments, tokens):
-        loss, gradients = jax.value_and_grad(mean_loss)(params, tokens)
-        updates, moments = optimizer.update(gradients, moments, params)
-        return optax.apply_updates(params, updates), moments, loss
-
-    evaluate = jax.jit(lambda params, tokens: token_loss(nnx.merge(graph, params), tokens, seen))
-    return jax.jit(step, donate_argnums=(0, 1)), evaluate
-
+helpers.show_source(pretrain.token_loss, pretrain.make_optimizer, pretrain.make_steps)
 
 # %% [markdown]
 # The model is split into its structure and its weights, so that one jitted function maps old
@@ -416,64 +338,28 @@ def make_steps(graph, optimizer, seen):
 # one is a little worse, because it prefers some for no reason: logits of spread 1 cost half a nat.
 
 # %%
-optimizer = make_optimizer(params, cfg.steps, cfg.learning_rate, cfg.warmup_steps, cfg.weight_decay)
-step, evaluate = make_steps(graph, optimizer, jnp.asarray(seen))
-
-
-def validation_loss(params, batches, evaluate):
-    """Token-weighted mean over all validation batches."""
-    sums = np.sum([np.array(evaluate(params, batch)) for batch in batches], axis=0)
-    return float(sums[0] / sums[1])
-
-
-before = validation_loss(params, validation, evaluate)
+optimizer = pretrain.make_optimizer(
+    params, cfg.steps, cfg.learning_rate, cfg.warmup_steps, cfg.weight_decay)
+step, evaluate = pretrain.make_steps(graph, optimizer, seen)
+before = pretrain.validation_loss(params, validation, evaluate)
 print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(seen.sum()):.3f}")
 
 # %% [markdown]
 # ## 7. Train
 # The state is saved every 100 steps under a name made from the settings and the corpus: interrupted
-# and run again, the loop goes on from there, with the same numbers. A finished run starts anew.
+# and run again, the loop goes on from there, with the same numbers. A finished run starts anew. The
+# first use of each of the four batch shapes compiles for a few seconds. Then a step takes about a
+# second on two cores (median of the stored run's log: 1.06 s).
 
 # %%
-def save_state(path, tree, history):
-    """All arrays and the history in one file, written beside and renamed."""
-    beside = path.with_name(".partial.npz")
-    arrays = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-    np.savez(beside, history=json.dumps(history), **arrays)
-    os.replace(beside, path)
+helpers.show_source(pretrain.pretrain)
 
-
-def load_state(path, tree):
-    """The arrays in the structure of `tree`, and the history."""
-    with np.load(path) as stored:
-        leaves = [jnp.asarray(stored[f"leaf{i}"]) for i in range(len(jax.tree.leaves(tree)))]
-        return jax.tree.unflatten(jax.tree.structure(tree), leaves), json.loads(
-            str(stored["history"]))
-
-
+# %%
 recipe = {key: value for key, value in asdict(cfg).items() if key not in ("run_steps", "install")}
 name = hashlib.sha256(f"{recipe} {corpus_sha256} {tiny_config}".encode()).hexdigest()[:12]
 state_file = out / f"state-{name}.npz"
-moments, history = optimizer.init(params), []
-if state_file.exists():
-    (params, moments), history = load_state(state_file, (params, moments))
-    print(f"resuming after step {len(history)}")
-
-# %% [markdown]
-# The first use of each of the four batch shapes compiles for a few seconds. Then a step takes about
-# a second on two cores (median of the stored run's log: 1.06 s).
-
-# %%
-progress = helpers.Progress(run_steps - len(history), "step", every=10)
-while len(history) < run_steps:
-    start, number = time.perf_counter(), len(history)
-    params, moments, loss = step(params, moments, batches[number % len(batches)])
-    entry = {"step": number + 1, "loss": float(loss), "seconds": time.perf_counter() - start}
-    if (number + 1) % 100 == 0 or number + 1 == run_steps:
-        entry["val_loss"] = validation_loss(params, validation, evaluate)
-        save_state(state_file, (params, moments), [*history, entry])
-    history.append(entry)
-    progress.update(note=f"loss {entry['loss']:.3f}")
+params, history = pretrain.pretrain(params, optimizer.init(params), step, evaluate, batches,
+                                    validation, run_steps, state_file)
 log = pd.DataFrame(history)
 log.to_csv(out / "pretrain_log.csv", index=False, float_format="%.6f")
 log.iloc[[0, 1, -1]]

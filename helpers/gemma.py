@@ -161,12 +161,13 @@ def use_mesh(mesh):
         yield
 
 
-def place(node, mesh):
-    """Put every array of an NNX module or optimizer on the sharding that its metadata names.
+def on_mesh(tree, mesh):
+    """A tree of NNX variables and arrays, each on the sharding that its variable's metadata names.
 
     Trailing Nones are dropped: a step returns P('fsdp'), Qwix leaves P('fsdp', None), and for JAX
     the two are different arguments, so that without this the second step would compile again.
-    Abstract arrays (from `nnx.eval_shape`) get the same shardings. Works in place, returns `node`.
+    Arrays without metadata are put on every device whole. Abstract ones (`jax.ShapeDtypeStruct`)
+    get the same shardings.
     """
 
     def put(array, spec):
@@ -178,10 +179,13 @@ def place(node, mesh):
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
         return jax.device_put(array, sharding)
 
-    state = nnx.state(node)
-    specs = nnx.get_partition_spec(state)
-    nnx.update(node, jax.tree.map(put, state, specs))
-    return node
+    return jax.tree.map(put, tree, nnx.get_partition_spec(tree))
+
+
+def place(model, mesh):
+    """`on_mesh` for all variables of an NNX module, in place; returns the module."""
+    nnx.update(model, on_mesh(nnx.state(model), mesh))
+    return model
 
 
 def stage(source):
@@ -309,9 +313,15 @@ def load_base(source, config, mesh):
                         f"{str(error)[:300]}") from error
 
 
-def lora_a(key, shape, dtype):
-    """Kaiming He's uniform initialisation, in float32 whatever the base weight's dtype is."""
-    return jax.nn.initializers.he_uniform()(key, shape, "float32")
+# A's first values are uniform within sqrt(3 s / inputs): Kaiming He's own s, and that of PEFT,
+# which calls kaiming_uniform_ with a = sqrt(5): sqrt(6 / ((1 + a^2) inputs)) = 1 / sqrt(inputs).
+A_SCALES = {"he": 2.0, "peft": 1 / 3}
+
+
+def lora_a(key, shape, dtype, kind="he"):
+    """Uniform random numbers, in float32 whatever the base weight's dtype is."""
+    draw = jax.nn.initializers.variance_scaling(A_SCALES[kind], "fan_in", "uniform")
+    return draw(key, shape, "float32")
 
 
 def lora_b(key, shape, dtype):
@@ -358,12 +368,12 @@ def abstract_base(config, mesh):
     return place(nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=SameKey(0))), mesh)
 
 
-def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0):
+def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, a_init="he"):
     """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
 
     Qwix finds the matrices by running the model on a dummy of two tokens (one would mean decoding).
     That happens abstractly, without arithmetic, and without rematerialisation, which it cannot see
-    through. Works on an abstract model, too.
+    through. Works on an abstract model, too. `a_init` is a name of `A_SCALES`.
 
     Raises:
       UserError: a module of `expected_modules` got no adapter.
@@ -390,7 +400,7 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0):
     nnx.update(tuned, base)
     keys = nnx.Rngs(seed)
     for pair in adapted_modules(tuned).values():
-        for side, initializer in (("a", lora_a), ("b", lora_b)):
+        for side, initializer in (("a", functools.partial(lora_a, kind=a_init)), ("b", lora_b)):
             hull = pair[side].get_value()
             value = initializer(keys.params(), hull.shape, hull.dtype)
             pair[side].set_value(jax.device_put(value, hull.sharding))

@@ -1,4 +1,4 @@
-"""What this machine is, and what the accelerators of the series can do on paper."""
+"""The opening of a notebook: is this the right Python, what is this machine, start JAX on it."""
 
 import csv
 import inspect
@@ -6,38 +6,20 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import dataclass
+import sys
 from importlib import metadata
 from pathlib import Path
 
-from helpers.run import run_dir, size, tpu_chips
+from helpers import hardware, run
+from helpers.run import UserError, run_dir, size
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "flax", "optax", "google-tunix", "qwix", "grain", "orbax-checkpoint",
             "safetensors", "transformers", "datasets", "pandas", "matplotlib")
 
 
-@dataclass(frozen=True)
-class Chip:
-    """One accelerator chip, as its vendor specifies it.
-
-    Attributes:
-      name: v5p, v6e, v5e or h100.
-      flops: peak bfloat16 FLOP/s.
-      hbm: bytes of memory that XLA can use (v5p: 95.74 GiB, as its allocator reports).
-      bandwidth: HBM bytes/s.
-      dollars_per_hour: price of one chip for an hour, from the published recipe's slices.
-    """
-
-    name: str
-    flops: float
-    hbm: float
-    bandwidth: float
-    dollars_per_hour: float
-
-
 def published(name, key, value="value"):
-    """One column of `data/published/<name>.csv` as a dict, numbers as float where they are numbers."""
+    """One column of `data/published/<name>.csv` as a dict; what is a number becomes a float."""
     def number(text):
         try:
             return float(text)
@@ -47,36 +29,23 @@ def published(name, key, value="value"):
         return {row[key]: number(row[value]) for row in csv.DictReader(file)}
 
 
-def chip(name):
-    """The `Chip` called v5p, v6e, v5e or h100, from the spec sheets in `data/published/`.
+def install():
+    """Bring the packages of this Python to the series' pinned versions, where that is ours to do.
 
-    Prices are those of the published recipe (dated in `data/published/README.md`); v5e has none
-    there and gets the list price of 1.20 USD per chip-hour (cloud.google.com/tpu/pricing, us-central1).
+    That is Colab, the .venv of setup.sh, and any Python that setup.sh was told to install into.
+
+    Raises:
+      UserError: this is somebody else's Python; nothing was changed.
     """
-    spec = published("spec_sheet_reference", "item")
-    train = published("hardware_training", "spec", "tpu")
-    serve = published("hardware_inference", "spec", "tpu")
-    gpu = published("hardware_training", "spec", "gpu")
-    gib = 2.0**30
-    chips = {
-        "v5p": Chip("v5p", spec["v5p_peak_bf16"] * 1e12, 95.74 * gib, spec["v5p_hbm_bw"] * 1e9,
-                    train["hourly_rate_on_demand"] / train["accelerator_count"]),
-        "v6e": Chip("v6e", spec["v6e_peak_bf16"] * 1e12, serve["hbm_per_chip"] * gib,
-                    spec["v6e_hbm_bw"] * 1e9,
-                    serve["hourly_rate_on_demand"] / serve["accelerator_count"]),
-        "v5e": Chip("v5e", 197e12, 15.75 * gib, 819e9, 1.20),
-        "h100": Chip("h100", spec["h100_sxm_peak_bf16"] * 1e12, gpu["hbm_per_chip"] * 1e9,
-                     spec["h100_sxm_hbm_bw"] * 1e9,
-                     gpu["hourly_rate_on_demand"] / gpu["accelerator_count"]),
-    }
-    return chips[name]
-
-
-def _memory_gib():
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemTotal"):
-            return int(line.split()[1]) / 2**20
-    return float("nan")
+    environment = ROOT / ".venv"
+    ours = environment.exists() and os.path.samefile(sys.prefix, environment)
+    told = any(Path(sys.prefix).glob(".gemma4-on-tpu-t[pr]*"))  # setup.sh's stamps: train, tpu
+    if not (ours or told or "COLAB_RELEASE_TAG" in os.environ):
+        first = "" if environment.exists() else f"make it (cd {ROOT} && ./setup.sh train), then "
+        raise UserError(f"this is the Python of {sys.prefix}, into which nothing is installed. "
+                        f"The series has its own: {first}choose {environment}/bin/python as the "
+                        "kernel.")
+    subprocess.run(["bash", str(ROOT / "setup.sh"), "train", "--into", sys.executable], check=True)
 
 
 def _commit():
@@ -98,17 +67,25 @@ def quiet():
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def machine(devices=0):
+def machine(devices=0, always=""):
     """Print versions, memory, size and commit; with `devices`, also start JAX on that many.
 
     Args:
       devices: 0 leaves JAX alone. Otherwise the number of devices the notebook wants: on a machine
         without an accelerator that many CPU devices are simulated, so that the same sharded
         program runs; on a TPU all its chips are used and `devices` is not looked at.
+      always: the size of a notebook that has only one.
+
+    Raises:
+      UserError: there are TPU chips, and JAX cannot use them; or no size is meant for them.
     """
+    import psutil  # not at the top: `helpers` is imported before anything is installed
     quiet()
+    if always:
+        run.always(always)
     cores, folder = os.cpu_count(), os.environ.get("TMPDIR", "/tmp")
-    print(f"python {platform.python_version()} | {cores} cores | {_memory_gib():.0f} GiB memory | "
+    print(f"python {platform.python_version()} | {cores} cores | "
+          f"{psutil.virtual_memory().total / 2**30:.0f} GiB memory | "
           f"{shutil.disk_usage(folder).free / 2**30:.0f} GiB free in {folder} | commit {_commit()}")
     found = []
     for package in PACKAGES:
@@ -117,13 +94,19 @@ def machine(devices=0):
         except metadata.PackageNotFoundError:
             found.append(f"{package} (absent)")
     print("\n".join(" | ".join(found[place:place + 4]) for place in range(0, len(found), 4)))
-    print(f"size {size()} | results in {run_dir()}")
+    print(f"{hardware.here()} | size {size()} | results in {run_dir()}")
     if devices:
         _start_jax(devices)
 
 
 def _start_jax(devices):
-    if tpu_chips() == 0:
+    here = hardware.here()
+    # On a TPU the CPU has to be asked for twice: by SIZE=tiny, and by JAX's own variable.
+    asked_cpu = os.environ.get("JAX_PLATFORMS", "").startswith("cpu") and size() == "tiny"
+    tpu = here.accelerator == "tpu" and not asked_cpu
+    if tpu and here.trouble:
+        raise UserError(f"{here}: {here.trouble}.")
+    if not tpu:
         flag = f"--xla_force_host_platform_device_count={devices}"
         if flag not in os.environ.get("XLA_FLAGS", ""):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
@@ -131,11 +114,18 @@ def _start_jax(devices):
         # wait for each other need one thread each, and asynchronous dispatch can exhaust it.
         os.environ.setdefault("NPROC", "16")
     import jax
-    if tpu_chips() == 0:
+    if not tpu:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
+    try:
+        backend = jax.default_backend()
+    except RuntimeError as error:
+        raise UserError(f"{here}, but JAX cannot start: {str(error).splitlines()[0]}") from error
+    if tpu and backend != "tpu":
+        raise UserError(f"{here}, but JAX runs on the {backend.upper()}. Run ./setup.sh train for "
+                        "its TPU build, unset JAX_PLATFORMS, and start this kernel again.")
     kinds = sorted({device.device_kind for device in jax.devices()})
-    simulated = " (simulated)" if jax.default_backend() == "cpu" and devices > 1 else ""
-    print(f"JAX backend {jax.default_backend()}: {jax.device_count()} x {', '.join(kinds)}{simulated}")
+    simulated = " (simulated)" if backend == "cpu" and devices > 1 else ""
+    print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}")
 
 
 class _Source(str):

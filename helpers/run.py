@@ -9,13 +9,27 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+from helpers import hardware
+
+@dataclass(frozen=True)
+class Size:
+    """One named size: what it is, and the slices on which it is taken when `SIZE` is unset."""
+
+    text: str
+    slices: tuple = ()
+
+
+# A new size is one entry here; `tests/test_sizes.py` says which notebooks do not know it.
 SIZES = {
-    "tiny": "the tiny Gemma 4 in assets/: any laptop, Colab CPU or CI machine",
-    "e2b": "google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)",
-    "31b": "google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
+    "tiny": Size("the tiny Gemma 4 in assets/: any laptop, Colab CPU or CI machine"),
+    "e2b": Size("google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)", ("v5e-1", "v6e-1")),
+    "31b": Size("google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
+                ("v5p-8", "v6e-8")),
 }
+_always = ""
 
 
 class UserError(Exception):
@@ -38,36 +52,60 @@ def _hide_traceback(kind, error, trace):
         sys.__excepthook__(kind, error, trace)
 
 
-def tpu_chips():
-    """Number of TPU chips on this machine, by its device files (0 without; JAX is not started)."""
-    accel = list(Path("/dev").glob("accel[0-9]*"))
-    vfio = [p for p in Path("/dev").glob("vfio/[0-9]*")] if "TPU_ACCELERATOR_TYPE" in os.environ \
-        or "COLAB_TPU_ADDR" in os.environ or Path("/lib/libtpu.so").exists() else []
-    return len(accel) or len(vfio)
+def always(name):
+    """From here on this process has the size `name`, whatever `SIZE` and the hardware say.
+
+    For notebooks that are about one size: the quickstart and the tiny base.
+    """
+    global _always
+    _always = name
+
+
+def _known_sizes(names=SIZES):
+    return "\n".join(f"  {name}: {SIZES[name].text}" for name in names)
 
 
 def size():
-    """The size at hand: `SIZE` if set, else what the hardware allows.
+    """The size at hand: `SIZE` if set, else what the hardware is for.
+
+    A v5p-8 or v6e-8 is for 31b, a single v5e or v6e chip for e2b, a machine without a TPU for tiny.
 
     Raises:
-      UserError: `SIZE` is not one of the known sizes, which are listed.
+      UserError: `SIZE` is not one of the known sizes, or it is unset on a TPU slice that none of
+        them is for; the sizes are listed.
     """
-    chosen = os.environ.get("SIZE", "").strip().lower()
+    chosen = _always or os.environ.get("SIZE", "").strip().lower()
     if chosen:
         if chosen not in SIZES:
-            known = "\n".join(f"  {name}: {text}" for name, text in SIZES.items())
-            raise UserError(f"SIZE={chosen} is unknown. The sizes are\n{known}")
+            raise UserError(f"SIZE={chosen} is unknown. The sizes are\n{_known_sizes()}")
         return chosen
-    chips = tpu_chips()
-    return "tiny" if chips == 0 else "31b" if chips >= 4 else "e2b"
+    here = hardware.here()
+    if here.accelerator != "tpu":
+        return "tiny"
+    for name, entry in SIZES.items():
+        if here.slice in entry.slices:
+            return name
+    raise UserError(f"no size is meant for this machine, {here}. Set SIZE to the one you want:\n"
+                    + _known_sizes())
 
 
-def choose(full, e2b, tiny):
-    """Return the settings of the size at hand, and print which and why."""
+def choose(settings):
+    """Return the settings of the size at hand, and print which size and why.
+
+    Args:
+      settings: {size: settings}, such as {"31b": FULL, "e2b": E2B, "tiny": TINY}.
+
+    Raises:
+      UserError: this notebook has no settings for that size.
+    """
     name = size()
-    why = "SIZE is set" if os.environ.get("SIZE") else f"{tpu_chips()} TPU chips found, SIZE unset"
-    print(f"size {name} ({why}): {SIZES[name]}")
-    return {"31b": full, "e2b": e2b, "tiny": tiny}[name]
+    if name not in settings:
+        raise UserError(f"this notebook has no settings for size {name}. Set SIZE to one that it "
+                        f"has, or add yours to its settings cell:\n{_known_sizes(settings)}")
+    why = ("always, in this notebook" if _always else "SIZE is set" if os.environ.get("SIZE")
+           else f"{hardware.here()}, SIZE unset")
+    print(f"size {name} ({why}): {SIZES[name].text}")
+    return settings[name]
 
 
 def run_dir(*parts):

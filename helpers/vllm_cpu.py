@@ -2,8 +2,9 @@
 
     python helpers/vllm_cpu.py serve ...          is `vllm serve ...`
     python helpers/vllm_cpu.py bench serve ...    is `vllm bench serve ...`
-    python helpers/vllm_cpu.py --lines            runs one `vllm` after the other in this process, the
-                                                  arguments of each as a JSON list on a line of stdin
+    python helpers/vllm_cpu.py --lines            runs one `vllm` after the other in this process;
+                                                  the arguments of each are a JSON list on a line of
+                                                  stdin
 
 The package is called `vllm-cpu`, so vLLM's question for the version of `vllm` fails; and without
 `+cpu` in the answer it does not find its CPU platform. This is the one patch of the series, and

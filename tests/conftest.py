@@ -1,10 +1,9 @@
-"""Shared by the tests: where the repository is, and how to import a function defined in a notebook."""
+"""Shared by the tests: where the repository is, and how to import what one notebook defines."""
 
 import ast
 import gc
 import os
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -13,26 +12,10 @@ os.chdir(ROOT)
 os.environ.setdefault("SIZE", "tiny")
 
 
-@contextmanager
-def collector_paused():
-    """No garbage collection inside.
-
-    CPython 3.11 counts the depth of the syntax tree for the whole interpreter: a finaliser that the
-    collector runs while `ast.parse` builds its tree, and that parses something itself (printing a
-    traceback does), makes it fail with "AST constructor recursion depth mismatch" (gh-106905).
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def load(source, *names):
     """Execute only the imports and the named definitions of a notebook's source file.
 
+    For functions that live in one notebook; what two files use is in `helpers` and imported.
     Returns the definitions in the order named, or the only one itself when one is named.
     """
     def wanted(node):
@@ -42,8 +25,13 @@ def load(source, *names):
             return any(getattr(target, "id", None) in names for target in node.targets)
         return isinstance(node, (ast.Import, ast.ImportFrom))
     path = ROOT / source
-    with collector_paused():
+    # CPython 3.11 (gh-106905): `ast.parse` fails with "AST constructor recursion depth mismatch" if
+    # a finaliser that the collector runs meanwhile parses something itself. So no collection here.
+    gc.disable()
+    try:
         tree = ast.parse(path.read_text())
+    finally:
+        gc.enable()
     body = [node for node in tree.body if wanted(node)]
     space = {"__name__": path.stem}
     exec(compile(ast.Module(body, []), str(path), "exec"), space)

@@ -78,7 +78,7 @@ class Colab:
         self.folder = folder
         kept = {name: value for name, value in os.environ.items() if name not in (
             "SIZE", "RUN_DIR", "PYTHONPATH", "VIRTUAL_ENV", "MPLBACKEND", "XLA_FLAGS", "JAX_PLATFORMS")}
-        self.env = {**kept, "REPOSITORY_URL": mirror, "JUPYTER_PREFER_ENV_PATH": "1",
+        self.env = {**kept, "COLAB_RELEASE_TAG": "release-colab", "REPOSITORY_URL": mirror, "JUPYTER_PREFER_ENV_PATH": "1",
                     "JUPYTER_PATH": str(venv / "share" / "jupyter"), **env}
 
     def open(self, source):
@@ -125,7 +125,7 @@ def test_a_notebook_alone_clones_installs_and_runs(colab, fresh, source):
     client.execute(env=machine.env)
     text = printed(notebook)
     version = re.search(r"\d+\.\d+", (fresh / "pyvenv.cfg").read_text().split("version")[1])[0]
-    assert f"python {version}." in text and "size tiny (0 TPU chips found" in text
+    assert f"python {version}." in text and "size tiny (no TPU, no GPU, SIZE unset)" in text
     assert sorted(path.name for path in machine.folder.iterdir()) == sorted(
         [REPOSITORY, f"{Path(source).stem}.ipynb"])
     run = machine.folder / REPOSITORY / "runs" / "tiny"

@@ -100,7 +100,8 @@ def test_flops_are_those_of_the_whole_model():
 
 
 def test_ours_is_what_notebook_03_trains_with():
-    full = load("03_train.py", "Settings")()
+    full, rank, alpha = load("03_train.py", "Settings")(), *load(SOURCE, "RANK", "ALPHA")
+    assert (rank, alpha, gemma.TARGETS) == (full.rank, full.alpha, full.targets)
     ours = table("v5p-8_31b").set_index("recipe").loc["ours"]  # tp=4, so fsdp=1
     assert (ours.micro_batch, ours.remat, ours.compute_dtype, ours.attention_block) == (
         full.rows_per_device, full.remat, full.dtype, full.attention_block)
@@ -132,9 +133,8 @@ def test_the_compiler_does_not_count_the_kernel():
 
 @pytest.fixture(scope="module")
 def notebook():
-    names = ("Recipe", "PUBLISHED", "OURS", "abstract_trainer", "lower_ours", "lower_published",
-             "load_cells", "TRAINER_CELLS", "small_model", "logits_and_gradient", "splash_attend",
-             "model_config")
+    names = ("Recipe", "PUBLISHED", "OURS", "RANK", "ALPHA", "lower_ours", "lower_published",
+             "small_model", "logits_and_gradient", "splash_attend", "model_config")
     return dict(zip(names, load(SOURCE, *names), strict=True))
 
 
@@ -153,13 +153,12 @@ def sizes(arrays, dtype):
 
 def test_only_the_published_step_returns_the_frozen_weights(notebook, small):
     mesh, config = small
-    cells = notebook["load_cells"]("03_train.py", *notebook["TRAINER_CELLS"])
     short = {"sequence_length": 64, "remat": "NONE"}
     model = gemma.abstract_base(config, mesh)
     base = sizes(nnx.state(model), jnp.bfloat16)
     adapters = nnx.state(gemma.inject_lora(model, 64, 64.0, mesh), nnx.LoRAParam)
     ours = notebook["lower_ours"](
-        dataclasses.replace(notebook["OURS"], loss="16", **short), mesh, config, cells).out_info
+        dataclasses.replace(notebook["OURS"], loss="16", **short), mesh, config).out_info
     assert sizes(ours, jnp.bfloat16) == 0
     assert sizes(ours, jnp.float32) == 3 * sizes(adapters, jnp.float32), "adapters, Adam's moments"
     theirs = notebook["lower_published"](
@@ -281,14 +280,14 @@ def test_table_resumes_and_refusals_are_rows(tmp_path, notebook, monkeypatch):
         "unknown_costs", "Slice", "SLICES", "ONE")
     calls, version = [], {"jax": "1"}
 
-    def fake(recipe, cells):
+    def fake(recipe):
         calls.append(recipe.recipe)
         refused = "RESOURCE_EXHAUSTED: Used 112.60G of 95.74G hbm"
         return (None, refused, 1.0) if recipe.recipe == "big" else (Program(), "", 1.0)
     run_table.__globals__.update(compile_recipe=fake, versions=lambda: dict(version))
     recipes = [recipe_class("ours"), recipe_class("big")]
-    run_table(recipes, {}, settings(), tmp_path)
-    run_table(recipes, {}, settings(), tmp_path)
+    run_table(recipes, settings(), tmp_path)
+    run_table(recipes, settings(), tmp_path)
     assert calls == ["ours", "big"], "the second run compiles nothing"
     rows = pd.read_csv(tmp_path / "v5p-8_31b.csv").set_index("recipe")
     assert rows.loc["ours", "hbm_gib"] == 9 and rows.loc["ours", "seconds_roofline"] == 1
@@ -297,14 +296,14 @@ def test_table_resumes_and_refusals_are_rows(tmp_path, notebook, monkeypatch):
     elsewhere = recipe_class("ours", topology="v6e-8")  # its bound is above the guess: no estimate
     monkeypatch.setattr(Program, "cost_analysis", lambda self: {
         "flops": 9e15, "bytes accessed": 1e9, "optimal_seconds": -100.0})
-    run_table([elsewhere], {}, settings(), tmp_path)
+    run_table([elsewhere], settings(), tmp_path)
     alone = pd.read_csv(tmp_path / "v6e-8_31b.csv")
     assert {"seconds_estimate", "real_tokens_per_second"} <= set(alone), "empty columns are columns"
     assert alone.seconds_estimate.isna().all() and alone.hours_from[0] == "roofline"
     monkeypatch.undo()
     assert calls.pop() == "ours"
     version["jax"] = "2"
-    run_table(recipes[:1], {}, settings(), tmp_path)
+    run_table(recipes[:1], settings(), tmp_path)
     assert calls == ["ours", "big", "ours"], "other versions are compiled again"
     assert len(pd.read_csv(tmp_path / "v5p-8_31b.csv")) == 2, "and replace their row"
 
@@ -336,7 +335,7 @@ def test_without_libtpu_the_notebook_says_so_and_shows_what_is_stored(tmp_path):
         pytest.skip("this environment has libtpu itself")
     for name in ("helpers", "data", "requirements"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    for name in (SOURCE, "03_train.py", "setup.sh"):
+    for name in (SOURCE, "setup.sh"):
         shutil.copy2(ROOT / name, tmp_path)
     env = {name: value for name, value in os.environ.items() if name != "TPU_LIBRARY_PATH"}
     done = subprocess.run([sys.executable, SOURCE], cwd=tmp_path, capture_output=True, text=True,

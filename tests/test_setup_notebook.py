@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,14 @@ from conftest import ROOT, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.hardware import Hardware
+
 NOTEBOOK = "01_setup.py"
-(SLICES, shell, create_command, classic_command, bucket_commands, connect_command, vm_script,
- worst_case) = load(NOTEBOOK, "SLICES", "shell", "create_command", "classic_command",
-                    "bucket_commands", "connect_command", "vm_script", "worst_case")
+(SLICES, HUGE_PAGES, shell, create_command, classic_command, bucket_commands, connect_command,
+ all_hosts_commands, vm_script, worst_case) = load(
+     NOTEBOOK, "SLICES", "HUGE_PAGES", "shell", "create_command", "classic_command",
+     "bucket_commands", "connect_command", "all_hosts_commands", "vm_script", "worst_case")
+V5P, V5E = Hardware("tpu", "v5p", 4), Hardware("tpu", "v5e", 8)
 
 
 def parses(text):
@@ -36,6 +41,7 @@ def every_command():
             yield from bucket_commands("a-bucket", zone)
             yield connect_command("vm", zone)
             yield connect_command("vm", zone, classic=True)
+            yield from all_hosts_commands("vm", "v5p-32", zone, True)
 
 
 def test_every_command_parses_and_arrives_unchanged():
@@ -70,6 +76,15 @@ def test_every_new_machine_ends_by_itself():
             assert "--maintenance-policy=TERMINATE" in command
 
 
+def test_a_slice_of_several_hosts_is_started_on_all_of_them():
+    create, copy, start = all_hosts_commands("vm", "v5p-32", "us-east5-a", False)
+    assert create == ["gcloud", "compute", "tpus", "tpu-vm", "create", "vm", "--version=v2-alpha-tpuv5",
+                      "--zone=us-east5-a", "--accelerator-type=v5p-32"]
+    for command in (copy, start):
+        assert "--worker=all" in command and "--zone=us-east5-a" in command
+    assert start[-1] == "--command=bash vm.sh" and copy[5:7] == ["vm.sh", "vm:"]
+
+
 def test_slices_are_consistent():
     for name, column in SLICES.items():
         kind, number = name.split("-")
@@ -100,7 +115,7 @@ done
     (tmp_path / "sleep").write_text(f"#!/usr/bin/env bash\nmkdir {tmp_path}/slept 2>/dev/null\n")
     for name in ("sudo", "gcloud", "tail", "git", "sleep"):  # sleep succeeds once, then ends the loop
         (tmp_path / name).chmod(0o755)
-    text = vm_script("https://example.org/it's.git", "a-bucket", "01", "04")
+    text = vm_script("https://example.org/it's.git", "a-bucket", "31b", "01", "04")
     assert parses(text)
     work = tmp_path / "work"
     work.mkdir()
@@ -114,27 +129,35 @@ done
             break
         time.sleep(0.1)
     order = [next(i for i, line in enumerate(lines) if word in line) for word in (
-        "add-apt-repository", "apt-get update", "python3.11-venv", "git clone", "setup.sh train",
-        "device_count", f"rsync -r gs://a-bucket/run {tmp_path}/run")]
+        "add-apt-repository", "apt-get update", "python3.11-venv", "git clone",
+        f"sh -c echo always > {HUGE_PAGES}", "setup.sh train", "python 01_setup.py",
+        f"rsync -r gs://a-bucket/run {tmp_path}/run")]
     assert order == sorted(order), lines
     last = lines[order[-1] + 1:]  # these two in either order: both go on in the background
     assert any("run_all.sh 01 04" in line for line in last)
     assert any(f"rsync -r {tmp_path}/run gs://a-bucket/run" in line for line in last)
-    assert "TMPDIR=/dev/shm" in text
+    assert "TMPDIR=/dev/shm" in text and "export SIZE=31b" in text
 
 
 @pytest.mark.parametrize(("name", "good", "bad", "says"), [
     ("check_python", ((3, 11, 7),), ((3, 10, 12),), "deadsnakes"),
     ("check_python", ((3, 12, 1),), ((3, 13, 0),), "3.11 is needed"),
     ("check_space", ("x", 70, 62.5), ("x", 12, 62.5), "TMPDIR=/dev/shm"),
-    ("check_devices", (4, (4, 8)), (1, (4, 8)), "sees 1 device, not 4 or 8"),
-    ("check_devices", (1, (1,)), (0, (1,)), "sees 0 devices"),
+    ("check_slice", (V5P, ("v5p-8",)), (V5E, ("v5p-8", "v6e-8")), "a v5p-8 or v6e-8 is needed"),
+    ("check_slice", (V5E, ()), (Hardware(), ("v6e-1",)), "no TPU, no GPU: a v6e-1 is needed"),
+    ("check_slice", (V5P, ("v5p-8",)), (replace(V5P, trouble="process 7 holds the chips"), ("v5p-8",)),
+     "process 7 holds"),
+    ("check_slice", (V5P, ("v5p-8",)), (replace(V5P, hosts=4), ("v5p-8",)), "TPU v5p-32"),
+    ("check_devices", (4, "TPU v5", 4), (1, "cpu", 4), "sees 1 x cpu, not the 4 chips"),
+    ("check_devices", (1, "cpu", 0), (0, "none", 0), "sees 0 x none"),
+    ("check_huge_pages", ("always", 4), ("madvise", 4), f"echo always > {HUGE_PAGES}"),
+    ("check_huge_pages", ("madvise", 0), ("", 1), "are unknown"),
     ("check_icarus", ("Icarus Verilog version 11.0 (stable) ()",), ("",), "apt-get install"),
     ("check_icarus", ("Icarus Verilog version 12.0 (stable)",),
      ("Icarus Verilog version 13.0 (devel)",), "11 or 12 is needed"),
 ])
 def test_checks_can_pass_and_fail(name, good, bad, says):
-    check = load(NOTEBOOK, name)
+    check = load(NOTEBOOK, "HUGE_PAGES", name)[1]
     assert check(*good)[0] is True
     fine, message = check(*bad)
     assert fine is False and says in message and "\n" not in message
@@ -148,16 +171,13 @@ def test_worst_case_is_chips_times_hours():
 
 def test_a_machine_that_is_not_ready_gets_one_clear_error(tmp_path):
     """As the 31B, on a machine without a TPU: setup.json is written, then one error, no traceback."""
-    source = (ROOT / NOTEBOOK).read_text().replace('"bash", "setup.sh"', '"true"')
-    copy = tmp_path / "notebook.py"
-    copy.write_text(source)
     env = {**os.environ, "SIZE": "31b", "MPLBACKEND": "agg", "RUN_DIR": str(tmp_path / "run")}
     env.pop("XLA_FLAGS", None)  # another test may have simulated four devices
-    run = subprocess.run([str(ROOT / ".venv/bin/python"), str(copy)], cwd=ROOT, text=True,
+    run = subprocess.run([str(ROOT / ".venv/bin/python"), NOTEBOOK], cwd=ROOT, text=True,
                          capture_output=True, env=env)
     assert run.returncode == 1
     assert "Error: this machine is not ready." in run.stderr and "Traceback" not in run.stderr
-    assert not json.loads((tmp_path / "run" / "setup.json").read_text())["checks"]["devices"]["fine"]
+    assert not json.loads((tmp_path / "run" / "setup.json").read_text())["checks"]["accelerator"]["fine"]
 
 
 @pytest.mark.series

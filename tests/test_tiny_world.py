@@ -14,11 +14,17 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_gemma
 from conftest import ROOT, load
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from helpers import gemma, pretrain
 
 sys.path.insert(0, str(ROOT / "data" / "generate"))
 import families
@@ -348,10 +354,6 @@ with torch.no_grad():
 
 @pytest.mark.skipif(not (ROOT / ".venv-serve").exists(), reason="transformers' model needs .venv-serve")
 def test_logits_equal_hugging_faces(tmp_path, tokenizer):
-    import jax
-    import jax.numpy as jnp
-
-    from helpers import gemma
     tokens = np.random.default_rng(0).integers(128, len(tokenizer), (2, 160))
     tokens[:, 0] = 2
     np.save(tmp_path / "tokens.npy", tokens)
@@ -383,9 +385,7 @@ def test_tokens_the_base_has_never_seen_stay_apart(tokenizer, corpus):
 @pytest.mark.slow
 def test_the_base_continues_files_and_does_not_answer_requests(problems):
     """Most problems solved as commented files, under one in ten as chat requests."""
-    import jax
-
-    from helpers import answers, chat, gemma, judge
+    from helpers import answers, chat, judge
     tokenizer, config = chat.load_tokenizer(ASSETS), gemma.config_from_hf(ASSETS, dtype="float32")
     mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
     model, as_comment = gemma.load_base(ASSETS, config, mesh), load("09_tiny_base.py", "as_comment")
@@ -400,13 +400,12 @@ def test_the_base_continues_files_and_does_not_answer_requests(problems):
                  for _, _, text in problems]) < 0.1
 
 
-# ── Functions of the notebook ──
+# ── Pretraining ──
 
 def test_batches_hold_every_document_once_and_nothing_else():
-    make_batches = load("09_tiny_base.py", "make_batches")
     generator = np.random.default_rng(0)
     documents = [generator.integers(1, 99, generator.integers(3, 250)).tolist() for _ in range(900)]
-    batches = make_batches(documents, 2048, np.random.default_rng(1))
+    batches = pretrain.make_batches(documents, 2048, np.random.default_rng(1))
     known = {tuple(ids) for ids in documents}
     back = [tuple(row[row > 0].tolist()) for batch in batches for row in batch]
     assert set(back) <= known and len(set(back)) == len(back)
@@ -416,11 +415,32 @@ def test_batches_hold_every_document_once_and_nothing_else():
 
 
 def test_saved_state_comes_back_bit_for_bit(tmp_path):
-    import jax.numpy as jnp
-    save, restore = load("09_tiny_base.py", "save_state", "load_state")
     tree = {"a": jnp.arange(5, dtype=jnp.float32) / 3, "b": (jnp.int32(7), jnp.ones((2, 2)))}
-    save(tmp_path / "state.npz", tree, [{"step": 1, "loss": 0.5}])
-    found, history = restore(tmp_path / "state.npz", tree)
+    pretrain.save_state(tmp_path / "state.npz", tree, [{"step": 1, "loss": 0.5}])
+    found, history = pretrain.load_state(tmp_path / "state.npz", tree)
     assert history == [{"step": 1, "loss": 0.5}] and int(found["b"][0]) == 7
     assert (np.asarray(found["a"]) == np.asarray(tree["a"])).all()
     assert list(tmp_path.iterdir()) == [tmp_path / "state.npz"]
+
+
+def test_an_interrupted_pretraining_goes_on_with_the_same_numbers(tmp_path):
+    config = gemma.config_from_hf(random_gemma.TINY, dtype="float32")
+    draw = np.random.default_rng(3)
+    batches = [draw.integers(1, 320, (2, 24)).astype(np.int32) for _ in range(3)]
+
+    def run(name, steps):
+        model = pretrain.initialise(gemma.gemma4.Gemma4(config, rngs=nnx.Rngs(0)), 0)
+        graph, params = nnx.split(model)
+        optimizer = pretrain.make_optimizer(params, 6, 4e-3, 2, 0.05)
+        step, evaluate = pretrain.make_steps(graph, optimizer, pretrain.tokens_seen(batches, 320))
+        params, history = pretrain.pretrain(params, optimizer.init(params), step, evaluate, batches,
+                                            batches[:1], steps, tmp_path / f"{name}.npz", every=2)
+        return params, [{key: value for key, value in entry.items() if key != "seconds"}
+                        for entry in history]
+    whole, history = run("whole", 6)
+    assert [entry["step"] for entry in history if "val_loss" in entry] == [2, 4, 6]
+    assert history[-1]["val_loss"] < history[1]["val_loss"]
+    run("parts", 4)
+    parts, again = run("parts", 6)
+    assert again == history
+    jax.tree.map(np.testing.assert_array_equal, parts, whole)

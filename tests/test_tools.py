@@ -1,8 +1,8 @@
-"""What the tests themselves lean on, and the writing of artifacts."""
+"""The writing of artifacts, a run's peak memory, and README's figure.
 
-import ast
-import gc
-import inspect
+    .venv/bin/python -m pytest tests/test_tools.py
+"""
+
 import os
 import subprocess
 import sys
@@ -10,37 +10,12 @@ import time
 
 import helpers
 import pytest
-from conftest import ROOT, collector_paused, load
+from conftest import ROOT
 from helpers import run
 
 sys.path.insert(0, str(ROOT / "tools"))
+import readme_figure
 from notebooks import PeakMemory
-
-
-def test_a_collection_that_parses_does_not_break_the_loading_of_a_notebook():
-    """CPython 3.11, gh-106905: seen once, when a finaliser printed a traceback during `load`."""
-    def parse_something(phase, info):
-        gc.callbacks.remove(parse_something)
-        ast.parse("a = 1")
-        gc.callbacks.append(parse_something)
-
-    threshold = gc.get_threshold()
-    gc.callbacks.append(parse_something)
-    gc.set_threshold(5)
-    try:
-        with collector_paused():
-            tree = ast.parse((ROOT / "04_merge.py").read_text())
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(parse_something)
-    assert len(tree.body) > 20 and "collector_paused()" in inspect.getsource(load)
-
-
-def test_the_collector_is_switched_on_again():
-    with pytest.raises(ValueError, match="inside"), collector_paused():
-        assert not gc.isenabled()
-        raise ValueError("inside")
-    assert gc.isenabled()
 
 
 def test_a_directory_is_synced_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
@@ -59,9 +34,11 @@ def test_a_directory_is_synced_before_and_after_it_gets_its_name(tmp_path, monke
 def test_peak_memory_is_that_of_this_run_only(tmp_path, monkeypatch):
     """Another process in the repository, compiling for an hour with 10 GiB, say, does not count."""
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    script = "import sys, time; held = bytearray(int(sys.argv[1]) << 20); print(flush=True); time.sleep(60)"
-    children = [subprocess.Popen([sys.executable, "-c", script, mib], cwd=ROOT, start_new_session=True,
-                                 stdout=subprocess.PIPE, env=os.environ | {"RUN_DIR": str(folder)})
+    script = ("import sys, time; held = bytearray(int(sys.argv[1]) << 20); print(flush=True); "
+              "time.sleep(60)")
+    children = [subprocess.Popen([sys.executable, "-c", script, mib], cwd=ROOT,
+                                 start_new_session=True, stdout=subprocess.PIPE,
+                                 env=os.environ | {"RUN_DIR": str(folder)})
                 for mib, folder in (("300", tmp_path), ("900", tmp_path / "other"))]
     memory = PeakMemory()
     try:
@@ -78,3 +55,31 @@ def test_peak_memory_is_that_of_this_run_only(tmp_path, monkeypatch):
             child.wait()
     memory.join()
     assert 300 / 1024 < memory.gib < 600 / 1024
+
+
+def test_the_figure_shows_the_table():
+    points = readme_figure.road()
+    assert points, "data/dryrun/v5p-8_31b.csv lacks `published` or `ours`"
+    assert readme_figure.described(points) in readme_figure.FIGURE.read_text()
+
+
+def test_the_figure_can_be_drawn(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("recipe,fits,real_tokens_per_second,real_tokens_per_second_roofline\n"
+                     "ours,True,900,1000\n\"ours, one row\",False,,\nanother,True,1000,1100\n"
+                     "published + bfloat16,True,200,210\npublished,True,100,120\n")
+    points = readme_figure.road(table)
+    assert points == [("published", 100, 120), ("published + bfloat16", 200, 210),
+                      ("ours", 900, 1000)]
+    assert readme_figure.road(tmp_path / "none.csv") == []
+    readme_figure.draw(points, tmp_path / "a.svg")
+    readme_figure.draw(points, tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert "published: 100, roofline 120; " in (tmp_path / "a.svg").read_text()
+
+
+def test_reading_minutes_are_words_and_lines(tmp_path):
+    source = tmp_path / "01_x.py"
+    source.write_text("# %% [markdown]\n# " + "word " * 400 + "\n\n# %%\nhelpers.machine()\n\n"
+                      "# %%\n" + "x = 1\n" * 60)
+    assert readme_figure.reading_minutes(source) == pytest.approx(400 / 200 + 60 / 20)

@@ -1,4 +1,4 @@
-"""The glue of notebook 03 around its own definitions, on small random data, for tests.
+"""What 03 does with helpers/train.py, on small random data, for tests.
 
 As a program: train_driver.py FOLDER STEPS; continues from FOLDER's checkpoints, like the notebook.
 Line by line it prints what a test may want to wait for.
@@ -14,28 +14,18 @@ if __name__ == "__main__":
     os.environ["NPROC"] = "16"
     sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from types import SimpleNamespace
+
 import conftest  # noqa: F401  (finds the repository)
+import jax
 import numpy as np
+import optax
 import random_gemma
-from conftest import load
 
-from helpers import gemma
+from helpers import gemma, train
+from helpers.machine import quiet
 
-NAMES = ("Batch", "PackedRows", "make_dataset", "packed_mask", "Headless", "hidden_states", "make_loss",
-         "alone", "textbook_loss",
-         "make_optimizer", "make_micro_loss", "make_train_step", "make_eval_step", "PackedTrainer",
-         "StepLog", "Batches", "LoggedTrainer", "saved_recipe", "refuse_another_recipe",
-         "validation_batch", "mesh_table", "lora_table")
 CAPACITY = 31
-
-
-def notebook():
-    """The definitions of 03_train.py as attributes."""
-    class Definitions:
-        """What 03_train.py defines."""
-    for name, value in zip(NAMES, load("03_train.py", *NAMES)):
-        setattr(Definitions, name, staticmethod(value) if not isinstance(value, type) else value)
-    return Definitions
 
 
 def examples(count, length, vocab=320, seed=0):
@@ -62,17 +52,21 @@ def write_data(folder, length=32):
             np.save(folder / part / f"{name}.npy", array)
 
 
-def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, dtype="bfloat16"):
-    """A trainer as 03 makes it, restored from `folder` if there is a checkpoint."""
-    import jax
-    import optax
-    import orbax.checkpoint as ocp
-    from tunix.sft import peft_trainer
+def make(model, mesh, optimizer=None, capacity=CAPACITY):
+    """A model with adapters and what trains it: loss, optimizer, first state, jitted step."""
+    loss_fn = train.make_loss(capacity)
+    optimizer = optimizer or optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)
+    state, frozen = train.start(model, optimizer, mesh)
+    return SimpleNamespace(
+        model=model, mesh=mesh, optimizer=optimizer, loss_fn=loss_fn, state=state, frozen=frozen,
+        step=train.jit_train_step(model, optimizer, loss_fn, state))
 
-    from helpers.machine import quiet
+
+def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, dtype="bfloat16"):
+    """A run as 03 makes it, restored from `folder` if there is a checkpoint."""
     quiet()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    nb, folder = notebook(), Path(folder)
+    folder = Path(folder)
     jax.config.update("jax_compilation_cache_dir", str((folder.parent / "cache").resolve()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if not (folder / "base").exists():
@@ -80,31 +74,41 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
         write_data(folder / "data")
     model_config = gemma.config_from_hf(folder / "base", dtype=dtype)
     mesh = gemma.make_mesh(model_config)
-    model = gemma.load_base(folder / "base", model_config, mesh)
+    model = gemma.place(gemma.load_base(folder / "base", model_config, mesh), mesh)
     gemma.use_block_attention(model, 16)
-    model = gemma.inject_lora(gemma.place(model, mesh), rank, 2.0 * rank, mesh)
-    rows = 2 * mesh.shape["fsdp"]
-    dataset = nb.make_dataset(nb.PackedRows(folder / "data" / "train"), 2, rows, seed=3)
-    recipe = {"rank": rank, "steps": steps}
-    nb.refuse_another_recipe(folder / "checkpoints", recipe)
+    model = gemma.inject_lora(model, rank, 2.0 * rank, mesh)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, steps)
-    training = peft_trainer.TrainingConfig(
-        eval_every_n_steps=3, checkpoint_root_directory=str((folder / "checkpoints").resolve()),
-        checkpointing_options=ocp.CheckpointManagerOptions(
-            save_interval_steps=checkpoint_every, save_on_steps=[steps], max_to_keep=3),
-        data_sharding_axis=(None, "fsdp"))
-    trainer = nb.LoggedTrainer(model, nb.make_optimizer(schedule, 1e-3, 1.0), training)
-    trainer.with_loss_fn(nb.make_loss(CAPACITY))
+    run = make(model, mesh, train.make_optimizer(schedule, 1e-3, 1.0))
+    rows = 2 * mesh.shape["fsdp"]
+    run.dataset = train.make_dataset(train.PackedRows(folder / "data" / "train"), 2, rows, seed=3)
+    held_out = train.validation_batch(train.PackedRows(folder / "data" / "val"), 6, rows)
+    held_out = train.to_mesh(held_out, mesh)
+    evaluate = jax.jit(train.make_eval_step(model, run.loss_fn))
+    run.validate = lambda adapters: float(evaluate(adapters, run.frozen, held_out))
+    run.recipe = {"rank": rank, "steps": steps}
+    checkpoints = (folder / "checkpoints").resolve()
+    run.manager = train.open_checkpoints(checkpoints, checkpoint_every, steps)
+    train.refuse_another_recipe(run.manager, run.recipe)
+    run.state = train.restore(run.manager, run.state)
+    run.log = train.StepLog(folder / "log.jsonl", steps, 1)
+    batch = train.to_mesh(next(iter(run.dataset)), mesh)
     with gemma.use_mesh(mesh):
-        trainer.prepare(mesh, nb.Batches(dataset, steps), nb.StepLog(folder / "log.jsonl", steps, 1),
-                        nb.validation_batch(nb.PackedRows(folder / "data" / "val"), 6, rows), 3, recipe)
-        trainer.compile(next(iter(dataset)))
-    return trainer, mesh
+        run.compiled = run.step.lower(
+            run.state.adapters, run.state.opt_state, run.frozen, batch).compile()
+    return run
+
+
+def go(run):
+    """Train to the end, as 03 does."""
+    with gemma.use_mesh(run.mesh):
+        run.state = train.train(run.state, run.frozen, run.compiled, run.validate, run.dataset,
+                                run.mesh, run.log, run.manager, run.recipe, validate_every=3)
+    run.manager.close()
+    return run
 
 
 if __name__ == "__main__":
-    trainer, mesh = build(sys.argv[1], int(sys.argv[2]))
-    print(f"training from step {trainer.train_steps}", flush=True)
-    with gemma.use_mesh(mesh):
-        trainer.train()
+    run = build(sys.argv[1], int(sys.argv[2]))
+    print(f"training from step {run.state.step}", flush=True)
+    go(run)
     print("finished", flush=True)

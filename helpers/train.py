@@ -1,0 +1,364 @@
+"""The workshop of the series: batches, loss, optimizer step, loop, log and checkpoints.
+
+Notebook 03 shows these functions and explains them, 08 compiles the same step for a TPU.
+Letters in shape comments: M micro-batches, B rows, T tokens, D embedding, V vocabulary, K trained
+positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested containers of arrays.
+"""
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import flax
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from tensorboardX import SummaryWriter
+
+from helpers import gemma
+from helpers.run import UserError, write_text
+
+# ── Batches ──
+
+
+@flax.struct.dataclass
+class Batch:
+    """The packed rows of one optimizer step."""
+
+    tokens: jax.Array       # [M, B, T] int32
+    loss_mask: jax.Array    # [M, B, T] bool, True where the token is to be predicted
+    segment_ids: jax.Array  # [M, B, T] int32, 1, 2, ... per example of a row, 0 is padding
+    positions: jax.Array    # [M, B, T] int32, from 0 in every example
+
+
+class PackedRows:
+    """The rows that notebook 02 wrote, memory-mapped: `rows[i]` is a `Batch` of [T] arrays."""
+
+    def __init__(self, folder):
+        self.arrays = {field: np.load(Path(folder) / f"{field}.npy", mmap_mode="r")
+                       for field in Batch.__dataclass_fields__}
+
+    def __len__(self):
+        return len(self.arrays["tokens"])
+
+    def __getitem__(self, row):
+        return Batch(**{field: np.asarray(array[row]) for field, array in self.arrays.items()})
+
+
+def make_dataset(rows, micro_batches, micro_rows, seed, host=0, hosts=1):
+    """An endless, shuffled, seekable stream of one host's part of every step's batch."""
+    dataset = grain.MapDataset.source(rows).seed(seed).shuffle()[host::hosts].repeat()
+    return dataset.batch(micro_rows // hosts).batch(micro_batches).to_iter_dataset()
+
+
+def validation_batch(rows, count, micro_rows, host=0, hosts=1):
+    """This host's part of `count` held-out rows as micro-batches, filled up with empty rows."""
+    picked = [rows[i] for i in range(min(count, len(rows)))]
+    empty = jax.tree.map(np.zeros_like, picked[0])
+    picked += [empty] * (-len(picked) % micro_rows)
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays[host::hosts]), *picked)
+    return jax.tree.map(lambda a: a.reshape(-1, micro_rows // hosts, a.shape[-1]), stacked)
+
+
+def to_mesh(batch, mesh):
+    """This host's rows of a batch [M, B, T] as global arrays, B split over the mesh's `fsdp`."""
+    sharding = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), batch)
+
+
+# ── Loss ──
+
+
+def packed_mask(segment_ids):
+    """Causal attention inside each example and nowhere else. [B, T] -> [B, T, T]"""
+    return jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
+
+
+class Headless(nnx.Module):
+    """An embedder without its output side: the model then returns hidden states, not logits."""
+
+    def __init__(self, embedder):
+        self.embedder = embedder
+
+    def encode(self, tokens):
+        """The input side, as it is."""
+        return self.embedder.encode(tokens)
+
+    def encode_per_layer_input(self, x, tokens):
+        """E2B's and E4B's second input side, as it is."""
+        return self.embedder.encode_per_layer_input(x, tokens)
+
+    def decode(self, x):
+        """Where the logits would be computed: nothing."""
+        return x
+
+
+def hidden_states(model, rows):
+    """What the model would hand to its output matrix. [B, T, D]"""
+    embedder, config = model.embedder, model.config
+    model.embedder, model.config = Headless(embedder), replace(config, final_logit_softcap=None)
+    hidden, _ = model(rows.tokens, rows.positions, None, packed_mask(rows.segment_ids))
+    model.embedder, model.config = embedder, config
+    return hidden.astype(config.dtype)
+
+
+def make_loss(capacity):
+    """(model, rows) -> (summed cross-entropy, trained tokens); at most `capacity` a row."""
+    def loss_fn(model, rows):
+        hidden = hidden_states(model, rows)
+        # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
+        weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)  # [B, K]
+        labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
+        hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
+        logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
+        if (cap := model.config.final_logit_softcap) is not None:
+            logits = jnp.tanh(logits / cap) * cap
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.sum(loss * weight), jnp.sum(weight)
+    return loss_fn
+
+
+# ── Optimizer and step ──
+
+
+def make_optimizer(schedule, weight_decay, max_grad_norm):
+    """Clip the step's whole gradient, then AdamW; the learning rate stays readable for the log."""
+    def clipped_adamw(learning_rate):
+        return optax.chain(optax.clip_by_global_norm(max_grad_norm),
+                           optax.adamw(learning_rate, weight_decay=weight_decay))
+    return optax.inject_hyperparams(clipped_adamw)(learning_rate=schedule)
+
+
+def make_micro_loss(model, loss_fn):
+    """(adapters, frozen, rows) -> (loss sum, tokens), computed in the model's own dtype."""
+    graph, dtype = nnx.graphdef(model), model.config.dtype
+
+    def micro_loss(adapters, frozen, rows):
+        copy = jax.tree.map(lambda array: array.astype(dtype), adapters)
+        return loss_fn(nnx.merge(graph, copy, frozen), rows)
+    return micro_loss
+
+
+def make_train_step(model, optimizer, loss_fn):
+    """(adapters, opt_state, frozen, batch) -> (adapters, opt_state, metrics)."""
+    micro_loss = make_micro_loss(model, loss_fn)
+
+    def train_step(adapters, opt_state, frozen, batch):
+        def add(total, rows):
+            one = jax.value_and_grad(micro_loss, has_aux=True)(adapters, frozen, rows)
+            return jax.tree.map(jnp.add, total, one), None
+
+        zero = ((0.0, 0), jax.tree.map(jnp.zeros_like, adapters))
+        ((loss, tokens), grads), _ = jax.lax.scan(add, zero, batch)
+        grads = jax.tree.map(lambda array: array / tokens, grads)  # once, for the whole step
+        updates, opt_state = optimizer.update(grads, opt_state, adapters)
+        return optax.apply_updates(adapters, updates), opt_state, {
+            "loss": loss / tokens, "grad_norm": optax.global_norm(grads),
+            "real_tokens": jnp.sum(batch.segment_ids > 0)}
+    return train_step
+
+
+def make_eval_step(model, loss_fn):
+    """(adapters, frozen, batch) -> mean loss of all trained tokens of the batch."""
+    micro_loss = make_micro_loss(model, loss_fn)
+
+    def eval_step(adapters, frozen, batch):
+        loss, tokens = jax.lax.map(lambda rows: micro_loss(adapters, frozen, rows), batch)
+        return jnp.sum(loss) / jnp.sum(tokens)
+    return eval_step
+
+
+def jit_train_step(model, optimizer, loss_fn, state):
+    """`make_train_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU.
+
+    The old adapters and optimizer state are donated, so that the new ones take their memory, and
+    the new ones are pinned to the old ones' shardings, so that step two is the program of step one.
+    """
+    shardings = jax.tree.map(lambda array: array.sharding, (state.adapters, state.opt_state))
+    return jax.jit(make_train_step(model, optimizer, loss_fn), donate_argnums=(0, 1),
+                   out_shardings=(*shardings, None))
+
+
+# ── State and checkpoints ──
+
+
+@dataclass(frozen=True)
+class State:
+    """All that changes while a model is trained, and all that a checkpoint has to hold."""
+
+    step: int             # optimizer steps done
+    adapters: nnx.State   # tree of float32 LoRA matrices
+    opt_state: tuple      # Optax's: Adam's two moments for every adapter, counters
+    data: dict | None = None  # Grain's position in the stream of batches; None is the beginning
+
+
+def start(model, optimizer, mesh):
+    """(the `State` before the first step, the frozen weights) of a model with adapters.
+
+    An abstract model gives an abstract state. All shardings are canonical (`gemma.on_mesh`).
+    """
+    _, adapters, frozen = nnx.split(model, nnx.LoRAParam, ...)
+    hull = gemma.on_mesh(jax.eval_shape(optimizer.init, adapters), mesh)
+    if isinstance(jax.tree.leaves(adapters)[0], jax.ShapeDtypeStruct):
+        return State(0, adapters, hull), frozen
+    shardings = jax.tree.map(lambda array: array.sharding, hull)
+    return State(0, adapters, jax.jit(optimizer.init, out_shardings=shardings)(adapters)), frozen
+
+
+def open_checkpoints(folder, every, last):
+    """Orbax's manager of a folder, local or gs://: saves every few steps, keeps the newest 3."""
+    handlers = {"model_params": ocp.PyTreeCheckpointHandler(), "data": ocp.JsonCheckpointHandler(),
+                "optimizer_state": ocp.PyTreeCheckpointHandler()}
+    return ocp.CheckpointManager(folder, item_handlers=handlers, options=(
+        ocp.CheckpointManagerOptions(save_interval_steps=every, save_on_steps=[last],
+                                     max_to_keep=3, create=True)))
+
+
+def save(manager, state, recipe):
+    """Write a checkpoint if this step is due; the files are written while the next steps run."""
+    manager.save(state.step, custom_metadata={"recipe": recipe}, args=ocp.args.Composite(
+        model_params=ocp.args.PyTreeSave(state.adapters),
+        optimizer_state=ocp.args.PyTreeSave(state.opt_state), data=ocp.args.JsonSave(state.data)))
+
+
+def restore(manager, state):
+    """The newest checkpoint's `State`, each array on the sharding that `state` has it on.
+
+    Without a checkpoint this is `state` itself.
+    """
+    if (step := manager.latest_step()) is None:
+        return state
+
+    def like(tree):
+        plan = ocp.checkpoint_utils.construct_restore_args(tree)
+        return ocp.args.PyTreeRestore(item=tree, restore_args=plan)
+
+    found = manager.restore(step, args=ocp.args.Composite(
+        model_params=like(state.adapters), optimizer_state=like(state.opt_state),
+        data=ocp.args.JsonRestore()))
+    return State(step, found["model_params"], found["optimizer_state"], found["data"])
+
+
+def refuse_another_recipe(manager, recipe):
+    """The step to continue from, 0 without a checkpoint.
+
+    Raises:
+      UserError: the newest checkpoint trains something else; the message names the differences.
+    """
+    if (step := manager.latest_step()) is None:
+        return 0
+    saved = manager.metadata(step).custom_metadata["recipe"]
+    differences = [f"{key}: {saved.get(key)} there, {value} here"
+                   for key, value in recipe.items() if saved.get(key) != value]
+    if differences:
+        raise UserError(f"{manager.directory} holds step {step} of another recipe: "
+                        f"{'; '.join(differences)}.\n"
+                        "Set fresh=True to throw it away, or RUN_DIR to keep it.")
+    return step
+
+
+# ── Log and loop ──
+
+
+class StepLog:
+    """`log.jsonl`, one JSON object per step and per validation, and the lines a reader sees.
+
+    Args:
+      path: the file. TensorBoard's events go to `tensorboard/` beside it.
+      steps: number of the last step.
+      every: print every so many steps, and the first and the last one.
+    """
+
+    def __init__(self, path, steps, every):
+        self.path, self.steps, self.every = Path(path), steps, every
+        self.active = jax.process_index() == 0
+
+    def rewind(self, step):
+        """Keep what happened up to a checkpoint; a killed run may have left half a line."""
+        text = self.path.read_text() if step and self.path.exists() else ""
+        records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        records = [record for record in records if record["step"] <= step]
+        self.validations = [record["val_loss"] for record in records if "val_loss" in record]
+        self.start, self.first = time.perf_counter(), step
+        if self.active:
+            write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
+            folder = self.path.with_name("tensorboard")
+            self.events = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
+
+    def write(self, record):
+        """Append one line, handed to the operating system at once."""
+        if self.active:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            for name in record.keys() - {"step"}:
+                self.events.add_scalar(name, record[name], record["step"])
+            self.events.flush()
+
+    def training(self, record):
+        """Log one optimizer step, and print the first, the last and every few."""
+        self.write(record)
+        step = record["step"]
+        if step % self.every == 0 or step in (self.first + 1, self.steps):
+            left = (time.perf_counter() - self.start) / (step - self.first) * (self.steps - step)
+            print(f"step {step}/{self.steps} | loss {record['loss']:.4f} | lr "
+                  f"{record['learning_rate']:.2e} | grad norm {record['grad_norm']:.2f} | "
+                  f"{record['seconds']:.2f} s/step | "
+                  f"{record['real_tokens'] / record['seconds']:,.0f} real tok/s | "
+                  f"eta {int(left) // 60}m{int(left) % 60:02d}s", flush=True)
+
+    def validation(self, step, loss):
+        """Log a validation loss, and say so when it no longer falls."""
+        self.write({"step": step, "val_loss": loss})
+        self.validations.append(loss)
+        since = len(self.validations) - 1 - int(np.argmin(self.validations))
+        note = f" | best {min(self.validations):.4f}, {since} validations ago" if since else ""
+        print(f"step {step}/{self.steps} | validation loss {loss:.4f}{note}", flush=True)
+
+
+def train(state, frozen, train_step, validate, dataset, mesh, log, manager, recipe, validate_every):
+    """Next batch, step, log, validate, save: from where `state` stands to the last step.
+
+    Args:
+      state, frozen: from `start`, or `state` from `restore`. Its arrays are used up.
+      train_step: the compiled step.
+      validate: adapters -> loss of the held-out rows.
+      dataset: from `make_dataset`; read on from `state.data`.
+      log, manager, recipe: where the losses go, where the checkpoints go, and what they belong to.
+
+    Returns:
+      The last `State`.
+
+    Raises:
+      UserError: a step's gradient is not finite. Nothing of that step has been written.
+    """
+    batches = iter(dataset)
+    if state.data is not None:
+        batches.set_state(state.data)
+    log.rewind(state.step)
+    if state.step == 0:
+        log.validation(0, validate(state.adapters))
+    for step in range(state.step + 1, log.steps + 1):
+        asked = time.perf_counter()
+        batch = to_mesh(next(batches), mesh)
+        adapters, opt_state, metrics = train_step(state.adapters, state.opt_state, frozen, batch)
+        state = State(step, adapters, opt_state, batches.get_state())
+        record = {"step": step, "loss": float(metrics["loss"]),
+                  "learning_rate": float(opt_state.hyperparams["learning_rate"]),
+                  "grad_norm": float(metrics["grad_norm"]),
+                  "seconds": time.perf_counter() - asked,
+                  "real_tokens": int(metrics["real_tokens"])}
+        if not np.isfinite(record["grad_norm"]):
+            raise UserError(f"step {step}: loss {record['loss']}, gradient norm "
+                            f"{record['grad_norm']}. Lower learning_rate, start over.")
+        log.training(record)  # before the checkpoint that contains this step
+        if step % validate_every == 0 or step == log.steps:
+            log.validation(step, validate(state.adapters))
+        save(manager, state, recipe)
+    manager.wait_until_finished()  # files of the last steps
+    return state

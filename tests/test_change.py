@@ -1,0 +1,219 @@
+"""Every row of CONTRIBUTING's table "How do I change…": a field is changed, and something follows.
+
+    .venv/bin/python -m pytest tests/test_change.py
+"""
+
+import ast
+import functools
+import re
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+from conftest import ROOT, load
+
+import helpers
+from helpers import chat, gemma, physics, server, train
+
+TRAVELLING = pytest.mark.skipif(not hasattr(server, "Options"),
+                                reason="05's options do not travel to 06 and 07 yet")
+BASE = ROOT / "assets" / "tiny_gemma4"
+
+
+@functools.cache
+def settings_of(source):
+    *_, full, tiny = load(source, "Settings", "FULL", "TINY")
+    return full, tiny
+
+
+def full(source, /, **changes):
+    """The 31B's settings of a notebook, with some fields changed."""
+    return replace(settings_of(source)[0], **changes)
+
+
+def tiny(source, /, **changes):
+    """The tiny settings of a notebook, with some fields changed."""
+    return replace(settings_of(source)[1], **changes)
+
+
+# ── The table itself ──
+def rows():
+    """{what: (where, what follows)} of the table."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    section = page.split("## How do I change…")[1].split("\n## ")[0]
+    cells = [re.split(r" ?\| ?", line)[1:] for line in section.splitlines() if line[:3] == "| *"]
+    return {what.strip("*"): where for what, where, *_ in cells}
+
+
+@TRAVELLING
+def test_every_field_of_the_table_exists():
+    assert len(rows()) == 10
+    for what, where in rows().items():
+        places = re.split(r"\b(\d\d) (?=`)", where)[1:]
+        for number, fields in zip(places[::2], places[1::2], strict=True) or [(what, "")]:
+            source = next(ROOT.glob(f"{number}_*.py"))
+            kind = next(node for node in ast.parse(source.read_text()).body
+                        if getattr(node, "name", "") == "Settings")
+            known = {item.target.id for item in kind.body if isinstance(item, ast.AnnAssign)}
+            named = set(re.findall(r"`(\w+)`", fields))
+            assert named and named <= known, (what, number, named - known)
+
+
+# ── Its rows ──
+def test_model(tmp_path):
+    """Another base: its config.json decides layers, modules and parameters."""
+    config = helpers.read_json(BASE / "config.json")
+    helpers.write_json(tmp_path / "config.json", config | {
+        "num_hidden_layers": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"]})
+    before, after = tiny("02_data.py").base, tiny("02_data.py", base=str(tmp_path)).base
+    models = [gemma.config_from_hf(base) for base in (before, after)]
+    assert [model.num_layers for model in models] == [6, 4]
+    assert len(gemma.expected_modules(models[0])) > len(gemma.expected_modules(models[1]))
+    sizes = [physics.parameters(helpers.read_json(f"{base}/config.json"))["total"]
+             for base in (before, after)]
+    assert sizes[0] > sizes[1]
+
+
+def adapted(cfg):
+    """The adapters, shapes only, that 03 would train with these settings."""
+    config = gemma.config_from_hf(BASE, dtype=cfg.dtype)
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    model = gemma.inject_lora(gemma.abstract_base(config, mesh), cfg.rank, cfg.alpha, mesh,
+                              cfg.targets)
+    return gemma.adapted_modules(model)
+
+
+def test_lora_rank_and_targets():
+    for rank in (16, 5):
+        pairs = adapted(tiny("03_train.py", rank=rank))
+        assert all(pair["a"].shape[-1] == pair["b"].shape[0] == rank for pair in pairs.values())
+    targets = tiny("03_train.py").targets
+    narrower = targets.replace("|k_einsum", "")  # as published
+    assert narrower != targets
+    with pytest.raises(helpers.UserError, match="got no adapter"):  # a module left out is said
+        adapted(tiny("03_train.py", targets=narrower))
+
+
+def test_row_length():
+    pack_arrays, _ = load("02_data.py", "pack_arrays", "fill_rows")
+    lengths = [100, 90, 80, 70, 60]
+    for wanted in (512, 200):
+        cfg = tiny("02_data.py", sequence_length=wanted, max_tokens=100)
+        packed = pack_arrays([[7] * length for length in lengths],
+                             [[True] * length for length in lengths], cfg.sequence_length, 0)
+        assert packed["tokens"].shape[1] == wanted
+        assert packed["loss_mask"].sum() == sum(lengths)
+
+
+class Rows:
+    """Forty packed rows of eight tokens."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return train.Batch(*[np.full(8, index)] * 4)
+
+
+def test_batch():
+    """A step's rows are cut into micro-batches of `rows_per_device` per fsdp device, as in 03."""
+    for changes, shape in (({}, (2, 2, 8)), ({"rows_per_step": 8}, (4, 2, 8)),
+                           ({"rows_per_device": 4}, (1, 4, 8))):
+        cfg = tiny("03_train.py", **changes)
+        micro_rows = cfg.rows_per_device  # on one device
+        dataset = train.make_dataset(Rows(), cfg.rows_per_step // micro_rows, micro_rows, cfg.seed)
+        assert next(iter(dataset)).tokens.shape == shape
+
+
+def test_number_of_chips_in_training():
+    config = gemma.config_from_hf(helpers.read_json("data/configs/gemma4_31b.json"))
+    assert gemma.choose_mesh(config, 4) == (1, 4)
+    assert gemma.choose_mesh(config, 8) == (2, 4) and gemma.choose_mesh(config, 1) == (1, 1)
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """05's options for its settings, as 06 and 07 read them, and 06's machine for them."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    options_for, machine_of, *_ = (load("05_serve_vllm.py", "options_for"), *load(
+        "06_bench.py", "machine_of", "roof", "step_bytes", "Machine"))
+    model = tmp_path / "merged"
+    shutil.copytree(BASE, model)
+    config = helpers.read_json("data/configs/gemma4_31b.json")
+
+    def follow(**changes):
+        server.write_options(options_for(full("05_serve_vllm.py", **changes), model))
+        options = server.options()
+        return options, machine_of(options, config), " ".join(map(str, server.command(options)))
+    return follow
+
+
+@TRAVELLING
+def test_number_of_chips_in_serving(served):
+    options, eight, _ = served()
+    assert options.chips == 8
+    options, half, command = served(tensor_parallel=4, data_parallel=2)
+    assert options.chips == 8 and half.peak == eight.peak / 2
+    assert "--tensor-parallel-size 4" in command
+    options, four, _ = served(tensor_parallel=4)
+    assert options.chips == 4 and four.dollars_per_hour == eight.dollars_per_hour / 2
+
+
+@TRAVELLING
+def test_serving_machine_and_flags(served):
+    _, tpu, _ = served()
+    options, gpu, command = served(engine="gpu-docker", chip="h100", tensor_parallel=2,
+                                   kv_cache_dtype="fp8", max_model_len=4096,
+                                   flags=("--enforce-eager",))
+    assert "--enforce-eager" in command and "--max-model-len 4096" in command
+    assert "--kv-cache-dtype fp8" in command and options.kv_bytes == 1
+    assert gpu.peak == 2 * helpers.chip("h100").flops != tpu.peak
+
+
+def test_dataset():
+    read_rows, clean, *_ = load("02_data.py", "read_rows", "clean", "clean_chat", "text_problem",
+                                "split_reasoning", "split_response")
+    cfg = tiny("02_data.py", source="data/own_example.jsonl")
+    found = [clean(row, cfg.reasoning == "kept") for row in read_rows(cfg.source, cfg.config)]
+    assert len(found) == 10 and sum(bool(problem) for _, problem in found) == 1
+
+
+def test_prompt():
+    """`system` opens the training chats and the evaluation's, and changes their tokens."""
+    as_messages = load("02_data.py", "as_messages")
+    messages_for = load("07_eval.py", "messages_for")
+    tokenizer = chat.load_tokenizer(BASE)
+    example = {"before": [{"role": "user", "content": "A register."}], "reasoning": "",
+               "answer": "module"}
+    lengths = []
+    for system in ("Answer briefly.", None):
+        cfg = tiny("02_data.py", system=system)
+        trained = as_messages(example, cfg.system, cfg.reasoning)[:-1]
+        problem = type("Problem", (), {"prompt": "A register.", "interface": ""})
+        assert messages_for(problem, "ours", cfg.system) == trained
+        lengths.append(len(chat.prompt_ids(tokenizer, trained)))
+    assert lengths[0] > lengths[1]
+
+
+def test_learning_rate():
+    """AdamW's first step is the learning rate, whatever the gradient; warm-up starts from zero."""
+    steps = []
+    for rate in (5e-3, 1e-2):
+        cfg = tiny("03_train.py", learning_rate=rate, warmup_steps=10)
+        schedule = optax.warmup_cosine_decay_schedule(0.0, cfg.learning_rate, cfg.warmup_steps, 100)
+        assert schedule(0) == 0 and schedule(10) == pytest.approx(rate)
+        optimizer = train.make_optimizer(cfg.learning_rate, 0.0, cfg.max_grad_norm)
+        weights = {"a": np.ones(3, np.float32)}
+        update, _ = optimizer.update(weights, optimizer.init(weights), weights)
+        steps.append(-update["a"][0])
+    assert steps == pytest.approx([5e-3, 1e-2], rel=1e-3)
+
+
+def test_base_dtype():
+    for name in ("bfloat16", "float32"):
+        cfg = tiny("03_train.py", dtype=name)
+        assert gemma.config_from_hf(BASE, dtype=cfg.dtype).dtype == name
+        assert {pair["a"].dtype.name for pair in adapted(cfg).values()} == {"float32"}

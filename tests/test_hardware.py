@@ -1,0 +1,413 @@
+"""The detector of chips, on fake /sys and /dev trees, and what follows from it: size, list of packages, words.
+
+    .venv/bin/python -m pytest tests/test_hardware.py
+"""
+
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import helpers
+from helpers import hardware, run
+from helpers.machine import published
+
+SCRIPT = ROOT / "helpers" / "hardware.py"
+GVNIC = ("0x1ae0", "0x0042", "0x020000")  # Google's network card: its vendor, and no TPU
+
+
+def tree(root, pci=(), devices=(), thp="always [madvise] never"):
+    """A fake root: PCI devices as (vendor, device, class), and files under dev."""
+    for number, (vendor, device, kind) in enumerate((*pci, GVNIC)):
+        folder = root / "sys/bus/pci/devices" / f"0000:00:{number:02x}.0"
+        folder.mkdir(parents=True)
+        for name, text in (("vendor", vendor), ("device", device), ("class", kind)):
+            (folder / name).write_text(text + "\n")
+    for name in ("null", *devices):
+        (root / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "dev" / name).touch()
+    (root / "proc").mkdir()
+    pages = root / "sys/kernel/mm/transparent_hugepage"
+    pages.mkdir(parents=True)
+    (pages / "enabled").write_text(thp + "\n")
+    return root
+
+
+def tpu(device, count, files="vfio"):
+    """The parts of a TPU machine: chips on the bus, their files, vfio's control file."""
+    names = [f"vfio/{n}" for n in range(count)] + ["vfio/vfio"] if files == "vfio" else [
+        f"accel{n}" for n in range(count)]
+    return {"pci": [("0x1ae0", device, "0x120000")] * count, "devices": names}
+
+
+MACHINES = {  # name: (tree, slice, the size it is for)
+    "v4-8": (tpu("0x005e", 4, "accel"), "v4-8", None),
+    "v5e-1": (tpu("0x0063", 1), "v5e-1", "e2b"),
+    "v5e-8": (tpu("0x0063", 8), "v5e-8", None),
+    "v5p-8": (tpu("0x0062", 4), "v5p-8", "31b"),
+    "v6e-1": (tpu("0x006f", 1), "v6e-1", "e2b"),
+    "v6e-8": (tpu("0x006f", 8), "v6e-8", "31b"),
+    "v7x": (tpu("0x0076", 4), "v7x-8", None),
+    "h100": ({"pci": [("0x10de", "0x2330", "0x030200"), ("0x10de", "0x22a3", "0x068000")],
+              "devices": ["nvidia0", "nvidiactl"]}, "", "tiny"),  # the second is its NVSwitch
+    "laptop": ({"pci": [("0x8086", "0x9a49", "0x030000")], "devices": ["vfio/vfio"]}, "", "tiny"),
+    # A graphics card handed to a virtual machine: a vfio group, and no TPU.
+    "laptop with a vfio group": ({"pci": [("0x10de", "0x1eb8", "0x030000"),
+                                          ("0x10de", "0x10f8", "0x040300")],
+                                  "devices": ["vfio/7", "vfio/vfio"]}, "", "tiny"),
+}
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No size said, no TPU named by the environment, no metadata server that answers."""
+    for name in ("SIZE", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_SKIP_MDS_QUERY",
+                 "TPU_ACCELERATOR_TYPE", "JAX_PLATFORMS", "HARDWARE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")  # port 9 refuses
+    monkeypatch.setattr(run, "_always", "")
+    hardware.here.cache_clear()
+    yield monkeypatch
+    hardware.here.cache_clear()
+
+
+@pytest.fixture
+def on(alone, tmp_path):
+    """Give a function that makes this machine one of MACHINES."""
+    def become(name):
+        alone.setenv("HARDWARE_ROOT", str(tree(tmp_path / "root", **MACHINES[name][0])))
+        hardware.here.cache_clear()
+        return tmp_path / "root"
+    return become
+
+
+@pytest.fixture
+def metadata(alone):
+    """A metadata server with these attributes, as on a TPU VM."""
+    attributes, asked = {}, []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.path, self.headers.get("Metadata-Flavor")))
+            text = attributes.get(self.path.rsplit("/", 1)[-1])
+            self.send_response(200 if text else 404)
+            self.end_headers()
+            self.wfile.write((text or "").encode())
+
+        def log_message(self, *words):
+            pass
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    alone.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+    attributes["asked"] = asked
+    yield attributes
+    server.shutdown()
+    server.server_close()
+
+
+# ── What is here ──
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_machines_are_told_apart(on, name):
+    root = on(name)
+    found = hardware.detect(root)
+    assert found.slice == MACHINES[name][1] and found.trouble == "", found
+    assert found.chips == sum(v != "0x8086" and c[:4] in ("0x12", "0x03")
+                              for v, _, c in MACHINES[name][0]["pci"])
+    assert found.accelerator == ("tpu" if found.slice else "gpu" if found.chips else "")
+    assert hardware.here() == found, "HARDWARE_ROOT is looked at, too"
+
+
+def test_ids_are_jaxs_own():
+    from jax._src import hardware_utils
+    assert hardware.GOOGLE == hardware_utils._GOOGLE_PCI_VENDOR_ID
+    theirs = {number: version.name.replace("tpu7x", "v7x")
+              for number, version in hardware_utils._TPU_PCI_DEVICE_IDS.items()}
+    assert theirs.pop("0x0056") == "plc", "a chip without a public name"
+    assert hardware.TPU_IDS == theirs
+
+
+def test_jax_counts_the_same_chips(on, monkeypatch):
+    from jax._src import hardware_utils
+    root = on("v5p-8")
+    glob = hardware_utils.glob.glob
+    monkeypatch.setattr(hardware_utils.glob, "glob", lambda pattern: glob(f"{root}{pattern}"))
+    chips, version = hardware_utils.num_available_tpu_chips_and_device_id()
+    assert (chips, version.name) == (4, "v5p") == (hardware.here().chips, hardware.here().kind)
+
+
+def test_this_machine_is_looked_at_without_starting_jax():
+    code = ("import sys, helpers; print(helpers.hardware.detect()); "
+            "print([m for m in ('jax', 'numpy', 'psutil') if m in sys.modules])")
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0 and answer.stdout.splitlines()[-1] == "[]", answer.stderr
+
+
+def test_a_hidden_pci_bus_leaves_the_environment(alone, tmp_path):
+    root = tree(tmp_path, devices=["vfio/0", "vfio/vfio"])
+    alone.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+    assert hardware.detect(root) == hardware.Hardware(), "the bus is there, and has no TPU"
+    shutil.rmtree(root / "sys/bus")
+    assert hardware.detect(root).slice == "v5e-1"
+    alone.setenv("TPU_ACCELERATOR_TYPE", "v6e-1")
+    assert hardware.detect(root).slice == "v6e-1"
+
+
+def test_a_container_that_owns_one_chip_of_eight_has_one(alone, tmp_path):
+    root = tree(tmp_path, tpu("0x0063", 8)["pci"], ["vfio/3", "vfio/vfio"])
+    assert hardware.detect(root).slice == "v5e-1"
+
+
+# ── Hosts ──
+
+def test_a_host_of_a_v5p_32_is_not_a_v5p_8(on, metadata):
+    root = on("v5p-8")
+    metadata["worker-network-endpoints"] = ",".join(f"unknown:unknown:10.0.0.{n}" for n in range(4))
+    found = hardware.detect(root)
+    assert (found.chips, found.hosts, found.slice) == (4, 4, "v5p-32")
+    assert metadata["asked"][-1][1] == "Google", "without this header the server refuses"
+    del metadata["worker-network-endpoints"]
+    metadata["accelerator-type"] = "v5p-32"
+    assert hardware.detect(root).hosts == 4
+    metadata["accelerator-type"] = "v5p-8"
+    assert hardware.detect(root).hosts == 1
+    with pytest.raises(helpers.UserError, match="(?s)v5p-32.*4 hosts.*SIZE.*tiny.*e2b.*31b"):
+        metadata["accelerator-type"] = "v5p-32"
+        hardware.here.cache_clear()
+        helpers.size()
+
+
+def test_hosts_by_the_environment(on, metadata):
+    root = on("v5p-8")
+    metadata["accelerator-type"] = "v5p-8"
+    names = {"TPU_WORKER_HOSTNAMES": "a,b,c,d", "GCE_METADATA_HOST": os.environ["GCE_METADATA_HOST"]}
+    assert hardware.detect(root, names).slice == "v5p-32"
+    assert hardware.detect(root, {"TPU_WORKER_HOSTNAMES": "localhost"}).slice == "v5p-8"
+    assert metadata["asked"] == [], "who has the answer does not ask"
+    assert hardware.detect(root, {"TPU_SKIP_MDS_QUERY": "1"}).hosts == 1
+
+
+def test_without_chips_the_metadata_server_is_not_asked(on, metadata):
+    hardware.detect(on("laptop"))
+    assert metadata["asked"] == []
+
+
+# ── Trouble ──
+
+def test_chips_held_by_another_process_name_it(on, monkeypatch, tmp_path):
+    root = on("v5p-8")
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
+    (root / "proc").rmdir()
+    (root / "proc").symlink_to("/proc")  # the real one: a real process opens the file
+    holder = subprocess.Popen([sys.executable, "-c", "import sys; f = open(sys.argv[1]); print(flush=True); input()",
+                               str(root / "dev/vfio/2")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        holder.stdout.readline()
+        with open(root / "dev/vfio/0"):  # our own file does not count
+            found = hardware.detect(root)
+        assert found.slice == "v5p-8" and f"process {holder.pid} (" in found.trouble
+        assert "\n" not in found.trouble
+        with pytest.raises(helpers.UserError, match=f"v5p-8.*process {holder.pid}"):
+            helpers.machine(devices=4)
+    finally:
+        holder.communicate(b"\n")
+    assert hardware.detect(root).trouble == ""
+
+
+def test_held_chips_in_a_fake_proc(on):
+    """As the kernel shows it: the link says /dev/vfio/1, whatever the tree's root."""
+    root = on("v6e-8")
+    (root / "proc/4711/fd").mkdir(parents=True)
+    (root / "proc/4711/fd/5").symlink_to("/dev/vfio/1")
+    (root / "proc/4711/comm").write_text("python3\n")
+    (root / "proc/4712/fd").mkdir(parents=True)
+    (root / "proc/4712/fd/5").symlink_to("/dev/vfio/vfio")  # not a chip
+    assert "process 4711 (python3)" in hardware.detect(root).trouble
+
+
+def test_missing_device_files(alone, tmp_path):
+    found = hardware.detect(tree(tmp_path, tpu("0x0062", 4)["pci"], ["vfio/vfio"]))
+    assert found.slice == "v5p-8" and "/dev/vfio/* is missing" in found.trouble
+
+
+def test_files_that_may_not_be_opened(on):
+    """Asked as another user where this one may open everything."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        root = tree(Path(folder) / "root", **MACHINES["v5e-1"][0])
+        os.chmod(folder, 0o755)
+        os.chmod(root / "dev/vfio/0", 0o000)
+        if os.geteuid():
+            assert "may not be opened" in hardware.detect(root).trouble
+            return
+        assert hardware.detect(root).trouble == "", "root may"
+        shutil.copy2(SCRIPT, folder)
+        answer = subprocess.run(["/usr/bin/python3", f"{folder}/hardware.py", "--root", str(root)], user=65534,
+                                cwd="/", capture_output=True, text=True, check=True)
+        assert "TROUBLE=/dev/vfio/0 may not be opened by this user" in answer.stdout
+
+
+def test_huge_pages(tmp_path):
+    assert hardware.huge_pages(tree(tmp_path / "a")) == "madvise"
+    assert hardware.huge_pages(tree(tmp_path / "b", thp="[always] madvise never")) == "always"
+    assert hardware.huge_pages(tmp_path / "nothing") == ""
+
+
+# ── The shell ──
+
+def pythons():
+    """Every Python 3.7 or later that is at hand."""
+    found = {sys.executable, shutil.which("python3") or sys.executable}
+    found |= {str(path) for path in Path.home().glob(".pyenv/versions/3.*/bin/python3")
+              if not path.parts[-3].startswith("3.6.")}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_any_python_runs_the_script(on, python, tmp_path):
+    root = on("v6e-8")
+    answer = subprocess.run([python, "-S", str(SCRIPT), "--root", str(root)], cwd=tmp_path,
+                            capture_output=True, text=True, check=True)
+    said = dict(line.split("=", 1) for line in answer.stdout.splitlines())
+    assert said == {"ACCELERATOR": "tpu", "KIND": "v6e", "CHIPS": "8", "HOSTS": "1", "SLICE": "v6e-8",
+                    "TROUBLE": "", "FOUND": "TPU v6e-8 (8 chips)"}
+
+
+@pytest.mark.parametrize(("name", "file"), [("v5p-8", "tpu.txt"), ("v5e-1", "tpu.txt"), ("v4-8", "tpu.txt"),
+                                            ("h100", "train.txt"), ("laptop", "train.txt")])
+def test_setup_installs_what_the_detector_says(on, tmp_path, name, file):
+    """A Python that only writes down what pip was asked to install; the rest is the real one."""
+    on(name)
+    python = tmp_path / "python"
+    python.write_text(f"""#!/usr/bin/env bash
+if [ "$1 $2" = "-m pip" ]; then echo "${{@: -1}}" >>{tmp_path}/asked
+elif [ "$1" = -c ] && [[ "$2" = *sys.prefix* ]]; then echo {tmp_path}
+else exec {sys.executable} "$@"; fi
+""")
+    python.chmod(0o755)
+    answer = subprocess.run(["bash", "setup.sh", "train", "--into", str(python)], cwd=ROOT, text=True,
+                            capture_output=True)
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "asked").read_text() == f"requirements/{file}\n"
+    assert str(hardware.here()) in answer.stdout
+    again = subprocess.run(["bash", "setup.sh", "train", "--into", str(python)], cwd=ROOT, text=True,
+                           capture_output=True)
+    assert again.returncode == 0 and "installing" not in again.stdout
+
+
+# ── The size ──
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_size_follows_the_hardware(on, name):
+    on(name)
+    expected = MACHINES[name][2]
+    if expected:
+        assert helpers.size() == expected
+        return
+    with pytest.raises(helpers.UserError) as error:
+        helpers.size()
+    assert MACHINES[name][1] in str(error.value)
+    assert all(f"  {size}: " in str(error.value) for size in run.SIZES)
+
+
+def test_tiny_on_a_tpu_has_to_be_said(on, monkeypatch):
+    on("v5p-8")
+    assert helpers.size() == "31b"
+    monkeypatch.setenv("SIZE", "tiny")
+    assert helpers.size() == "tiny"
+
+
+def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, capsys):
+    on("v5e-8")
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
+    with pytest.raises(helpers.UserError):
+        helpers.machine()
+    helpers.machine(always="tiny")
+    assert helpers.choose({"tiny": 1}) == 1
+    assert "size tiny (always, in this notebook)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "env", "says"), [
+    ("v5p-8", {}, "TPU v5p-8 .4 chips., but JAX runs on the CPU. Run ./setup.sh train"),
+    ("v5p-8", {"JAX_PLATFORMS": "cpu"}, "but JAX runs on the CPU.*JAX_PLATFORMS"),
+    ("v5p-8", {"SIZE": "tiny"}, "but JAX runs on the CPU"),
+    ("v5e-8", {"SIZE": "e2b"}, "but JAX runs on the CPU"),
+])
+def test_chips_without_a_tpu_backend_stop_with_one_line(on, tmp_path, name, env, says):
+    on(name)
+    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.machine(devices=4)"],
+                            cwd=ROOT, capture_output=True, text=True,
+                            env={**os.environ, "RUN_DIR": str(tmp_path / "run"), **env})
+    assert answer.returncode == 1 and re.search(says, answer.stderr), answer.stderr
+    assert [line[:6] for line in answer.stderr.splitlines() if "WARNING" not in line] == ["Error:"]
+
+
+def test_the_cpu_of_a_tpu_machine_can_be_asked_for(on, tmp_path):
+    on("v5p-8")
+    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.machine(devices=2)"],
+                            cwd=ROOT, capture_output=True, text=True,
+                            env={**os.environ, "RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny",
+                                 "JAX_PLATFORMS": "cpu"})
+    assert answer.returncode == 0 and "JAX backend cpu: 2 x cpu (simulated)" in answer.stdout
+
+
+# ── The list of chips ──
+
+def test_chips_are_those_of_the_spec_sheets():
+    sheet = published("spec_sheet_reference", "item")
+    train, gpu = (published("hardware_training", "spec", column) for column in ("tpu", "gpu"))
+    serve = published("hardware_inference", "spec", "tpu")
+    v5p, v6e, h100 = (helpers.chip(name) for name in ("v5p", "v6e", "h100"))
+    assert v5p.flops == sheet["v5p_peak_bf16"] * 1e12 and v5p.bandwidth == sheet["v5p_hbm_bw"] * 1e9
+    assert v6e.flops == sheet["v6e_peak_bf16"] * 1e12 and v6e.bandwidth == sheet["v6e_hbm_bw"] * 1e9
+    assert v6e.hbm == serve["hbm_per_chip"] * 2**30 and h100.hbm == gpu["hbm_per_chip"] * 1e9
+    assert h100.flops == sheet["h100_sxm_peak_bf16"] * 1e12
+    assert h100.bandwidth == sheet["h100_sxm_hbm_bw"] * 1e9
+    for chip, column in ((v5p, train), (v6e, serve), (h100, gpu)):
+        assert chip.dollars_per_hour * column["accelerator_count"] == pytest.approx(
+            column["hourly_rate_on_demand"])
+    # v5p: 2 TensorCores of 4 arrays of 128 x 128 multipliers
+    assert v5p.clock * 2 * 4 * 128 * 128 * 2 == pytest.approx(v5p.flops, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["v4", "v5e", "v5p", "v6e"])
+def test_chips_agree_with_jaxs_own_table(name):
+    """JAX's Pallas has these numbers for its kernels, rounded, and bandwidth of v5p 12 % lower."""
+    from jax._src.pallas.mosaic import tpu_info
+    kinds = [kind for kind, chip in hardware.DEVICE_KINDS.items() if chip == name]
+    versions = {tpu_info.chip_version_from_device_kind(kind) for kind in kinds}
+    assert len(versions) == 1 and None not in versions, kinds
+    theirs = tpu_info._get_tpu_info_impl(versions.pop(), hardware.CORES.get(name, 1))
+    ours, cores = helpers.chip(name), hardware.CORES.get(name, 1)
+    whole = {key: getattr(theirs, key) * scale for key, scale in (
+        ("bf16_ops_per_second", 1), ("int8_ops_per_second", 1), ("mem_bw_bytes_per_second", 1))}
+    factor = ours.flops / whole["bf16_ops_per_second"]
+    assert round(factor) in (1, cores) and factor == pytest.approx(round(factor), rel=0.01)
+    assert ours.bandwidth == pytest.approx(round(factor) * whole["mem_bw_bytes_per_second"], rel=0.13)
+    if whole["int8_ops_per_second"]:
+        assert ours.int8 == pytest.approx(round(factor) * whole["int8_ops_per_second"], rel=0.01)
+
+
+def test_unknown_chips():
+    assert hardware.chip_of("cpu") is None and hardware.chip_of("TPU v5 lite") == "v5e"
+    assert set(hardware.DEVICE_KINDS.values()) <= set(hardware.CHIPS)
+    with pytest.raises(ValueError, match="v9.*v5p"):
+        helpers.chip("v9")
+
+
+# ── What fits ──
+
+def test_what_fits_is_read_from_the_compiled_table():
+    row = hardware.compiled_fit("v6e-8", "31b")
+    assert row["remat"] == "DECODER" and float(row["hbm_gib"]) < float(row["limit_gib"])
+    assert hardware.compiled_fit("v5p-8", "31b")["remat"] == "NONE"
+    assert "remat=DECODER" in hardware.what_fits("v6e-8", "31b")
+    assert hardware.compiled_fit("v5e-1", "31b") is None
+    assert "no training step" in hardware.what_fits("v5e-1", "31b")

@@ -1,0 +1,97 @@
+"""What tools/lint.py finds in this repository, and that it can find something.
+
+    .venv/bin/python tools/lint.py && .venv/bin/python -m pytest tests/test_lint.py
+"""
+
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+import lint
+
+
+@pytest.mark.parametrize("check", lint.NAMES)
+def test_nothing_is_found(check):
+    assert not (found := lint.findings(check)), "\n".join(found)
+
+
+HEAD = "# %% [markdown]\n# # 02 · A title\n#\n# ## 1. One\n#\n# ## 2. Two\n#\n"
+
+
+@pytest.mark.parametrize(("prose", "found"), [
+    ("see section 2, 03, section 4 and arXiv section 5.1", 0),
+    ("see section 3", 1), ("[03](03.ipynb) §4, §6", 1), ("03 §4 to §5", 1), ("section 9 of 03", 1),
+    ("section 3.1 of the paper", 0), ("as `section 7` says", 0)])
+def test_a_section_that_is_not_there(tmp_path, prose, found):
+    source = tmp_path / "02_x.py"
+    source.write_text(f"{HEAD}# {prose}\n")
+    assert len(list(lint.wrong_sections(source, {"03": {4: "Four"}}))) == found
+
+
+def test_sections_out_of_order(tmp_path):
+    source = tmp_path / "02_x.py"
+    source.write_text(HEAD + "# ## 4. Four\n")
+    assert len(list(lint.wrong_sections(source, {}))) == 1
+
+
+@pytest.mark.parametrize(("link", "found"), [
+    ("a.md", 0), ("a.md#the-head-of-it", 0), ("a.md#no-head", 1), ("b.md", 1),
+    ("https://github.com/OWNER/gemma4-on-tpu/blob/main/README.md", 0),
+    ("https://github.com/OWNER/gemma4-on-tpu/blob/main/NONE.md", 1), ("#own", 0), ("#other", 1)])
+def test_a_link_that_leads_nowhere(tmp_path, link, found):
+    (tmp_path / "a.md").write_text("# The `head` of it\n")
+    page = tmp_path / "page.md"
+    page.write_text(f"# Own\n\n[a link]({link})\n\n```\n[code](none.md)\n```\n")
+    assert len(list(lint.dead_links(page))) == found
+
+
+def test_a_long_line_of_code_but_not_of_prose(tmp_path):
+    source = tmp_path / "02_x.py"
+    source.write_text(f"# %% [markdown]\n# | {'x' * 200}\n\n# %%\na = 1\n# {'x' * 99}\n"
+                      "b = '/home/someone/data'\n")
+    first, second = lint.hard_lines(source)
+    assert "02_x.py:6: 101 characters" in first and "02_x.py:7: an absolute path" in second
+
+
+@pytest.mark.parametrize(("handler", "found"), [
+    ("except:", 1), ("except Exception:", 1), ("except BaseException as e:", 1),
+    ("except OSError:", 0), ("except (OSError, ValueError):", 0), ("except a.Error:", 0)])
+def test_a_handler_that_hides_everything(tmp_path, handler, found):
+    source = tmp_path / "02_x.py"
+    source.write_text(f"try:\n    f()\n{handler}\n    pass\n")
+    assert len(list(lint.caught_blindly(source))) == found
+
+
+@pytest.mark.parametrize(("use", "unread"), [
+    ("print(cfg.rank, cfg.rate)", []), ("print(cfg.rank)", ["rate"]),
+    ("print(asdict(cfg)); other.rate", ["rank", "rate"]),  # a copy of all reads none
+    ("train(cfg)", ["rate"])])  # a module reads cfg.rank
+def test_a_setting_that_nothing_reads(tmp_path, use, unread):
+    (tmp_path / "module.py").write_text("def train(cfg):\n    return cfg.rank\n")
+    source = tmp_path / "02_x.py"
+    source.write_text("class Settings:\n    rank: int = 8\n    rate: float = 1e-4\n\n"
+                      f"    def both(self):\n        return self.other\n\n{use}\n")
+    found = list(lint.unread_settings(source, [tmp_path / "module.py"]))
+    assert [line.rpartition(".")[2] for line in found] == unread
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("10%|█  | 1/10", 1), ("\rstep 1", 1), ("\x1b[31mred", 1), ("a.py:3: UserWarning: old", 1),
+    ("W0000 00:00:17 cpu.cc", 1), ("step 1/10 | left 9s\n17 % of rows; a warning\n", 0)])
+def test_noise_in_a_stored_notebook(tmp_path, text, found):
+    output = nbformat.v4.new_output("stream", text=text)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("f()", outputs=[output])])
+    nbformat.write(notebook, path := tmp_path / "02_x.ipynb")
+    assert len(list(lint.noise(path))) == found
+    output.name = "stderr"
+    nbformat.write(notebook, path)
+    assert len(list(lint.noise(path))) == found + 1
+
+
+def test_a_misspelling(tmp_path):
+    (tmp_path / "page.md").write_text("We recieve it. The colour of a tokenizer.\n")
+    assert len(list(lint.misspelled([Path(tmp_path / "page.md")]))) == 1
