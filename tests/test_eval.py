@@ -7,6 +7,7 @@ extraction; resumable sampling against a small OpenAI-like server; statistics ag
 
 import collections
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -493,7 +495,7 @@ endmodule"""
         problem = judge.Problem(name, "p", reference, bench.replace("{early}", early))
         samples = {("a", name, bit): {"text": code.format(bit), "finish": "stop", "tokens": 1}
                    for bit in (1, 0)}
-        frame, _ = load(NOTEBOOK, "judge_answers")(samples, [problem])
+        frame, _ = load(NOTEBOOK, "judge_answers")(samples, {"spec-to-rtl": [problem]}, PLANS)
         found[name] = list(zip(frame.category, frame.late, frame.passed))
     assert found == {"late": [("timeout", True, False), ("timeout", False, False)],
                      "fine": [("pass", False, True), ("mismatch", False, False)]}
@@ -611,15 +613,16 @@ class FakeServer:
         self.server.server_close()
 
 
-Plan, plan_jobs, read_samples, ask, ask_patiently, sample = load(
-    NOTEBOOK, "Plan", "plan_jobs", "read_samples", "ask", "ask_patiently", "sample")
-for function in (sample,):  # the functions of one notebook see each other
-    function.__globals__.update(ask=ask, ask_patiently=ask_patiently, read_samples=read_samples)
+Plan, plan_jobs, read_samples, sample, refuse_errors, check_story, made_by, _, _ = load(
+    NOTEBOOK, "Plan", "plan_jobs", "read_samples", "sample", "refuse_errors", "check_story",
+    "made_by", "ask", "ask_patiently")  # the functions of one notebook see each other
+PLANS = Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)
+TASK = {"spec-to-rtl": [judge.Problem(f"p{i}", "", "", "") for i in range(6)]}
+PROMPTS = {("ours", problem): [2, number] for number, problem in enumerate(TASK["spec-to-rtl"])}
 
 
 @dataclasses.dataclass
 class Config:
-    max_model_len: int = 100
     max_tokens: int = 7
     in_flight: int = 8
     patience: float = 2.0
@@ -627,15 +630,13 @@ class Config:
 
 @pytest.fixture
 def jobs():
-    problems = [judge.Problem(f"p{i}", "", "", "") for i in range(6)]
-    prompts = {("ours", p.name): [2, number] for number, p in enumerate(problems)}
-    return plan_jobs((Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)), problems, prompts, "model", 7)
+    return plan_jobs(PLANS, TASK, PROMPTS, "model")
 
 
 def test_sampling_asks_for_everything_once_and_in_parallel(jobs, tmp_path):
     server = FakeServer(delay=0.05)
     path = tmp_path / "base" / "samples.jsonl"
-    samples = sample(jobs, path, server.url, "m", Config())
+    samples = sample(jobs, path, server.url, "m", Config(), 100)
     assert list(read_samples(path, jobs)) == list(jobs) and len(server.asked) == len(jobs) == 24
     assert server.most >= 4
     assert samples["a", "p3", 2]["text"] == "answer to [2, 3]"
@@ -643,7 +644,7 @@ def test_sampling_asks_for_everything_once_and_in_parallel(jobs, tmp_path):
         assert body["max_tokens"] == 7 and body["top_k"] == 0 and "seed" not in body
     assert collections.Counter(body["temperature"] for body in server.asked) == {0.8: 18, 0.0: 6}
     before = path.read_bytes()
-    assert sample(jobs, path, server.url, "m", Config()).keys() == jobs.keys()
+    assert sample(jobs, path, server.url, "m", Config(), 100).keys() == jobs.keys()
     assert len(server.asked) == 24 and path.read_bytes() == before
     server.close()
 
@@ -658,10 +659,8 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
 import test_eval as t
 from pathlib import Path
-problems = [t.judge.Problem(f"p{{i}}", "", "", "") for i in range(6)]
-prompts = {{("ours", p.name): [2, number] for number, p in enumerate(problems)}}
-jobs = t.plan_jobs((t.Plan("a", n=3), t.Plan("greedy", n=1, temperature=0.0)), problems, prompts, "model", 7)
-t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2))
+jobs = t.plan_jobs(t.PLANS, t.TASK, t.PROMPTS, "model")
+t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2), 100)
 """)
     process = subprocess.Popen([sys.executable, str(script)])
     end = time.monotonic() + 60
@@ -674,11 +673,11 @@ t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2))
     with open(path, "a") as file:
         file.write('{"plan": "a", "problem": "p5", "ind')
     asked = len(server.asked)
-    samples = sample(jobs, path, server.url, "m", Config())
+    samples = sample(jobs, path, server.url, "m", Config(), 100)
     assert len(server.asked) - asked == len(jobs) - len(saved)
     assert all(samples[place] == row for place, row in saved.items())
     fresh = tmp_path / "other" / "samples.jsonl"
-    sample(jobs, fresh, server.url, "m", Config())
+    sample(jobs, fresh, server.url, "m", Config(), 100)
     assert fresh.read_bytes() == path.read_bytes()
     server.close()
 
@@ -686,37 +685,74 @@ t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2))
 def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):
     server = FakeServer()
     path = tmp_path / "base" / "samples.jsonl"
-    sample(jobs, path, server.url, "m", Config())
-    problems = [judge.Problem(f"p{i}", "", "", "") for i in range(6)]
-    prompts = {("ours", p.name): [2, number] for number, p in enumerate(problems)}
+    sample(jobs, path, server.url, "m", Config(), 100)
     plan = Plan("a", n=3)
-    assert len(read_samples(path, plan_jobs((plan,), problems, prompts, "model", 7))) == 18
-    for other in (plan_jobs((plan,), problems, prompts, "another model", 7),
-                  plan_jobs((dataclasses.replace(plan, temperature=0.7),), problems, prompts, "model", 7),
-                  plan_jobs((plan,), problems, {key: [9] for key in prompts}, "model", 7)):
-        assert read_samples(path, other) == {}
-    more = plan_jobs((dataclasses.replace(plan, n=4),), problems, prompts, "model", 7)
-    assert len(read_samples(path, more)) in (0, 18)
+
+    def found(*others):
+        return len(read_samples(path, plan_jobs(*others)))
+    assert found((plan,), TASK, PROMPTS, "model") == 18
+    assert found((plan,), TASK, PROMPTS, "another model") == 0
+    assert found((dataclasses.replace(plan, temperature=0.7),), TASK, PROMPTS, "model") == 0
+    assert found((plan,), TASK, {key: [9] for key in PROMPTS}, "model") == 0
+    assert found((dataclasses.replace(plan, n=4),), TASK, PROMPTS, "model") == 18  # more: 6 to ask
     server.close()
 
 
-def test_refusals_and_long_prompts_are_counted_and_never_dropped(jobs, tmp_path):
+def test_answers_belong_to_the_model_and_the_options_that_shape_them(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    names = ("engine", "kv_cache_dtype", "quantization", "implementation", "max_model_len", "flags")
+    options = types.SimpleNamespace(**dict.fromkeys(names, ""), tensor_parallel=8)
+    first = made_by(tmp_path, options, 7)
+    assert made_by(tmp_path, types.SimpleNamespace(**vars(options) | {"tensor_parallel": 4}), 7) == first
+    for name in names:
+        other = types.SimpleNamespace(**vars(options) | {name: "other"})
+        assert made_by(tmp_path, other, 7) != first
+    assert made_by(tmp_path, options, 8) != first
+    (tmp_path / "config.json").write_text("{ }")
+    assert made_by(tmp_path, options, 7) != first
+
+
+def test_lines_that_are_no_answers_are_skipped(jobs, tmp_path):
+    """Not an object, not UTF-8, half a line, brackets without end, fields of other types."""
+    place, job = next(iter(jobs.items()))
+    row = dict(zip(("plan", "problem", "index"), place)) | {
+        "key": job["key"], "text": "x", "finish": "stop", "tokens": 1}
+    lines = [b"[]", b"3", b"null", b'"text"', b"\xff\xfe{}", b'{"plan": "a"', b"[" * 200_000,
+             b'{"a":' * 200_000, json.dumps(row | {"plan": ["a"]}).encode(),
+             json.dumps(row | {"text": None}).encode(), json.dumps(row | {"tokens": "1"}).encode(),
+             json.dumps({name: row[name] for name in row if name != "finish"}).encode()]
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    assert read_samples(path, jobs) == {}
+    path.write_bytes(b"\n".join([*lines, json.dumps(row).encode(), b""]))
+    assert read_samples(path, jobs) == {place: row}
+
+
+@pytest.mark.parametrize("bracket", ["(", "[", "{", "begin ", "```\n", "<answer>"])
+def test_an_answer_of_200_000_brackets_is_judged_like_any_other(bracket):
+    code, _ = answers.extract_code(f"```verilog\n{TOP[:-10]}\n{bracket * 200_000}\nendmodule\n```")
+    assert not judge.judge(ADDER, code, QUICK).passed
+
+
+def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     server = FakeServer(refuse=lambda ids: ids == [2, 4])
     path = tmp_path / "base" / "samples.jsonl"
     long = ("a", "p1", 0)
     jobs[long] = jobs[long] | {"ids": [2] * 100}
-    samples = sample(jobs, path, server.url, "m", Config())
+    samples = sample(jobs, path, server.url, "m", Config(), 100)
     kinds = collections.Counter(row["finish"] for row in samples.values())
     assert kinds == {"stop": 19, "error": 4, "too long": 1}
     assert "HTTP 400" in samples["a", "p4", 0]["error"] and len(samples) == len(jobs)
-    judge_answers, = [load(NOTEBOOK, "judge_answers")]
-    problems = [judge.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
-    frame, _ = judge_answers(samples, problems)
-    assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
+    with pytest.raises(UserError, match="4 requests failed .*HTTP 400.* run this notebook again"):
+        refuse_errors({"base": samples})
     server.close()
     healthy = FakeServer()  # a later run asks again for what was refused, and for nothing else
-    sample(jobs, path, healthy.url, "m", Config())
+    samples = sample(jobs, path, healthy.url, "m", Config(), 100)
     assert len(healthy.asked) == 4
+    refuse_errors({"base": samples})
+    problems = [judge.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
+    frame, _ = load(NOTEBOOK, "judge_answers")(samples, {"spec-to-rtl": problems}, PLANS)
+    assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
     healthy.close()
 
 
@@ -727,7 +763,7 @@ def test_a_server_that_stops_is_waited_for(jobs, tmp_path):
     revived = []
     timer = threading.Timer(2.0, lambda: revived.append(FakeServer(port)))
     timer.start()
-    samples = sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=30.0))
+    samples = sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=30.0), 100)
     assert len(samples) == 24 and revived
     revived[0].close()
 
@@ -737,23 +773,25 @@ def test_a_server_that_stays_away_is_one_clear_error(jobs, tmp_path):
     server.close()
     start = time.monotonic()
     with pytest.raises(UserError, match="has not answered for 1 s"):
-        sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=1.0))
+        sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=1.0), 100)
     assert time.monotonic() - start < 30
 
 
-def test_fingerprint_sees_one_changed_block(tmp_path):
-    fingerprint = load(NOTEBOOK, "fingerprint")
-    (tmp_path / "model.safetensors").write_bytes(bytes(200_000))
-    (tmp_path / "config.json").write_text("{}")
-    first = fingerprint(tmp_path)
-    assert fingerprint(tmp_path) == first
-    (tmp_path / "config.json").write_text("{ }")
-    assert fingerprint(tmp_path) != first
-    (tmp_path / "config.json").write_text("{}")
-    data = bytearray(200_000)
-    data[100_001] = 1
-    (tmp_path / "model.safetensors").write_bytes(data)
-    assert fingerprint(tmp_path) != first
+def test_other_weights_or_another_prompt_than_trained_are_refused(tmp_path):
+    merged, memo = tmp_path / "merged", tmp_path / "hashes.json"
+    merged.mkdir()
+    data = bytearray(100_000)
+    (merged / "model.safetensors").write_bytes(data)
+    merge = {"files": {"model.safetensors": hashlib.sha256(data).hexdigest()}}
+    meta = {"system": "S", "reasoning": "stripped", "template_sha256": "t"}
+    check_story(merged, merge, meta, dict(meta), memo)
+    for key in meta:
+        with pytest.raises(UserError, match=key):
+            check_story(merged, merge, meta | {key: "other"}, meta, memo)
+    data[50_000] ^= 1
+    (merged / "model.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match="run 04_merge"):
+        check_story(merged, merge, meta, meta, memo)
 
 
 def test_prompts_are_the_official_ones_and_ours_without_hints():
@@ -778,10 +816,11 @@ def test_prompts_think_only_where_training_did():
     tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
     problems, plans = list(PROBLEMS.values()), (Plan("a"), Plan("b", "official"))
     for reasoning, thinking in (("stripped", False), ("kept", True)):
-        prompts = all_prompts(tokenizer, problems, plans, {"reasoning": reasoning, "system": "S"})
-        assert set(prompts) == {(w, p.name) for w in ("ours", "official") for p in problems}
-        for (wording, name), ids in prompts.items():
-            messages = messages_for(PROBLEMS[name], wording, "S")
+        prompts = all_prompts(tokenizer, {"spec-to-rtl": problems}, plans,
+                              {"reasoning": reasoning, "system": "S"})
+        assert set(prompts) == {(w, p) for w in ("ours", "official") for p in problems}
+        for (wording, problem), ids in prompts.items():
+            messages = messages_for(problem, wording, "S")
             assert ids == list(tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=True,
                 enable_thinking=thinking)["input_ids"])
@@ -789,9 +828,9 @@ def test_prompts_think_only_where_training_did():
 
 # ---- Statistics ----
 
-pass_at_k, by_counting, interval, sign_flip_p, compare, combine, counts = load(
-    NOTEBOOK, "pass_at_k", "by_counting", "interval", "sign_flip_p", "compare", "combine", "counts")
-compare.__globals__.update(interval=interval, sign_flip_p=sign_flip_p)
+pass_at_k, by_counting, interval, compare, per_problem, counts, other_counts, scores = load(
+    NOTEBOOK, "pass_at_k", "by_counting", "interval", "compare", "per_problem", "counts",
+    "other_counts", "scores")
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -810,44 +849,15 @@ def test_pass_at_k_is_unbiased():
     assert math.isclose(mean, 1 - (1 - p)**k)
 
 
-def test_interval_agrees_with_scipy():
-    from scipy.stats import bootstrap
-    values = np.random.default_rng(5).random(60)**2
-    mean, low, high = interval(values, 20_000)
-    theirs = bootstrap((values,), np.mean, method="percentile", n_resamples=20_000, random_state=1)
-    assert math.isclose(mean, values.mean())
-    assert abs(low - theirs.confidence_interval.low) < 0.004
-    assert abs(high - theirs.confidence_interval.high) < 0.004
-    assert interval([1.0] * 5, 1000) == (1.0, 1.0, 1.0)
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    generator, covered = np.random.default_rng(0), 0
-    for round_ in range(300):
-        _, low, high = interval(generator.random(60) < 0.6, 1000, seed=round_)
-        covered += low <= 0.6 <= high
-    assert 0.89 <= covered / 300 <= 0.99
-
-
-def test_sign_flip_agrees_with_scipy_and_with_listing_all_signs():
-    from scipy.stats import permutation_test
-    generator = np.random.default_rng(2)
-    for size in (8, 14):
-        values = generator.normal(0.5, 1, size).round(1)
-        theirs = permutation_test((values, np.zeros(size)), lambda a, b: np.mean(a - b),
-                                  permutation_type="samples", n_resamples=np.inf).pvalue
-        assert abs(sign_flip_p(values, 1000) - theirs) < 0.01
-    assert sign_flip_p([0.0] * 9, 1000) == 1.0
-    long = generator.normal(0.25, 1, 80)
-    theirs = permutation_test((long, np.zeros(80)), lambda a, b: np.mean(a - b),
-                              permutation_type="samples", n_resamples=50_000).pvalue
-    assert abs(sign_flip_p(long, 100_000) - theirs) < 0.01
-
-
-def test_sign_flip_is_calibrated():
-    generator = np.random.default_rng(3)
-    small = sum(sign_flip_p(generator.normal(0, 1, 25), 2000, seed) < 0.05 for seed in range(400))
-    assert 0.02 <= small / 400 <= 0.09
+def test_the_interval_of_none_and_of_all_is_no_point():
+    """0 of n excludes a share above 1 - 0.05**(1/n): there, n failures happen once in twenty."""
+    for n in (3, 38, 156):
+        mean, low, high = interval([0.0] * n, 500)
+        assert (mean, low) == (0.0, 0.0) and math.isclose((1 - high)**n, 0.05)
+        assert interval([1.0] * n, 500) == (1.0, pytest.approx(1 - high), 1.0)
+    assert interval([0.4] * 9, 500)[0] == pytest.approx(0.4)
+    _, low, high = interval([0.0, 1.0] * 20, 5000)
+    assert 0.3 < low < 0.4 and 0.6 < high < 0.7
 
 
 def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
@@ -864,14 +874,48 @@ def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
     assert found[5]["difference"][1] < 0 < found[5]["difference"][2]
 
 
-def test_runs_combine_and_nothing_leaves_the_denominator():
+def test_nothing_leaves_the_denominator():
     import pandas as pd
-    assert combine([(1, 5), (0, 5)], [(5, 5), (0, 20)]) == [(6, 10), (0, 25)]
     frame = pd.DataFrame({"plan": ["a"] * 4, "problem": ["x", "x", "y", "y"],
                           "passed": [True, False, False, False]})
     assert counts(frame, "a", ["x", "y"]) == [(1, 2), (0, 2)]
     with pytest.raises(AssertionError):
         counts(frame, "a", ["x", "y", "z"])
+
+
+def test_training_seeds_are_averaged_and_not_pooled():
+    """A simulation: the mean over seeds of pass@5, where a seed solves a problem or does not."""
+    generator = np.random.default_rng(1)
+    solves = generator.random((40, 30)) < 0.5  # seeds by problems
+    runs = [[(5 * int(solved), 5) for solved in seed] for seed in solves]
+    assert np.allclose(per_problem(runs, 5), solves.mean(0))
+    pooled = [pass_at_k(200, int(5 * solved), 5) for solved in solves.sum(0)]
+    assert abs(per_problem(runs, 5).mean() - 0.5) < 0.05 < 0.4 < np.mean(pooled) - 0.5
+
+
+def test_scores_by_seed_and_without_disputed_problems():
+    runs = {("tuned", "p"): [[(5, 5), (0, 5), (5, 5)], [(5, 5), (5, 5), (0, 5)]]}
+    board = scores(runs, ["Prob001_a", "Prob002_b", "Prob099_c"], {"t": {"Prob001_a", "Prob002_b"}},
+                   ("Prob099",), {"p": "t"}, 200)
+    row = board.loc[("p", "pass@1", "tuned")]
+    assert row["all"] == pytest.approx(2 / 3) and row["answers"] == 30
+    assert row["winnable"] == row["undisputed"] == pytest.approx(0.75)
+    assert row["lowest seed"] == row["highest seed"] == pytest.approx(2 / 3)
+    runs["tuned", "p"][1][0] = (0, 5)
+    row = scores(runs, ["Prob001_a", "Prob002_b", "Prob099_c"], {"t": {"Prob001_a"}}, ("x",),
+                 {"p": "t"}, 200).loc[("p", "pass@5", "tuned")]
+    assert (row["lowest seed"], row["highest seed"]) == pytest.approx((1 / 3, 2 / 3))
+    assert row["winnable"] == 0.5 and row["undisputed"] == row["all"]
+
+
+def test_another_run_must_hold_the_same_problems_and_plan(tmp_path):
+    path = tmp_path / "eval" / "tuned" / "summary.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"counts": {"p": {"a": [1, 5], "b": [2, 5]}}}))
+    assert other_counts(tmp_path, "tuned", "p", ["b", "a"]) == [(2, 5), (1, 5)]
+    for plan, names in (("q", ["a", "b"]), ("p", ["a"]), ("p", ["a", "b", "c"])):
+        with pytest.raises(UserError, match="run 07_eval there"):
+            other_counts(tmp_path, "tuned", plan, names)
 
 
 # ---- Waveforms ----
