@@ -367,8 +367,9 @@ def all_prompts(tokenizer, tasks, plans, meta):
 def check_story(merged, merge, meta, recipe, memo):
     """Raise where the files of the merged model, or the prompt, are not those of the training."""
     if bad := weights.verify(merged, merge["files"], memo):  # reads 62 GB once, then remembers
-        raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05 again.")
-    changed = [key for key in ("system", "reasoning", "template_sha256") if meta[key] != recipe[key]]
+        raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
+    keys = ("system", "reasoning", "template_sha256")
+    changed = [key for key in keys if meta[key] != recipe[key]]
     if changed:
         raise helpers.UserError(f"data/meta.json and train/recipe.json differ in {changed}: 02 ran "
                                 "again after 03. Train again (03, 04, 05), or restore the data.")
@@ -443,7 +444,7 @@ def plan_jobs(plans, tasks, prompts, maker):
 
 
 def read_samples(path, jobs):
-    """The saved answers that belong to these jobs; what is no answer, as half a line, is skipped."""
+    """The saved answers that belong to these jobs; other lines, and half lines, are skipped."""
     samples = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError, TypeError, KeyError, RecursionError):
@@ -717,7 +718,8 @@ def other_counts(folder, label, plan, names):
     path = helpers.require(Path(folder) / "eval" / label / "summary.json", "07_eval.py")
     saved = helpers.read_json(path)["counts"].get(plan, {})
     if set(saved) != set(names):
-        raise helpers.UserError(f"{path} has other problems, or no plan {plan!r}: run 07_eval there.")
+        raise helpers.UserError(f"{path} has other problems, or no plan {plan!r}: "
+                                "run 07_eval there.")
     return [tuple(saved[name]) for name in names]
 
 
@@ -809,10 +811,12 @@ def draw_scores(pairs, ceiling, where):
             left.text(place + 1.8 * shift, mean, f"{mean:.2f}", va="center", fontsize=9,
                       color=colour, ha="right" if shift < 0 else "left")
     left.axhline(ceiling, color=style.RED, linestyle="--", linewidth=1)
-    left.text(-0.45, ceiling - 0.015, f"ceiling {ceiling:.2f}", color=style.RED, va="top", fontsize=9)
+    left.text(-0.45, ceiling - 0.015, f"ceiling {ceiling:.2f}", color=style.RED, va="top",
+              fontsize=9)
     left.set_xticks(range(len(pairs)), [f"pass@{k}" for k in pairs])
     left.set(ylabel="share of problems", xlim=(-0.5, len(pairs) - 0.3), ylim=(-0.03, 1.05),
-             title=f"Tuning takes pass@1 from {pairs[1]['first'][0]:.2f} to {pairs[1]['second'][0]:.2f}")
+             title="Tuning takes pass@1 from {:.2f} to {:.2f}".format(
+                 pairs[1]["first"][0], pairs[1]["second"][0]))
     left.legend(loc="center right")
     values = sorted(np.subtract(pairs[1]["values"][1], pairs[1]["values"][0]))
     better, worse = sum(value > 0 for value in values), sum(value < 0 for value in values)
@@ -949,7 +953,8 @@ def summary(label):
                      "network_cut_off": bool(judge.network_guard())}}
 
 
-comparison = {"plan": asdict(cfg.plans[0]), "n_winnable": able, "seeds": 1 + len(cfg.other_runs), "paired": {}}
+comparison = {"plan": asdict(cfg.plans[0]), "n_winnable": able,
+              "seeds": 1 + len(cfg.other_runs), "paired": {}}
 for label, key in (("base", "first"), ("tuned", "second")):
     helpers.write_json(helpers.run_dir("eval", label, "summary.json"), summary(label))
     samples = sum(n for run in runs[label, main] for _, n in run)

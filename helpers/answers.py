@@ -1,4 +1,4 @@
-"""Find the Verilog in an answer, by one rule fixed before any answer was read; nothing is repaired."""
+"""Find the Verilog in an answer, by one rule fixed beforehand; nothing is repaired."""
 
 import re
 

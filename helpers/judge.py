@@ -1,9 +1,10 @@
 """Judge a Verilog module that a language model wrote, by verilog-eval's rules, without trusting it.
 
-A problem is three files, `<name>_prompt.txt`, `<name>_ref.sv` (RefModule) and `<name>_test.sv` (tb).
-The candidate is compiled with the two, and what the compiler made of it is inspected before it runs:
-every system call, scope and driver stands in Icarus's output with the file it came from, after all
-macros, comments and tricks of spelling are gone.
+A problem is three files, `*_prompt.txt`, `*_ref.sv` (RefModule) and `*_test.sv` (tb).
+The candidate is compiled with the two, in a copy where every name of theirs carries a secret, and
+what the compiler made of it is inspected before it runs: every system call, scope, driver and
+reference stands in Icarus's output with the file it came from, after all macros, comments and
+tricks of spelling are gone. Notebook 07 has a table of attacks and of the walls they meet.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Problem:
-    """One verilog-eval problem; `interface` is the module header that code-complete problems have."""
+    """One verilog-eval problem; `interface` is the header that code-complete problems have."""
 
     name: str
     prompt: str
@@ -96,7 +97,7 @@ class Verdict:
 def fetch(folder, repository=REPOSITORY, commit=COMMIT):
     """A folder of verilog-eval; one commit of the repository is fetched around it if it is missing.
 
-    `{checkout}` in its name stands for `VERILOG_EVAL_DIR`, or without it for `runs/verilog-eval`."""
+    `{checkout}` in its name stands for `VERILOG_EVAL_DIR`, by default `runs/verilog-eval`."""
     checkout = os.environ.get("VERILOG_EVAL_DIR") or "runs/verilog-eval"
     folder = Path(str(folder).format(checkout=checkout))
     if not folder.is_dir():
@@ -109,7 +110,7 @@ def fetch(folder, repository=REPOSITORY, commit=COMMIT):
 
 
 def load_problems(folder):
-    """The problems in a verilog-eval dataset folder, by name. An incomplete one is kept and counted.
+    """The problems in a verilog-eval dataset folder, by name. Incomplete ones are kept and counted.
 
     Raises:
       UserError: there is no problem in it.
@@ -118,7 +119,8 @@ def load_problems(folder):
     names = sorted({path.name.removesuffix(suffix) for suffix in suffixes
                     for path in folder.glob(f"*{suffix}")})
     if not names:
-        raise UserError(f"{folder} holds no verilog-eval problem (*_prompt.txt, *_ref.sv, *_test.sv).")
+        raise UserError(f"{folder} holds no verilog-eval problem (*_prompt.txt, *_ref.sv, "
+                        "*_test.sv).")
 
     def read(name, suffix):
         path = folder / f"{name}{suffix}"
@@ -147,9 +149,10 @@ def icarus_version():
 
 @functools.cache
 def network_guard():
-    """Command words that cut a program off the network, or an empty tuple where that is not allowed."""
+    """Words before a command that cut it off the network; empty where that is not allowed."""
     for words in (("unshare", "-n", "--"), ("unshare", "-rn", "--")):
-        if shutil.which(words[0]) and not subprocess.run([*words, "true"], capture_output=True).returncode:
+        if shutil.which(words[0]) and subprocess.run([*words, "true"],
+                                                     capture_output=True).returncode == 0:
             return words
     return ()
 
@@ -225,7 +228,7 @@ _CONDEMNS = ("Unable to bind wire/reg", "error")  # fails too, when no line abov
 
 
 def analyse(log):
-    """Apply the official analyser's rules to a log: (category, the line that decided, count or None).
+    """The official analyser's rules for a log: (category, the line that decided, count or None).
 
     The count is (mismatches, samples) of the last `Mismatches:` line. Without one the category is
     runtime; like the official analyser, this passes a log in which any such line says 0.
@@ -251,11 +254,13 @@ def analyse(log):
 
 # ---- The trusted files, with names that nobody can guess ----
 
-_TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\\\S+|[$`]\w+|'[sS]?[bBoOdDhH]\s*[\w?]+
-    |'[01xXzZ]|\d[\w.]*|[A-Za-z_][\w$]*|\s+|.""", re.S | re.X)
-_TIMESCALE = re.compile(r"^[ \t]*`timescale\s+(\d+\s*[munpf]?s)\s*/\s*(\d+\s*[munpf]?s)[^\n]*", re.M)
-_UNUSED = re.compile(r"^[ \t]*`(?:define\s+(\w+)\b(?!.*`\1\b)[^\n]*(?<!\\)|default_nettype\s+none\b[^\n]*)$",
-                     re.M | re.S)  # macros that are never called, and a rule that the text obeys
+_TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\\\S+|[$`]\w+
+    |'[sS]?[bBoOdDhH]\s*[\w?]+|'[01xXzZ]|\d[\w.]*|[A-Za-z_][\w$]*|\s+|.""", re.S | re.X)
+_TIMESCALE = re.compile(r"^[ \t]*`timescale\s+(\d+\s*[munpf]?s)\s*/\s*(\d+\s*[munpf]?s)[^\n]*",
+                        re.M)
+# Macros that are never called, and a rule that the text obeys.
+_UNUSED = re.compile(r"^[ \t]*`(?:define\s+(\w+)\b(?!.*`\1\b)[^\n]*(?<!\\)"
+                     r"|default_nettype\s+none\b[^\n]*)$", re.M | re.S)
 _HIDDEN = "\0"  # stands behind each trusted name until a run of the judge has drawn its secret
 
 
@@ -430,7 +435,8 @@ class Program:
             call = _CALL.match(text)
             if call is None:
                 self.offences.append(f"unreadable system call: {text[:80]}")
-            elif call[1] not in self.trusted and not (call[2] in _HARMLESS or _METHOD.match(call[2])):
+            elif call[1] not in self.trusted and call[2] not in _HARMLESS \
+                    and not _METHOD.match(call[2]):
                 self.offences.append(f"calls {call[2]}")
         elif text.startswith(("%force", "%release")) and not mine:
             self.offences.append("forces a signal")
@@ -458,7 +464,7 @@ def inspect_program(program, testbench, reference):
 
 
 def foreign_scope(program):
-    """A scope where it does not belong: the trusted files' below the candidate's, or the reverse."""
+    """A scope where it does not belong: one of the trusted files below the candidate's, or back."""
     for scope in program.scopes.values():
         above = program.scopes.get(scope.parent)
         if scope.trusted and not (above.trusted if above else scope.sort == "module"):
@@ -483,7 +489,8 @@ def driven_input(program):
         given = program.ports.get(label, {}).get(name, "INPUT")
         if given != "INPUT":
             return f"declares the input {name} as {given.lower()}"
-    guarded = {label for label, scope in program.scopes.items() if scope.module == "RefModule"} | {*top}
+    guarded = {*top} | {label for label, scope in program.scopes.items()
+                        if scope.module == "RefModule"}
     for made in program.declared:
         switched = any(label.startswith("p0x") for label in made.uses)  # tran drives both its ends
         if made.sort == "net" and made.scope in guarded and (made.drivers > 1 or switched) \
@@ -566,7 +573,8 @@ def foreign_reference(program):
     def crosses(made, label):
         mine, net = program.scopes[made.scope].trusted, root(made.label)
         if made.sort == "tran":
-            return not mine and (root(label) in inputs or trusted(label) and root(label) not in outputs)
+            foreign = trusted(label) and root(label) not in outputs
+            return not mine and (foreign or root(label) in inputs)
         if made.sort not in ("resolv", "port"):
             return trusted(label) != mine and not allowed(label, mine)
         if constant(label) or not trusted(label):  # whose a constant is, its line does not tell
@@ -612,7 +620,8 @@ def judge(problem, code, limits=Limits(), waves=None):
     if code is None or not code.strip():
         return Verdict("no code", "the answer holds no module")
     if problem.missing:
-        return Verdict("compile", f"the problem's own files are missing: {', '.join(problem.missing)}")
+        missing = ", ".join(problem.missing)
+        return Verdict("compile", f"the problem's own files are missing: {missing}")
     with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
         category, detail, count, log = _judge_in(Path(folder), problem, code, limits, waves)
     mismatches, samples = count or (None, None)
@@ -713,7 +722,7 @@ def _ended(limit, phase, limits, log):
 
 
 def _leans_on_others(folder, limits):
-    """A module that reaches testbench or reference by name cannot be compiled alone: why, or None."""
+    """A module that reaches testbench or reference by name does not compile alone: why, or None."""
     printed, status, _ = run_limited(
         ["iverilog", "-g2012", "-s", "TopModule", "-o", "alone", "top.sv"], folder, limits)
     lines = [line for line in printed.splitlines() if "error" in line or " not found" in line]

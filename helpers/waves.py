@@ -45,7 +45,8 @@ def draw_waves(ax, changes, at, before=60, after=40):
             if right <= left:
                 continue
             if len(value) == 1 and known:
-                ax.plot([left, right], [lane + 0.6 * int(value)] * 2, color=style.BLUE, linewidth=1.5)
+                level = lane + 0.6 * int(value)
+                ax.plot([left, right], [level, level], color=style.BLUE, linewidth=1.5)
                 if left > start:
                     ax.plot([left, left], [lane, lane + 0.6], color=style.BLUE, linewidth=0.8)
                 continue

@@ -56,11 +56,11 @@ def sources():
     for name, problem in problems.items():
         found = generate.facts(problem)
         one = found.reference
-        names[name] = tuple({one, "tb", found.stimulus, "RefModule", found.stimulus_module,
+        names[name] = tuple(sorted({one, "tb", found.stimulus, "RefModule", found.stimulus_module,
                              *found.variables, *found.internals, *found.parameters, *(
                                  f"{path}.{port}" for _, _, port in found.ports
                                  for path in (one, f"tb.{one}", "tb")),
-                             *(port for _, _, port in found.ports)})
+                             *(port for _, _, port in found.ports)}))
     cases = [(problems[name], p.reference.replace("RefModule", "TopModule"))
              for name, p in problems.items() for _ in range(6)]
     for path in sorted((ROOT / "tests" / "hostile").glob("*.sv")):
