@@ -865,7 +865,7 @@ def draw_answers(judged, plan, names, pairs, where):
     seen = set().union(*(frame[frame.plan == plan].category for frame in judged.values()))
     handles = [axes[0].plot([], [], "s", color=COLOURS[c], label=c)[0] for c in COLOURS
                if c in seen]
-    fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=9)
+    fig.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9)
     few = len(order) <= 60  # more names would be too small to read
     axes[1].set_xticks(np.arange(len(order)) + 0.5 if few else [],
                        [name.split("_", 1)[1] for name in order] if few else [], rotation=90,

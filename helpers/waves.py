@@ -55,7 +55,8 @@ def draw_waves(ax, changes, at, before=60, after=40):
             ax.plot([left, left], [lane, lane + 0.6], color="white", linewidth=2.5)
             shown = f"{int(value, 2):x}" if known else value[:4]
             if right - left >= 0.015 * len(shown) * (end - start):
-                ax.text((left + right) / 2, lane + 0.28, shown, ha="center", va="center", fontsize=8)
+                ax.text((left + right) / 2, lane + 0.28, shown, ha="center", va="center",
+                        fontsize=8)
     ax.axvline(at, color=style.RED, linestyle="--", linewidth=1)
     ax.set_yticks([lane + 0.3 for lane in range(len(lanes))], list(reversed(lanes)))
     ax.set(xlabel="simulation time (ps)", xlim=(start, end))
