@@ -332,8 +332,11 @@ print(shell(connect_command("gemma4-train", cfg.train_zone, classic=True)))
 # environment: it sees the chips and installs `requirements/tpu.txt`, JAX for TPU with its libtpu
 # (the TPU's driver and compiler) pinned, and Icarus Verilog. The script names its `SIZE`, so that
 # nothing has to be guessed, and runs this notebook first, which stops it if a check of section 6
-# fails. What the run writes is copied to the bucket every five minutes and fetched from there at
-# the start, so the same script resumes on a new VM. Save it there as `vm.sh` and run `bash vm.sh`.
+# fails. Checkpoints and compiled programs go straight into the bucket, the rest of the run is copied
+# there every five minutes and fetched at the start, so the same script resumes on a new VM: a spot
+# machine has thirty seconds between the warning and the end, and nothing that is cut off then comes
+# back as if it were whole. An empty bucket is a new run, a bucket that refuses us stops the script.
+# Save it there as `vm.sh` and run `bash vm.sh`.
 # (The serving VM needs Docker instead of JAX and the same fetch: 05, section 5.)
 
 # %%
@@ -350,11 +353,12 @@ git clone {shlex.quote(repository)} gemma4-on-tpu
 cd gemma4-on-tpu
 export SIZE={size}
 export TMPDIR=/dev/shm HF_HOME=/dev/shm/huggingface RUN_DIR=/dev/shm/run  # not the boot disk
+export CHECKPOINTS=gs://{bucket}/checkpoints JAX_COMPILATION_CACHE_DIR=gs://{bucket}/jax_cache
 sudo sh -c 'echo always > {HUGE_PAGES}'  # the TPU starts faster
 ./setup.sh train                 # .venv with requirements/tpu.txt, since there are chips here
 .venv/bin/python 01_setup.py     # the checks; stops here if one fails
-mkdir -p $RUN_DIR && {{ gcloud storage rsync -r gs://{bucket}/run $RUN_DIR || true; }}  # resume
-nohup bash -c 'while sleep 300; do gcloud storage rsync -r $RUN_DIR gs://{bucket}/run; done' \\
+.venv/bin/python -m helpers.remote pull gs://{bucket}/run $RUN_DIR  # of an earlier machine, if any
+nohup .venv/bin/python -m helpers.remote push $RUN_DIR gs://{bucket}/run --every 300 \\
     > sync.log 2>&1 &            # every five minutes: a spot machine may go at any time
 nohup ./run_all.sh {first} {last} > run.log 2>&1 &   # goes on when the connection drops
 tail -f run.log                  # Ctrl-C stops the watching, not the run

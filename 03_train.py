@@ -82,7 +82,7 @@ from etils import epath
 from flax import nnx
 from IPython.display import HTML, display
 
-from helpers import chat, gemma, style, train
+from helpers import architecture, chat, gemma, hardware, remote, style, train, weights
 from helpers.machine import published
 
 # %% [markdown]
@@ -122,18 +122,14 @@ class Settings:
     validate_every: int = 100
     validation_rows: int = 64
     checkpoint_every: int = 100
-    checkpoints: str = ""              # gs://bucket/run; empty is train/checkpoints in RUN_DIR
+    checkpoints: str = os.environ.get("CHECKPOINTS", "")  # gs://...; empty: below RUN_DIR
     answer_tokens: int = 512           # of the answers shown before and after
     fresh: bool = False                # True throws this run's checkpoints and log away
     seed: int = 42
 
 
-KINDS = {"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v5 lite": "v5e", "TPU v5e": "v5e",
-         "TPU v6 lite": "v6e", "TPU v6e": "v6e"}
-chip_name = KINDS.get(jax.devices()[0].device_kind)  # None on a CPU
-FULL = Settings()
-E2B = replace(FULL, rows_per_step=4, rows_per_device=1,
-              remat="DECODER" if chip_name == "v5e" else "NONE")
+FULL = Settings(remat=hardware.remat_here("31b"))
+E2B = replace(FULL, rows_per_step=4, rows_per_device=1, remat=hardware.remat_here("e2b"))
 TINY = replace(FULL, rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                rows_per_device=2, epochs=0.25, attention_block=128, log_every=10,
                validate_every=20, validation_rows=8, checkpoint_every=20, answer_tokens=160)
@@ -167,17 +163,25 @@ table.map(lambda value: f"{value:g}" if isinstance(value, (int, float)) else val
 # one chat template, so the artifact says which model they are for, and we check that it still is
 # that one. JAX's compilation cache goes to disk (or to a `gs://` address in
 # `JAX_COMPILATION_CACHE_DIR`, which outlives the machine), so that a restart need not compile.
+# Checkpoints may live in a bucket, too (`CHECKPOINTS=gs://...`). An address that refuses us is said
+# here, before 62 GB are read.
 
 # %%
 data = helpers.require(helpers.run_dir("data"), "02_data.py")
 meta = helpers.read_json(helpers.require(data / "meta.json", "02_data.py"))
 with helpers.phase(f"base model {meta['base_path']}"):
-    base = gemma.stage(meta["base_path"])
+    base = remote.stage(meta["base_path"])
 tokenizer = chat.load_tokenizer(base)
 if chat.template_sha256(tokenizer) != meta["template_sha256"]:
     raise helpers.UserError("The base model's chat template changed. Run 02_data.py again.")
 cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(helpers.run_dir("jax_cache").resolve())
 jax.config.update("jax_compilation_cache_dir", cache)
+for address in (cfg.checkpoints, cache):
+    if address.startswith("gs://"):
+        remote.check_writable(address)  # now, not when hours of work are to be saved
+if jax.process_count() > 1 and not cfg.checkpoints:
+    raise helpers.UserError("several hosts write one checkpoint: set CHECKPOINTS to a place that "
+                            "all of them reach, such as gs://bucket/run/checkpoints.")
 print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} tokens, "
       f"{meta['examples_per_row']:.1f} examples a row, {meta['fill']:.1%} of it real tokens, "
       f"{meta['val_rows']} rows held out, reasoning {meta['reasoning']}")
@@ -361,7 +365,7 @@ def lora_table(model):
     for path, pair in gemma.adapted_modules(model).items():
         kind, a, b = path.rsplit(".", 1)[1], pair["a"].get_value(), pair["b"].get_value()
         line = table.setdefault((kind, a.shape, b.shape), {
-            "Tunix": kind, "Hugging Face": " + ".join(gemma.HF_NAMES[kind]), "modules": 0,
+            "Tunix": kind, "Hugging Face": " + ".join(architecture.HF_NAMES[kind]), "modules": 0,
             "A": a.shape, "B": b.shape, "A split": a.sharding.spec, "B split": b.sharding.spec,
             "parameters": 0})
         line["modules"] += 1
@@ -508,8 +512,7 @@ print(f"asked:\n{samples[0]['messages'][-1]['content'][:600]}\n\nanswered:\n{bef
 # ## 7. Batches and the loss
 # A row of notebook 02 holds several examples. Three arrays travel with its tokens: which tokens
 # are to be predicted, which example each belongs to, and positions that restart with every
-# example. Grain shuffles, repeats, gives each host its own rows (with 4 hosts every fourth), and
-# stacks micro-batches: a step sees arrays of shape [M, B, T] (M micro-batches of B rows of T
+# example. Grain shuffles, repeats and stacks micro-batches: a step sees arrays of shape [M, B, T] (M micro-batches of B rows of T
 # tokens; D, K and V below are the embedding, the trained positions of a row and the vocabulary).
 # A `flax.struct.dataclass` is a dataclass that JAX takes apart and puts together like a state.
 
@@ -528,14 +531,13 @@ micro_batches = max(1, cfg.rows_per_step // micro_rows)
 rows_per_step = micro_batches * micro_rows
 train_rows = train.PackedRows(data / "train")
 steps = max(1, round(cfg.epochs * len(train_rows) / rows_per_step))
-host = {"host": jax.process_index(), "hosts": jax.process_count()}
-dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed, **host)
+dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)
 batch = next(iter(dataset))
 print(f"a step: {micro_batches} micro-batches x {micro_rows} rows x {meta['sequence_length']} "
       f"tokens, {rows_per_step * meta['examples_per_row']:.1f} examples; {steps} steps, "
       f"{cfg.epochs:g} epochs")
 print(f"this one: {(batch.segment_ids > 0).mean():.1%} real tokens, {batch.loss_mask.mean():.1%} "
-      f"trained, {batch.segment_ids.max(-1).sum()} examples on this host")
+      f"trained, {batch.segment_ids.max(-1).sum()} examples")
 
 # %% [markdown]
 # One row, drawn. On the left a token (row of the picture) may look at the coloured ones (columns):
@@ -739,7 +741,7 @@ helpers.show_source(train.State, train.start, train.open_checkpoints, train.save
 recipe = {key: asdict(cfg)[key] for key in (
     "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
     "max_grad_norm", "dtype", "seed")}
-recipe |= {"base_model": meta["base_model"], "base_sha256": gemma.fingerprint(base), "steps": steps,
+recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base), "steps": steps,
            "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
            "template_sha256": meta["template_sha256"]}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
@@ -764,7 +766,7 @@ with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
     compiled = train.jit_train_step(model, optimizer, loss_fn, state).lower(
         state.adapters, state.opt_state, frozen, train.to_mesh(batch, mesh)).compile()
 held_out = train.validation_batch(
-    train.PackedRows(data / "val"), cfg.validation_rows, micro_rows, **host)
+    train.PackedRows(data / "val"), cfg.validation_rows, micro_rows)
 held_out = train.to_mesh(held_out, mesh)
 evaluate = jax.jit(train.make_eval_step(model, loss_fn))
 
@@ -790,8 +792,9 @@ fit.reindex([*budget.index, *beyond]).style.format("{:.4g}", na_rep="-")
 
 # %% [markdown]
 # ## 10. Train
-# The loop, whole: next batch, step, log, validate, save. `to_mesh` lays this host's rows onto the
-# mesh. A gradient that is not finite stops the run before anything of that step is written. The log
+# The loop, whole: next batch, step, log, validate, save. `to_mesh` lays a batch onto the mesh; on
+# a slice of several hosts each runs this same program, reads the same rows and keeps its devices'
+# part. A gradient that is not finite stops the run before anything of that step is written. The log
 # has one rule: a line is written before the checkpoint that contains its step. A restart goes back
 # to the newest whole checkpoint and `rewind` cuts the log there, so the steps after it are computed
 # and written again, the same to the last bit (a test kills a run on simulated devices and
@@ -899,7 +902,7 @@ steady = run.iloc[3:]  # the first steps warm caches up
 lines["this run, measured"] = run_line(
     meta["base_model"], base_parameters, run.seconds.sum() / 3600,
     steady.real_tokens.sum() / steady.seconds.sum(),
-    helpers.chip(chip_name) if chip_name else None, mesh.size)
+    hardware.chip_of(jax.devices()[0].device_kind), mesh.size)
 runs = pd.DataFrame(lines).T
 assert not (runs["utilisation at 4N"] > 1).any(), "above the peak: a number is wrong"
 runs.style.format({"hours": "{:.3g}", "real tokens/s": "{:,.0f}", "USD": "{:.2f}",

@@ -23,8 +23,8 @@
 # |---|---|
 # | **Needs** | A CPU. No TPU, no GPU, and no model in memory: 31B wants room for 125 GB of files (base and result) and about 2.5 GB of memory (computed; 1.9 of it adapters) |
 # | **Takes** | `train/checkpoints/<step>/` and `train/recipe.json` from notebook 03, `data/meta.json` from 02, the base model's safetensors |
-# | **Makes** | `merged/` (a model folder), `adapter/` (PEFT), `merged_text/` (optional), `merge.json` (hashes of every tensor), `model_card.md` |
-# | **Costs** | tiny: under 30 seconds. 31B: one read and one write of 62 GB; no chip is used, so the TPU may already be given back |
+# | **Makes** | `merged/` (a model folder), `adapter/` (PEFT), `merged_text/` (optional), `merge.json` (hashes of every tensor and file), `hashes.json` (which files were hashed already), `model_card.md` |
+# | **Costs** | tiny: under 30 seconds. 31B: one write and two reads of 62 GB (the second checks what was written); no chip is used, so the TPU may already be given back |
 #
 # The outputs shown are those of the tiny run on two CPU cores. Every term is explained where it
 # first appears, and again in the
@@ -71,12 +71,11 @@ helpers.machine()
 # What is left is which checkpoint to take, how much to hold in memory at once, and what to write.
 
 # %%
-import errno
+import contextlib
 import hashlib
 import json
 import math
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU on this machine stays free for others
@@ -88,7 +87,7 @@ import orbax.checkpoint as ocp
 import pandas as pd
 from IPython.display import display
 
-from helpers import gemma, style
+from helpers import architecture, remote, style, weights
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,29 @@ print(" | ".join(known[:4]), " | ".join(known[4:]), sep="\n")
 # and it does not matter that the arrays were split over four chips when they were saved.
 
 # %%
+def read_step(manager, step):
+    """The arrays of one step, as a tree of NumPy arrays, and the recipe saved with them."""
+    try:
+        shapes = manager.item_metadata(step)["model_params"].tree
+        plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+        tree = manager.restore(step, args=ocp.args.Composite(
+            model_params=ocp.args.PyTreeRestore(restore_args=plan)))["model_params"]
+        return tree, (manager.metadata(step).custom_metadata or {}).get("recipe", {})
+    except (ValueError, OSError, KeyError, AttributeError, TypeError) as error:
+        why = str(error) or type(error).__name__
+        raise helpers.UserError(why.splitlines()[0][:150]) from error
+
+
+def another_step(manager, steps, damaged):
+    """What to do about a damaged step: the newest other one that is whole, if there is one."""
+    for step in sorted(set(steps) - {damaged}, reverse=True):
+        with contextlib.suppress(helpers.UserError):
+            read_step(manager, step)
+            return f"Step {step} is whole: set Settings.step to it, or run 03_train.py again."
+    return "No other step is whole. Run 03_train.py again."
+
+
+# %%
 def restore_adapters(folder, step):
     """Return (step, {module path: (A, B)} in float32, the recipe saved with the checkpoint)."""
     handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
@@ -139,14 +161,10 @@ def restore_adapters(folder, step):
             raise helpers.UserError(f"{folder} has no finished step {step}; it has {steps}. "
                                     "Set Settings.step to one of them, or run 03_train.py.")
         try:
-            shapes = manager.item_metadata(step)["model_params"].tree
-            plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
-            tree = manager.restore(step, args=ocp.args.Composite(
-                model_params=ocp.args.PyTreeRestore(restore_args=plan)))["model_params"]
-        except (ValueError, OSError, KeyError, AttributeError) as error:
-            raise helpers.UserError(f"step {step} in {folder} cannot be read: "
-                                    f"{str(error).splitlines()[0][:150]}") from error
-        notes = (manager.metadata(step).custom_metadata or {}).get("recipe", {})
+            tree, notes = read_step(manager, step)
+        except helpers.UserError as error:
+            raise helpers.UserError(f"step {step} in {folder} cannot be read: {error}\n"
+                                    + another_step(manager, steps, step)) from error
     adapters = {}
     for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]:
         parts = [str(key.key) for key in keys if str(key.key) != "value"]
@@ -175,89 +193,23 @@ for path, (a, b) in list(adapters.items())[:6]:
 # byte range of every tensor), then the bytes, back to back
 # ([format](https://github.com/huggingface/safetensors#format)). So we know where every
 # tensor lies after reading a few kilobytes, and can tell a truncated or missing file before we
-# start. (A flipped byte inside a tensor is beyond this check.)
+# start. (A flipped byte inside a tensor is beyond this check.) A large model comes in several such
+# files (shards) and an index that says which tensor is in which. We believe neither alone.
 
 # %%
-DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
-
-
-@dataclass(frozen=True)
-class Tensor:
-    file: Path
-    dtype: str
-    shape: tuple
-    start: int  # first byte in the file
-    stop: int   # first byte after it
-
-
-def read_header(path):
-    """The tensors of a safetensors file in the order of their bytes; refuses a damaged file."""
-    def damaged(why):
-        return helpers.UserError(f"{path} is damaged: {why}. Download this file again.")
-    bytes_on_disk = path.stat().st_size
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        text = file.read(length) if length <= bytes_on_disk - 8 else b""
-    try:
-        entries = json.loads(text)
-        entries.pop("__metadata__", None)
-        tensors = {name: Tensor(path, entry["dtype"], tuple(entry["shape"]),
-                                *(8 + length + offset for offset in entry["data_offsets"]))
-                   for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged("its header cannot be read") from error
-    tensors = dict(sorted(tensors.items(), key=lambda item: item[1].start))
-    position = 8 + length
-    for name, tensor in tensors.items():
-        size, kind = tensor.stop - tensor.start, DTYPES.get(tensor.dtype)
-        wanted = math.prod(tensor.shape) * np.dtype(kind).itemsize if kind else size
-        if tensor.start != position or size != wanted:
-            raise damaged(f"{name} has wrong offsets")
-        position = tensor.stop
-    if position != bytes_on_disk:
-        raise damaged(f"{bytes_on_disk:,} bytes instead of {position:,}")
-    return tensors
-
+helpers.show_source(weights.read_header, weights.open_model)
 
 # %% [markdown]
-# A large model comes in several such files (shards) and an index that says which tensor is in
-# which. We believe neither alone: every shard the index names must exist, and every tensor must be
-# where the index says, once.
+# Is it the base that notebook 03 trained on? A fingerprint of its files tells in a second.
 
 # %%
-def open_base(folder):
-    """All tensors of a model folder by name, checked against its index."""
-    folder = Path(folder)
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if not (folder / "config.json").exists() or not (index.exists() or single.exists()):
-        raise helpers.UserError(f"{folder} is not a model folder (config.json and safetensors "
-                                "files). Set Settings.base to the base model.")
-    promised = helpers.read_json(index)["weight_map"] if index.exists() else None
-    files = sorted(set(promised.values())) if promised else [single.name]
-    missing = [name for name in files if not (folder / name).exists()]
-    if missing:
-        raise helpers.UserError(f"{folder} lacks {', '.join(missing)}, which its index names. "
-                                "Download the missing file.")
-    tensors, where = {}, {}
-    for name in files:
-        found = read_header(folder / name)
-        tensors.update(found)
-        where.update({(tensor, name): True for tensor in found})
-    wrong = set(where) ^ set((promised or {tensor: single.name for tensor in tensors}).items())
-    if wrong:
-        raise helpers.UserError(f"{folder}: index and shards disagree on {len(wrong)} entries, "
-                                f"first {sorted(wrong)[0]}. Download both again.")
-    return tensors
-
-
-# %%
-base = gemma.stage(cfg.base or recipe["base_path"])
-if gemma.fingerprint(base) != recipe.get("base_sha256", gemma.fingerprint(base)):
+base = remote.stage(cfg.base or recipe["base_path"])
+base_sha256 = weights.fingerprint(base)
+if base_sha256 != recipe.get("base_sha256", base_sha256):
     raise helpers.UserError(f"{base} is not the model that notebook 03 trained on. Set "
                             "Settings.base to that one, or run 03_train.py with this one.")
-tensors = open_base(base)
-config = helpers.read_json(base / "config.json")
-text_config = config.get("text_config", config)
+tensors = weights.open_model(base)
+config = architecture.read_config(base)
 prefix = next(name for name in tensors if name.endswith("embed_tokens.weight"))
 prefix = prefix.removesuffix("embed_tokens.weight")
 total = sum(tensor.stop - tensor.start for tensor in tensors.values())
@@ -272,65 +224,33 @@ print(f"names start with {prefix!r}; the largest tensor is {largest} {tensors[la
 # differently. Gemma 4 has two kinds of layers: **sliding** ones attend to a window of recent
 # tokens, **full** ones to all. Tunix stores the projections to keys and values of a sliding layer
 # as one array, and keeps heads as an axis of their own; HF has flat `[out, in]` matrices, as
-# `torch.nn.Linear` has. From the base's `config.json` we list, for every adapted module, the
-# adapter shapes we expect and the HF matrices it changes. Letters: `D` model width, `N` query
-# heads, `K` key/value heads, `H` head size, `F` MLP width, `r` rank.
+# `torch.nn.Linear` has. `helpers/architecture.py` lists the modules of a `config.json`, each with
+# the axes of its adapter and the HF matrices that it changes; training and the floors of notebook
+# 06 count on the same list. Letters: `D` model width, `N` query heads, `K` key/value heads, `H`
+# head size, `F` MLP width, `r` rank.
 
 # %%
-@dataclass(frozen=True)
-class Target:
-    path: str     # Tunix module, the name in the checkpoint
-    kind: str     # its last part
-    layer: int
-    a: tuple      # shape of A
-    b: tuple      # shape of B
-    names: dict   # HF module -> (out, in), without the prefix of the checkpoint
-
-
-def list_targets(text, rank):
-    """Every module that 03 adapts in the model that `text` (HF's text config) describes."""
-    r, D, N, found = rank, text["hidden_size"], text["num_attention_heads"], []
-    own_kv = text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0)
-    for i, layer_type in enumerate(text["layer_types"]):
-        full, shared = layer_type == "full_attention", i >= own_kv
-        k_eq_v = full and bool(text.get("attention_k_eq_v"))
-        H = text["global_head_dim"] if full else text["head_dim"]
-        K = (k_eq_v and text.get("num_global_key_value_heads")) or text["num_key_value_heads"]
-        F = text["intermediate_size"] * (2 if shared and text.get("use_double_wide_mlp") else 1)
-        rows = [("attn.q_einsum", (D, r), (r, N, H), {"q_proj": (N * H, D)}),
-                ("attn.attn_vec_einsum", (N, H, r), (r, D), {"o_proj": (D, N * H)}),
-                ("mlp.gate_proj", (D, r), (r, F), {"gate_proj": (F, D)}),
-                ("mlp.up_proj", (D, r), (r, F), {"up_proj": (F, D)}),
-                ("mlp.down_proj", (F, r), (r, D), {"down_proj": (D, F)})]
-        if k_eq_v and not shared:
-            rows.append(("attn.k_einsum", (D, r), (r, K, H), {"k_proj": (K * H, D)}))
-        elif not shared:
-            rows.append(("attn.kv_einsum", (D, r), (r, 2, K, H),
-                         {"k_proj": (K * H, D), "v_proj": (K * H, D)}))
-        for path, a, b, names in rows:
-            block = f"layers.{i}." + ("self_attn." if path.startswith("attn") else "mlp.")
-            found.append(Target(f"layers.{i}.{path}", path.rpartition(".")[2], i, a, b,
-                                {block + name: shape for name, shape in names.items()}))
-    return found
-
+helpers.show_source(architecture.Module, architecture.Layer.modules)
 
 # %% [markdown]
-# The same function describes the other sizes, so we can count before renting anything. The **31B**
+# The same list describes the other sizes, so we can count before renting anything. The **31B**
 # has ten full-attention layers where `V = K`: one `k_einsum`, no `v_proj`. A recipe that forgets
 # `k_einsum` adapts 350 of its 360 modules. In the **E2B** the last 20 layers reuse earlier keys and
 # values (no `k`/`v` to adapt) and have an MLP twice as wide; its per-layer inputs, which the 31B
-# lacks, are not trained. (`data/configs/` holds both configs.)
+# lacks, are not trained, and neither are the experts of the **26B-A4B**, a mixture of experts.
+# (`data/configs/` holds these configs. Notebook 03 refuses the 26B-A4B, which Tunix 0.1.7 computes
+# wrongly.)
 
 # %%
 rows = []
-known = {name: helpers.read_json(f"data/configs/gemma4_{name}.json") for name in ("31b", "e2b")}
-for name, source in {**known, "this base": config}.items():
-    listed = list_targets(source.get("text_config", source), recipe["rank"])
+sizes = {name: f"data/configs/gemma4_{name}.json" for name in ("31b", "e2b", "e4b", "26b_a4b")}
+for name, source in {**sizes, "this base": base}.items():
+    listed = architecture.modules(architecture.read_config(source))
     kinds = pd.Series([target.kind for target in listed]).value_counts().to_dict()
+    shapes = [shape for target in listed for shape in target.adapter(recipe["rank"])]
     rows.append({"model": name, **kinds, "modules": len(listed),
                  "HF matrices": sum(len(target.names) for target in listed),
-                 f"adapter numbers, rank {recipe['rank']}":
-                 sum(math.prod(t.a) + math.prod(t.b) for t in listed)})
+                 f"adapter numbers, rank {recipe['rank']}": sum(map(math.prod, shapes))})
 pd.DataFrame(rows).set_index("model").fillna(0).astype(int).map("{:,}".format).T
 
 # %% [markdown]
@@ -339,7 +259,7 @@ pd.DataFrame(rows).set_index("model").fillna(0).astype(int).map("{:,}".format).T
 # one to one; orange are the keys and values, where the two kinds of layers differ.
 
 # %%
-def draw_map(targets, layers, name, source):
+def draw_map(targets, rank, layers, name, source):
     """Boxes and lines: Tunix modules on the left, the HF matrices they change on the right."""
     fig, axes = style.figure(10, 4.4, columns=len(layers), sharey=True)
     for ax, (layer, caption) in zip(np.atleast_1d(axes), layers):
@@ -349,7 +269,7 @@ def draw_map(targets, layers, name, source):
             box = dict(boxstyle="round,pad=0.35", facecolor="white", edgecolor=colour)
             look = dict(fontsize=8, va="center", bbox=box)
             middle = line + (len(target.names) - 1) / 2
-            shapes = ["×".join(map(str, shape)) for shape in (target.a, target.b)]
+            shapes = ["×".join(map(str, shape)) for shape in target.adapter(rank)]
             ax.text(0.56, middle, f"{target.kind}\nA {shapes[0]}   B {shapes[1]}", ha="right",
                     **look)
             for module, (rows, columns) in target.names.items():
@@ -363,11 +283,12 @@ def draw_map(targets, layers, name, source):
     style.finish(fig, name, source)
 
 
-targets = list_targets(text_config, recipe["rank"])
-kinds = text_config["layer_types"]
-shown = [(kinds.index(kind), f"layer {kinds.index(kind)}: {kind.replace('_', ' ')}")
+targets = architecture.modules(config)
+kinds = [layer.kind for layer in architecture.layers(config)]
+shown = [(kinds.index(kind), f"layer {kinds.index(kind)}: {kind} attention")
          for kind in dict.fromkeys(kinds)]
-draw_map(targets, shown, "04_map", f"config.json of {recipe['base_model']}, rank {recipe['rank']}")
+draw_map(targets, recipe["rank"], shown, "04_map",
+         f"config.json of {recipe['base_model']}, rank {recipe['rank']}")
 
 # %% [markdown]
 # ## 5. Nothing missing, nothing left over
@@ -376,6 +297,9 @@ draw_map(targets, shown, "04_map", f"config.json of {recipe['base_model']}, rank
 # the checkpoint holds, what the base holds. Any difference stops us, with its name.
 
 # %%
+FLOATS = ("BF16", "F16", "F32")  # what the sum of section 7 can be rounded to
+
+
 def check(targets, adapters, tensors, prefix, recipe, notes):
     """Refuse unless every adapter has its place, every place its adapter, and all shapes agree."""
     wanted = {target.path: target for target in targets}
@@ -386,8 +310,8 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
     problems += [f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}"
                  for key in ("rank", "alpha") if notes.get(key, recipe[key]) != recipe[key]]
     for path in sorted(set(wanted) & set(adapters)):
-        for letter, array in zip("AB", adapters[path]):
-            shape = getattr(wanted[path], letter.lower())
+        needed = wanted[path].adapter(recipe["rank"])
+        for letter, array, shape in zip("AB", adapters[path], needed):
             if array is None or array.shape != shape:
                 problems.append(f"{path} {letter} is {getattr(array, 'shape', 'missing')}, "
                                 f"rank {recipe['rank']} needs {shape}")
@@ -395,9 +319,9 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
                 problems.append(f"{path} {letter} has NaN or Inf")
         for name, shape in wanted[path].names.items():
             tensor = tensors.get(f"{prefix}{name}.weight")
-            if tensor is None or tensor.shape != shape or tensor.dtype not in DTYPES:
+            if tensor is None or tensor.shape != shape or tensor.dtype not in FLOATS:
                 problems.append(f"base {name} is {tensor and (tensor.dtype, tensor.shape)}, "
-                                f"expected {shape} in {', '.join(DTYPES)}")
+                                f"expected {shape} in {', '.join(FLOATS)}")
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise helpers.UserError("checkpoint and base do not fit: " + "; ".join(problems[:3]) + more
@@ -541,149 +465,101 @@ print(f"{name}: largest relative error {error.max():.5f}, at most {2**-8:.5f}")
 assert error.max() < 2**-8 * 1.01
 
 # %% [markdown]
-# A tensor is cut into blocks of whole rows, all of one size, so that JAX compiles `add_delta` once
-# per shape. `merge_block` interprets the bytes of a block as rows, adds, and gives bytes back.
-
-# %%
-def blocks(tensor, plan_entry, block_bytes):
-    """Byte ranges of a tensor; whole rows for `add_delta`, block_bytes of float32 at most."""
-    step = block_bytes
-    if plan_entry:
-        rows, columns = tensor.shape
-        count = next(n for n in range(-(-4 * rows * columns // block_bytes), rows + 1)
-                     if n > 0 and rows % n == 0)  # equal blocks: one compilation per shape
-        step = (tensor.stop - tensor.start) // count
-    return [(start, min(start + step, tensor.stop))
-            for start in range(tensor.start, tensor.stop, step)]
-
-
-def merge_block(data, first_row, tensor, a, b, scale):
-    """The bytes of one block of rows, merged, and its three squared norms."""
-    rows = data.view(DTYPES[tensor.dtype]).reshape(-1, tensor.shape[1])
-    merged, norms = add_delta(rows, a, b[:, first_row:first_row + len(rows)], scale)
-    return np.asarray(merged).view(np.uint8).reshape(-1), np.asarray(norms, np.float64)
-
-
-# %% [markdown]
-# One shard is rewritten from its first byte to its last. The header stays as it is, so order and
-# layout do, too; tensors without an adapter (embedding, norms, the whole vision tower, which reads
-# images) pass through untouched; the others go through `merge_block`. While one block is computed,
-# other threads hash and write the previous one, and never more than one waits: that bounds the
-# memory.
-
-# %%
-def write_shard(source, target, plan, scale, block_bytes, done):
-    """Copy a safetensors file, merging what is in `plan`; returns hashes and norms."""
-    data, tensors = np.memmap(source, np.uint8, "r"), read_header(source)
-    whole, hashes, norms = hashlib.sha256(), {}, {}
-    with open(target, "wb") as out, ThreadPoolExecutor(4) as pool:
-        header = data[:min(tensor.start for tensor in tensors.values())]
-        whole.update(header)
-        out.write(header)
-        pending = []
-        for name, tensor in tensors.items():
-            before, after, sums = hashlib.sha256(), hashlib.sha256(), np.zeros(3)
-            for start, stop in blocks(tensor, plan.get(name), block_bytes):
-                old = new = data[start:stop]
-                jobs = [(before.update, old)]
-                if name in plan:
-                    row = (start - tensor.start) * tensor.shape[0] // (tensor.stop - tensor.start)
-                    new, added = merge_block(old, row, tensor, *plan[name], scale)
-                    sums, jobs = sums + added, [*jobs, (after.update, new)]
-                for job in pending:  # one block in flight: bounded memory, order kept
-                    job.result()
-                pending = [pool.submit(call, block) for call, block
-                           in [*jobs, (whole.update, new), (out.write, new)]]
-            for job in pending:
-                job.result()
-            pending = []
-            if not np.isfinite(sums).all():
-                raise helpers.UserError(f"{source}: {name} has NaN or Inf. Download it again.")
-            hashes[name] = {"base": before.hexdigest()}
-            if name in plan:
-                hashes[name]["merged"], norms[name] = after.hexdigest(), np.sqrt(sums).tolist()
-            done(tensor.stop - tensor.start)
-    return whole.hexdigest(), hashes, norms
-
-# %% [markdown]
-# Now the folder. Everything is written into a hidden neighbour, `.merged.partial`, forced to disk
-# and renamed at the very end: a folder called `merged/` is a finished one, whatever happens.
-# Config, tokenizer, chat template and processor files are carried over, the index too, because
-# shards and names are the base's own.
+# What is left is handling files, `weights.rewrite`. Every shard is copied from its first byte to
+# its last, tensor by tensor. Header, order and layout stay as they are; tensors without an adapter
+# (embedding, norms, the whole vision tower, which reads images) pass through untouched, and so do
+# config, tokenizer, chat template and index. Of the others, `change` gets a few rows at a time.
+# While one block is computed, other threads hash and write the previous one, and never more than
+# one waits: that bounds the memory. Everything goes into a hidden neighbour, `.merged.partial`, is
+# forced to disk and renamed at the very end: a folder called `merged/` is a finished one, whatever
+# happens.
 
 # %%
 def merge_model(base, out, plan, scale, block_bytes):
     """Write base + delta as a complete model folder; returns (files, tensors, norms)."""
-    base, files, hashes, norms = Path(base), {}, {}, {}
-    tensors = open_base(base)
-    assert set(plan) <= set(tensors), set(plan) - set(tensors)  # check() has made sure
-    shards = sorted({tensor.file for tensor in tensors.values()})
-    free = shutil.disk_usage(out.parent).free
-    total, written = sum(shard.stat().st_size for shard in shards), 0
-    if free < total * 1.01:
-        raise helpers.UserError(f"{out.parent} has {free / 1e9:.2f} GB free, the merged model "
-                                f"needs {total / 1e9:.2f}. Set RUN_DIR elsewhere.")
-    progress = helpers.Progress(total >> 20, "MiB merged:")
+    norms = {name: np.zeros(3) for name in plan}
 
-    def done(count):
-        nonlocal written
-        written += count
-        if written >> 20 > progress.count:
-            progress.update((written >> 20) - progress.count)
+    def change(name, rows, first):
+        a, b = plan[name]
+        merged, sums = add_delta(rows, a, b[:, first:first + len(rows)], scale)
+        norms[name] += sums
+        if not np.isfinite(norms[name]).all():
+            raise helpers.UserError(f"{base}: {name} has NaN or Inf. Download it again.")
+        return np.asarray(merged)
 
-    try:
-        with helpers.atomic_dir(out) as folder:
-            for shard in shards:
-                files[shard.name], tensor_hashes, tensor_norms = write_shard(
-                    shard, folder / shard.name, plan, scale, block_bytes, done)
-                hashes.update(tensor_hashes)
-                norms.update(tensor_norms)
-            for side in sorted(base.iterdir()):
-                if side.is_file() and side.suffix not in (".safetensors", ".bin", ".gguf"):
-                    shutil.copyfile(side, folder / side.name)
-                    files[side.name] = helpers.sha256_file(side)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        shutil.rmtree(out.with_name(f".{out.name}.partial"), ignore_errors=True)
-        raise helpers.UserError(f"the disk of {out.parent} is full; the unfinished copy is gone. "
-                                "Free some space or set RUN_DIR, then run again.") from error
-    return files, hashes, norms
+    files, hashes = weights.rewrite(base, out, plan, change, block_bytes)
+    return files, hashes, {name: np.sqrt(sums).tolist() for name, sums in norms.items()}
 
 # %% [markdown]
-# Merging takes minutes at 31B, so a second run must not repeat it. `fingerprint` condenses
-# everything the result depends on: the adapters' bytes, the scale, and name, size, time and first
-# MiB of each file of the base. If `merge.json` carries the same fingerprint, it describes what is
-# in the folders. It is deleted before we touch them and written when all is done.
+# Merging takes minutes at 31B, so a second run must not repeat it, and must not trust what it finds
+# either. `merge.json` says what the result was made from (step, scale, and hashes of adapters, base
+# and recipe) and holds a hash of every file. If it was made from something else, all is made again;
+# if a file is missing or has other bytes, its folder is. (A file is hashed once per state:
+# `hashes.json` remembers hash, size, times and inode, also for notebooks 05 and 07.)
 
 # %%
-def fingerprint(base, adapters, scale, text_only):
-    """(hash of each adapter, hash of everything that decides the result)."""
-    hashes = {path: hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in pair)
-                                   ).hexdigest() for path, pair in sorted(adapters.items())}
-    files = []
-    for file in sorted(path for path in Path(base).iterdir() if path.is_file()):
-        with open(file, "rb") as opened:
-            head = opened.read(1 << 20)
-        stat = file.stat()
-        files.append([file.name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(head).hexdigest()])
-    everything = json.dumps([hashes, files, scale, text_only])
-    return hashes, hashlib.sha256(everything.encode()).hexdigest()
+def digest(value):
+    """SHA-256 of anything that JSON can hold, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def read_record(path):
+    """merge.json as an earlier run left it; {} if there is none, or none that can be read."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, RecursionError):
+            print(f"{path} is unreadable and counts as absent")
+    return {}
+
+
+def to_make(record, inputs, wanted, memo):
+    """{folder: why it must be made}. `wanted`: {folder: name of its hashes in the record}."""
+    old = record.get("inputs", {})
+    if old != inputs:
+        changed = [key for key in {**old, **inputs} if old.get(key) != inputs.get(key)]
+        return dict.fromkeys(wanted, f"other {', '.join(changed)}" if record else "not there yet")
+    found = {}
+    for folder, key in wanted.items():
+        bad = weights.verify(helpers.run_dir(folder), record[key], memo)
+        if bad or not record[key]:
+            what = ", ".join(f"{name} {what}" for name, what in bad.items())
+            found[folder] = what or "not asked for before"
+    return found
 
 
 # %%
-record_path, out = helpers.run_dir("merge.json"), helpers.run_dir("merged")
-adapter_hashes, mark = fingerprint(base, adapters, scale, cfg.text_only)
-record = helpers.read_json(record_path) if record_path.exists() else {}
-folders = ["merged", "adapter", *(["merged_text"] if cfg.text_only else [])]
-todo = (record.get("fingerprint") != mark
-        or not all(helpers.run_dir(name).is_dir() for name in folders))
-if todo:
-    record_path.unlink(missing_ok=True)  # from here on nothing claims to be finished
+record_path, memo = helpers.run_dir("merge.json"), helpers.run_dir("hashes.json")
+out = helpers.run_dir("merged")
+adapter_hashes = {path: hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
+                  for path, (a, b) in adapters.items()}
+inputs = {"step": step, "scale": scale, "adapters": digest(adapter_hashes), "base": base_sha256,
+          "recipe": digest(recipe)}
+wanted = {"merged": "files", "adapter": "adapter_files"}
+wanted |= {"merged_text": "text_files"} if cfg.text_only else {}
+record = read_record(record_path)
+todo = to_make(record, inputs, wanted, memo)
+if not todo:
+    print(f"{out} is current (same checkpoint, base and recipe, every file whole): nothing to do")
+for name, why in todo.items():
+    print(f"making {name}/: {why}")
+
+# %% [markdown]
+# If the result was made from something else, `merge.json` goes before anything is touched: it comes
+# back when all is done, so what it describes is finished.
+
+# %%
+if record.get("inputs") != inputs:
+    record_path.unlink(missing_ok=True)
+    shutil.rmtree(helpers.run_dir("merged_text"), ignore_errors=True)
+    record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "prefix": prefix,
+              "recipe": recipe, "bytes": total, "adapters": adapter_hashes, "text_files": {}}
+if "merged" in todo:
     with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors into {out}"):
-        files, hashes, norms = merge_model(base, out, plan, scale, cfg.block_mib << 20)
-else:
-    print(f"{out} is current (same checkpoint, base and recipe): nothing to do")
+        record["files"], record["tensors"], norms = merge_model(base, out, plan, scale,
+                                                                cfg.block_mib << 20)
+    record["norms"] = [dict(zip(("tensor", "base", "delta", "rounding"), (name, *norm)))
+                       for name, norm in norms.items()]
 pd.DataFrame([(path.name, f"{path.stat().st_size:,}") for path in sorted(out.iterdir())],
              columns=["file in merged/", "bytes"]).set_index("file in merged/")
 
@@ -717,23 +593,6 @@ pd.DataFrame([(path.name, f"{path.stat().st_size:,}") for path in sorted(out.ite
 # longer needs this.
 
 # %%
-def write_tensors(path, entries):
-    """Write a safetensors file from {name: (dtype, shape, list of arrays)}, one piece at a time."""
-    header, position = {"__metadata__": {"format": "pt"}}, 0
-    for name, (dtype, shape, pieces) in entries.items():
-        size = sum(piece.nbytes for piece in pieces)
-        header[name] = {"dtype": dtype, "shape": list(shape),
-                        "data_offsets": [position, position + size]}
-        position += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, _, pieces in entries.values():
-            for piece in pieces:
-                file.write(np.ascontiguousarray(piece))
-
-
 def write_adapter(out, targets, adapters, recipe, prefix):
     """The adapters as PEFT stores them; returns {file: sha256}."""
     entries, outer = {}, f"base_model.model.{prefix}"
@@ -749,19 +608,18 @@ def write_adapter(out, targets, adapters, recipe, prefix):
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
               "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
               "base_model_name_or_path": recipe["base_model"], "inference_mode": True,
-              "target_modules": r"model\.(language_model\.)?layers\.\d+\."
-                                r"(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"}
+              "target_modules": architecture.PEFT_TARGETS}
     with helpers.atomic_dir(out) as folder:
-        write_tensors(folder / "adapter_model.safetensors", entries)
+        weights.write_tensors(folder / "adapter_model.safetensors", entries)
         helpers.write_json(folder / "adapter_config.json", config)
     return {file.name: helpers.sha256_file(file) for file in sorted(out.iterdir())}
 
 
 # %%
 adapter_out = helpers.run_dir("adapter")
-if todo:
-    adapter_files = write_adapter(adapter_out, targets, adapters, recipe, prefix)
-names = list(read_header(adapter_out / "adapter_model.safetensors").items())
+if "adapter" in todo:
+    record["adapter_files"] = write_adapter(adapter_out, targets, adapters, recipe, prefix)
+names = list(weights.read_header(adapter_out / "adapter_model.safetensors").items())
 print(f"{len(names)} matrices; those of the last layer's attention:")
 for name, tensor in [item for item in names if f"layers.{targets[-1].layer}.self" in item[0]]:
     print(f"  {name.removeprefix('base_model.model.'):58} {tensor.shape}")
@@ -777,14 +635,14 @@ def draw_path(target, pair, steps, scale, name, source):
     def lines(title, shapes):
         return "\n".join([title, *(f"{what}   {'×'.join(map(str, shape))}"
                                    for what, shape in shapes.items())])
-    plain, weights, peft = steps
+    plain, matrices, peft = steps
     folded = {f"{module}: {letter}": matrix.shape for module, both in plain.items()
               for letter, matrix in zip("AB", both)}
     stored = {letter: matrix.shape for letter, matrix in zip("AB", pair)}
     boxes = {  # text, place of its middle, colour
         "orbax": (lines(f"train/checkpoints/\n{target.path}", stored), (0.10, 0.5), style.ORANGE),
         "plain": (lines("plain matrices", folded), (0.36, 0.5), style.ORANGE),
-        "merged": (lines("merged/", weights), (0.645, 0.82), style.BLUE),
+        "merged": (lines("merged/", matrices), (0.645, 0.82), style.BLUE),
         "peft": (lines("adapter/", peft), (0.645, 0.22), style.GREEN),
         "serve": ("vLLM, every engine:\nplain weights", (0.91, 0.82), style.BLUE),
         "lora": (f"vLLM on CPU or GPU,\n--enable-lora:\nbase + {scale:g} · x A B", (0.91, 0.22),
@@ -813,11 +671,11 @@ def draw_path(target, pair, steps, scale, name, source):
 target = [target for target in targets if target.kind[0] == "k"][-1]
 plain = FACTORS[target.kind](*adapters[target.path])
 block = next(iter(target.names)).rpartition(".")[0]
-weights = {f"{name.rpartition('.')[2]} ({tensors[f'{prefix}{name}.weight'].dtype})": shape
-           for name, shape in target.names.items()}
+matrices = {f"{name.rpartition('.')[2]} ({tensors[f'{prefix}{name}.weight'].dtype})": shape
+            for name, shape in target.names.items()}
 peft = {name.partition(f"{block}.")[2].removesuffix(".weight"): tensor.shape
         for name, tensor in names if f"{block}.k_proj" in name or f"{block}.v_proj" in name}
-draw_path(target, adapters[target.path], (plain, weights, peft), scale, "04_path",
+draw_path(target, adapters[target.path], (plain, matrices, peft), scale, "04_path",
           f"computed from the checkpoint, {recipe['base_model']} and adapter/")
 
 # %% [markdown]
@@ -830,23 +688,20 @@ draw_path(target, adapters[target.path], (plain, weights, peft), scale, "04_path
 # %%
 def export_text(merged, out, prefix):
     """The language model of `merged` under transformers' own names; returns {file: sha256}."""
-    tensors, config = open_base(merged), helpers.read_json(merged / "config.json")
+    config, files, index, size = architecture.read_config(merged), {}, {}, 0
     text = {**config.get("text_config", config), "architectures": ["Gemma4ForCausalLM"]}
     text["dtype"] = config.get("dtype") or text.get("dtype")
-    groups, index = {}, {}
-    for name, tensor in tensors.items():
+    for name, tensor in weights.open_model(merged).items():
         if name.startswith(prefix):
             new = "model." + name.removeprefix(prefix)
-            data = np.memmap(tensor.file, np.uint8, "r", tensor.start,
-                             (tensor.stop - tensor.start,))
-            groups.setdefault(tensor.file.name, {})[new] = (tensor.dtype, tensor.shape, [data])
-            index[new] = tensor.file.name
+            entries = files.setdefault(tensor.file.name, {})
+            entries[new] = (tensor.dtype, tensor.shape, [tensor.data()])
+            index[new], size = tensor.file.name, size + tensor.stop - tensor.start
     with helpers.atomic_dir(out) as folder:
-        for file, entries in groups.items():
-            write_tensors(folder / file, entries)
+        for file, entries in files.items():
+            weights.write_tensors(folder / file, entries)
         helpers.write_json(folder / "config.json", text)
         if (merged / "model.safetensors.index.json").exists():
-            size = sum(piece.nbytes for group in groups.values() for *_, [piece] in group.values())
             helpers.write_json(folder / "model.safetensors.index.json",
                                {"metadata": {"total_size": size}, "weight_map": index})
         for side in ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -856,12 +711,9 @@ def export_text(merged, out, prefix):
     return {file.name: helpers.sha256_file(file) for file in sorted(out.iterdir())}
 
 
-text_files = record.get("text_files", {})
-if todo:
-    text_out = helpers.run_dir("merged_text")
-    shutil.rmtree(text_out, ignore_errors=True)  # none at all rather than an old one
-    text_files = export_text(out, text_out, prefix) if cfg.text_only else {}
-print("merged_text/:", ", ".join(text_files) or "not asked for")
+if "merged_text" in todo:
+    record["text_files"] = export_text(out, helpers.run_dir("merged_text"), prefix)
+print("merged_text/:", ", ".join(record["text_files"]) or "not asked for")
 
 # %% [markdown]
 # ## 10. `merge.json`: what was added to what
@@ -871,12 +723,6 @@ print("merged_text/:", ", ".join(text_files) or "not asked for")
 
 # %%
 if todo:
-    table = [{"tensor": name, "base": norm[0], "delta": norm[1], "rounding": norm[2]}
-             for name, norm in norms.items()]
-    record = {"fingerprint": mark, "step": step, "scale": scale, "base": str(base),
-              "prefix": prefix, "recipe": recipe, "bytes": total, "files": files,
-              "adapter_files": adapter_files, "text_files": text_files,
-              "adapters": adapter_hashes, "tensors": hashes, "norms": table}
     helpers.write_json(record_path, record)
 changed = sum("merged" in entry for entry in record["tensors"].values())
 print(f"{record_path}: {len(record['tensors'])} tensors, {changed} merged, "
@@ -884,34 +730,28 @@ print(f"{record_path}: {len(record['tensors'])} tensors, {changed} merged, "
 
 # %% [markdown]
 # ## 11. Read it back
-# Trust nothing that was only written. We open `merged/` again, as a stranger would, and take a
-# sample of tensors. Each must hash to what `merge.json` says. An untouched one must have the
-# bytes of the base. A merged one must be the correctly rounded sum, recomputed here in float64, by
-# another library: at most half a step of its type away (beyond float32's own error in the sum).
+# Trust nothing that was only written. Every file of `merged/` is read back and must hash to what
+# `merge.json` says. Then we take a sample of tensors. An untouched one must have the bytes of the
+# base. A merged one must be the correctly rounded sum, recomputed here in float64, by another
+# library: at most half a step of its type away (beyond float32's own error in the sum).
 
 # %%
-def read_tensor(tensor):
-    """One tensor as a NumPy array over the file's own pages."""
-    data = np.memmap(tensor.file, np.uint8, "r", tensor.start, (tensor.stop - tensor.start,))
-    return data, data.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+if bad := weights.verify(out, record["files"], memo):
+    raise helpers.UserError(f"{out} does not hold what was written ({bad}): a failing disk, or "
+                            "something else writes there.")
+print(f"{len(record['files'])} files: every byte as written")
 
-
-def verify(base, merged, plan, scale, record, samples):
+# %%
+def recompute(base, merged, plan, scale, samples):
     """Check a sample of tensors of `merged`; returns the largest error in steps of the dtype."""
-    before, after = open_base(base), open_base(merged)
+    before, after = weights.open_model(base), weights.open_model(merged)
     assert list(before) == list(after), "names or order changed"
-    touched = sorted(plan, key=lambda name: hashlib.sha256(name.encode()).hexdigest())[:samples]
-    others = [name for name in before if name not in plan and before[name].dtype in DTYPES]
+    touched = sorted(plan, key=digest)[:samples]
+    others = [name for name in before if name not in plan][:samples]
+    assert all(np.array_equal(before[name].data(), after[name].data()) for name in others)
     worst = 0.0
-    for name in touched + others[:samples]:
-        (raw, old), (data, new) = read_tensor(before[name]), read_tensor(after[name])
-        known = record["tensors"][name]
-        if hashlib.sha256(data).hexdigest() != known.get("merged", known["base"]):
-            raise helpers.UserError(f"{merged}: {name} is not what merge.json says. Run this again "
-                                    "after deleting merge.json.")
-        if name not in plan:
-            assert hashlib.sha256(raw).hexdigest() == known["base"], name
-            continue
+    for name in touched:
+        old, new = before[name].array(), after[name].array()
         a, b = plan[name]
         for start in range(0, len(old), 1024):  # in slices, to stay small
             part = slice(start, start + 1024)
@@ -923,10 +763,10 @@ def verify(base, merged, plan, scale, record, samples):
             in_float32 = (len(b) + 2) * 2.0**-24 * bound
             error = np.abs(new[part].astype(np.float64) - exact) - in_float32
             worst = max(worst, float((error / step).max()))
-    return len(touched), len(others[:samples]), worst
+    return len(touched), len(others), worst
 
 
-merged_count, same_count, worst = verify(base, out, plan, scale, record, cfg.samples)
+merged_count, same_count, worst = recompute(base, out, plan, scale, cfg.samples)
 assert worst <= 0.5, worst
 print(f"{merged_count} merged tensors: at most {worst:.4f} steps from the exact sum\n"
       f"{same_count} untouched tensors: every byte as in the base")
@@ -973,7 +813,7 @@ def if_smaller(old, delta, shares):
 
 
 name = f"{prefix}layers.0.self_attn.q_proj.weight"
-(a, b), (_, rows) = plan[name], read_tensor(tensors[name])
+(a, b), rows = plan[name], tensors[name].array()
 delta = scale * (a.astype(np.float64) @ b[:, :512].astype(np.float64)).T  # its first 512 rows
 display(if_smaller(rows[:512], delta, (1, 1 / 30, 1 / 100, 1 / 300)))
 
@@ -1115,7 +955,7 @@ if cfg.upload:
 # | `has no finished step` | a step that was never saved, or removed by `max_to_keep` | set `Settings.step` to one of the steps the message lists |
 # | `... has no adapter` | the LoRA pattern in 03 missed a module, as the published one misses `k_einsum` | correct the pattern, train again; a merge would lose it silently |
 # | `A is (...), rank 64 needs (...)` | checkpoint and recipe come from two runs | use the `train/` folder of one run |
-# | `is damaged: ... bytes instead of` | an interrupted download | download the named file again |
+# | `is damaged or cut short` | an interrupted download | download the named file again |
 # | `GB free, the merged model needs` | the disk is too small for a second copy | `RUN_DIR=/dev/shm/run` |
 # | HF answers nonsense from `merged/`, with a warning that weights were `newly initialized` | the text class wants other tensor names | load `merged_text/`, or pass `key_mapping={"^model.language_model.": "model."}` |
 # | vLLM with `--enable-lora` differs from the merged model | an adapter without the copied `v_proj` | use `adapter/` as written here |

@@ -202,7 +202,8 @@ if libtpu:
 # 03 trains with and explains. Rank and alpha are 03's at size 31b, and the published ones.
 
 # %%
-RANK, ALPHA = 64, 64.0
+RANK = 64
+ALPHA = 64.0
 helpers.show_source(train.jit_train_step)
 
 # %% [markdown]

@@ -12,6 +12,7 @@ import itertools
 import re
 from pathlib import Path
 
+from helpers import remote
 from helpers.run import UserError
 
 TURN, TURN_END = "<|turn>", "<turn|>"
@@ -23,12 +24,14 @@ def load_tokenizer(path):
     """Load a checkpoint's tokenizer, and make sure that it can render Gemma 4 chats.
 
     Args:
-      path: a directory, or a name on the Hugging Face hub.
+      path: a directory, a name on the Hugging Face hub, or a gs:// address.
 
     Raises:
       UserError: nothing can be loaded there, or it lacks the turn tokens or a chat template.
     """
     from transformers import AutoTokenizer
+    if str(path).startswith("gs://"):
+        path = remote.stage(path, weights=False)
     if not Path(path).exists() and Path(path).parent.is_dir():  # meant as a local path
         raise UserError(f"No tokenizer at {path}: there is no such directory.")
     try:

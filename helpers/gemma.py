@@ -6,15 +6,7 @@ Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
 
 import contextlib
 import functools
-import hashlib
-import json
-import os
-import shutil
-import struct
-import subprocess
-from pathlib import Path
 
-import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,15 +19,18 @@ from tunix.models.gemma4 import params_safetensors as tensor_names
 from tunix.models.gemma4.model import K_MASK, AttentionType, ModelConfig, RematConfig
 from tunix.utils.sharding_utils import shard
 
-from helpers.run import UserError, phase
+from helpers import architecture, remote
+from helpers.architecture import TARGETS
+from helpers.run import UserError
+from helpers.weights import tensor_table
 
-# Every matrix of a decoder layer by Tunix's names. The ten full-attention layers of the 31B have
-# K equal to V and call that one projection `k_einsum`.
-TARGETS = r".*(q_einsum|kv_einsum|k_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj)"
-# The same matrices by their names in a Hugging Face checkpoint.
-HF_NAMES = {"q_einsum": ("q_proj",), "kv_einsum": ("k_proj", "v_proj"), "k_einsum": ("k_proj",),
-            "attn_vec_einsum": ("o_proj",), "gate_proj": ("gate_proj",), "up_proj": ("up_proj",),
-            "down_proj": ("down_proj",)}
+# Fields of Tunix's `ModelConfig` and the keys of a config.json that hold the same.
+SAME = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
+        "num_heads": "num_attention_heads", "head_dim": "head_dim",
+        "num_kv_heads": "num_key_value_heads", "num_global_kv_heads": "num_global_key_value_heads",
+        "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
+        "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v",
+        "per_layer_input_dim": "hidden_size_per_layer_input"}
 
 
 def config_from_hf(source, dtype="bfloat16", **overrides):
@@ -47,82 +42,68 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
       **overrides: further `ModelConfig` fields, for example `num_layers=2`.
 
     Raises:
-      UserError: the file is missing, or it describes no dense Gemma 4.
+      UserError: the file is missing, it describes no Gemma 4, or one that Tunix computes wrongly.
     """
-    if not isinstance(source, dict):
-        path = Path(source)
-        path = path / "config.json" if path.is_dir() else path
-        if not path.is_file():
-            raise UserError(f"{path} is missing: {source} holds no Hugging Face model.")
-        source = json.loads(path.read_text(encoding="utf-8"))
-    text = source.get("text_config") or source
-    if text.get("model_type") != "gemma4_text" or text.get("enable_moe_block"):
-        raise UserError(f"model_type {text.get('model_type')} is not a dense Gemma 4 text model.")
-    count, shared = text["num_hidden_layers"], text.get("num_kv_shared_layers") or 0
-    kinds = [AttentionType.GLOBAL if kind == "full_attention" else AttentionType.LOCAL_SLIDING
-             for kind in text["layer_types"]]
+    text = architecture.text_config(architecture.read_config(source))
+    stack, kinds = architecture.layers(text), _kinds(text["layer_types"])
+    if stack[0].experts:
+        raise UserError("a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
+                        "router reads, and an approximate top-k). Train the 31B, E2B or E4B.")
+    count = len(stack)
     period = next(n for n in range(1, count + 1)
                   if all(kinds[i] == kinds[i % n] for i in range(count)))
-    rope = text.get("rope_parameters") or {}
-    sliding, full = rope.get("sliding_attention", {}), rope.get("full_attention", {})
-    fields = dict(
-        num_layers=count, num_embed=text["vocab_size"], embed_dim=text["hidden_size"],
-        hidden_dim=text["intermediate_size"], num_heads=text["num_attention_heads"],
-        head_dim=text["head_dim"], num_kv_heads=text["num_key_value_heads"],
-        num_global_kv_heads=text.get("num_global_key_value_heads"),
-        global_key_size=text["global_head_dim"], sliding_window_size=text["sliding_window"],
-        final_logit_softcap=text.get("final_logit_softcapping"),
-        attention_pattern=tuple(kinds[:period]), k_eq_v_global=bool(text.get("attention_k_eq_v")),
-        per_layer_input_dim=text.get("hidden_size_per_layer_input") or 0,
-        frac_shared_layers=shared / count if shared else 0.0,
-        override_kv_shared_ffw_hidden=(2 * text["intermediate_size"]
-                                       if shared and text.get("use_double_wide_mlp") else None),
-        local_base_frequency=int(sliding.get("rope_theta", 10_000)),
-        global_base_frequency=int(full.get("rope_theta", 1_000_000)),
-        global_rope_proportion=float(full.get("partial_rotary_factor", 0.25)),
-        dtype=jnp.dtype(dtype), param_dtype=jnp.dtype(dtype))
-    config = ModelConfig(**{**fields, **overrides})
-    if shared and kinds[count - shared - 2:count - shared] != [AttentionType.LOCAL_SLIDING,
-                                                               AttentionType.GLOBAL]:
+    first = sum(layer.owns_kv for layer in stack)
+    if any(layer.kv_from != first - (1 if layer.kind == "full" else 2) for layer in stack[first:]):
         raise UserError("the layers that share keys and values must start after a full-attention "
                         "layer: Tunix knows no other arrangement.")
-    if shared and int(count - config.frac_shared_layers * count) != count - shared:
-        config.frac_shared_layers = (shared - 0.25) / count  # Tunix truncates a rounded product
+    rope = text.get("rope_parameters") or {}
+    sliding, full = rope.get("sliding_attention", {}), rope.get("full_attention", {})
+    config = ModelConfig(**{
+        **{field: text.get(key) for field, key in SAME.items()},
+        "num_layers": count, "attention_pattern": kinds[:period],
+        "frac_shared_layers": (count - first) / count,
+        "k_eq_v_global": bool(text.get("attention_k_eq_v")),
+        "per_layer_input_dim": text.get("hidden_size_per_layer_input") or 0,
+        "override_kv_shared_ffw_hidden": stack[-1].mlp if stack[-1].mlp != stack[0].mlp else None,
+        "local_base_frequency": int(sliding.get("rope_theta", 10_000)),
+        "global_base_frequency": int(full.get("rope_theta", 1_000_000)),
+        "global_rope_proportion": float(full.get("partial_rotary_factor", 0.25)),
+        "dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(dtype), **overrides})
+    if first < count and int(count - config.frac_shared_layers * count) != first:
+        config.frac_shared_layers = (count - first - 0.25) / count  # Tunix cuts a rounded product
     return config
+
+
+def _kinds(names):
+    return tuple(AttentionType.GLOBAL if name == "full_attention" else AttentionType.LOCAL_SLIDING
+                 for name in names)
+
+
+def _as_hf(config):
+    """The text part of a config.json for a Tunix `ModelConfig`: what `config_from_hf` read."""
+    pattern = config.attention_pattern or gemma4.GEMMA4_ATTENTION_PATTERN
+    unshared = int(config.num_layers - config.frac_shared_layers * config.num_layers)
+    names = ["full_attention" if pattern[i % len(pattern)] == AttentionType.GLOBAL
+             else "sliding_attention" for i in range(config.num_layers)]
+    return {"model_type": "gemma4_text", "layer_types": names,
+            "num_kv_shared_layers": config.num_layers - unshared,
+            "use_double_wide_mlp": config.override_kv_shared_ffw_hidden is not None,
+            **{key: getattr(config, field) for field, key in SAME.items()}}
 
 
 def _layer_kinds(config):
     """For every layer: (is full attention, index of the layer whose keys and values it uses)."""
-    pattern = config.attention_pattern or gemma4.GEMMA4_ATTENTION_PATTERN
-    kinds = tuple(pattern[i % len(pattern)] for i in range(config.num_layers))
-    origins = gemma4.create_kv_cache_sharing_patterns(
-        config.num_layers, config.frac_shared_layers, True, True, kinds)
-    return [(kind == gemma4.AttentionType.GLOBAL, origin) for kind, origin in zip(kinds, origins)]
+    return [(layer.kind == "full", layer.kv_from) for layer in architecture.layers(_as_hf(config))]
 
 
 def expected_modules(config):
     """Paths of the modules that LoRA must reach: 360 for the 31B, from the config alone."""
-    names = []
-    for i, (full, origin) in enumerate(_layer_kinds(config)):
-        own = [] if origin != i else ["k_einsum" if full and config.k_eq_v_global else "kv_einsum"]
-        names += [f"layers.{i}.attn.{name}" for name in ("q_einsum", *own, "attn_vec_einsum")]
-        names += [f"layers.{i}.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
-    return names
+    return [module.path for module in architecture.modules(_as_hf(config))]
 
 
 def mesh_problem(config, fsdp, tp):
     """Why a (fsdp, tp) mesh cannot hold this model, or an empty string if it can."""
-    split_by_tp = {
-        "query heads": config.num_heads, "KV heads of the sliding layers": config.num_kv_heads,
-        "KV heads of the full-attention layers": config.num_global_kv_heads or config.num_kv_heads,
-        "MLP columns": config.hidden_dim, "vocabulary entries": config.num_embed}
-    split_by_fsdp = {"embedding columns": config.embed_dim,
-                     "per-layer input columns": config.per_layer_input_dim}
-    for axis, size, parts in (("tp", tp, split_by_tp), ("fsdp", fsdp, split_by_fsdp)):
-        for what, number in parts.items():
-            if number % size:
-                return f"{axis}={size} does not divide the {number} {what}"
-    return ""
+    return architecture.mesh_problem(_as_hf(config), fsdp, tp)
 
 
 def choose_mesh(config, devices):
@@ -188,93 +169,6 @@ def place(model, mesh):
     return model
 
 
-def stage(source):
-    """A local directory for a local path, a Hugging Face id or a gs:// address.
-
-    Remote weights go to TMPDIR (on a TPU VM: /dev/shm, because its boot disk is too small), once.
-
-    Raises:
-      UserError: nothing is there, there is no room, or no tool to fetch it with.
-    """
-    source = str(source)
-    if Path(source).is_dir():
-        return Path(source)
-    target = Path(os.environ.get("TMPDIR", "/tmp")) / "base" / source.removeprefix("gs://")
-    if (target / ".complete").exists():
-        return target
-    if source.startswith("gs://"):
-        tool = shutil.which("gcloud")
-        if tool is None:
-            raise UserError(f"{source} needs the gcloud command, which is not on this machine.")
-        listing = subprocess.run([tool, "storage", "du", "-s", source], capture_output=True, text=True)
-        if listing.returncode:
-            raise UserError(f"gcloud cannot read {source}: {listing.stderr.strip()[-200:]}")
-        size = int(listing.stdout.split()[0])
-        fetch = functools.partial(subprocess.run, [
-            tool, "storage", "rsync", "-r", source, str(target)], check=True)
-    elif source.count("/") == 1 and not source.startswith((".", "/")):
-        patterns = ["*.json", "*.jinja", "*.safetensors", "tokenizer*"]
-        try:
-            info = huggingface_hub.HfApi().model_info(source, files_metadata=True)
-        except (huggingface_hub.errors.HfHubHTTPError, OSError) as error:
-            raise UserError(f"the Hugging Face hub does not give {source}: {str(error)[:200]}\n"
-                            "Log in with HF_TOKEN if it asks for a licence, or download it yourself "
-                            "and pass the directory.") from error
-        size = sum(file.size or 0 for file in huggingface_hub.utils.filter_repo_objects(
-            info.siblings, allow_patterns=patterns, key=lambda file: file.rfilename))
-        fetch = functools.partial(huggingface_hub.snapshot_download, source, revision=info.sha,
-                                  local_dir=target, allow_patterns=patterns)
-    else:
-        raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
-    target.mkdir(parents=True, exist_ok=True)
-    there = functools.partial(folder_size, target)  # an interrupted fetch goes on where it was
-    room(target, size - there(), f"the weights of {source}")
-    text = f"staging {size / 1e9:.1f} GB of {source} in {target}"
-    with phase(text, total=size, count=there):
-        fetch()
-    (target / ".complete").touch()
-    return target
-
-
-def folder_size(folder):
-    """Bytes of all files under a folder; others may write and rename them meanwhile."""
-    size = 0
-    for file in Path(folder).rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            size += file.lstat().st_size if not file.is_dir() else 0
-    return size
-
-
-def room(folder, size, what):
-    """Raise a `UserError` if `folder` has not `size` bytes free for `what`."""
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise UserError(f"{what} need {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free. "
-                        "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
-
-
-def tensor_table(folder):
-    """{name: (dtype, shape)} of all safetensors files of a directory, from their headers alone."""
-    table = {}
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        with open(file, "rb") as stream:
-            header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
-        table |= {name: (entry["dtype"], tuple(entry["shape"]))
-                  for name, entry in header.items() if name != "__metadata__"}
-    return table
-
-
-def fingerprint(folder):
-    """SHA-256 over config, file sizes and the ends of every weight file: cheap, also for 62 GB."""
-    digest = hashlib.sha256((Path(folder) / "config.json").read_bytes())
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}".encode())
-        with open(file, "rb") as stream:
-            for start in (0, size // 2, max(size - 2**20, 0)):
-                stream.seek(start)
-                digest.update(stream.read(2**20))
-    return digest.hexdigest()
 
 
 def load_base(source, config, mesh):
@@ -288,7 +182,7 @@ def load_base(source, config, mesh):
     Raises:
       UserError: there are no weights, or a tensor of the model is not among them.
     """
-    folder = stage(source)
+    folder = remote.stage(source)
     table = tensor_table(folder)
     if not table:
         raise UserError(f"{folder} holds no *.safetensors file.")
@@ -510,7 +404,7 @@ def greedy(model, prompts, max_new_tokens, stop_ids, mesh):
     last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
     stops = np.array(sorted(stop_ids), np.int32)
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))  # on every host
     def loop(state, tokens, lengths, last):
         def step(carry):
             at, tokens, cache, done = carry

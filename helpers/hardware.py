@@ -297,6 +297,12 @@ def compiled_fit(slice_name, size):
     return min(rows, key=lambda row: order.index(row["remat"]), default=None)
 
 
+def remat_here(size):
+    """The least recomputation with which 03's step of this size fits this machine, NONE if unknown."""
+    row = compiled_fit(here().slice, size)
+    return row["remat"] if row else "NONE"
+
+
 def what_fits(slice_name, size):
     """One sentence on training this size on this slice, from the compiled table of notebook 08."""
     row = compiled_fit(slice_name, size)

@@ -99,6 +99,23 @@ def machine(devices=0, always=""):
         _start_jax(devices)
 
 
+def join_hosts(count=1):
+    """Connect this host's JAX with those of a slice's other hosts; before any device is used.
+
+    On a TPU slice `jax.distributed.initialize` finds out everything itself. Elsewhere (tests run two
+    processes on one machine) JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it.
+
+    Args:
+      count: hosts of this slice, as `helpers.hardware` sees them. Each has to run the same program.
+    """
+    import jax
+    if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
+        jax.distributed.initialize(address, int(os.environ["JAX_NUM_PROCESSES"]),
+                                   int(os.environ["JAX_PROCESS_ID"]))
+    elif count > 1:
+        jax.distributed.initialize()
+
+
 def _start_jax(devices):
     here = hardware.here()
     # On a TPU the CPU has to be asked for twice: by SIZE=tiny, and by JAX's own variable.
@@ -116,6 +133,7 @@ def _start_jax(devices):
     import jax
     if not tpu:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
+    join_hosts(here.hosts if tpu else 1)
     try:
         backend = jax.default_backend()
     except RuntimeError as error:
@@ -125,7 +143,8 @@ def _start_jax(devices):
                         "its TPU build, unset JAX_PLATFORMS, and start this kernel again.")
     kinds = sorted({device.device_kind for device in jax.devices()})
     simulated = " (simulated)" if backend == "cpu" and devices > 1 else ""
-    print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}")
+    hosts = f", {jax.process_count()} hosts" if jax.process_count() > 1 else ""
+    print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}{hosts}")
 
 
 class _Source(str):

@@ -7,9 +7,8 @@ well above them.
 
 import math
 import statistics
-from dataclasses import dataclass
 
-from helpers.run import UserError
+from helpers.architecture import layers, text_config
 
 LIKELY_CAUSES = {
     "TTFT": (
@@ -26,100 +25,38 @@ LIKELY_CAUSES = {
 }
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One decoder layer, as far as counting needs it.
-
-    Attributes:
-      kind: "sliding" or "full".
-      heads, kv_heads, head_dim: attention shape in this layer.
-      window: how many keys a query sees at the most, itself included; None is all of them.
-      mlp: width of the MLP.
-      owns_kv: False where the layer reuses an earlier layer's keys and values (E2B, E4B).
-      projections: of K and V, how many have weights of their own (1 where K equals V).
-    """
-
-    kind: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    window: int | None
-    mlp: int
-    owns_kv: bool
-    projections: int
-
-    def weights(self, width):
-        """Parameters of the matrices one token is multiplied with: (attention, MLP)."""
-        kv = self.projections * self.kv_heads if self.owns_kv else 0
-        return width * self.head_dim * (2 * self.heads + kv), 3 * width * self.mlp
-
-    def pairs(self, tokens):
-        """(query, key) pairs of a causal prompt: the token itself and what its window lets it see."""
-        seen = tokens if self.window is None else min(tokens, self.window)
-        return seen * (seen + 1) // 2 + (tokens - seen) * seen
-
-    def keys(self, context):
-        """Keys that one new token looks at, and that the cache holds, after `context` tokens."""
-        return context if self.window is None else min(context, self.window)
-
-
-def text_config(config):
-    """The text part of a config.json, whether it is nested under `text_config` or flat.
-
-    Raises:
-      UserError: it is not a dense Gemma 4.
-    """
-    text = config.get("text_config") or config
-    if "layer_types" not in text or text.get("enable_moe_block"):
-        raise UserError("this config.json is not one of a dense Gemma 4 (31B, E2B, E4B or tiny): "
-                        "layer_types is missing, or it is a mixture of experts.")
-    return text
-
-
-def layers(config):
-    """The decoder layers of a config.json as a list of `Layer`."""
-    text = text_config(config)
-    shared_from = len(text["layer_types"]) - (text.get("num_kv_shared_layers") or 0)
-    found = []
-    for index, name in enumerate(text["layer_types"]):
-        full, shared = name == "full_attention", index >= shared_from
-        k_is_v = full and text.get("attention_k_eq_v", False)
-        kv_heads = text.get("num_global_key_value_heads") if k_is_v else None
-        wide = 2 if shared and text.get("use_double_wide_mlp") else 1
-        found.append(Layer(
-            kind="full" if full else "sliding", heads=text["num_attention_heads"],
-            kv_heads=kv_heads or text["num_key_value_heads"],
-            head_dim=(text.get("global_head_dim") if full else None) or text["head_dim"],
-            window=None if full else text["sliding_window"], mlp=wide * text["intermediate_size"],
-            owns_kv=not shared, projections=1 if k_is_v else 2))
-    return found
-
-
 def parameters(config):
     """Parameter counts of the text model by kind.
 
     Returns:
-      dict with `embedding`, `attention`, `mlp`, `per_layer_input` (its matrices),
-      `per_layer_table` (its embedding table), `norms`, `unused` (K and V matrices that E2B stores
-      for layers that share), `total` (their sum) and `matmul`: what one token is multiplied with
-      inside the layers.
+      dict with `embedding`, `attention`, `mlp`, `experts` (of 26B-A4B, all of them), `router`,
+      `per_layer_input` (its matrices), `per_layer_table` (its embedding table), `norms`, `unused`
+      (K and V matrices that google's E2B and E4B files hold for layers that share), `total` (their
+      sum), `idle` (the experts that a token does not go through), and `matmul`: what one token is
+      multiplied with inside the layers.
     """
     text, stack = text_config(config), layers(config)
     width, depth = text["hidden_size"], len(stack)
     extra = text.get("hidden_size_per_layer_input") or 0
+    found = [module for layer in stack for module in layer.modules()]
+    moe = sum(layer.experts > 0 for layer in stack)  # three more norms, and the router's two scales
     count = {
         "embedding": text["vocab_size"] * width,
-        "attention": sum(layer.weights(width)[0] for layer in stack),
-        "mlp": sum(layer.weights(width)[1] for layer in stack),
+        "attention": sum(module.size for module in found if ".attn." in module.path),
+        "mlp": sum(module.size for module in found if ".mlp." in module.path),
+        "experts": sum(layer.experts * layer.expert_size for layer in stack),
+        "router": sum(layer.experts * width for layer in stack),
         "per_layer_input": 3 * width * extra * depth,
         "per_layer_table": (text.get("vocab_size_per_layer_input") or 0) * extra * depth,
-        "norms": (depth * ((5 if extra else 4) * width + 1) + width + extra
-                  + sum(2 * layer.head_dim for layer in stack)),
-        "unused": sum(width * layer.head_dim * layer.projections * layer.kv_heads
+        "norms": (depth * ((5 if extra else 4) * width + 1) + width + extra + 4 * width * moe
+                  + sum(2 * layer.head_dim + layer.experts for layer in stack)),
+        "unused": sum(width * layer.head_dim * (2 - layer.k_is_v) * layer.kv_heads
                       for layer in stack if not layer.owns_kv),
     }
     count["total"] = sum(count.values())
-    count["matmul"] = count["attention"] + count["mlp"] + count["per_layer_input"]
+    count["idle"] = sum((layer.experts - layer.active) * layer.expert_size for layer in stack)
+    count["matmul"] = (count["attention"] + count["mlp"] + count["experts"] - count["idle"]
+                       + count["router"] + count["per_layer_input"])
     return count
 
 
@@ -176,8 +113,10 @@ def decode_bytes(config, batch, context, dtype_bytes=2, kv_dtype_bytes=None, tp=
       weights: bytes of the weights instead of our count, for example a checkpoint's 62e9.
     """
     count = parameters(config)
-    if weights is None:  # E2B's per-layer table is looked up, not read; sharing layers' K, V are idle
-        weights = (count["total"] - count["per_layer_table"] - count["unused"]) * dtype_bytes
+    if weights is None:  # a per-layer table is looked up, not read; idle are the K and V of layers
+        # that share, and at best all experts but those of one token
+        idle = count["per_layer_table"] + count["unused"] + count["idle"]
+        weights = (count["total"] - idle) * dtype_bytes
     cache = kv_bytes(config, context, kv_dtype_bytes or dtype_bytes, tp)
     return weights + batch * cache
 

@@ -27,7 +27,7 @@ SIZES = {
     "tiny": Size("the tiny Gemma 4 in assets/: any laptop, Colab CPU or CI machine"),
     "e2b": Size("google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)", ("v5e-1", "v6e-1")),
     "31b": Size("google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
-                ("v5p-8", "v6e-8")),
+                ("v5p-8", "v5p-32", "v6e-8")),
 }
 _always = ""
 

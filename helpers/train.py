@@ -5,7 +5,9 @@ Letters in shape comments: M micro-batches, B rows, T tokens, D embedding, V voc
 positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested containers of arrays.
 """
 
+import hashlib
 import json
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from tensorboardX import SummaryWriter
 
@@ -51,25 +54,30 @@ class PackedRows:
         return Batch(**{field: np.asarray(array[row]) for field, array in self.arrays.items()})
 
 
-def make_dataset(rows, micro_batches, micro_rows, seed, host=0, hosts=1):
-    """An endless, shuffled, seekable stream of one host's part of every step's batch."""
-    dataset = grain.MapDataset.source(rows).seed(seed).shuffle()[host::hosts].repeat()
-    return dataset.batch(micro_rows // hosts).batch(micro_batches).to_iter_dataset()
+def make_dataset(rows, micro_batches, micro_rows, seed):
+    """An endless, shuffled, seekable stream of the batches of the steps."""
+    dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
+    return dataset.batch(micro_rows).batch(micro_batches).to_iter_dataset()
 
 
-def validation_batch(rows, count, micro_rows, host=0, hosts=1):
-    """This host's part of `count` held-out rows as micro-batches, filled up with empty rows."""
+def validation_batch(rows, count, micro_rows):
+    """`count` held-out rows as micro-batches [M, B, T], filled up with empty rows."""
     picked = [rows[i] for i in range(min(count, len(rows)))]
     empty = jax.tree.map(np.zeros_like, picked[0])
     picked += [empty] * (-len(picked) % micro_rows)
-    stacked = jax.tree.map(lambda *arrays: np.stack(arrays[host::hosts]), *picked)
-    return jax.tree.map(lambda a: a.reshape(-1, micro_rows // hosts, a.shape[-1]), stacked)
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *picked)
+    return jax.tree.map(lambda a: a.reshape(-1, micro_rows, a.shape[-1]), stacked)
 
 
 def to_mesh(batch, mesh):
-    """This host's rows of a batch [M, B, T] as global arrays, B split over the mesh's `fsdp`."""
+    """A batch [M, B, T] as global arrays, its rows B split over the mesh's `fsdp`.
+
+    Every host reads the whole batch (a few hundred kilobytes) and hands its devices the rows that
+    the mesh gives them. Which rows these are depends on how the slice is wired, so JAX is asked.
+    """
     sharding = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
-    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), batch)
+    return jax.tree.map(lambda a: jax.make_array_from_callback(
+        a.shape, sharding, lambda index: a[index]), batch)
 
 
 # ── Loss ──
@@ -227,40 +235,82 @@ def save(manager, state, recipe):
         optimizer_state=ocp.args.PyTreeSave(state.opt_state), data=ocp.args.JsonSave(state.data)))
 
 
-def restore(manager, state):
-    """The newest checkpoint's `State`, each array on the sharding that `state` has it on.
+# What Orbax and TensorStore raise for a checkpoint of which a file is missing, cut off or damaged.
+DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
-    Without a checkpoint this is `state` itself.
+
+def newest_recipe(manager):
+    """(step, recipe) of the newest checkpoint that has one, or (0, None).
+
+    A copy that was cut off may lack it; `restore` will name that step.
     """
-    if (step := manager.latest_step()) is None:
-        return state
+    for step in sorted(manager.all_steps(), reverse=True):
+        try:
+            return step, manager.metadata(step).custom_metadata["recipe"]
+        except DAMAGED:
+            continue
+    return 0, None
 
+
+def restore(manager, state):
+    """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
+
+    Damaged checkpoints are named, and removed once an older one has been restored, because their
+    steps are about to be computed and saved again. Without any checkpoint this is `state` itself.
+
+    Raises:
+      UserError: there are checkpoints, and none restores.
+    """
     def like(tree):
         plan = ocp.checkpoint_utils.construct_restore_args(tree)
         return ocp.args.PyTreeRestore(item=tree, restore_args=plan)
 
-    found = manager.restore(step, args=ocp.args.Composite(
+    items = ocp.args.Composite(
         model_params=like(state.adapters), optimizer_state=like(state.opt_state),
-        data=ocp.args.JsonRestore()))
-    return State(step, found["model_params"], found["optimizer_state"], found["data"])
+        data=ocp.args.JsonRestore())
+    steps = sorted(manager.all_steps(), reverse=True)
+    for step in steps:
+        try:
+            manager.metadata(step).custom_metadata["recipe"]
+            found = manager.restore(step, args=items)
+        except DAMAGED as error:
+            why = (str(error).splitlines() or [""])[0][:150]
+            print(f"checkpoint {step} is damaged ({type(error).__name__}: {why}) and is left aside")
+            continue
+        for newer in steps[:steps.index(step)]:
+            manager.delete(newer)
+        return State(step, found["model_params"], found["optimizer_state"], found["data"])
+    if steps:
+        raise UserError(f"none of the checkpoints {steps} in {manager.directory} can be restored. "
+                        "Bring back a copy of one, or set fresh=True to start over.")
+    return state
 
 
 def refuse_another_recipe(manager, recipe):
     """The step to continue from, 0 without a checkpoint.
 
     Raises:
-      UserError: the newest checkpoint trains something else; the message names the differences.
+      UserError: the newest checkpoint trains something else, and the message names the
+        differences; or another host of this run does.
     """
-    if (step := manager.latest_step()) is None:
-        return 0
-    saved = manager.metadata(step).custom_metadata["recipe"]
+    step, saved = newest_recipe(manager)
     differences = [f"{key}: {saved.get(key)} there, {value} here"
-                   for key, value in recipe.items() if saved.get(key) != value]
+                   for key, value in recipe.items() if step and saved.get(key) != value]
     if differences:
         raise UserError(f"{manager.directory} holds step {step} of another recipe: "
                         f"{'; '.join(differences)}.\n"
                         "Set fresh=True to throw it away, or RUN_DIR to keep it.")
+    same_on_all_hosts(recipe, "recipe (settings, data or base model)")
     return step
+
+
+def same_on_all_hosts(value, what):
+    """Raise a `UserError` if the hosts of a slice do not agree on a value that JSON can hold."""
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    everywhere = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+    if np.unique(everywhere.reshape(-1, len(digest)), axis=0).shape[0] > 1:
+        raise UserError(f"the hosts of this slice have different {what}. Bring the same files and "
+                        "settings to all of them.")
 
 
 # ── Log and loop ──
@@ -270,7 +320,7 @@ class StepLog:
     """`log.jsonl`, one JSON object per step and per validation, and the lines a reader sees.
 
     Args:
-      path: the file. TensorBoard's events go to `tensorboard/` beside it.
+      path: the file. `tensorboard/` beside it has the same numbers as TensorBoard's events.
       steps: number of the last step.
       every: print every so many steps, and the first and the last one.
     """
@@ -289,16 +339,28 @@ class StepLog:
         if self.active:
             write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
             folder = self.path.with_name("tensorboard")
-            self.events = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
+            shutil.rmtree(folder, ignore_errors=True)  # a killed run's events may lack the last ones
+            self.events = SummaryWriter(str(folder), flush_secs=10)
+            for record in records:
+                self.draw(record)
+
+    def draw(self, record):
+        """Hand the numbers of one line to TensorBoard."""
+        for name, value in record.items():
+            if name != "step":
+                self.events.add_scalar(name, value, record["step"])
 
     def write(self, record):
         """Append one line, handed to the operating system at once."""
         if self.active:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-            for name in record.keys() - {"step"}:
-                self.events.add_scalar(name, record[name], record["step"])
-            self.events.flush()
+            self.draw(record)
+
+    def close(self):
+        """Write the last events."""
+        if self.active:
+            self.events.close()
 
     def training(self, record):
         """Log one optimizer step, and print the first, the last and every few."""
@@ -360,5 +422,6 @@ def train(state, frozen, train_step, validate, dataset, mesh, log, manager, reci
         if step % validate_every == 0 or step == log.steps:
             log.validation(step, validate(state.adapters))
         save(manager, state, recipe)
+    log.close()
     manager.wait_until_finished()  # files of the last steps
     return state

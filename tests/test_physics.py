@@ -15,7 +15,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import UserError, chip, physics
+from helpers import UserError, architecture, chip, gemma, physics
 
 TPU, GPU = 8 * chip("v6e").flops, 2 * chip("h100").flops
 PEAK = {"tpu": TPU, "gpu": GPU}
@@ -32,10 +32,11 @@ def big():
 
 @pytest.mark.parametrize("name", ["31b", "e2b"])
 def test_parameters_are_those_of_tunix(name):
+    """By kind; tests/test_architecture.py has the total of every size, from transformers, too."""
     from flax import nnx
     from tunix.models.gemma4 import model
     shape = getattr(model.ModelConfig, f"gemma4_{name}")()
-    abstract = nnx.eval_shape(lambda: model.Gemma4(shape, rngs=nnx.Rngs(0)))
+    abstract = nnx.eval_shape(lambda: model.Gemma4(shape, rngs=gemma.SameKey(0)))
     found = {".".join(map(str, path)): math.prod(leaf.shape)
              for path, leaf in nnx.to_flat_state(nnx.state(abstract, nnx.Param))}
 
@@ -48,9 +49,6 @@ def test_parameters_are_those_of_tunix(name):
     assert count["mlp"] == total("gate_proj", "up_proj", "down_proj")
     assert count["attention"] + count["unused"] == total("einsum")
     assert count["norms"] == total("norm", "skip_scale")
-    layers = physics.layers(config(name))
-    assert len(layers) == shape.num_layers
-    assert {layer.window for layer in layers} == {None, shape.sliding_window_size}
 
 
 def test_31b_total():
@@ -79,7 +77,7 @@ def test_attention_pairs_against_the_mask(tokens, window):
     mask = key <= query
     if window is not None:
         mask &= key > query - window
-    layer = physics.Layer("full", 1, 1, 1, window, 1, True, 2)
+    layer = dataclasses.replace(architecture.layers(config("31b"))[0], window=window)
     assert layer.pairs(tokens) == mask.sum()
     assert layer.keys(tokens) == mask[-1].sum()
 
@@ -113,8 +111,8 @@ def test_flops_against_xla():
     graph, state = nnx.split(network)
     forward = jax.jit(lambda state: nnx.merge(graph, state)(ids, jnp.arange(tokens)[None], None, mask)[0])
     counted = forward.lower(state).compile().cost_analysis()["flops"]
-    square = sum(4 * layer.heads * layer.head_dim * tokens**2 for layer in physics.layers(text))
-    kept = sum(4 * layer.heads * layer.head_dim * layer.pairs(tokens) for layer in physics.layers(text))
+    square = sum(4 * layer.heads * layer.head_dim * tokens**2 for layer in architecture.layers(text))
+    kept = sum(4 * layer.heads * layer.head_dim * layer.pairs(tokens) for layer in architecture.layers(text))
     logits = 2 * (tokens - 1) * physics.parameters(text)["embedding"]
     expected = physics.prefill_flops(text, tokens) + square - kept + logits
     assert expected <= counted <= 1.06 * expected  # the rest: norms, softmax, RoPE, activations
@@ -236,5 +234,5 @@ def test_flag_texts():
 
 
 def test_another_model_is_refused():
-    with pytest.raises(UserError, match="dense Gemma 4"):
+    with pytest.raises(UserError, match="Gemma 4"):
         physics.parameters({"model_type": "llama"})

@@ -125,17 +125,17 @@ done
     assert run.returncode == 0, run.stderr
     for _ in range(50):
         lines = log.read_text().splitlines()
-        if sum("rsync" in line for line in lines) == 2 and any("run_all" in line for line in lines):
+        if sum("helpers.remote" in line for line in lines) == 2 and any("run_all" in line for line in lines):
             break
         time.sleep(0.1)
     order = [next(i for i, line in enumerate(lines) if word in line) for word in (
         "add-apt-repository", "apt-get update", "python3.11-venv", "git clone",
         f"sh -c echo always > {HUGE_PAGES}", "setup.sh train", "python 01_setup.py",
-        f"rsync -r gs://a-bucket/run {tmp_path}/run")]
+        f"helpers.remote pull gs://a-bucket/run {tmp_path}/run")]
     assert order == sorted(order), lines
     last = lines[order[-1] + 1:]  # these two in either order: both go on in the background
     assert any("run_all.sh 01 04" in line for line in last)
-    assert any(f"rsync -r {tmp_path}/run gs://a-bucket/run" in line for line in last)
+    assert any(f"helpers.remote push {tmp_path}/run gs://a-bucket/run --every 300" in line for line in last)
     assert "TMPDIR=/dev/shm" in text and "export SIZE=31b" in text
 
 

@@ -1,6 +1,7 @@
 """What 03 does with helpers/train.py, on small random data, for tests.
 
-As a program: train_driver.py FOLDER STEPS; continues from FOLDER's checkpoints, like the notebook.
+As a program: train_driver.py FOLDER STEPS [DTYPE [FSDP TP]]; continues from FOLDER's checkpoints, like
+the notebook. CHECKPOINTS names another place for them; with JAX_NUM_PROCESSES it is one of several hosts.
 Line by line it prints what a test may want to wait for.
 """
 
@@ -9,7 +10,8 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = ("--xla_force_host_platform_device_count=4 "
+    hosts = int(os.environ.get("JAX_NUM_PROCESSES", "1"))
+    os.environ["XLA_FLAGS"] = (f"--xla_force_host_platform_device_count={4 // hosts} "
                                "--xla_llvm_disable_expensive_passes=true")
     os.environ["NPROC"] = "16"
     sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -20,10 +22,11 @@ import conftest  # noqa: F401  (finds the repository)
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import random_gemma
 
 from helpers import gemma, train
-from helpers.machine import quiet
+from helpers.machine import join_hosts, quiet
 
 CAPACITY = 31
 
@@ -62,7 +65,8 @@ def make(model, mesh, optimizer=None, capacity=CAPACITY):
         step=train.jit_train_step(model, optimizer, loss_fn, state))
 
 
-def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, dtype="bfloat16"):
+def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, dtype="bfloat16",
+          shape=None):
     """A run as 03 makes it, restored from `folder` if there is a checkpoint."""
     quiet()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -73,20 +77,20 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
         random_gemma.write(folder / "base", config)
         write_data(folder / "data")
     model_config = gemma.config_from_hf(folder / "base", dtype=dtype)
-    mesh = gemma.make_mesh(model_config)
+    mesh = gemma.make_mesh(model_config, shape)
     model = gemma.place(gemma.load_base(folder / "base", model_config, mesh), mesh)
     gemma.use_block_attention(model, 16)
     model = gemma.inject_lora(model, rank, 2.0 * rank, mesh)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, steps)
     run = make(model, mesh, train.make_optimizer(schedule, 1e-3, 1.0))
-    rows = 2 * mesh.shape["fsdp"]
+    rows = 4 if shape else 2 * mesh.shape["fsdp"]
     run.dataset = train.make_dataset(train.PackedRows(folder / "data" / "train"), 2, rows, seed=3)
     held_out = train.validation_batch(train.PackedRows(folder / "data" / "val"), 6, rows)
     held_out = train.to_mesh(held_out, mesh)
     evaluate = jax.jit(train.make_eval_step(model, run.loss_fn))
     run.validate = lambda adapters: float(evaluate(adapters, run.frozen, held_out))
     run.recipe = {"rank": rank, "steps": steps}
-    checkpoints = (folder / "checkpoints").resolve()
+    checkpoints = os.environ.get("CHECKPOINTS") or (folder / "checkpoints").resolve()
     run.manager = train.open_checkpoints(checkpoints, checkpoint_every, steps)
     train.refuse_another_recipe(run.manager, run.recipe)
     run.state = train.restore(run.manager, run.state)
@@ -107,8 +111,21 @@ def go(run):
     return run
 
 
+def final_adapters(folder, step):
+    """{path: NumPy array} of the adapters in a checkpoint, whatever devices wrote it."""
+    handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
+    with ocp.CheckpointManager((Path(folder) / "checkpoints").resolve(), item_handlers=handlers) as manager:
+        shapes = manager.item_metadata(step)["model_params"].tree
+        plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+        tree = manager.restore(step, args=ocp.args.Composite(
+            model_params=ocp.args.PyTreeRestore(restore_args=plan)))["model_params"]
+    return {str(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 if __name__ == "__main__":
-    run = build(sys.argv[1], int(sys.argv[2]))
+    join_hosts()
+    run = build(sys.argv[1], int(sys.argv[2]), dtype=(*sys.argv[3:4], "bfloat16")[0],
+                shape=tuple(map(int, sys.argv[4:6])) or None)
     print(f"training from step {run.state.step}", flush=True)
     go(run)
     print("finished", flush=True)

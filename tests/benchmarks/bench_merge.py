@@ -5,10 +5,11 @@
 Writes a checkpoint of five layers as wide as the 31B's (5.1 GB, random) and rank-64 adapters, then
 runs, each in a process of its own: a plain copy with fsync, the merge of 04_merge.py, loading
 everything and adding (as the published script's second half does), and PEFT's merge_and_unload
-(in .venv-serve). Peak memory is RssAnon, sampled every 5 ms by this process. `--quick` uses a small
+(in .venv-serve). Peak memory is anonymous memory, sampled every 5 ms by this process. `--quick` uses a small
 checkpoint, to try the script itself. `--keep` leaves the folder.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import psutil  # noqa: E402
+
+from helpers import architecture  # noqa: E402 (not weights: .venv-serve, for PEFT, lacks ml_dtypes)
+
 RANK, ALPHA = 64, 64.0
 WIDE = dict(model_type="gemma4_text", vocab_size=16384, hidden_size=5376, intermediate_size=21504,
             num_hidden_layers=5, num_attention_heads=32, num_key_value_heads=16, head_dim=256,
@@ -36,9 +42,8 @@ def notebook():
     """The merge of the notebook, as a namespace."""
     from types import SimpleNamespace
     from conftest import load
-    names = ("DTYPES FACTORS Tensor Target restore_adapters read_header open_base list_targets check "
-             "q_factors kv_factors k_factors o_factors mlp_factors plan_merge add_delta blocks "
-             "merge_block write_shard merge_model write_tensors write_adapter").split()
+    names = ("FACTORS FLOATS read_step another_step restore_adapters check q_factors kv_factors "
+             "k_factors o_factors mlp_factors plan_merge add_delta merge_model write_adapter").split()
     return SimpleNamespace(**dict(zip(names, load("04_merge.py", *names), strict=True)))
 
 
@@ -62,6 +67,7 @@ def write_base(folder, text, shapes, shards, dtype="bfloat16", seed=0):
     """A random checkpoint in `shards` files with an index, written tensor by tensor."""
     import ml_dtypes
     import numpy as np
+    from helpers import weights
     code, kind = {"bfloat16": ("BF16", ml_dtypes.bfloat16), "float32": ("F32", np.float32)}[dtype]
     folder.mkdir(parents=True)
     noise = np.random.default_rng(seed).normal(size=2**22 + 7).astype(np.float32)
@@ -80,24 +86,9 @@ def write_base(folder, text, shapes, shards, dtype="bfloat16", seed=0):
     for number, group in enumerate(groups, 1):
         file = (f"model-{number:05d}-of-{len(groups):05d}.safetensors" if shards > 1
                 else "model.safetensors")
-        header, position = {"__metadata__": {"format": "pt"}}, 0
-        for name, shape, size in group:
-            header[name] = {"dtype": code, "shape": list(shape),
-                            "data_offsets": [position, position + size]}
-            position += size
-            index[name] = file
-        raw = json.dumps(header).encode()
-        raw += b" " * (-len(raw) % 8)
-        with open(folder / file, "wb") as out:
-            out.write(len(raw).to_bytes(8, "little") + raw)
-            for name, shape, _ in group:
-                one = not name.endswith("proj.weight") and len(shape) == 1
-                size, std = int(np.prod(shape)), 0.05 if "embed" in name else shape[-1] ** -0.5
-                block = np.ones_like(noise) if one else np.roll(noise, zlib.crc32(name.encode()) % 4_000_000) * std
-                while size > 0:
-                    piece = block[:size].astype(kind)
-                    out.write(piece.tobytes())
-                    size -= len(piece)
+        index |= {name: file for name, _, _ in group}
+        weights.write_tensors(folder / file, {
+            name: (code, shape, random_pieces(name, shape, noise, kind)) for name, shape, _ in group})
     if shards > 1:
         (folder / "model.safetensors.index.json").write_text(json.dumps(
             {"metadata": {"total_size": total}, "weight_map": index}, indent=2))
@@ -106,12 +97,23 @@ def write_base(folder, text, shapes, shards, dtype="bfloat16", seed=0):
     return total
 
 
+def random_pieces(name, shape, noise, kind):
+    """The values of one tensor, a block at a time: ones for norms, else noise of a usual size."""
+    import numpy as np
+    one = not name.endswith("proj.weight") and len(shape) == 1
+    size, std = int(np.prod(shape)), 0.05 if "embed" in name else shape[-1] ** -0.5
+    start = zlib.crc32(name.encode()) % 4_000_000
+    block = (np.ones_like(noise) if one else np.roll(noise, start) * std).astype(kind)
+    for done in range(0, size, len(block)):
+        yield block[:size - done]
+
+
 def random_adapters(targets, seed=1):
     """{Tunix path: (A, B)}, as large as training makes them."""
     import numpy as np
     rng = np.random.default_rng(seed)
-    return {t.path: tuple((rng.standard_normal(shape, np.float32) * size)
-                          for shape, size in ((t.a, 0.02), (t.b, 0.02))) for t in targets}
+    return {target.path: tuple(rng.standard_normal(shape, np.float32) * 0.02
+                               for shape in target.adapter(RANK)) for target in targets}
 
 
 def write_checkpoint(folder, adapters, steps):
@@ -144,12 +146,13 @@ def run_copy(folder):
 
 def run_stream(folder):
     os.environ["JAX_PLATFORMS"] = "cpu"
+    from helpers import weights
     nb = notebook()
     text = json.loads((folder / "base" / "config.json").read_text())
     _, adapters, notes = nb.restore_adapters(folder / "checkpoints", 1)
-    targets = nb.list_targets(text, RANK)
+    targets = architecture.modules(text)
     recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets)}
-    nb.check(targets, adapters, nb.open_base(folder / "base"), "model.language_model.", recipe, notes)
+    nb.check(targets, adapters, weights.open_model(folder / "base"), "model.language_model.", recipe, notes)
     plan = nb.plan_merge(targets, adapters, "model.language_model.")
     nb.merge_model(folder / "base", folder / "stream", plan, ALPHA / RANK, 8 << 20)
 
@@ -162,7 +165,7 @@ def run_everything(folder):
     nb = notebook()
     text = json.loads((folder / "base" / "config.json").read_text())
     _, adapters, _ = nb.restore_adapters(folder / "checkpoints", 1)
-    plan = nb.plan_merge(nb.list_targets(text, RANK), adapters, "model.language_model.")
+    plan = nb.plan_merge(architecture.modules(text), adapters, "model.language_model.")
     state = {}
     for shard in sorted((folder / "base").glob("*.safetensors")):
         state.update(load_file(shard))
@@ -194,7 +197,7 @@ def prepare(folder, text):
     """Base, checkpoint and PEFT adapter in `folder`; returns bytes of (base, largest, adapters)."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     nb = notebook()
-    targets = nb.list_targets(text, RANK)
+    targets = architecture.modules(text)
     shapes = tensor_shapes(text, targets)
     total = write_base(folder / "base", text, shapes, 3)
     adapters = random_adapters(targets)
@@ -206,19 +209,16 @@ def prepare(folder, text):
 
 
 def measure(python, mode, folder):
-    """Run one mode in its own process; (seconds, peak RssAnon bytes)."""
+    """Run one mode in its own process; (seconds, peak bytes of anonymous memory)."""
     os.sync()
     start = time.perf_counter()
     child = subprocess.Popen([python, __file__, "--child", mode, str(folder)],
                              stdout=subprocess.DEVNULL, cwd=ROOT)
     peak = 0
     while child.poll() is None:
-        try:
-            status = Path(f"/proc/{child.pid}/status").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            break
-        peak = max([peak] + [int(line.split()[1]) * 1024 for line in status.splitlines()
-                             if line.startswith("RssAnon")])
+        with contextlib.suppress(psutil.NoSuchProcess):
+            memory = psutil.Process(child.pid).memory_info()
+            peak = max(peak, memory.rss - memory.shared)  # shared: pages of files
         time.sleep(0.005)
     if child.wait():
         raise SystemExit(f"{mode} failed")

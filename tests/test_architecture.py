@@ -1,0 +1,194 @@
+"""The list of layers and matrices against what Tunix and transformers build for the same config.
+
+    .venv/bin/python -m pytest tests/test_architecture.py
+"""
+
+import dataclasses
+import json
+import math
+import subprocess
+
+import pytest
+import random_gemma
+from conftest import ROOT
+from safetensors import safe_open
+
+from helpers import UserError, architecture, gemma, physics
+
+SERVE = ROOT / ".venv-serve" / "bin" / "python"
+TINY = ROOT / "assets" / "tiny_gemma4"
+SIZES = {name: architecture.read_config(ROOT / "data" / "configs" / f"gemma4_{name}.json")
+         for name in ("31b", "e2b", "e4b", "26b_a4b")}
+SIZES |= {"tiny": architecture.read_config(TINY), "e2b-like": random_gemma.E2B, "moe": random_gemma.TINY | {
+    "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+    "num_global_key_value_heads": 2}}
+PUBLISHED = ["31b", "e2b", "e4b", "26b_a4b"]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """What transformers builds, on the meta device: {size: (matrices, layers)}."""
+    if not SERVE.exists():
+        pytest.skip("no .venv-serve: run ./setup.sh serve")
+    folder = tmp_path_factory.mktemp("transformers")
+    texts = {name: architecture.text_config(config) for name, config in SIZES.items()}
+    (folder / "sizes.json").write_text(json.dumps(texts))
+    code = """
+import itertools, json, sys, torch
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+found = {}
+for size, config in json.load(open(sys.argv[1])).items():
+    with torch.device("meta"):
+        model = Gemma4ForCausalLM(Gemma4TextConfig(**config))
+    kept = [name for name in model.state_dict() if name.endswith("layer_scalar")]
+    tensors = {**dict(model.named_parameters()), **{name: model.state_dict()[name] for name in kept}}
+    layers = []
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        layers.append([attention.layer_type, attention.sliding_window, attention.head_dim,
+                       attention.num_key_value_groups, attention.is_kv_shared_layer,
+                       attention.store_full_length_kv])
+    found[size] = {name: list(t.shape) for name, t in tensors.items()}, layers
+json.dump(found, open(sys.argv[2], "w"))
+"""
+    done = subprocess.run([SERVE, "-c", code, folder / "sizes.json", folder / "found.json"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_matrices_are_those_of_transformers(size, theirs):
+    tensors, _ = theirs[size]
+    ours = {f"model.{name}.weight": list(shape) for module in architecture.modules(SIZES[size])
+            for name, shape in module.names.items()}
+    linear = {name: shape for name, shape in tensors.items() if name.endswith("_proj.weight")}
+    assert ours == linear
+    for layer in architecture.layers(SIZES[size]):
+        experts = tensors.get(f"model.layers.{layer.index}.experts.gate_up_proj")
+        assert experts == ([layer.experts, 2 * layer.expert_mlp, layer.width] if layer.experts else None)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_layers_are_those_of_transformers(size, theirs):
+    _, built = theirs[size]
+    layers = architecture.layers(SIZES[size])
+    keepers = {kind: index for index, (kind, *_, keeps) in enumerate(built) if keeps}
+    for layer, (kind, window, head_dim, groups, shared, _) in zip(layers, built, strict=True):
+        assert kind == {"full": "full_attention", "sliding": "sliding_attention"}[layer.kind]
+        assert (layer.window, layer.head_dim) == (window, head_dim)
+        assert layer.heads // layer.kv_heads == groups and layer.owns_kv != shared
+        assert layer.kv_from == (keepers[kind] if shared else layer.index)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameters_are_those_of_transformers(size, theirs):
+    """Without the K, V and key norm that google's own files hold for layers that share."""
+    tensors, _ = theirs[size]
+    count, layers = physics.parameters(SIZES[size]), architecture.layers(SIZES[size])
+    norms = sum(layer.head_dim for layer in layers if not layer.owns_kv)
+    assert count["total"] - count["unused"] - norms == sum(map(math.prod, tensors.values()))
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_parameters_and_modules_are_those_of_tunix(size):
+    """Against ModelConfig.gemma4_31b() and so on, which no file of ours has touched."""
+    from flax import nnx
+    from tunix.models.gemma4 import model
+    shape = getattr(model.ModelConfig, f"gemma4_{size}")()
+    abstract = nnx.eval_shape(lambda: model.Gemma4(shape, rngs=gemma.SameKey(0)))
+    found = {".".join(map(str, path)): math.prod(leaf.shape)
+             for path, leaf in nnx.to_flat_state(nnx.state(abstract, nnx.Param))}
+    count, layers = physics.parameters(SIZES[size]), architecture.layers(SIZES[size])
+    moe = {path: number for path, number in found.items() if ".moe." in path}
+    assert count["total"] == sum(found.values())
+    assert count["experts"] == sum(n for path, n in moe.items() if path.endswith(("gating_einsum", "linear")))
+    assert count["router"] == sum(n for path, n in moe.items() if path.endswith("router_logits"))
+    for module in architecture.modules(SIZES[size]):
+        name = module.path + (".kernel" if "mlp" in module.path else ".w")
+        assert found[name] == module.size, name
+    assert [m.path for m in architecture.modules(SIZES[size])] == gemma.expected_modules(shape)
+    assert [layer.kind == "full" for layer in layers] == [
+        kind == model.AttentionType.GLOBAL for kind in
+        (shape.attention_pattern[i % len(shape.attention_pattern)] for i in range(shape.num_layers))]
+
+
+@pytest.mark.parametrize("size", [name for name in SIZES if name not in ("26b_a4b", "moe")])
+def test_tunix_config_there_and_back(size):
+    config = gemma.config_from_hf(SIZES[size], dtype="float32")
+    assert architecture.layers(gemma._as_hf(config)) == architecture.layers(SIZES[size])
+    if size in PUBLISHED:
+        own = getattr(type(config), f"gemma4_{size}")()
+        assert {field.name: (getattr(config, field.name), getattr(own, field.name))
+                for field in dataclasses.fields(own)
+                if getattr(config, field.name) != getattr(own, field.name)} == {}
+
+
+@pytest.mark.parametrize("size", ["26b_a4b", "moe"])
+def test_a_mixture_of_experts_is_counted_but_not_trained(size):
+    with pytest.raises(UserError, match="mixture of experts"):
+        gemma.config_from_hf(SIZES[size])
+
+
+def test_26b_a4b_is_as_large_as_its_name():
+    """Google calls it 25.2 B, of which 3.8 B are active (the tied embedding gives the logits)."""
+    count = physics.parameters(SIZES["26b_a4b"])
+    assert round(count["total"] / 1e9, 1) == 25.2
+    assert round((count["matmul"] + count["embedding"]) / 1e9, 1) == 3.8
+    read = physics.decode_bytes(SIZES["26b_a4b"], 0, 0) / 2
+    assert read == count["total"] - count["idle"] < 0.2 * count["total"]
+
+
+def test_tiny_has_the_tensors_of_its_file():
+    names = {name: shape for module in architecture.modules(SIZES["tiny"])
+             for name, shape in module.names.items()}
+    with safe_open(TINY / "model.safetensors", "np") as file:
+        on_disk = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    prefix = next(name for name in on_disk if name.endswith("embed_tokens.weight")).removesuffix(
+        "embed_tokens.weight")
+    assert {f"{prefix}{name}.weight": shape for name, shape in names.items()} == {
+        name: shape for name, shape in on_disk.items() if name.endswith("_proj.weight")}
+    assert physics.parameters(SIZES["tiny"])["total"] == sum(map(math.prod, on_disk.values()))
+
+
+def test_31b_has_360_modules_and_ten_k_einsum():
+    modules = architecture.modules(SIZES["31b"])
+    assert len(modules) == 360 and len(architecture.modules(SIZES["e2b"])) == 190
+    lone = [module.path for module in modules if module.kind == "k_einsum"]
+    assert lone == [f"layers.{i}.attn.k_einsum" for i in range(5, 60, 6)]
+
+
+def test_patterns_name_these_modules_and_no_others():
+    import re
+    for size in PUBLISHED:
+        for module in architecture.modules(SIZES[size]):
+            assert re.fullmatch(architecture.TARGETS, module.path)
+            for prefix in ("model.", "model.language_model."):
+                assert all(re.fullmatch(architecture.PEFT_TARGETS, prefix + name)
+                           for name in module.names)
+    for other in ("model.vision_tower.encoder.layers.0.self_attn.q_proj", "model.layers.0.experts.down_proj",
+                  "model.language_model.layers.0.per_layer_projection", "model.layers.0.router.proj"):
+        assert not re.fullmatch(architecture.PEFT_TARGETS, other)
+
+
+@pytest.mark.parametrize("config, message", [
+    ({"model_type": "llama"}, "model_type llama"), ({}, "model_type None"),
+    (random_gemma.E2B | {"num_kv_shared_layers": 10}, "without keys and values")])
+def test_what_is_no_gemma_4_is_refused(config, message):
+    with pytest.raises(UserError, match=message):
+        architecture.layers(config)
+
+
+def test_a_config_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="config.json is missing"):
+        architecture.read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"half')
+    with pytest.raises(UserError, match="not valid JSON"):
+        architecture.read_config(tmp_path)
+
+
+def test_no_jax_in_what_counts():
+    """05 to 07 count with these and must not start JAX beside a server."""
+    code = ("import sys; from helpers import architecture, physics, weights, stats; "
+            "assert 'jax' not in sys.modules and 'torch' not in sys.modules")
+    assert subprocess.run([str(ROOT / ".venv" / "bin" / "python"), "-c", code], cwd=ROOT).returncode == 0

@@ -1,0 +1,273 @@
+"""Copies of a run directory in a bucket, through gcsfs against a local Google Cloud Storage."""
+
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import train_driver
+from conftest import ROOT
+
+from helpers import UserError, remote
+
+
+@pytest.fixture(scope="session")
+def storage(tmp_path_factory):
+    """The address of a local storage service, in the environment variables that clients read."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("gcs")
+    server = subprocess.Popen([sys.executable, str(ROOT / "tests" / "gcs_server.py"), str(port),
+                               str(folder / "data")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://localhost:{port}"
+    before = {name: os.environ.get(name) for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")}
+    os.environ.update(dict.fromkeys(before, address))
+    remote._storage.cache_clear()
+    for _ in range(200):
+        try:
+            socket.create_connection(("localhost", port), 0.2).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+    yield address
+    server.terminate()
+    server.wait()
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+    remote._storage.cache_clear()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory with two checkpoints, and things that nobody has finished."""
+    folder = tmp_path / "run"
+    for name, text in {
+            "setup.json": "{}", "data/train/tokens.npy": "tokens", "train/log.jsonl": "one\n",
+            "train/checkpoints/20/_CHECKPOINT_METADATA": "{}",
+            "train/checkpoints/20/model_params/a": "a" * 1000,
+            "train/checkpoints/40/_CHECKPOINT_METADATA": "{}",
+            "train/checkpoints/40/model_params/a": "b" * 1000,
+            "train/checkpoints/60.orbax-checkpoint-tmp-1/model_params/a": "half",
+            ".merged.partial/model.safetensors": "half", "train/.recipe.json.77": "half"}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def tree(folder):
+    """{path: text} of a folder."""
+    return {file.relative_to(folder).as_posix(): file.read_text()
+            for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def whole(run):
+    """What of `run` is finished."""
+    return {name: text for name, text in tree(run).items() if "half" not in text}
+
+
+def test_a_copy_comes_back_whole_and_without_what_was_unfinished(storage, run, tmp_path):
+    remote.push(run, "gs://runs/one")
+    assert remote.pull("gs://runs/one", tmp_path / "back") == 7
+    assert tree(tmp_path / "back") == whole(run)
+    assert remote.pull("gs://runs/one", tmp_path / "back") == 0
+
+
+def test_a_second_pass_sends_what_changed_and_removes_steps_that_were_removed(storage, run, tmp_path):
+    copy = remote.Copy(run, "gs://runs/two")
+    assert copy.once() == 7 and copy.once() == 0
+    (run / "train" / "log.jsonl").write_text("one\ntwo\n")
+    for file in (run / "train" / "checkpoints" / "20").rglob("*"):
+        file.unlink() if file.is_file() else None
+    (run / "train" / "checkpoints" / "20" / "model_params").rmdir()
+    (run / "train" / "checkpoints" / "20").rmdir()
+    assert copy.once() == 1
+    there = remote.objects("gs://runs/two")
+    assert not [name for name in there if "/20" in name]
+    remote.pull("gs://runs/two", tmp_path / "back")
+    assert tree(tmp_path / "back") == whole(run)
+    assert remote.Copy(run, "gs://runs/two").once() == 0  # another process finds nothing to do either
+
+
+def test_a_copy_that_was_cut_off_leaves_a_step_without_its_mark_there(storage, run, tmp_path, capsys):
+    copy, sent = remote.Copy(run, "gs://runs/three"), []
+
+    def up(name, plain=copy._up):
+        if len(sent) == 3:  # step 40 is up and marked, step 20 half
+            raise KeyboardInterrupt
+        sent.append(name)
+        plain(name)
+    copy._up = up
+    with pytest.raises(KeyboardInterrupt):
+        copy.once()
+    assert sum("/20/" in name for name in remote.objects("gs://runs/three")) == 1
+    remote.pull("gs://runs/three", tmp_path / "back")
+    assert "checkpoint 20 in gs://runs/three is not whole" in capsys.readouterr().out
+    assert set(tree(tmp_path / "back")) == {name for name in tree(run) if "checkpoints/40/" in name}
+
+
+def test_a_step_that_lost_a_file_in_the_bucket_stays_there(storage, run, tmp_path, capsys):
+    remote.push(run, "gs://runs/four")
+    remote._storage().rm_file("runs/four/train/checkpoints/40/model_params/a")
+    remote.pull("gs://runs/four", tmp_path / "back")
+    assert "checkpoint 40 in gs://runs/four is not whole" in capsys.readouterr().out
+    assert not (tmp_path / "back" / "train" / "checkpoints" / "40").exists()
+    assert (tmp_path / "back" / "train" / "checkpoints" / "20").exists()
+
+
+def test_what_is_here_already_stays(storage, run, tmp_path):
+    remote.push(run, "gs://runs/five")
+    (tmp_path / "back" / "train").mkdir(parents=True)
+    (tmp_path / "back" / "train" / "log.jsonl").write_text("newer")
+    remote.pull("gs://runs/five", tmp_path / "back")
+    assert (tmp_path / "back" / "train" / "log.jsonl").read_text() == "newer"
+
+
+def test_an_empty_folder_is_not_a_missing_or_refused_bucket(storage, tmp_path, monkeypatch):
+    assert remote.pull("gs://runs/nothing-here", tmp_path / "back") == 0
+    with pytest.raises(UserError, match="there is no bucket absent"):
+        remote.pull("gs://absent/run", tmp_path / "back")
+    with pytest.raises(UserError, match="not an address"):
+        remote.pull("runs/one", tmp_path / "back")
+
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        """A service that knows us not."""
+
+        def do_GET(self):
+            body = json.dumps({"error": {"code": 403, "message": "does not have access"}}).encode()
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words):
+            """Nothing."""
+    server = http.server.ThreadingHTTPServer(("localhost", 0), Refuses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://localhost:{server.server_port}")
+    remote._storage.cache_clear()
+    try:
+        with pytest.raises(UserError, match="(?s)refuses us.*.*roles/storage.objectUser"):
+            remote.pull("gs://runs/one", tmp_path / "back")
+    finally:
+        server.shutdown()
+        remote._storage.cache_clear()
+
+
+def test_a_termination_signal_leaves_the_newest_step_marked(storage, run, tmp_path):
+    """SIGTERM while the command sleeps: one more pass, then it ends by itself."""
+    command = subprocess.Popen([sys.executable, "-m", "helpers.remote", "push", str(run),
+                                "gs://runs/six", "--every", "600"], cwd=ROOT)
+    deadline = time.monotonic() + 120
+    while "setup.json" not in remote.objects("gs://runs/six") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    step = run / "train" / "checkpoints" / "60"
+    (step / "model_params").mkdir(parents=True)
+    (step / "model_params" / "a").write_text("c" * 1000)
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(60) == 0
+    remote.pull("gs://runs/six", tmp_path / "back")
+    assert tree(tmp_path / "back") == whole(run)
+
+
+# ── Whole programs ──
+
+def driver(folder, steps=12, wait=None):
+    """The training driver on `folder`/train, to its end or until `wait` steps are logged."""
+    program = subprocess.Popen([sys.executable, str(ROOT / "tests" / "train_driver.py"),
+                                str(folder / "train"), str(steps)],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if wait is None:
+        assert program.wait(900) == 0
+        return None
+    log, deadline = folder / "train" / "log.jsonl", time.monotonic() + 900
+    while not log.exists() or log.read_text().count('"loss"') < wait:
+        assert program.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grace", [30, 0.5])
+def test_a_preempted_machine_is_followed_by_an_empty_one(storage, tmp_path, grace):
+    """SIGTERM to the training and to its copy, SIGKILL after the grace; then another machine."""
+    whole, spot, new = tmp_path / "whole", tmp_path / "spot", tmp_path / "new"
+    address = f"gs://runs/spot-{grace}"
+    (whole / "train").mkdir(parents=True)
+    driver(whole)
+    (spot / "train").mkdir(parents=True)
+    (spot / "ballast").write_bytes(os.urandom(40_000_000))  # so that a copy takes a while
+    copier = subprocess.Popen([sys.executable, "-m", "helpers.remote", "push", str(spot), address,
+                               "--every", "1"], cwd=ROOT)
+    training = driver(spot, wait=7)
+    deadline = time.monotonic() + 60  # an earlier pass has brought a checkpoint away
+    while not any(name.endswith(remote.MARK) for name in remote.objects(address)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    training.send_signal(signal.SIGTERM)
+    copier.send_signal(signal.SIGTERM)
+    try:
+        assert copier.wait(grace) == 0
+    except subprocess.TimeoutExpired:
+        assert grace < 30, "the last pass was not done in time"
+    training.kill()
+    copier.kill()
+    training.wait()
+    copier.wait()
+    assert remote.pull(address, new)
+    steps = sorted(int(path.name) for path in (new / "train" / "checkpoints").iterdir())
+    assert steps and max(steps) < 12
+    driver(new)
+    final, again = (train_driver.final_adapters(run / "train", 12) for run in (whole, new))
+    assert final.keys() == again.keys()
+    for name in final:
+        assert final[name].tobytes() == again[name].tobytes()
+
+
+def notebook(name, folder, wait=None, edit=("", ""), **environment):
+    """A notebook as a script in the run directory `folder`; killed once it prints `wait`."""
+    source = folder / name
+    folder.mkdir(exist_ok=True)
+    text = (ROOT / name).read_text()
+    assert edit[0] in text
+    source.write_text(text.replace(*edit) if edit[0] else text)
+    program = subprocess.Popen(
+        [sys.executable, str(source)], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(folder),
+                                       "MPLBACKEND": "agg", **environment})
+    said = []
+    for line in program.stdout:
+        said.append(line)
+        if wait and wait in line:
+            program.kill()
+    assert program.wait() == (-signal.SIGKILL if wait else 0), "".join(said[-30:])
+    return "".join(said)
+
+
+@pytest.mark.slow
+def test_checkpoints_in_a_bucket_outlive_the_machine(storage, tmp_path):
+    """02, 03 killed, an empty disk, 02 and 03 again, 04: base model, checkpoints and cache on gs://."""
+    base = "gs://runs/base/tiny_gemma4"
+    remote.push(ROOT / "assets" / "tiny_gemma4", base)
+    there = {"CHECKPOINTS": "gs://runs/bucket-run/checkpoints",
+             "JAX_COMPILATION_CACHE_DIR": "gs://runs/jax_cache"}
+    for folder, kill, found in (("first", "step 50/", "starting at step 0"),
+                                ("second", None, "resuming from step 40")):
+        run = tmp_path / folder
+        own = there | {"TMPDIR": str(tmp_path / f"{folder}-disk")}
+        (tmp_path / f"{folder}-disk").mkdir()
+        notebook("02_data.py", run, edit=('base="assets/tiny_gemma4"', f'base="{base}"'), **own)
+        said = notebook("03_train.py", run, wait=kill, **own)
+        assert found in said, said[-3000:]
+    assert not (run / "train" / "checkpoints").exists() and remote.objects("gs://runs/jax_cache")
+    notebook("04_merge.py", run, **own)
+    recipe = json.loads((run / "train" / "recipe.json").read_text())
+    assert recipe["checkpoints"] == there["CHECKPOINTS"] and recipe["base_path"] == base
+    assert json.loads((run / "merge.json").read_text())
