@@ -87,7 +87,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import chat, data, style, verilog
+from helpers import chat, data, judge, style
 from helpers.run import local_path
 
 pd.set_option("display.max_colwidth", 160, "display.width", 200)
@@ -541,12 +541,12 @@ def overlap(prompts, evaluation, n=13):
 # training prompt has, too.
 
 # %%
-exam_folder = verilog.fetch(cfg.evaluation)
+exam_folder = judge.fetch(cfg.evaluation)
 exams = {path.name.removesuffix("_prompt.txt"): path.read_text()
          for path in sorted(exam_folder.glob("*_prompt.txt"))}
 if not exams:
     raise helpers.UserError(f"No *_prompt.txt in {exam_folder}. Get the benchmark: "
-                            f"git clone {verilog.REPOSITORY}")
+                            f"git clone {judge.REPOSITORY}")
 asked = [(place, message["content"]) for place, example in enumerate(examples)
          for message in example["before"] if message["role"] == "user"]
 exact, closest = overlap([text for _, text in asked], exams)

@@ -3,7 +3,7 @@
 Only the standard library is imported here: the opening cell calls `helpers.install` before anything
 else is there, and a notebook that talks HTTP to a server (05, 06, 07) never starts JAX by accident.
 Each topic has its own file: `helpers.hardware`, `helpers.chat`, `helpers.gemma`, `helpers.server`,
-`helpers.verilog`, `helpers.style`.
+`helpers.judge`, `helpers.answers`, `helpers.waves`, `helpers.style`.
 """
 
 from helpers.hardware import chip
