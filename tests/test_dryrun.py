@@ -284,7 +284,8 @@ def test_table_resumes_and_refusals_are_rows(tmp_path, notebook, monkeypatch):
         calls.append(recipe.recipe)
         refused = "RESOURCE_EXHAUSTED: Used 112.60G of 95.74G hbm"
         return (None, refused, 1.0) if recipe.recipe == "big" else (Program(), "", 1.0)
-    run_table.__globals__.update(compile_recipe=fake, versions=lambda: dict(version))
+    run_table.__globals__.update(compile_recipe=fake, versions=lambda: dict(version),
+                                 predict=lambda *_: {"unknown_share": 0.01})
     recipes = [recipe_class("ours"), recipe_class("big")]
     run_table(recipes, settings(), tmp_path)
     run_table(recipes, settings(), tmp_path)

@@ -57,27 +57,6 @@ def test_peak_memory_is_that_of_this_run_only(tmp_path, monkeypatch):
     assert 300 / 1024 < memory.gib < 600 / 1024
 
 
-def test_the_figure_shows_the_table():
-    points = readme_figure.road()
-    assert points, "data/dryrun/v5p-8_31b.csv lacks `published` or `ours`"
-    assert readme_figure.described(points) in readme_figure.FIGURE.read_text()
-
-
-def test_the_figure_can_be_drawn(tmp_path):
-    table = tmp_path / "table.csv"
-    table.write_text("recipe,fits,real_tokens_per_second,real_tokens_per_second_roofline\n"
-                     "ours,True,900,1000\n\"ours, one row\",False,,\nanother,True,1000,1100\n"
-                     "published + bfloat16,True,200,210\npublished,True,100,120\n")
-    points = readme_figure.road(table)
-    assert points == [("published", 100, 120), ("published + bfloat16", 200, 210),
-                      ("ours", 900, 1000)]
-    assert readme_figure.road(tmp_path / "none.csv") == []
-    readme_figure.draw(points, tmp_path / "a.svg")
-    readme_figure.draw(points, tmp_path / "b.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert "published: 100, roofline 120; " in (tmp_path / "a.svg").read_text()
-
-
 def test_reading_minutes_are_words_and_lines(tmp_path):
     source = tmp_path / "01_x.py"
     source.write_text("# %% [markdown]\n# " + "word " * 400 + "\n\n# %%\nhelpers.machine()\n\n"

@@ -1,0 +1,972 @@
+"""How long a compiled TPU program takes, from its text alone: cycles, links, a timeline, a profile.
+
+`compiled.as_text()` is XLA's *scheduled* program: instructions in the order in which a chip runs
+them, most with the back end's own count of cycles, collectives with their sizes and groups. This
+file reads that text. Nothing in it is fitted: clock, peak and bandwidth are the vendor's, the links
+are those of the scaling book (Austin et al., "How to Scale Your Model",
+https://jax-ml.github.io/scaling-book/tpus). Standard library and NumPy only: a text can be read on
+any machine, without JAX and without libtpu.
+"""
+
+import functools
+import gzip
+import json
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from helpers.hardware import chip
+
+# ── what a chip and a slice can do ──────────────────────────────────────────────────────────────
+
+
+# Operations a cycle, two for multiply and add: cores x matrix units x cells x 2. v5p has 2 cores
+# with 4 units of 128 x 128 (459e12 of them a second make 1.75 GHz), v5e one such core. v6e has two
+# units of 256 x 256, and the compiler counts two products a cell and cycle: it gives a product of
+# two 8192 x 8192 matrices 369,000 operations a cycle, more than one product a cell would allow.
+PER_CYCLE = {"v5p": 2 * 4 * 128 * 128 * 2, "v5e": 4 * 128 * 128 * 2, "v6e": 2 * 256 * 256 * 4}
+HOP = 1e-6  # seconds that a hop over a link takes at least (scaling book, "A note on ICI latency")
+TRUSTED = 0.02  # no time is given where more than this share of FLOPs or bytes has no known cost
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Chips of one kind in a box.
+
+    Attributes:
+      chip: v5p, v5e or v6e.
+      shape: chips along x, y and z, as in a topology's name: (2, 2, 1).
+      coordinates: (x, y, z) of every partition of the program, in the mesh's order. Empty: x counts
+        fastest, then y, then z, which is how JAX numbers the devices of a slice.
+    """
+
+    chip: str
+    shape: tuple
+    coordinates: tuple = ()
+
+    @property
+    def spec(self):
+        """The `Chip` with peaks, HBM and links, of `helpers.hardware`."""
+        return chip(self.chip)
+
+    @property
+    def clock(self):
+        """Cycles a second: the vendor's, or peak over operations a cycle."""
+        return self.spec.clock or self.spec.flops / PER_CYCLE[self.chip]
+
+    @functools.cached_property
+    def places(self):
+        """[chips, dimensions] coordinates by partition."""
+        if self.coordinates:
+            return np.array(self.coordinates)[:, :len(self.shape)]
+        grid = np.indices(self.shape[::-1]).reshape(len(self.shape), -1)
+        return grid[::-1].T
+
+    def ring(self, dimension):
+        """Whether the chips along a dimension are closed to a ring (scaling book, part 2)."""
+        if self.chip == "v5p":                  # by optical switches between full cubes
+            return all(size % 4 == 0 for size in self.shape)
+        return self.shape[dimension] == 16      # v5e and v6e: where it is the whole pod's
+
+    def box(self, group):
+        """(names of the dimensions, bytes a second into the worst placed chip, hops) of a group.
+
+        A chip has one link to each neighbour: at the corner of a box one along each of the box's
+        dimensions, in a ring two. None if the chips do not fill a box of neighbours.
+        """
+        values = [np.unique(column) for column in self.places[list(group)].T]
+        extents = [len(value) for value in values]
+        if math.prod(extents) != len(group) or any(np.diff(value).max(initial=1) > 1
+                                                   for value in values):
+            return None
+        used = [d for d, extent in enumerate(extents) if extent > 1]
+        closed = {d for d in used if extents[d] == self.shape[d] and self.ring(d)}
+        count = sum(2 if d in closed and extents[d] > 2 else 1 for d in used)
+        hops = sum(extents[d] // 2 if d in closed else extents[d] - 1 for d in used)
+        return tuple("xyz"[d] for d in used), count * self.spec.link_bandwidth, hops
+
+
+def read_groups(text, chips):
+    """Groups of partitions, as lists, from either of XLA's notations.
+
+    `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[4,2]<=[2,4]T(1,0)`, `mesh['a'=2,'b'=2] {'b'}`; `{}` means all.
+    """
+    if text.startswith("mesh["):
+        head, _, tail = text.partition("]")
+        axes = re.findall(r"'([^']+)'=(\d+)", head)
+        wanted = re.findall(r"'([^']+)'", tail.split("}")[0])
+        grid = np.arange(chips).reshape([int(size) for _, size in axes])
+        last = [place for place, (name, _) in enumerate(axes) if name in wanted]
+        first = [place for place in range(len(axes)) if place not in last]
+        size = math.prod(int(axes[place][1]) for place in last)
+        return grid.transpose(first + last).reshape(-1, size).tolist()
+    if text.startswith("["):
+        shape, source, order = re.match(
+            r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+        grid = np.arange(chips).reshape([int(size) for size in source.split(",")])
+        if order:
+            grid = grid.transpose([int(place) for place in order.split(",")])
+        return grid.reshape([int(size) for size in shape.split(",")]).tolist()
+    groups = re.findall(r"\{([\d,]+)\}", text)
+    return [[int(chip) for chip in group.split(",")] for group in groups] or [list(range(chips))]
+
+
+def send_time(size, pairs, where):
+    """Seconds and dimensions of a collective-permute: each pair's bytes on the shortest way.
+
+    Every pair goes along x, then y, then z; the fullest link decides.
+    """
+    load, names, far = defaultdict(int), set(), 0
+    for source, target in pairs:
+        here, goal, hops = list(where.places[source]), where.places[target], 0
+        for dimension, extent in enumerate(where.shape):
+            way = int(goal[dimension]) - int(here[dimension])
+            if where.ring(dimension) and abs(way) > extent / 2:
+                way -= math.copysign(extent, way)
+            for _ in range(abs(int(way))):
+                step = int(math.copysign(1, way))
+                load[(*here, dimension, step)] += 1
+                here[dimension] = (here[dimension] + step) % extent
+                names.add("xyz"[dimension])
+                hops += 1
+        far = max(far, hops)
+    worst = max(load.values(), default=0)
+    return max(size * worst / where.spec.link_bandwidth, far * HOP), tuple(sorted(names))
+
+
+def collective_time(kind, size, groups, where):
+    """Seconds that a collective needs the links, and the dimensions whose links it uses.
+
+    Gathering V bytes over n chips brings (n - 1) / n V into each of them; a reduce-scatter sends as
+    much, an all-reduce is both. An all-to-all is limited by the cut through the longest dimension.
+    Scaling book, https://jax-ml.github.io/scaling-book/sharding. Groups that fill no box of
+    neighbours pass their pieces around, all groups at once over the links that lie in between.
+
+    Args:
+      kind: all-gather, reduce-scatter, all-reduce, all-to-all.
+      size: bytes: the gathered result, or what one chip puts in.
+      groups: lists of partitions.
+      where: a `Slice`.
+    """
+    n, double = len(groups[0]), 2 if kind == "all-reduce" else 1
+    if n < 2:
+        return 0.0, ()
+    boxes = [where.box(group) for group in groups]
+    if None in boxes:
+        pairs = [(group[i - 1], group[i]) for group in groups for i in range(n)]
+        seconds, names = send_time(size / n, pairs, where)
+        return double * (n - 1) * seconds, names
+    names, speed, hops = min(boxes, key=lambda box: box[1])
+    if kind == "all-to-all":
+        longest = max(len(np.unique(column)) for column in where.places[list(groups[0])].T)
+        seconds = size * n / 4 / (n / longest * speed / len(names))
+    else:
+        seconds = (n - 1) / n * size / speed
+    return double * max(seconds, hops * HOP), names
+
+
+# ── the program's text ──────────────────────────────────────────────────────────────────────────
+
+BITS = {"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "f4e2m1fn": 4, "token": 0, "opaque": 0,
+        "bf16": 16, "f16": 16, "c64": 64, "c128": 128}
+ARRAY = re.compile(r"(\w+)\[([\d,<= ]*)\](?:\{([^}]*)\})?")
+NAMES = re.compile(r"%([\w.\-]+)")
+JAX_NAME = re.compile(r"jit\(|pjit\(")
+PARENTHESES = re.compile(r"[()]")
+CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "domain",
+        "partition-id", "replica-id", "opt-barrier", "add-dependency", "get-dimension-size"}
+MOVES = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "convert", "copy",
+         "transpose", "reshape", "broadcast", "slice", "concatenate", "pad", "dynamic-slice",
+         "dynamic-update-slice", "reverse", "fusion", "iota", "reduce-precision"}
+GROUPS = (r"replica_groups=(mesh\[[^\]]*\] \{[^}]*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|"
+          r"\{.*?\}\}|\{\})")
+LOOKUPS = ("gather", "dynamic-slice", "slice")
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+               "collective-permute", "collective-broadcast")
+
+
+def arrays(shape):
+    """[(dtype, dimensions, memory)] of a shape's text; memory 0 is HBM, others are on the chip."""
+    found = []
+    for dtype, sizes, layout in ARRAY.findall(shape):
+        memory = re.search(r"S\((\d+)\)", layout)
+        sizes = tuple(int(size.strip("<= ")) for size in sizes.split(",") if size)
+        found.append((dtype, sizes, int(memory[1]) if memory else 0))
+    return found
+
+
+def bytes_of(shape, hbm_only=False):
+    """Bytes of all arrays in a shape's text, without padding; on request only those in HBM."""
+    total = 0
+    for dtype, sizes, memory in arrays(shape):
+        bits = BITS.get(dtype) if dtype in BITS else int(re.search(r"\d+", dtype)[0])
+        total += 0 if hbm_only and memory else math.prod(sizes) * bits // 8
+    return total
+
+
+@dataclass
+class Instruction:
+    """One line of the program: `%name = shape opcode(operands), attributes`."""
+
+    name: str
+    shape: str
+    opcode: str
+    inside: str                    # the text between the parentheses
+    rest: str                      # the attributes
+    operands: list = field(init=False)
+
+    def __post_init__(self):
+        self.operands = NAMES.findall(self.inside)
+
+    def attribute(self, pattern):
+        """The first group of a regular expression in the attributes, or None."""
+        found = re.search(pattern, self.rest)
+        return found[1] if found else None
+
+    @property
+    def cycles(self):
+        found = CYCLES.search(self.rest)
+        return int(found[1]) if found else None
+
+    @property
+    def called(self):
+        """The computation that a fusion or an asynchronous start calls, or None."""
+        return self.attribute(r"calls=%([\w.\-]+)")
+
+    @property
+    def op_name(self):
+        return self.attribute(r'op_name="([^"]*)"') or ""
+
+
+def _closing(text, start):
+    """Where the parenthesis that opens at `start` is closed."""
+    depth = 0
+    for found in PARENTHESES.finditer(text, start):
+        depth += 1 if found[0] == "(" else -1
+        if not depth:
+            return found.start()
+    raise ValueError(f"no end of the parenthesis in {text[start:start + 80]!r}")
+
+
+def _instruction(line):
+    name, _, text = line.strip().removeprefix("ROOT ").partition(" = ")
+    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
+    opening = text.index("(", end)
+    closing = _closing(text, opening)
+    return Instruction(name.removeprefix("%"), text[:end], text[end:opening].strip(),
+                       text[opening + 1:closing], text[closing + 1:])
+
+
+class Program:
+    """A compiled program: its computations, and where in the source each instruction comes from.
+
+    Args:
+      text: `compiled.as_text()`.
+
+    Raises:
+      ValueError: the text holds no scheduled program.
+    """
+
+    def __init__(self, text):
+        header = text.split("\n", 1)[0]
+        if "is_scheduled=true" not in header:
+            raise ValueError("the text is no scheduled program: compiled.as_text() gives one")
+        self.computations, self.entry, lines = {}, "", None
+        tables = {"FileNames": {}, "FunctionNames": {}, "FileLocations": {}, "StackFrames": {}}
+        table = None
+        for line in text.split("\n"):
+            if line.startswith("  "):
+                if lines is not None and " = " in line:
+                    lines.append(_instruction(line))
+            elif line.endswith("{") and line.startswith(("%", "ENTRY ")):
+                name = NAMES.search(line)[1]
+                lines = self.computations[name] = []
+                self.entry = name if line.startswith("ENTRY ") else self.entry
+            elif line.startswith("}"):
+                lines = None
+            elif line in tables:
+                table = tables[line]
+            elif table is not None and line[:1].isdigit():
+                number, _, value = line.partition(" ")
+                table[int(number)] = value
+        if not self.entry:
+            raise ValueError("the text has no ENTRY computation")
+        chips = re.search(r"num_partitions=(\d+)", header)
+        self.chips = int(chips[1]) if chips else 1
+        self.shapes = {name: {line.name: line.shape for line in lines}
+                       for name, lines in self.computations.items()}
+        self._frames = self._read_frames(tables)
+        self._flops, self._users = {}, {}
+
+    @staticmethod
+    def _read_frames(tables):
+        def numbers(text):
+            return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)}
+        places = {}
+        for key, text in tables["FileLocations"].items():
+            entry = numbers(text)
+            file = tables["FileNames"].get(entry.get("file_name_id"), "")
+            function = tables["FunctionNames"].get(entry.get("function_name_id"), "")
+            places[key] = (file.strip('"'), function.strip('"'), entry.get("line", 0))
+        frames = {key: numbers(text) for key, text in tables["StackFrames"].items()}
+        # Frame 1 has no parent. XLA prints "parent 1" for it: one more than the parent's number.
+        shift = int(frames.get(1, {}).get("parent_frame_id", 0) == 1)
+        return {key: (places.get(entry.get("file_location_id"), ("", "", 0)),
+                      entry.get("parent_frame_id", 0) - shift) for key, entry in frames.items()}
+
+    def stack(self, instruction):
+        """[(file, function, line)] of the calls that made an instruction, innermost first."""
+        number, found = instruction.attribute(r"stack_frame_id=(\d+)"), []
+        number = int(number) if number else 0
+        while number in self._frames and len(found) < 200:
+            place, number = self._frames[number]
+            found.append(place)
+        return found
+
+    def named(self, line, computation):
+        """The instruction itself, one inside it, or the nearest user or maker, with a JAX name."""
+        if computation not in self._users:
+            self._users[computation] = defaultdict(list), {}
+            users, makers = self._users[computation]
+            for one in self.computations[computation]:
+                makers[one.name] = one
+                for name in one.operands:
+                    users[name].append(one)
+        users, makers = self._users[computation]
+        for neighbours in (lambda one: users[one.name],
+                           lambda one: [makers[name] for name in one.operands]):
+            queue = [line]
+            for one in queue:                   # the nearest first; a few steps are enough
+                inner = self.inner(one.called) if one.called else ()
+                known = [two for two in (*inner, one) if JAX_NAME.match(two.op_name)]
+                if known:
+                    return known[-1]
+                if len(queue) < 16 and one.opcode != "tuple":
+                    queue += neighbours(one)
+        return line
+
+    def inner(self, name):
+        """All instructions of a computation and of what it calls."""
+        for line in self.computations.get(name, ()):
+            yield line
+            if line.called:
+                yield from self.inner(line.called)
+
+    def flops(self, line, computation):
+        """(all, int8) operations of the products in an instruction: 2 for multiply and add."""
+        if line.opcode in ("convolution", "dot"):
+            shapes = self.shapes[computation]
+            count = _product_flops(line, *(shapes.get(name, "") for name in line.operands[:2]))
+            dtype = arrays(shapes.get(line.operands[0], ""))
+            return count, count if dtype and dtype[0][0] in ("s8", "u8", "s4", "u4") else 0
+        if not line.called:
+            return 0, 0
+        if line.called not in self._flops:
+            parts = [self.flops(inner, line.called)
+                     for inner in self.computations.get(line.called, ())]
+            self._flops[line.called] = tuple(map(sum, zip(*parts))) if parts else (0, 0)
+        return self._flops[line.called]
+
+    def hbm_bytes(self, line, computation):
+        """Bytes that an instruction reads from HBM and writes to it.
+
+        Of an operand that is only looked up or sliced counts what is read, of an array that is
+        updated in place what is written.
+        """
+        shapes = self.shapes[computation]
+        read = [bytes_of(shapes.get(name, ""), True) for name in line.operands]
+        written = bytes_of(line.shape, True)
+        if line.opcode in LOOKUPS:
+            read[0] = min(read[0], bytes_of(line.shape))
+        elif line.opcode == "dynamic-update-slice":
+            read[0], written = 0, min(written, read[1])
+        elif line.called and any(read):
+            read = [min(size, self._read_inside(line.called, place)) if size else 0
+                    for place, size in enumerate(read)]
+        return sum(read) + written
+
+    def _read_inside(self, name, place):
+        """Bytes that a fused computation reads of its parameter number `place`, at most."""
+        if name not in self.computations:
+            return math.inf
+        lines = self.computations[name]
+        parameter = next((one.name for one in lines
+                          if one.opcode == "parameter" and one.inside == str(place)), None)
+        total = 0
+        for one in lines:
+            if parameter in one.operands:
+                if one.opcode not in LOOKUPS or one.operands[0] != parameter:
+                    return math.inf
+                total += bytes_of(one.shape)
+        return total
+
+    def trips(self, line):
+        """How often the body of a while loop runs, or None if the text does not say."""
+        known = line.attribute(r'"known_trip_count":\{"n":"?(\d+)')
+        if known:
+            return int(known)
+        condition = line.attribute(r"condition=%([\w.\-]+)")
+        lines = list(self.inner(condition))
+        if not any(inner.opcode == "compare" and "direction=LT" in inner.rest for inner in lines):
+            return None
+        limits = [inner.inside for inner in lines
+                  if inner.opcode == "constant" and inner.shape.startswith(("s32[]", "u32[]"))]
+        return int(limits[0]) if len(limits) == 1 else None
+
+
+def _window(line, count):
+    """[(size, stride, pad before, pad after, lhs dilation, rhs dilation)] of a convolution."""
+    text = line.attribute(r"window=\{([^}]*)\}") or ""
+    found = dict(part.split("=") for part in text.split())
+
+    def each(name, default):
+        return (found[name].split("x") if name in found else [default] * count)
+    pads = [pad.split("_") for pad in each("pad", "0_0")]
+    return [(int(size), int(stride), int(pad[0]), int(pad[1]), int(wide), int(far))
+            for size, stride, pad, wide, far in zip(
+                each("size", "1"), each("stride", "1"), pads, each("lhs_dilate", "1"),
+                each("rhs_dilate", "1"))]
+
+
+def _product_flops(line, lhs, rhs):
+    """Operations of a dot, or of a convolution: XLA writes products on a TPU as convolutions.
+
+    A position of the window counts only where it meets a real number, not padding or a hole between
+    dilated ones: XLA's own rule (HloCostAnalysis::HandleConvolution).
+    """
+    out = arrays(line.shape)[0][1]
+    (_, left, _), (_, right, _) = (arrays(shape)[0] for shape in (lhs, rhs))
+    if line.opcode == "dot":
+        inner = line.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
+        return 2 * math.prod(out) * math.prod(left[int(d)] for d in inner.split(",") if d)
+    lhs_label, rhs_label, out_label = re.search(
+        r"dim_labels=(\w+)_(\w+)->(\w+)", line.rest).groups()
+    spatial = sum(label.isdigit() for label in rhs_label)
+    count = left[lhs_label.index("b")] * right[rhs_label.index("i")] * right[rhs_label.index("o")]
+    count //= int(line.attribute(r"batch_group_count=(\d+)") or 1)
+    for d, (size, stride, before, _, wide, far) in enumerate(_window(line, spatial)):
+        there = (left[lhs_label.index(str(d))] - 1) * wide + 1
+        met = 0
+        for tap in range(size):
+            at = np.arange(out[out_label.index(str(d))]) * stride - before + tap * far
+            met += int(((at >= 0) & (at < there) & (at % wide == 0)).sum())
+        count *= met
+    return 2 * count
+
+
+# ── what an instruction is ──────────────────────────────────────────────────────────────────────
+
+PARTS = ("MLP", "output matrix", "projections", "attention", "LoRA", "norms", "conversions",
+         "optimizer", "other")
+DIRECTIONS = ("forward", "recomputed", "backward", "rest")
+UPDATE = re.compile(r"^(Optimizer\.|MultiSteps|scale_by_|global_norm|clip_by_|apply_updates|tree_|"
+                    r"add_decayed|safe_increment|make_optimizer)")
+
+
+def direction_of(op_name):
+    """The pass, one of `DIRECTIONS`, from the name that JAX gives an operation.
+
+    `rest` is the optimizer, and what only brings arguments in or results out.
+    """
+    if "rematted_computation" in op_name:
+        return "recomputed"
+    return ("backward" if "transpose(" in op_name else
+            "forward" if "jvp(" in op_name else "rest")
+
+
+def part_of(stack, op_name, product, moves):
+    """The part of the model that an instruction belongs to, one of `PARTS`.
+
+    Args:
+      stack: from `Program.stack`.
+      op_name: JAX's name of the operation.
+      product: it contains a matrix product, or moves what one needs or made over the links.
+      moves: it only converts, copies or rearranges.
+    """
+    names = [function for _, function, _ in stack]
+    if any(UPDATE.match(name) for name in names):
+        return "optimizer"
+    provider = next((name for file, name, _ in stack if "Provider." in name or "Lora." in name), "")
+    equation = re.search(r"[\w,]+->\w+", op_name)
+    low_rank = bool(equation) and "r" in equation[0]
+    if low_rank or "_compute_lora_delta" in names or (product and "Lora" in provider):
+        return "LoRA"
+    if moves and not product:
+        return "conversions"
+    for name in names:
+        if name.startswith("RMSNorm"):
+            return "norms"
+        if name.startswith("FeedForward"):
+            return "MLP"
+        if name.startswith(("Embedder.decode", "_default_loss_fn", "make_loss", "make_micro_loss")):
+            return "output matrix"
+        if name.startswith(("Attention.", "BlockAttention.", "attend", "apply_rope")):
+            return "projections" if product and "Provider" in provider else "attention"
+    return "output matrix" if "log_softmax" in op_name else "other"
+
+
+# ── the timeline ────────────────────────────────────────────────────────────────────────────────
+
+@dataclass
+class Event:
+    """Something that takes time: an instruction, a wait, or bytes on the links.
+
+    Attributes:
+      name, opcode: of the instruction.
+      track: compute (the chip works), wait (it stands still for the links or a copy), links, copies
+        (what runs beside).
+      start, seconds: of one execution, from the program's start.
+      count: executions (more than one in a loop).
+      part, direction, line: the part of the model, the pass, the line of source.
+      flops, int8, bytes: of one execution.
+      axes: dimensions of the slice whose links are used.
+    """
+
+    name: str
+    opcode: str
+    track: str
+    start: float
+    seconds: float
+    count: int = 1
+    part: str = "other"
+    direction: str = "rest"
+    line: str = ""
+    flops: int = 0
+    int8: int = 0
+    bytes: int = 0
+    axes: tuple = ()
+
+
+@dataclass
+class Prediction:
+    """What the model says about one program. Times in seconds, of one execution of the program.
+
+    Attributes:
+      seconds: the whole, or None where too much has no known cost.
+      compute: the chip works.
+      exposed: it waits for the links.
+      copies: it waits for its own asynchronous copies.
+      clock: the sum of the three, also where it is not to be trusted.
+      unknown: [{"opcode", "count", "flops", "bytes"}] of what has no known cost.
+      moved: the same of what has no cycles but only moves bytes: it takes them at the HBM's speed.
+      unknown_flops, unknown_bytes: their share of the program's.
+      events: in the order of the schedule.
+    """
+
+    clock: float
+    compute: float
+    exposed: float
+    copies: float
+    unknown: list
+    moved: list
+    unknown_flops: float
+    unknown_bytes: float
+    flops: float
+    bytes: float
+    opaque: int
+    events: list
+
+    @property
+    def trusted(self):
+        return not self.opaque and max(self.unknown_flops, self.unknown_bytes) <= TRUSTED
+
+    @property
+    def seconds(self):
+        return self.clock if self.trusted else None
+
+
+class _Clock:
+    """Walks through a program in schedule order and adds up time."""
+
+    def __init__(self, program, where):
+        self.program, self.where, self.spec = program, where, where.spec
+        self.now, self.events, self.pending = 0.0, [], {}
+        self.busy = defaultdict(float)          # until when the links of a dimension are taken
+        self.unknown = defaultdict(lambda: [0, 0, 0])   # without cycles: count, FLOPs, bytes
+        self.moved = defaultdict(lambda: [0, 0, 0])     # the same, but at the HBM's speed
+        self.totals = [0, 0]                    # FLOPs and bytes of everything
+        self.opaque = 0                         # kernels that say nothing about themselves
+
+    def about(self, line, computation, transfer=False):
+        """Part, direction, source, FLOPs and bytes of an instruction, as fields of an `Event`."""
+        program = self.program
+        flops, int8 = program.flops(line, computation)
+        inner = list(program.inner(line.called)) if line.called else [line]
+        products = [one for one in inner if one.opcode in ("convolution", "dot")]
+        source = line
+        if products and line.called:  # a fusion is named after its root; its product says more
+            source = max(products, key=lambda one: bytes_of(one.shape))
+        elif not line.op_name:
+            source = program.named(line, computation)
+        stack = program.stack(source)
+        moves = not transfer and all(one.opcode in MOVES for one in inner)
+        return {"part": part_of(stack, source.op_name, bool(products) or transfer, moves),
+                "direction": direction_of(source.op_name), "line": source_line(stack),
+                "flops": flops, "int8": int8, "bytes": program.hbm_bytes(line, computation)}
+
+    def add(self, line, track, start, seconds, count, /, **fields):
+        fields = {"opcode": line.opcode} | fields
+        self.events.append(Event(name=line.name, track=track, start=start, seconds=seconds,
+                                 count=count, **fields))
+
+    def run(self, name, count=1):
+        """One execution of a computation that is executed `count` times."""
+        for line in self.program.computations[name]:
+            self.step(line, name, count)
+
+    def step(self, line, computation, count):
+        opcode = line.opcode
+        if opcode in FREE:
+            return
+        if opcode == "while":
+            self.loop(line, count)
+        elif opcode == "conditional":
+            self.branches(line, count)
+        elif opcode == "call":
+            self.run(line.attribute(r"to_apply=%([\w.\-]+)"), count)
+        elif opcode.endswith("-done"):
+            self.wait(line, line.operands[0], count)
+        elif opcode.endswith("-update") and "async" in opcode:
+            self.pending[line.name] = self.pending.get(line.operands[0])
+        else:
+            transfer = transfer_of(self.program, line, computation, self.where)
+            if transfer:
+                self.transfer(line, computation, count, transfer)
+            elif opcode.endswith("-start"):
+                self.copy(line, computation, count)
+            else:
+                self.compute(line, computation, count)
+
+    def compute(self, line, computation, count):
+        about, cycles = self.about(line, computation), line.cycles
+        self.totals[0] += about["flops"] * count
+        self.totals[1] += about["bytes"] * count
+        seconds = (cycles or 0) / self.where.clock
+        if cycles is None and (about["flops"] or about["bytes"]):  # not scalars, not on the chip
+            inner = self.program.inner(line.called) if line.called else [line]
+            known = all(one.opcode in MOVES for one in inner)
+            entry = (self.moved if known else self.unknown)[
+                line.attribute(r'custom_call_target="([^"]+)"') or line.opcode]
+            for place, value in enumerate((1, about["flops"], about["bytes"])):
+                entry[place] += value * count
+            seconds = about["bytes"] / self.spec.bandwidth if known else 0.0
+        self.opaque += cycles is None and "tpu_custom_call" in line.rest
+        if not seconds:
+            return
+        self.add(line, "compute", self.now, seconds, count, **about)
+        self.now += seconds
+
+    def take_links(self, seconds, axes):
+        """The transfer's start and end: after those before it that use one of its dimensions."""
+        start = max([self.now, *(self.busy[axis] for axis in axes)])
+        for axis in axes:
+            self.busy[axis] = start + seconds
+        return start, start + seconds
+
+    def transfer(self, line, computation, count, job):
+        if job.role == "done":
+            self.wait(line, job.key, count)
+            return
+        about = self.about(line, computation, True) | {"bytes": job.size, "axes": job.axes}
+        start, end = self.take_links(job.seconds, job.axes)
+        self.add(line, "links", start, job.seconds, count, **about, opcode=job.kind)
+        self.pending[job.key] = (end, job.kind, about)
+        if job.role == "whole":
+            self.wait(line, job.key, count)
+
+    def copy(self, line, computation, count):
+        """An asynchronous copy between memories: what it writes, at the speed of the HBM."""
+        first = ARRAY.search(line.shape)
+        size = bytes_of(first[0])
+        start, end = self.take_links(size / self.spec.bandwidth, ("HBM",))
+        about = {"part": "conversions", "direction": direction_of(line.op_name), "bytes": size}
+        self.add(line, "copies", start, end - start, count, **about, opcode="copy")
+        self.pending[line.name] = (end, "copy", about)
+
+    def wait(self, line, key, count):
+        """Stand still until what was started under a key is done."""
+        end, kind, about = self.pending.pop(key, None) or (0.0, "", {})
+        if end > self.now:
+            self.add(line, "wait", self.now, end - self.now, count, **about, opcode=kind)
+            self.now = end
+
+    def loop(self, line, count):
+        """The body once, times its trips: what runs beside it does not reach over a turn's end."""
+        trips = self.program.trips(line)
+        if trips is None:
+            self.unknown["while"][0] += count
+            self.opaque += 1                    # nothing can be said about its time
+            trips = 1
+        start = self.now
+        self.run(line.attribute(r"body=%([\w.\-]+)"), count * trips)
+        self.now += (self.now - start) * (trips - 1)
+
+    def branches(self, line, count):
+        """A conditional takes as long as its longest branch."""
+        names = re.findall(r"%([\w.\-]+)", line.attribute(r"branch_computations=\{([^}]*)\}") or "")
+        names += [name for name in (line.attribute(r"true_computation=%([\w.\-]+)"),
+                                    line.attribute(r"false_computation=%([\w.\-]+)")) if name]
+        start, kept = self.now, (self.now, [])
+        before = self.events
+        for name in names:
+            self.now, self.events = start, []
+            self.run(name, count)
+            if self.now > kept[0]:
+                kept = (self.now, self.events)
+        self.now, self.events = kept[0], before + kept[1]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A collective, or one end of it: kind, role (whole, start, done), bytes, links, and its key.
+
+    A start and its done have the same key.
+    """
+
+    kind: str
+    role: str
+    size: int
+    seconds: float
+    axes: tuple
+    key: str
+
+
+def transfer_of(program, line, computation, where):
+    """The `Transfer` that an instruction stands for, or None.
+
+    XLA for TPUs writes collectives in four ways: an operation of its own, which stops the chip; a
+    pair of `-start` and `-done`; a fusion around `%all-reduce-scatter`, which stops the chip, too;
+    and a chain of fusions: one that calls `AsyncCollectiveStart`, products that carry the transfer
+    along (`%async_collective_fusion`; they have cycles and are products like others), and one that
+    calls `AsyncCollectiveDone`.
+    """
+    found, inside, role, key = line, computation, "whole", line.name
+    if line.opcode.endswith("-start"):
+        role = "start"
+    if line.called:
+        lines = program.computations.get(line.called, ())
+        inner = [one for one in lines if one.opcode.removesuffix("-start") in COLLECTIVES]
+        if not inner or line.called.startswith("async_collective_fusion"):
+            return None
+        found, inside = inner[0], line.called
+        targets = {one.attribute(r'custom_call_target="([^"]+)"') for one in lines}
+        for name, end in (("AsyncCollectiveStart", "start"), ("AsyncCollectiveDone", "done")):
+            if name in targets:
+                role, key = end, f"channel {found.attribute(r'channel_id=([0-9]+)')}"
+    kind = found.opcode.removesuffix("-start")
+    if kind not in COLLECTIVES:
+        return None
+    shapes = program.shapes[inside]
+    size = sum(bytes_of(shapes.get(name, "")) for name in found.operands)
+    if kind == "collective-permute":
+        text = found.attribute(r"source_target_pairs=\{(.*?\})\}") or ""
+        pairs = [tuple(map(int, pair)) for pair in re.findall(r"\{(\d+),(\d+)\}", text + "}")]
+        return Transfer(kind, role, size, *send_time(size, pairs, where), key)
+    groups = read_groups(found.attribute(GROUPS) or "{}", len(where.places))
+    if kind == "all-reduce" and "all-reduce-scatter" in (line.called or ""):
+        kind = "reduce-scatter"
+    size *= len(groups[0]) if kind == "all-gather" else 1
+    kind = kind.removeprefix("ragged-")
+    return Transfer(kind, role, size, *collective_time(kind, size, groups, where), key)
+
+
+LIBRARY = re.compile(r"/(jax|jaxlib|flax|qwix|optax)/")
+WRAPPER = re.compile(r"\w*Lora\.|Einsum\.__call__|shard$")
+
+
+def source_line(stack):
+    """`file:line` of the innermost call that is not a library's or a wrapper's, or ""."""
+    if not stack:
+        return ""
+    file, _, line = next((place for place in stack if not LIBRARY.search(place[0])
+                          and not WRAPPER.match(place[1])), stack[0])
+    path = Path(file.rsplit("site-packages/", 1)[-1])
+    short = path if "site-packages/" in file else Path(*path.parts[-1 - ("helpers" in path.parts):])
+    return f"{short}:{line}"
+
+
+def predict(program, where):
+    """Walk through a program and say how long it takes on a slice.
+
+    Args:
+      program: a `Program`, or the text of one.
+      where: a `Slice`.
+
+    Returns:
+      A `Prediction`.
+
+    Raises:
+      ValueError: the program is not for so many chips.
+    """
+    program = program if isinstance(program, Program) else Program(program)
+    if program.chips != math.prod(where.shape):
+        raise ValueError(f"the program is for {program.chips} chips, the slice has "
+                         f"{math.prod(where.shape)}")
+    clock = _Clock(program, where)
+    clock.run(program.entry)
+    def listed(found):
+        rows = [{"opcode": name, "count": count, "flops": flops, "bytes": size}
+                for name, (count, flops, size) in found.items()]
+        return sorted(rows, key=lambda entry: -entry["bytes"])
+    unknown, moved = listed(clock.unknown), listed(clock.moved)
+    flops, size = clock.totals
+    sums = defaultdict(float)
+    for event in clock.events:
+        track = "copies" if event.track == "wait" and event.opcode == "copy" else event.track
+        sums[track] += event.seconds * event.count * (event.track in ("compute", "wait"))
+    return Prediction(
+        clock=clock.now, compute=sums["compute"], exposed=sums["wait"], copies=sums["copies"],
+        unknown=unknown, moved=moved,
+        unknown_flops=sum(entry["flops"] for entry in unknown) / max(flops, 1),
+        unknown_bytes=sum(entry["bytes"] for entry in unknown) / max(size, 1),
+        flops=flops, bytes=size, opaque=clock.opaque, events=clock.events)
+
+
+# ── tables ──────────────────────────────────────────────────────────────────────────────────────
+
+def at_peak(event, spec):
+    """Seconds of an event if it ran at its own limit: products at the peak, bytes at HBM speed."""
+    return max((event.flops - event.int8) / spec.flops + event.int8 / spec.int8,
+               event.bytes / spec.bandwidth)
+
+
+def what_of(event):
+    """compute, or for a wait what was waited for: all-gather, reduce-scatter, copy, ..."""
+    return "compute" if event.track == "compute" else event.opcode
+
+
+def profile(prediction, spec):
+    """The time by what, part of the model and pass.
+
+    Returns:
+      [{"what", "part", "direction", "seconds", "at_peak", "count", "flops"}], the longest first.
+      `at_peak`: seconds at the peak of the matrix units or of the HBM, whichever is more, summed
+      over the instructions; None for waits.
+    """
+    rows = defaultdict(lambda: [0.0, 0.0, 0, 0.0])
+    for event in prediction.events:
+        if event.track in ("compute", "wait"):
+            row = rows[what_of(event), event.part, event.direction]
+            bound = at_peak(event, spec) if event.track == "compute" else 0.0
+            for place, value in enumerate((event.seconds, bound, 1, event.flops)):
+                row[place] += value * event.count
+    table = [{"what": what, "part": part, "direction": direction, "seconds": seconds,
+              "at_peak": bound if what == "compute" else None, "count": count, "flops": flops}
+             for (what, part, direction), (seconds, bound, count, flops) in rows.items()]
+    return sorted(table, key=lambda row: -row["seconds"])
+
+
+def longest(prediction, count=10):
+    """The instructions that take longest, all executions together, with the line they come from.
+
+    Instructions of the same line, part, pass and size (the sixty layers') are one entry.
+    """
+    rows = defaultdict(lambda: [0.0, 0])
+    for event in prediction.events:
+        if event.track in ("compute", "wait"):
+            key = (what_of(event), event.part, event.direction, event.line, event.flops,
+                   event.bytes)
+            rows[key][0] += event.seconds * event.count
+            rows[key][1] += event.count
+    table = [{"what": key[0], "part": key[1], "direction": key[2], "line": key[3],
+              "seconds": seconds, "count": number}
+             for key, (seconds, number) in rows.items()]
+    return sorted(table, key=lambda row: -row["seconds"])[:count]
+
+
+def strip(prediction, columns=400, start=0.0, end=None):
+    """A stretch of the step as a strip of equal pieces of time: what fills the most of each piece.
+
+    Args:
+      prediction: from `predict`.
+      columns: how many pieces.
+      start, end: seconds from the program's start; None for its end.
+
+    Returns:
+      [[what, pass, pieces]], neighbours that are the same as one entry; `what` is a part of the
+      model while the chip works, the kind of collective while it waits. A loop is drawn once.
+    """
+    work = [event for event in prediction.events if event.track in ("compute", "wait")]
+    end = end or max((event.start + event.seconds for event in work), default=0.0)
+    piece, sums = (end - start) / columns, [defaultdict(float) for _ in range(columns)]
+    for event in work:
+        label = event.part if event.track == "compute" else event.opcode
+        first, last = (event.start - start) / piece, (event.start + event.seconds - start) / piece
+        for place in range(max(int(first), 0), min(int(last) + 1, columns)):
+            shared = min(place + 1, last) - max(place, first)
+            sums[place][label, event.direction] += max(shared, 0.0)
+    found = []
+    for one in sums:
+        what = list(max(one, key=one.get)) if one else ["idle", ""]
+        if found and found[-1][:2] == what:
+            found[-1][2] += 1
+        else:
+            found.append([*what, 1])
+    return found
+
+
+ZOOM = 0.04  # seconds
+
+
+def summary(prediction, spec):
+    """Everything that tables and figures need of a prediction, small enough to be stored as JSON.
+
+    Returns:
+      {"seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes",
+      "unknown", "moved", "profile", "longest", "strip", "zoom"}; `zoom` is a strip of
+      the 40 ms around the middle of the step.
+    """
+    found = {name: getattr(prediction, name) for name in (
+        "seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes")}
+    middle = max((prediction.clock - ZOOM) / 2, 0.0)
+    found |= {"unknown": prediction.unknown[:10], "moved": prediction.moved[:10],
+              "profile": profile(prediction, spec),
+              "longest": longest(prediction), "strip": strip(prediction),
+              "zoom": strip(prediction, start=middle, end=middle + ZOOM)}
+
+    def short(value):
+        if isinstance(value, float):
+            return float(f"{value:.6g}")
+        if isinstance(value, dict):
+            return {key: short(one) for key, one in value.items()}
+        return [short(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return short(found)
+
+
+# ── a trace that Perfetto opens ─────────────────────────────────────────────────────────────────
+
+TRACKS = {"compute": (1, "chip: computes"), "wait": (1, "chip: computes"),
+          "links": (2, "links: collectives"), "copies": (3, "HBM: copies beside")}
+
+
+def write_trace(prediction, path, title="one chip"):
+    """Write a prediction as a Chrome trace, gzipped JSON, for https://ui.perfetto.dev.
+
+    The format is Google's Trace Event Format: complete events ("ph": "X") with microseconds, named
+    threads. A loop's body is drawn once; `executions` among an event's arguments says how often it
+    runs.
+
+    Args:
+      prediction: from `predict`.
+      path: the file to write, `*.json.gz`.
+      title: the process's name in the viewer.
+    """
+    events = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": title}}]
+    events += [{"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}}
+               for tid, name in sorted(set(TRACKS.values()))]
+    for event in prediction.events:
+        label = event.part if event.track == "compute" else f"{event.track}: {event.opcode}"
+        events.append({
+            "ph": "X", "name": label, "cat": event.direction, "pid": 1,
+            "tid": TRACKS[event.track][0], "ts": event.start * 1e6, "dur": event.seconds * 1e6,
+            "args": {"instruction": event.name, "source": event.line, "FLOP": event.flops,
+                     "bytes": event.bytes, "executions": event.count}})
+    beside = Path(f"{path}.part")
+    with open(beside, "wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
+        packed.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+    beside.rename(path)
