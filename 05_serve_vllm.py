@@ -127,15 +127,14 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # On the real machines `merged/` has travelled: from the v5p-8 that trained it to a bucket, and from
 # there into `/dev/shm` of the v6e-8. `merge.json` holds the SHA-256 of every file. Serving half a
 # shard gives fluent nonsense, which is hard to tell from a bad fine-tune, so we compare before we
-# serve. (The 31B's two shards are hashed side by side, at about 1 GB/s each as one core here does:
-# half a minute. `hashes.json` remembers what was read, so that 07 need not read it again.) The hash
-# of all those hashes names the model: 06 keeps a measurement only for the model that it was made
-# with.
+# serve. (62 GB are hashed in about a minute, at the 1 GB/s that one core here does, and
+# `cache/hashes.json` remembers what was read, so that 07 need not read it again.) The hash of all
+# those hashes names the model: 06 keeps a measurement only for the model that it was made with.
 
 # %%
-def check_files(folder, hashes, memo=None):
+def check_files(folder, hashes):
     """Raise unless the folder holds the files of merge.json, with the bytes they had, no more."""
-    if bad := weights.verify(folder, hashes, memo):
+    if bad := weights.verify(folder, hashes):
         raise helpers.UserError(f"{folder} is not what 04_merge wrote: {bad}. Copy it again, "
                                 "or run 04_merge.")
     return len(hashes)
@@ -144,7 +143,7 @@ def check_files(folder, hashes, memo=None):
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
 recipe = merge["recipe"]
-count = check_files(merged, merge["files"], helpers.run_dir("hashes.json"))
+count = check_files(merged, merge["files"])
 print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
       f"base {recipe['base_model']}, model {server.model_hash(merge)[:12]}")
 

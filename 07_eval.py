@@ -364,9 +364,9 @@ def all_prompts(tokenizer, tasks, plans, meta):
 # model's, or the same model's under a prompt that it has never seen.
 
 # %%
-def check_story(merged, merge, meta, recipe, memo):
+def check_story(merged, merge, meta, recipe):
     """Raise where the files of the merged model, or the prompt, are not those of the training."""
-    if bad := weights.verify(merged, merge["files"], memo):  # reads 62 GB once, then remembers
+    if bad := weights.verify(merged, merge["files"]):  # reads 62 GB once, then remembers
         raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
     keys = ("system", "reasoning", "template_sha256")
     changed = [key for key in keys if meta[key] != recipe[key]]
@@ -379,7 +379,7 @@ merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
 meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
-check_story(merged, merge, meta, recipe, helpers.run_dir("hashes.json"))
+check_story(merged, merge, meta, recipe)
 options = server.options()
 base = helpers.require(cfg.base_model or recipe["base_path"], "01_setup.py")
 models = {"tuned": merged, "base": base}

@@ -444,27 +444,33 @@ REMEMBERED = 1 << 20  # bytes: the hash of a file this large is kept, not comput
 def content_hash(path):
     """SHA-256 of a file, or of the names and hashes of all files in a folder.
 
-    Large files are read once: their hashes are kept in `cache/hashes.json` beside size and times,
-    and a file that was touched since is read again.
+    Large files are read once: their hashes are kept in `cache/hashes.json` beside size, times and
+    inode, and a file that was touched since is read again. One that changed within the last two
+    seconds is not kept: its next change could bear the same time.
     """
     path = Path(path)
     if path.is_dir():
         return digest(folder_hashes(path))
-    before = path.stat()
-    state = [before.st_size, before.st_mtime_ns, before.st_ctime_ns]
-    if before.st_size < REMEMBERED:
+    if path.stat().st_size < REMEMBERED:
         return sha256_file(path)
+    begun, state = time.time_ns(), _state(path)
     notes, key = run_dir("cache", "hashes.json"), str(path.resolve())
     known = read_leftover(notes, {})
-    if known.get(key, [])[:3] == state:
-        return known[key][3]
+    known = known if isinstance(known, dict) else {}
+    note = known.get(key)
+    if isinstance(note, list) and note[:-1] == state:
+        return note[-1]
     found = sha256_file(path)
-    after = path.stat()
-    if state == [after.st_size, after.st_mtime_ns, after.st_ctime_ns]:
+    if state == _state(path) and state[1] < begun - 2e9:
         with contextlib.suppress(UserError):  # no room for a note: hashed again next time
             there = {name: note for name, note in known.items() if os.path.exists(name)}
             write_json(notes, {**there, key: [*state, found]})
     return found
+
+
+def _state(path):
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def folder_hashes(folder, names=None):

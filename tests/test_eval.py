@@ -778,20 +778,20 @@ def test_a_server_that_stays_away_is_one_clear_error(jobs, tmp_path):
 
 
 def test_other_weights_or_another_prompt_than_trained_are_refused(tmp_path):
-    merged, memo = tmp_path / "merged", tmp_path / "hashes.json"
+    merged = tmp_path / "merged"
     merged.mkdir()
     data = bytearray(100_000)
     (merged / "model.safetensors").write_bytes(data)
     merge = {"files": {"model.safetensors": hashlib.sha256(data).hexdigest()}}
     meta = {"system": "S", "reasoning": "stripped", "template_sha256": "t"}
-    check_story(merged, merge, meta, dict(meta), memo)
+    check_story(merged, merge, meta, dict(meta))
     for key in meta:
         with pytest.raises(UserError, match=key):
-            check_story(merged, merge, meta | {key: "other"}, meta, memo)
+            check_story(merged, merge, meta | {key: "other"}, meta)
     data[50_000] ^= 1
     (merged / "model.safetensors").write_bytes(data)
     with pytest.raises(UserError, match="run 04_merge"):
-        check_story(merged, merge, meta, meta, memo)
+        check_story(merged, merge, meta, meta)
 
 
 def test_prompts_are_the_official_ones_and_ours_without_hints():

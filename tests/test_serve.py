@@ -302,7 +302,7 @@ def test_a_changed_or_missing_file_is_not_served(tmp_path):
     (tmp_path / "b").write_text("two")
     (tmp_path / "model-2.safetensors").write_text("of an earlier merge")
     with pytest.raises(helpers.UserError, match="'model-2.safetensors': 'unexpected'"):
-        check_files(tmp_path, hashes, tmp_path / "memo.json")
+        check_files(tmp_path, hashes)
 
 
 # -- The life of a server ------------------------------------------------------------------------
