@@ -44,14 +44,13 @@ class Fault:
     code: int        # exit code
     intact: tuple    # paths under RUN_DIR that are the same afterwards
     gone: tuple      # paths under RUN_DIR that are not there afterwards
-    waits: str       # what must be mended first
     slow: bool
 
 
-def fault(*says, code=1, intact=(), gone=(), waits="", slow=False):
+def fault(*says, code=1, intact=(), gone=(), slow=False):
     """One row of the table."""
     def add(act):
-        FAULTS.append(Fault(act, says, code, intact, gone, waits, slow))
+        FAULTS.append(Fault(act, says, code, intact, gone, slow))
         return act
     return add
 
@@ -908,8 +907,7 @@ def two_merges_at_once(world):
     yield second
 
 
-@fault("changed|damaged|merge.json", "04", intact=("merge.json",), slow=True,
-       waits="05's check of merged/ against merge.json")
+@fault("changed|damaged|merge.json", "04", intact=("merge.json",), slow=True)
 def notebook_05_on_a_flipped_bit(world):
     finished(world, "data", "train", "merged", "adapter", "merge.json")
     flip(world.run / "merged/model.safetensors")
@@ -917,8 +915,7 @@ def notebook_05_on_a_flipped_bit(world):
     yield script(world, "05_serve_vllm.py")
 
 
-@fault("changed|damaged|merge.json", "04", intact=("merge.json", "eval"), slow=True,
-       waits="07's check of merged/ against merge.json")
+@fault("changed|damaged|merge.json", "04", intact=("merge.json", "eval"), slow=True)
 def notebook_07_on_a_flipped_bit(world):
     finished(world, "data", "train", "merged", "merge.json", "eval", "serve")
     flip(world.run / "merged/model.safetensors")
@@ -926,8 +923,7 @@ def notebook_07_on_a_flipped_bit(world):
     yield script(world, "07_eval.py")
 
 
-@fault("meta.json", "02", intact=("eval",), slow=True,
-       waits="07's check of the trained system prompt")
+@fault("meta.json", "02", intact=("eval",), slow=True)
 def notebook_07_on_a_system_prompt_that_was_not_trained(world):
     finished(world, "data", "train", "merged", "merge.json", "eval", "serve")
     meta = run.read_json(world.run / "data/meta.json")
@@ -936,7 +932,7 @@ def notebook_07_on_a_system_prompt_that_was_not_trained(world):
     yield script(world, "07_eval.py")
 
 
-@fault("merging", code=0, slow=True, waits="04's comparison of its own output with merge.json")
+@fault("merging", code=0, slow=True)
 def notebook_04_mends_a_truncated_model(world):
     finished(world, "data", "train", "merged", "adapter", "merged_text", "merge.json")
     path = world.run / "merged/model.safetensors"
@@ -947,8 +943,7 @@ def notebook_04_mends_a_truncated_model(world):
     yield done
 
 
-@fault("merging|adapter", code=0, slow=True,
-       waits="04's comparison of its own output with merge.json")
+@fault("merging|adapter", code=0, slow=True)
 def notebook_04_mends_a_missing_adapter_file(world):
     finished(world, "data", "train", "merged", "adapter", "merged_text", "merge.json")
     (world.run / "adapter/adapter_model.safetensors").unlink()
@@ -958,8 +953,7 @@ def notebook_04_mends_a_missing_adapter_file(world):
     yield done
 
 
-@fault("step 8\\d|step \\d+", "whole", slow=True,
-       waits="03's choice of the newest whole checkpoint")
+@fault("step 8\\d|step \\d+", "whole", slow=True)
 def a_damaged_newest_checkpoint_in_04(world):
     finished(world, "data", "train")
     newest = max((world.run / "train/checkpoints").iterdir(), key=lambda path: int(path.name))
@@ -971,8 +965,7 @@ def a_damaged_newest_checkpoint_in_04(world):
     yield script(world, "04_merge.py")
 
 
-@fault("stopped|no server", code=0, gone=("serve/server.json",), slow=True,
-       waits="helpers/server.py taking a half-written record as absent")
+@fault("stopped|no server", code=0, gone=("serve/server.json",), slow=True)
 def half_a_record_beside_a_server(world):
     world.file("serve/adapter.json", '{"pid": ')
     world.file("serve/server.json", "{}")
@@ -980,8 +973,7 @@ def half_a_record_beside_a_server(world):
     yield world.ended(world.start(sys.executable, "-m", "helpers.server", "stop", cwd=ROOT))
 
 
-@fault("csv", "columns|read", intact=("bench/theirs.csv",), slow=True,
-       waits="06's reading of other tables")
+@fault("csv", "columns|read", intact=("bench/theirs.csv",), slow=True)
 def a_broken_table_of_another_machine(world):
     finished(world, "data", "train", "merged", "merge.json", "bench", "serve")
     world.file("bench/theirs.csv", '"a\n\x00')
@@ -989,7 +981,7 @@ def a_broken_table_of_another_machine(world):
     yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
 
 
-@fault("samples.jsonl|lines", code=0, slow=True, waits="07's reading of saved answers")
+@fault("samples.jsonl|lines", code=0, slow=True)
 def saved_answers_that_are_no_objects(world):
     finished(world, "data", "train", "merged", "merge.json", "eval", "serve")
     with open(world.run / "eval/tuned/samples.jsonl", "ab") as file:
@@ -998,7 +990,7 @@ def saved_answers_that_are_no_objects(world):
     yield script(world, "07_eval.py")
 
 
-@fault("16 |points|reus", code=0, slow=True, waits="06's stamp of each point")
+@fault("16 |points|reus", code=0, slow=True)
 def old_points_at_another_slo(world):
     finished(world, "data", "train", "merged", "adapter", "merge.json", "bench", "serve")
     yield
@@ -1018,15 +1010,14 @@ def sigterm_while_a_server_is_up(world):
     yield outcome
 
 
-@fault("points", code=0, slow=True, waits="`python -m helpers.server start`")
+@fault("points", code=0, slow=True)
 def notebook_06_alone(world):
     finished(world, "data", "train", "merged", "adapter", "merge.json", "bench", "serve")
     yield
     yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
 
 
-@fault("rows", code=0, slow=True,
-       waits="the opening cell that finds the repository by the script's own place")
+@fault("rows", code=0, slow=True)
 def a_script_started_from_another_folder(world):
     yield
     yield world.ended(world.start(sys.executable, ROOT / "02_data.py", cwd=world.folder,
@@ -1044,7 +1035,6 @@ def flip(path):
 
 def marked(row):
     marks = [pytest.mark.slow] * row.slow
-    marks += [pytest.mark.skip(reason=f"waits for {row.waits}")] if row.waits else []
     return pytest.param(row, id=row.act.__name__, marks=marks)
 
 
