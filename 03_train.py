@@ -745,7 +745,8 @@ helpers.show_source(train.State, train.start, train.open_checkpoints, train.save
 recipe = {key: asdict(cfg)[key] for key in (
     "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
     "max_grad_norm", "dtype", "seed")}
-recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base), "steps": steps,
+recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base),
+           "steps": steps,
            "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
            "template_sha256": meta["template_sha256"]}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())

@@ -597,4 +597,5 @@ class Progress:
         rate = self.count / max(now - self.start, 1e-9)
         left = _clock((self.total - self.count) / rate)
         note = f" | {note}" if note else ""
-        print(f"{self.text} {self.count}/{self.total} | {rate:.3g}/s | left {left}{note}", flush=True)
+        print(f"{self.text} {self.count}/{self.total} | {rate:.3g}/s | left {left}{note}",
+              flush=True)

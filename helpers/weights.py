@@ -1,7 +1,7 @@
 """Safetensors files too large to load: headers, identity, checks, copies written block by block.
 
-The format (https://github.com/huggingface/safetensors#format): 8 bytes with the length of a header, a
-JSON header with name, dtype, shape and byte range of every tensor, then their bytes, back to back.
+The format (https://github.com/huggingface/safetensors#format): 8 bytes with the length of a
+header, a JSON header with name, dtype, shape and byte range of every tensor, then their bytes, back to back.
 """
 
 import errno
@@ -166,8 +166,8 @@ def write_tensors(path, entries):
 def rewrite(base, out, changed, change, block_bytes):
     """Copy a model folder to `out`, letting `change` replace the values of some matrices.
 
-    Order, layout and headers stay, and every other tensor and file, byte for byte. The folder appears
-    when it is complete.
+    Order, layout and headers stay, and every other tensor and file, byte for byte. The folder
+    appears     when it is complete.
 
     Args:
       changed: names of the matrices to change, [rows, columns].
