@@ -103,7 +103,8 @@ def join_hosts(count=1):
     """Connect this host's JAX with those of a slice's other hosts; before any device is used.
 
     On a TPU slice `jax.distributed.initialize` finds out everything itself. Elsewhere (tests run
-    two processes on one machine) JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it.
+    two processes on one machine) JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID
+    say it.
 
     Args:
       count: hosts of this slice, as `helpers.hardware` sees them. Each has to run the same program.

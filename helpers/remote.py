@@ -79,7 +79,8 @@ def objects(address):
                         "correct the name.") from None
     except (HttpError, GoogleAuthError, OSError) as error:
         raise UserError(f"{address} refuses us: {str(error)[:200]}\n"
-                        "The machine's service account needs roles/storage.objectUser on the bucket (01, what can go wrong).") from None
+                        "The machine's service account needs roles/storage.objectUser on the "
+                        "bucket (01, what can go wrong).") from None
     return {path.removeprefix(f"{inner}/"): entry for path, entry in found.items()
             if entry["type"] == "file" and not path.endswith("/")}
 
@@ -98,7 +99,8 @@ def check_writable(address):
         _storage().rm_file(probe)
     except (HttpError, OSError) as error:
         raise UserError(f"{address} can be read but not written: {str(error)[:200]}\n"
-                        "The machine's service account needs roles/storage.objectUser on the bucket (01).") from None
+                        "The machine's service account needs roles/storage.objectUser on the "
+                        "bucket (01).") from None
 
 
 def _bucket_answers(bucket):

@@ -1,7 +1,8 @@
 """Safetensors files too large to load: headers, identity, checks, copies written block by block.
 
 The format (https://github.com/huggingface/safetensors#format): 8 bytes with the length of a
-header, a JSON header with name, dtype, shape and byte range of every tensor, then their bytes, back to back.
+header, a JSON header with name, dtype, shape and byte range of every tensor, then their bytes,
+back to back.
 """
 
 import errno
