@@ -42,8 +42,10 @@ import sys
 from pathlib import Path
 
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
-here = Path.cwd()
-places = (here, here.parent, here / "gemma4-on-tpu")
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
 if root is None and "COLAB_RELEASE_TAG" not in os.environ:
     raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")

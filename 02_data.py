@@ -41,8 +41,10 @@ import sys
 from pathlib import Path
 
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
-here = Path.cwd()
-places = (here, here.parent, here / "gemma4-on-tpu")
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
 if root is None and "COLAB_RELEASE_TAG" not in os.environ:
     raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
@@ -77,6 +79,7 @@ import hashlib
 import json
 import re
 import time
+import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -86,7 +89,8 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import chat, style, verilog
+from helpers import chat, data, judge, style
+from helpers.run import local_path
 
 pd.set_option("display.max_colwidth", 160, "display.width", 200)
 
@@ -127,6 +131,8 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 def read_rows(source, config=None, revision=None):
     """All rows of a .jsonl or .jsonl.gz file, of a folder of them, or of a dataset on the hub."""
     if not Path(source).exists():
+        if source.endswith((".jsonl", ".gz")) or local_path(source):
+            raise helpers.UserError(f"{source} is no file or folder here.")
         from datasets import load_dataset
         try:
             return load_dataset(source, config, split="train", revision=revision)
@@ -137,12 +143,13 @@ def read_rows(source, config=None, revision=None):
     for path in sorted(Path(source).glob("*.jsonl*")) if Path(source).is_dir() else [Path(source)]:
         try:
             content = (gzip.decompress if path.suffix == ".gz" else bytes)(path.read_bytes())
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise helpers.UserError(f"{path} cannot be read: {error}") from error
-        for line in filter(str.strip, content.decode(errors="surrogateescape").split("\n")):
+        text = content.decode("utf-8-sig", errors="surrogateescape")  # without a byte-order mark
+        for line in filter(str.strip, text.split("\n")):
             try:
                 rows.append(json.loads(line))
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):  # the latter: 100,000 open brackets
                 rows.append(line)
     if not rows:
         raise helpers.UserError(f"{source} holds no rows: it needs .jsonl or .jsonl.gz files with "
@@ -299,6 +306,8 @@ dropped = Counter(problem for _, problem in cleaned if problem)
 shown = {problem: repr(row)[-150:] for row, (_, problem) in zip(rows, cleaned) if problem}
 display(pd.DataFrame([(problem, count, shown[problem]) for problem, count in dropped.items()],
                      columns=["dropped because", "rows", "the end of one of them"]))
+repeats = len(examples) - len({example["prompt"] for example in examples})
+print(f"{repeats:,} of {len(examples):,} examples repeat an earlier prompt")
 if not examples:
     raise helpers.UserError(f"No row of {cfg.source} is usable: {dict(dropped)}. It needs "
                             "messages, or prompt and response with the answer in one code fence.")
@@ -363,6 +372,13 @@ def as_messages(example, system, reasoning):
     return [*opening, *example["before"], answer]
 
 
+room = cfg.max_tokens * max(map(len, tokenizer.get_vocab()))  # letters that max_tokens can write
+short = [example for example in examples if room >= len(example["answer"])
+         + sum(len(message["content"]) for message in example["before"])]
+dropped["too long"] = len(examples) - len(short)  # megabytes are not rendered first
+if not short:
+    raise helpers.UserError(f"max_tokens={cfg.max_tokens} is shorter than every example.")
+examples = short
 chats = [as_messages(example, cfg.system, cfg.reasoning) for example in examples]
 shortest = min(chats, key=lambda messages: sum(len(message["content"]) for message in messages))
 ids, mask = chat.render(tokenizer, shortest)
@@ -527,12 +543,12 @@ def overlap(prompts, evaluation, n=13):
 # training prompt has, too.
 
 # %%
-exam_folder = verilog.fetch(cfg.evaluation)
+exam_folder = judge.fetch(cfg.evaluation)
 exams = {path.name.removesuffix("_prompt.txt"): path.read_text()
          for path in sorted(exam_folder.glob("*_prompt.txt"))}
 if not exams:
     raise helpers.UserError(f"No *_prompt.txt in {exam_folder}. Get the benchmark: "
-                            f"git clone {verilog.REPOSITORY}")
+                            f"git clone {judge.REPOSITORY}")
 asked = [(place, message["content"]) for place, example in enumerate(examples)
          for message in example["before"] if message["role"] == "user"]
 exact, closest = overlap([text for _, text in asked], exams)
@@ -564,8 +580,7 @@ def render_all(tokenizer, chats, folder, chunk=500):
     digest = hashlib.sha256(json.dumps([chat.template_sha256(tokenizer), chats]).encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     digest.update(Path(chat.__file__).read_bytes())
-    key = folder / "key.txt"
-    if not (key.exists() and key.read_text() == digest.hexdigest()):
+    if not data.kept(folder, digest.hexdigest()):
         progress, rendered = helpers.Progress(len(chats), "rendering"), []
         parts = [chats[place:place + chunk] for place in range(0, len(chats), chunk)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # encoding needs no Python lock
@@ -577,7 +592,7 @@ def render_all(tokenizer, chats, folder, chunk=500):
             np.save(beside / "ids.npy", np.concatenate([ids for ids, _ in rendered]))
             np.save(beside / "masks.npy", np.concatenate([mask for _, mask in rendered]))
             np.save(beside / "lengths.npy", [len(ids) for ids, _ in rendered])
-            (beside / key.name).write_text(digest.hexdigest())
+            data.keep(beside, digest.hexdigest())
     cuts = np.cumsum(np.load(folder / "lengths.npy"))[:-1]
     return [np.split(np.load(folder / f"{name}.npy"), cuts) for name in ("ids", "masks")]
 
@@ -659,8 +674,8 @@ def held_out(prompt, share):
 
 fits = np.flatnonzero(lengths <= cfg.max_tokens)
 kept = [int(place) for place in fits if int(place) not in exact]
-dropped["too long"] = len(examples) - len(fits)
-dropped["in the evaluation set"] = len(examples) - dropped["too long"] - len(kept)
+dropped["too long"] += len(examples) - len(fits)
+dropped["in the evaluation set"] = len(fits) - len(kept)
 assert len(rows) == len(kept) + sum(dropped.values())
 parts = {"train": [], "val": []}
 for place in kept:
@@ -764,14 +779,15 @@ del packed
 
 # %% [markdown]
 # ## 10. Save for notebook 03
-# Four plain `.npy` files for each part, which 03 maps into memory instead of loading; `meta.json`
-# with everything a later notebook must agree with, including a hash of the rows read and one of
-# the rows made; and `samples.json`, three held-out examples, which 03 asks the model before and
-# after training. The folder appears under its name only when it is complete.
+# Four plain `.npy` files for each part, which 03 maps into memory instead of loading; `samples.json`,
+# three held-out examples, which 03 asks the model before and after training; and `meta.json` with
+# everything a later notebook must agree with. The folder appears under its name only when it is
+# complete. `seal` adds the hash of each file and one of them all, and 03 computes them again before
+# it trains: a file that was cut short on its way through a bucket is refused. Every artifact of
+# this series carries such a stamp of what it was made from, and every reader checks it.
 
 # %%
 source_sha256 = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-data_sha256 = hashlib.sha256(b"".join(train[name].tobytes() for name in sorted(train))).hexdigest()
 local = Path(cfg.base).is_dir()
 meta = {
     "rows_in": len(rows), "rows_kept": len(kept), "dropped": dict(dropped),
@@ -781,7 +797,7 @@ meta = {
     "template_sha256": chat.template_sha256(tokenizer), "tokenizer": cfg.base,
     "base_model": Path(cfg.base).name if local else cfg.base, "base_path": cfg.base,
     "seed": cfg.seed, "system": cfg.system, "reasoning": cfg.reasoning, "source": cfg.source,
-    "source_sha256": source_sha256, "data_sha256": data_sha256,
+    "source_sha256": source_sha256,
     "train_examples": len(parts["train"]), "val_examples": len(parts["val"]),
     "train_rows": len(train["tokens"]), "val_rows": len(arrays["val"]["tokens"]),
     "examples_per_row": per_row,
@@ -795,7 +811,7 @@ with helpers.atomic_dir(helpers.run_dir("data")) as beside:
         for name, column in columns.items():
             np.save(beside / part / f"{name}.npy", column)
     helpers.write_json(beside / "samples.json", samples)
-    helpers.write_json(beside / "meta.json", meta)
+    helpers.write_json(beside / "meta.json", data.seal(beside, meta))
 for path in sorted(helpers.run_dir("data").rglob("*.*")):
     print(f"{path.stat().st_size / 1e3:10,.1f} kB  {path.relative_to(helpers.run_dir())}")
 

@@ -41,8 +41,10 @@ import sys
 from pathlib import Path
 
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
-here = Path.cwd()
-places = (here, here.parent, here / "gemma4-on-tpu")
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
 if root is None and "COLAB_RELEASE_TAG" not in os.environ:
     raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
@@ -83,6 +85,7 @@ from flax import nnx
 from IPython.display import HTML, display
 
 from helpers import architecture, chat, gemma, hardware, remote, style, train, weights
+from helpers.data import check_data
 from helpers.machine import published
 
 # %% [markdown]
@@ -169,6 +172,7 @@ table.map(lambda value: f"{value:g}" if isinstance(value, (int, float)) else val
 # %%
 data = helpers.require(helpers.run_dir("data"), "02_data.py")
 meta = helpers.read_json(helpers.require(data / "meta.json", "02_data.py"))
+check_data(data, meta)  # every byte is what 02 wrote
 with helpers.phase(f"base model {meta['base_path']}"):
     base = remote.stage(meta["base_path"])
 tokenizer = chat.load_tokenizer(base)
@@ -741,7 +745,8 @@ helpers.show_source(train.State, train.start, train.open_checkpoints, train.save
 recipe = {key: asdict(cfg)[key] for key in (
     "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
     "max_grad_norm", "dtype", "seed")}
-recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base), "steps": steps,
+recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base),
+           "steps": steps,
            "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
            "template_sha256": meta["template_sha256"]}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())

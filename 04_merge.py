@@ -23,7 +23,7 @@
 # |---|---|
 # | **Needs** | A CPU. No TPU, no GPU, and no model in memory: 31B wants room for 125 GB of files (base and result) and about 2.5 GB of memory (computed; 1.9 of it adapters) |
 # | **Takes** | `train/checkpoints/<step>/` and `train/recipe.json` from notebook 03, `data/meta.json` from 02, the base model's safetensors |
-# | **Makes** | `merged/` (a model folder), `adapter/` (PEFT), `merged_text/` (optional), `merge.json` (hashes of every tensor and file), `hashes.json` (which files were hashed already), `model_card.md` |
+# | **Makes** | `merged/` (a model folder), `adapter/` (PEFT), `merged_text/` (optional), `merge.json` (hashes of every tensor and file), `model_card.md` |
 # | **Costs** | tiny: under 30 seconds. 31B: one write and two reads of 62 GB (the second checks what was written); no chip is used, so the TPU may already be given back |
 #
 # The outputs shown are those of the tiny run on two CPU cores. Every term is explained where it
@@ -43,8 +43,10 @@ import sys
 from pathlib import Path
 
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
-here = Path.cwd()
-places = (here, here.parent, here / "gemma4-on-tpu")
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
 if root is None and "COLAB_RELEASE_TAG" not in os.environ:
     raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
@@ -88,6 +90,7 @@ import pandas as pd
 from IPython.display import display
 
 from helpers import architecture, remote, style, weights
+from helpers.run import read_leftover
 
 
 @dataclass(frozen=True)
@@ -494,8 +497,8 @@ def merge_model(base, out, plan, scale, block_bytes):
 # Merging takes minutes at 31B, so a second run must not repeat it, and must not trust what it finds
 # either. `merge.json` says what the result was made from (step, scale, and hashes of adapters, base
 # and recipe) and holds a hash of every file. If it was made from something else, all is made again;
-# if a file is missing or has other bytes, its folder is. (A file is hashed once per state:
-# `hashes.json` remembers hash, size, times and inode, also for notebooks 05 and 07.)
+# if a file is missing or has other bytes, its folder is. (A large file is hashed once
+# per state: `cache/hashes.json` remembers hash, size, times and inode, also for 05 and 07.)
 
 # %%
 def digest(value):
@@ -503,17 +506,7 @@ def digest(value):
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def read_record(path):
-    """merge.json as an earlier run left it; {} if there is none, or none that can be read."""
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, RecursionError):
-            print(f"{path} is unreadable and counts as absent")
-    return {}
-
-
-def to_make(record, inputs, wanted, memo):
+def to_make(record, inputs, wanted):
     """{folder: why it must be made}. `wanted`: {folder: name of its hashes in the record}."""
     old = record.get("inputs", {})
     if old != inputs:
@@ -521,7 +514,7 @@ def to_make(record, inputs, wanted, memo):
         return dict.fromkeys(wanted, f"other {', '.join(changed)}" if record else "not there yet")
     found = {}
     for folder, key in wanted.items():
-        bad = weights.verify(helpers.run_dir(folder), record[key], memo)
+        bad = weights.verify(helpers.run_dir(folder), record[key])
         if bad or not record[key]:
             what = ", ".join(f"{name} {what}" for name, what in bad.items())
             found[folder] = what or "not asked for before"
@@ -529,7 +522,7 @@ def to_make(record, inputs, wanted, memo):
 
 
 # %%
-record_path, memo = helpers.run_dir("merge.json"), helpers.run_dir("hashes.json")
+record_path = helpers.run_dir("merge.json")
 out = helpers.run_dir("merged")
 adapter_hashes = {path: hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
                   for path, (a, b) in adapters.items()}
@@ -537,8 +530,8 @@ inputs = {"step": step, "scale": scale, "adapters": digest(adapter_hashes), "bas
           "recipe": digest(recipe)}
 wanted = {"merged": "files", "adapter": "adapter_files"}
 wanted |= {"merged_text": "text_files"} if cfg.text_only else {}
-record = read_record(record_path)
-todo = to_make(record, inputs, wanted, memo)
+record = read_leftover(record_path, {})
+todo = to_make(record, inputs, wanted)
 if not todo:
     print(f"{out} is current (same checkpoint, base and recipe, every file whole): nothing to do")
 for name, why in todo.items():
@@ -736,7 +729,7 @@ print(f"{record_path}: {len(record['tensors'])} tensors, {changed} merged, "
 # library: at most half a step of its type away (beyond float32's own error in the sum).
 
 # %%
-if bad := weights.verify(out, record["files"], memo):
+if bad := weights.verify(out, record["files"]):
     raise helpers.UserError(f"{out} does not hold what was written ({bad}): a failing disk, or "
                             "something else writes there.")
 print(f"{len(record['files'])} files: every byte as written")

@@ -22,7 +22,7 @@
 # |---|---|
 # | **Needs** | 31b: a v6e-8 with Docker. e2b: one v6e chip with Docker, which Colab does not offer. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Takes** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
-# | **Makes** | a running server; `serve/server.json` (process, port, model, command), `serve/server.log`, `serve/docker-compose.yml` |
+# | **Makes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json` (process, port, command), `serve/server.log`, `serve/docker-compose.yml` |
 # | **Costs** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
 #
 # The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed
@@ -43,8 +43,10 @@ import sys
 from pathlib import Path
 
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
-here = Path.cwd()
-places = (here, here.parent, here / "gemma4-on-tpu")
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
 if root is None and "COLAB_RELEASE_TAG" not in os.environ:
     raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
@@ -75,8 +77,12 @@ helpers.machine()
 # vLLM's CPU build from `.venv-serve`. It is the same vLLM with the same HTTP interface, so every
 # cell after the start is the same. What computes below it is not: JAX models on a TPU, PyTorch
 # models elsewhere. `max_model_len` is the longest prompt plus answer; notebook 06 needs
-# 15,360 + 512 tokens at 31b. (Of the small models vLLM's own TPU release tests say, as of August
-# 2026: performance failing, correctness untested. Take e2b on a TPU as a trial.)
+# 15,360 + 512 tokens at 31b. (Gemma 4 E2B passes vLLM's own tests on v6e with the implementation
+# that vLLM chooses for it, flax_nnx; those of the other one, torchax, fail. Published: the support
+# matrix of tpu-inference, August 2026.)
+#
+# These settings say what the server is, and the only place that says it: section 6 leaves them in
+# `serve/options.json`, from which 06 takes its floors and its price and 07 its server.
 
 # %%
 import time
@@ -87,7 +93,7 @@ import yaml
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import chat, physics, server, style
+from helpers import chat, physics, server, style, weights
 from helpers.machine import published
 
 pd.set_option("display.max_colwidth", None)
@@ -102,38 +108,35 @@ class Settings:
     max_model_len: int = 16_384     # prompt + answer, tokens
     tensor_parallel: int = 8        # chips that share every matrix
     data_parallel: int = 1          # copies of the model
-    kv_cache_dtype: str = "auto"    # auto: bfloat16, as the model
+    kv_cache_dtype: str = "auto"    # auto: bfloat16, as the model; or "fp8"
+    quantization: str = ""          # weights: "" as merged, bfloat16; or "fp8", "int8" (section 4)
+    implementation: str = ""        # on a TPU: "" is vLLM's choice, "vllm" is torchax (section 11)
+    flags: tuple = ()               # further flags of `vllm serve`
+    chip: str = "v6e"               # a name of helpers.chip, for 06; "" where none is on sale
     timeout: float = 3600.0         # seconds until healthy; a TPU compiles first
     adapter: bool = False           # also serve base + adapter beside it: a CPU has room for two
 
 
 FULL = Settings()
 E2B = replace(FULL, tensor_parallel=1, max_model_len=4096)
-TINY = replace(FULL, engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, timeout=600.0,
-               adapter=True)
+SECOND = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", quantization="fp8")
+TINY = replace(FULL, engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, chip="",
+               timeout=600.0, adapter=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # ## 2. Is this the model that was merged?
-# On the real machines `merged/` has travelled: from the v5p-8 that trained it to a bucket, and
-# from there into `/dev/shm` of the v6e-8. `merge.json` holds the SHA-256 of every file. Serving
-# half a shard gives fluent nonsense, which is hard to tell from a bad fine-tune, so we compare
-# before we serve. (The 31B's two shards are hashed side by side, at about 1 GB/s each as one core
-# here does: half a minute.)
+# On the real machines `merged/` has travelled: from the v5p-8 that trained it to a bucket, and from
+# there into `/dev/shm` of the v6e-8. `merge.json` holds the SHA-256 of every file. Serving half a
+# shard gives fluent nonsense, which is hard to tell from a bad fine-tune, so we compare before we
+# serve. (62 GB are hashed in about a minute, at the 1 GB/s that one core here does, and
+# `cache/hashes.json` remembers what was read, so that 07 need not read it again.) The hash of all
+# those hashes names the model: 06 keeps a measurement only for the model that it was made with.
 
 # %%
-from concurrent.futures import ThreadPoolExecutor
-
-
 def check_files(folder, hashes):
-    """Raise unless every file of merge.json is in `folder` with the bytes it had."""
-    def state(name):
-        path = folder / name
-        found = helpers.sha256_file(path) if path.is_file() else "missing"
-        return None if found == hashes[name] else "missing" if found == "missing" else "changed"
-    with ThreadPoolExecutor(4) as pool:
-        bad = {n: s for n, s in zip(hashes, pool.map(state, hashes), strict=True) if s}
-    if bad:
+    """Raise unless the folder holds the files of merge.json, with the bytes they had, no more."""
+    if bad := weights.verify(folder, hashes):
         raise helpers.UserError(f"{folder} is not what 04_merge wrote: {bad}. Copy it again, "
                                 "or run 04_merge.")
     return len(hashes)
@@ -142,8 +145,9 @@ def check_files(folder, hashes):
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
 recipe = merge["recipe"]
-print(f"{check_files(merged, merge['files'])} files as merged: step {merge['step']}, "
-      f"rank {recipe['rank']}, base {recipe['base_model']}")
+count = check_files(merged, merge["files"])
+print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
+      f"base {recipe['base_model']}, model {server.model_hash(merge)[:12]}")
 
 # %% [markdown]
 # The recipe holds one more thing that a server must know. If notebook 02 kept the reasoning
@@ -162,19 +166,29 @@ print(f"reasoning {recipe['reasoning']} in training, so requests say {template}"
 
 # %% [markdown]
 # ## 3. The command for a v6e-8
-# `vllm_command` builds the command as a list, for every engine; this is what it gives for the 31B
+# `helpers.server` builds the command as a list, for every engine; this is what it gives for the 31B
 # on eight v6e chips. The container runs in the foreground of a detached process, so its log lands
-# in `serve/server.log`; `--rm` removes it when it stops.
+# in `serve/server.log`; `--rm` removes it when it stops. (`start` adds a mark of the run directory
+# to the container's name, so that two of them do not meet.)
 
 # %%
-def command_for(engine, **options):
-    """The command for the 31B as this notebook would start it on that machine."""
-    return server.vllm_command(engine, Path("/dev/shm/run/merged"), FULL.name, FULL.port,
-                               results="/dev/shm/run/bench", **options)
+def options_for(cfg, model, model_hash=""):
+    """What the settings say about the server, in the form that travels to 06 and 07."""
+    return server.Options(
+        engine=cfg.engine, model=str(model), name=cfg.name, model_hash=model_hash, host=cfg.host,
+        port=cfg.port, max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
+        data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
+        quantization=cfg.quantization, implementation=cfg.implementation, flags=cfg.flags,
+        chip=cfg.chip, timeout=cfg.timeout)
 
 
-tpu = command_for("tpu-docker", max_model_len=FULL.max_model_len,
-                  tensor_parallel=FULL.tensor_parallel, kv_cache_dtype=FULL.kv_cache_dtype)
+def command_for(cfg, **more):
+    """The command for the 31B as this notebook would start it on a serving machine."""
+    return server.command(options_for(cfg, "/dev/shm/run/merged"), results="/dev/shm/run/bench",
+                          **more)
+
+
+tpu = command_for(FULL)
 print(server.shown(tpu))
 
 # %% [markdown]
@@ -182,16 +196,25 @@ print(server.shown(tpu))
 # reasons and refuses to go on if the command has a flag that it cannot explain.
 
 # %%
-REASONS = {
+DOCKER = {
     "--rm": "remove the container when it stops; the log is ours, the cache is on a volume",
     "--name": "so that `docker logs`, `docker exec` (06) and `docker stop` find it",
     "--network": "the server listens on the machine's own 127.0.0.1, without port mapping",
     "--shm-size": "shared memory between vLLM's processes; Docker's default of 64 MB is too little",
     "-v": "the merged model (read-only), 06's results, and the XLA cache on a named volume",
-    "-e": "no calls to the hub; ready after up to an hour; where the XLA cache is",
+    "-e": "no calls to the hub; up to an hour to be ready; the XLA cache's place; whose model code",
     "--privileged": "the container needs the TPU's device files and may lock memory",
     "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here; "
                     "the image, vLLM's command and the model's folder follow",
+    "--gpus": "all GPUs of the machine",
+}
+
+# %% [markdown]
+# Those were Docker's; these are vLLM's:
+
+# %%
+REASONS = {
+    **DOCKER,
     "--served-model-name": "clients say a name, not a path",
     "--host": "127.0.0.1 only: vLLM has no password by default",
     "--port": "8000, vLLM's default",
@@ -203,13 +226,18 @@ REASONS = {
     "--no-enable-prefix-caching": "06 measures prefill, and a cached prompt has none; turn it on "
                                   "for users, whose prompts share a beginning",
     "--disable-uvicorn-access-log": "one log line per request would bury the rest",
+    "--additional-config": "weights and arithmetic in fp8 or int8: Qwix's rules, applied to every "
+                           "matrix after the bfloat16 weights were loaded",
+    "--quantization": "the same on a GPU",
+    "--enable-lora": "serve an adapter beside its base (section 11)",
+    "--lora-modules": "the adapter's name, as clients say it, and its folder",
+    "--max-lora-rank": "the smallest that vLLM offers and that holds ours",
     "--disable-chunked-mm-input": "vLLM on TPU cannot split an image over two steps; a long text "
                                   "prompt is still read in pieces of 2,048 tokens",
-    "--gpus": "all GPUs of the machine",
     "--enforce-eager": "CPU: no compilation; a start takes 25 s instead of 38 to 55 (measured)",
 }
 
-
+# %%
 def explain(command):
     """One row per flag: the flag, its values, the reason."""
     rows = {}
@@ -225,7 +253,6 @@ def explain(command):
                         columns=["flag", "value", "why"]).set_index("flag")
 
 
-# %%
 left = [{"selector": "th, td", "props": "text-align: left"}]
 display(explain(tpu).rename_axis(None).style.set_table_styles(left))
 
@@ -239,9 +266,8 @@ display(explain(tpu).rename_axis(None).style.set_table_styles(left))
 # The same function gives the command for two H100 cards and for this CPU:
 
 # %%
-gpu = command_for("gpu-docker", max_model_len=FULL.max_model_len, tensor_parallel=2)
-cpu = server.vllm_command("cpu", "runs/tiny/merged", TINY.name, FULL.port,
-                          max_model_len=TINY.max_model_len)
+gpu = command_for(replace(FULL, engine="gpu-docker", tensor_parallel=2, chip="h100"))
+cpu = server.command(options_for(replace(TINY, port=8000), "runs/tiny/merged"))
 print(server.shown(gpu), "\n", server.shown(cpu), sep="\n")
 explain(gpu), explain(cpu);  # both pass: no flag without a reason
 
@@ -293,15 +319,21 @@ print(f"{compose_file}:\n{compose_file.read_text()[:420]}...")
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
 GIB = 2.0**30
+SHARE = 0.92         # of a chip's memory that vLLM takes, unless told otherwise
 
 
-def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, weights, windowed=True, share=0.92):
-    """HBM per chip and the requests that fit, for one layout."""
-    left = share * chip_bytes - weights / tp
+def weights_of(config, checkpoint, quantization=""):
+    """Bytes of one copy: the checkpoint's, less one for each weight that is quantised."""
+    return checkpoint - (physics.parameters(config)["matmul"] if quantization else 0)
+
+
+def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored, windowed=True):
+    """HBM per chip and the requests that fit, for one layout; sizes are per chip, in GiB."""
+    left = SHARE * chip_bytes - stored / tp
     per_token = physics.kv_bytes_per_token(config, kv_dtype_bytes, tp)
-    row = {"tp × dp": f"{tp} × {dp}", "bytes per KV number": kv_dtype_bytes,
+    row = {"tp": tp, "dp": dp, "bytes per KV number": kv_dtype_bytes,
            "sliding layers keep": "their window" if windowed else "everything",
-           "weights, GiB/chip": weights / tp / GIB, "left for KV, GiB/chip": left / GIB}
+           "weights, GiB/chip": stored / tp / GIB, "left for KV, GiB/chip": left / GIB}
     for tokens in (4096, 16_384):
         full = sum(per_token.values()) * tokens
         need = physics.kv_bytes(config, tokens, kv_dtype_bytes, tp) if windowed else full
@@ -311,47 +343,58 @@ def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, weights, windowed=Tr
 
 # %%
 v6e = helpers.chip("v6e")
-plans = [memory_plan(config_31b, v6e.hbm, tp, dp, kv, CHECKPOINT, windowed)
-         for tp, dp, kv, windowed in ((8, 1, 2, False), (8, 1, 2, True), (4, 2, 2, True),
-                                      (8, 1, 1, True), (4, 2, 1, True))]
+half = weights_of(config_31b, CHECKPOINT, SECOND.quantization)
+plans = [memory_plan(config_31b, v6e.hbm, tp, dp, kv, stored, windowed)
+         for tp, dp, kv, stored, windowed in (
+             (8, 1, 2, CHECKPOINT, False), (8, 1, 2, CHECKPOINT, True), (4, 2, 2, CHECKPOINT, True),
+             (8, 1, 1, CHECKPOINT, True), (4, 2, 1, CHECKPOINT, True), (4, 2, 1, half, True))]
 display(pd.DataFrame(plans).style.hide(axis="index").format(precision=1))
 
 # %% [markdown]
-# What this means (arithmetic, not measured; tp × dp is chips that share the matrices times copies
-# of the model): at tensor parallel 8 the full layers' cache is stored twice over; two copies at
-# tensor parallel 4 do not pay that, but hold the weights twice. At 4,096 tokens the second copy
-# costs more than it saves, at 16,384 the two are level. What tensor parallel 4 promises is speed,
-# because no chip works on a head it shares; vLLM's own TPU benchmark of this model runs it that
-# way, with fp8. The first row is a server whose cache manager gives sliding layers room for the
-# whole context, as the published runs suggest (section 5 of [10_published](10_published.ipynb)).
-# fp8 doubles the room and changes the answers a little, and is used only if the command says
+# What this means (arithmetic, not measured; tp is chips that share the matrices, dp copies of the
+# model): at tensor parallel 8 the full layers' cache is stored twice over; two copies at tensor
+# parallel 4 do not pay that, but hold the weights twice. At 4,096 tokens the second copy costs more
+# than it saves, at 16,384 the two are level. What tensor parallel 4 promises is speed, because no
+# chip works on a head it shares.
+#
+# The first row is a server whose cache manager gives sliding layers room for the whole context, as
+# the published runs suggest (section 5 of [10_published](10_published.ipynb)). fp8 doubles the room
+# for the cache and changes the answers a little, and is used only if the command says
 # `--kv-cache-dtype fp8`: a line in a TPU log that fp8 is supported does not mean it is on.
-
-# %% [markdown]
+#
+# The last row is our second choice, should the first not fit. Upstream has not shown that it does:
+# its release tests say "not enough HBM" of their bfloat16 benchmark of this model on a v6e-8 (with
+# pictures, tensor parallel 8), and its daily one runs fp8 at tensor parallel 4 with two copies
+# (tpu-inference, August 2026). A v6e has no fp8 arithmetic: there fp8 saves memory, not time. int8
+# saves both (`quantization="int8"`). Either makes another model of yours, so let 07 judge it.
+#
 # The same as a picture. The grey part is there before the first request comes:
 
 # %%
 def draw_memory(plans, chip_bytes):
     """One bar per layout: weights, then the KV cache cut into requests of 16,384 tokens."""
     fig, ax = style.figure(10, 0.9 + 0.5 * len(plans))
-    labels = []
+    labels, edge = [], chip_bytes / GIB
     for place, plan in enumerate(plans):
-        weights, each = plan["weights, GiB/chip"], plan["one of 16,384, GiB/chip"]
-        tp, copies = map(int, plan["tp × dp"].split(" × "))
-        count = plan["requests of 16,384"] // copies
-        ax.barh(place, weights, color=style.GREY)
-        ax.barh([place] * count, each, left=[weights + i * each for i in range(count)],
+        grey, each = plan["weights, GiB/chip"], plan["one of 16,384, GiB/chip"]
+        count = plan["requests of 16,384"] // plan["dp"]
+        ax.barh(place, grey, color=style.GREY)
+        ax.barh([place] * count, each, left=[grey + i * each for i in range(count)],
                 color=style.SKY, edgecolor="white", linewidth=0.8)
-        ax.text(chip_bytes / GIB + 0.3, place, f"{copies} × {count}" if copies > 1 else count,
-                va="center", fontsize=10)
+        label = f"{plan['dp']} × {count}" if plan["dp"] > 1 else count
+        ax.text(edge + 0.3, place, label, va="center", fontsize=10)
         kept = "" if plan["sliding layers keep"] == "their window" else ", no window"
         number = "fp8" if plan["bytes per KV number"] == 1 else "bfloat16"
-        labels.append(f"tp {tp}, dp {copies}, {number} cache{kept}")
-    ax.axvline(0.92 * chip_bytes / GIB, color=style.BLACK, lw=1)
+        small = ", fp8 weights" if grey * plan["tp"] * GIB < 0.99 * CHECKPOINT else ""
+        labels.append(f"tp {plan['tp']}, dp {plan['dp']}, {number} cache{kept}{small}")
+    ax.axvline(SHARE * edge, color=style.BLACK, lw=1)
+    ax.text(edge + 0.3, -0.75, "requests", va="center", fontsize=10)
     ax.set_yticks(range(len(plans)), labels)
-    ax.invert_yaxis()
-    ax.set(title="HBM of a v6e chip: weights (grey), then a box per request of 16,384 tokens",
-           xlabel="GiB (line: 92 % of the chip; right: requests)", xlim=(0, chip_bytes / GIB))
+    ax.set_ylim(len(plans) - 0.4, -1.1)
+    least, most = (pick(plan["requests of 16,384"] for plan in plans) for pick in (min, max))
+    ax.set(title=f"The same eight chips hold {least} or {most} requests of 16,384 tokens",
+           xlabel=f"GiB of one v6e chip: weights (grey), requests (blue); line: {SHARE:.0%} of it",
+           xlim=(0, edge))
     ax.grid(axis="y", visible=False)
     style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet, above")
 
@@ -359,14 +402,17 @@ def draw_memory(plans, chip_bytes):
 draw_memory(plans, v6e.hbm)
 
 # %% [markdown]
-# The other layout is the same function with other numbers:
+# The second choice is the same function with other settings. What is new in its command:
 
 # %%
-two_copies = command_for("tpu-docker", max_model_len=FULL.max_model_len, tensor_parallel=4,
-                         data_parallel=2)
-for place, (old, new) in enumerate(zip(tpu, two_copies, strict=True)):
-    if old != new:
-        print(f"{tpu[place - 1]} {old}  ->  {tpu[place - 1]} {new}")
+def news(command, known):
+    """The options of a command that another one does not have; each has a reason, too."""
+    explain(command)
+    lines = server.shown(known).splitlines()
+    return "\n".join(line for line in server.shown(command).splitlines() if line not in lines)
+
+
+print(news(command_for(SECOND), tpu))
 
 # %% [markdown]
 # ## 5. What a start costs on a TPU
@@ -406,8 +452,9 @@ display(table.set_index("work").style.format({"wasted": "{:.0%}"}, thousands=","
 # On the v6e-8 the whole stage is this, after the first six lines of notebook 01's script (Python
 # 3.11, Icarus Verilog, the repository). The bucket is the one that script copied the training
 # machine's run to; 62.5 GB within a region take some minutes, and `/dev/shm` is memory, half of the
-# host's 1,536 GiB. What comes over is the run without its checkpoints and caches: `merged/`,
-# `merge.json` and the small files of 02 and 03 that 05 to 07 read.
+# 1,440 GB that a ct6e-standard-8t has (published). What comes over is the run without its
+# checkpoints and caches: `merged/`, `merge.json` and the small files of 02 and 03 that 05 to 07
+# read.
 #
 # ```bash
 # command -v docker || sudo apt-get install -y docker.io
@@ -417,7 +464,7 @@ display(table.set_index("work").style.format({"wasted": "{:.0%}"}, thousands=","
 # gcloud storage rsync --recursive --exclude='^(train/checkpoints|cache|jax_cache)/' \
 #     "gs://$BUCKET/run" "$RUN_DIR"
 # ./run_all.sh 05 07                # or open the notebooks one by one
-# docker logs --tail 20 gemma4-vllm # while it runs
+# .venv/bin/python -m helpers.server status  # while it runs: address, container, log
 # .venv/bin/python -m helpers.server stop
 # gcloud storage rsync --recursive "$RUN_DIR/bench" "gs://$BUCKET/run/bench"
 # gcloud storage rsync --recursive "$RUN_DIR/eval" "gs://$BUCKET/run/eval"
@@ -427,26 +474,28 @@ display(table.set_index("work").style.format({"wasted": "{:.0%}"}, thousands=","
 # %% [markdown]
 # ## 6. Start it
 # `start` opens the log, starts the command in a session of its own (closing this notebook does not
-# end it), records it in `serve/server.json`, and asks `/health` until the answer is yes. Every ten
-# seconds it prints the last line of the log, if that is a new one. A port in use, a process that
-# dies or too little memory end in one line with the reason. A healthy server of the same files is
-# reused. On a CPU most of a start is Python importing vLLM, on one core; so the second server,
-# which section 11 needs (base + adapter), starts beside the first.
+# end it; started by `./run_all.sh`, it ends with that, however that ends), records it in
+# `serve/server.json`, and asks `/health` until the answer is yes. Every ten seconds it prints the
+# last line of the log, if that is a new one. A port in use, a process that dies or too little
+# memory end in one line with the reason. A healthy server of the same files is reused.
+# `write_options` leaves the settings in `serve/options.json`, which outlives the server: `python -m
+# helpers.server start` brings it up again from there. On a CPU most of a start is Python importing
+# vLLM, on one core; so the second server, which section 11 needs (base + adapter), starts beside
+# the first.
 
 # %%
 server.prepare(cfg.engine)
-main = dict(port=cfg.port, host=cfg.host, timeout=cfg.timeout, max_model_len=cfg.max_model_len,
-            tensor_parallel=cfg.tensor_parallel, data_parallel=cfg.data_parallel,
-            kv_cache_dtype=cfg.kv_cache_dtype)
-side = dict(port=0, slot="adapter", timeout=cfg.timeout, max_model_len=cfg.max_model_len,
-            adapter=helpers.run_dir("adapter"))
+options = options_for(cfg, merged, server.model_hash(merge))
+beside = replace(options, model=recipe["base_path"], name="gemma4-base", model_hash="", port=0)
+side = dict(slot="adapter", adapter=helpers.run_dir("adapter"))
 if cfg.adapter:
-    server.start(cfg.engine, recipe["base_path"], "gemma4-base", wait=False, **side)
+    server.start_as(beside, wait=False, **side)
 try:
-    record = server.start(cfg.engine, merged, cfg.name, **main)
+    record = server.start_as(options)
 except helpers.UserError:
     server.stop("adapter")  # a failed start leaves nothing behind
     raise
+server.write_options(options)
 print(f"process {record['pid']}, serving {record['model_path']} as {record['model']}, "
       f"ready after {record['ready_seconds']:.0f} s")
 
@@ -570,11 +619,19 @@ assert onward["token_ids"][:count] == first["token_ids"]
 
 # %% [markdown]
 # ## 11. The adapter without merging
-# vLLM can also load the base model and add the adapter's product at every matrix
-# (`--enable-lora`): one base, many fine-tunes, switched by the model's name. On a TPU it cannot:
-# vLLM's JAX models have no LoRA, so there one merges. Where it works, both ways must agree. We
-# score the merged model's own answer, token by token, with the merged model, with base + adapter,
-# and with the base alone.
+# vLLM can also load the base model and add the adapter's product at every matrix (`--enable-lora`):
+# one base, many fine-tunes, switched by the model's name. On a TPU vLLM's JAX models have no LoRA,
+# so there one merges; its PyTorch models on TPU do (`implementation="vllm"`, one copy), but
+# upstream tests that with a small Qwen alone, so for Gemma 4 it is **unverified**. The command
+# would be this, the base being its model:
+
+# %%
+torchax = replace(FULL, implementation="vllm", name="gemma4-base")
+print(news(command_for(torchax, model="/dev/shm/base", adapter=helpers.run_dir("adapter")), tpu))
+
+# %% [markdown]
+# Where it works, both ways must agree. We score the merged model's own answer, token by token, with
+# the merged model, with base + adapter, and with the base alone.
 
 # %%
 def logprobs(record, model, ids):
@@ -599,8 +656,8 @@ def compare_adapter(record, beside, ids, answer):
 
 # %%
 if cfg.adapter:
-    beside = server.start(cfg.engine, recipe["base_path"], "gemma4-base", **side)
-    apart = compare_adapter(record, beside, ids, first["token_ids"])
+    other = server.start_as(beside, **side)
+    apart = compare_adapter(record, other, ids, first["token_ids"])
     server.stop("adapter")
     display(apart.style.format(precision=4))
     assert apart.loc["base + adapter"].iloc[1] < 0.2 * apart.loc["base alone"].iloc[1]
@@ -614,17 +671,17 @@ if cfg.adapter:
 
 # %% [markdown]
 # ## 12. It stays
-# The server outlives this notebook. Notebooks 06 and 07 find it in `serve/server.json`; 07 stops
-# it, serves the base model for comparison, and stops that. `python -m helpers.server stop` does it
-# by hand, and `./run_all.sh` does it when its range is done, so there run 05 to 07 in one call. The
-# next cell is what 06 and 07 begin with; had the server died in the meantime, it would say why, and
-# what to run.
+# The server outlives this notebook. Notebooks 06 and 07 find it in `serve/server.json`, or bring it
+# up again from `serve/options.json`; 07 stops it, serves the base model for comparison, and stops
+# that. `python -m helpers.server stop` does it by hand, and `./run_all.sh` does it when its range
+# is done. The next cell is what 06 and 07 begin with; had the server died in the meantime, it would
+# say why, and what to run.
 
 # %%
 record = server.current()
 print(f"{record['model']} at {record['base_url']}: process {record['pid']}, "
       f"{len(server.members(record))} processes, started {record['started']}")
-again = server.start(cfg.engine, merged, cfg.name, **main)
+again = server.start_as(server.options())  # from the file, as 06 and 07 do
 assert again["pid"] == record["pid"]
 
 # %% [markdown]
@@ -642,7 +699,7 @@ assert again["pid"] == record["pid"]
 # |---|---|---|
 # | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m helpers.server stop` with that `RUN_DIR`, or `port=0` |
 # | `out of memory` at the start | another process holds the chips or the memory; or the cache does not fit | stop it (on a TPU: `docker ps`), lower `max_model_len` |
-# | `Conflict. The container name` | an earlier container was not removed | `docker rm -f gemma4-vllm` |
+# | `Conflict. The container name` | an earlier container was not removed | `docker rm -f` and the name in the message |
 # | `starting ...` for 8 minutes, then healthy | the first compilation | keep the volume `vllm-xla-cache`; raise `timeout` if it is more |
 # | answers run to `max_tokens` | `generation_config.json` lost its `eos_token_id` | run 04 again; it carries the base's file over |
 # | fluent answers to another question | the server rendered another template | section 8; copy `chat_template.jinja` into the folder |

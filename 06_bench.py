@@ -20,10 +20,10 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | the server of 05, running; no JAX, no accelerator of its own |
-# | **Takes** | `serve/server.json` of 05; the model's `config.json` |
+# | **Needs** | the server of 05; one that has ended is brought up as 05 left it. No JAX, no accelerator of its own |
+# | **Takes** | `serve/server.json` and `serve/options.json` of 05; the model's `config.json` |
 # | **Makes** | `bench/*.json` (one per point, raw), `bench/results.csv` (one row per point and repeat), four figures |
-# | **Costs** | tiny: two minutes. 31b: at least 96 minutes of load on a v6e-8, 34 USD at 21.52 USD/h (section 5 computes it); with warm-ups and queues about two hours, 43 USD (our estimate) |
+# | **Costs** | tiny: under three minutes. 31b: at least 144 minutes of load on a v6e-8, 52 USD at 21.52 USD/h (section 5 computes it); with warm-ups and queues about three hours, 65 USD (our estimate) |
 #
 # The outputs shown are those of the tiny run on two CPU cores: a **rehearsal**. The method is the
 # real one and so is the client; the numbers describe two busy CPU cores and nothing else. Terms are
@@ -43,8 +43,10 @@ import sys
 from pathlib import Path
 
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
-here = Path.cwd()
-places = (here, here.parent, here / "gemma4-on-tpu")
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
 if root is None and "COLAB_RELEASE_TAG" not in os.environ:
     raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
@@ -72,21 +74,26 @@ helpers.machine()
 # strangers would send them. `inf` sends all at once. Two latencies count: the **time to first
 # token** (TTFT), during which the prompt is read, and the **time per output token** after it
 # (TPOT). The service-level objective (**SLO**) is what we would promise a user about the two, and
-# **goodput** counts the requests that keep it. Prices are inputs, and yours will differ.
+# **goodput** counts the requests that keep it. Prices are inputs, and yours will differ. Which
+# chips, how many and with which options is not said here: the server's own `serve/options.json`
+# knows.
 
 # %%
 import json
 import math
 import statistics
+import time
 import zlib
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
 from IPython.display import display
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from scipy.stats import bootstrap
 
-from helpers import physics, server, style
+from helpers import hardware, physics, server, style
 from helpers.machine import published
 
 INF = math.inf
@@ -97,25 +104,21 @@ class Settings:
     # ── Load ──
     regimes: tuple = ((512, 256), (1024, 512), (2048, 512), (4096, 512), (8192, 512), (15360, 512))
     rates: tuple = (1, 2, 4, 8, 16, 32, 64, INF)  # requests/s, ascending
-    repeats: int = 2
+    repeats: int = 3          # section 7 needs three to say how sure it is
     seconds: float = 60.0     # of load per point
     min_requests: int = 60    # per point, however slow
     warmups: int = 4          # requests before each point, not counted
     slo: tuple = (2000, 60)   # time to first token, time per output token; ms
-    # ── Machine and prices ──
-    system: str = "v6e-8"
-    chip: str = "v6e"         # "" measures this CPU
-    chips: int = 8
-    dollars_per_hour: float = 21.52   # v6e-8, published on-demand rate, May 2026
+    # ── Prices ──
+    dollars_per_hour: float = 0.0     # of all chips; 0: the published price of the server's chips
     train_dollars: float = 56.11      # published cost of the training run, v5p-8
 
 
 FULL = Settings()
 E2B = replace(FULL, regimes=((512, 256), (2048, 256)), rates=(1, 2, 4, 8, 16, INF), slo=(1000, 40),
-              system="v6e-1", chips=1, dollars_per_hour=2.69,  # an eighth of the v6e-8
-              train_dollars=2.0)                               # assumed: under an hour of it
-TINY = replace(FULL, regimes=((256, 64), (768, 64)), rates=(4, 8, 16, INF), seconds=4.0,
-               min_requests=30, warmups=1, slo=(500, 30), system="2 CPU cores", chip="", chips=1,
+              train_dollars=2.0)      # assumed: under an hour of one chip
+TINY = replace(FULL, regimes=((256, 64), (768, 64)), rates=(4, 12, 24, INF), seconds=2.5,
+               min_requests=20, warmups=1, slo=(500, 30),
                dollars_per_hour=0.07, train_dollars=0.01)  # assumed: a small cloud machine
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
@@ -167,7 +170,8 @@ def metrics(record):
 
 
 # %%
-record = server.current()
+record, options = server.bring_up(owner=os.getpid()), server.options()
+ours = (record["owner"] or {}).get("pid") == os.getpid()  # then the last cell stops it again
 check_plan(cfg, record)
 text = metrics(record)
 facts = next((line for line in text.splitlines() if line.startswith("vllm:cache_config_info")), "")
@@ -178,7 +182,8 @@ print(f"{record['model']} at {record['base_url']}, context {record['max_model_le
 
 # %% [markdown]
 # What this means: the prefix cache must be `False`; `auto` keeps the KV cache in the model's own
-# dtype; the last number is how many tokens of all running requests it can hold.
+# dtype; the last number is how many tokens of all running requests it can hold. (Had 05's server
+# ended, `bring_up` would have started it again from `serve/options.json`.)
 #
 # ## 3. The floor: how fast could it be?
 # The first token needs the whole prompt to go through every layer, a number of floating-point
@@ -213,31 +218,78 @@ speed = array.numel() * 4 / best(lambda: array.sum())
 print(flops * os.cpu_count(), speed * os.cpu_count())
 """
 
+# %%
+@dataclass(frozen=True)
+class Machine:
+    """What serves: its name, peak FLOP/s and bytes/s of one copy of the model, dollars an hour."""
+    system: str
+    peak: float
+    bandwidth: float
+    dollars_per_hour: float
+    options: server.Options
 
-def roof(cfg, weight_bytes):
-    """Peak FLOP/s and bytes/s of the serving machine: from the data sheet, or measured here."""
-    if cfg.chip:
-        chip = helpers.chip(cfg.chip)
-        return chip.flops * cfg.chips, chip.bandwidth * cfg.chips
+
+def roof(options, weight_bytes):
+    """Peak FLOP/s and bytes/s of one copy's share of the machine: data sheet, or measured here."""
+    if options.chip:
+        chip = helpers.chip(options.chip)
+        fast = ("int8", "fp8") if options.chip == "h100" else ("int8",)  # fp8 is as fast there
+        peak = chip.int8 if options.quantization in fast else chip.flops
+        return peak * options.tensor_parallel, chip.bandwidth * options.tensor_parallel
     probe = PROBE.replace("BYTES", str(int(weight_bytes)))
     done = subprocess.run([server.PYTHON, "-c", probe], capture_output=True, text=True)
     if done.returncode:
         raise helpers.UserError(f"calibrating failed: {done.stderr.strip().splitlines()[-1]}")
-    return tuple(float(number) for number in done.stdout.split())
+    return tuple(float(number) / options.data_parallel for number in done.stdout.split())
 
+
+def machine_of(options, config, dollars_per_hour=0.0):
+    """The `Machine` that the server's options describe."""
+    if not (options.chip or dollars_per_hour):
+        raise helpers.UserError("set dollars_per_hour: no price is published for this machine.")
+    price = dollars_per_hour or helpers.chip(options.chip).dollars_per_hour * options.chips
+    kind = "gpu" if options.engine == "gpu-docker" else "tpu"
+    chips = hardware.Hardware(kind, options.chip, options.chips)
+    name = (chips.slice or str(chips)) if options.chip else f"{os.cpu_count()} CPU cores"
+    return Machine(name, *roof(options, step_bytes(config, options)), price, options)
+
+
+# %% [markdown]
+# What the floors are made of follows from the server's options: an fp8 cache has half the bytes,
+# int8 or fp8 weights as well, and int8 arithmetic has a peak of its own. With two copies of the
+# model, each has half of the chips, and prompts queue for two.
 
 # %%
+def step_bytes(config, options, batch=0, context=0):
+    """Bytes that one decode step of one copy must read, by the dtypes of the server's options."""
+    return physics.decode_bytes(config, batch, context, options.weight_bytes, options.kv_bytes,
+                                options.tensor_parallel)
+
+
+def ttft_floors(config, input_len, starts, machine):
+    """Least possible TTFT in seconds: (one request alone, median of arrivals at `starts`)."""
+    work = physics.prefill_flops(config, input_len) / machine.peak
+    alone = max(work, step_bytes(config, machine.options) / machine.bandwidth)
+    copies, starts = machine.options.data_parallel, sorted(starts)  # equal work: they take turns
+    waits = [wait for k in range(copies) if starts[k::copies]
+             for wait in physics.fcfs_ttft(starts[k::copies], work)]
+    return alone, max(alone, statistics.median(waits))
+
+
 config = helpers.read_json(Path(record["model_path"]) / "config.json")
-weights = physics.decode_bytes(config, 0, 0)  # all that a step must read, without any KV cache
-peak, bandwidth = roof(cfg, weights)
-print(f"{cfg.system}: {peak / 1e12:.3g} TFLOP/s, {bandwidth / 1e9:.3g} GB/s, weights to read "
-      f"{weights / 1e9:.3g} GB -> at least {1e3 * weights / bandwidth:.3g} ms per step")
+machine = machine_of(options, config, cfg.dollars_per_hour)
+weights = step_bytes(config, options)  # all that a step must read, without any KV cache
+print(f"{machine.system}, copies of the model: {options.data_parallel}; for one "
+      f"{machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s, weights to read "
+      f"{weights / 1e9:.3g} GB -> at least {1e3 * weights / machine.bandwidth:.3g} ms per step")
+
+# %%
 floors = []
 for input_len, output_len in cfg.regimes:
-    flops = physics.prefill_flops(config, input_len)
-    floors.append((f"{input_len}/{output_len}", flops,
-                   1e3 * physics.ttft_floor(flops, peak, weights, bandwidth),
-                   1e3 * physics.decode_bytes(config, 1, input_len) / bandwidth))
+    alone, _ = ttft_floors(config, input_len, [0.0], machine)
+    step = step_bytes(config, options, 1, input_len) / machine.bandwidth
+    floors.append((f"{input_len}/{output_len}", physics.prefill_flops(config, input_len),
+                   1e3 * alone, 1e3 * step))
 display(pd.DataFrame(floors, columns=["regime", "prefill FLOP", "TTFT floor, ms",
                                       "TPOT floor, ms"]).set_index("regime")
         .style.format({"prefill FLOP": "{:.3g}", "TTFT floor, ms": "{:.3g}",
@@ -253,23 +305,16 @@ display(pd.DataFrame(floors, columns=["regime", "prefill FLOP", "TTFT floor, ms"
 # computing several at once does not make the sum of the work smaller.
 
 # %%
-def ttft_floors(config, input_len, starts, peak, bandwidth):
-    """Least possible TTFT in seconds: (one request alone, median of arrivals at `starts`)."""
-    work = physics.prefill_flops(config, input_len) / peak
-    alone = physics.ttft_floor(work * peak, peak, physics.decode_bytes(config, 0, 0), bandwidth)
-    queued = statistics.median(physics.fcfs_ttft(sorted(starts), work))
-    return alone, max(alone, queued)
-
-
 for rate in cfg.rates:
     evenly = [0.0 if rate == INF else i / rate for i in range(30)]
-    alone, queued = ttft_floors(config, cfg.regimes[-1][0], evenly, peak, bandwidth)
+    alone, queued = ttft_floors(config, cfg.regimes[-1][0], evenly, machine)
     print(f"30 prompts of {cfg.regimes[-1][0]:,} tokens at {rate}/s: one alone "
           f"{1e3 * alone:.3g} ms, median of 30 {1e3 * queued:.3g} ms")
 
 # %% [markdown]
 # What this means: as long as one prompt is done before the next one comes, nobody waits. At `inf`
-# the median of 30 waits for about half of them: 15.5 times one prompt.
+# the median of 30 waits for about half of them: 15.5 times one prompt (8
+# times with two copies of the model, each computing with half of the chips).
 #
 # ## 4. One point
 # The client is vLLM's own. Each argument has a reason: `random` prompts of exactly the length we
@@ -294,12 +339,18 @@ def bench_arguments(client, record, cfg, regime, rate, requests, seed, name):
             "--result-filename", name]
 
 
+NEEDED = {"duration", "start_times", "latencies", "ttfts", "output_lens", "errors", "num_prompts",
+          "request_rate", "p50_ttft_ms", "p50_tpot_ms", "total_input_tokens", "total_output_tokens"}
+
+
 def load_result(path):
     """One finished point; raises if the file was cut short or nothing completed."""
     try:
-        result = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # not JSON, or not even text
         raise helpers.UserError(f"{path} was cut short. Delete it and run this again.") from error
+    if not isinstance(result, dict) or (result.get("completed") and NEEDED - result.keys()):
+        raise helpers.UserError(f"{path} is no result of vLLM. Delete it and run this again.")
     if not result.get("completed"):
         first = next((error for error in result.get("errors", []) if error), "no error text")
         raise helpers.UserError(f"{path}: none of {result.get('num_prompts')} requests completed: "
@@ -308,17 +359,42 @@ def load_result(path):
 
 
 # %% [markdown]
-# Around the client we add what it does not know: how many prompt tokens came from the server's
-# prefix cache during the point, how many requests the scheduler had to preempt for lack of cache
-# space, and on which server it was measured. The result takes its final name only when it is
-# complete, so a point that has its file is never measured twice, and half a file is never taken
-# for a point.
+# Around the client we add what it does not know. Before a point the server must be **idle**: what
+# an interrupted client still has running there would be measured as ours. (In a container that
+# happens easily: `docker exec` passes no interrupt on, so its client goes on sending; `Client`
+# finds and ends such a one.) The server says how many requests run and wait, and we wait for two
+# zeros.
 
 # %%
 COUNTERS = {"cached_tokens": "vllm:prefix_cache_hits_total",
             "preemptions": "vllm:num_preemptions_total"}
 
 
+def wait_idle(record, patience=60.0):
+    """Return the metrics of the server once no request runs or waits there; raise if some stay."""
+    end = time.monotonic() + patience
+    while True:
+        text = metrics(record)
+        running, waiting = (metric(text, f"vllm:num_requests_{what}")
+                            for what in ("running", "waiting"))
+        if not (running > 0 or waiting > 0):  # nan, where there are no metrics, is neither
+            return text
+        if time.monotonic() > end:
+            raise helpers.UserError(f"the server is not idle: {running:.0f} requests run and "
+                                    f"{waiting:.0f} wait after {patience:.0f} s. Another client "
+                                    "uses it: end that, then run this again.")
+        time.sleep(0.2)
+
+# %% [markdown]
+# After it we note how many prompt tokens came from the server's prefix cache, how many requests the
+# scheduler had to preempt for lack of cache space, what else kept the processor busy (where that is
+# what serves), and what the point was **made by**: server, model and load. A point that has its
+# file is never measured twice, but only if it was made by the same; if not, a line says what
+# differs, and it is measured anew. The SLO is no part of it: goodput is computed from the saved
+# times of the requests, so another SLO needs no new measurement. The result takes its final name
+# only when it is complete, so half a file is never taken for a point.
+
+# %%
 def requests_for(cfg, rate, limit):
     """How many requests a point sends; `limit` is what the server was seen to sustain, or inf."""
     fastest = max(rate for rate in cfg.rates if rate < INF)  # a burst: at least as many as there
@@ -332,25 +408,16 @@ def point_name(regime, rate, repeat):
     return f"{name}.json", zlib.crc32(name.encode())
 
 
-def measure(client, record, cfg, regime, rate, requests, repeat, folder):
-    """Run one point and write its JSON; the server must be alive before and after."""
-    name, seed = point_name(regime, rate, repeat)
-    before = metrics(record)
-    client.run(bench_arguments(client, record, cfg, regime, rate, requests, seed, name))
-    server.current()
-    result = load_result(folder / "partial" / name)
-    after = metrics(record)
-    result["series"] = {
-        "server": record["wanted"], "input_len": regime[0], "output_len": regime[1],
-        "repeat": repeat, "seed": seed, "requests": requests,
-        **{key: metric(after, long) - metric(before, long) for key, long in COUNTERS.items()}}
-    helpers.write_text(folder / name, json.dumps(result))
-    (folder / "partial" / name).unlink()
-    return result
+def made_by(options, cfg, rate):
+    """What shaped a point, beside its name: the server, the model, the load and the CPU, if any."""
+    fastest = max(rate for rate in cfg.rates if rate < INF)
+    return {**options.measured(), "seconds": cfg.seconds, "min_requests": cfg.min_requests,
+            "warmups": cfg.warmups, "burst_of": fastest if rate == INF else 0,
+            "cores": 0 if options.chip else os.cpu_count()}
 
 
-def finished(record, regime, rate, repeat, folder):
-    """The result of an earlier run if it is whole and of this very server command, else None."""
+def finished(options, cfg, regime, rate, repeat, folder):
+    """The result of an earlier run if it is whole and was made by the same, else None."""
     path = folder / point_name(regime, rate, repeat)[0]
     if not path.exists():
         return None
@@ -359,9 +426,34 @@ def finished(record, regime, rate, repeat, folder):
     except helpers.UserError as error:
         print(f"{error} Measuring it again.")
         return None
-    same = result.get("series", {}).get("server") == record["wanted"]
-    return result if same else None
+    found, wanted = result.get("series", {}).get("made_by", {}), made_by(options, cfg, rate)
+    other = [key for key in wanted if found.get(key, "unknown") != wanted[key]]
+    other = other if found else ["version of this notebook"]
+    if other:
+        print(f"{path.name} was made with another {', '.join(other)}: measuring it anew")
+    return None if other else result
 
+# %%
+def measure(client, record, options, cfg, regime, rate, requests, repeat, folder):
+    """Run one point on an idle server and write its JSON; the server must live before and after."""
+    name, seed = point_name(regime, rate, repeat)
+    before, used = wait_idle(record), server.cpu_seconds(record)
+    client.run(bench_arguments(client, record, cfg, regime, rate, requests, seed, name))
+    others = server.others_cores(used, server.cpu_seconds(record))
+    server.current()
+    result = load_result(folder / "partial" / name)
+    after = metrics(record)
+    result["series"] = {
+        "made_by": made_by(options, cfg, rate), "input_len": regime[0], "output_len": regime[1],
+        "repeat": repeat, "seed": seed, "requests": requests,
+        "others_cores": 0.0 if options.chip else others,
+        **{key: metric(after, long) - metric(before, long) for key, long in COUNTERS.items()}}
+    helpers.write_text(folder / name, json.dumps(result))
+    (folder / "partial" / name).unlink()
+    return result
+
+# %% [markdown]
+# The first point, as the command that one could type and with its result:
 
 # %%
 folder = helpers.run_dir("bench")
@@ -370,7 +462,8 @@ first = (cfg.regimes[0], cfg.rates[0], requests_for(cfg, cfg.rates[0], INF))
 with server.Client(record, folder, folder / "client.log") as client:
     shown = bench_arguments(client, record, cfg, *first, *point_name(*first[:2], 0)[::-1])
     print("vllm", " ".join(shown).replace(" --", " \\\n    --"))
-    one = finished(record, *first[:2], 0, folder) or measure(client, record, cfg, *first, 0, folder)
+    one = finished(options, cfg, *first[:2], 0, folder) or measure(client, record, options, cfg,
+                                                                   *first, 0, folder)
 print(f"\n{one['completed']} of {one['num_prompts']} requests in {one['duration']:.1f} s, "
       f"{one['failed']} failed; "
       f"TTFT p50 {one['p50_ttft_ms']:.0f} ms, p99 {one['p99_ttft_ms']:.0f} ms; "
@@ -414,7 +507,7 @@ def delivered_rate(result, lone):
 # many points and why. The progress line gives points per second.
 
 # %%
-def sweep(client, record, cfg, folder):
+def sweep(client, record, options, cfg, folder):
     """Measure what has no file yet; return all results. A dead server ends it with a clear line."""
     points = [(repeat, regime, rate) for repeat in range(cfg.repeats) for regime in cfg.regimes
               for rate in cfg.rates]
@@ -422,10 +515,12 @@ def sweep(client, record, cfg, folder):
     results, limits, planned, lone = [], {}, {}, {}
     for done, (repeat, regime, rate) in enumerate(points):
         limit = limits.get(regime, INF)
-        requests = planned.setdefault((regime, rate), requests_for(cfg, rate, limit))
-        result = finished(record, regime, rate, repeat, folder)
+        result = finished(options, cfg, regime, rate, repeat, folder)
+        wanted = result["series"]["requests"] if result else requests_for(cfg, rate, limit)
+        requests = planned.setdefault((regime, rate), wanted)
         try:
-            result = result or measure(client, record, cfg, regime, rate, requests, repeat, folder)
+            result = result or measure(client, record, options, cfg, regime, rate, requests, repeat,
+                                       folder)
         except helpers.UserError as error:
             raise helpers.UserError(f"stopped after {done} of {len(points)} points, which are kept "
                                     f"in {folder}: {error}") from error
@@ -440,14 +535,16 @@ def sweep(client, record, cfg, folder):
 
 at_least = cfg.repeats * len(cfg.regimes) * len(cfg.rates) * cfg.seconds
 print(f"{cfg.repeats} x {len(cfg.regimes)} regimes x {len(cfg.rates)} rates x {cfg.seconds:.0f} s: "
-      f"at least {at_least / 60:.0f} min of load, {at_least / 3600 * cfg.dollars_per_hour:.2f} USD")
+      f"at least {at_least / 60:.0f} min of load, "
+      f"{at_least / 3600 * machine.dollars_per_hour:.2f} USD")
 
 # %%
 with server.Client(record, folder, folder / "client.log") as client:
-    results = sweep(client, record, cfg, folder)
+    results = sweep(client, record, options, cfg, folder)
 print(f"{len(results)} measurements, {sum(r['duration'] for r in results):.0f} s of load, "
       f"{sum(r['completed'] for r in results):,} requests completed, "
-      f"{sum(r['failed'] for r in results)} failed")
+      f"{sum(r['failed'] for r in results)} failed; other programs kept "
+      f"{statistics.mean(r['series']['others_cores'] for r in results):.2f} cores busy")
 
 # %% [markdown]
 # ## 6. The table, with its floors
@@ -465,13 +562,13 @@ def latencies(result):
             for kind in ("ttft", "tpot", "itl", "e2el") for p in (50, 90, 99)}
 
 
-def floors_of(result, config, peak, bandwidth):
+def floors_of(result, config, machine):
     """The floors of one point, in milliseconds, and what is impossible about it, if anything."""
-    series = result["series"]
-    alone, queued = ttft_floors(config, series["input_len"], result["start_times"], peak, bandwidth)
+    series, options = result["series"], machine.options
+    alone, queued = ttft_floors(config, series["input_len"], result["start_times"], machine)
     step = physics.tpot_floor(
-        physics.decode_bytes(config, 1, series["input_len"]), bandwidth,
-        physics.decode_flops(config, 1, series["input_len"]), peak)
+        step_bytes(config, options, 1, series["input_len"]), machine.bandwidth,
+        physics.decode_flops(config, 1, series["input_len"]), machine.peak)
     flags = [physics.flag(result["p50_ttft_ms"] / 1e3, alone, "TTFT, one request alone,"),
              physics.flag(result["p50_ttft_ms"] / 1e3, queued, "TTFT, first come first served,"),
              physics.flag(result["p50_tpot_ms"] / 1e3, step, "TPOT"),
@@ -481,35 +578,48 @@ def floors_of(result, config, peak, bandwidth):
             "tpot_floor_ms": 1e3 * step, "flag": next((flag for flag in flags if flag), "")}
 
 
-def row(result, lone, config, peak, bandwidth, cfg):
+def share_kept(result, slo):
+    """Share of the completed requests whose times kept the objective (TTFT and TPOT, in ms)."""
+    good = 0
+    for ttft, latency, tokens, error in zip(result["ttfts"], result["latencies"],
+                                            result["output_lens"], result["errors"], strict=True):
+        tpot = (latency - ttft) / (tokens - 1) if tokens > 1 else 0.0
+        good += not error and 1e3 * ttft <= slo[0] and 1e3 * tpot <= slo[1]
+    return good / result["completed"]
+
+# %%
+def row(result, lone, config, machine, slo):
     """One row of results.csv."""
     series, delivered = result["series"], delivered_rate(result, lone)
     ends = [a + b for a, b in zip(result["start_times"], result["latencies"], strict=True)]
     tokens = delivered * result["total_output_tokens"] / result["completed"]
-    good = result["request_goodput"] * result["duration"] / result["completed"]  # share in the SLO
     return {
-        "system": cfg.system, "input_len": series["input_len"], "output_len": series["output_len"],
+        "system": machine.system, "input_len": series["input_len"],
+        "output_len": series["output_len"],
         "rate": float(result["request_rate"]), "repeat": series["repeat"],
         "requests": result["num_prompts"], "completed": result["completed"],
         "failed": result["failed"], "duration_s": result["duration"],
         "drain_s": max(ends) - max(result["start_times"]),
         "raw_rps": result["request_throughput"], "delivered_rps": delivered,
-        "goodput_rps": good * delivered, "output_tok_s": tokens,
+        "goodput_rps": share_kept(result, slo) * delivered, "output_tok_s": tokens,
         "mean_in_flight": sum(result["latencies"]) / result["duration"],
         **latencies(result), "cached_tokens": series["cached_tokens"],
         "cache_hit_rate": series["cached_tokens"] / result["total_input_tokens"],
-        "preemptions": series["preemptions"], **floors_of(result, config, peak, bandwidth),
-        "dollars_per_hour": cfg.dollars_per_hour,
-        "usd_per_million_output": cfg.dollars_per_hour / 3600 / tokens * 1e6,
-        "usd_per_thousand_requests": cfg.dollars_per_hour / 3600 / delivered * 1e3,
+        "preemptions": series["preemptions"], "others_cores": series["others_cores"],
+        **floors_of(result, config, machine), "dollars_per_hour": machine.dollars_per_hour,
+        "usd_per_million_output": machine.dollars_per_hour / 3600 / tokens * 1e6,
+        "usd_per_thousand_requests": machine.dollars_per_hour / 3600 / delivered * 1e3,
     }
 
+
+# %% [markdown]
+# `results.csv` has a row per point and repeat, the table below one per point.
 
 # %%
 lone = {regime: lone_latency([r for r in results if r["series"]["input_len"] == regime[0]])
         for regime in cfg.regimes}
 table = pd.DataFrame([
-    row(r, lone[r["series"]["input_len"], r["series"]["output_len"]], config, peak, bandwidth, cfg)
+    row(r, lone[r["series"]["input_len"], r["series"]["output_len"]], config, machine, cfg.slo)
     for r in results])
 helpers.write_text(folder / "results.csv", table.to_csv(index=False))
 keys = ["input_len", "rate"]
@@ -560,26 +670,82 @@ print("flags:", *(sorted(set(table.flag) - {""}) or ["none: every median lies ab
 # the other for its scheduler: `reserved_cpus` in its log); here the factor teaches only that it is
 # above 1.
 #
-# How far apart are the repeats? The largest value over the smallest, minus 1:
+# How far apart are the repeats? The largest value over the smallest, minus 1. Our rule: where that
+# is more than 20 %, the point must say why. It may lie beyond the **knee**, the last rate that was
+# kept up with, where latency is the length of the queue. Something else may have kept the processor
+# busy (we counted). Or so few requests do not say it better: the 95 % bootstrap intervals of the
+# repeats' medians still overlap. If it is none of these, measure again before you compare; do not
+# average it away.
 
 # %%
+LIMIT = 0.2  # repeats further apart than this need a reason
+
+
+def kept_up(part):
+    """The knee of one regime: (last rate that every repeat kept up with, first that none did).
+
+    Kept up with: at least 90 % of the rate, and of every smaller one, was delivered. The last is 0
+    if even the smallest was too much; the first is at most inf, all at once.
+    """
+    good = part.assign(ok=part.delivered_rps >= 0.9 * part.rate).groupby("rate").ok
+    below = good.all().cummin()
+    last = max(below.index[below], default=0.0)
+    none = good.any()[lambda some: ~some].index
+    return last, min((rate for rate in none if rate > last), default=INF)
+
+
+def samples(result):
+    """The times behind the medians of a point: TTFT and TPOT of each completed request."""
+    done = [(ttft, (latency - ttft) / max(tokens - 1, 1)) for ttft, latency, tokens, error in zip(
+        result["ttfts"], result["latencies"], result["output_lens"], result["errors"],
+        strict=True) if not error]
+    return dict(zip(("ttft_p50_ms", "tpot_p50_ms"), np.array(done).T, strict=True))
+
+
+def overlap(repeats):
+    """True if the 95 % bootstrap intervals of the repeats' medians have a value in common."""
+    found = [bootstrap((np.asarray(values),), np.median, n_resamples=999, method="percentile",
+                       rng=0).confidence_interval for values in repeats]
+    return max(low for low, _ in found) <= min(high for _, high in found)
+
+# %%
+def why_apart(part, raw, last):
+    """Why the repeats of one point differ by more than LIMIT; "" where they do not."""
+    reasons, others = [], part.others_cores.max()
+    for column in ("delivered_rps", "ttft_p50_ms", "tpot_p50_ms"):
+        if part[column].max() <= (1 + LIMIT) * part[column].min():
+            continue
+        if column != "delivered_rps" and part.rate.iloc[0] > last:
+            reasons.append("beyond the knee")
+        elif others > 0.2:
+            reasons.append(f"other programs used up to {others:.1f} cores")
+        elif column != "delivered_rps" and overlap([samples(result)[column] for result in raw]):
+            reasons.append("too few requests to say it better")
+        else:
+            reasons.append(f"unknown ({column}): measure again")
+    return "; ".join(dict.fromkeys(reasons))
+
+
+judged = {}
+for key, part in table.groupby(keys):
+    raw = [results[index] for index in part.index]
+    judged[key] = why_apart(part, raw, kept_up(table[table.input_len == key[0]])[0])
 spread = table.groupby(keys)[["delivered_rps", "ttft_p50_ms", "tpot_p50_ms"]].agg(
     lambda values: values.max() / values.min() - 1)
 spread.columns = ["delivered", "TTFT p50", "TPOT p50"]
-display(labelled(spread).style.format("{:.0%}"))
+spread["why more than 20 %"] = pd.Series(judged)
+display(labelled(spread).style.format("{:.0%}", subset=list(spread.columns[:3])))
 
 # %% [markdown]
-# A difference between two systems or two settings that is smaller than this is no difference. More
-# than about 20 % says that something else ran on the machine, as it may on two shared cores:
-# measure again on an idle one before you compare. The published tables have one run per point, and
-# so no such column.
+# The published tables have one run per point, and so no such column.
 #
 # ## 7. The knee: what rate can it sustain?
-# **Saturation**, as a definition that needs no eye: the capacity is the largest rate the server
-# delivered at any point of the regime. It is saturated if less than 90 % of some offered rate was
-# delivered (all at once, `inf`, always is such a rate); the saturation rate is then the capacity,
-# that is, where the diagonal "delivered = offered" meets the plateau. If every rate was kept up
-# with, we only know that it is higher.
+# The knee lies between two rates: the last that every repeat kept up with (90 % of it delivered,
+# and of all smaller ones), and the first that none did. The rates of the sweep decide how narrow
+# that is, so a finer answer is the **capacity**: the largest rate the server delivered at any point
+# of the regime, one value per repeat. If some rate was not kept up with (all at once, `inf`, never
+# is), the capacity is where the diagonal "delivered = offered" meets the plateau, and we call it
+# the saturation rate; else we only know that it is higher.
 
 # %%
 def saturation(rates, delivered):
@@ -590,17 +756,25 @@ def saturation(rates, delivered):
     return capacity, reached
 
 
+def capacities(part):
+    """The largest rate delivered in each repeat of one regime."""
+    return part.groupby("repeat").delivered_rps.max().tolist()
+
+
 def systems(folder):
     """All tables in the folder: ours, and any results.csv of another machine under another name."""
-    needed = {"system", "input_len", "output_len", "rate", "delivered_rps", "goodput_rps",
-              "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms",
+    needed = {"system", "input_len", "output_len", "rate", "repeat", "delivered_rps",
+              "goodput_rps", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms",
               "usd_per_million_output", "dollars_per_hour"}
     tables = []
     for path in sorted(folder.glob("*.csv")):
-        found = pd.read_csv(path)
-        if missing := needed - set(found.columns):
-            raise helpers.UserError(f"{path} lacks the columns {sorted(missing)}: it must be a "
-                                    "results.csv that this notebook wrote on another machine.")
+        try:
+            found = pd.read_csv(path)
+        except ValueError:  # pandas' errors for a broken, empty or binary file are of this kind
+            found = pd.DataFrame()
+        if needed - set(found.columns) or found[sorted(needed)].isna().any(axis=None):
+            print(f"{path} is left out: it is broken, or no results.csv of this notebook.")
+            continue
         tables.append(found)
     return pd.concat(tables, ignore_index=True)
 
@@ -610,11 +784,39 @@ everything = systems(folder)
 curves = dict(list(everything.groupby(["system", "input_len", "output_len"])))
 for (system, input_len, output_len), part in curves.items():
     capacity, reached = saturation(part.rate, part.delivered_rps)
+    (last, first), each = kept_up(part), capacities(part)
     good = part.groupby("rate").goodput_rps.mean()
-    print(f"{system}, {input_len}/{output_len}: "
+    print(f"{system}, {input_len}/{output_len}: knee between {last:g} and {first:g}/s; "
           + (f"saturates at {capacity:.3g} requests/s" if reached else f"above {capacity:.3g}/s")
-          + f" = {capacity * output_len:,.0f} output tokens/s; most goodput {good.max():.3g}/s, "
-          f"at an offered {good.idxmax():g}/s")
+          + f" ({min(each):.3g} to {max(each):.3g} in {len(each)} repeats) = "
+          f"{capacity * output_len:,.0f} output tokens/s; most goodput {good.max():.3g}/s, at an "
+          f"offered {good.idxmax():g}/s")
+
+# %% [markdown]
+# When is a difference a difference? One that lies within the spread of the repeats is no evidence
+# of anything. We ask for more: that the ranges do not even touch. With three repeats against three,
+# if nothing but chance told them apart, that still happens once in ten times (2 of the 20 ways to
+# divide six values), so it is a hint, and more repeats make it a result. First the capacities of
+# all curves, then two points of one curve that both are beyond the knee:
+
+# %%
+def apart(first, second):
+    """A sentence on whether two sets of repeats differ: their ranges, and what chance would do."""
+    shown = " and ".join(f"{np.mean(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+                         for values in (first, second))
+    if min(first) <= max(second) and min(second) <= max(first):
+        return f"{shown}: within the spread, no evidence of a difference"
+    chance = 2 / math.comb(len(first) + len(second), len(first))
+    return f"{shown}: apart (by chance alone: {chance:.2g})"
+
+
+names = {key: f"{key[0]}, {key[1]}/{key[2]}" for key in curves}
+for one_key, other_key in combinations(curves, 2):
+    print(f"capacity of {names[one_key]} and {names[other_key]}: "
+          + apart(capacities(curves[one_key]), capacities(curves[other_key])))
+for key, part in curves.items():
+    high = [list(values.delivered_rps) for _, values in part.groupby("rate")][-2:]
+    print(f"{names[key]}, delivered at the two largest rates: {apart(*high)}")
 
 # %% [markdown]
 # Every CSV in `bench/` is a system in the figures up to the cost: put the `results.csv` of a TPU or
@@ -666,7 +868,7 @@ place, ends = rate_axis(ax, everything.rate), []
 measured = ", ".join(dict.fromkeys(everything.system))
 finite = sorted(rate for rate in set(everything.rate) if rate < INF)
 stars = {key: saturation(part.rate, part.delivered_rps) for key, part in curves.items()}
-line = [finite[0], max(finite[-1], *(capacity for capacity, _ in stars.values()))]
+line = sorted([finite[0], finite[-1], *(capacity for capacity, _ in stars.values())])
 ax.plot(line, line, "--", color=style.GREY, lw=1)
 style.label_line(ax, line[-1], line[-1], "delivered = offered", style.GREY, ha="right",
                  xytext=(-12, 4))
@@ -677,7 +879,9 @@ for (key, part), (color, marker) in zip(curves.items(), LOOKS):
     if reached:
         ax.plot(capacity, capacity, "*", ms=16, color=color, mec=style.BLACK, zorder=5)
     ends.append((x[-1], mean.iloc[-1], title_of(key, curves), color))
-ax.set(ylabel="delivered, requests/s", title="Where the server stops keeping up (stars)")
+knees = " and ".join(f"{kept_up(part)[0]:g}/s of {title_of(key, curves)}"
+                     for key, part in list(curves.items())[:3])
+ax.set(ylabel="delivered, requests/s", title=f"It keeps up with {knees} (stars: capacity)")
 plain_log(ax)
 ax.margins(x=0.16)
 style.label_ends(ax, ends)
@@ -711,10 +915,12 @@ def latency_panel(ax, curves, kind, floor, place):
 
 fig, axes = style.figure(9.5, 4.2, columns=2)
 for ax, kind, floor, title in (
-        (axes[0], "ttft", "ttft_queue_floor_ms", "Time to first token"),
-        (axes[1], "tpot", "tpot_floor_ms", "Time per output token")):
+        (axes[0], "ttft", "ttft_queue_floor_ms", "First token"),
+        (axes[1], "tpot", "tpot_floor_ms", "Each further token")):
     latency_panel(ax, curves, kind, floor, rate_axis(ax, everything.rate))
-    ax.set(title=title, ylabel="milliseconds (log scale)")
+    medians = means[f"{kind}_p50_ms"]
+    ax.set(title=f"{title}: {short(medians.min())} to {short(medians.max())} ms, by load",
+           ylabel="milliseconds (log scale)")
 style.finish(fig, "06_latency",
              f"measured, {measured}; line: median, band: up to p99 (means of the repeats)")
 
@@ -747,15 +953,16 @@ left.axvline(sent.max(), color=style.BLACK, lw=1, ls=":")
 left.set_ylim(1.08 * len(rows), -1)
 left.text(sent.max(), 1.045 * len(rows), " last one sent", fontsize=9, va="center")
 left.grid(axis="y", visible=False)
-left.set(xlabel="seconds", ylabel="request", title="Waiting (orange), answering (blue)")
+left.set(xlabel="seconds", ylabel="request",
+         title=f"Waiting (orange), answering (blue): {total.max():.1f} s for the slowest")
 for values, label, color, line in ((first, "first token", style.ORANGE, "-"),
                                    (total, "whole answer", style.BLUE, "--")):
     right.plot(np.sort(values), np.arange(1, len(values) + 1) / len(values), line, color=color)
     style.label_line(right, np.median(values), 0.5, label, color)
 right.set(xlabel="seconds since it was sent", ylabel="share of requests", ylim=(0, 1.02),
-          xlim=(0, total.max() * 1.25), title="Distribution of the latencies")
+          xlim=(0, total.max() * 1.25), title=f"Half wait over {np.median(first):.2g} s to begin")
 label = f"{one['series']['input_len']}/{one['series']['output_len']} at {one['request_rate']:g}/s"
-style.finish(fig, "06_requests", f"measured, {cfg.system}, {label}, one repeat")
+style.finish(fig, "06_requests", f"measured, {machine.system}, {label}, one repeat")
 
 # %% [markdown]
 # What this means: vLLM fits prompts and answers into the same steps, so while prompts are still
@@ -780,7 +987,9 @@ for (key, part), (color, marker) in zip(curves.items(), LOOKS):
     ends.append((x[-1], mean.iloc[-1], title_of(key, curves), color))
 prices = everything.drop_duplicates("system")
 prices = [f"{row.system} at {row.dollars_per_hour:g} USD/h" for row in prices.itertuples()]
-ax.set(ylabel="USD per million output tokens", title="What a token costs")
+per_rate = everything.groupby(["input_len", "rate"]).usd_per_million_output.mean()
+ax.set(ylabel="USD per million output tokens",
+       title=f"A million tokens cost {per_rate.min():.2g} to {per_rate.max():.2g} USD, by load")
 plain_log(ax)
 ax.margins(x=0.16)
 style.label_ends(ax, ends)
@@ -814,7 +1023,7 @@ hourly = {kind: published("hardware_inference", "spec", kind)["hourly_rate_on_de
           for kind in ("tpu", "gpu")}
 rows = {f"{kind}, published": totals(training[kind], hourly[kind]) for kind in ("tpu", "gpu")}
 rows["gpu / tpu"] = {h: rows["gpu, published"][h] / v for h, v in rows["tpu, published"].items()}
-rows[f"{cfg.system}, these settings"] = totals(cfg.train_dollars, cfg.dollars_per_hour)
+rows[f"{machine.system}, these settings"] = totals(cfg.train_dollars, machine.dollars_per_hour)
 display(pd.DataFrame(rows).T.style.format("{:,.2f}"))
 
 # %%
@@ -826,8 +1035,8 @@ for workload in ("short (<=2048)", "long (4096)"):
           + ("the TPU is cheaper from the first token" if math.isnan(tokens)
              else f"level after {tokens:,.0f} million tokens"))
 best = means.usd_per_million_output.min()
-print(f"{cfg.system}: training is {cfg.train_dollars / best:.3g} million output tokens' worth of "
-      f"serving at its cheapest point ({best:.3g} USD per million)")
+print(f"{machine.system}: training is {cfg.train_dollars / best:.3g} million output tokens' worth "
+      f"of serving at its cheapest point ({best:.3g} USD per million)")
 
 # %% [markdown]
 # What this means: from published prices alone, training plus a day of serving costs 1.14 times as
@@ -836,26 +1045,37 @@ print(f"{cfg.system}: training is {cfg.train_dollars / best:.3g} million output 
 # million tokens. The long workload's token prices rest on the warm cache;
 # [10_published](10_published.ipynb) takes them apart.
 #
+# A server that this notebook brought up is stopped again; that of notebook 05 stays for 07.
+
+# %%
+if ours:
+    server.stop()
+print("server stopped" if ours else f"{record['model']} stays at {record['base_url']}")
+
+# %% [markdown]
 # ## Recap
 # - A point is trusted because of how it was made: cold cache, fresh seed, enough load, warm-up
 #   excluded, repeats, failures kept.
 # - A floor stands beside each TTFT (alone and in the queue) and each TPOT, and a median below its
 #   floor is flagged as impossible.
-# - Saturation is computed: the plateau where it meets the diagonal. TTFT beyond it measures the
-#   length of the test.
+# - The knee is bracketed by two rates, the capacity has a spread, and a difference within the
+#   spread is none. TTFT beyond the knee measures the length of the test.
 # - A token is cheapest where users wait longest; goodput says which rate you can promise.
 #
 # ### What can go wrong
 #
 # | symptom | cause | fix |
 # |---|---|---|
-# | `no server is recorded`, `has died` | 05 did not run, or the server was killed | run 05; finished points stay, then run this again |
-# | `stopped after 7 of 16 points` | the server died under load; its reason is in the line | lower the load or the memory share; run again to continue |
+# | `no server was ever started` | 05 did not run | run 05 |
+# | `is no longer what 05_serve_vllm checked` | 04 ran again, or the files were copied | run 05 again; it verifies them and starts the server |
+# | `the server is not idle` | another client, or one that was interrupted in a container | end it; `docker top` and the container's name show it |
+# | `was made with another ...: measuring it anew` | a setting or the model changed since | nothing; put the setting back if you did not mean it |
+# | `stopped after 7 of 24 points` | the server died under load; its reason is in the line | lower the load or the memory share; run again to continue |
 # | `exceed the server's max-model-len` | prompt + answer is longer than 05 allowed | raise `max_model_len` in 05, or drop the regime |
 # | `none of 30 requests completed` | every request was refused; the server's words follow | usually a wrong model name or a prompt that is too long |
 # | `was cut short` | a disk was full, or a file was copied half | delete the file and run this again |
 # | a flag `impossible: TTFT ...` | a warm prefix cache, shorter prompts than the label, or a wrong peak | the causes are in `physics.LIKELY_CAUSES`; check `cache_hit_rate` first |
-# | repeats differ by more than 20 % | something else ran on this machine | measure again on an idle one; do not average it away |
+# | `unknown: measure again` beside repeats more than 20 % apart | something that we do not count | delete the files of that point, measure again on an idle machine |
 #
 # ### Exercises
 # 1. How many prefill FLOP/s did the server do at its capacity, as a share of the peak?
@@ -866,7 +1086,8 @@ print(f"{cfg.system}: training is {cfg.train_dollars / best:.3g} million output 
 # for inputs, outputs in cfg.regimes:
 #     part = table[table.input_len == inputs]
 #     capacity, _ = saturation(part.rate, part.delivered_rps)
-#     print(inputs, f"{capacity * physics.prefill_flops(config, inputs) / peak:.1%}")
+#     share = capacity * physics.prefill_flops(config, inputs) / machine.peak
+#     print(inputs, f"{share / options.data_parallel:.1%}")
 # ```
 # </details>
 #
@@ -890,9 +1111,9 @@ print(f"{cfg.system}: training is {cfg.train_dollars / best:.3g} million output 
 #     time.sleep(1)
 # with server.Client(other, warm, warm / "client.log") as client:
 #     for attempt in (1, 2):  # the same name, and so the same seed
-#         result = measure(client, other, cfg, cfg.regimes[1], cfg.rates[0], 30, 0, warm)
+#         result = measure(client, other, options, cfg, cfg.regimes[1], cfg.rates[0], 30, 0, warm)
 #         print(attempt, f"{result['p50_ttft_ms']:.0f} ms", result["series"]["cached_tokens"],
-#               row(result, 0.0, config, peak, bandwidth, cfg)["flag"] or "no flag")
+#               row(result, 0.0, config, machine, cfg.slo)["flag"] or "no flag")
 # process.terminate()
 # ```
 #

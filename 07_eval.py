@@ -21,9 +21,9 @@
 # | | |
 # |---|---|
 # | **Needs** | a serving machine as in notebook 05, and Icarus Verilog (version 12 if there is a choice) |
-# | **Takes** | `merged/` from 04, `train/recipe.json` from 03, `data/meta.json` from 02, the base model, a verilog-eval folder |
+# | **Takes** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `train/recipe.json` from 03, `data/meta.json` from 02, the base model, a verilog-eval folder |
 # | **Makes** | `eval/{base,tuned}/samples.jsonl` and `summary.json`, `eval/comparison.json`, figures |
-# | **Costs** | tiny: under 3 minutes on two cores. 31b: 7,332 answers per model, 25 to 45 USD on a v6e-8 with two starts of the server (our estimate: 600 tokens an answer, at the published 1,400 to 3,000 tokens/s) |
+# | **Costs** | tiny: under 3 minutes on two cores. 31b: 8,112 answers per model, 27 to 49 USD on a v6e-8 with two starts of the server (our estimate: 600 tokens an answer, at the published 1,400 to 3,000 tokens/s) |
 #
 # The outputs shown are those of the tiny run on two CPU cores: a small benchmark of our own, in
 # verilog-eval's file layout. Every answer is saved before it is judged, so a second run asks for
@@ -43,8 +43,10 @@ import sys
 from pathlib import Path
 
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
-here = Path.cwd()
-places = (here, here.parent, here / "gemma4-on-tpu")
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
 if root is None and "COLAB_RELEASE_TAG" not in os.environ:
     raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
@@ -67,10 +69,11 @@ helpers.machine()
 # %% [markdown]
 # ## 1. Settings
 # A **plan** says how answers are drawn: which prompt, how many per problem, and how random. The
-# published recipe drew 5 at temperature 0.8; verilog-eval recommends 20, and one **greedy**
-# answer (always the likeliest token). `official` is verilog-eval's own wording of the prompt;
-# `ours` is the wording that training used. No plan has hints written after looking at the test
-# set.
+# first plan is the main one, which the figures show: 20 answers, as verilog-eval recommends. Beside
+# it stand the 5 at temperature 0.8 of the published recipe, and one **greedy** answer (always the
+# likeliest token). `official` is verilog-eval's own wording of the prompt; `ours` is the wording
+# that training used. No plan has hints written after looking at the test set. How the models are
+# served is not said here: 05 left its options in `serve/options.json`, and both are served so.
 
 # %%
 import hashlib
@@ -90,7 +93,7 @@ import openai
 import pandas as pd
 from IPython.display import display
 
-from helpers import chat, server, style, verilog
+from helpers import answers, chat, judge, server, stats, style, waves, weights
 
 pd.set_option("display.max_colwidth", 110)
 
@@ -102,40 +105,36 @@ class Plan:
     n: int = 5            # answers per problem
     temperature: float = 0.8
     top_p: float = 0.95
+    task: str = "spec-to-rtl"  # or "code-complete": the module's header is given
 
 
 PUBLISHED, GREEDY = Plan("published"), Plan("greedy", n=1, temperature=0.0, top_p=1.0)
 MANY, OFFICIAL = Plan("n=20", n=20, temperature=0.85), Plan("official", "official", 20, 0.85)
 OFFICIAL_GREEDY = replace(GREEDY, name="official greedy", prompt="official")
+COMPLETE = Plan("code-complete", "official", 5, task="code-complete")
 
 # %%
 @dataclass(frozen=True)
 class Settings:
     # ── Benchmark ──
-    problems: str = "{checkout}/dataset_spec-to-rtl"  # or dataset_code-complete-iccad2023
+    problems: str = "{checkout}/dataset_spec-to-rtl"
+    completion: str = "{checkout}/dataset_code-complete-iccad2023"  # "": no such plan
+    disputed: tuple = ("Prob099", "Prob118", "Prob134", "Prob135", "Prob153")  # section 5
     # ── Sampling ──
-    plans: tuple = (PUBLISHED, GREEDY, MANY, OFFICIAL, OFFICIAL_GREEDY)
+    plans: tuple = (MANY, PUBLISHED, GREEDY, OFFICIAL, OFFICIAL_GREEDY, COMPLETE)
     max_tokens: int = 2048     # longer answers are cut, and counted as what they are
     in_flight: int = 64        # requests at once; vLLM computes them together
     patience: float = 900.0    # seconds to wait for a server that stopped answering
-    # ── Serving: as in notebook 05, whose running server is then used ──
-    engine: str = "tpu-docker"
-    name: str = "gemma4-verilog"
     base_model: str = ""       # where the base is on this machine; "": as in train/recipe.json
-    port: int = 8000
-    max_model_len: int = 16_384
-    tensor_parallel: int = 8
-    timeout: float = 3600.0
     # ── Statistics ──
-    resamples: int = 10_000    # bootstrap draws; sign flips are 10 times as many
-    other_runs: tuple = ()     # run directories of further training seeds, to be combined
+    resamples: int = 10_000    # bootstrap draws
+    other_runs: tuple = ()     # run directories of further training seeds, judged by this notebook
 
 
 FULL = Settings()
-E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, in_flight=32)
-TINY = replace(FULL, problems="data/tiny_eval", max_tokens=192, in_flight=64, patience=30.0,
-               plans=(PUBLISHED, GREEDY, OFFICIAL_GREEDY),
-               engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, timeout=600.0)
+E2B = replace(FULL, in_flight=32)
+TINY = replace(FULL, problems="data/tiny_eval", completion="", disputed=(), max_tokens=192,
+               patience=30.0, plans=(PUBLISHED, GREEDY, OFFICIAL_GREEDY))
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
@@ -148,14 +147,18 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # A problem is three files: the **prompt**, a reference module `RefModule`, and a testbench `tb`
 # that feeds both the reference and the answer, `TopModule`, with the same signals, compares their
 # outputs (usually at both edges of a clock), and at its end prints `Mismatches: X in Y samples`.
-# verilog-eval has 156 of them in two wordings; we fetch it at a pinned commit, once, or take the
-# checkout that the environment variable `VERILOG_EVAL_DIR` names. The cell shows one problem: its
-# name, its prompt, its reference.
+# verilog-eval has 156 of them and asks in two ways: as a specification (spec-to-rtl, our main
+# benchmark) and with the module's header to be completed (code-complete). We fetch it at a pinned
+# commit, once, or take the checkout that the environment variable `VERILOG_EVAL_DIR` names. The
+# cell shows one problem: its name, its prompt, its reference.
 
 # %%
-folder = verilog.fetch(cfg.problems)
-problems = verilog.load_problems(folder)
-broken = [problem.name for problem in problems if problem.missing]
+folder = judge.fetch(cfg.problems)
+problems = judge.load_problems(folder)
+tasks = {"spec-to-rtl": problems}
+if cfg.completion:
+    tasks["code-complete"] = judge.load_problems(judge.fetch(cfg.completion))
+broken = [problem.name for each in tasks.values() for problem in each if problem.missing]
 print(f"{len(problems)} problems in {folder}, {len(broken)} with a file missing", *broken)
 print(f"\n{problems[1].name}\n{problems[1].prompt.strip()}\n\n{problems[1].reference.strip()}")
 
@@ -163,11 +166,11 @@ print(f"\n{problems[1].name}\n{problems[1].prompt.strip()}\n\n{problems[1].refer
 # ## 3. One problem by hand
 # The smallest problem we could write has a testbench of one screen. Four answers to it: a right
 # one, one with the inputs exchanged, one that prints the winning line itself and stops, and
-# prose. `verilog.judge` compiles and simulates each in a folder of its own and gives one
+# prose. `judge.judge` compiles and simulates each in a folder of its own and gives one
 # **category**.
 
 # %%
-MUX = verilog.Problem("mux", "Choose b where sel is 1, else a.", """
+MUX = judge.Problem("mux", "Choose b where sel is 1, else a.", """
 module RefModule(input a, b, sel, output out);
   assign out = sel ? b : a;
 endmodule""", """
@@ -201,7 +204,7 @@ def table_of(verdicts, **columns):
     return frame.astype({"mismatches": "Int64", "samples": "Int64"}).set_index(list(columns))
 
 
-verdicts = [verilog.judge(MUX, code) for code in (RIGHT, WRONG, FORGED, None)]
+verdicts = [judge.judge(MUX, code) for code in (RIGHT, WRONG, FORGED, None)]
 display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line itself", "prose"]))
 
 # %% [markdown]
@@ -224,11 +227,11 @@ display(table_of(verdicts, answer=["right", "inputs exchanged", "prints the line
 # %% [markdown]
 # ## 4. A judge that is hard to fool
 # An answer is untrusted code that shares a program with the testbench. By a **system call** it can
-# print (`$display`), stop the simulation (`$finish`) or write files; it can read the reference by
-# its hierarchical name (`good1.out`: signal `out` of the instance `good1`), or pull an input that
-# both share. Looking for bad words in its text would miss macros and hit comments. So we look at
-# what the *compiler* made of it: every system call, scope and driver of a signal is in Icarus's
-# output, with the file it came from.
+# print (`$display`), stop the simulation (`$finish`) or write files; by a hierarchical name it can
+# read the reference (`good1.out`: signal `out` of the instance `good1`); it can pull an input that
+# both share. Looking for bad words in its text would miss macros and hit comments. So we take the
+# names away, and look at what the *compiler* made of the answer: every system call, scope and
+# driver of a signal is in Icarus's output, with the file it came from.
 
 # %%
 TRICKS = {
@@ -249,21 +252,35 @@ def with_trick(code, trick):
     return code.replace("endmodule", f"  {trick}\nendmodule")
 
 
-quick = verilog.Limits(seconds=2)
-verdicts = [verilog.judge(MUX, with_trick(RIGHT, trick), quick) for trick in TRICKS.values()]
+quick = judge.Limits(seconds=2)
+verdicts = [judge.judge(MUX, with_trick(RIGHT, trick), quick) for trick in TRICKS.values()]
 display(table_of(verdicts, trick=list(TRICKS)))
 assert [v.passed for v in verdicts] == [False] * 8 + [True]
-print("network cut off by:", " ".join(verilog.network_guard()) or "nothing (not allowed here)")
+print("network cut off by:", " ".join(judge.network_guard()) or "nothing (not allowed here)")
 attacks, honest = (len(list(Path("tests/hostile").glob(f"{kind}_*"))) for kind in ("bad", "good"))
 print(f"tests/hostile: {attacks} attacks, none of which may pass, and {honest} honest modules")
 
 # %% [markdown]
-# What this means: all nine are the *right* design, and still only the last one passes. The
-# testbench's line carries a random mark that an answer cannot know, an answer that passes must
-# also compile alone, and the simulation may neither write files nor fork nor use more than its
-# share of time, memory and output. The folder `tests/hostile` holds what else we tried, and
-# honest code that only looks suspicious. A test judges all of it, and shows that over thirty of
-# the attacks fool a judge that reads nothing but that line.
+# What this means: all nine are the *right* design, and still only the last one passes. A trick that
+# we did not think of must get past a second wall, so each kind of attack meets two, and a test
+# takes down all but one of them to see that the one still holds.
+#
+# | an answer tries to | first wall | second wall |
+# |---|---|---|
+# | read, write, call or disable what belongs to testbench or reference | every name of theirs carries a secret drawn for this answer | in the compiled program, no reference crosses the border except by a port |
+# | use or override their constants (`good1.P`, `defparam`) | the secret names | it must compile alone, with no declaration outside its module that has a name of theirs |
+# | instantiate the reference, hang a module into the testbench (`bind`) | empty modules have the plain names | no scope of one side lies below the other |
+# | change their text by macros, open comments or conditions | their copy holds no directive and no comment | whatever it makes of the text lacks the secret names |
+# | drive an input | drivers and directions of all inputs are counted | no driver crosses the border |
+# | stop early, print, write files, read arguments | calls not on a list of harmless ones are refused | a pass needs as many samples as the reference had, and the line needs a mark that nobody can guess; the simulator may write no file and has no network |
+# | include files | the text names none | the compiler lists the files that it read |
+# | never end, fill the memory | limits on processor time, memory and output | a limit by the clock |
+#
+# `$random` is refused because the testbench draws its stimuli from the same stream: an answer that
+# draws, too, is tested with other samples than all the others. `tests/hostile` holds what we tried:
+# single files, honest code that only looks suspicious, and a generator that writes over a thousand
+# attacks, each for every problem of the small set. A test judges all of it, and shows that a
+# hundred of them fool a judge that merely compiles an answer alone.
 
 # %% [markdown]
 # ## 5. The ceiling
@@ -275,24 +292,30 @@ print(f"tests/hostile: {attacks} attacks, none of which may pass, and {honest} h
 # their result, and the official analyser fails whatever follows that word.
 #
 # We follow the analyser, and section 10 counts the answers that only this rule fails. (In the small
-# benchmark of this page all can be won.) Scores are given over all problems and over the winnable.
+# benchmark of this page all can be won.) Some problems are *disputed*: Prob099, and by an open pull
+# request of verilog-eval's Prob118, 134, 135 and 153, whose references or prompts are said to be
+# wrong; an issue doubts the initial value of a flip-flop. Scores are given over all problems, over
+# the winnable, and without the disputed.
 
 # %%
 def judge_references(problems):
     """Judge every problem's reference as if a model had written it."""
     renamed = [(p, p.reference.replace("RefModule", "TopModule")) for p in problems]
-    return verilog.judge_many(renamed, text="references")
+    return judge.judge_many(renamed, text="references")
 
 
-version = verilog.icarus_version()
-references = judge_references(problems)
-winnable = {p.name for p, v in zip(problems, references, strict=True) if v.passed}
-clean = sum(v.mismatches == 0 for v in references)
-print(f"Icarus {version[0]}.{version[1]}: {clean} of {len(problems)} references show 0 mismatches, "
-      f"{len(winnable)} problems can be won")
+version = judge.icarus_version()
+references = {task: judge_references(each) for task, each in tasks.items()}
+winnable = {task: {p.name for p, v in zip(tasks[task], verdicts, strict=True) if v.passed}
+            for task, verdicts in references.items()}
+clean = {task: sum(v.mismatches == 0 for v in verdicts) for task, verdicts in references.items()}
+for task, verdicts in references.items():
+    print(f"{task}, Icarus {version[0]}.{version[1]}: {clean[task]} of {len(verdicts)} references "
+          f"show 0 mismatches, {len(winnable[task])} problems can be won")
 if version < (12,):
     print("Icarus is older than 12, which verilog-eval asks for: some references may not compile.")
-lost = [(p.name, v) for p, v in zip(problems, references, strict=True) if not v.passed]
+lost = [(p.name, v) for p, v in zip(problems, references["spec-to-rtl"], strict=True)
+        if not v.passed]
 if lost:
     display(table_of([v for _, v in lost], problem=[name for name, _ in lost]))
 
@@ -329,27 +352,46 @@ def messages_for(problem, prompt, system):
     return [*first, {"role": "user", "content": user}]
 
 
-def all_prompts(tokenizer, problems, plans, meta):
+def all_prompts(tokenizer, tasks, plans, meta):
     """Prompt ids by (wording, problem), rendered as notebook 02 rendered the training data."""
-    thinking = meta["reasoning"] == "kept"
-    return {(wording, problem.name): chat.prompt_ids(
+    thinking, wanted = meta["reasoning"] == "kept", {(plan.prompt, plan.task) for plan in plans}
+    return {(wording, problem): chat.prompt_ids(
                 tokenizer, messages_for(problem, wording, meta["system"]), thinking)
-            for wording in sorted({plan.prompt for plan in plans}) for problem in problems}
+            for wording, task in sorted(wanted) for problem in tasks[task]}
 
+
+# %% [markdown]
+# Three files must tell the same story before anything is asked: what is served must be what 04
+# merged, and `meta.json` must still ask as training did. Otherwise a score would be some other
+# model's, or the same model's under a prompt that it has never seen.
 
 # %%
+def check_story(merged, merge, meta, recipe):
+    """Raise where the files of the merged model, or the prompt, are not those of the training."""
+    if bad := weights.verify(merged, merge["files"]):  # reads 62 GB once, then remembers
+        raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
+    keys = ("system", "reasoning", "template_sha256")
+    changed = [key for key in keys if meta[key] != recipe[key]]
+    if changed:
+        raise helpers.UserError(f"data/meta.json and train/recipe.json differ in {changed}: 02 ran "
+                                "again after 03. Train again (03, 04, 05), or restore the data.")
+
+
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
+merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
 meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
+check_story(merged, merge, meta, recipe)
+options = server.options()
 base = helpers.require(cfg.base_model or recipe["base_path"], "01_setup.py")
 models = {"tuned": merged, "base": base}
 tokenizer = chat.load_tokenizer(merged)
 assert chat.template_sha256(tokenizer) == meta["template_sha256"], "not the template of training"
-prompts = all_prompts(tokenizer, problems, cfg.plans, meta)
-lengths = pd.Series({key: len(ids) for key, ids in prompts.items()}).unstack(0)
-print(tokenizer.decode(prompts["ours", problems[1].name]))
-print(f"\nlongest prompt {int(lengths.max().max())} tokens of {cfg.max_model_len}; "
-      f"no room for an answer: {int((lengths >= cfg.max_model_len).sum().sum())} prompts")
+prompts = all_prompts(tokenizer, tasks, cfg.plans, meta)
+lengths = np.array([len(ids) for ids in prompts.values()])
+print(tokenizer.decode(prompts["ours", problems[1]]))
+print(f"\nlongest prompt {lengths.max()} tokens of {options.max_model_len}; "
+      f"no room for an answer: {(lengths >= options.max_model_len).sum()} prompts")
 
 # %% [markdown]
 # ## 7. From answer to code
@@ -371,59 +413,56 @@ ANSWERS = {
     "official markers": f"[BEGIN]\n{top}\n[DONE]",
     "only prose": "A module that adds is easy to write.",
 }
-found = [verilog.extract_code(answer) for answer in ANSWERS.values()]
+found = [answers.extract_code(answer) for answer in ANSWERS.values()]
 display(pd.DataFrame(found, columns=["code", "how"], index=list(ANSWERS))[["how", "code"]])
 
 # %% [markdown]
 # ## 8. Answers are saved before they are judged
 # Each answer is one line of `samples.jsonl`, written when it arrives, with a **key**: the hash of
-# model, plan and prompt ids. Killed anywhere, the next run asks for what is missing and nothing
-# else; another model or prompt gets other keys, so old answers are never mixed in. That also
-# means that judging again never draws again: re-drawing only the failures, as the published
-# script could, inflates pass@k. (We send no `seed`: vLLM on TPU has none per request.)
+# model, serving options that change answers, plan and prompt ids. Killed anywhere, the next run
+# asks for what is missing and nothing else; another model, dtype or prompt gets other keys, so old
+# answers are never mixed in. That also means that judging again never draws again: re-drawing only
+# the failures, as the published script could, inflates pass@k. (We send no `seed`: vLLM on TPU has
+# none per request.)
 
 # %%
-def fingerprint(folder):
-    """Hash of a model folder: sizes of its files, and 64 blocks of 4 KiB from each."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in Path(folder).iterdir() if path.is_file()):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
-        with open(path, "rb") as file:
-            for block in range(64):
-                file.seek(size * block // 64)
-                digest.update(file.read(4096))
-    return digest.hexdigest()
+def made_by(folder, options, max_tokens):
+    """What shapes an answer beside plan and prompt: the model, how it is served, and the limits."""
+    names = ("engine", "kv_cache_dtype", "quantization", "implementation", "max_model_len", "flags")
+    return [weights.fingerprint(folder), max_tokens, [getattr(options, name) for name in names]]
 
 
-def plan_jobs(plans, problems, prompts, model, max_tokens):
-    """Every answer we want: {(plan, problem, index): its request and key}."""
+def plan_jobs(plans, tasks, prompts, maker):
+    """Every answer we want: {(plan, problem's name, index): its request and key}."""
     jobs = {}
-    for plan, problem in itertools.product(plans, problems):
-        ids = prompts[plan.prompt, problem.name]
-        what = json.dumps([model, asdict(plan), max_tokens, ids]).encode()
-        job = {"ids": ids, "key": hashlib.sha256(what).hexdigest()[:16], "plan": plan}
-        jobs |= {(plan.name, problem.name, index): job for index in range(plan.n)}
+    for plan in plans:
+        for problem in tasks[plan.task]:
+            ids = prompts[plan.prompt, problem]
+            what = json.dumps([maker, plan.temperature, plan.top_p, ids]).encode()
+            job = {"ids": ids, "key": hashlib.sha256(what).hexdigest()[:16], "plan": plan,
+                   "problem": problem}
+            jobs |= {(plan.name, problem.name, index): job for index in range(plan.n)}
     return jobs
 
 
 def read_samples(path, jobs):
-    """The saved answers that belong to these jobs; half a line, as a kill leaves it, is skipped."""
+    """The saved answers that belong to these jobs; other lines, and half lines, are skipped."""
     samples = {}
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
-        with suppress(json.JSONDecodeError):
-            row = json.loads(line)
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            row = json.loads(line.decode())
             place = row["plan"], row["problem"], row["index"]
-            if place in jobs and jobs[place]["key"] == row["key"] and row["finish"] != "error":
+            if jobs[place]["key"] == row["key"] and row["finish"] != "error" \
+                    and isinstance(row["text"], str) and isinstance(row["tokens"], int):
                 samples[place] = row
     return samples
 
 # %% [markdown]
 # A request can fail in three ways. A prompt that fills the context gets no answer and is never
-# sent. If the server refuses one, that is saved as an error and counts as a failure until a later
-# run gets an answer. If the server is gone, all wait for it, up to `patience`, and then the run
-# ends in one line; what was saved stays. `skip_special_tokens=False` keeps a thought channel
-# visible.
+# sent. If the server refuses one or breaks down (HTTP 400, 500), that is no answer of the model's:
+# it is saved as an error, nothing is scored while one remains, and the next run asks again. If the
+# server is gone, all wait for it, up to `patience`, and then the run ends in one line; what was
+# saved stays. `skip_special_tokens=False` keeps a thought channel visible.
 
 # %%
 def ask(client, model, ids, plan, max_tokens, room):
@@ -461,7 +500,7 @@ def ask_patiently(answer, patience, pause=1.0):
 # comes.
 
 # %%
-def sample(jobs, path, base_url, model, cfg):
+def sample(jobs, path, base_url, model, cfg, max_model_len):
     """Ask for every job that `path` does not hold yet, many at a time; return all answers."""
     samples, lock, stop = read_samples(path, jobs), threading.Lock(), threading.Event()
     missing = [place for place in jobs if place not in samples]
@@ -474,7 +513,7 @@ def sample(jobs, path, base_url, model, cfg):
 
     def one(place):
         job = jobs[place]
-        room = cfg.max_model_len - len(job["ids"])
+        room = max_model_len - len(job["ids"])
         if stop.is_set():
             return
         row = ask_patiently(lambda: ask(client, model, job["ids"], job["plan"], cfg.max_tokens,
@@ -502,47 +541,56 @@ def sample(jobs, path, base_url, model, cfg):
 # At the end none is left running.
 
 # %%
-def collect(label, folder, problems, prompts, cfg):
+def collect(label, folder, tasks, prompts, options, cfg):
     """All answers of one model, from disk where they are saved, else from a server."""
-    jobs = plan_jobs(cfg.plans, problems, prompts, fingerprint(folder), cfg.max_tokens)
+    jobs = plan_jobs(cfg.plans, tasks, prompts, made_by(folder, options, cfg.max_tokens))
     path = helpers.run_dir("eval", label, "samples.jsonl")
     saved = read_samples(path, jobs)
     print(f"{label}: {len(saved)} of {len(jobs)} answers are saved")
     if len(saved) == len(jobs):
         return saved
-    server.prepare(cfg.engine)
-    record = server.start(cfg.engine, folder, cfg.name, port=cfg.port, timeout=cfg.timeout,
-                          max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
-                          results=helpers.run_dir("bench"))
+    server.prepare(options.engine, options.image)
+    record = server.start_as(options, folder, owner=os.getpid())
     start = time.perf_counter()
-    samples = sample(jobs, path, record["base_url"], cfg.name, cfg)
+    samples = sample(jobs, path, record["base_url"], options.name, cfg, options.max_model_len)
     took, new = time.perf_counter() - start, len(jobs) - len(saved)
     tokens = sum(samples[place]["tokens"] for place in jobs if place not in saved)
-    errors = [row["error"] for row in samples.values() if row["finish"] == "error"]
-    print(f"{label}: {new} answers, {tokens} tokens in {took:.0f} s; "
-          f"{len(errors)} refused by the server", *errors[:1])
+    print(f"{label}: {new} answers, {tokens} tokens in {took:.0f} s")
     return samples
 
 
-answers = {label: collect(label, path, problems, prompts, cfg) for label, path in models.items()}
+def refuse_errors(replies):
+    """A request that failed is no answer: raise, and say how to go on, while one remains."""
+    failed = [row["error"] for rows in replies.values() for row in rows.values()
+              if row["finish"] == "error"]
+    if failed:
+        raise helpers.UserError(f"{len(failed)} requests failed ({failed[0][:80]}). They are no "
+                                "answers, so nothing is scored: run this notebook again, it asks "
+                                "for these alone. The server's side is in serve/server.log.")
+
+
+replies = {label: collect(label, path, tasks, prompts, options, cfg)
+           for label, path in models.items()}
 print("server stopped" if server.stop() else "no server to stop")
+refuse_errors(replies)
 
 # %% [markdown]
 # ## 10. Judge them
 # All cores judge at once, and identical answers are judged once: with a greedy plan and a model
-# that is sure of itself that saves a third and more. An answer without code, a refused request
-# and a prompt that was too long stay in the table: nothing leaves the denominator.
+# that is sure of itself that saves a third and more. An answer without code and a prompt that was
+# too long stay in the table: nothing leaves the denominator.
 
 # %%
-def judge_answers(samples, problems):
+def judge_answers(samples, tasks, plans):
     """One row per answer: its place, how the code was found, its category."""
-    by_name = {problem.name: problem for problem in problems}
-    rows, candidates = [], []
+    task, rows, candidates = {plan.name: plan.task for plan in plans}, [], []
+    by_name = {(task, problem.name): problem for task, each in tasks.items() for problem in each}
     for (plan, name, index), row in samples.items():
-        code, how = verilog.extract_code(row["text"], by_name[name].interface)
-        candidates.append((by_name[name], code))
+        problem = by_name[task[plan], name]
+        code, how = answers.extract_code(row["text"], problem.interface)
+        candidates.append((problem, code))
         rows.append((plan, name, index, row["finish"], row["tokens"], how))
-    verdicts = verilog.judge_many(candidates)
+    verdicts = judge.judge_many(candidates)
     frame = pd.DataFrame(rows, columns=["plan", "problem", "index", "finish", "tokens", "how"])
     frame["category"] = [verdict.category for verdict in verdicts]
     frame["detail"] = [verdict.detail for verdict in verdicts]
@@ -551,15 +599,15 @@ def judge_answers(samples, problems):
 
 
 judged = {}
-for label, samples in answers.items():
+for label, samples in replies.items():
     start = time.perf_counter()
-    judged[label], different = judge_answers(samples, problems)
+    judged[label], different = judge_answers(samples, tasks, cfg.plans)
     print(f"{label}: {len(samples)} answers, {different} different, "
           f"judged in {time.perf_counter() - start:.1f} s")
 main = cfg.plans[0].name  # the plan that figures and the comparison show
 kinds = pd.DataFrame({label: frame[frame.plan == main].category.value_counts()
                       for label, frame in judged.items()})
-kinds = kinds.reindex(verilog.CATEGORIES).fillna(0).astype(int)
+kinds = kinds.reindex(judge.CATEGORIES).fillna(0).astype(int)
 display(kinds.rename_axis(f"category, plan {main}"))
 cut = {label: int((frame.finish == "length").sum()) for label, frame in judged.items()}
 late = {label: int(frame.late.sum()) for label, frame in judged.items()}
@@ -602,33 +650,25 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 # %% [markdown]
 # ## 12. How sure are we?
 # Problems are a sample of what one could ask, so we **bootstrap** over them: draw as many
-# problems with replacement, average, repeat, and keep the middle 95 %. Two models that answered
-# the same problems are compared **paired**, problem by problem. If they were equally good, each
-# difference could as well have the other sign; the share of random **sign flips** with a mean at
-# least as far from zero is p.
+# problems with replacement, average, repeat, and keep the middle 95 % (`stats.interval`, by SciPy).
+# Where all problems score alike there is nothing to vary; with 0 of n passing, the true share may
+# still be about 3/n at 95 % (the *rule of three*). Two models that answered the same problems are
+# compared **paired**, problem by problem. If they were equally good, each difference could as well
+# have the other sign; the share of all choices of signs (**sign flips**) whose mean is at least as
+# far from zero is p.
 
 # %%
-def interval(values, draws, seed=0):
-    """Mean over problems and its 95 % bootstrap interval."""
-    values, generator = np.asarray(values, float), np.random.default_rng(seed)
-    means = [values[generator.integers(0, len(values), (block, len(values)))].mean(1)
-             for block in [500] * max(1, draws // 500)]
-    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    return float(values.mean()), float(low), float(high)
+def interval(values, draws):
+    """Mean over problems and its 95 % interval; the rule of three where all are 0, or all 1."""
+    mean, low, high = stats.interval(values, draws)
+    if low == high and mean in (0.0, 1.0):
+        unseen = 1 - 0.05 ** (1 / len(values))
+        low, high = (0.0, unseen) if mean == 0 else (1 - unseen, 1.0)
+    return mean, low, high
 
 
-def sign_flip_p(differences, flips, seed=0):
-    """Two-sided p of a paired sign-flip test; exact for up to 16 differing problems."""
-    values = np.asarray(differences, float)
-    values = values[values != 0]
-    if len(values) <= 16:
-        signs = np.array(list(itertools.product((-1, 1), repeat=len(values))))
-        return float((np.abs(signs @ values) >= abs(values.sum()) - 1e-9).mean())
-    generator, extreme = np.random.default_rng(seed), 0
-    for _ in range(max(1, flips // 1000)):
-        signs = generator.choice((-1.0, 1.0), (1000, len(values)))
-        extreme += int((np.abs(signs @ values) >= abs(values.sum()) - 1e-9).sum())
-    return (1 + extreme) / (1 + 1000 * max(1, flips // 1000))
+print("0 of 38 and 0 of 156: up to {:.3f} and {:.3f}".format(
+    *(interval([0.0] * n, 100)[2] for n in (38, 156))))
 
 # %% [markdown]
 # Do these see what the published evaluation missed? It reported pass@1 of 0.641 (trained on TPU)
@@ -640,7 +680,7 @@ def compare(first, second, draws):
     """Two models on the same problems: scores, their difference, intervals, p."""
     differences = np.asarray(second, float) - np.asarray(first, float)
     return {"first": interval(first, draws), "second": interval(second, draws),
-            "difference": interval(differences, draws), "p": sign_flip_p(differences, 10 * draws),
+            "difference": stats.interval(differences, draws), "p": stats.sign_flip_p(differences),
             "differ": int((differences != 0).sum())}
 
 
@@ -661,9 +701,10 @@ for k in (1, 5):
 # platform trained once.
 #
 # ## 13. The scores
-# Every plan, over all problems and over those that can be won. Further training seeds can be
-# named in `other_runs`: their passes and answers are added up per problem before anything is
-# estimated. (How far the seeds lie apart, their own `summary.json` files say.)
+# Every plan, over all problems, over those that can be won, and without the disputed. Further
+# training seeds can be named in `other_runs`. pass@k is then estimated for each run and averaged
+# per problem. Pooling passes and answers first would overstate it: a problem that one seed solves
+# always and another never has a pass@5 of 0.5 on average, and 0.996 from 5 passes of 10.
 
 # %%
 def counts(frame, plan, names):
@@ -674,112 +715,128 @@ def counts(frame, plan, names):
     return list(table.astype(int).itertuples(index=False, name=None))
 
 
-def combine(*runs):
-    """Add up the (passing, answers) pairs of several runs, problem by problem."""
-    return [tuple(map(sum, zip(*same_problem))) for same_problem in zip(*runs, strict=True)]
+def other_counts(folder, label, plan, names):
+    """The same of another run directory, from its summary.json."""
+    path = helpers.require(Path(folder) / "eval" / label / "summary.json", "07_eval.py")
+    saved = helpers.read_json(path)["counts"].get(plan, {})
+    if set(saved) != set(names):
+        raise helpers.UserError(f"{path} has other problems, or no plan {plan!r}: "
+                                "run 07_eval there.")
+    return [tuple(saved[name]) for name in names]
 
 
-def all_counts(label, plan, names):
-    """This run's counts and those of `other_runs`, combined."""
-    runs = [counts(judged[label], plan, names)]
-    for folder in cfg.other_runs:
-        path = Path(folder) / "eval" / label / "summary.json"
-        saved = helpers.read_json(helpers.require(path, "07_eval.py"))["counts"][plan]
-        runs.append([tuple(saved[name]) for name in names])
-    return combine(*runs)
+def per_problem(runs, k):
+    """pass@k of every problem: estimated run by run, then averaged over the runs."""
+    return np.mean([[pass_at_k(n, c, k) for c, n in run] for run in runs], axis=0)
 
 
 names = [problem.name for problem in problems]
-tally = {(label, plan.name): all_counts(label, plan.name, names)
-         for label in models for plan in cfg.plans}
+runs = {(label, plan.name): [counts(judged[label], plan.name, names)] + [
+            other_counts(folder, label, plan.name, names) for folder in cfg.other_runs]
+        for label in models for plan in cfg.plans}
+print(f"one seed 5 of 5, one 0 of 5: pass@5 {per_problem([[(5, 5)], [(0, 5)]], 5)[0]:.3f}, "
+      f"pooled {pass_at_k(10, 5, 5):.3f}")
 
 # %%
-def scores(tally, names, winnable, draws):
-    """One row per model, plan and k: means over all and over the winnable problems."""
+def scores(runs, names, winnable, disputed, task_of, draws):
+    """One row per model, plan and k: over all, winnable and undisputed problems, and by seed."""
     rows = []
-    for (label, plan), pairs in tally.items():
-        for k in (k for k in (1, 5, 10) if k <= min(n for _, n in pairs)):
-            values = {name: pass_at_k(n, c, k) for name, (c, n) in zip(names, pairs, strict=True)}
-            won = [values[name] for name in names if name in winnable]
-            rows.append((label, plan, f"pass@{k}", *interval(list(values.values()), draws),
-                         *interval(won, draws), sum(n for _, n in pairs)))
-    columns = ["model", "plan", "score", "all", "low", "high", "winnable", "winnable low",
-               "winnable high", "answers"]
+    undisputed = [not name.startswith(tuple(disputed)) for name in names]
+    for (label, plan), each in runs.items():
+        won = [name in winnable[task_of[plan]] for name in names]
+        for k in (k for k in (1, 5, 10) if k <= min(n for run in each for _, n in run)):
+            values, seeds = per_problem(each, k), [per_problem([run], k).mean() for run in each]
+            rows.append((label, plan, f"pass@{k}", *interval(values, draws), values[won].mean(),
+                         values[undisputed].mean(), min(seeds), max(seeds),
+                         sum(n for run in each for _, n in run)))
+    columns = ["model", "plan", "score", "all", "low", "high", "winnable", "undisputed",
+               "lowest seed", "highest seed", "answers"]
     return pd.DataFrame(rows, columns=columns).set_index(["plan", "score", "model"]).sort_index()
 
 
-board = scores(tally, names, winnable, cfg.resamples)
-print(f"{len(names)} problems, {len(winnable)} winnable: no model can be above "
-      f"{len(winnable) / len(names):.3f}")
+task_of = {plan.name: plan.task for plan in cfg.plans}
+board = scores(runs, names, winnable, cfg.disputed, task_of, cfg.resamples)
+able = len(winnable["spec-to-rtl"])
+print(f"{len(names)} problems, {able} winnable: no model can be above {able / len(names):.3f}; "
+      f"{sum(name.startswith(cfg.disputed) for name in names)} are disputed; "
+      f"training seeds: {1 + len(cfg.other_runs)}")
 display(board.round(3))
 
 # %% [markdown]
 # What this means: compare the tuned model's `greedy` and `official greedy` rows, the same weights
 # asked in two wordings. The tiny model has only ever seen ours, and under the official one its
 # score is close to nothing, so a pass@k belongs to a model *and* a prompt, and whoever cites one
-# must name both.
-#
-# The intervals are wide because the problems are few, and two models tend to fail on the same hard
-# ones; a paired comparison takes that part out. Where all problems score alike, as for the tiny
-# base, the bootstrap has nothing to vary, and [0, 0] is no certainty: with none of 38 solved, the
-# true share may still be as large as 3/38, 8 %, at 95 % (the *rule of three*).
+# must name both. The intervals are wide because the problems are few, and two models tend to fail
+# on the same hard ones; a paired comparison takes that part out.
 #
 # ## 14. Base against tuned
 # The same problems, one difference each. Where only one of the two models has any passing answer,
-# the problem is **discordant**, and the list of those says what tuning gave and what it took. With
-# 100,000 random flips no p can be below 1e-05.
+# the problem is **discordant**, and the list of those says what tuning gave and what it took. A
+# p-value answers one question: would the difference hold on other problems? It knows nothing of
+# another training seed, unless several were run, and nothing of another prompt.
 
 # %%
-def paired(tally, plan, k, draws):
+def paired(runs, plan, k, draws):
     """Base and tuned on the same problems."""
-    base, tuned = ([pass_at_k(n, c, k) for c, n in tally[label, plan]]
-                   for label in ("base", "tuned"))
+    base, tuned = (per_problem(runs[label, plan], k) for label in ("base", "tuned"))
     return compare(base, tuned, draws) | {"values": (base, tuned)}
 
 
-pairs = {k: paired(tally, main, k, cfg.resamples) for k in (1, 5) if k <= cfg.plans[0].n}
+pairs = {k: paired(runs, main, k, cfg.resamples) for k in (1, 5) if k <= cfg.plans[0].n}
 for k, result in pairs.items():
     print("pass@{}: tuned - base {:+.3f} [{:+.3f}, {:+.3f}],".format(k, *result["difference"]),
           f"p = {result['p']:.2g}, {result['differ']} of {len(names)} problems differ")
-solved = {label: {name for name, (c, _) in zip(names, tally[label, main]) if c} for label in models}
+print("p is about problems; it ignores what another training seed would change"
+      + (f" ({1 + len(cfg.other_runs)} are averaged)." if cfg.other_runs else " (one was run)."))
+solved = {label: {name for name, (c, _) in zip(names, runs[label, main][0]) if c}
+          for label in models}
 gained = sorted(solved["tuned"] - solved["base"])
 given_up = sorted(solved["base"] - solved["tuned"])
 print(f"\nsolved only when tuned: {len(gained)}", textwrap.fill(" ".join(gained), 98), sep="\n")
 print(f"solved only by the base: {len(given_up)}\n  {' '.join(given_up)}")
 
 # %% [markdown]
-# Four figures. First the scores with their intervals, under the ceiling of this benchmark and
-# simulator, and beside them the published pair, which is the 31B on verilog-eval's 156 problems.
+# Three figures. First the scores with their intervals, under the ceiling of this benchmark and
+# simulator, and the paired differences, one bar per problem (no bar: no difference), with the 95 %
+# interval of their mean as a band.
 
 # %%
-def draw_scores(pairs, published, ceiling, where):
-    """Points with 95 % intervals: base and tuned, and the published pair."""
-    fig, axes = style.figure(8, 3.4, columns=2, sharey=True, width_ratios=(1.4, 1))
-    groups = ((axes[0], pairs, ("base", "tuned"), (style.GREY, style.BLUE)),
-              (axes[1], published, ("TPU-trained", "GPU-trained"), (style.ORANGE, style.PURPLE)))
-    for ax, results, labels, colours in groups:
-        for place, (k, result) in enumerate(results.items()):
-            for shift, key, label, colour in zip((-0.1, 0.1), ("first", "second"), labels, colours):
-                mean, low, high = result[key]
-                ax.errorbar(place + shift, mean, [[mean - low], [high - mean]], fmt="o", capsize=4,
-                            color=colour, label=label if place == 0 else None)
-                ax.text(place + 1.8 * shift, mean, f"{mean:.2f}", va="center", fontsize=9,
-                        color=colour, ha="right" if shift < 0 else "left")
-        ax.set_xticks(range(len(results)), [f"pass@{k}" for k in results])
-        ax.set_xlim(-0.5, len(results) - 0.3)
-        ax.set_ylim(-0.03, 1.05)
-        ax.legend(loc="lower right")
-    axes[0].axhline(ceiling, color=style.RED, linestyle="--", linewidth=1)
-    axes[0].text(-0.45, ceiling - 0.015, f"ceiling {ceiling:.2f}", color=style.RED, va="top",
-                 fontsize=9)
-    axes[0].set(title="This run", ylabel="share of problems")
-    axes[1].set_title("Published: 31B, verilog-eval")
-    style.finish(fig, "07_scores", where + "; right: data/published (digitised). Bars: 95 %")
+def draw_scores(pairs, ceiling, where):
+    """Left: base and tuned with 95 % intervals. Right: tuned minus base per problem, sorted."""
+    fig, (left, right) = style.figure(9, 3.4, columns=2, width_ratios=(1, 1.2))
+    for place, (k, result) in enumerate(pairs.items()):
+        for shift, key, label, colour in ((-0.1, "first", "base", style.GREY),
+                                          (0.1, "second", "tuned", style.BLUE)):
+            mean, low, high = result[key]
+            left.errorbar(place + shift, mean, [[mean - low], [high - mean]], fmt="o", capsize=4,
+                          color=colour, label=label if place == 0 else None)
+            left.text(place + 1.8 * shift, mean, f"{mean:.2f}", va="center", fontsize=9,
+                      color=colour, ha="right" if shift < 0 else "left")
+    left.axhline(ceiling, color=style.RED, linestyle="--", linewidth=1)
+    left.text(-0.45, ceiling - 0.015, f"ceiling {ceiling:.2f}", color=style.RED, va="top",
+              fontsize=9)
+    left.set_xticks(range(len(pairs)), [f"pass@{k}" for k in pairs])
+    left.set(ylabel="share of problems", xlim=(-0.5, len(pairs) - 0.3), ylim=(-0.03, 1.05),
+             title="Tuning takes pass@1 from {:.2f} to {:.2f}".format(
+                 pairs[1]["first"][0], pairs[1]["second"][0]))
+    left.legend(loc="center right")
+    values = sorted(np.subtract(pairs[1]["values"][1], pairs[1]["values"][0]))
+    better, worse = sum(value > 0 for value in values), sum(value < 0 for value in values)
+    right.bar(range(len(values)), values,
+              color=[style.BLUE if value > 0 else style.RED for value in values])
+    mean, low, high = pairs[1]["difference"]
+    right.axhspan(low, high, color=style.SKY, alpha=0.35, linewidth=0)
+    right.axhline(mean, color=style.BLACK, linewidth=1)
+    right.text(0.98, 0.08, f"mean {mean:+.2f} [{low:+.2f}, {high:+.2f}]", fontsize=9, ha="right",
+               transform=right.transAxes)
+    right.set(title=f"{better} problems improve, {worse} get worse", xlabel="problems, sorted",
+              ylabel="tuned minus base", ylim=(-1.05, 1.1), xticks=[])
+    style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 
 
 where = (f"measured, {helpers.size()}, {len(names)} problems x {cfg.plans[0].n} answers, "
          f"Icarus {version[0]}")
-draw_scores(pairs, published, len(winnable) / len(names), where)
+draw_scores(pairs, able / len(names), where)
 
 # %% [markdown]
 # Every answer of the main plan as one cell, problems ordered by what the tuned model makes of
@@ -787,66 +844,38 @@ draw_scores(pairs, published, len(winnable) / len(names), where)
 # (pass@5) help.
 
 # %%
-COLOURS = dict(zip(verilog.CATEGORIES, (style.GREEN, style.ORANGE, style.YELLOW, style.SKY,
+COLOURS = dict(zip(judge.CATEGORIES, (style.GREEN, style.ORANGE, style.YELLOW, style.SKY,
                                         style.BLUE, style.PURPLE, style.BLACK, "#BBBBBB")))
 
 
-def draw_answers(judged, plan, names, tally, where):
+def draw_answers(judged, plan, names, pairs, where):
     """A heat map: problems across, answers down, one panel per model."""
     from matplotlib.colors import ListedColormap
-    passes = {label: dict(zip(names, (c for c, _ in tally[label, plan]))) for label in judged}
-    order = sorted(names, key=lambda name: (-passes["tuned"][name], -passes["base"][name], name))
+    scores = dict(zip(("base", "tuned"), (dict(zip(names, each)) for each in pairs[1]["values"])))
+    order = sorted(names, key=lambda name: (-scores["tuned"][name], -scores["base"][name], name))
     fig, axes = style.figure(9, 3.9, rows=2, sharex=True)
-    for ax, label in zip(axes, ("tuned", "base")):
+    for ax, label, key in zip(axes, ("tuned", "base"), ("second", "first")):
         frame = judged[label][judged[label].plan == plan]
         grid = frame.pivot(index="index", columns="problem", values="category")[order]
-        ax.pcolormesh(grid.map(verilog.CATEGORIES.index).to_numpy(), edgecolors="white",
+        ax.pcolormesh(grid.map(judge.CATEGORIES.index).to_numpy(), edgecolors="white",
                       linewidth=0.6, vmin=-0.5, vmax=7.5,
                       cmap=ListedColormap(list(COLOURS.values())))
-        ax.set(title=label, ylabel="answer", yticks=[])
+        ax.set(title=f"{label}: {frame.passed.sum()} of {len(frame)} answers pass; "
+                     "pass@1 {:.2f} [{:.2f}, {:.2f}]".format(*pairs[1][key]),
+               ylabel="answer", yticks=[])
         ax.grid(False)
     seen = set().union(*(frame[frame.plan == plan].category for frame in judged.values()))
     handles = [axes[0].plot([], [], "s", color=COLOURS[c], label=c)[0] for c in COLOURS
                if c in seen]
     fig.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9)
-    axes[1].set_xticks(np.arange(len(order)) + 0.5, [name.split("_", 1)[1] for name in order],
-                       rotation=90, fontsize=6 if len(order) < 60 else 3)
+    few = len(order) <= 60  # more names would be too small to read
+    axes[1].set_xticks(np.arange(len(order)) + 0.5 if few else [],
+                       [name.split("_", 1)[1] for name in order] if few else [], rotation=90,
+                       fontsize=8)
     style.finish(fig, "07_answers", where)
 
 
-draw_answers(judged, main, names, tally, where)
-
-# %% [markdown]
-# Then what becomes of the answers, by category, and the paired differences, one bar per problem
-# (no bar: no difference). The band is the 95 % interval of their mean.
-
-# %%
-def draw_outcomes(kinds, result, names, where):
-    """Left: categories stacked. Right: tuned minus base per problem, sorted."""
-    fig, (left, right) = style.figure(9, 3.4, columns=2, width_ratios=(1, 1.2))
-    shares, start = kinds / kinds.sum(), pd.Series(0.0, index=kinds.columns)
-    for category in verilog.CATEGORIES:
-        if shares.loc[category].any():
-            left.barh(list(kinds.columns), shares.loc[category], left=start, label=category,
-                      color=COLOURS[category])
-            start = start + shares.loc[category]
-    left.set(title="What becomes of the answers", xlabel="share of answers", xlim=(0, 1))
-    left.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.25))
-    left.grid(False)
-    values = sorted(np.subtract(result["values"][1], result["values"][0]))
-    right.bar(range(len(values)), values,
-              color=[style.BLUE if value > 0 else style.RED for value in values])
-    mean, low, high = result["difference"]
-    right.axhspan(low, high, color=style.SKY, alpha=0.35, linewidth=0)
-    right.axhline(mean, color=style.BLACK, linewidth=1)
-    right.text(0.98, 0.08, f"mean {mean:+.2f} [{low:+.2f}, {high:+.2f}]", fontsize=9, ha="right",
-               transform=right.transAxes)
-    right.set(title="Tuned minus base, pass@1", xlabel="problems, sorted", ylim=(-1.05, 1.1),
-              xticks=[])
-    style.finish(fig, "07_outcomes", where)
-
-
-draw_outcomes(kinds[["tuned", "base"]], pairs[1], names, where)
+draw_answers(judged, main, names, pairs, where)
 
 # %% [markdown]
 # ## 15. Reading one failure
@@ -862,7 +891,7 @@ def pick_failure(judged, plan):
     frames = [judged[label].assign(model=label) for label in ("tuned", "base")]
     frame = pd.concat(frames)
     failing = frame[(frame.plan == plan) & ~frame.passed]
-    rank = failing.category.map(verilog.CATEGORIES.index)
+    rank = failing.category.map(judge.CATEGORIES.index)
     return None if failing.empty else failing.iloc[int(np.lexsort((np.arange(len(rank)), rank))[0])]
 
 
@@ -871,24 +900,24 @@ if row is None:
     problem, code = MUX, WRONG
 else:
     problem = next(p for p in problems if p.name == row.problem)
-    text = answers[row.model][main, row.problem, row["index"]]["text"]
-    code, how = verilog.extract_code(text, problem.interface)
+    text = replies[row.model][main, row.problem, row["index"]]["text"]
+    code, how = answers.extract_code(text, problem.interface)
     print(f"{row.model}, {row.problem}, answer {row['index']}: {row.category} ({row.detail})\n")
     print(f"PROMPT\n{problem.prompt.strip()}\n\nANSWER ({row.finish})\n{text.strip()}\n")
 print(f"CODE\n{code}\n")
-waves = helpers.run_dir("eval", "failure.vcd")
-waves.unlink(missing_ok=True)
-shown = verilog.judge(problem, code, waves=waves)
+recorded = helpers.run_dir("eval", "failure.vcd")
+recorded.unlink(missing_ok=True)
+shown = judge.judge(problem, code, waves=recorded)
 print("SIMULATOR\n" + shown.log.strip()[:1200])
 
 # %%
-if waves.exists():
-    changes = verilog.read_vcd(waves)
+if recorded.exists():
+    changes = waves.read_vcd(recorded)
     told = [int(at) for at in re.findall(r"First mismatch occurred at time (\d+)", shown.log)]
     seen = [at for at, value in changes.get("tb_mismatch", []) if value == "1"]
     fig, ax = style.figure(9, 0.9 + 0.36 * min(13, len(changes)))
-    verilog.draw_waves(ax, changes, min(told or seen or [0]))
-    ax.set_title(f"{problem.name}: around the first mismatch")
+    waves.draw_waves(ax, changes, min(told or seen or [0]))
+    ax.set_title(f"{problem.name}: the answer first differs at {min(told or seen or [0])} ps")
     style.finish(fig, "07_waveform", where + "; dashed: the testbench's first mismatch")
 else:
     print("this answer never ran, so there is no waveform")
@@ -912,28 +941,31 @@ def summary(label):
     return {
         "model": str(models[label]), "size": helpers.size(), "problems": str(folder),
         "scores": rows.to_dict("records"), "n_problems": len(names),
-        "ceiling": {"winnable": len(winnable), "zero_mismatches": clean,
+        "ceiling": {"winnable": able, "zero_mismatches": clean["spec-to-rtl"],
                     "lost": {name: f"{v.category}: {v.detail}" for name, v in lost}},
         "categories": {plan: group.category.value_counts().to_dict() for plan, group in
                        frame.groupby("plan")},
         "finish": frame.finish.value_counts().to_dict(), "tokens": int(frame.tokens.sum()),
         "late": late[label],
         "counts": {plan.name: {name: list(pair) for name, pair in
-                               zip(names, counts(frame, plan.name, names))} for plan in cfg.plans},
-        "settings": asdict(cfg), "system": meta["system"],
+                               zip(names, runs[label, plan.name][0])} for plan in cfg.plans},
+        "settings": asdict(cfg), "system": meta["system"], "served": options.measured(),
         "template_sha256": meta["template_sha256"],
         "versions": {"icarus": ".".join(map(str, version)), "openai": metadata.version("openai"),
-                     "network_cut_off": bool(verilog.network_guard())}}
+                     "network_cut_off": bool(judge.network_guard())}}
 
 
-comparison = {"plan": asdict(cfg.plans[0]), "n_winnable": len(winnable), "paired": {}}
+comparison = {"plan": asdict(cfg.plans[0]), "n_winnable": able,
+              "seeds": 1 + len(cfg.other_runs), "paired": {}}
 for label, key in (("base", "first"), ("tuned", "second")):
     helpers.write_json(helpers.run_dir("eval", label, "summary.json"), summary(label))
-    entry = {"n_problems": len(names), "n_samples": sum(n for _, n in tally[label, main])}
+    samples = sum(n for run in runs[label, main] for _, n in run)
+    entry = {"n_problems": len(names), "n_samples": samples}
     for k, result in pairs.items():
         mean, low, high = result[key]
         entry |= {f"pass@{k}": mean, f"pass@{k}_interval": [low, high],
-                  f"pass@{k}_winnable": float(board.loc[(main, f"pass@{k}", label), "winnable"])}
+                  **{f"pass@{k}_{which}": float(board.loc[(main, f"pass@{k}", label), which])
+                     for which in ("winnable", "undisputed")}}
     comparison[label] = entry
 for k, result in pairs.items():
     mean, low, high = result["difference"]
@@ -962,6 +994,7 @@ assert not server.record_path().exists(), "a server was left running"
 # | nearly all answers are `no code` or cut | another chat template, or `max_tokens` too small | compare section 6 with notebook 02; look at `finish` in `samples.jsonl` |
 # | the tuned model is worse than the base | trained and served prompts differ | notebook 05 compares them id by id |
 # | `the server has not answered for ...` | it died, often out of memory | `serve/server.log`; start again, saved answers are kept |
+# | `... requests failed` | the server broke down under them (HTTP 500), or refuses them (HTTP 400) | `serve/server.log`; run again, only these are asked for |
 # | a score above the ceiling | answers of other problems, or a judge that can be fooled | section 4; never judge by searching for the line |
 #
 # ### Exercises
@@ -986,7 +1019,7 @@ assert not server.record_path().exists(), "a server was left running"
 #
 # ```python
 # trick = 'initial #70 $display("Mismatches: 0 in 8 samples");'   # put yours here
-# verdict = verilog.judge(MUX, with_trick(WRONG, trick), quick)
+# verdict = judge.judge(MUX, with_trick(WRONG, trick), quick)
 # print(verdict.category, "|", verdict.detail)
 # ```
 #

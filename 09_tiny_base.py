@@ -41,8 +41,10 @@ import sys
 from pathlib import Path
 
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
-here = Path.cwd()
-places = (here, here.parent, here / "gemma4-on-tpu")
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
 root = next((place for place in places if (place / "helpers").is_dir()), None)
 if root is None and "COLAB_RELEASE_TAG" not in os.environ:
     raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
@@ -479,12 +481,12 @@ assert np.abs(both[0] - both[1]).max() < 1e-4
 # token. The first problem's prompt and reply, in both forms:
 
 # %%
-from helpers import verilog
+from helpers import answers, judge
 
 base_path = ASSETS if run_steps < cfg.steps else out
 base_tokenizer = chat.load_tokenizer(base_path)
 base = gemma.load_base(base_path, gemma.config_from_hf(base_path, dtype="float32"), mesh)
-problems = verilog.load_problems("data/tiny_eval")
+problems = judge.load_problems("data/tiny_eval")
 designs = [design for _, design, _ in make.problems()]
 
 
@@ -512,10 +514,10 @@ for form, prompts in asked.items():
 # %%
 passed = {}
 for form, texts in replies.items():
-    codes = [verilog.extract_code(text)[0] for text in texts]
-    verdicts = verilog.judge_many(list(zip(problems, codes, strict=True)))
+    codes = [answers.extract_code(text)[0] for text in texts]
+    verdicts = judge.judge_many(list(zip(problems, codes, strict=True)))
     passed[form] = pd.Series([verdict.category for verdict in verdicts]).value_counts()
-table = pd.DataFrame(passed).reindex(verilog.CATEGORIES).fillna(0).astype(int).T
+table = pd.DataFrame(passed).reindex(judge.CATEGORIES).fillna(0).astype(int).T
 table.insert(0, "pass rate", (table["pass"] / len(problems)).map("{:.0%}".format))
 table
 

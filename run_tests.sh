@@ -1,19 +1,42 @@
 #!/usr/bin/env bash
 # Set up, run the series once at the tiny size, and test it.
 #   ./run_tests.sh           the series (about 12 minutes on two cores) and the fast tests
-#   ./run_tests.sh --all     the slow tests too
-# Anything else is handed to pytest.
+#   ./run_tests.sh --slow    the series and the slow tests alone
+#   ./run_tests.sh --all     both (at most 100 minutes on two cores)
+#   ./run_tests.sh --fuzz    the long suite of mutated Verilog alone, without the series
+#   ./run_tests.sh --kills   the long suite of kill -9 at random moments alone, without the series
+# The long suites go on where they were stopped. Anything else is handed to pytest.
+# Every suite's output is RUN_DIR/pytest-SUITE.log (default runs/test), its last line the result.
 set -euo pipefail
 cd "$(dirname "$0")"
-marks=(-m "not slow")
-if [ "${1:-}" = --all ]; then
-  marks=()
+suite=fast
+case "${1:-}" in
+--slow | --all | --fuzz | --kills)
+  suite="${1#--}"
   shift
-fi
+  ;;
+esac
+short="not kills"
+case "$suite" in
+fast) marks="$short and not slow" ;;
+slow) marks="$short and slow" ;;
+all) marks="$short" ;;
+*) marks="$suite" ;;
+esac
 export SIZE=tiny RUN_DIR="${RUN_DIR:-runs/test}"
+mkdir -p "$RUN_DIR"
+log="$RUN_DIR/pytest-$suite.log"
 ./setup.sh train
+if [ "$suite" = fuzz ]; then # a program of its own: it counts, and goes on where it stopped
+  nice -n 10 .venv/bin/python -u tests/fuzz_judge.py --out "$RUN_DIR/fuzz" "$@" | tee "$log"
+  exit
+fi
 ./setup.sh serve
-if [ ${#marks[@]} = 0 ]; then ./setup.sh browser; fi
-./run_all.sh
-.venv/bin/python -m pytest ${marks[@]+"${marks[@]}"} "$@" | tee "$RUN_DIR/pytest.log"
-printf 'run_tests: passed, results in %s, log in %s/pytest.log\n' "$RUN_DIR" "$RUN_DIR"
+case "$suite" in
+slow | all) ./setup.sh browser ;;
+esac
+case "$suite" in
+fast | slow | all) ./run_all.sh ;;
+esac
+.venv/bin/python -m pytest -m "$marks" "$@" | tee "$log"
+printf 'run_tests: %s passed, results in %s; %s ends with\n%s\n' "$suite" "$RUN_DIR" "$log" "$(tail -n 1 "$log")"

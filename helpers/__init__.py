@@ -3,7 +3,7 @@
 Only the standard library is imported here: the opening cell calls `helpers.install` before anything
 else is there, and a notebook that talks HTTP to a server (05, 06, 07) never starts JAX by accident.
 Each topic has its own file: `helpers.hardware`, `helpers.chat`, `helpers.gemma`, `helpers.server`,
-`helpers.verilog`, `helpers.style`.
+`helpers.judge`, `helpers.answers`, `helpers.waves`, `helpers.style`.
 """
 
 from helpers.hardware import chip
@@ -14,19 +14,23 @@ from helpers.run import (
     always,
     atomic_dir,
     catch_up,
+    check_files,
+    check_stamp,
     choose,
+    content_hash,
     phase,
     read_json,
     require,
     run_dir,
     sha256_file,
     size,
+    stamp,
     write_json,
     write_text,
 )
 
 __all__ = [
-    "Progress", "UserError", "always", "atomic_dir", "catch_up", "chip", "choose", "install",
-    "machine", "phase", "read_json", "require", "run_dir", "sha256_file", "show_source", "size",
-    "write_json", "write_text",
+    "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "check_stamp",
+    "chip", "choose", "content_hash", "install", "machine", "phase", "read_json", "require",
+    "run_dir", "sha256_file", "show_source", "size", "stamp", "write_json", "write_text",
 ]

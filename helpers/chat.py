@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from helpers import remote
-from helpers.run import UserError
+from helpers.run import UserError, local_path
 
 TURN, TURN_END = "<|turn>", "<turn|>"
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
@@ -32,7 +32,7 @@ def load_tokenizer(path):
     from transformers import AutoTokenizer
     if str(path).startswith("gs://"):
         path = remote.stage(path, weights=False)
-    if not Path(path).exists() and Path(path).parent.is_dir():  # meant as a local path
+    if not Path(path).exists() and (local_path(path) or Path(path).parent.is_dir()):
         raise UserError(f"No tokenizer at {path}: there is no such directory.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path))

@@ -128,7 +128,8 @@ def make_mesh(config, shape=None, devices=None):
     devices = jax.devices() if devices is None else devices
     fsdp, tp = shape or choose_mesh(config, len(devices))
     if fsdp * tp != len(devices):
-        raise UserError(f"a ({fsdp}, {tp}) mesh needs {fsdp * tp} devices, there are {len(devices)}.")
+        raise UserError(f"a ({fsdp}, {tp}) mesh needs {fsdp * tp} devices, there are "
+                        f"{len(devices)}.")
     if problem := mesh_problem(config, fsdp, tp):
         raise UserError(f"a ({fsdp}, {tp}) mesh is impossible here: {problem}.")
     axis_types = (jax.sharding.AxisType.Auto,) * 2

@@ -298,7 +298,7 @@ def compiled_fit(slice_name, size):
 
 
 def remat_here(size):
-    """The least recomputation with which 03's step of this size fits this machine, NONE if unknown."""
+    """The least recomputation with which 03's step of a size fits this machine; NONE if unknown."""
     row = compiled_fit(here().slice, size)
     return row["remat"] if row else "NONE"
 

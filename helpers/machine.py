@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from helpers import hardware, run
-from helpers.run import UserError, run_dir, size
+from helpers.run import UserError, run_dir, size, temporary_dir
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "flax", "optax", "google-tunix", "qwix", "grain", "orbax-checkpoint",
@@ -83,7 +83,7 @@ def machine(devices=0, always=""):
     quiet()
     if always:
         run.always(always)
-    cores, folder = os.cpu_count(), os.environ.get("TMPDIR", "/tmp")
+    cores, folder = os.cpu_count(), temporary_dir()
     print(f"python {platform.python_version()} | {cores} cores | "
           f"{psutil.virtual_memory().total / 2**30:.0f} GiB memory | "
           f"{shutil.disk_usage(folder).free / 2**30:.0f} GiB free in {folder} | commit {_commit()}")
@@ -102,8 +102,9 @@ def machine(devices=0, always=""):
 def join_hosts(count=1):
     """Connect this host's JAX with those of a slice's other hosts; before any device is used.
 
-    On a TPU slice `jax.distributed.initialize` finds out everything itself. Elsewhere (tests run two
-    processes on one machine) JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it.
+    On a TPU slice `jax.distributed.initialize` finds out everything itself. Elsewhere (tests run
+    two processes on one machine) JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID
+    say it.
 
     Args:
       count: hosts of this slice, as `helpers.hardware` sees them. Each has to run the same program.

@@ -1,8 +1,8 @@
 """What a Gemma 4 must compute and move at the least, counted from its config.json.
 
 A latency below these floors was not measured on the work that its label names. Everything is in SI
-units (seconds, bytes, FLOP). Floors are for perfect hardware at 100 % of peak, so a real server stays
-well above them.
+units (seconds, bytes, FLOP). Floors are for perfect hardware at 100 % of peak, so a real server
+stays well above them.
 """
 
 import math
@@ -12,8 +12,8 @@ from helpers.architecture import layers, text_config
 
 LIKELY_CAUSES = {
     "TTFT": (
-        "the prompt was in the server's prefix cache (same seed as an earlier run): restart it with "
-        "--no-enable-prefix-caching, or use a fresh seed per point and report the hit rate",
+        "the prompt was in the server's prefix cache (same seed as an earlier run): restart it "
+        "with --no-enable-prefix-caching, or use a fresh seed per point and report the hit rate",
         "the prompts were shorter than the label says: compare total_input_tokens with the label",
         "wrong peak FLOP/s or chip count: compare with the vendor's data sheet",
     ),
@@ -160,6 +160,7 @@ def flag(measured, floor, what="TTFT"):
     """
     if measured is None or math.isnan(measured) or measured >= floor:
         return ""
-    times = f"{floor / measured:.3g} times too fast" if measured > 0 else "no work is done in no time"
+    times = (f"{floor / measured:.3g} times too fast" if measured > 0
+             else "no work is done in no time")
     return (f"impossible: {what} {1e3 * measured:.4g} ms is below the floor of "
             f"{1e3 * floor:.4g} ms ({times})")

@@ -1,4 +1,4 @@
-"""What is not on this machine: base models on the hub, and a run's copy in a bucket. From the shell:
+"""What is not on this machine: models on the hub, a run's copy in a bucket. From the shell:
 
     python -m helpers.remote push RUN_DIR gs://bucket/run [--every SECONDS]
     python -m helpers.remote pull gs://bucket/run RUN_DIR [--without train/checkpoints jax_cache]
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from helpers.run import UserError, phase
+from helpers.run import UserError, local_path, phase
 
 STEPS = "train/checkpoints"  # below the run directory; each step is a folder named by its number
 MARK = ".complete"
@@ -78,8 +78,9 @@ def objects(address):
         raise UserError(f"there is no bucket {inner.split('/')[0]}. Make it (01, section 4), or "
                         "correct the name.") from None
     except (HttpError, GoogleAuthError, OSError) as error:
-        raise UserError(f"{address} refuses us: {str(error)[:200]}\nThe machine's service account needs "
-                        "roles/storage.objectUser on the bucket (01, what can go wrong).") from None
+        raise UserError(f"{address} refuses us: {str(error)[:200]}\n"
+                        "The machine's service account needs roles/storage.objectUser on the "
+                        "bucket (01, what can go wrong).") from None
     return {path.removeprefix(f"{inner}/"): entry for path, entry in found.items()
             if entry["type"] == "file" and not path.endswith("/")}
 
@@ -97,8 +98,9 @@ def check_writable(address):
         _storage().pipe_file(probe, b"")
         _storage().rm_file(probe)
     except (HttpError, OSError) as error:
-        raise UserError(f"{address} can be read but not written: {str(error)[:200]}\nThe machine's service "
-                        "account needs roles/storage.objectUser on the bucket (01).") from None
+        raise UserError(f"{address} can be read but not written: {str(error)[:200]}\n"
+                        "The machine's service account needs roles/storage.objectUser on the "
+                        "bucket (01).") from None
 
 
 def _bucket_answers(bucket):
@@ -110,7 +112,8 @@ def _bucket_answers(bucket):
 
 
 def _unfinished(path):
-    return any(part.startswith(".") or mark in part for part in Path(path).parts for mark in PARTIAL)
+    return any(part.startswith(".") or mark in part
+               for part in Path(path).parts for mark in PARTIAL)
 
 
 def _local_files(folder):
@@ -349,7 +352,7 @@ def stage(source, weights=True):
         if not pull(source, target, only=lambda name: weights or not name.endswith(".safetensors")):
             if not (target / "config.json").is_file():
                 raise UserError(f"{source} is empty, or has no config.json: it holds no model.")
-    elif source.count("/") == 1 and not source.startswith((".", "/")):
+    elif source.count("/") == 1 and not local_path(source):
         _from_hub(source, target, weights)
     else:
         raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")

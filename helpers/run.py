@@ -1,12 +1,16 @@
-"""One size dial, one run directory, files that are never half-written, and progress in plain lines."""
+"""One size dial, one run directory with one writer, whole files that say where they come from."""
 
+import ast
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -46,10 +50,42 @@ class UserError(Exception):
 
 
 def _hide_traceback(kind, error, trace):
-    if issubclass(kind, UserError):
-        print(f"Error: {error}", file=sys.stderr)
+    said = str(error) if issubclass(kind, UserError) else disk_problem(error)
+    if said:
+        print(f"Error: {said}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
+
+
+def disk_problem(error, path=None):
+    """What to do about a full disk or a folder that may not be written; "" for any other error.
+
+    `path` is what was being written. Without it the error has to name its file.
+    """
+    code, text = getattr(error, "errno", None), str(error)
+    path = Path(path or getattr(error, "filename", None) or run_dir_path())
+    above = (path, *path.absolute().parents)
+    there = next((folder for folder in above if folder.is_dir()), Path("/"))
+    full = code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in text
+    if not full and code is None and isinstance(error, OSError):
+        full = " requested and " in text  # NumPy: "4096 requested and 12 written"
+    if full:
+        return (f"the disk of {there} is full. Free some space, or set RUN_DIR elsewhere, "
+                "then run this again.")
+    if code == errno.EROFS or code in (errno.EACCES, errno.EPERM) and not os.access(there, os.W_OK):
+        return f"{path} cannot be written ({os.strerror(code)}). Set RUN_DIR to a folder of yours."
+    return ""
+
+
+@contextlib.contextmanager
+def _one_line(path):
+    """Raise a full or read-only disk as a UserError."""
+    try:
+        yield
+    except OSError as error:
+        if said := disk_problem(error, path):
+            raise UserError(said) from error
+        raise
 
 
 def always(name):
@@ -98,6 +134,7 @@ def choose(settings):
     Raises:
       UserError: this notebook has no settings for that size.
     """
+    writing()
     name = size()
     if name not in settings:
         raise UserError(f"this notebook has no settings for size {name}. Set SIZE to one that it "
@@ -113,9 +150,38 @@ def run_dir(*parts):
 
     The directory is created; the path below it is not.
     """
-    base = Path(os.environ.get("RUN_DIR") or Path("runs") / size())
-    base.mkdir(parents=True, exist_ok=True)
+    base = run_dir_path()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # read-only, full, or a file of that name
+        raise UserError(f"RUN_DIR={base} cannot be made ({error.strerror}). "
+                        "Set RUN_DIR to a folder of yours.") from error
     return base.joinpath(*parts)
+
+
+def run_dir_path():
+    """Where the run directory is or will be; nothing is made."""
+    return Path(os.environ.get("RUN_DIR") or Path("runs") / size())
+
+
+def temporary_dir():
+    """Where temporary files go: `TMPDIR`, else what Python chooses.
+
+    Raises:
+      UserError: `TMPDIR` is set and is not a folder that can be written.
+    """
+    chosen = os.environ.get("TMPDIR")
+    if chosen and not (os.path.isdir(chosen) and os.access(chosen, os.W_OK)):
+        raise UserError(f"TMPDIR={chosen} is not a folder that can be written. "
+                        f"Make it (mkdir -p {chosen}), or unset TMPDIR.")
+    return Path(chosen or tempfile.gettempdir())
+
+
+def local_path(name):
+    """Is this name, of a model or a dataset, clearly meant as a path on this machine?"""
+    text = str(name)
+    return (text.startswith(("/", ".", "~")) or text.count("/") > 1 and "://" not in text
+            or "/" in text and Path(text.split("/")[0]).is_dir())
 
 
 def require(path, notebook):
@@ -145,22 +211,146 @@ def catch_up(last):
             break
         with phase(source.stem, every=30):
             done = subprocess.run([sys.executable, source.name], cwd=root, capture_output=True,
-                                  text=True, env={**os.environ, "MPLBACKEND": "agg"})
+                                  text=True, env={**os.environ, **_lock.passed_on(),
+                                                  "MPLBACKEND": "agg"})
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise UserError(f"{source.stem} failed: {said[-1].removeprefix('Error: ')}")
 
 
+# -- One writer ---------------------------------------------------------------------------------
+
+class RunLock:
+    """The right to write to the run directory: an exclusive lock on its file `.lock`.
+
+    The operating system lets go of it when the process ends, however it ends, so there is no such
+    thing as a stale lock. The file says who holds it.
+    """
+
+    def __init__(self):
+        self.descriptor = None
+
+    def take(self, who):
+        """Become the only writer.
+
+        Raises:
+          UserError: another process is; says which.
+        """
+        path = run_dir(".lock")
+        if self.descriptor is not None or self.covered():
+            return
+        with _one_line(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise UserError(f"{path.parent} is being written by {holder}. Wait until it is done, "
+                            "or set RUN_DIR to another folder.") from None
+        except OSError:  # some network and FUSE mounts know no locks
+            os.close(descriptor)
+            return
+        self.descriptor = descriptor
+        self.name(who)
+
+    def name(self, who):
+        """Write down who holds it."""
+        if self.descriptor is not None:
+            with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
+                os.ftruncate(self.descriptor, 0)
+                os.pwrite(self.descriptor, f"{who} (process {os.getpid()})\n".encode(), 0)
+
+    def release(self):
+        """Let others write."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    def covered(self):
+        """Does the process that started this one hold the lock for both?"""
+        return os.environ.get("RUN_DIR_LOCKED") == str(run_dir_path().resolve())
+
+    def passed_on(self):
+        """Environment variables for a child that may write while this process waits for it."""
+        held = self.descriptor is not None or self.covered()
+        return {"RUN_DIR_LOCKED": str(run_dir_path().resolve())} if held else {}
+
+
+_lock = RunLock()
+
+
+def writing():
+    """Be the only notebook that writes to the run directory; `choose` calls this.
+
+    A script holds the lock until it ends, a Jupyter kernel while one of its cells runs: a notebook
+    that is merely open is in nobody's way. What `run_all.sh` executes is covered by its lock. Where
+    several hosts train together, the first one is the notebook.
+
+    Raises:
+      UserError: another notebook is writing; the next cells of a kernel ask again.
+    """
+    jax = sys.modules.get("jax")
+    if jax and jax.distributed.is_initialized() and jax.process_index():
+        return  # of several hosts the first one writes
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    name = os.environ.get("JPY_SESSION_NAME", "a notebook") if shell else sys.argv[0]
+    who = Path(name or "Python").stem
+    if shell is None and sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _hide_traceback
+    elif shell and not any(isinstance(other, _OneWriter) for other in shell.ast_transformers):
+        shell.ast_transformers.append(_OneWriter(who))
+        shell.events.register("post_execute", _lock.release)
+        shell.set_custom_exc((Exception,), _show_error)
+    _lock.take(who)
+
+
+class _OneWriter(ast.NodeTransformer):
+    """IPython shows it every cell before the cell runs; it changes none."""
+
+    def __init__(self, who):
+        self.who = who
+
+    def visit(self, node):
+        from IPython.core.error import InputRejected
+
+        class Busy(InputRejected, UserError):
+            """The cell was not run."""
+
+        try:
+            _lock.take(self.who)
+        except UserError as error:
+            raise Busy(str(error)) from error
+        return node
+
+
+def _show_error(shell, kind, error, trace, tb_offset=None):
+    """A full disk in any cell is one line; every other error is shown as always."""
+    if said := "" if isinstance(error, UserError) else disk_problem(error):
+        kind, error = UserError, UserError(said)
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
+# -- Whole files --------------------------------------------------------------------------------
+
 def write_text(path, text):
-    """Write text beside `path`, then rename: a reader never sees half a file."""
+    """Write text beside `path`, then rename: a reader never sees half a file.
+
+    Raises:
+      UserError: the disk is full, or the folder may not be written.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    with _one_line(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(beside, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def write_json(path, value):
@@ -176,29 +366,50 @@ def read_json(path):
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: JSON and UTF-8
         raise UserError(f"{path} is not valid JSON ({error}). Delete it and run the notebook "
                         "that writes it again.") from error
 
 
+def read_leftover(path, otherwise):
+    """The JSON object of an earlier run; `otherwise` if none is there, or, said, none readable."""
+    if not Path(path).exists():
+        return otherwise
+    with contextlib.suppress(UserError):
+        if isinstance(found := read_json(path), dict):
+            return found
+    print(f"{path} is unreadable and counts as absent", flush=True)
+    return otherwise
+
+
 @contextlib.contextmanager
 def atomic_dir(path):
-    """Yield a fresh directory beside `path`; rename it to `path` only when the block succeeds."""
+    """Yield a fresh directory beside `path`; rename it to `path` only when the block succeeds.
+
+    Raises:
+      UserError: the disk is full (what was written so far is removed) or may not be written.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    yield beside
-    for entry in (*beside.rglob("*"), beside):
-        _sync(entry)
     old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        os.replace(path, old)
-    os.replace(beside, path)
-    _sync(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        yield beside
+        for entry in (*beside.rglob("*"), beside):
+            _sync(entry)
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(beside, path)
+        _sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        if not (said := disk_problem(error, path)):
+            raise
+        shutil.rmtree(beside, ignore_errors=True)
+        raise UserError(said) from error
 
 
 def _sync(path):
@@ -224,6 +435,113 @@ def sha256_file(path, block=1 << 22):
             digest.update(chunk)
     return digest.hexdigest()
 
+
+# -- What was it made from? ---------------------------------------------------------------------
+
+REMEMBERED = 1 << 20  # bytes: the hash of a file this large is kept, not computed again
+
+
+def content_hash(path):
+    """SHA-256 of a file, or of the names and hashes of all files in a folder.
+
+    Large files are read once: their hashes are kept in `cache/hashes.json` beside size, times and
+    inode, and a file that was touched since is read again. One that changed within the last two
+    seconds is not kept: its next change could bear the same time.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return digest(folder_hashes(path))
+    if path.stat().st_size < REMEMBERED:
+        return sha256_file(path)
+    begun, state = time.time_ns(), _state(path)
+    notes, key = run_dir("cache", "hashes.json"), str(path.resolve())
+    known = read_leftover(notes, {})
+    known = known if isinstance(known, dict) else {}
+    note = known.get(key)
+    if isinstance(note, list) and note[:-1] == state:
+        return note[-1]
+    found = sha256_file(path)
+    if state == _state(path) and state[1] < begun - 2e9:
+        with contextlib.suppress(UserError):  # no room for a note: hashed again next time
+            there = {name: note for name, note in known.items() if os.path.exists(name)}
+            write_json(notes, {**there, key: [*state, found]})
+    return found
+
+
+def _state(path):
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def folder_hashes(folder, names=None):
+    """{relative name: SHA-256} of all files in a folder, or of those named."""
+    folder = Path(folder)
+    names = _names(folder) if names is None else names
+    sizes = {name: (folder / name).stat().st_size for name in sorted(names)}
+    progress, hashes = Progress(sum(sizes.values()) >> 20, f"MiB of {folder} read:"), {}
+    for name, size_ in sizes.items():
+        hashes[name] = content_hash(folder / name)
+        progress.update(size_ >> 20)
+    return hashes
+
+
+def _names(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def digest(value):
+    """SHA-256 of anything that JSON can hold, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def stamp(**facts):
+    """What an artifact is made from, to be stored in it: settings as they are, files by their hash.
+
+    A `Path` stands for the content of that file or folder. The result is JSON, so that it equals
+    itself after being read back.
+    """
+    return json.loads(json.dumps({name: content_hash(fact) if isinstance(fact, Path) else fact
+                                  for name, fact in facts.items()}))
+
+
+def differences(made, wanted):
+    """What is not the same in two stamps, a text for each; empty if `made` has all of `wanted`."""
+    def short(value):
+        text = value if isinstance(value, str) else json.dumps(value)
+        return f"{text[:60]}..." if len(text) > 64 else text
+    made = made if isinstance(made, dict) else {}
+    return [f"{name} was {short(made.get(name))} and is {short(fact)}"
+            for name, fact in wanted.items() if name not in made or made[name] != fact]
+
+
+def check_stamp(what, made, wanted, remedy):
+    """Refuse an artifact that was made from something else.
+
+    Raises:
+      UserError: names what differs, and says `remedy`.
+    """
+    if apart := differences(made, wanted):
+        raise UserError(f"{what} was made from something else: {'; '.join(apart)}. {remedy}")
+
+
+def check_files(folder, hashes, remedy, besides=()):
+    """Refuse a folder whose files, except `besides`, are not those of `hashes` {name: SHA-256}.
+
+    Raises:
+      UserError: a file is missing, changed or new; names it, and says `remedy`.
+    """
+    folder = Path(folder)
+    there = _names(folder) - set(besides)
+    wrong = [f"{name} is missing" for name in sorted(set(hashes) - there)]
+    wrong += [f"{name} is not of it" for name in sorted(there - set(hashes))]
+    found = folder_hashes(folder, set(hashes) & there)
+    wrong += [f"{name} has changed" for name, value in found.items() if value != hashes[name]]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise UserError(f"{folder} is not what was written: {', '.join(wrong[:3])}{more}. {remedy}")
+
+
+# -- Progress -----------------------------------------------------------------------------------
 
 def _clock(seconds):
     seconds = int(round(seconds))
@@ -279,4 +597,5 @@ class Progress:
         rate = self.count / max(now - self.start, 1e-9)
         left = _clock((self.total - self.count) / rate)
         note = f" | {note}" if note else ""
-        print(f"{self.text} {self.count}/{self.total} | {rate:.3g}/s | left {left}{note}", flush=True)
+        print(f"{self.text} {self.count}/{self.total} | {rate:.3g}/s | left {left}{note}",
+              flush=True)

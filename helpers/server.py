@@ -1,16 +1,23 @@
-"""One vLLM server per run directory: its command, its start, its state, its end.
+"""One vLLM server per run directory: its options, its command, its start, its state, its end.
 
-    python -m helpers.server status|stop      what RUN_DIR/serve/server.json records; end it
+    python -m helpers.server start      bring it up as 05 left it (RUN_DIR/serve/options.json)
+    python -m helpers.server status     what runs for this RUN_DIR
+    python -m helpers.server stop       end all of it
 
-The record is written the moment the process exists, so that whatever happens next `stop` finds it.
-A second server beside it (05 compares two) has a slot of its own, that is another record.
+`serve/options.json` says what 05 decided and outlives the server; `serve/server.json` records the
+running one. A second server beside it (05 compares two) has a slot of its own, that is another
+record. Every process of a server carries the path of its record in its environment, so `stop` finds
+it even where that record was never written, or only half.
 """
 
 import contextlib
+import dataclasses
+import hashlib
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,31 +27,148 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
+
 from helpers.machine import ROOT
 from helpers.run import UserError, read_json, run_dir, write_json
 from helpers.vllm_cpu import DONE
 
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
-CONTAINER = "gemma4-vllm"
+CONTAINER = "gemma4-vllm"  # `start` adds a mark of the run directory
 PYTHON, LAUNCHER = ".venv-serve/bin/python", "helpers/vllm_cpu.py"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
-NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|MemoryError|\bOOM\b|"
-                       r"less than requested memory|KV cache.*(is needed|larger)|No available memory")
+QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
+MARK, CLIENT_MARK, OWNER = "GEMMA4_SERVER", "GEMMA4_CLIENT", "SERVER_OWNER"  # in the environment
+NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|MemoryError|"
+                       r"\bOOM\b|less than requested memory|KV cache.*(is needed|larger)|"
+                       r"No available memory")
 
+
+# -- Options -----------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What 05 decided about the server: enough to start it again, and to compute its floors.
+
+    Attributes:
+      engine: "tpu-docker", "gpu-docker" or "cpu" (the CPU build in .venv-serve).
+      model, model_hash: the served folder, and `model_hash` of the merge.json that it was checked
+        against ("": not checked).
+      name: what clients ask for.
+      port: 0 takes any free one.
+      kv_cache_dtype: as vLLM's flag; "auto" is the model's own, bfloat16.
+      quantization: "" (bfloat16), "int8" or "fp8": weights and arithmetic.
+      implementation: MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" (torchax).
+      flags: further flags of `vllm serve`.
+      image: the container's image; "": the one in `IMAGES`.
+      chip: a name of `helpers.chip`; "" where there is no data sheet (a CPU).
+      timeout: seconds until healthy.
+    """
+
+    engine: str
+    model: str
+    name: str
+    model_hash: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_model_len: int = 1024
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    kv_cache_dtype: str = "auto"
+    quantization: str = ""
+    implementation: str = ""
+    flags: tuple = ()
+    image: str = ""
+    chip: str = ""
+    timeout: float = 180.0
+
+    @property
+    def chips(self):
+        """How many chips serve: those of one copy of the model, times the copies."""
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def weight_bytes(self):
+        """Bytes of one weight, at the least: quantised to one, else bfloat16."""
+        return 1 if self.quantization else 2
+
+    @property
+    def kv_bytes(self):
+        """Bytes of one cached number."""
+        return 1 if "8" in self.kv_cache_dtype else 2
+
+    def serving(self):
+        """What `vllm_command` wants to know, beside engine, model, name, port and host."""
+        names = ("max_model_len", "tensor_parallel", "data_parallel", "kv_cache_dtype",
+                 "quantization", "implementation", "flags", "image")
+        return {name: getattr(self, name) for name in names}
+
+    def measured(self):
+        """What a measurement of this server belongs to: all that shapes its speed, but no path."""
+        return {"engine": self.engine, "model_hash": self.model_hash, "chip": self.chip,
+                **self.serving(), "flags": list(self.flags)}
+
+
+def model_hash(merge):
+    """One hash for the files that a merge.json lists with theirs."""
+    return hashlib.sha256(json.dumps(merge["files"], sort_keys=True).encode()).hexdigest()
+
+
+def options_path():
+    """Where 05 leaves the server's options."""
+    return run_dir("serve", "options.json")
+
+
+def write_options(options):
+    """Leave `Options` for 06 and 07, with the state of the files that they were decided for."""
+    write_json(options_path(), {**dataclasses.asdict(options), "chips": options.chips,
+                                "files": _fingerprint(options.model)})
+
+
+def _read_options():
+    if not options_path().exists():
+        raise UserError(f"{options_path()} is missing: no server was ever started for this run "
+                        "directory. Run 05_serve_vllm first.")
+    with contextlib.suppress(UserError, TypeError, KeyError, ValueError):
+        found = dict(read_json(options_path()))
+        files, _ = found.pop("files"), found.pop("chips")
+        return Options(**{**found, "flags": tuple(found["flags"])}), files
+    raise UserError(f"{options_path()} is not what 05_serve_vllm writes. Run 05 again.")
+
+
+def options():
+    """The `Options` that 05 left.
+
+    Raises:
+      UserError: it has not run, or the file is broken.
+    """
+    return _read_options()[0]
+
+
+def command(options, model=None, name=None, port=None, **more):
+    """The command that serves as 05 did; with `model` and `name`, another model in the same way."""
+    return vllm_command(options.engine, model or options.model, name or options.name,
+                        options.port if port is None else port, host=options.host,
+                        **options.serving(), **more)
+
+
+# -- The command -------------------------------------------------------------------------------
 
 def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1024,
-                 tensor_parallel=1, data_parallel=1, kv_cache_dtype="auto", adapter=None,
-                 results=None):
+                 tensor_parallel=1, data_parallel=1, kv_cache_dtype="auto", quantization="",
+                 implementation="", flags=(), image="", adapter=None, results=None,
+                 container=CONTAINER):
     """The command that serves `model` under `name`, as a list for `subprocess`.
 
     Args:
-      engine: "tpu-docker", "gpu-docker" or "cpu" (the CPU build in .venv-serve).
+      engine ... image: as in `Options`.
       model: a Hugging Face directory on this machine.
-      adapter: a PEFT directory, served beside the model as `<name>-adapter`; not on a TPU.
+      adapter: a PEFT directory, served beside the model as `<name>-adapter`.
       results: a directory the container may write benchmark results to (Docker only).
+      container: its name.
 
     Raises:
-      UserError: an unknown engine, or an adapter on a TPU.
+      UserError: an unknown engine, or options that it cannot serve; says which would do.
     """
     if engine not in (*IMAGES, "cpu"):
         raise UserError(f"engine {engine!r} is unknown; there are tpu-docker, gpu-docker and cpu.")
@@ -54,13 +178,17 @@ def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1
              "--max-model-len", str(max_model_len),
              "--tensor-parallel-size", str(tensor_parallel),
              "--data-parallel-size", str(data_parallel),
-             "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
+             "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
+             *_quantization_flags(engine, quantization)]
     mounts = [f"{Path(model).resolve()}:/model:ro"]
     if results:
         mounts.append(f"{Path(results).resolve()}:/bench")
+    if implementation and engine != "tpu-docker":
+        raise UserError(f"implementation {implementation!r} is a choice of vLLM on TPU alone.")
     if adapter:
-        if engine == "tpu-docker":
-            raise UserError("vLLM's JAX backend serves no LoRA adapters: merge it (04_merge) instead.")
+        if engine == "tpu-docker" and (implementation != "vllm" or data_parallel > 1):
+            raise UserError('on a TPU only implementation="vllm" with data_parallel=1 takes '
+                            "adapters, untested with Gemma 4: merge it (04_merge) instead.")
         rank = read_json(Path(adapter) / "adapter_config.json")["r"]
         mounts.append(f"{Path(adapter).resolve()}:/adapter:ro")
         path = "/adapter" if engine in IMAGES else str(adapter)
@@ -68,65 +196,112 @@ def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1
                   "--max-lora-rank", str(min(r for r in RANKS if r >= rank))]
     if engine == "cpu":
         return ["env", "VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1",
-                PYTHON, LAUNCHER, *serve, "--enforce-eager"]
-    docker = ["docker", "run", "--rm", "--name", CONTAINER, "--network", "host",
+                PYTHON, LAUNCHER, *serve, "--enforce-eager", *flags]
+    docker = ["docker", "run", "--rm", "--name", container, "--network", "host",
               "--shm-size", "16g", *(part for mount in mounts for part in ("-v", mount)),
               "-e", "HF_HUB_OFFLINE=1", "-e", "VLLM_ENGINE_READY_TIMEOUT_S=3600"]
     if engine == "tpu-docker":
         docker += ["--privileged", "-v", "vllm-xla-cache:/xla_cache",
                    "-e", "VLLM_XLA_CACHE_PATH=/xla_cache"]
+        docker += ["-e", f"MODEL_IMPL_TYPE={implementation}"] if implementation else []
     else:
         docker += ["--gpus", "all"]
-    return [*docker, "--entrypoint", "vllm", IMAGES[engine], *serve, "--disable-chunked-mm-input"]
+    return [*docker, "--entrypoint", "vllm", image or IMAGES[engine], *serve,
+            "--disable-chunked-mm-input", *flags]
+
+
+def _quantization_flags(engine, quantization):
+    if not quantization:
+        return []
+    if engine == "tpu-docker" and quantization in QWIX:  # quantised after it has been loaded
+        rule = {"module_path": ".*", "weight_qtype": QWIX[quantization],
+                "act_qtype": QWIX[quantization]}
+        return ["--additional-config", json.dumps({"quantization": {"qwix": {"rules": [rule]}}})]
+    if engine == "gpu-docker" and quantization == "fp8":
+        return ["--quantization", "fp8"]
+    raise UserError(f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on "
+                    "tpu-docker, fp8 on gpu-docker.")
 
 
 def shown(command):
-    """A command as one could type it, one option per line."""
-    line = shlex.join(command).replace(str(ROOT) + "/", "")
+    """A command as one could type it in the repository, one option per line."""
+    line = shlex.join(command).replace(f"-v {ROOT}/", '-v "$PWD"/').replace(f"{ROOT}/", "")
     return re.sub(r" (?=--?[a-zA-Z])", " \\\n    ", line)
 
 
 # -- Processes ---------------------------------------------------------------------------------
 
-def _stat(pid):
-    """(state, session, start time) of a process from /proc, or None."""
+def _born(process):
+    """Seconds from the machine's boot to a process's start; no change of the clock moves it."""
+    return round(process.create_time() - psutil.boot_time(), 2)
+
+
+def _lives(who):
+    """True if the process of {"pid", "born"} runs; another one with its number does not count."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rsplit(")", 1)[1].split()
-    return fields[0], int(fields[3]), int(fields[19])
+        process = psutil.Process(who["pid"])
+        return process.status() != psutil.STATUS_ZOMBIE and abs(_born(process) - who["born"]) < 0.05
+    except psutil.Error:
+        return False
 
 
-def _alive(record):
-    found = _stat(record["pid"])
-    return found is not None and found[0] != "Z" and found[2] == record["born"]
+def _marked(name, value):
+    """Live processes that have `name=value` in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def _session(record):
+    """Live processes of the recorded server's session, if its number is still its own."""
+    if psutil.pid_exists(record["pid"]) and not _lives(record):
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(record["pid"]).status() != psutil.STATUS_ZOMBIE:
+                return []  # the number was given to another process since
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getsid(process.pid) == record["pid"] and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
 
 
 def members(record):
-    """Process ids of the recorded server's session: the API server, its engine, its workers."""
-    leader = _stat(record["pid"])
-    if leader and leader[2] != record["born"]:
-        return []  # the number was given to another process since
-    found = {int(path.name): _stat(path.name) for path in Path("/proc").glob("[0-9]*")}
-    return sorted(pid for pid, stat in found.items() if stat and stat[1] == record["pid"] and stat[0] != "Z")
+    """Process ids of the recorded server: the API server, its engine, its workers."""
+    return sorted({*_session(record), *_marked(MARK, record["mark"])})
 
 
-def _kill(record):
-    if record["engine"] in IMAGES:
-        subprocess.run(["docker", "stop", "-t", "30", CONTAINER], capture_output=True)
-    for sign, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
-        end, family = time.monotonic() + seconds, members(record)
-        # SIGTERM goes to the server, which ends its engine; to orphans of a dead one, and SIGKILL, to all.
-        for pid in [record["pid"]] if sign == signal.SIGTERM and _alive(record) else family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sign)
-        while (left := members(record)) and time.monotonic() < end:
-            time.sleep(0.1)
+def container_name(slot="server"):
+    """The container of this run directory and slot: two run directories do not meet."""
+    mark = hashlib.sha256(str(run_dir().resolve()).encode()).hexdigest()[:8]
+    return f"{CONTAINER}-{mark}" + f"-{slot}" * (slot != "server")
+
+
+def _stop_container(name):
+    subprocess.run(["docker", "stop", "-t", "30", name], capture_output=True)
+
+
+def _end(leader, family, reap):
+    """SIGTERM to the server, which ends its engine, and to orphans; after 20 s SIGKILL to all.
+
+    Returns the processes that are left even so.
+    """
+    told, begin = set(), time.monotonic()
+    while (left := family()) and (waited := time.monotonic() - begin) < 25.0:
+        sign = signal.SIGTERM if waited < 20.0 else signal.SIGKILL
+        for pid in [leader] if leader in left and sign == signal.SIGTERM else left:
+            if (pid, sign) not in told:
+                told.add((pid, sign))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+        time.sleep(0.1)
+        if reap:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(record["pid"], os.WNOHANG)
-    if left:
-        raise UserError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
+                os.waitpid(reap, os.WNOHANG)
+    return left
 
 
 # -- The log -----------------------------------------------------------------------------------
@@ -150,7 +325,8 @@ def reason(log, code=None):
     texts = [text for line, text in _lines(log) if not re.search(r"(INFO|WARNING) \d", line)]
     first, before = "", ""
     for text in texts:
-        found = re.match(r"(?:[\w.]+\.)?\w*(Error|Exception)\b(: .+)?$|.*error: .+|docker: .+", text)
+        found = re.match(r"(?:[\w.]+\.)?\w*(Error|Exception)\b(: .+)?$|.*error: .+|docker: .+",
+                         text)
         if text.startswith("Value error, "):  # the useful line of a pydantic ValidationError
             first = text
             break
@@ -176,9 +352,11 @@ def request(record, path, payload=None, timeout=60.0):
       UserError: no server answers, or it refuses; its own message is repeated.
     """
     data = None if payload is None else json.dumps(payload).encode()
-    query = urllib.request.Request(record["base_url"] + path, data, {"Content-Type": "application/json"})
+    query = urllib.request.Request(record["base_url"] + path, data,
+                                   {"Content-Type": "application/json"})
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(query, timeout=timeout) as answer:
+        with direct.open(query, timeout=timeout) as answer:
             return answer.read().decode()
     except urllib.error.HTTPError as error:
         text = error.read().decode(errors="replace")
@@ -205,9 +383,42 @@ def healthy(record):
 
 # -- Life --------------------------------------------------------------------------------------
 
+RECORD = {"pid": int, "born": float, "port": int, "base_url": str, "model": str, "model_path": str,
+          "engine": str, "log": str, "mark": str, "container": str, "max_model_len": int,
+          "launched": float, "wanted": list, "files": list}
+
+
 def record_path(slot="server"):
     """Where the server of this run directory is recorded."""
     return run_dir("serve", f"{slot}.json")
+
+
+def _record(slot):
+    """The record of a slot, or None: there is none, or it is no record, which is said."""
+    path = record_path(slot)
+    if not path.exists():
+        return None
+    with contextlib.suppress(UserError, UnicodeDecodeError):
+        found = read_json(path)
+        if isinstance(found, dict) and all(isinstance(found.get(k), t) for k, t in RECORD.items()):
+            return found
+    print(f"{path} is not the record of a server (half-written?): taken as absent")
+    return None
+
+
+def _slots():
+    """Every slot of this run directory that has a record or a process."""
+    files = {path.stem for path in run_dir("serve").glob("*.json")} - {options_path().stem}
+    folder, marks = str(record_path().resolve().parent), set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            marks.add(process.environ().get(MARK, ""))
+    return sorted(files | {Path(mark).stem for mark in marks if str(Path(mark).parent) == folder})
+
+
+def _orphaned(record):
+    """True if the process that asked for this server, and was to end it, has itself ended."""
+    return bool(record.get("owner")) and not _lives(record["owner"])
 
 
 def current(slot="server"):
@@ -216,21 +427,30 @@ def current(slot="server"):
     Raises:
       UserError: none was started, or it is dead or does not answer; says what to run.
     """
-    if not record_path(slot).exists():
+    record = _record(slot)
+    if record is None:
         raise UserError(f"no server is recorded in {record_path(slot)}. Run 05_serve_vllm first.")
-    record = read_json(record_path(slot))
-    if not _alive(record):
+    if not _lives(record):
         raise UserError(f"the server of {record['model']} (process {record['pid']}) has died: "
-                        f"{reason(record['log'])}\nRun 05_serve_vllm again; its log is {record['log']}.")
+                        f"{reason(record['log'])}\nRun 05_serve_vllm again; its log is "
+                        f"{record['log']}.")
     if not healthy(record):
-        raise UserError(f"the server of {record['model']} (process {record['pid']}) runs but does not "
-                        f"answer at {record['base_url']}. Look at {record['log']}, run 05_serve_vllm again.")
+        raise UserError(f"the server of {record['model']} (process {record['pid']}) runs but does "
+                        f"not answer at {record['base_url']}. Look at {record['log']}, run "
+                        "05_serve_vllm again.")
     return record
+
+
+def running(slot="server"):
+    """True if a server is recorded, alive and healthy."""
+    record = _record(slot)
+    return record is not None and _lives(record) and healthy(record)
 
 
 def _fingerprint(*folders):
     """Names, sizes and times of the served files: a model that was merged again is another one."""
-    files = sorted(path for folder in folders if folder for path in Path(folder).iterdir() if path.is_file())
+    files = sorted(path for folder in folders if folder for path in Path(folder).iterdir()
+                   if path.is_file())
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
@@ -241,82 +461,90 @@ def _free_port(host, port):
             probe.bind((host, port))
         except OSError as error:
             raise UserError(f"port {port} on {host} is in use ({error.strerror}). See who: "
-                            f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port (0: any).") from error
+                            f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port "
+                            "(0: any).") from error
         return probe.getsockname()[1]
 
 
-def prepare(engine):
+def prepare(engine, image=""):
     """Make the serving environment or pull the image; once it is there, this takes a second."""
-    command = ["bash", "setup.sh", "serve"] if engine == "cpu" else ["docker", "pull", IMAGES[engine]]
+    command = ["bash", "setup.sh", "serve"] if engine == "cpu" else \
+        ["docker", "pull", image or IMAGES[engine]]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise UserError(f"`{shlex.join(command)}` failed, see above.")
 
 
 def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, slot="server",
-          wait=True, **options):
+          wait=True, owner=None, **options):
     """Serve `model` in a process of its own session, wait until it is healthy, return its record.
 
-    A healthy server of the same files and options is reused, and one that is still starting is waited
-    for. Another one that this run directory records is stopped first: two do not fit into an
-    accelerator's memory.
+    A healthy server of the same files and options is reused, and one that is still starting is
+    waited for. Another one that this run directory records is stopped first: two do not fit into
+    an accelerator's memory.
 
     Args:
       port: 0 takes any free one.
       timeout: seconds to become healthy. A TPU compiles for many minutes the first time.
       slot: another name lets a second server run beside the first.
       wait: False returns at once; the same call again, without it, waits.
+      owner: a process id, by default the environment's SERVER_OWNER. When that process has ended,
+        however it did, the server is ended too. Without one it stays until somebody stops it.
       **options: as for `vllm_command`.
 
     Raises:
       UserError: the port is in use, or the server died or was not healthy in time; says why.
     """
-    options = {"results": run_dir("bench"), **options}
+    options = {"results": run_dir("bench"), "container": container_name(slot), **options}
     options["results"].mkdir(parents=True, exist_ok=True)  # else Docker makes it, as root
     wanted = vllm_command(engine, model, name, 0, host=host, **options)
     files = _fingerprint(model, options.get("adapter"))
     path, log = record_path(slot), run_dir("serve", f"{slot}.log")
-    if path.exists():
-        record = read_json(path)
-        if (record["wanted"], record["files"]) == (wanted, files) and port in (0, record["port"]) \
-                and _alive(record):
-            if healthy(record):
+    record, owner = _record(slot), _lease(owner)
+    if record and (record["wanted"], record["files"]) == (wanted, files) \
+            and port in (0, record["port"]) and _lives(record):
+        starting = "ready_seconds" not in record
+        if starting or healthy(record):
+            _take_over(record, slot, owner)
+            if not starting:
                 print(f"reusing the healthy server of {name} at {record['base_url']}")
-                return record
-            if "ready_seconds" not in record:
-                return _ready(record, path, slot, timeout) if wait else record
-        stop(slot)
+            return _ready(record, slot, timeout) if starting and wait else record
+    stop(slot)
     port = _free_port(host, port)
     command = vllm_command(engine, model, name, port, host=host, **options)
     log.parent.mkdir(parents=True, exist_ok=True)
+    mark = str(path.resolve())
+    marks = {"NO_COLOR": "1", MARK: mark, "SPT_NOENV": "1"}  # SPT_: renamed processes keep the mark
     with open(log, "wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
-                                   env={**os.environ, "NO_COLOR": "1"})
+                                   env={**os.environ, **marks})
     reach = "127.0.0.1" if host == "0.0.0.0" else host
     record = {"pid": process.pid, "port": port, "base_url": f"http://{reach}:{port}", "model": name,
               "model_path": str(model), "engine": engine, "command": command,
-              "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "launched": time.time(),
-              "born": _stat(process.pid)[2],
+              "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "launched": time.monotonic(),
+              "born": _born(psutil.Process(process.pid)), "mark": mark, "owner": owner,
+              "container": options["container"],
               "log": str(log), "max_model_len": options.get("max_model_len", 1024),
               "wanted": wanted, "files": files}
     write_json(path, record)
-    return _ready(record, path, slot, timeout) if wait else record
+    _watch_over(record, slot)
+    return _ready(record, slot, timeout) if wait else record
 
 
-def _ready(record, path, slot, timeout):
+def _ready(record, slot, timeout):
     with contextlib.ExitStack() as failed:  # an error or an interrupt leaves no process behind
         failed.callback(stop, slot)
         record["ready_seconds"] = round(_wait(record, timeout), 1)
-        write_json(path, record)
+        write_json(record_path(slot), record)
         failed.pop_all()
     return record
 
 
 def _wait(record, timeout, every=10.0):
-    said, last = time.time() - record["launched"], ""
+    said, last = time.monotonic() - record["launched"], ""
     while True:
-        waited = time.time() - record["launched"]
-        if not _alive(record):
+        waited = time.monotonic() - record["launched"]
+        if not _lives(record):
             code = None
             with contextlib.suppress(ChildProcessError):
                 code = os.waitstatus_to_exitcode(os.waitpid(record["pid"], 0)[1])
@@ -326,8 +554,9 @@ def _wait(record, timeout, every=10.0):
             print(f"healthy after {waited:.0f} s at {record['base_url']}", flush=True)
             return waited
         if waited > timeout:
-            raise UserError(f"the server was not healthy within {timeout:.0f} s and was stopped; it last "
-                            f"said: {tail(record['log'])[:200]}\nIts log is {record['log']}.")
+            raise UserError(f"the server was not healthy within {timeout:.0f} s and was stopped; "
+                            f"it last said: {tail(record['log'])[:200]}\nIts log is "
+                            f"{record['log']}.")
         if waited - said >= every:
             said, now = waited, tail(record["log"])[:90]
             print(f"starting ... {waited:3.0f} s" + f" | {now}" * (now != last), flush=True)
@@ -336,23 +565,112 @@ def _wait(record, timeout, every=10.0):
 
 
 def stop(slot="server"):
-    """End the server that this run directory records, with all its processes. True if one ran."""
-    if not record_path(slot).exists():
-        return False
-    record = read_json(record_path(slot))
-    ran = bool(members(record))
-    _kill(record)
-    record_path(slot).unlink(missing_ok=True)
+    """End the server of a slot, with all its processes, recorded or not. True if one ran."""
+    path, record = record_path(slot), _record(slot)
+    mark = str(path.resolve())
+
+    def family():
+        return sorted({*_marked(MARK, mark), *(_session(record) if record else ())})
+    ran = bool(family())
+    leader = record["pid"] if record and _lives(record) else None
+    if record is None and (ran or path.exists()) and shutil.which("docker"):
+        _stop_container(container_name(slot))
+    elif record and record["engine"] in IMAGES:
+        _stop_container(record["container"])
+    if left := _end(leader, family, record["pid"] if record else 0):
+        raise UserError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
+    path.unlink(missing_ok=True)
     return ran
+
+
+# -- As 05 left it -----------------------------------------------------------------------------
+
+def start_as(options, model=None, name=None, **more):
+    """`start` as 05 decided; with `model` and `name`, another model served in the same way."""
+    return start(options.engine, model or options.model, name or options.name, port=options.port,
+                 host=options.host, timeout=options.timeout, **options.serving(), **more)
+
+
+def bring_up(owner=None):
+    """The record of a server as 05 left it: the one that runs, or a new one.
+
+    Raises:
+      UserError: 05 has not run, or the files that it checked have changed since.
+    """
+    found, files = _read_options()
+    if not Path(found.model).is_dir() or _fingerprint(found.model) != files:
+        raise UserError(f"{found.model} is no longer what 05_serve_vllm checked and served. "
+                        "Run 05 again.")
+    if not running():
+        if record := _record("server"):
+            print(f"the server of {record['model']} has ended: {reason(record['log'])}")
+        prepare(found.engine, found.image)
+    return start_as(found, owner=owner)
+
+
+# -- A lease: who ends a server that its owner cannot end any more ------------------------------
+
+def _lease(owner):
+    """{"pid", "born"} of the owner; None without one, or if it has ended already."""
+    owner = owner or int(os.environ.get(OWNER) or 0)
+    with contextlib.suppress(psutil.Error):
+        return {"pid": owner, "born": _born(psutil.Process(owner))} if owner else None
+    return None
+
+
+def _take_over(record, slot, owner):
+    """Put a running server whose owner has ended under the present one, and say so."""
+    if _orphaned(record):
+        print(f"process {record['owner']['pid']}, which started this server, has ended without it: "
+              "taken over")
+        record["owner"] = owner
+        write_json(record_path(slot), record)
+        _watch_over(record, slot)
+
+
+def _watch_over(record, slot):
+    """Start the process that ends a server when its owner has ended; nothing without an owner."""
+    if record["owner"]:
+        environment = {**os.environ, "RUN_DIR": str(run_dir().resolve())}
+        with open(record["log"], "ab") as log:
+            subprocess.Popen([sys.executable, "-m", "helpers.server", "watch", slot], cwd=ROOT,
+                             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                             start_new_session=True, env=environment)
+
+
+def watch(slot, every=1.0):
+    """End a slot's server as soon as its owner has ended, and say so in its log."""
+    owner = (_record(slot) or {}).get("owner")
+    while (record := _record(slot)) and record["owner"] == owner:
+        if _orphaned(record):
+            with open(record["log"], "a") as log:
+                log.write(f"WARNING {time.strftime('%m-%d %H:%M:%S')} [helpers/server.py] the "
+                          f"process that started this server, {record['owner']['pid']}, has ended: "
+                          "stopping it\n")
+            stop(slot)
+        elif not _lives(record):  # its record stays and says why
+            if record["engine"] in IMAGES:
+                _stop_container(record["container"])  # it may outlive its client
+            return
+        time.sleep(every)
 
 
 # -- The benchmark client -----------------------------------------------------------------------
 
+END_CLIENTS = """for place in /proc/[0-9]*; do
+  if tr '\\0' '\\n' < "$place/environ" 2>/dev/null | grep -qxF "$1"; then
+    kill -KILL "${place#/proc/}" && echo "${place#/proc/}"
+  fi
+done"""
+
+
 class Client:
     """`vllm` as a client of the recorded server: one process for many short runs.
 
-    On a CPU that is the launcher's `--lines`; beside a container each run is a `docker exec`.
-    Use it in a `with` block: the process ends with it.
+    On a CPU that is the launcher's `--lines`; beside a container each run is a `docker exec`, which
+    passes no signal on: interrupted, it leaves its `vllm` in the container, sending. So every run
+    carries a mark, and both ends of a `with` block end what carries it: what an earlier block left,
+    and what an interrupt of this one would leave.
 
     Attributes:
       model, results: the model's and the results' directory as the client sees them.
@@ -360,17 +678,34 @@ class Client:
 
     def __init__(self, record, results, log):
         self.docker, self.log, self.process = record["engine"] in IMAGES, Path(log), None
+        self.container = record.get("container")
         self.model = "/model" if self.docker else record["model_path"]
         self.results = "/bench" if self.docker else str(results)
+        self.mark = str(Path(results).resolve())
         self.log.parent.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self):
+        if found := self.end():
+            print(f"an earlier client was still sending: ended (process {', '.join(found)})")
         return self
 
     def __exit__(self, *error):
         if self.process:
             self.process.kill()
             self.process.wait()
+        self.end()
+
+    def end(self):
+        """End every client of these results, also one of an earlier process; returns their ids."""
+        if self.docker:
+            done = subprocess.run(["docker", "exec", self.container, "sh", "-c", END_CLIENTS, "sh",
+                                   f"{CLIENT_MARK}={self.mark}"], capture_output=True, text=True)
+            return done.stdout.split()
+        found = _marked(CLIENT_MARK, self.mark)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return [str(pid) for pid in found]
 
     def run(self, arguments):
         """Run `vllm <arguments>`; raises UserError with the reason if it fails."""
@@ -379,7 +714,8 @@ class Client:
             log.flush()
             begin = log.tell()
             if self.docker:
-                code = subprocess.run(["docker", "exec", CONTAINER, "vllm", *arguments],
+                mark = ["-e", f"{CLIENT_MARK}={self.mark}", "-e", "SPT_NOENV=1"]
+                code = subprocess.run(["docker", "exec", *mark, self.container, "vllm", *arguments],
                                       stdout=log, stderr=log).returncode
             else:
                 code = self._line(arguments, log)
@@ -390,7 +726,8 @@ class Client:
 
     def _line(self, arguments, log):
         if self.process is None:
-            command = ["env", "HF_HUB_OFFLINE=1", PYTHON, LAUNCHER, "--lines"]
+            command = ["env", "HF_HUB_OFFLINE=1", f"{CLIENT_MARK}={self.mark}", "SPT_NOENV=1",
+                       PYTHON, LAUNCHER, "--lines"]
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=log, cwd=ROOT)
         with contextlib.suppress(BrokenPipeError):  # it has died: its exit status says so below
@@ -404,12 +741,75 @@ class Client:
         return code or 1
 
 
+def cpu_seconds(record):
+    """CPU seconds so far: of this machine under None, and of each process of ours by its number.
+
+    Ours are the server's, this one and its children, a benchmark client among them.
+    """
+    times, me = psutil.cpu_times(), psutil.Process()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    again = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # in user and nice
+    used = {None: sum(times) - idle - again}
+    for pid in {me.pid, *(child.pid for child in me.children(recursive=True)), *members(record)}:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            used[pid] = sum(process.cpu_times()[:2])
+    return {**used, "clock": time.monotonic()}
+
+
+def others_cores(before, after):
+    """Cores that processes other than ours kept busy between two answers of `cpu_seconds`."""
+    ours = sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items()
+               if isinstance(pid, int))
+    busy, seconds = after[None] - before[None], after["clock"] - before["clock"]
+    return max(0.0, (busy - ours) / seconds) if seconds else 0.0
+
+
+# -- By hand -----------------------------------------------------------------------------------
+
+def status():
+    """Lines that say which servers run for this run directory; raises UserError if none does."""
+    lines = []
+    for slot in _slots():
+        record = _record(slot)
+        if record and _lives(record):
+            state = "healthy" if healthy(record) else "does not answer yet"
+            where = f", container {record['container']}" * (record["engine"] in IMAGES)
+            owner = ""
+            if record.get("owner"):
+                owner = (f", for process {record['owner']['pid']}"
+                         + ", which has ended" * _orphaned(record))
+            lines.append(f"{record['model']} at {record['base_url']}: {state}, process "
+                         f"{record['pid']}{where}{owner}; log {record['log']}")
+    if not lines:
+        raise UserError(f"no server runs for {run_dir()}.")
+    return lines
+
+
+def stop_all():
+    """End every server of this run directory; returns a line for each."""
+    lines = []
+    for slot in _slots():
+        record = _record(slot)
+        name = record["model"] if record else f"slot {slot}, whose record could not be read"
+        why = " (the process that started it has ended)" if record and _orphaned(record) else ""
+        if stop(slot):
+            lines.append(f"stopped the server of {name}{why}")
+    return lines or ["no server was running"]
+
+
 if __name__ == "__main__":
     try:
-        if sys.argv[1:] == ["stop"]:
-            slots = [path.stem for path in run_dir("serve").glob("*.json")]
-            print("stopped the server" if any([stop(slot) for slot in slots]) else "no server was running")
-        else:
-            print(f"{current()['model']} at {current()['base_url']}")
+        match sys.argv[1:]:
+            case ["start"]:
+                bring_up()
+            case ["stop"]:
+                print(*stop_all(), sep="\n")
+            case ["status"]:
+                print(*status(), sep="\n")
+            case ["watch", slot]:
+                watch(slot)
+            case _:
+                raise UserError("python -m helpers.server start | status | stop")
     except UserError as error:
         sys.exit(str(error))

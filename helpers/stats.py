@@ -1,4 +1,4 @@
-"""Two questions about scores on the same problems: how sure is a mean, and is a difference chance?"""
+"""Scores on the same problems: how sure is a mean, and is a difference chance?"""
 
 import math
 from fractions import Fraction

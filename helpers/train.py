@@ -339,7 +339,7 @@ class StepLog:
         if self.active:
             write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
             folder = self.path.with_name("tensorboard")
-            shutil.rmtree(folder, ignore_errors=True)  # a killed run's events may lack the last ones
+            shutil.rmtree(folder, ignore_errors=True)  # a killed run's events may lack the last
             self.events = SummaryWriter(str(folder), flush_secs=10)
             for record in records:
                 self.draw(record)

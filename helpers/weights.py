@@ -1,16 +1,15 @@
 """Safetensors files too large to load: headers, identity, checks, copies written block by block.
 
-The format (https://github.com/huggingface/safetensors#format): 8 bytes with the length of a header, a
-JSON header with name, dtype, shape and byte range of every tensor, then their bytes, back to back.
+The format (https://github.com/huggingface/safetensors#format): 8 bytes with the length of a
+header, a JSON header with name, dtype, shape and byte range of every tensor, then their bytes,
+back to back.
 """
 
-import contextlib
 import errno
 import hashlib
 import json
 import math
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from helpers.run import Progress, UserError, atomic_dir, read_json, sha256_file, write_json
+from helpers.run import Progress, UserError, atomic_dir, folder_hashes, read_json, sha256_file
 
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64,
           "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
@@ -123,63 +122,26 @@ def fingerprint(folder):
     return digest.hexdigest()
 
 
-def verify(folder, expected, memo=None):
+def verify(folder, expected):
     """Compare the files of a folder with the SHA-256 each should have; returns what is wrong.
+
+    Large files are read once per state (`helpers.run.content_hash`), so 62 GB are not hashed by
+    every notebook.
 
     Args:
       folder: where the files are.
       expected: {file name: SHA-256 as hexadecimal}.
-      memo: a JSON file that remembers hashes by the state of a file (size, times, inode), so that
-        62 GB are read once and not by every notebook. Anything unreadable in it counts as absent.
 
     Returns:
       {file name: "missing", "changed", or "unexpected"} (a weight file that nobody expects); empty
       if all is well.
     """
-    folder, known = Path(folder), _remembered(memo)
-    names = [name for name in expected if (folder / name).is_file()]
-    states = {name: _state(folder / name) for name in names}
-    hashes = {name: known[f"{folder.name}/{name}"][0] for name in names
-              if known.get(f"{folder.name}/{name}", [])[1:] == states[name]}
-    unread = [name for name in names if name not in hashes]
-    total = sum(-(-states[name][0] >> 20) for name in unread)
-    progress = Progress(total, f"hashing {folder}, MiB:")
-    begun = time.time_ns()
-    with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda name: _hash(folder / name, progress), unread)
-        hashes |= dict(zip(unread, found, strict=True))
-    # A file that changed while it was read, or so recently that a next change could bear the same
-    # time, is not remembered.
-    fresh = {f"{folder.name}/{name}": [hashes[name], *states[name]] for name in unread
-             if _state(folder / name) == states[name] and states[name][1] < begun - 2e9}
-    if memo and fresh:
-        write_json(memo, known | fresh)
-    bad = {name: "missing" for name in expected if name not in hashes}
-    bad |= {name: "changed" for name in names if hashes[name] != expected[name]}
+    folder = Path(folder)
+    found = folder_hashes(folder, [name for name in expected if (folder / name).is_file()])
+    bad = {name: "missing" for name in expected if name not in found}
+    bad |= {name: "changed" for name in found if found[name] != expected[name]}
     return bad | {path.name: "unexpected" for path in sorted(folder.glob("*.safetensors"))
                   if path.name not in expected}
-
-
-def _remembered(memo):
-    """{folder/file: [SHA-256, *state]} of a memo file, without what cannot be read."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
-        found = json.loads(Path(memo).read_text(encoding="utf-8"))
-        return {key: entry for key, entry in found.items() if isinstance(entry, list)}
-    return {}
-
-
-def _state(path):
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _hash(path, progress):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            progress.update()
-    return digest.hexdigest()
 
 
 def write_tensors(path, entries):
@@ -205,8 +167,8 @@ def write_tensors(path, entries):
 def rewrite(base, out, changed, change, block_bytes):
     """Copy a model folder to `out`, letting `change` replace the values of some matrices.
 
-    Order, layout and headers stay, and every other tensor and file, byte for byte. The folder appears
-    when it is complete.
+    Order, layout and headers stay, and every other tensor and file, byte for byte. The folder
+    appears     when it is complete.
 
     Args:
       changed: names of the matrices to change, [rows, columns].

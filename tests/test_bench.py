@@ -21,14 +21,26 @@ from conftest import ROOT, load
 import helpers
 from helpers import physics, server
 
-NAMES = ("Settings", "INF", "FULL", "E2B", "TINY", "COUNTERS", "check_plan", "metric", "metrics",
-         "ttft_floors", "bench_arguments", "load_result", "point_name", "measure", "finished",
-         "lone_latency", "delivered_rate", "requests_for", "sweep", "latencies", "floors_of", "row",
-         "saturation", "systems", "totals", "break_even")
+NAMES = ("Settings", "INF", "FULL", "E2B", "TINY", "COUNTERS", "NEEDED", "LIMIT", "PROBE",
+         "check_plan", "metric", "metrics", "Machine", "roof", "machine_of", "step_bytes",
+         "ttft_floors", "bench_arguments", "load_result", "wait_idle", "point_name", "made_by",
+         "measure", "finished", "lone_latency", "delivered_rate", "requests_for", "sweep",
+         "latencies", "floors_of", "share_kept", "row", "kept_up", "samples", "overlap",
+         "why_apart", "saturation", "capacities", "apart", "systems", "totals", "break_even")
 NOTEBOOK = dict(zip(NAMES, load("06_bench.py", *NAMES), strict=True))
 CONFIG = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
-MACHINE = {"tpu": (8 * 918e12, 8 * 1.638e12), "gpu": (2 * 989e12, 2 * 3.35e12)}  # FLOP/s, bytes/s
 TINY = NOTEBOOK["TINY"]
+V6E = server.Options("tpu-docker", "m", "n", tensor_parallel=8, chip="v6e")
+CPU = server.Options("cpu", "m", "n")
+
+
+def machine(peak, bandwidth, options=V6E):
+    return NOTEBOOK["Machine"]("here", peak, bandwidth, 0.07, options)
+
+
+MACHINE = {"tpu": machine(8 * 918e12, 8 * 1.638e12),  # FLOP/s, bytes/s
+           "gpu": machine(2 * 989e12, 2 * 3.35e12, replace(V6E, tensor_parallel=2))}
+ENDLESS = {kind: replace(one, bandwidth=math.inf) for kind, one in MACHINE.items()}
 INF = math.inf
 
 
@@ -53,9 +65,12 @@ def point(inputs=256, outputs=64, rate=4.0, requests=30, ttft=0.1, tpot=0.01, ca
         "total_input_tokens": inputs * done, "total_output_tokens": outputs * done,
         "request_throughput": done / (max(starts) + latency), "request_goodput": 1.0,
         "start_times": starts, "latencies": [latency] * done + [0.0] * failed,
-        "ttfts": [ttft] * requests, "errors": [""] * done + ["refused"] * failed,
-        "series": {"server": ["x"], "input_len": inputs, "output_len": outputs, "repeat": 0,
-                   "seed": 1, "requests": requests, "cached_tokens": cached, "preemptions": 0.0}}
+        "ttfts": [ttft] * done + [0.0] * failed,
+        "output_lens": [outputs] * done + [0] * failed,
+        "errors": [""] * done + ["refused"] * failed,
+        "series": {"made_by": {}, "input_len": inputs, "output_len": outputs, "repeat": 0,
+                   "seed": 1, "requests": requests, "cached_tokens": cached, "preemptions": 0.0,
+                   "others_cores": 0.0}}
     for kind, value in (("ttft", ttft), ("tpot", tpot), ("itl", tpot), ("e2el", latency)):
         result |= {f"p{p}_{kind}_ms": 1e3 * value for p in (50, 90, 99)}
     return result
@@ -68,37 +83,36 @@ def point(inputs=256, outputs=64, rate=4.0, requests=30, ttft=0.1, tpot=0.01, ca
     (8192, 70.1, 260.2), (15360, 136.4, 506.5)])
 def test_floor_of_one_request_is_the_published_audit_table(tokens, tpu, gpu):
     for device, wanted in (("tpu", tpu), ("gpu", gpu)):
-        alone, queued = use("ttft_floors")(CONFIG, tokens, [0.0], MACHINE[device][0], math.inf)
+        alone, queued = use("ttft_floors")(CONFIG, tokens, [0.0], ENDLESS[device])
         assert 1e3 * alone == pytest.approx(wanted, abs=0.06) and queued == alone
 
 
 def test_the_floor_of_e2b_does_not_read_what_is_only_looked_up():
     """Its per-layer table holds half of the parameters; a step reads 512 rows of it."""
     config = helpers.read_json(ROOT / "data/configs/gemma4_e2b.json")
-    alone, _ = use("ttft_floors")(config, 1, [0.0], 1e30, 1e12)
+    alone, _ = use("ttft_floors")(config, 1, [0.0], machine(1e30, 1e12))
     assert alone == pytest.approx(physics.decode_bytes(config, 0, 0) / 1e12)
     assert alone < 0.6 * physics.weight_bytes(config) / 1e12
 
 
 def test_queue_floor_against_a_simulation_event_by_event():
     rng = random.Random(1)
-    peak = MACHINE["tpu"][0]
-    work = use("ttft_floors")(CONFIG, 4096, [0.0], peak, math.inf)[0]
+    work = use("ttft_floors")(CONFIG, 4096, [0.0], ENDLESS["tpu"])[0]
     for rate in (1, 20, 40, 200):
         starts = [rng.uniform(0, 50 / rate) for _ in range(50)]
         free, waits = 0.0, []
         for start in sorted(starts):
             free = max(free, start) + work
             waits.append(free - start)
-        floor = use("ttft_floors")(CONFIG, 4096, starts, peak, math.inf)[1]
+        floor = use("ttft_floors")(CONFIG, 4096, starts, ENDLESS["tpu"])[1]
         assert floor == pytest.approx(float(np.median(waits)))
-    burst = use("ttft_floors")(CONFIG, 4096, [0.0] * 31, peak, math.inf)[1]
+    burst = use("ttft_floors")(CONFIG, 4096, [0.0] * 31, ENDLESS["tpu"])[1]
     assert burst == pytest.approx(16 * work)
 
 
 def flagged(device, tokens, ttft_ms, rate, requests=30):
     result = point(tokens, 512, rate, requests, ttft_ms / 1e3, 1.0)
-    return use("floors_of")(result, CONFIG, MACHINE[device][0], math.inf)["flag"]
+    return use("floors_of")(result, CONFIG, ENDLESS[device])["flag"]
 
 
 def test_published_tables_are_flagged_as_the_audit_says():
@@ -129,8 +143,7 @@ def test_published_sweep_is_flagged_as_the_audit_says():
 
 
 def test_row_flags_a_warm_cache_and_a_token_faster_than_memory():
-    peak, bandwidth = MACHINE["tpu"]
-    row = lambda **k: use("row")(point(4096, 512, 1.0, **k), 1.0, CONFIG, peak, bandwidth, TINY)
+    row = lambda **k: use("row")(point(4096, 512, 1.0, **k), 1.0, CONFIG, MACHINE["tpu"], TINY.slo)
     assert row()["flag"] == ""
     assert "prefix cache" in row(cached=4096.0)["flag"]
     assert row(cached=4096.0)["cache_hit_rate"] == pytest.approx(1 / 30)
@@ -148,7 +161,7 @@ def test_every_point_has_enough_load_and_its_own_seed():
     assert requests_for(FULL, 64, 2.7) == 162, "a minute of what the server can do"
     assert requests_for(FULL, INF, 2.7) == 162
     assert requests_for(FULL, INF, INF) == 60 * 64, "kept up with all: a burst of the largest rate"
-    assert all(requests_for(TINY, rate, INF) >= 30 for rate in TINY.rates)
+    assert all(requests_for(TINY, rate, INF) >= TINY.min_requests >= 20 for rate in TINY.rates)
     seeds = {use("point_name")(regime, rate, repeat)[1] for regime in FULL.regimes
              for rate in FULL.rates for repeat in range(3)}
     assert len(seeds) == len(FULL.regimes) * len(FULL.rates) * 3
@@ -168,7 +181,7 @@ def queue(rate, service, requests, seed):
 
 
 def batching(rate, requests, seed, tokens=64, slots=64):
-    """The same for continuous batching: a step is 10 ms, 0.5 ms per running request, 4 per new one."""
+    """The same for continuous batching: a step is 10 ms, 0.5 per running request, 4 per new one."""
     gaps = np.random.default_rng(seed).exponential(1, requests)
     starts = np.cumsum(gaps) * (requests / gaps.sum()) / rate
     clock, admitted, running = 0.0, 0, {}
@@ -218,7 +231,7 @@ def test_saturation_of_a_queue_of_known_capacity(requests):
 
 
 def test_published_sustainable_rates_are_level_and_not_32_against_8():
-    """1024/512: 2.71 requests/s on the GPU; on the TPU 2.53 up to the last point that is not hidden."""
+    """1024/512: 2.71 requests/s on the GPU; on the TPU 2.53 up to the last that is not hidden."""
     for device, wanted in (("tpu", 2.53), ("gpu", 2.71)):
         rows = [(float(e["qps"]), float(e["value"]) / 512) for e in published("qps_sweep_digitized")
                 if e["metric"] == "output_throughput" and e["device"] == device
@@ -230,15 +243,15 @@ def test_published_sustainable_rates_are_level_and_not_32_against_8():
 def test_failed_requests_stay_and_do_not_count_as_fast():
     result = point(failed=3)
     assert use("lone_latency")([result]) == pytest.approx(0.1 + 0.63), "not the zero of a failure"
-    row = use("row")(result, 0.73, CONFIG, *MACHINE["tpu"], TINY)
+    row = use("row")(result, 0.73, CONFIG, MACHINE["tpu"], TINY.slo)
     assert (row["completed"], row["failed"], row["requests"]) == (27, 3, 30)
-    rest, sending = result["duration"] - 0.73, max(result["start_times"]) - min(result["start_times"])
+    sending = max(result["start_times"]) - min(result["start_times"])
+    rest = result["duration"] - 0.73
     assert row["delivered_rps"] == pytest.approx(
         27 / (result["duration"] - 0.73 * min(1, sending / rest)))
-    assert row["goodput_rps"] == pytest.approx(row["delivered_rps"] * result["duration"] / 27), \
-        "one good request per second of the whole run, that is a share of the completed ones"
+    assert row["goodput_rps"] == pytest.approx(row["delivered_rps"]), "a share of the completed"
     assert row["usd_per_million_output"] == pytest.approx(
-        TINY.dollars_per_hour / 3600 / (row["delivered_rps"] * 64) * 1e6)
+        0.07 / 3600 / (row["delivered_rps"] * 64) * 1e6)
 
 
 # -- A sweep that goes wrong -----------------------------------------------------------------------
@@ -267,47 +280,109 @@ class FakeClient:
 def bench(tmp_path, monkeypatch):
     """A results folder and a server that lives and has metrics."""
     (tmp_path / "partial").mkdir()
-    record = {"wanted": ["vllm"], "model": "name", "base_url": "http://127.0.0.1:9",
-              "max_model_len": 1024}
+    record = {"model": "name", "base_url": "http://127.0.0.1:9", "max_model_len": 1024}
     monkeypatch.setattr(server, "current", lambda: record)
-    text = 'vllm:prefix_cache_hits_total{a="b"} 5.0\nvllm:num_preemptions_total{a="b"} 1.0\n'
+    monkeypatch.setattr(server, "members", lambda _: [])
+    text = ('vllm:prefix_cache_hits_total{a="b"} 5.0\nvllm:num_preemptions_total{a="b"} 1.0\n'
+            'vllm:num_requests_running{e="0"} 0.0\nvllm:num_requests_waiting{e="0"} 0.0\n')
     monkeypatch.setattr(server, "request", lambda *_: text)
     return tmp_path, record
 
 
-def test_a_sweep_measures_once_and_resumes(bench, capsys):
+def sweep(client, bench, cfg=TINY, options=CPU):
     folder, record = bench
-    cfg = TINY
+    return use("sweep")(client, record, options, cfg, folder)
+
+
+def test_a_sweep_measures_once_and_resumes(bench, capsys):
+    folder, _ = bench
     first = FakeClient(folder)
-    results = use("sweep")(first, record, cfg, folder)
-    total = cfg.repeats * len(cfg.regimes) * len(cfg.rates)
+    results = sweep(first, bench)
+    total = TINY.repeats * len(TINY.regimes) * len(TINY.rates)
     assert first.calls == len(results) == total
     assert not list((folder / "partial").iterdir())
     again = FakeClient(folder)
-    assert use("sweep")(again, record, cfg, folder) == results and again.calls == 0
+    assert sweep(again, bench) == results and again.calls == 0
+    assert sweep(again, bench, replace(TINY, slo=(1, 1))) == results and again.calls == 0, \
+        "the objective is no part of what was measured"
 
-    cut = sorted(folder.glob("*.json"))[3]
+    cut, binary, empty, other = sorted(folder.glob("*.json"))[3:7]
     cut.write_text(cut.read_text()[:200])
-    assert len(use("sweep")(again, record, cfg, folder)) == total and again.calls == 1
-    assert "was cut short" in capsys.readouterr().out
-    other = {**record, "wanted": ["vllm", "--tensor-parallel-size", "4"]}
-    use("sweep")(again, other, cfg, folder)
-    assert again.calls == 1 + total, "points of another server are not taken for this one's"
+    binary.write_bytes(bytes(range(256)))
+    empty.write_text("[]")
+    other.write_text('{"completed": 3}')
+    capsys.readouterr()
+    assert len(sweep(again, bench)) == total and again.calls == 4
+    said = capsys.readouterr().out
+    assert said.count("was cut short") == said.count("is no result of vLLM") == 2, said
+
+
+def test_points_of_another_server_model_or_load_are_made_anew_and_that_is_said(bench, capsys):
+    folder, _ = bench
+    cfg = replace(TINY, regimes=((256, 64),), rates=(4, INF), repeats=1)
+    sweep(FakeClient(folder), bench, cfg)
+    for options, settings, what, calls in (
+            (replace(CPU, tensor_parallel=2), cfg, "tensor_parallel", 2),
+            (replace(CPU, model_hash="of another merge"), cfg, "model_hash", 2),
+            (replace(CPU, kv_cache_dtype="fp8", quantization="fp8"), cfg,
+             "kv_cache_dtype, quantization", 2),
+            (CPU, replace(cfg, seconds=40.0), "seconds", 2),
+            (CPU, replace(cfg, warmups=2), "warmups", 2),
+            (CPU, replace(cfg, rates=(4, 8, INF)), "burst_of", 2)):  # 8/s is new, inf another burst
+        sweep(FakeClient(folder), bench, cfg)  # as it was
+        capsys.readouterr()
+        client = FakeClient(folder)
+        sweep(client, bench, settings, options)
+        assert client.calls == calls, what
+        assert f"was made with another {what}: measuring it anew" in capsys.readouterr().out
+    first = sweep(FakeClient(folder), bench, cfg)
+    for path in folder.glob("*.json"):  # as the series wrote them before they said what made them
+        found = json.loads(path.read_text())
+        del found["series"]["made_by"]
+        path.write_text(json.dumps(found))
+    old = FakeClient(folder)
+    assert len(sweep(old, bench, cfg)) == len(first) == old.calls
 
 
 def test_a_server_that_dies_leaves_the_finished_points_and_one_line(bench):
-    folder, record = bench
-    with pytest.raises(helpers.UserError, match="stopped after 5 of 16 points, which are kept"):
-        use("sweep")(FakeClient(folder, fail_at=6), record, TINY, folder)
+    folder, _ = bench
+    with pytest.raises(helpers.UserError, match="stopped after 5 of 24 points, which are kept"):
+        sweep(FakeClient(folder, fail_at=6), bench)
     assert len(list(folder.glob("*.json"))) == 5
     rest = FakeClient(folder)
-    use("sweep")(rest, record, TINY, folder)
-    assert rest.calls == 11
+    sweep(rest, bench)
+    assert rest.calls == 19
+
+
+def test_a_point_waits_until_the_server_is_idle(bench, monkeypatch):
+    """What an interrupted client still has running is not measured as ours."""
+    folder, record = bench
+    pages = iter([(3, 2), (1, 0), (0, 0)])
+    counts = {}
+
+    def page(*_):
+        counts["now"] = next(pages, (0, 0))
+        running, waiting = counts["now"]
+        return (f'vllm:num_requests_running{{e="0"}} {running}.0\n'
+                f'vllm:num_requests_waiting{{e="0"}} {waiting}.0\n')
+
+    class Watching(FakeClient):
+        def run(self, arguments):
+            counts["at the start"] = counts["now"]
+            super().run(arguments)
+    monkeypatch.setattr(server, "request", page)
+    cfg = replace(TINY, regimes=((256, 64),), rates=(4,), repeats=1)
+    sweep(Watching(folder), bench, cfg)
+    assert counts["at the start"] == (0, 0) and next(pages, None) is None
+    monkeypatch.setattr(server, "request", lambda *_: 'vllm:num_requests_running{e="0"} 1.0\n'
+                        'vllm:num_requests_running{e="1"} 2.0\nvllm:num_requests_waiting 4.0\n')
+    with pytest.raises(helpers.UserError, match="not idle: 3 requests run and 4 wait"):
+        use("wait_idle")(record, patience=0.1)
 
 
 def test_saturated_rates_get_a_minute_of_the_servers_own_rate(bench):
     """A server that needs 1 s per request, whatever is offered: later points are not longer."""
-    folder, record = bench
+    folder, _ = bench
     cfg = replace(TINY, regimes=((256, 64),), rates=(0.5, 2, 64, INF), repeats=1, seconds=60.0,
                   min_requests=10)
 
@@ -319,9 +394,12 @@ def test_saturated_rates_get_a_minute_of_the_servers_own_rate(bench):
             n, rate = result["num_prompts"], float(result["request_rate"])
             result["duration"] = max(n / min(rate, 1.0), 1.0)
             path.write_text(json.dumps(result))
-    results = use("sweep")(Slow(folder), record, cfg, folder)
-    sent = [r["num_prompts"] for r in results]
+    sent = [r["num_prompts"] for r in sweep(Slow(folder), bench, cfg)]
     assert sent[:2] == [30, 120] and all(55 <= n <= 66 for n in sent[2:]), sent
+    (folder / "256-64_2_0.json").unlink()
+    once = Slow(folder)
+    sweep(once, bench, cfg)
+    assert once.calls == 1, "a point that is gone is made again, and those after it are kept"
 
 
 def test_results_that_are_no_results(tmp_path):
@@ -333,6 +411,120 @@ def test_results_that_are_no_results(tmp_path):
                                 "errors": ["", "Traceback ...\nNot Found: no model named x"]}))
     with pytest.raises(helpers.UserError, match="none of 30 requests completed: Not Found"):
         use("load_result")(path)
+
+
+# -- Repeats, the knee, evidence -------------------------------------------------------------------
+
+def repeats_of(delivered, others=0.0, ttft=100.0, tpot=10.0):
+    """A table as results.csv has it, from {rate: delivered of each repeat}."""
+    rows = [{"rate": rate, "repeat": k, "delivered_rps": value, "others_cores": others,
+             "ttft_p50_ms": ttft, "tpot_p50_ms": tpot}
+            for rate, values in delivered.items() for k, value in enumerate(values)]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("delivered, last, first", [
+    ({4: [4, 4, 4], 8: [7.9, 7.8, 7.9], 16: [10, 11, 10], INF: [11, 11, 11]}, 8, 16),
+    ({4: [4, 4, 4], 8: [7.9, 7.1, 7.9], 16: [10, 11, 10], INF: [11, 11, 11]}, 4, 16),  # one did not
+    ({4: [4, 4, 4], 8: [6, 7, 6], 16: [15, 15, 15], INF: [16, 16, 16]}, 4, 8),  # nothing beyond it
+    ({4: [4, 4, 4], 8: [8, 8, 8]}, 8, INF),
+    ({4: [3, 3, 3], 8: [3, 3, 3], INF: [3, 3, 3]}, 0, 4)])
+def test_the_knee_is_the_last_rate_that_all_repeats_kept_up_with(delivered, last, first):
+    table = repeats_of(delivered)
+    assert use("kept_up")(table) == (last, first)
+    assert use("kept_up")(table.sample(frac=1, random_state=1)) == (last, first), "in any order"
+
+
+def test_the_bracket_holds_the_capacity_of_a_queue_that_is_known():
+    service, table = 0.1, []
+    for rate in (2, 4, 8, 16, 32):
+        for repeat in range(3):
+            result = queue(rate, service, 600, 10 * rate + repeat)
+            table.append({"rate": rate, "repeat": repeat,
+                          "delivered_rps": use("delivered_rate")(result, service)})
+    table = pd.DataFrame(table)
+    last, first = use("kept_up")(table)
+    assert last <= 1 / service <= first and (last, first) == (8, 16)
+    assert all(value == pytest.approx(10, rel=0.06) for value in use("capacities")(table))
+
+
+def test_repeats_too_far_apart_say_why():
+    why = lambda part, raw=(), last=8: use("why_apart")(part, raw, last)
+    steady = repeats_of({4: [4, 4, 4]})
+    assert why(steady) == ""
+    shaky = steady.assign(ttft_p50_ms=[50.0, 60.0, 70.0])
+    many = [point(requests=200, ttft=t) for t in (0.05, 0.06, 0.07)]  # no scatter: no overlap
+    assert why(shaky, many) == "unknown (ttft_p50_ms): measure again"
+    assert why(shaky, many, last=2) == "beyond the knee"
+    assert why(shaky.assign(others_cores=[0.0, 1.3, 0.0]), many) == \
+        "other programs used up to 1.3 cores"
+    rng, wide = np.random.default_rng(0), [point(requests=20) for _ in range(3)]
+    for result in wide:
+        result["ttfts"] = rng.exponential(0.06, 20).tolist()
+    assert why(shaky, wide) == "too few requests to say it better"
+    assert "unknown (delivered_rps)" in why(steady.assign(delivered_rps=[3, 4, 4]), wide, last=0)
+
+
+def test_intervals_of_medians_overlap_where_the_medians_are_the_same_and_else_not():
+    rng = np.random.default_rng(3)
+    draws = lambda scale, n: [rng.exponential(scale, n) for _ in range(3)]
+    assert sum(use("overlap")(draws(1.0, 40)) for _ in range(20)) >= 17
+    assert not use("overlap")([*draws(1.0, 400)[:2], rng.exponential(1.5, 400)])
+
+
+def test_a_difference_within_the_spread_is_no_evidence_and_chance_is_counted():
+    apart = use("apart")
+    assert "within the spread, no evidence" in apart([10, 11, 12], [11.5, 12.5, 13])
+    assert "apart (by chance alone: 0.1)" in apart([10, 11, 12], [12.5, 13, 14])
+    rng, false = np.random.default_rng(0), 0
+    for _ in range(4000):  # two systems that are the same
+        false += "apart" in apart(rng.normal(size=3), rng.normal(size=3)).split(":")[1]
+    assert false / 4000 == pytest.approx(0.1, abs=0.02)
+
+
+# -- Goodput, and floors that follow the server's options ------------------------------------------
+
+def test_goodput_follows_the_objective_without_measuring_again():
+    result = point(requests=4, ttft=0.1, tpot=0.01)
+    result["ttfts"], result["latencies"] = [0.1, 0.4, 0.6, 0.1], [0.73, 1.03, 1.23, 3.0]
+    assert use("share_kept")(result, (500, 30)) == 0.5, "one waited too long, one was too slow"
+    assert use("share_kept")(result, (1000, 30)) == 0.75
+    assert use("share_kept")(result, (1, 1)) == 0
+    rows = [use("row")(result, 0.7, CONFIG, MACHINE["tpu"], slo) for slo in ((500, 30), (1, 1))]
+    assert rows[0]["goodput_rps"] == pytest.approx(rows[0]["delivered_rps"] / 2)
+    assert rows[1]["goodput_rps"] == 0
+    failed = point(requests=4, failed=1)
+    assert use("share_kept")(failed, (500, 30)) == 1, "a failed request is not a fast one"
+
+
+def test_floors_chips_and_price_follow_the_servers_options():
+    """05's settings with another layout and cache, through the file that it leaves."""
+    options_for, FULL05 = load("05_serve_vllm.py", "options_for", "FULL", "Settings")[:2]
+    v6e, plain = helpers.chip("v6e"), options_for(FULL05, "m")
+    eight = use("machine_of")(plain, CONFIG)
+    assert (eight.system, eight.peak) == ("v6e-8", 8 * v6e.flops)
+    assert eight.dollars_per_hour == pytest.approx(21.52, abs=0.01)
+    other = options_for(replace(FULL05, tensor_parallel=4, data_parallel=2,
+                                kv_cache_dtype="fp8"), "m")
+    two = use("machine_of")(other, CONFIG)
+    assert (two.system, two.peak, two.bandwidth) == ("v6e-8", 4 * v6e.flops, 4 * v6e.bandwidth)
+    sliding, full = 50 * 2 * 16 * 256, 10 * 2 * 4 * 512  # K and V, heads, size; 4 heads on 4 chips
+    cache = use("step_bytes")(CONFIG, other, 1, 4096) - use("step_bytes")(CONFIG, other)
+    assert cache == sliding * 1024 + full * 4096
+    assert use("step_bytes")(CONFIG, plain, 1, 4096) - use("step_bytes")(CONFIG, plain) \
+        == 2 * (sliding * 1024 + 2 * full * 4096), "bfloat16, and 4 heads stored for 8 chips"
+    alone, burst = use("ttft_floors")(CONFIG, 4096, [0.0] * 30, replace(two, bandwidth=math.inf))
+    assert alone == pytest.approx(2 * 34.2e-3, rel=0.01), "half of the chips work on one request"
+    assert burst == pytest.approx(8 * alone), "two copies: 15 each, the median of 1, 1, 2, 2 ..."
+    int8 = replace(plain, quantization="int8", tensor_parallel=4)
+    assert use("machine_of")(int8, CONFIG).peak == 2 * 4 * v6e.flops
+    assert use("machine_of")(int8, CONFIG).dollars_per_hour == pytest.approx(10.76)
+    assert use("machine_of")(replace(int8, quantization="fp8"), CONFIG).peak == 4 * v6e.flops, \
+        "a v6e has no fp8 arithmetic"
+    assert use("step_bytes")(CONFIG, int8) == use("step_bytes")(CONFIG, plain) / 2
+    assert use("machine_of")(plain, CONFIG, 16.0).dollars_per_hour == 16, "yours may differ"
+    with pytest.raises(helpers.UserError, match="set dollars_per_hour"):
+        use("machine_of")(CPU, CONFIG)
 
 
 class Endpoint(http.server.BaseHTTPRequestHandler):
@@ -351,7 +543,8 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
 def endpoint():
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     threading.Thread(target=web.serve_forever, daemon=True).start()
-    yield {"base_url": f"http://127.0.0.1:{web.server_port}", "model": "served", "max_model_len": 1024}
+    yield {"base_url": f"http://127.0.0.1:{web.server_port}", "model": "served",
+           "max_model_len": 1024}
     web.shutdown()
     web.server_close()
 
@@ -393,21 +586,25 @@ def test_metric_adds_labels_and_ignores_longer_names():
     assert sum(samples) == 7.5
 
 
-def test_a_readers_own_table_is_drawn_beside_ours(tmp_path):
-    rows = [use("row")(point(rate=r), 0.7, CONFIG, *MACHINE["tpu"], TINY) for r in (4.0, INF)]
+def test_a_readers_own_table_is_drawn_beside_ours(tmp_path, capsys):
+    rows = [use("row")(point(rate=r), 0.7, CONFIG, MACHINE["tpu"], TINY.slo) for r in (4.0, INF)]
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
     pd.DataFrame(rows).assign(system="mine").to_csv(tmp_path / "mine.csv", index=False)
     table = use("systems")(tmp_path)
-    assert set(table.system) == {"mine", TINY.system} and len(table) == 4
+    assert set(table.system) == {"mine", "here"} and len(table) == 4
     assert math.inf in set(table.rate)
     curves = dict(list(table.groupby(["system", "input_len", "output_len"])))
     titles = [load("06_bench.py", "title_of")(key, curves) for key in curves]
     assert len(set(titles)) == 2 and any(title.endswith(", mine") for title in titles)
     alone = {key: part for key, part in curves.items() if key[0] == "mine"}
     assert [load("06_bench.py", "title_of")(key, alone) for key in alone] == ["256/64"]
-    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(helpers.UserError, match="bad.csv lacks the columns"):
-        use("systems")(tmp_path)
+    good = (tmp_path / "results.csv").read_bytes()
+    for number, broken in enumerate((b"a,b\n1,2\n", b"", b'"', bytes(range(256)), good[:-150],
+                                     b"a,b\n1,2,3,4\n1\n")):
+        (tmp_path / f"bad{number}.csv").write_bytes(broken)
+    assert len(use("systems")(tmp_path)) == 4
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 6 and all(f"bad{n}.csv is left out" in line for n, line in enumerate(said))
 
 
 # -- Cost ----------------------------------------------------------------------------------------
@@ -437,13 +634,24 @@ RUN = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
 
 
 @pytest.mark.series
-@pytest.mark.skipif(not (RUN / "notebooks").is_dir(), reason=f"no run in {RUN}: ./run_all.sh makes one")
+@pytest.mark.skipif(not (RUN / "notebooks").is_dir(),
+                    reason=f"no run in {RUN}: ./run_all.sh makes one")
 def test_the_series_measured_every_point_above_its_floor():
     table = pd.read_csv(RUN / "bench" / "results.csv", keep_default_na=False, na_values=["nan"])
     assert len(table) == TINY.repeats * len(TINY.regimes) * len(TINY.rates)
     assert (table.flag == "").all(), table.flag.unique()
     assert (table.cached_tokens == 0).all() and (table.failed == 0).all()
-    assert (table.completed >= 30).all()
+    assert (table.completed >= TINY.min_requests).all()
+    knees = {key: use("kept_up")(part)[0] for key, part in table.groupby("input_len")}
+    for (inputs, outputs, rate), part in table.groupby(["input_len", "output_len", "rate"]):
+        raw = [json.loads((RUN / "bench" / f"{inputs}-{outputs}_{rate:g}_{k}.json").read_text())
+               for k in part.repeat]
+        assert "unknown" not in use("why_apart")(part, raw, knees[inputs]), (inputs, rate)
+        for entry, result in zip(part.itertuples(), raw, strict=True):
+            ours = use("share_kept")(result, TINY.slo)
+            assert ours == pytest.approx(
+                result["request_goodput"] * result["duration"] / result["completed"])
+            assert entry.goodput_rps == pytest.approx(ours * entry.delivered_rps)
     for entry in table.itertuples():
         raw = json.loads((RUN / "bench" / f"{entry.input_len}-{entry.output_len}_"
                           f"{'inf' if entry.rate == INF else int(entry.rate)}_{entry.repeat}.json"

@@ -18,9 +18,8 @@ from conftest import ROOT, load
 import helpers
 from helpers import chat, gemma, physics, server, train
 
-TRAVELLING = pytest.mark.skipif(not hasattr(server, "Options"),
-                                reason="05's options do not travel to 06 and 07 yet")
 BASE = ROOT / "assets" / "tiny_gemma4"
+
 
 
 @functools.cache
@@ -48,7 +47,6 @@ def rows():
     return {what.strip("*"): where for what, where, *_ in cells}
 
 
-@TRAVELLING
 def test_every_field_of_the_table_exists():
     assert len(rows()) == 10
     for what, where in rows().items():
@@ -151,7 +149,6 @@ def served(tmp_path, monkeypatch):
     return follow
 
 
-@TRAVELLING
 def test_number_of_chips_in_serving(served):
     options, eight, _ = served()
     assert options.chips == 8
@@ -162,7 +159,6 @@ def test_number_of_chips_in_serving(served):
     assert options.chips == 4 and four.dollars_per_hour == eight.dollars_per_hour / 2
 
 
-@TRAVELLING
 def test_serving_machine_and_flags(served):
     _, tpu, _ = served()
     options, gpu, command = served(engine="gpu-docker", chip="h100", tensor_parallel=2,

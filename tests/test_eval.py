@@ -1,4 +1,4 @@
-"""07_eval and helpers/verilog.py: the judge against attacks, honest code and verilog-eval's own rules;
+"""07_eval and helpers/judge.py: the judge against attacks, honest code and verilog-eval's own rules;
 extraction; resumable sampling against a small OpenAI-like server; statistics against brute force.
 
     .venv/bin/python -m pytest tests/test_eval.py
@@ -7,6 +7,7 @@ extraction; resumable sampling against a small OpenAI-like server; statistics ag
 
 import collections
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,13 +30,17 @@ from conftest import ROOT, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import verilog
-from helpers.run import UserError
+sys.path.insert(0, str(ROOT / "tests" / "hostile"))
+
+import generate  # noqa: E402
+
+from helpers import answers, judge, waves  # noqa: E402
+from helpers.run import UserError  # noqa: E402
 
 NOTEBOOK = "07_eval.py"
 FIXTURES = ROOT / "tests" / "fixtures"
-PROBLEMS = {p.name: p for p in verilog.load_problems(FIXTURES / "verilog_eval")}
-QUICK = verilog.Limits(seconds=2)
+PROBLEMS = {p.name: p for p in judge.load_problems(FIXTURES / "verilog_eval")}
+QUICK = judge.Limits(seconds=2)
 CANDIDATES = sorted((ROOT / "tests" / "hostile").glob("*.sv"))
 HOSTILE = [path for path in CANDIDATES if path.name.startswith("bad_")]
 HONEST = [path for path in CANDIDATES if path.name.startswith("good_")]
@@ -64,9 +70,9 @@ def _judge_twice(path):
     outside = Path(f"/tmp/outside-{os.getpid()}")
     code = code.replace("OUTSIDE", str(outside))
     start = time.monotonic()
-    verdicts = [verilog.judge(problem, code, QUICK)]
+    verdicts = [judge.judge(problem, code, QUICK)]
     if path in HOSTILE and "wire reset" in with_wires(problem).testbench and verdicts[0].category != "timeout":
-        verdicts.append(verilog.judge(with_wires(problem), code, QUICK))
+        verdicts.append(judge.judge(with_wires(problem), code, QUICK))
     return path.stem, accepted, verdicts, time.monotonic() - start
 
 
@@ -124,22 +130,22 @@ def naive_pass(problem, code):
         folder = Path(folder)
         for name, text in (("top", code), ("test", problem.testbench), ("ref", problem.reference)):
             (folder / f"{name}.sv").write_text(text)
-        verilog.run_limited("iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, QUICK)
+        judge.run_limited("iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, QUICK)
         if not (folder / "program").exists():
             return False
-        printed, _, _ = verilog.run_limited("vvp -n program".split(), folder, QUICK)
+        printed, _, _ = judge.run_limited("vvp -n program".split(), folder, QUICK)
         return bool(re.search(r"^Mismatches: 0 in \d+ samples$", printed, re.M))
 
 
 def test_an_include_is_seen_even_where_its_text_is_not(monkeypatch):
     """The second line of defence: the compiler's own list of the files it read."""
-    monkeypatch.setattr(verilog, "_without_comments", lambda code: "")
+    monkeypatch.setattr(judge, "_without_comments", lambda code: "")
     problem, _, code = read_candidate(ROOT / "tests/hostile/good_plain.sv")
-    verdict = verilog.judge(problem, '`include "/etc/hostname"\n'.replace("hostname", "os-release")
+    verdict = judge.judge(problem, '`include "/etc/hostname"\n'.replace("hostname", "os-release")
                             + code, QUICK)
     assert not verdict.passed
     empty = "/dev/null"
-    assert verilog.judge(problem, f'`include "{empty}"\n{code}', QUICK).detail == "reads another file"
+    assert judge.judge(problem, f'`include "{empty}"\n{code}', QUICK).detail == "reads another file"
 
 
 @pytest.mark.parametrize("name, detail", [
@@ -150,7 +156,187 @@ def test_an_include_is_seen_even_where_its_text_is_not(monkeypatch):
     ("final_block", "has a final block")])
 def test_each_defence_gives_its_own_reason(name, detail):
     problem, _, code = read_candidate(ROOT / "tests/hostile" / f"bad_{name}.sv")
-    assert verilog.judge(with_wires(problem), code, QUICK).detail == detail
+    assert judge.judge(with_wires(problem), code, QUICK).detail == detail
+
+
+# Each kind of attack: a candidate that passes where all walls of its kind are down, and these walls.
+ADDER = judge.Problem("adder", "Add three.", """
+module RefModule(input [3:0] a, output reg [3:0] o);
+  parameter P = 3;
+  always @(*) o = a + P;
+endmodule""", """`timescale 1 ps/1 ps
+module stimulus(input clk, output wire [3:0] a);
+  reg [3:0] c = 0;
+  assign a = c;
+  always @(posedge clk) c = c + 1;
+endmodule
+module tb;
+  reg clk = 0;
+  wire [3:0] a, o_ref, o_dut;
+  int errors = 0, n = 0;
+  stimulus stim1(.clk, .a);
+  RefModule good1(.a, .o(o_ref));
+  TopModule top_module1(.a, .o(o_dut));
+  always #5 clk = ~clk;
+  always @(negedge clk) begin n++; if (o_ref !== (o_ref ^ o_dut ^ o_ref)) errors++; end
+  initial #400 $finish;
+  final $display("Mismatches: %1d in %1d samples", errors, n);
+endmodule""")
+SHELL = "module TopModule(input [3:0] a, output [3:0] o);\n  {}\nendmodule\n"
+TASK = "task good1; parameter P = 1; reg [3:0] o; ; endtask\n"
+SCALE = "`timescale 1 ps/1 ps\n"
+BREAKS = {  # kind: (code, walls)
+    "read": (TASK + SHELL.format("assign o = good1.o;"), ("names", "references", "alone")),
+    "write": (SCALE + TASK + SHELL.format("always #1 good1.o = 0; assign o = 0;"),
+              ("names", "references", "alone")),
+    "constant": (TASK + SHELL.format("assign o = a + good1.P;"), ("names", "alone")),
+    "override": (SHELL.format("defparam good1.P = 0; assign o = a;"), ("names", "alone")),
+    "instance": (SHELL.format("RefModule inner(.a, .o);"), ("names", "scopes", "references",
+                                                                "alone")),
+    "macro": ("`define timescale module Planted(output [3:0] o); assign o = tb.good1.o; endmodule \\\n"
+              "`timescale\n" + SHELL.format("Planted planted(o);"),
+              ("names", "scopes", "references", "alone")),
+    "drive": (SHELL.format("assign a = 0; assign o = 3;"), ("inputs", "references", "coercion")),
+    "switch": ("""module TopModule(input clk, clear, inc, output [15:0] state);
+  supply0 low;
+  tran t(clear, low);
+  assign state = 0;
+endmodule""", ("inputs", "references")),  # never cleared, the counter stays unknown
+    "stop": (SCALE + SHELL.format("assign o = a + 3; initial #22 $finish;"), ("calls", "samples")),
+    "print": (SHELL.format('assign o = 0; initial $display("Mismatches: 0 in 40 samples");'),
+              ("line", "mark")),
+}
+
+
+class Everything:
+    """A set that holds all names."""
+
+    def __contains__(self, name):
+        return True
+
+
+def take_down(patch, wall):
+    """Switch one wall of the judge off."""
+    nothing = {"references": ["foreign_reference"], "scopes": ["foreign_scope"],
+               "inputs": ["driven_input"], "alone": ["decoy", "_leans_on_others"]}
+    for name in nothing.get(wall, ()):
+        patch.setattr(judge, name, lambda *arguments: None)
+    if wall == "names":
+        patch.setattr(judge, "_disguised", lambda p: (p.testbench, p.reference, "tb"))
+    if wall == "calls":
+        patch.setattr(judge, "_HARMLESS", Everything())
+    if wall == "coercion":
+        patch.setattr(judge, "_COERCED", "is never said")
+    if wall == "samples":
+        rehearsal = judge._rehearsal
+        patch.setattr(judge, "_rehearsal", lambda problem: (rehearsal(problem)[0], None))
+    if wall == "line":
+        patch.setattr(judge, "_forged", lambda lines, mark: False)
+    if wall == "mark":
+        patch.setattr(judge, "_disown", lambda printed, mark: printed)
+
+
+def test_the_problem_of_the_breaks_is_a_fair_one():
+    assert judge.judge(ADDER, SHELL.format("assign o = a + 3;"), QUICK).passed
+    assert judge.judge(ADDER, SHELL.format("assign o = a;"), QUICK).category == "mismatch"
+
+
+@pytest.mark.parametrize("kind", BREAKS)
+def test_each_kind_of_attack_is_real_and_meets_two_walls(kind, monkeypatch):
+    """With all walls of its kind down it passes; with any one of them standing it does not."""
+    (code, walls), problem = BREAKS[kind], ADDER
+    assert len(walls) >= 2
+    if kind == "switch":
+        problem = next(p for p in judge.load_problems(ROOT / "data/tiny_eval") if "031" in p.name)
+    for standing in (None, *walls):
+        with monkeypatch.context() as patch:
+            for wall in walls:
+                if wall != standing:
+                    take_down(patch, wall)
+            verdict = judge.judge(problem, code, QUICK)
+            assert verdict.passed == (standing is None), (kind, standing, verdict)
+
+
+@pytest.mark.parametrize("edit, reason", [
+    ('S_0x1 .scope module, "spy" "Spy" 3 1, 5 1 0, {tb};', "adds spy to the testbench"),
+    ('S_0x1 .scope function.vec4.s8, "f" "f" 5 1, 5 1 0, {tb};', "adds f to the testbench"),
+    ('S_0x1 .scope module, "r" "RefModule" 5 1, 4 1 0, {top};', "uses RefModule of the testbench"),
+    ('S_0x1 .scope task, "t" "t" 3 1, 3 1 0, {unit};', "uses t of the testbench")])
+def test_a_scope_where_it_does_not_belong_is_seen(edit, reason, tmp_path):
+    """`bind` would make such scopes; Icarus 11 has none, so the compiled program is edited."""
+    for name, text in (("top.sv", SHELL.format("assign o = a;")), ("test.sv", ADDER.testbench),
+                       ("ref.sv", ADDER.reference)):
+        (tmp_path / name).write_text(text)
+    judge.run_limited("iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), tmp_path, QUICK)
+    text = (tmp_path / "program").read_text()
+    program = judge.Program(text, "test.sv", "ref.sv")
+    assert judge.foreign_scope(program) is None
+    labels = {scope.module: label for label, scope in program.scopes.items()}
+    line = edit.format(tb=labels["tb"], top=labels["TopModule"], unit=labels["$unit"])
+    files = re.findall(r'^    "(.*)";$', text, re.M)
+    numbers = {"3": files.index("test.sv"), "4": files.index("ref.sv"), "5": files.index("top.sv")}
+    line = re.sub(r"(?<=[ ])([345])(?= 1[, ])", lambda found: str(numbers[found[1]]), line)
+    at = text.index("    .scope ")
+    edited = judge.Program(f"{text[:at]}{line}\n{text[at:]}", "test.sv", "ref.sv")
+    assert judge.foreign_scope(edited) == reason
+
+
+def generated(step):
+    folders = (ROOT / "data" / "tiny_eval", FIXTURES / "verilog_eval")
+    return list(itertools.islice(generate.every(folders), 0, None, step))
+
+
+def passing(attacks):
+    """The attacks that the judge lets pass."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        verdicts = pool.map(lambda pair: judge.judge(pair[0], pair[1].code, QUICK), attacks)
+        return [(p.name, attack.kind, attack.how)
+                for (p, attack), verdict in zip(attacks, verdicts, strict=True) if verdict.passed]
+
+
+def test_some_generated_attacks_do_not_pass():
+    assert passing(generated(12)) == []
+
+
+@pytest.mark.slow
+def test_a_thousand_generated_attacks_do_not_pass():
+    attacks = generated(1)
+    assert len(attacks) >= 1000
+    assert len({attack.kind for _, attack in attacks}) >= 15
+    assert passing(attacks) == []
+
+
+@pytest.mark.slow
+def test_many_generated_attacks_are_real(monkeypatch):
+    """A judge that only compares and compiles the candidate alone lets a hundred pass."""
+    for wall in ("names", "references", "scopes"):
+        take_down(monkeypatch, wall)
+    monkeypatch.setattr(judge, "decoy", lambda program: None)
+    assert len(passing(generated(1))) >= 100
+
+
+@pytest.mark.parametrize("folder", ["data/tiny_eval", "tests/fixtures/verilog_eval"])
+def test_hidden_names_leave_nothing_plain_and_change_no_verdict(folder):
+    """Every name that the compiler knows is hidden; the reference passes as it does undisguised."""
+    for problem in judge.load_problems(ROOT / folder)[::6]:
+        texts = judge._disguised(problem)
+        assert "`" not in "".join(texts) and "*/" not in "".join(texts)
+        found = generate.facts(problem)
+        for name in (found.reference, found.stimulus, *found.variables, *found.internals):
+            assert not re.search(rf"(?<![.\w]){re.escape(name)}\b(?!\0)", texts[0].split("module tb;")[0]
+                                 if name in found.internals else re.sub(r'"[^"]*"', "", texts[0])), name
+        code = problem.reference.replace("RefModule", "TopModule")
+        verdict = judge.judge(problem, code, QUICK)
+        with pytest.MonkeyPatch.context() as patch:
+            take_down(patch, "names")
+            plain = judge.judge(problem, code, QUICK)
+        assert verdict.passed and (verdict.samples, verdict.log) == (plain.samples, plain.log)
+
+
+def test_a_testbench_that_connects_everything_by_star_is_said():
+    star = dataclasses.replace(ADDER, testbench=ADDER.testbench.replace("(.a, .o(o_dut))", "(.*)"))
+    verdict = judge.judge(star, SHELL.format("assign o = a;"))
+    assert verdict.category == "compile" and ".*" in verdict.detail
 
 
 def test_a_candidate_cannot_swallow_part_of_the_testbench():
@@ -165,39 +351,39 @@ module tb;
   initial #20 begin $display("Mismatches: %0d in %0d samples", bad, n); $finish; end
 endmodule"""
     reference = "module RefModule(input a, output b);\n  assign b = a;\nendmodule\n"
-    problem = verilog.Problem("p", "p", reference, bench)
+    problem = judge.Problem("p", "p", reference, bench)
     code = reference.replace("RefModule", "TopModule")
-    assert verilog.judge(problem, code, QUICK).passed
+    assert judge.judge(problem, code, QUICK).passed
     wrong = code.replace("b = a", "b = 0")
-    assert verilog.judge(problem, wrong, QUICK).category == "mismatch"
+    assert judge.judge(problem, wrong, QUICK).category == "mismatch"
     thief = wrong + "module stim(output reg a); initial a = 0; endmodule\n/*"
     assert naive_pass(problem, thief)
-    assert verilog.judge(problem, thief, QUICK).category == "refused"
+    assert judge.judge(problem, thief, QUICK).category == "refused"
     call = "`define DROP(x)\n" + wrong + "module stim(output reg a); initial a = 0; endmodule\n`DROP("
-    assert not verilog.judge(problem, call, QUICK).passed
+    assert not judge.judge(problem, call, QUICK).passed
 
 
 def test_many_opening_brackets_do_not_break_the_judge():
     problem, _, code = read_candidate(ROOT / "tests/hostile/good_plain.sv")
     deep = code.replace("q <= d", "q <= " + "(" * 200_000 + "d" + ")" * 200_000)
-    assert not verilog.judge(problem, deep, QUICK).passed
-    assert not verilog.judge(problem, code.replace("q <= d", "q <= \0d\udcff"), QUICK).passed
+    assert not judge.judge(problem, deep, QUICK).passed
+    assert not judge.judge(problem, code.replace("q <= d", "q <= \0d\udcff"), QUICK).passed
 
 
 def test_limits_hold(tmp_path):
-    small = verilog.Limits(seconds=1, memory=256 << 20, output=1000, file=4096)
+    small = judge.Limits(seconds=1, memory=256 << 20, output=1000, file=4096)
     start = time.monotonic()
-    assert verilog.run_limited(["sh", "-c", "sleep 60 & sleep 60"], tmp_path, small)[2] == "time"
-    assert verilog.run_limited(["sh", "-c", "while :; do :; done"], tmp_path, small)[2] == "time"
-    printed, _, ended = verilog.run_limited(["yes"], tmp_path, small)
+    assert judge.run_limited(["sh", "-c", "sleep 60 & sleep 60"], tmp_path, small)[2] == "time"
+    assert judge.run_limited(["sh", "-c", "while :; do :; done"], tmp_path, small)[2] == "time"
+    printed, _, ended = judge.run_limited(["yes"], tmp_path, small)
     assert ended == "output" and len(printed) == 1000
-    verilog.run_limited(["sh", "-c", "yes > big"], tmp_path, small)
+    judge.run_limited(["sh", "-c", "yes > big"], tmp_path, small)
     assert (tmp_path / "big").stat().st_size <= 4096
     code = "x = bytearray(1 << 30); print('got it')"
-    assert "got it" not in verilog.run_limited([sys.executable, "-c", code], tmp_path, small)[0]
+    assert "got it" not in judge.run_limited([sys.executable, "-c", code], tmp_path, small)[0]
     assert time.monotonic() - start < 60
     marker = f"sleep 60.{os.getpid()}"
-    verilog.run_limited(["sh", "-c", f"{marker} & {marker}"], tmp_path, small)
+    judge.run_limited(["sh", "-c", f"{marker} & {marker}"], tmp_path, small)
     for _ in range(50):  # a killed process stays in the list until the kernel has taken it down
         shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
         if marker not in shown:
@@ -206,59 +392,59 @@ def test_limits_hold(tmp_path):
     assert marker not in shown
 
 
-@pytest.mark.skipif(not verilog.network_guard(), reason="this machine does not allow unshare -n")
+@pytest.mark.skipif(not judge.network_guard(), reason="this machine does not allow unshare -n")
 def test_no_network(tmp_path):
     code = "import socket; socket.create_connection(('127.0.0.1', {})); print('reached')"
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         command = [sys.executable, "-c", code.format(server.server_port)]
         assert "reached" in subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
-        assert "reached" not in verilog.run_limited(command, tmp_path, verilog.Limits(5))[0]
+        assert "reached" not in judge.run_limited(command, tmp_path, judge.Limits(5))[0]
 
 
 def test_no_code_and_broken_problems():
     problem = PROBLEMS["Prob041_dff8r"]
-    assert verilog.judge(problem, None).category == "no code"
-    assert verilog.judge(problem, "  \n").category == "no code"
+    assert judge.judge(problem, None).category == "no code"
+    assert judge.judge(problem, "  \n").category == "no code"
     broken = dataclasses.replace(problem, testbench="")
-    assert verilog.judge(broken, problem.reference).category == "compile"
+    assert judge.judge(broken, problem.reference).category == "compile"
     silent = dataclasses.replace(problem, testbench="module tb; TopModule t(); endmodule")
-    assert not verilog.judge(silent, "module TopModule; endmodule").passed
+    assert not judge.judge(silent, "module TopModule; endmodule").passed
 
 
 def test_a_run_without_samples_does_not_pass():
     text = 'module tb; TopModule t(); initial $display("Mismatches: %0d in %0d samples", 0, {}); endmodule'
     code = "module TopModule; endmodule"
     for samples, category in ((5, "pass"), (0, "runtime")):
-        problem = verilog.Problem("p", "p", "module RefModule; endmodule", text.format(samples))
+        problem = judge.Problem("p", "p", "module RefModule; endmodule", text.format(samples))
         # Icarus names only files it used; an unused reference file would hide the testbench's origin
         problem = dataclasses.replace(problem, testbench=problem.testbench.replace(
             "TopModule t();", "TopModule t(); RefModule r();"))
-        assert verilog.judge(problem, code).category == category
+        assert judge.judge(problem, code).category == category
 
 
 def test_load_problems(tmp_path):
     with pytest.raises(UserError, match="holds no verilog-eval problem"):
-        verilog.load_problems(tmp_path)
+        judge.load_problems(tmp_path)
     (tmp_path / "Prob001_a_prompt.txt").write_text("x")
     (tmp_path / "Prob001_a_ref.sv").write_text("module RefModule; endmodule")
-    assert verilog.load_problems(tmp_path)[0].missing == ["_test.sv"]
+    assert judge.load_problems(tmp_path)[0].missing == ["_test.sv"]
 
 
 def test_missing_icarus_is_one_clear_line(monkeypatch):
-    verilog.icarus_version.cache_clear()
-    monkeypatch.setattr(verilog.shutil, "which", lambda name: None)
+    judge.icarus_version.cache_clear()
+    monkeypatch.setattr(judge.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="apt-get install -y iverilog"):
-        verilog.judge(PROBLEMS["Prob041_dff8r"], "module TopModule; endmodule")
-    verilog.icarus_version.cache_clear()
+        judge.judge(PROBLEMS["Prob041_dff8r"], "module TopModule; endmodule")
+    judge.icarus_version.cache_clear()
 
 
 def test_identical_candidates_are_judged_once(monkeypatch):
     calls = collections.Counter()
-    monkeypatch.setattr(verilog, "judge",
-                        lambda p, code, limits: calls.update([code]) or verilog.Verdict("pass", code or ""))
+    monkeypatch.setattr(judge, "judge",
+                        lambda p, code, limits: calls.update([code]) or judge.Verdict("pass", code or ""))
     problem = PROBLEMS["Prob041_dff8r"]
     codes = ["a", "b", "a", None, "a", None]
-    verdicts = verilog.judge_many([(problem, code) for code in codes])
+    verdicts = judge.judge_many([(problem, code) for code in codes])
     assert [v.detail for v in verdicts] == ["a", "b", "a", "", "a", ""]
     assert calls == {"a": 1, "b": 1, None: 1}
 
@@ -274,7 +460,7 @@ def test_agreement_with_the_official_analyser():
     cases = json.loads((FIXTURES / "analyser.json").read_text())["cases"]
     assert len({case["letter"] for case in cases}) >= 12
     for case in cases:
-        assert verilog.analyse(case["log"])[0] in CATEGORY[case["letter"]], case
+        assert judge.analyse(case["log"])[0] in CATEGORY[case["letter"]], case
 
 
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
@@ -285,12 +471,12 @@ CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
                                                      ("dataset_code-complete-iccad2023", 152, 154)])
 def test_ceiling_of_the_full_set(folder, winnable, clean):
     """Two references show no mismatch but end in their testbench's TIMEOUT, which verilog-eval fails."""
-    problems = verilog.load_problems(Path(CHECKOUT) / folder)
+    problems = judge.load_problems(Path(CHECKOUT) / folder)
     verdicts = load(NOTEBOOK, "judge_references")(problems)
     assert len(problems) == 156
     late = {p.name for p, v in zip(problems, verdicts) if v.category == "timeout" and v.mismatches == 0}
     assert late == {"Prob082_lfsr32", "Prob141_count_clock"}
-    if verilog.icarus_version()[0] == 11:
+    if judge.icarus_version()[0] == 11:
         assert sum(v.passed for v in verdicts) == winnable
         assert sum(v.mismatches == 0 for v in verdicts) == clean
 
@@ -306,17 +492,17 @@ endmodule"""
     reference = code.format(1).replace("TopModule", "RefModule")
     found = {}
     for name, early in (("late", '$display("TIMEOUT");'), ("fine", "")):
-        problem = verilog.Problem(name, "p", reference, bench.replace("{early}", early))
+        problem = judge.Problem(name, "p", reference, bench.replace("{early}", early))
         samples = {("a", name, bit): {"text": code.format(bit), "finish": "stop", "tokens": 1}
                    for bit in (1, 0)}
-        frame, _ = load(NOTEBOOK, "judge_answers")(samples, [problem])
+        frame, _ = load(NOTEBOOK, "judge_answers")(samples, {"spec-to-rtl": [problem]}, PLANS)
         found[name] = list(zip(frame.category, frame.late, frame.passed))
     assert found == {"late": [("timeout", True, False), ("timeout", False, False)],
                      "fine": [("pass", False, True), ("mismatch", False, False)]}
 
 
 def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
-    fetch, source = verilog.fetch, tmp_path / "source"
+    fetch, source = judge.fetch, tmp_path / "source"
     (source / "dataset").mkdir(parents=True)
     (source / "dataset" / "Prob001_a_prompt.txt").write_text("x")
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -324,7 +510,7 @@ def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
         subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     folder = tmp_path / "checkout" / "dataset"
-    assert verilog.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
+    assert judge.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
     shutil.rmtree(source)
     assert fetch(folder, str(source), commit) == folder, "what is there is not fetched again"
     with pytest.raises(UserError, match="could not be fetched. Put a checkout at"):
@@ -333,11 +519,11 @@ def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
     assert fetch("{checkout}/dataset") == folder, "a checkout of one's own is taken"
     for notebook in ("02_data.py", NOTEBOOK):  # the same benchmark is kept out and judged by
         text = (ROOT / notebook).read_text()
-        assert '"{checkout}/dataset_spec-to-rtl"' in text and "verilog.fetch(cfg." in text
+        assert '"{checkout}/dataset_spec-to-rtl"' in text and "judge.fetch(cfg." in text
 
 
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
-    problems = [*PROBLEMS.values(), *verilog.load_problems(ROOT / "data/tiny_eval")]
+    problems = [*PROBLEMS.values(), *judge.load_problems(ROOT / "data/tiny_eval")]
     verdicts = load(NOTEBOOK, "judge_references")(problems)
     assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
 
@@ -365,21 +551,21 @@ TOP = "module TopModule;\nendmodule"
     ("```\nassign a = b;\n```", None, "no module"),
 ])
 def test_extract_code(text, code, how):
-    assert verilog.extract_code(text) == (code, how)
+    assert answers.extract_code(text) == (code, how)
 
 
 def test_a_body_completes_the_given_header_only_where_there_is_one():
     header = "module TopModule(input a, output b);"
     body = "  assign b = a;\nendmodule"
-    assert verilog.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
-    assert verilog.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
-    assert verilog.extract_code("", header) == (None, "no module")
+    assert answers.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
+    assert answers.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
+    assert answers.extract_code("", header) == (None, "no module")
 
 
 @given(st.text(alphabet="`\nmodule Topend;<>|[]BEGINDONEthik ", max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_extract_code_never_raises_and_returns_text_of_the_answer(text):
-    code, how = verilog.extract_code(text)
+    code, how = answers.extract_code(text)
     assert isinstance(how, str) and (code is None or code in text.replace("\r", "\n"))
 
 
@@ -427,15 +613,16 @@ class FakeServer:
         self.server.server_close()
 
 
-Plan, plan_jobs, read_samples, ask, ask_patiently, sample = load(
-    NOTEBOOK, "Plan", "plan_jobs", "read_samples", "ask", "ask_patiently", "sample")
-for function in (sample,):  # the functions of one notebook see each other
-    function.__globals__.update(ask=ask, ask_patiently=ask_patiently, read_samples=read_samples)
+Plan, plan_jobs, read_samples, sample, refuse_errors, check_story, made_by, _, _ = load(
+    NOTEBOOK, "Plan", "plan_jobs", "read_samples", "sample", "refuse_errors", "check_story",
+    "made_by", "ask", "ask_patiently")  # the functions of one notebook see each other
+PLANS = Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)
+TASK = {"spec-to-rtl": [judge.Problem(f"p{i}", "", "", "") for i in range(6)]}
+PROMPTS = {("ours", problem): [2, number] for number, problem in enumerate(TASK["spec-to-rtl"])}
 
 
 @dataclasses.dataclass
 class Config:
-    max_model_len: int = 100
     max_tokens: int = 7
     in_flight: int = 8
     patience: float = 2.0
@@ -443,15 +630,13 @@ class Config:
 
 @pytest.fixture
 def jobs():
-    problems = [verilog.Problem(f"p{i}", "", "", "") for i in range(6)]
-    prompts = {("ours", p.name): [2, number] for number, p in enumerate(problems)}
-    return plan_jobs((Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)), problems, prompts, "model", 7)
+    return plan_jobs(PLANS, TASK, PROMPTS, "model")
 
 
 def test_sampling_asks_for_everything_once_and_in_parallel(jobs, tmp_path):
     server = FakeServer(delay=0.05)
     path = tmp_path / "base" / "samples.jsonl"
-    samples = sample(jobs, path, server.url, "m", Config())
+    samples = sample(jobs, path, server.url, "m", Config(), 100)
     assert list(read_samples(path, jobs)) == list(jobs) and len(server.asked) == len(jobs) == 24
     assert server.most >= 4
     assert samples["a", "p3", 2]["text"] == "answer to [2, 3]"
@@ -459,7 +644,7 @@ def test_sampling_asks_for_everything_once_and_in_parallel(jobs, tmp_path):
         assert body["max_tokens"] == 7 and body["top_k"] == 0 and "seed" not in body
     assert collections.Counter(body["temperature"] for body in server.asked) == {0.8: 18, 0.0: 6}
     before = path.read_bytes()
-    assert sample(jobs, path, server.url, "m", Config()).keys() == jobs.keys()
+    assert sample(jobs, path, server.url, "m", Config(), 100).keys() == jobs.keys()
     assert len(server.asked) == 24 and path.read_bytes() == before
     server.close()
 
@@ -474,10 +659,8 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
 import test_eval as t
 from pathlib import Path
-problems = [t.verilog.Problem(f"p{{i}}", "", "", "") for i in range(6)]
-prompts = {{("ours", p.name): [2, number] for number, p in enumerate(problems)}}
-jobs = t.plan_jobs((t.Plan("a", n=3), t.Plan("greedy", n=1, temperature=0.0)), problems, prompts, "model", 7)
-t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2))
+jobs = t.plan_jobs(t.PLANS, t.TASK, t.PROMPTS, "model")
+t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2), 100)
 """)
     process = subprocess.Popen([sys.executable, str(script)])
     end = time.monotonic() + 60
@@ -490,11 +673,11 @@ t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2))
     with open(path, "a") as file:
         file.write('{"plan": "a", "problem": "p5", "ind')
     asked = len(server.asked)
-    samples = sample(jobs, path, server.url, "m", Config())
+    samples = sample(jobs, path, server.url, "m", Config(), 100)
     assert len(server.asked) - asked == len(jobs) - len(saved)
     assert all(samples[place] == row for place, row in saved.items())
     fresh = tmp_path / "other" / "samples.jsonl"
-    sample(jobs, fresh, server.url, "m", Config())
+    sample(jobs, fresh, server.url, "m", Config(), 100)
     assert fresh.read_bytes() == path.read_bytes()
     server.close()
 
@@ -502,37 +685,74 @@ t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2))
 def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):
     server = FakeServer()
     path = tmp_path / "base" / "samples.jsonl"
-    sample(jobs, path, server.url, "m", Config())
-    problems = [verilog.Problem(f"p{i}", "", "", "") for i in range(6)]
-    prompts = {("ours", p.name): [2, number] for number, p in enumerate(problems)}
+    sample(jobs, path, server.url, "m", Config(), 100)
     plan = Plan("a", n=3)
-    assert len(read_samples(path, plan_jobs((plan,), problems, prompts, "model", 7))) == 18
-    for other in (plan_jobs((plan,), problems, prompts, "another model", 7),
-                  plan_jobs((dataclasses.replace(plan, temperature=0.7),), problems, prompts, "model", 7),
-                  plan_jobs((plan,), problems, {key: [9] for key in prompts}, "model", 7)):
-        assert read_samples(path, other) == {}
-    more = plan_jobs((dataclasses.replace(plan, n=4),), problems, prompts, "model", 7)
-    assert len(read_samples(path, more)) in (0, 18)
+
+    def found(*others):
+        return len(read_samples(path, plan_jobs(*others)))
+    assert found((plan,), TASK, PROMPTS, "model") == 18
+    assert found((plan,), TASK, PROMPTS, "another model") == 0
+    assert found((dataclasses.replace(plan, temperature=0.7),), TASK, PROMPTS, "model") == 0
+    assert found((plan,), TASK, {key: [9] for key in PROMPTS}, "model") == 0
+    assert found((dataclasses.replace(plan, n=4),), TASK, PROMPTS, "model") == 18  # more: 6 to ask
     server.close()
 
 
-def test_refusals_and_long_prompts_are_counted_and_never_dropped(jobs, tmp_path):
+def test_answers_belong_to_the_model_and_the_options_that_shape_them(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    names = ("engine", "kv_cache_dtype", "quantization", "implementation", "max_model_len", "flags")
+    options = types.SimpleNamespace(**dict.fromkeys(names, ""), tensor_parallel=8)
+    first = made_by(tmp_path, options, 7)
+    assert made_by(tmp_path, types.SimpleNamespace(**vars(options) | {"tensor_parallel": 4}), 7) == first
+    for name in names:
+        other = types.SimpleNamespace(**vars(options) | {name: "other"})
+        assert made_by(tmp_path, other, 7) != first
+    assert made_by(tmp_path, options, 8) != first
+    (tmp_path / "config.json").write_text("{ }")
+    assert made_by(tmp_path, options, 7) != first
+
+
+def test_lines_that_are_no_answers_are_skipped(jobs, tmp_path):
+    """Not an object, not UTF-8, half a line, brackets without end, fields of other types."""
+    place, job = next(iter(jobs.items()))
+    row = dict(zip(("plan", "problem", "index"), place)) | {
+        "key": job["key"], "text": "x", "finish": "stop", "tokens": 1}
+    lines = [b"[]", b"3", b"null", b'"text"', b"\xff\xfe{}", b'{"plan": "a"', b"[" * 200_000,
+             b'{"a":' * 200_000, json.dumps(row | {"plan": ["a"]}).encode(),
+             json.dumps(row | {"text": None}).encode(), json.dumps(row | {"tokens": "1"}).encode(),
+             json.dumps({name: row[name] for name in row if name != "finish"}).encode()]
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    assert read_samples(path, jobs) == {}
+    path.write_bytes(b"\n".join([*lines, json.dumps(row).encode(), b""]))
+    assert read_samples(path, jobs) == {place: row}
+
+
+@pytest.mark.parametrize("bracket", ["(", "[", "{", "begin ", "```\n", "<answer>"])
+def test_an_answer_of_200_000_brackets_is_judged_like_any_other(bracket):
+    code, _ = answers.extract_code(f"```verilog\n{TOP[:-10]}\n{bracket * 200_000}\nendmodule\n```")
+    assert not judge.judge(ADDER, code, QUICK).passed
+
+
+def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     server = FakeServer(refuse=lambda ids: ids == [2, 4])
     path = tmp_path / "base" / "samples.jsonl"
     long = ("a", "p1", 0)
     jobs[long] = jobs[long] | {"ids": [2] * 100}
-    samples = sample(jobs, path, server.url, "m", Config())
+    samples = sample(jobs, path, server.url, "m", Config(), 100)
     kinds = collections.Counter(row["finish"] for row in samples.values())
     assert kinds == {"stop": 19, "error": 4, "too long": 1}
     assert "HTTP 400" in samples["a", "p4", 0]["error"] and len(samples) == len(jobs)
-    judge_answers, = [load(NOTEBOOK, "judge_answers")]
-    problems = [verilog.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
-    frame, _ = judge_answers(samples, problems)
-    assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
+    with pytest.raises(UserError, match="4 requests failed .*HTTP 400.* run this notebook again"):
+        refuse_errors({"base": samples})
     server.close()
     healthy = FakeServer()  # a later run asks again for what was refused, and for nothing else
-    sample(jobs, path, healthy.url, "m", Config())
+    samples = sample(jobs, path, healthy.url, "m", Config(), 100)
     assert len(healthy.asked) == 4
+    refuse_errors({"base": samples})
+    problems = [judge.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
+    frame, _ = load(NOTEBOOK, "judge_answers")(samples, {"spec-to-rtl": problems}, PLANS)
+    assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
     healthy.close()
 
 
@@ -543,7 +763,7 @@ def test_a_server_that_stops_is_waited_for(jobs, tmp_path):
     revived = []
     timer = threading.Timer(2.0, lambda: revived.append(FakeServer(port)))
     timer.start()
-    samples = sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=30.0))
+    samples = sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=30.0), 100)
     assert len(samples) == 24 and revived
     revived[0].close()
 
@@ -553,23 +773,25 @@ def test_a_server_that_stays_away_is_one_clear_error(jobs, tmp_path):
     server.close()
     start = time.monotonic()
     with pytest.raises(UserError, match="has not answered for 1 s"):
-        sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=1.0))
+        sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=1.0), 100)
     assert time.monotonic() - start < 30
 
 
-def test_fingerprint_sees_one_changed_block(tmp_path):
-    fingerprint = load(NOTEBOOK, "fingerprint")
-    (tmp_path / "model.safetensors").write_bytes(bytes(200_000))
-    (tmp_path / "config.json").write_text("{}")
-    first = fingerprint(tmp_path)
-    assert fingerprint(tmp_path) == first
-    (tmp_path / "config.json").write_text("{ }")
-    assert fingerprint(tmp_path) != first
-    (tmp_path / "config.json").write_text("{}")
-    data = bytearray(200_000)
-    data[100_001] = 1
-    (tmp_path / "model.safetensors").write_bytes(data)
-    assert fingerprint(tmp_path) != first
+def test_other_weights_or_another_prompt_than_trained_are_refused(tmp_path):
+    merged = tmp_path / "merged"
+    merged.mkdir()
+    data = bytearray(100_000)
+    (merged / "model.safetensors").write_bytes(data)
+    merge = {"files": {"model.safetensors": hashlib.sha256(data).hexdigest()}}
+    meta = {"system": "S", "reasoning": "stripped", "template_sha256": "t"}
+    check_story(merged, merge, meta, dict(meta))
+    for key in meta:
+        with pytest.raises(UserError, match=key):
+            check_story(merged, merge, meta | {key: "other"}, meta)
+    data[50_000] ^= 1
+    (merged / "model.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match="run 04_merge"):
+        check_story(merged, merge, meta, meta)
 
 
 def test_prompts_are_the_official_ones_and_ours_without_hints():
@@ -594,10 +816,11 @@ def test_prompts_think_only_where_training_did():
     tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
     problems, plans = list(PROBLEMS.values()), (Plan("a"), Plan("b", "official"))
     for reasoning, thinking in (("stripped", False), ("kept", True)):
-        prompts = all_prompts(tokenizer, problems, plans, {"reasoning": reasoning, "system": "S"})
-        assert set(prompts) == {(w, p.name) for w in ("ours", "official") for p in problems}
-        for (wording, name), ids in prompts.items():
-            messages = messages_for(PROBLEMS[name], wording, "S")
+        prompts = all_prompts(tokenizer, {"spec-to-rtl": problems}, plans,
+                              {"reasoning": reasoning, "system": "S"})
+        assert set(prompts) == {(w, p) for w in ("ours", "official") for p in problems}
+        for (wording, problem), ids in prompts.items():
+            messages = messages_for(problem, wording, "S")
             assert ids == list(tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=True,
                 enable_thinking=thinking)["input_ids"])
@@ -605,17 +828,17 @@ def test_prompts_think_only_where_training_did():
 
 # ---- Statistics ----
 
-pass_at_k, by_counting, interval, sign_flip_p, compare, combine, counts = load(
-    NOTEBOOK, "pass_at_k", "by_counting", "interval", "sign_flip_p", "compare", "combine", "counts")
-compare.__globals__.update(interval=interval, sign_flip_p=sign_flip_p)
+pass_at_k, by_counting, interval, compare, per_problem, counts, other_counts, scores = load(
+    NOTEBOOK, "pass_at_k", "by_counting", "interval", "compare", "per_problem", "counts",
+    "other_counts", "scores")
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 @settings(deadline=None)
 def test_pass_at_k_is_the_share_of_subsets_with_a_pass(case):
     n, c, k = case
-    answers = [True] * c + [False] * (n - c)
-    share = np.mean([any(chosen) for chosen in itertools.combinations(answers, k)])
+    passing = [True] * c + [False] * (n - c)
+    share = np.mean([any(chosen) for chosen in itertools.combinations(passing, k)])
     assert math.isclose(pass_at_k(n, c, k), share, abs_tol=1e-12)
     assert math.isclose(by_counting(n, c, k), share, abs_tol=1e-12)
 
@@ -626,44 +849,15 @@ def test_pass_at_k_is_unbiased():
     assert math.isclose(mean, 1 - (1 - p)**k)
 
 
-def test_interval_agrees_with_scipy():
-    from scipy.stats import bootstrap
-    values = np.random.default_rng(5).random(60)**2
-    mean, low, high = interval(values, 20_000)
-    theirs = bootstrap((values,), np.mean, method="percentile", n_resamples=20_000, random_state=1)
-    assert math.isclose(mean, values.mean())
-    assert abs(low - theirs.confidence_interval.low) < 0.004
-    assert abs(high - theirs.confidence_interval.high) < 0.004
-    assert interval([1.0] * 5, 1000) == (1.0, 1.0, 1.0)
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    generator, covered = np.random.default_rng(0), 0
-    for round_ in range(300):
-        _, low, high = interval(generator.random(60) < 0.6, 1000, seed=round_)
-        covered += low <= 0.6 <= high
-    assert 0.89 <= covered / 300 <= 0.99
-
-
-def test_sign_flip_agrees_with_scipy_and_with_listing_all_signs():
-    from scipy.stats import permutation_test
-    generator = np.random.default_rng(2)
-    for size in (8, 14):
-        values = generator.normal(0.5, 1, size).round(1)
-        theirs = permutation_test((values, np.zeros(size)), lambda a, b: np.mean(a - b),
-                                  permutation_type="samples", n_resamples=np.inf).pvalue
-        assert abs(sign_flip_p(values, 1000) - theirs) < 0.01
-    assert sign_flip_p([0.0] * 9, 1000) == 1.0
-    long = generator.normal(0.25, 1, 80)
-    theirs = permutation_test((long, np.zeros(80)), lambda a, b: np.mean(a - b),
-                              permutation_type="samples", n_resamples=50_000).pvalue
-    assert abs(sign_flip_p(long, 100_000) - theirs) < 0.01
-
-
-def test_sign_flip_is_calibrated():
-    generator = np.random.default_rng(3)
-    small = sum(sign_flip_p(generator.normal(0, 1, 25), 2000, seed) < 0.05 for seed in range(400))
-    assert 0.02 <= small / 400 <= 0.09
+def test_the_interval_of_none_and_of_all_is_no_point():
+    """0 of n excludes a share above 1 - 0.05**(1/n): there, n failures happen once in twenty."""
+    for n in (3, 38, 156):
+        mean, low, high = interval([0.0] * n, 500)
+        assert (mean, low) == (0.0, 0.0) and math.isclose((1 - high)**n, 0.05)
+        assert interval([1.0] * n, 500) == (1.0, pytest.approx(1 - high), 1.0)
+    assert interval([0.4] * 9, 500)[0] == pytest.approx(0.4)
+    _, low, high = interval([0.0, 1.0] * 20, 5000)
+    assert 0.3 < low < 0.4 and 0.6 < high < 0.7
 
 
 def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
@@ -680,14 +874,48 @@ def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
     assert found[5]["difference"][1] < 0 < found[5]["difference"][2]
 
 
-def test_runs_combine_and_nothing_leaves_the_denominator():
+def test_nothing_leaves_the_denominator():
     import pandas as pd
-    assert combine([(1, 5), (0, 5)], [(5, 5), (0, 20)]) == [(6, 10), (0, 25)]
     frame = pd.DataFrame({"plan": ["a"] * 4, "problem": ["x", "x", "y", "y"],
                           "passed": [True, False, False, False]})
     assert counts(frame, "a", ["x", "y"]) == [(1, 2), (0, 2)]
     with pytest.raises(AssertionError):
         counts(frame, "a", ["x", "y", "z"])
+
+
+def test_training_seeds_are_averaged_and_not_pooled():
+    """A simulation: the mean over seeds of pass@5, where a seed solves a problem or does not."""
+    generator = np.random.default_rng(1)
+    solves = generator.random((40, 30)) < 0.5  # seeds by problems
+    runs = [[(5 * int(solved), 5) for solved in seed] for seed in solves]
+    assert np.allclose(per_problem(runs, 5), solves.mean(0))
+    pooled = [pass_at_k(200, int(5 * solved), 5) for solved in solves.sum(0)]
+    assert abs(per_problem(runs, 5).mean() - 0.5) < 0.05 < 0.4 < np.mean(pooled) - 0.5
+
+
+def test_scores_by_seed_and_without_disputed_problems():
+    runs = {("tuned", "p"): [[(5, 5), (0, 5), (5, 5)], [(5, 5), (5, 5), (0, 5)]]}
+    board = scores(runs, ["Prob001_a", "Prob002_b", "Prob099_c"], {"t": {"Prob001_a", "Prob002_b"}},
+                   ("Prob099",), {"p": "t"}, 200)
+    row = board.loc[("p", "pass@1", "tuned")]
+    assert row["all"] == pytest.approx(2 / 3) and row["answers"] == 30
+    assert row["winnable"] == row["undisputed"] == pytest.approx(0.75)
+    assert row["lowest seed"] == row["highest seed"] == pytest.approx(2 / 3)
+    runs["tuned", "p"][1][0] = (0, 5)
+    row = scores(runs, ["Prob001_a", "Prob002_b", "Prob099_c"], {"t": {"Prob001_a"}}, ("x",),
+                 {"p": "t"}, 200).loc[("p", "pass@5", "tuned")]
+    assert (row["lowest seed"], row["highest seed"]) == pytest.approx((1 / 3, 2 / 3))
+    assert row["winnable"] == 0.5 and row["undisputed"] == row["all"]
+
+
+def test_another_run_must_hold_the_same_problems_and_plan(tmp_path):
+    path = tmp_path / "eval" / "tuned" / "summary.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"counts": {"p": {"a": [1, 5], "b": [2, 5]}}}))
+    assert other_counts(tmp_path, "tuned", "p", ["b", "a"]) == [(2, 5), (1, 5)]
+    for plan, names in (("q", ["a", "b"]), ("p", ["a"]), ("p", ["a", "b", "c"])):
+        with pytest.raises(UserError, match="run 07_eval there"):
+            other_counts(tmp_path, "tuned", plan, names)
 
 
 # ---- Waveforms ----
@@ -696,9 +924,9 @@ def test_waveform_of_a_failure(tmp_path):
     problem = PROBLEMS["Prob041_dff8r"]
     _, _, code = read_candidate(ROOT / "tests/hostile/good_wrong_logic.sv")
     path = tmp_path / "wave.vcd"
-    verdict = verilog.judge(problem, code, waves=path)
+    verdict = judge.judge(problem, code, waves=path)
     first = int(re.search(r"First mismatch occurred at time (\d+)", verdict.log)[1])
-    changes = verilog.read_vcd(path)
+    changes = waves.read_vcd(path)
     assert {"clk", "reset", "d", "q_ref", "q_dut", "tb_mismatch"} <= set(changes)
     assert all(len(value) == 8 for _, value in changes["q_ref"])
 
@@ -706,7 +934,7 @@ def test_waveform_of_a_failure(tmp_path):
         return [v for t, v in changes[name] if t < at][-1]
     assert value("q_ref", first) != value("q_dut", first)
     assert [t for t, _ in changes["clk"]] == sorted(t for t, _ in changes["clk"])
-    assert verilog.judge(problem, code).mismatches == verdict.mismatches == 46
+    assert judge.judge(problem, code).mismatches == verdict.mismatches == 46
 
 
 # ---- A finished run ----

@@ -24,6 +24,7 @@ from conftest import ROOT, load
 
 import helpers
 from helpers import architecture, gemma, weights
+from helpers import run as run_files
 
 sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
 import bench_merge  # noqa: E402
@@ -31,7 +32,7 @@ import bench_merge  # noqa: E402
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: run ./setup.sh serve")
 RANK, ALPHA, PREFIX = 4, 8.0, "model.language_model."
-NAMES = ("Settings", "digest", "read_record", "to_make", "recompute", "export_text", "norm_table",
+NAMES = ("Settings", "digest", "to_make", "recompute", "export_text", "norm_table",
          "proof", "model_card")
 nb = SimpleNamespace(**{**vars(bench_merge.notebook()), **dict(zip(NAMES, load(
     "04_merge.py", *NAMES, *(name for name in vars(bench_merge.notebook())))))})
@@ -620,7 +621,7 @@ def test_what_must_be_made_and_why(tmp_path, monkeypatch):
     hashes = {"config.json": hashlib.sha256(b"{}").hexdigest()}
     inputs, wanted = {"step": 20, "base": "x"}, {"merged": "files", "adapter": "adapter_files"}
     record = {"inputs": inputs, "files": hashes, "adapter_files": hashes, "text_files": {}}
-    make = lambda record, inputs=inputs, wanted=wanted: nb.to_make(record, inputs, wanted, tmp_path / "memo")
+    make = lambda record, inputs=inputs, wanted=wanted: nb.to_make(record, inputs, wanted)
     assert make(record) == {}
     assert make({}) == {"merged": "not there yet", "adapter": "not there yet"}
     assert make(record, inputs | {"step": 10}) == dict.fromkeys(wanted, "other step")
@@ -637,9 +638,9 @@ def test_what_must_be_made_and_why(tmp_path, monkeypatch):
                          ids=["half", "a list", "bytes", "deep", "a number"])
 def test_an_unreadable_record_counts_as_absent(tmp_path, text, capsys):
     path = tmp_path / "merge.json"
-    assert nb.read_record(path) == {} and capsys.readouterr().out == ""
+    assert run_files.read_leftover(path, {}) == {} and capsys.readouterr().out == ""
     path.write_text(text, errors="surrogateescape")
-    assert nb.read_record(path) == {} and "counts as absent" in capsys.readouterr().out
+    assert run_files.read_leftover(path, {}) == {} and "counts as absent" in capsys.readouterr().out
 
 
 @pytest.mark.slow

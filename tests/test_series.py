@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
+from helpers import data
+
 RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 pytestmark = [pytest.mark.series, pytest.mark.skipif(
@@ -41,6 +43,7 @@ def test_files_between_notebooks():
                  "eval/tuned/samples.jsonl", "eval/base/summary.json", "eval/tuned/summary.json",
                  "eval/comparison.json"):
         assert (RUN / path).exists(), path
+    data.check_data(RUN / "data", data.read_meta(RUN / "data"))
     for split in ("train", "val"):
         rows = {}
         for name, kind in (("tokens", np.int32), ("loss_mask", bool), ("segment_ids", np.int32),
@@ -48,7 +51,8 @@ def test_files_between_notebooks():
             rows[name] = np.load(RUN / "data" / split / f"{name}.npy", mmap_mode="r")
             assert rows[name].dtype == kind and rows[name].ndim == 2
         assert len({array.shape for array in rows.values()}) == 1
-        assert not (rows["loss_mask"] & (rows["segment_ids"] == 0)).any(), "padding is never trained"
+        padding = rows["segment_ids"] == 0
+        assert not (rows["loss_mask"] & padding).any(), "padding is never trained"
 
 
 def test_fine_tuning_lifts_pass_at_1():

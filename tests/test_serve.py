@@ -14,8 +14,10 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import ROOT, load
 
@@ -43,16 +45,23 @@ for arguments in job["serve"]:
     validate_parsed_serve_args(args)
     print(json.dumps([args.served_model_name, args.tensor_parallel_size, args.data_parallel_size,
                       args.enable_prefix_caching, args.max_model_len]))
+    print(json.dumps({"config": args.additional_config, "quantization": args.quantization,
+                      "kv": args.kv_cache_dtype, "lora": bool(args.lora_modules)}))
 for arguments in job["bench"]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
     args = parser.parse_args(arguments[2:])
-    print(json.dumps([args.num_prompts, args.seed, args.ignore_eos, args.temperature, args.goodput]))
+    print(json.dumps([args.num_prompts, args.seed, args.ignore_eos, args.temperature,
+                      args.goodput]))
+try:
+    make_arg_parser(FlexibleArgumentParser()).parse_args(job["wrong"])
+except SystemExit:
+    print("refused")
 """
 
 
-def parse(serve, bench=()):
-    job = json.dumps({"serve": serve, "bench": list(bench)})
+def parse(serve, bench, wrong):
+    job = json.dumps({"serve": serve, "bench": list(bench), "wrong": wrong[1:]})
     return subprocess.run([SERVE, "-c", PARSE], input=job, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -73,8 +82,15 @@ def every_command(adapter):
                                 tensor_parallel=8, results="/tmp/bench"),
             server.vllm_command("tpu-docker", MODEL, "name", 8000, max_model_len=16384,
                                 tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8"),
-            server.vllm_command("gpu-docker", MODEL, "name", 8000, tensor_parallel=2, adapter=adapter),
-            server.vllm_command("cpu", "runs/tiny/merged", "name", 8001, adapter=adapter)]
+            server.vllm_command("gpu-docker", MODEL, "name", 8000, tensor_parallel=2,
+                                adapter=adapter),
+            server.vllm_command("cpu", "runs/tiny/merged", "name", 8001, adapter=adapter),
+            server.vllm_command("tpu-docker", MODEL, "name", 8000, quantization="int8",
+                                implementation="vllm", adapter=adapter,
+                                flags=("--max-num-seqs", "256")),
+            server.vllm_command("tpu-docker", MODEL, "name", 8000, tensor_parallel=4,
+                                data_parallel=2, kv_cache_dtype="fp8", quantization="fp8"),
+            server.vllm_command("gpu-docker", MODEL, "name", 8000, quantization="fp8")]
 
 
 @needs_vllm
@@ -86,14 +102,21 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter):
     bench = [bench_arguments(client, record, TINY, (256, 64), rate, 30, 7, "x.json")
              for rate in TINY.rates]
     commands = every_command(adapter)
-    done = parse([vllm_part(command) for command in commands], bench)
+    wrong = vllm_part(commands[0]) + ["--disable-chunked-mm-inputs-please"]
+    done = parse([vllm_part(command) for command in commands], bench, wrong)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "unrecognized arguments" in done.stderr and done.stdout.rstrip().endswith("refused")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert lines[:4] == [[["name"], 8, 1, False, 16384], [["name"], 4, 2, False, 16384],
                          [["name"], 2, 1, False, 1024], [["name"], 1, 1, False, 1024]]
-    assert lines[4:] == [[30, 7, True, 0.0, ["ttft:500", "tpot:30"]]] * 4
-    wrong = vllm_part(commands[0]) + ["--disable-chunked-mm-inputs-please"]
-    assert "unrecognized arguments" in parse([wrong]).stderr
+    assert lines[7:] == [[30, 7, True, 0.0, ["ttft:500", "tpot:30"]]] * 4
+    read = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rules = [entry["config"].get("quantization", {}).get("qwix", {}).get("rules") for entry in read]
+    assert rules[4] == [{"module_path": ".*", "weight_qtype": "int8", "act_qtype": "int8"}]
+    assert rules[5] == [{"module_path": ".*", "weight_qtype": "float8_e4m3fn",
+                         "act_qtype": "float8_e4m3fn"}]
+    assert not any(rules[:4]) and rules[6] is None and read[6]["quantization"] == "fp8"
+    assert [entry["lora"] for entry in read] == [False, False, True, True, True, False, False]
 
 
 @needs_vllm
@@ -105,13 +128,15 @@ def test_the_launcher_is_still_needed():
 
 
 def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter):
-    explain = load("05_serve_vllm.py", "explain", "REASONS")[0]
+    explain = load("05_serve_vllm.py", "explain", "REASONS", "DOCKER")[0]
     for command in every_command(adapter):
         text = server.shown(command)
         assert shlex.split(text.replace("\\\n", "")) == [p.replace(f"{ROOT}/", "") for p in command]
         assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0
     for command in every_command(adapter)[:2]:
         assert len(explain(command)) >= 15
+    with pytest.raises(AssertionError, match="--max-num-seqs"):
+        explain(every_command(adapter)[4])
     with pytest.raises(AssertionError, match="no reason"):
         explain([*every_command(adapter)[0], "--speed-up"])
 
@@ -120,7 +145,7 @@ def test_docker_compose_is_the_same_container(adapter):
     """Read the file as Compose would, and put the `docker run` command together again."""
     import yaml
     compose = load("05_serve_vllm.py", "compose")
-    for command in every_command(adapter)[:3]:
+    for command in [c for c in every_command(adapter) if c[0] == "docker"]:
         text = yaml.safe_dump(compose(command), sort_keys=False)
         content = yaml.safe_load(text)
         service = content["services"]["vllm"]
@@ -135,7 +160,8 @@ def test_docker_compose_is_the_same_container(adapter):
             again |= {"--gpus", deploy["resources"]["reservations"]["devices"][0]["count"]}
         assert service.pop("command") == command[command.index("serve"):] and not service
         assert again == set(command[:command.index("serve")])
-        assert set(content["volumes"]) == ({"vllm-xla-cache"} if "--privileged" in command else set())
+        named = {"vllm-xla-cache"} if "--privileged" in command else set()
+        assert set(content["volumes"]) == named
     with pytest.raises(AssertionError, match="no place for --init"):
         compose(["docker", "run", "--init", *every_command(adapter)[0][2:]])
 
@@ -150,9 +176,9 @@ def test_shell_blocks_in_the_text_are_valid_bash():
 
 
 def test_docker_command_mounts_the_merged_model_and_keeps_the_compile_cache(adapter):
-    tpu, _, gpu, cpu = every_command(adapter)
-    assert tpu[tpu.index("--entrypoint"):][:5] == ["--entrypoint", "vllm", server.IMAGES["tpu-docker"],
-                                                   "serve", "/model"]
+    tpu, _, gpu, cpu = every_command(adapter)[:4]
+    assert tpu[tpu.index("--entrypoint"):][:5] == [
+        "--entrypoint", "vllm", server.IMAGES["tpu-docker"], "serve", "/model"]
     assert f"{MODEL}:/model:ro" in tpu and "vllm-xla-cache:/xla_cache" in tpu
     assert "VLLM_XLA_CACHE_PATH=/xla_cache" in tpu and "--privileged" in tpu
     assert not any("gemma-4-31B-it" in part for part in tpu), "not the stock model"
@@ -161,20 +187,69 @@ def test_docker_command_mounts_the_merged_model_and_keeps_the_compile_cache(adap
     for command in (tpu, gpu, cpu):
         assert command[command.index("--host") + 1] == "127.0.0.1"
         assert "--no-enable-prefix-caching" in command
-    with pytest.raises(helpers.UserError, match="merge it"):
+    with pytest.raises(helpers.UserError, match="merge it .* instead"):
         server.vllm_command("tpu-docker", MODEL, "name", 8000, adapter=adapter)
-    with pytest.raises(helpers.UserError, match="there are tpu-docker"):
-        server.vllm_command("npu", MODEL, "name", 8000)
+    torchax = every_command(adapter)[4]
+    assert torchax[torchax.index("MODEL_IMPL_TYPE=vllm") - 1] == "-e" and "--enable-lora" in torchax
+    assert torchax[-2:] == ["--max-num-seqs", "256"]
+    for engine, options, words in (
+            ("npu", {}, "there are tpu-docker"),
+            ("tpu-docker", {"adapter": adapter, "implementation": "vllm", "data_parallel": 2},
+             "data_parallel=1"),
+            ("gpu-docker", {"implementation": "vllm"}, "a choice of vLLM on TPU"),
+            ("gpu-docker", {"quantization": "int8"}, "fp8 on gpu-docker"),
+            ("cpu", {"quantization": "int8"}, "is not for cpu")):
+        with pytest.raises(helpers.UserError, match=words):
+            server.vllm_command(engine, MODEL, "name", 8000, **options)
+
+
+# -- Options travel -------------------------------------------------------------------------------
+
+def test_what_05_decides_is_what_06_and_07_find(tmp_path, monkeypatch, adapter):
+    """05's command with another layout and cache, then 07's for the base, through the file."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
+    options_for, FULL = load("05_serve_vllm.py", "options_for", "FULL", "Settings")[:2]
+    (tmp_path / "merged").mkdir()
+    cfg = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", port=8123,
+                  quantization="fp8", max_model_len=2048, flags=("--max-num-seqs", "256"))
+    decided = options_for(cfg, tmp_path / "merged", "a hash")
+    server.write_options(decided)
+    found = server.options()
+    assert found == decided and found.chips == 8 and (found.kv_bytes, found.weight_bytes) == (1, 1)
+    stored = json.loads(server.options_path().read_text())
+    assert (stored["chips"], stored["chip"], stored["model_hash"]) == (8, "v6e", "a hash")
+    ours, base = server.command(decided), server.command(found, model=tmp_path / "base", name="b")
+    for flag, value in (("--tensor-parallel-size", "4"), ("--data-parallel-size", "2"),
+                        ("--kv-cache-dtype", "fp8"), ("--max-model-len", "2048"),
+                        ("--max-num-seqs", "256"), ("--port", "8123")):
+        assert ours[ours.index(flag) + 1] == base[base.index(flag) + 1] == value
+    changed = {(a, b) for a, b in zip(ours, base, strict=True) if a != b}
+    mounts = tuple(f"{tmp_path}/{folder}:/model:ro" for folder in ("merged", "base"))
+    assert changed == {(cfg.name, "b"), mounts}
+    other = server.command(options_for(FULL, "m"))
+    assert other[other.index("--tensor-parallel-size") + 1] == "8" and "fp8" not in other
+
+
+def test_options_that_are_none_say_what_to_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    with pytest.raises(helpers.UserError, match="no server was ever started.*Run 05_serve_vllm"):
+        server.options()
+    server.write_options(server.Options("cpu", str(tmp_path), "name"))
+    good = server.options_path().read_text()
+    for broken in (good[:100], "[]", "{}", "null", good.replace('"engine"', '"motor"')):
+        server.options_path().write_text(broken)
+        with pytest.raises(helpers.UserError, match="not what 05_serve_vllm writes. Run 05 again"):
+            server.options()
 
 
 # -- What 05 computes ----------------------------------------------------------------------------
 
 def test_memory_plan_against_arithmetic_by_hand():
-    memory_plan = load("05_serve_vllm.py", "memory_plan", "GIB", "CHECKPOINT")[0]
+    memory_plan = load("05_serve_vllm.py", "memory_plan", "GIB", "SHARE")[0]
     config = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
     chip = 31.25 * 2**30
     plan = memory_plan(config, chip, 4, 2, 2, 62.5e9)
-    sliding, full = 50 * 2 * 16 * 256 * 2, 10 * 2 * 4 * 512 * 2  # layers, K and V, heads, size, bytes
+    sliding, full = 50 * 2 * 16 * 256 * 2, 10 * 2 * 4 * 512 * 2
     room = 4 * (0.92 * chip - 62.5e9 / 4)
     assert plan["requests of 4,096"] == 2 * int(room / (sliding * 1024 + full * 4096))
     assert plan["requests of 16,384"] == 2 * int(room / (sliding * 1024 + full * 16384))
@@ -203,8 +278,9 @@ def test_prompts_think_only_where_training_did():
         thinking, template = as_trained({"reasoning": reasoning})
         assert thinking is wanted
         ids = chat.prompt_ids(tokenizer, messages, thinking)
-        theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True,
-                                               **template["chat_template_kwargs"])["input_ids"]
+        theirs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True,
+            **template["chat_template_kwargs"])["input_ids"]
         assert ids == list(theirs)
         seen.append(ids)
     assert seen[0] != seen[1], "the template has a thinking prompt"
@@ -221,6 +297,11 @@ def test_a_changed_or_missing_file_is_not_served(tmp_path):
         check_files(tmp_path, hashes)
     (tmp_path / "b").unlink()
     with pytest.raises(helpers.UserError, match="'b': 'missing'"):
+        check_files(tmp_path, hashes)
+    (tmp_path / "a").write_text("one")
+    (tmp_path / "b").write_text("two")
+    (tmp_path / "model-2.safetensors").write_text("of an earlier merge")
+    with pytest.raises(helpers.UserError, match="'model-2.safetensors': 'unexpected'"):
         check_files(tmp_path, hashes)
 
 
@@ -276,9 +357,16 @@ def life(tmp_path, monkeypatch):
         server.stop(slot)
 
 
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
 def gone(pids):
     end = time.monotonic() + 5
-    while any(server._stat(pid) and server._stat(pid)[0] != "Z" for pid in pids):
+    while any(alive(pid) for pid in pids):
         if time.monotonic() > end:
             return False
         time.sleep(0.05)
@@ -288,7 +376,7 @@ def gone(pids):
 def test_start_record_reuse_stop(life, capsys):
     record = life()
     saved = json.loads(server.record_path().read_text())
-    assert {"pid", "port", "base_url", "model", "model_path", "engine", "command", "started"} <= set(saved)
+    assert set(server.RECORD) | {"command", "started", "owner"} <= set(saved)
     assert os.getsid(record["pid"]) == record["pid"] != os.getsid(0), "detached"
     assert server.current()["pid"] == record["pid"]
     assert life()["pid"] == record["pid"] and "reusing" in capsys.readouterr().out
@@ -296,6 +384,111 @@ def test_start_record_reuse_stop(life, capsys):
     assert not server.stop(), "nothing left to stop"
     with pytest.raises(helpers.UserError, match="Run 05_serve_vllm first"):
         server.current()
+
+
+def test_a_bad_record_counts_as_absent_and_keeps_no_server_alive(life, tmp_path, capsys):
+    """Half-written, empty, of another kind: each beside a live server, and for a live server."""
+    stop = [sys.executable, "-m", "helpers.server", "stop"]
+    environment = {**os.environ, "RUN_DIR": str(tmp_path / "run")}
+    for text in ('{"pid": 12', "{}", "[]", '"x"', "", '{"pid": "12", "born": 3}'):
+        first, second = life(), life("family", slot="adapter")
+        helpers.write_json(server.options_path(), {"no": "slot"})
+        server.record_path("adapter").write_text(text)
+        done = subprocess.run(stop, cwd=ROOT, text=True, capture_output=True, env=environment)
+        assert done.returncode == 0 and "taken as absent" in done.stdout, done.stderr
+        assert gone([first["pid"], *server.members(second)]), text
+        assert not server.record_path("adapter").exists() and server.options_path().exists()
+    server.record_path().write_bytes(bytes(range(128, 256)))
+    with pytest.raises(helpers.UserError, match="no server is recorded"):
+        server.current()
+    first = life()
+    assert "taken as absent" in capsys.readouterr().out and server.current()["pid"] == first["pid"]
+
+
+def test_a_server_that_was_never_recorded_is_found(life, monkeypatch):
+    """SIGKILL between the start of the process and its record."""
+    def killed(*_):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(server, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        life("family")
+    assert not server.record_path().exists()
+    family = server._marked(server.MARK, str(server.record_path().resolve()))
+    assert family and server.stop() and gone(family)
+
+
+def test_the_clock_may_jump(life, monkeypatch):
+    first = life("slow", wait=False)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 1e7)
+    second = life("slow", timeout=30.0)
+    assert second["pid"] == first["pid"] and second["ready_seconds"] < 30
+
+
+@pytest.fixture
+def owner():
+    """A process that owns servers, until it is killed."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_server_ends_with_its_owner_and_says_so(life, owner):
+    record = life("family", owner=owner.pid)
+    time.sleep(2)
+    family = server.members(record)
+    assert len(family) == 3 and server.current()["owner"]["pid"] == owner.pid
+    owner.kill()
+    owner.wait()
+    end = time.monotonic() + 15
+    while server.record_path().exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert gone(family) and not server.record_path().exists()
+    assert f"started this server, {owner.pid}, has ended: stopping it" in server.tail(record["log"])
+
+
+def test_the_environment_names_an_owner_and_without_one_a_server_stays(life, owner, monkeypatch):
+    assert life()["owner"] is None
+    server.stop()
+    monkeypatch.setenv("SERVER_OWNER", str(owner.pid))
+    assert life()["owner"]["pid"] == owner.pid
+
+
+def test_a_server_that_outlived_owner_and_watcher_is_taken_over_or_ended_and_that_is_said(
+        life, owner, tmp_path, capsys):
+    record = life(owner=owner.pid)
+    watchers = [process for process in psutil.process_iter(["cmdline"])
+                if (process.info["cmdline"] or [])[-2:] == ["watch", "server"]
+                and process.environ().get("RUN_DIR") == str(tmp_path / "run")]
+    assert len(watchers) == 1
+    watchers[0].kill()
+    watchers[0].wait()
+    owner.kill()
+    owner.wait()
+    assert "which has ended" in server.status()[0]
+    done = server.stop_all()
+    assert done == ["stopped the server of name (the process that started it has ended)"]
+    assert gone([record["pid"]])
+    record = {**life(), "owner": record["owner"]}
+    helpers.write_json(server.record_path(), record)
+    assert life()["owner"] is None and "taken over" in capsys.readouterr().out
+
+
+def test_two_run_directories_side_by_side(life, tmp_path, monkeypatch):
+    first, name = life(), server.container_name()
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "other"))
+    assert server.container_name() != name != server.container_name("adapter")
+    assert not server.running() and not server.stop()
+    assert server.stop_all() == ["no server was running"]
+    second = life()
+    assert second["port"] != first["port"] and second["pid"] != first["pid"]
+    with pytest.raises(helpers.UserError, match="is in use"):
+        life(port=first["port"])
+    life()
+    assert server.stop() and not server.running()
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
+    assert server.current()["pid"] == first["pid"]
 
 
 def test_another_or_a_newly_merged_model_replaces_the_server(life, tmp_path):
@@ -415,13 +608,14 @@ def test_reasons_are_found_in_real_logs(tmp_path):
         "(Worker pid=1) ERROR 11-21 04:20:12 [a.py:9] AssertionError\n"
         "RuntimeError: Engine core initialization failed. See root cause above.\n":
             "AssertionError in `assert loaded.shape == wanted`",
-        "vllm: error: unrecognized arguments: --foo\n": "vllm: error: unrecognized arguments: --foo",
+        "vllm: error: unrecognized arguments: --foo\n":
+            "vllm: error: unrecognized arguments: --foo",
         'docker: Error response from daemon: Conflict. The container name "/x" is in use\n':
             'docker: Error response from daemon: Conflict. The container name "/x" is in use',
     }
     for text, wanted in cases.items():
-        log.write_text("(APIServer pid=1) WARNING 11-21 04:19:40 [a.py:2] like `OSError: [Errno 24]`\n"
-                       + text)
+        log.write_text("(APIServer pid=1) WARNING 11-21 04:19:40 [a.py:2] like "
+                       "`OSError: [Errno 24]`\n" + text)
         assert server.reason(log, 1) == wanted
     log.write_text("")
     assert "SIGKILL" in server.reason(log, -9) and "exit status 3" in server.reason(log, 3)
@@ -440,12 +634,174 @@ def test_the_client_repeats_the_reason_and_starts_anew_after_a_failure(tmp_path,
         process = client.process
         client.run(["bench", "serve"])
         assert client.process is process, "one process for many runs"
-        with pytest.raises(helpers.UserError, match="vllm bench serve failed: ValueError: no such model"):
+        with pytest.raises(helpers.UserError, match="serve failed: ValueError: no such model"):
             client.run(["bench", "serve", "bad"])
         client.run(["bench", "serve"])
         last = client.process
     assert last.poll() is not None, "nothing is left running"
     assert "$ vllm bench serve" in (tmp_path / "client.log").read_text()
+
+
+# -- Docker, by a stand-in that records what it was asked -----------------------------------------
+
+DOCKER = """#!{python}
+import os, signal, subprocess, sys, time
+words, log = sys.argv[1:], {folder!r}
+with open(log + "/calls", "a") as file:
+    print(*words, file=file)
+def detached(command, extra, name):  # the daemon's child: no signal of ours reaches it
+    process = subprocess.Popen(command, start_new_session=True, env={{**os.environ, **extra}})
+    open(log + "/" + name, "a").write(str(process.pid) + chr(10))
+    sys.exit(process.wait())
+def pids(name):
+    try:
+        return [int(line) for line in open(log + "/" + name)]
+    except FileNotFoundError:
+        return []
+if words[0] == "run":
+    port, name = words[words.index("--port") + 1], words[words.index("--name") + 1]
+    detached([sys.executable, {fake!r}, "healthy", port], {{}}, name)
+if words[0] == "stop":
+    for pid in pids(words[-1]):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    sys.exit(0 if pids(words[-1]) else 1)
+if words[0] == "exec":
+    extra = {{}}
+    while words[1] == "-e":
+        extra |= dict([words[2].split("=", 1)])
+        words[1:3] = []
+    name, command = words[1], words[2:]
+    if not pids(name):
+        sys.exit("Error response from daemon: No such container: " + name)
+    detached(["sleep", "600"] if command[0] == "vllm" else command, extra, "clients")
+"""
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """A `docker` first in PATH that keeps its containers alive whatever happens to its client."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "run" / "merged").mkdir(parents=True)
+    (tmp_path / "run" / "merged" / "config.json").write_text("{}")
+    (tmp_path / "fake.py").write_text(FAKE)
+    script = tmp_path / "bin" / "docker"
+    script.write_text(DOCKER.format(python=sys.executable, folder=str(tmp_path / "state"),
+                                    fake=str(tmp_path / "fake.py")))
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    options = server.Options("gpu-docker", str(tmp_path / "run" / "merged"), "name", timeout=20.0)
+    server.write_options(options)
+    yield tmp_path / "state"
+    server.stop_all()
+    for path in (tmp_path / "state").iterdir():
+        for pid in path.read_text().split() if path.name != "calls" else ():
+            if alive(int(pid)):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def pids_of(path):
+    return [int(line) for line in path.read_text().split()]
+
+
+def test_a_container_outlives_its_client_and_is_ended_all_the_same(docker):
+    record = server.bring_up()
+    container = docker / server.container_name()
+    assert record["container"] == container.name and server.running()
+    inside = pids_of(container)
+    os.kill(record["pid"], signal.SIGKILL)  # the `docker run` client
+    assert gone([record["pid"]]) and alive(inside[0])
+    with pytest.raises(helpers.UserError, match="has died"):
+        server.current()
+    server.stop()
+    assert gone(inside)
+    server.bring_up()
+    server.record_path().write_text("{")
+    server.stop()
+    assert gone(pids_of(container)), "without a record, by the name that the run directory gives"
+    assert "stop -t 30 " + container.name in (docker / "calls").read_text()
+
+
+CLIENT = """
+import sys
+from helpers import server
+with server.Client(server.current(), sys.argv[1], sys.argv[1] + "/client.log") as client:
+    print("sending", flush=True)
+    client.run(["bench", "serve"])
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_client_in_a_container_is_found_and_ended(docker, tmp_path, capsys, sign):
+    record, results = server.bring_up(), tmp_path / "run" / "bench"
+    sender = subprocess.Popen([sys.executable, "-c", CLIENT, str(results)], cwd=ROOT,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert sender.stdout.readline() == b"sending\n"
+    end = time.monotonic() + 10
+    while "vllm bench" not in (docker / "calls").read_text() \
+            or len(pids_of(docker / "clients")) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    inside = pids_of(docker / "clients")[-1]
+    sender.send_signal(sign)
+    sender.wait()
+    assert alive(inside) or sign == signal.SIGINT
+    with server.Client(record, results, results / "client.log"):
+        said = capsys.readouterr().out
+        assert gone([inside])
+    assert (f"an earlier client was still sending: ended (process {inside})" in said) \
+        == (sign == signal.SIGKILL), "an interrupt is cleaned up at once, a kill by the next client"
+    calls = [line.split() for line in (docker / "calls").read_text().splitlines()]
+    sent = next(call for call in calls if "vllm" in call and call[0] == "exec")
+    assert sent[-4:] == [record["container"], "vllm", "bench", "serve"]
+    assert server.running(), "the server itself is left alone"
+
+
+def test_the_command_line_starts_says_and_stops(docker, tmp_path):
+    def call(word):
+        return subprocess.run([sys.executable, "-m", "helpers.server", word], cwd=ROOT, text=True,
+                              capture_output=True)
+    none = call("status")
+    assert none.returncode == 1 and "no server runs for" in none.stderr
+    begun = call("start")
+    assert begun.returncode == 0 and "healthy after" in begun.stdout, begun.stderr
+    assert "reusing the healthy server" in call("start").stdout
+    assert f"healthy, process {server.current()['pid']}" in call("status").stdout
+    assert call("stop").stdout == "stopped the server of name\n" and not server.running()
+    assert call("stop").stdout == "no server was running\n"
+    assert call("go").returncode == 1 and "start | status | stop" in call("go").stderr
+    (tmp_path / "run" / "merged" / "config.json").write_text('{"merged": "again"}')
+    changed = call("start")
+    assert changed.returncode == 1 and "no longer what 05_serve_vllm checked" in changed.stderr
+
+
+def test_an_earlier_client_on_this_machine_is_ended_too(tmp_path, capsys):
+    record = {"engine": "cpu", "model_path": "m"}
+    client = server.Client(record, tmp_path, tmp_path / "client.log")
+    old = subprocess.Popen(["sleep", "600"], env={**os.environ, server.CLIENT_MARK: client.mark})
+    with client:
+        assert f"ended (process {old.pid})" in capsys.readouterr().out
+    assert old.wait() == -signal.SIGKILL
+
+
+def test_other_programs_are_told_from_ours():
+    record = {"pid": os.getpid(), "born": 0.0, "mark": "none"}
+    spin = "import time\nwhile time.process_time() < 0.4: pass\ntime.sleep(60)"
+    before = server.cpu_seconds(record)
+    ours = subprocess.Popen([sys.executable, "-c", spin])
+    end = time.monotonic() + 30
+    while (after := server.cpu_seconds(record))[ours.pid] < 0.35 and time.monotonic() < end:
+        time.sleep(0.1)
+    ours.kill()
+    ours.wait()
+    assert after[ours.pid] >= 0.35 and after[None] - before[None] >= 0.3
+    made = {None: before[None] + 3.0, "clock": before["clock"] + 2.0, 7: 1.0}
+    assert server.others_cores({**before, 7: 0.5}, made) == pytest.approx(1.25)
+    assert server.others_cores(before, {**before, "clock": before["clock"] + 1}) == 0
 
 
 # -- The real thing ------------------------------------------------------------------------------
@@ -457,7 +813,8 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
     from helpers import chat
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     model = ROOT / "assets" / "tiny_gemma4"
-    record = server.start("cpu", model, "tiny", port=0, timeout=900)
+    server.write_options(server.Options("cpu", str(model), "tiny", timeout=900))
+    record = server.bring_up(owner=os.getpid())
     try:
         tokenizer = chat.load_tokenizer(model)
         for messages in ([{"role": "user", "content": "a 2-bit counter\n\n```verilog\n```"}],
@@ -467,9 +824,11 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
                           {"role": "user", "content": "again"}]):
             theirs = server.post(record, "/tokenize", {"model": "tiny", "messages": messages})
             assert theirs["tokens"] == [int(i) for i in chat.prompt_ids(tokenizer, messages)]
-            kept = server.post(record, "/tokenize", {"model": "tiny", "messages": messages,
-                                                     "chat_template_kwargs": {"enable_thinking": True}})
-            assert kept["tokens"] == chat.prompt_ids(tokenizer, messages, thinking=True) != theirs["tokens"]
+            kept = server.post(record, "/tokenize", {
+                "model": "tiny", "messages": messages,
+                "chat_template_kwargs": {"enable_thinking": True}})
+            wanted = chat.prompt_ids(tokenizer, messages, thinking=True)
+            assert kept["tokens"] == wanted != theirs["tokens"]
         ids, end = theirs["tokens"], chat.special_ids(tokenizer)[chat.TURN_END]
         body = {"model": "tiny", "prompt": ids, "max_tokens": 20, "temperature": 0}
         forced = server.post(record, "/v1/completions", {**body, "logit_bias": {str(end): 100}})
@@ -477,15 +836,28 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
         assert forced["usage"]["completion_tokens"] == 1
         with pytest.raises(helpers.UserError, match="404.*does not exist"):
             server.post(record, "/v1/completions", {**body, "model": "other"})
+        metric, metrics, wait_idle = load("06_bench.py", "metric", "metrics", "wait_idle")
+        with pytest.raises(helpers.UserError, match="timed out"):  # a client that goes away
+            server.post(record, "/v1/completions",
+                        {**body, "max_tokens": 600, "ignore_eos": True}, timeout=0.5)
+        busy = metric(metrics(record), "vllm:num_requests_running")
+        idle = wait_idle(record, patience=120.0)
+        assert busy == 1 and metric(idle, "vllm:num_requests_running") == 0, \
+            "an aborted request leaves the gauges: 06 would wait for ever"
         family = server.members(record)
         assert len(family) >= 3
         for pid in family[1:]:
             os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 60
-        while server._alive(record) and server.healthy(record) and time.monotonic() < end:
+        while server._lives(record) and server.healthy(record) and time.monotonic() < end:
             time.sleep(0.5)
         with pytest.raises(helpers.UserError, match="05_serve_vllm again"):
             server.current()
+        again = server.bring_up()
+        assert again["pid"] != record["pid"] and gone(family), "as it was, after its engine's death"
+        marked = server._marked(server.MARK, again["mark"])
+        assert len(marked) >= 3, "renamed processes keep the mark"
+        family = server.members(again)
     finally:
         server.stop()
     assert gone(family)

@@ -31,8 +31,7 @@ def tool(folder, *options):
 
 @pytest.fixture
 def project(tmp_path):
-    (tmp_path / "helpers").mkdir()
-    (tmp_path / "helpers" / "__init__.py").write_text("")
+    shutil.copytree(ROOT / "helpers", tmp_path / "helpers")
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
     (tmp_path / "01_one.py").write_text(HEADER + "# %% [markdown]\n# # One\n\n# %%\nprint(1 + 1)\n")
     return tmp_path

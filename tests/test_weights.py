@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from helpers import UserError, weights
+from helpers import UserError, run, weights
 
 TINY = ROOT / "assets" / "tiny_gemma4"
 
@@ -63,8 +64,9 @@ def test_fingerprint_sees_weights_tokenizer_and_config_but_not_place_or_time(tmp
 
 # ── Verification ──
 @pytest.fixture
-def folder(tmp_path):
-    """Three files of an hour ago and their hashes."""
+def folder(tmp_path, monkeypatch):
+    """Three files of an hour ago and their hashes; the run directory is an empty one."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
     place = tmp_path / "merged"
     place.mkdir()
     for number in range(3):
@@ -90,39 +92,40 @@ def test_verify_finds_what_is_wrong(folder):
 
 def test_a_file_is_hashed_once_per_state(folder, monkeypatch):
     place, hashes = folder
-    memo, read = place.parent / "hashes.json", []
-    hash_ = weights._hash
-    monkeypatch.setattr(weights, "_hash", lambda path, *rest: read.append(path.name) or hash_(path, *rest))
-    assert weights.verify(place, hashes, memo) == {} and sorted(read) == sorted(hashes)
-    assert weights.verify(place, hashes, memo) == {} and len(read) == 3
+    read, hash_ = [], run.sha256_file
+    monkeypatch.setattr(run, "sha256_file", lambda path, *rest: read.append(path.name) or hash_(path, *rest))
+    assert weights.verify(place, hashes) == {} and sorted(read) == sorted(hashes)
+    assert weights.verify(place, hashes) == {} and len(read) == 3
     data = bytearray((place / "1.safetensors").read_bytes())
     data[7] ^= 1
     (place / "1.safetensors").write_bytes(data)
     os.utime(place / "1.safetensors", (1_700_000_000, 1_700_000_000))  # size and time as before
-    assert weights.verify(place, hashes, memo) == {"1.safetensors": "changed"} and len(read) == 4
+    assert weights.verify(place, hashes) == {"1.safetensors": "changed"} and len(read) == 4
     shutil.copy(place / "2.safetensors", place / "copy")
     os.replace(place / "copy", place / "2.safetensors")
-    assert weights.verify(place, hashes, memo) == {"1.safetensors": "changed"}
+    assert weights.verify(place, hashes) == {"1.safetensors": "changed"}
     assert "2.safetensors" in read[4:]
 
 
 def test_a_file_written_a_moment_ago_is_not_remembered(folder):
     """Within a tick of the file system's clock it could change again without a new time."""
     place, hashes = folder
-    memo = place.parent / "hashes.json"
     (place / "0.safetensors").touch()
-    assert weights.verify(place, hashes, memo) == {}
-    assert sorted(json.loads(memo.read_text())) == ["merged/1.safetensors", "merged/2.safetensors"]
+    assert weights.verify(place, hashes) == {}
+    memory = json.loads(run.run_dir("cache", "hashes.json").read_text())
+    assert sorted(Path(name).name for name in memory) == ["1.safetensors", "2.safetensors"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"merged/0.safetensors": 5}', '{"merged/0.safetensors": []}',
-                                  "\udc80", "[" * 200_000, '{"merged/0.safetensors": ["0", 1, 2, 3, 4]}'])
+@pytest.mark.parametrize("text", ["", "[]", "5", '{"%s": 5}', '{"%s": []}', "\udc80", "[" * 200_000,
+                                  '{"%s": ["0", 1, 2, 3, 4]}'])
 def test_a_broken_memory_counts_as_absent(folder, text):
     place, hashes = folder
-    memo = place.parent / "hashes.json"
-    memo.write_text(text, errors="surrogateescape")
-    assert weights.verify(place, hashes, memo) == {}
-    assert len(json.loads(memo.read_text())) == 3
+    memory = run.run_dir("cache", "hashes.json")
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    memory.write_text(text.replace("%s", str((place / "0.safetensors").resolve())),
+                      errors="surrogateescape")
+    assert weights.verify(place, hashes) == {}
+    assert len(json.loads(memory.read_text())) == 3
 
 
 # ── Writing ──

@@ -1,22 +1,24 @@
-"""Build, check and execute the notebooks. `update_notebooks.sh` and `run_all.sh` call this file.
+"""Build, check and execute the notebooks. `update_notebooks.sh` calls this file.
 
 The numbered .py files are the source; `notebooks/*.ipynb` are made from them and carry the outputs
-of a run of exactly that source.
+of a run of exactly that source. (`tools/series.py` executes a range of them, for `run_all.sh`.)
 """
 
 import argparse
 import collections
+import contextlib
 import hashlib
-import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel, not a user-wide one
+os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel
 
 import jupytext
 import nbformat
@@ -25,6 +27,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from helpers.run import UserError, write_text
+
 FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
@@ -67,12 +73,38 @@ def target_of(source):
     return FOLDER / f"{source.stem}.ipynb"
 
 
+def stored(path):
+    """A notebook file; None if there is none, or, said, none that can be read."""
+    if not path.exists():
+        return None
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        return notebook
+    except (ValueError, AttributeError, KeyError, TypeError, nbformat.ValidationError):
+        print(f"{shown(path)} is unreadable and counts as absent", flush=True)
+        return None
+
+
 def current(source):
     """The notebook as it should be on disk: built, with the stored outputs if still valid."""
-    notebook, target = build(source), target_of(source)
-    if target.exists():
-        keep_outputs(notebook, nbformat.read(target, as_version=4))
+    notebook, old = build(source), stored(target_of(source))
+    if old:
+        keep_outputs(notebook, old)
     return notebook
+
+
+def unparsable():
+    """The sources that are not Python, one line each: their notebooks must not be touched."""
+    found = []
+    for source in sources():
+        try:
+            compile(source.read_text(encoding="utf-8"), source.name, "exec")
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            found.append(f"{source.name}{f', line {line}' if line else ''}, does not parse: "
+                         f"{getattr(error, 'msg', error)}")
+    return found
 
 
 def text_of(notebook):
@@ -122,6 +154,24 @@ def tidy(notebook):
 class Client(NotebookClient):
     """Executes a notebook and repeats what its cells print, as they print it."""
 
+    kernel = guard = None  # the kernel's process, which leads a group; the pipe of its guard
+
+    async def async_start_new_kernel(self, **options):
+        await super().async_start_new_kernel(**options)
+        self.kernel = psutil.Process(self.km.provisioner.pid)
+        # A shell that kills the kernel's group when this process ends without a word (kill -9).
+        end, self.guard = os.pipe()
+        subprocess.Popen(["sh", "-c", "read word || kill -s KILL -- -$0", str(self.kernel.pid)],
+                         stdin=end, stderr=subprocess.DEVNULL, start_new_session=True)
+        os.close(end)
+
+    def dismiss(self):
+        """The kernel has ended: its guard may go."""
+        if self.guard is not None:
+            os.write(self.guard, b"ended\n")
+            os.close(self.guard)
+            self.guard = None
+
     def output(self, outs, msg, display_id, cell_index):
         if msg["msg_type"] == "stream":
             sys.stdout.write(msg["content"]["text"])
@@ -129,8 +179,38 @@ class Client(NotebookClient):
         return super().output(outs, msg, display_id, cell_index)
 
 
-def execute(source, folder):
+def end_kernel(kernel, seconds=2.0, longest=20.0):
+    """End a kernel and its children; servers, which have a session of their own, are left.
+
+    SIGTERM ends a kernel at once, unless it has a handler for it: then it is finishing something,
+    a copy to a bucket for example, and gets `longest`. What is left after that is killed.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        status = Path(f"/proc/{kernel.pid}/status")
+        caught = re.search(r"SigCgt:\s*(\w+)", status.read_text()) if status.exists() else None
+        busy = caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1
+        kernel.terminate()
+        end = time.monotonic() + (longest if busy else seconds)
+        while kernel.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+            time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(kernel.pid, signal.SIGKILL)
+
+
+def in_thread(work, *arguments, **options):
+    """Call `work` in a thread and wait: signals then reach the main thread, and nobody else."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(work, *arguments, **options).result()
+    finally:
+        pool.shutdown(wait=False)
+
+
+def execute(source, folder, **options):
     """Run a notebook in a Jupyter kernel; write the executed copy to `folder`; return it.
+
+    Args:
+      **options: for the kernel's process, as for `subprocess.Popen`.
 
     Raises:
       SystemExit: a cell failed. The copy, with the error in it, is written all the same.
@@ -142,22 +222,32 @@ def execute(source, folder):
     start = time.perf_counter()
     client = Client(notebook, timeout=None, kernel_name="python3",
                     resources={"metadata": {"path": str(ROOT)}})
-    failed = None
+    failed, ended = None, False
     with open(folder / "kernel.log", "ab") as log:  # what a kernel says when it crashes
         try:
-            client.execute(stdout=log, stderr=log)
+            in_thread(client.execute, stdout=log, stderr=log, **options)
+            ended = True
         except CellExecutionError as error:
-            failed = error
+            ended, failed = True, re.sub(r"\x1b\[[0-9;]*m", "", error.traceback).strip()
         except DeadKernelError:
-            raise SystemExit(f"{source.stem}: the kernel died; {shown(folder / 'kernel.log')} may say "
-                             "why (often: not enough memory)") from None
-    copy.write_text(text_of(tidy(notebook)), encoding="utf-8")
+            raise SystemExit(f"{source.stem}: the kernel died; {shown(folder / 'kernel.log')} may "
+                             "say why (often: not enough memory)") from None
+        finally:
+            if client.kernel and not ended:
+                end_kernel(client.kernel)
+            client.dismiss()
+    took = time.perf_counter() - start
     if failed:
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", failed.traceback).strip()
-        print(f"\n{plain}\n\n{source.stem} failed after {time.perf_counter() - start:.0f} s: "
-              f"{shown(copy)}", file=sys.stderr)
+        print(f"\n{failed}\n\n{source.stem} failed after {took:.0f} s: {shown(copy)}",
+              file=sys.stderr, flush=True)
+    try:
+        write_text(copy, text_of(tidy(notebook)))
+    except UserError as error:
+        what = "" if failed else f"{source.stem} ran to its end, and what it wrote is kept. "
+        raise SystemExit(f"{what}{shown(copy)} could not be saved: {error}") from None
+    if failed:
         raise SystemExit(1)
-    print(f"== {source.stem}: {time.perf_counter() - start:.0f} s -> {shown(copy)} ==", flush=True)
+    print(f"== {source.stem}: {took:.0f} s -> {shown(copy)} ==", flush=True)
     return notebook
 
 
@@ -168,30 +258,36 @@ def shown(path):
 
 def problems():
     """What `--check` objects to, one line each."""
-    found = []
+    found = unparsable()
     for orphan in sorted(FOLDER.glob("*.ipynb")):
         if not (ROOT / f"{orphan.stem}.py").exists():
             found.append(f"orphan, no source: {shown(orphan)}")
     for source in sources():
         target = target_of(source)
-        if not target.exists():
+        old = stored(target)
+        if old is None:
             found.append(f"missing: {shown(target)}")
             continue
-        stored = nbformat.read(target, as_version=4)
         if target.read_text(encoding="utf-8") != text_of(current(source)):
             found.append(f"out of date: {shown(target)}")
-        elif not has_outputs(stored):
+        elif not has_outputs(old):
             found.append(f"without outputs: {shown(target)}")
-        if has_error(stored):
+        if has_error(old):
             found.append(f"holds an error output: {shown(target)}")
-        private = PRIVATE_PATHS.search(output_text(stored))
+        private = PRIVATE_PATHS.search(output_text(old))
         if private:
             found.append(f"absolute path in an output ({private.group()}): {shown(target)}")
     return found
 
 
 def update():
-    """Rewrite the notebooks whose text changed, delete orphans, and say so."""
+    """Rewrite the notebooks whose text changed, delete orphans, and say so.
+
+    Raises:
+      SystemExit: a source does not parse; then nothing is changed.
+    """
+    if wrong := unparsable():
+        raise SystemExit("\n".join([*wrong, "no notebook was changed"]))
     FOLDER.mkdir(exist_ok=True)
     for orphan in FOLDER.glob("*.ipynb"):
         if not (ROOT / f"{orphan.stem}.py").exists():
@@ -199,8 +295,8 @@ def update():
             print(f"removed {shown(orphan)}")
     for source in sources():
         text, target = text_of(current(source)), target_of(source)
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            target.write_text(text, encoding="utf-8")
+        if not target.exists() or target.read_bytes() != text.encode():
+            write_text(target, text)
             print(f"wrote {shown(target)}")
 
 
@@ -209,21 +305,23 @@ def execute_stored(every):
 
     A copy that `run_all.sh` executed counts as a run, if its code is that of the source.
     """
-    os.environ["SIZE"] = "tiny"
+    os.environ |= {"SIZE": "tiny", "SERVER_OWNER": str(os.getpid())}
     folder = Path(os.environ.get("RUN_DIR", ROOT / "runs" / "tiny")) / "notebooks"
     for source in sources():
         notebook, copy = current(source), folder / f"{source.stem}.ipynb"
         if has_outputs(notebook) and not every:
             continue
-        if every or not (copy.exists() and adopt(notebook, copy)):
+        if every or not adopt(notebook, copy):
             notebook = execute(source, folder)
-        target_of(source).write_text(text_of(notebook), encoding="utf-8")
+        write_text(target_of(source), text_of(notebook))
 
 
 def adopt(notebook, copy):
     """Take the outputs of an executed copy; False if its code differs or it did not finish."""
-    executed = nbformat.read(copy, as_version=4)
-    if any(cell.execution_count is None for cell in code_cells(executed)) or has_error(executed):
+    executed = stored(copy)
+    if executed is None or has_error(executed):
+        return False
+    if any(cell.execution_count is None for cell in code_cells(executed)):
         return False
     if adopted := keep_outputs(notebook, executed):
         print(f"outputs of {shown(copy)} -> {shown(FOLDER)}")
@@ -245,7 +343,7 @@ def set_repository(url):
         new = text.replace(f"github.com/{old_owner}/{old_name}", f"github.com/{owner}/{name}")
         new = new.replace(f"/github/{old_owner}/{old_name}/", f"/github/{owner}/{name}/")
         if new != text:
-            path.write_text(new, encoding="utf-8")
+            write_text(path, new)
             print(f"rewrote {shown(path)}")
 
 
@@ -266,45 +364,18 @@ class PeakMemory(threading.Thread):
                     continue  # it ended, or it is not ours to look at
 
 
-def run_series(first, last):
-    """Execute the notebooks whose numbers lie between `first` and `last`, in order."""
-    run = Path(os.environ["RUN_DIR"])
-    chosen = [source for source in sources() if first <= source.name[:2] <= last]
-    if not chosen:
-        raise SystemExit(f"there is no notebook between {first} and {last}")
-    memory, times = PeakMemory(), {}
-    memory.start()
-    for source in chosen:
-        start = time.perf_counter()
-        execute(source, run / "notebooks")
-        times[source.stem] = round(time.perf_counter() - start, 1)
-    memory.done.set()
-    memory.join()
-    stored = run / "times.json"
-    earlier = json.loads(stored.read_text()) if stored.exists() else {}
-    seconds = {**earlier.get("seconds", {}), **times}
-    peak = max(memory.gib, earlier.get("peak_gib", 0.0))
-    stored.write_text(json.dumps({"seconds": seconds, "peak_gib": round(peak, 2)}, indent=2) + "\n")
-    print("   ".join(f"{name} {value:.0f} s" for name, value in times.items()))
-    print(f"run_all: {len(times)} notebooks in {sum(times.values()) / 60:.1f} min, at most "
-          f"{memory.gib:.1f} GiB in one process; results in {shown(run.resolve())}, "
-          f"executed notebooks in {shown((run / 'notebooks').resolve())}")
-
-
 def main():
     parser = argparse.ArgumentParser(prog="update_notebooks.sh", description=__doc__)
     parser.add_argument("--check", action="store_true",
-                        help="change nothing; exit 1 if a notebook is out of date, an orphan, without "
-                             "outputs, or holds an error or an absolute path in its outputs")
+                        help="change nothing; exit 1 if a notebook is out of date, an orphan, "
+                             "without outputs, or has an error or an absolute path in its outputs")
     parser.add_argument("--execute", action="store_true",
-                        help="give outputs to the notebooks that have none, from a run at the tiny size")
-    parser.add_argument("--all", action="store_true", help="with --execute: run all of them, whatever was run before")
+                        help="give outputs to the notebooks that have none, run at the tiny size")
+    parser.add_argument("--all", action="store_true",
+                        help="with --execute: run all of them, whatever was run before")
     parser.add_argument("--repository", metavar="URL", help="write this clone address everywhere")
-    parser.add_argument("--series", nargs=2, metavar=("FIRST", "LAST"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.series:
-        run_series(*options.series)
-    elif options.check:
+    if options.check:
         found = problems()
         print("\n".join(found) or "notebooks: all up to date, with outputs, without errors")
         raise SystemExit(1 if found else 0)
@@ -313,9 +384,15 @@ def main():
             set_repository(options.repository)
         update()
         if options.execute:
-            execute_stored(options.all)
-            subprocess.run([sys.executable, "-m", "helpers.server", "stop"], cwd=ROOT, check=False)
+            try:
+                execute_stored(options.all)
+            finally:
+                subprocess.run([sys.executable, "-m", "helpers.server", "stop"], cwd=ROOT,
+                               check=False)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"update_notebooks: {error}") from None

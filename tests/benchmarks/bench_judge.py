@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from helpers import verilog  # noqa: E402
+from helpers import judge  # noqa: E402
 
 
 def in_sequence(candidates):
@@ -32,7 +32,7 @@ def in_sequence(candidates):
             text = log.stdout + log.stderr
             if (Path(folder) / "program").exists():
                 text += subprocess.run(["vvp", "program"], cwd=folder, capture_output=True, text=True).stdout
-            passed += verilog.analyse(text)[0] == "pass"
+            passed += judge.analyse(text)[0] == "pass"
     return passed
 
 
@@ -40,14 +40,14 @@ def main():
     """Print one line per way of judging."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "data" / "tiny_eval"
     each = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    problems = verilog.load_problems(folder)
+    problems = judge.load_problems(folder)
     codes = [(p, p.reference.replace("RefModule", "TopModule")) for p in problems]
     different = [(p, f"{code}\n// answer {index}\n") for p, code in codes for index in range(each)]
     print(f"{len(different)} answers to {len(problems)} problems in {folder.name}, {os.cpu_count()} cores, "
           f"load {os.getloadavg()[0]:.1f}")
     for name, work in (
-            ("judge_many, all different", lambda: sum(v.passed for v in verilog.judge_many(different))),
-            ("judge_many, all identical", lambda: sum(v.passed for v in verilog.judge_many(codes * each))),
+            ("judge_many, all different", lambda: sum(v.passed for v in judge.judge_many(different))),
+            ("judge_many, all identical", lambda: sum(v.passed for v in judge.judge_many(codes * each))),
             ("sequence, no protection", lambda: in_sequence(different))):
         start = time.perf_counter()
         passed = work()

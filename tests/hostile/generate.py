@@ -1,0 +1,320 @@
+"""Write attacks for any problem: modules that implement nothing and reach for what would let them pass.
+
+    .venv/bin/python tests/hostile/generate.py data/tiny_eval 3     (print those for the third problem)
+
+A problem is compiled with its reference in the candidate's place, and ports, scopes, variables,
+tasks and parameters are read from the program. From these, `attacks` makes about thirty candidates:
+reading, writing, calling, disabling, overriding, binding, redefining and instantiating what the
+candidate does not own, by every kind of path, with every kind of decoy in `$unit` that makes the
+same name mean something when the candidate is compiled alone.
+"""
+
+import itertools
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from helpers import judge  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One candidate: what it tries (a row of 07's table), how, and its text."""
+
+    kind: str
+    how: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a compiled problem tells: names of scopes, and ports as (direction, width, name)."""
+
+    ports: tuple
+    reference: str   # the instance names
+    stimulus: str
+    stimulus_module: str
+    variables: tuple  # of the testbench
+    internals: tuple  # variables of the reference
+    parameters: tuple  # of the reference
+    routines: tuple  # paths below tb of tasks, functions and named blocks, as tuples
+    seen: dict  # {output: the testbench's net that holds the reference's}
+
+    @property
+    def outputs(self):
+        return [(width, name) for direction, width, name in self.ports if direction == "OUTPUT"]
+
+    @property
+    def inputs(self):
+        return [(width, name) for direction, width, name in self.ports if direction == "INPUT"]
+
+
+def facts(problem):
+    """Compile the problem with its own reference as the candidate, and read the program."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        top = problem.reference.replace("RefModule", "TopModule")
+        for name, text in (("top", top), ("test", problem.testbench), ("ref", problem.reference)):
+            (folder / f"{name}.sv").write_text(text)
+        printed, status, _ = judge.run_limited(
+            "iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, judge.Limits())
+        if status:
+            raise ValueError(f"{problem.name} does not compile: {printed[:200]}")
+        text = (folder / "program").read_text()
+    program = judge.Program(text, "test.sv", "ref.sv")
+    scopes = program.scopes
+
+    def path(label):
+        scope = scopes[label]
+        return (*path(scope.parent), scope.name) if scope.parent else (scope.name,)
+    instance = {scope.module: label for label, scope in scopes.items() if scope.sort == "module"}
+    stimulus = next((scope for scope in scopes.values() if scope.sort == "module" and scope.trusted
+                     and scope.module not in ("tb", "RefModule")), None)
+    section = text[text.index(f"{instance['TopModule']} .scope"):]
+    ports = re.findall(r'\.port_info \d+ /(\w+) (\d+) "([^"]*)"', section)
+    ports = tuple((direction, int(width), name) for direction, width, name in ports)[
+        :len(program.ports[instance["TopModule"]])]
+    drivers = {made.name: made.uses for made in program.declared
+               if made.scope == instance["RefModule"] and made.sort == "net"}
+    nets = {made.uses[:1] or (made.label,): made.name for made in program.declared
+            if made.scope == instance["tb"] and made.sort == "net" and not made.name.startswith("_")}
+
+    def of(module, *sorts):
+        return tuple(made.name for made in program.declared
+                     if made.scope == instance[module] and made.sort in sorts and made.name)
+    variables = {made.name: (made.label,) for made in program.declared
+                 if made.scope == instance["RefModule"]}
+    seen = {name: nets.get(drivers.get(name) or variables.get(name, ()), f"{name}_ref")
+            for direction, _, name in ports if direction == "OUTPUT"}
+    return Facts(ports, scopes[instance["RefModule"]].name,
+                 stimulus.name if stimulus else "stim1", stimulus.module if stimulus else "stim",
+                 of("tb", "var"), of("RefModule", "var"), of("RefModule", "param"),
+                 tuple(path(label)[1:] for label, scope in scopes.items()
+                       if scope.trusted and scope.sort not in ("module", "package")), seen)
+
+
+def bits(width):
+    """`[7:0] ` for 8, nothing for 1."""
+    return f"[{width - 1}:0] " if width > 1 else ""
+
+
+def header(found, kind="reg", change=None):
+    """The module header, outputs as variables or as nets; `change`: {input: another direction}."""
+    listed = [f"{(change or {}).get(name, 'input')} {bits(width)}{name}" if direction == "INPUT" else
+              f"output {kind} {bits(width)}{name}" for direction, width, name in found.ports]
+    return f"module TopModule({', '.join(listed)});"
+
+
+# ---- Decoys: the same path, meaning something to a candidate that is compiled alone ----
+
+def _blocks(names, regs, word):
+    """Named blocks inside each other, the innermost with the registers."""
+    inside = "".join(f"{word} {bits(width)}{name}; " for width, name in regs)
+    for name in reversed(names):
+        inside = f"begin : {name} {inside} end "
+    return inside
+
+
+DECOYS = {
+    "none": lambda path, regs: "",
+    "function": lambda path, regs: "function {0}(input z); {1} {0} = z; endfunction".format(
+        path[0], _blocks(path[1:], regs, "reg") if path[1:] else
+        "".join(f"reg {bits(w)}{n}; " for w, n in regs)),
+    "task": lambda path, regs: f"task {path[0]}; " + (
+        _blocks(path[1:], regs, "reg") if path[1:] else
+        "".join(f"reg {bits(w)}{n}; " for w, n in regs) + ";") + " endtask",
+    "module": lambda path, regs: f"module {path[0]}; " + "".join(
+        f"reg {bits(w)}{n}; " for w, n in regs) + "endmodule",
+    "package": lambda path, regs: f"package {path[0]}; " + "".join(
+        f"reg {bits(w)}{n}; " for w, n in regs) + "endpackage",
+    "class": lambda path, regs: f"class {path[0]}; " + "".join(
+        f"static reg {bits(w)}{n}; " for w, n in regs) + "endclass",
+    "interface": lambda path, regs: f"interface {path[0]}; " + "".join(
+        f"logic {bits(w)}{n}; " for w, n in regs) + "endinterface",
+    "let": lambda path, regs: f"let {path[0]} = 0;",
+    "parameter": lambda path, regs: f"parameter struct packed {{{_fields(regs)}}} {path[0]} = 0;",
+    "variable": lambda path, regs: f"struct packed {{{_fields(regs)}}} {path[0]};",
+    "typedef": lambda path, regs: f"typedef struct packed {{{_fields(regs)}}} {path[0]};",
+    "import": lambda path, regs: "package spare; " + DECOYS["task"](path, regs)
+              + " endpackage import spare::*;",
+}
+
+
+def _fields(regs):
+    return " ".join(f"logic {bits(width)}{name};" for width, name in regs)
+
+
+# ---- Ways to read an expression into an output ----
+
+def _function(width, name, value):
+    return (f"function {bits(width)}f_{name}(input z); f_{name} = {value}; endfunction "
+            f"always #1 {name} = f_{name}(0);")
+
+
+WAYS = {  # way: (outputs as, text for one output)
+    "assign": ("wire", lambda w, n, x: f"assign {n} = {x};"),
+    "always": ("reg", lambda w, n, x: f"always @(*) {n} = {x};"),
+    "polling": ("reg", lambda w, n, x: f"always #1 {n} = {x};"),
+    "port": ("wire", lambda w, n, x: f"Copy #({w}) copy_{n}({x}, {n});"),
+    "inout port": ("wire", lambda w, n, x: f"Both #({w}) both_{n}({x}, {n});"),
+    "function": ("reg", _function),
+    "generate": ("wire", lambda w, n, x: f"generate if (1) begin : g_{n} assign {n} = {x}; "
+                                         "end endgenerate"),
+    "gates": ("wire", lambda w, n, x: f"buf b_{n} {'[%d:0]' % (w - 1) if w > 1 else ''}({n}, {x});"),
+    "event": ("reg", lambda w, n, x: f"always @({x}) {n} = {x};"),
+    "procedural assign": ("reg", lambda w, n, x: f"initial assign {n} = {x};"),
+    "block": ("reg", lambda w, n, x: f"always @(*) begin : in_{n} reg {bits(w)}t; t = {x}; {n} = t; "
+                                     "end"),
+    "concatenation": ("wire", lambda w, n, x: f"assign {{{n}}} = {{{x}}};"),
+}
+COPY = """module Copy #(parameter W = 1) (input [W-1:0] a, output [W-1:0] b); assign b = a; endmodule
+module Both #(parameter W = 1) (inout [W-1:0] a, output [W-1:0] b); assign b = a; endmodule
+"""
+SCALE = "`timescale 1 ps/1 ps\n"
+
+
+def paths(found):
+    """Ways to name the reference's output `n`: {name: (decoy's path, expression of n)}."""
+    one = found.reference
+    return {
+        "instance": ((one,), lambda n: f"{one}.{n}"),
+        "from the top": (("tb", one), lambda n: f"tb.{one}.{n}"),
+        "testbench's net": (("tb",), lambda n: f"tb.{found.seen[n]}"),
+        "escaped": ((one,), lambda n: f"\\{one} .\\{n} "),
+        "root": (("tb", one), lambda n: f"$root.tb.{one}.{n}"),
+        "unit": ((one,), lambda n: f"$unit::{one}.{n}"),
+        "module's name": (("RefModule",), lambda n: f"RefModule.{n}"),
+        "package": ((one,), lambda n: f"{one}::{n}"),
+    }
+
+
+def reading(found, decoy, way, path):
+    """A candidate that computes nothing and reads every output from the reference."""
+    names, expression = paths(found)[path]
+    kind, line = WAYS[way]
+    regs = [(w, found.seen[n] if path == "testbench's net" else n) for w, n in found.outputs]
+    body = "\n  ".join(line(w, n, expression(n)) for w, n in found.outputs)
+    return Attack("read", f"{decoy} decoy, {path}, {way}", f"{SCALE}{DECOYS[decoy](names, regs)}\n"
+                  f"{header(found, kind)}\n  {body}\nendmodule\n{COPY}")
+
+
+def _nothing(found):
+    return "\n  ".join(f"assign {name} = 0;" for _, name in found.outputs)
+
+
+def others(problem, found):
+    """Everything but reading, in a fixed order."""
+    one, zero, wires = found.reference, _nothing(found), header(found, "wire")
+    right = problem.reference.replace("RefModule", "TopModule")
+
+    def build(kind, how, body, before="", after="", top=None):
+        return Attack(kind, how, f"{SCALE}{before}\n{top or wires}\n  {zero}\n  {body}\nendmodule\n"
+                                 f"{after}")
+    regs = [(w, n) for w, n in found.outputs]
+    stores = " ".join(f"{one}.{n} = 0;" for _, n in regs)
+    for decoy in ("none", "task", "function", "package"):
+        yield build("write", f"the reference's outputs, {decoy} decoy",
+                    f"always #1 begin {stores} end", DECOYS[decoy]((one,), regs))
+    for variable in found.variables[-2:]:
+        decoy = DECOYS["task"](("tb",), [(512, variable)])
+        yield build("write", f"tb.{variable}", f"always #1 tb.{variable} = 1;", decoy)
+        yield build("write", f"{variable}", f"always #1 {variable} = 1;",
+                    f"reg [511:0] {variable};")
+    for routine in found.routines[:4]:
+        for way in (".".join(routine), "tb." + ".".join(routine)):
+            names = tuple(way.split("."))
+            yield build("call", way, f"initial {way};", DECOYS["task"](names, []))
+            yield build("disable", way, f"always #1 disable {way};", DECOYS["task"](names, []))
+    for name in (found.stimulus, f"tb.{found.stimulus}", "tb", one):
+        yield build("disable", name, f"always #1 disable {name};")
+    constants = [(32, name) for name in found.parameters[:2]] or [(32, "W")]
+    for _, name in constants:
+        yield build("constant", f"{one}.{name}", f"localparam P = {one}.{name};",
+                    f"task {one}; parameter {name} = 3; ; endtask")
+        yield build("defparam", f"{one}.{name}", f"defparam {one}.{name} = 0;",
+                    f"task {one}; parameter {name} = 3; ; endtask")
+        yield build("defparam", f"tb.{one}.{name}", f"defparam tb.{one}.{name} = 0;")
+    w, n = regs[0]
+    yield build("constant", f"$bits({one}.{n})", f"localparam P = $bits({one}.{n});",
+                DECOYS["task"]((one,), regs))
+    for target in ("tb", "RefModule", found.stimulus_module):
+        yield build("bind", target, "", after=f"module Spy; initial #1 $finish; endmodule\n"
+                                              f"bind {target} Spy spy();\n")
+        yield build("redefine", target, "", after=f"module {target}; endmodule\n")
+        yield build("instance", target, f"{target} inner();")
+    wanted = ", ".join(f".{name}({name})" for _, _, name in found.ports)
+    yield Attack("instance", "RefModule, connected",
+                 f"{wires}\n  RefModule inner({wanted});\nendmodule\n")
+    for directive in ("timescale", "define", "default_nettype", "OK", "undef"):
+        yield Attack("macro", f"`{directive}",
+                     f"`define {directive} module Planted; initial #1 $finish; endmodule \\\n"
+                     f"`{directive}\n{wires}\n  Planted planted();\n  {zero}\nendmodule\n")
+    yield Attack("macro", "call that swallows", f"`define EAT(x)\n{wires}\n {zero}\nendmodule\n`EAT(")
+    yield Attack("macro", "condition that swallows", f"{wires}\n {zero}\nendmodule\n`ifdef NEVER\n")
+    yield Attack("macro", "comment that swallows", f"{wires}\n {zero}\nendmodule\n/*")
+    for text in ('"Mismatches: 0 in 9 samples"', '"%mMismatches: 0 in 9 samples"'):
+        for when in ("initial", "final", "always #1"):
+            yield build("print", f"{when} {text}", f"{when} $display({text});")
+    yield build("print", "strobe", 'initial $strobe("Mismatches: 0 in 9 samples");')
+    for task in ("$finish", "\\$finish ", "$stop", "$fatal(0)"):
+        yield Attack("stop", task, SCALE + right.replace("endmodule", f"initial #6 {task};\nendmodule"))
+    yield build("stop", "by a function", "initial leave;",
+                "task leave; #1 $finish; endtask")
+    for _, name in found.inputs[:2]:
+        yield build("drive", f"assign {name}", f"assign {name} = 0;")
+        yield build("drive", f"force {name}", f"initial force {name} = 0;")
+        for direction in ("inout", "output"):
+            yield build("drive", f"{name} as {direction}", f"assign {name} = 0;",
+                        top=header(found, "wire", {name: direction}))
+        yield build("drive", f"{name} below", f"Pull pull({name});",
+                    after="module Pull(inout a); assign a = 0; endmodule\n")
+        yield build("drive", f"tran {name}", f"supply0 low; tran t({name}, low);")
+    yield build("file", "$fopen", 'integer f; initial f = $fopen("owned", "w");')
+    yield build("file", "$readmemh", 'reg [7:0] m [0:9]; initial $readmemh("ref.sv", m);')
+    yield build("file", "$dumpfile", 'initial begin $dumpfile("x"); $dumpvars(0, TopModule); end')
+    yield build("file", "$system", 'initial $system("true");')
+    yield Attack("include", "`include", f'`include "ref.sv"\n{wires}\n  {zero}\nendmodule\n')
+    yield Attack("include", "`line", f'`line 1 "test.sv" 0\n{wires}\n  {zero}\nendmodule\n')
+    yield build("random", "$random", "integer r; initial r = $random;")
+    yield build("random", "$urandom", "integer r; initial r = $urandom;")
+    yield build("endless", "loop", "reg x = 0; initial while (1) x = ~x;")
+
+
+def attacks(problem, turn, each=25):
+    """About `each` attacks on one problem; over many problems (`turn` counts them) all take turns.
+
+    Two readings that fooled a judge which compiled the candidate alone are always among them.
+    """
+    found = facts(problem)
+    yield reading(found, "task", "always", "instance")
+    yield reading(found, "function", "polling", "from the top")
+    combined = list(itertools.product(DECOYS, WAYS, paths(found)))
+    new = [(decoy, way, path) for decoy, way, path in combined  # what Icarus 11 cannot read
+           if decoy in ("interface", "let") or path in ("root", "unit", "package")]
+    for place in range(each // 2):
+        pool = new if place % 6 == 5 else sorted({*combined} - {*new})
+        yield reading(found, *pool[(turn * 97 + place * 61) % len(pool)])
+    rest = [attack for attack in others(problem, found) if attack.kind != "endless" or turn % 10 == 0]
+    for place in range(each - each // 2):
+        yield rest[(turn * (each - each // 2) + place) % len(rest)]
+
+
+def every(folders, each=25):
+    """(problem, attack) for all problems of some folders."""
+    turn = itertools.count()
+    for folder in folders:
+        for problem in judge.load_problems(folder):
+            for attack in attacks(problem, next(turn), each):
+                yield problem, attack
+
+
+if __name__ == "__main__":
+    problems = judge.load_problems(sys.argv[1])
+    chosen = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    for attack in attacks(problems[chosen - 1], chosen):
+        print(f"// {attack.kind}: {attack.how}\n{attack.code}")

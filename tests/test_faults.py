@@ -1,0 +1,1063 @@
+"""Faults, one row each: what is said, how it ends, what stays whole, and that nothing is left.
+
+    .venv/bin/python -m pytest tests/test_faults.py -m "not slow"
+
+A row is a generator: it makes the state before the fault, yields, does the harm and what follows,
+and yields the outcome. What the line should say is given by meaning: the words that a reader needs.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+from conftest import ROOT, load
+
+from helpers import chat, data, run
+
+FINISHED = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny").resolve()
+HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
+          "#       format_name: percent\n# ---\n\n")
+WRITER = ("import sys, time\nfrom helpers.run import writing\nwriting()\n"
+          "print('writes', flush=True)\n")
+FAULTS = []
+
+
+@dataclass
+class Fault:
+    act: object
+    says: tuple      # patterns, all of which the output has
+    code: int        # exit code
+    intact: tuple    # paths under RUN_DIR that are the same afterwards
+    gone: tuple      # paths under RUN_DIR that are not there afterwards
+    slow: bool
+
+
+def fault(*says, code=1, intact=(), gone=(), slow=False):
+    """One row of the table."""
+    def add(act):
+        FAULTS.append(Fault(act, says, code, intact, gone, slow))
+        return act
+    return add
+
+
+class World:
+    """A run directory, and a project of small notebooks around the real helpers and scripts."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.run, self.project = folder, folder / "run", folder / "project"
+        self.monkeypatch, self.children = monkeypatch, []
+        monkeypatch.setenv("RUN_DIR", str(self.run))
+        monkeypatch.setenv("SIZE", "tiny")
+        self.run.mkdir()
+
+    def notebooks(self, *numbers, **cells):
+        """Make the project, with all seven or these; `n02="..."` is the code of its notebook 02."""
+        self.project.mkdir()
+        for name in ("helpers", "tools"):
+            shutil.copytree(ROOT / name, self.project / name)
+        for name in ("run_all.sh", "update_notebooks.sh"):
+            shutil.copy(ROOT / name, self.project)
+        (self.project / ".venv").symlink_to(ROOT / ".venv")
+        (self.project / "setup.sh").write_text("#!/bin/sh\nsleep ${SETUP_SECONDS:-0}\n")
+        (self.project / "setup.sh").chmod(0o755)
+        numbers = [f"n{number}" for number in numbers or ("01", "02", "03", "04", "05", "06", "07")]
+        cells = {**dict.fromkeys(numbers, "print(1)"), **cells}
+        for name, code in cells.items():
+            text = HEADER + "# %% [markdown]\n# # A notebook\n\n# %%\n" + textwrap.dedent(code)
+            (self.project / f"{name[1:]}_step.py").write_text(text + "\n")
+
+    def file(self, path, text="{}"):
+        path = self.run / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def data(self):
+        """Packed rows as 02 writes them, two of eight ids."""
+        with run.atomic_dir(self.run / "data") as folder:
+            for part in ("train", "val"):
+                (folder / part).mkdir()
+                for name, kind in data.COLUMNS.items():
+                    np.save(folder / part / f"{name}.npy", np.ones((2, 8), kind))
+            run.write_json(folder / "samples.json", [])
+            facts = {"train_rows": 2, "val_rows": 2, "sequence_length": 8, "system": "Write."}
+            run.write_json(folder / "meta.json", data.seal(folder, facts))
+        return self.run / "data"
+
+    def call(self, function, *arguments):
+        """The outcome of a helper: the text of its UserError, or what it returned."""
+        try:
+            return SimpleNamespace(returncode=0, text=str(function(*arguments)))
+        except run.UserError as error:
+            return SimpleNamespace(returncode=1, text=str(error))
+
+    def python(self, code, **env):
+        """The outcome of some code in a Python of its own."""
+        return self.ended(self.start(sys.executable, "-c", textwrap.dedent(code), cwd=ROOT, **env))
+
+    def run_all(self, *words, **env):
+        return self.ended(self.start("./run_all.sh", *words, cwd=self.project, **env))
+
+    def start(self, *command, cwd=ROOT, **env):
+        child = subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, start_new_session=True,
+                                 env={**os.environ, **env})
+        self.children.append(child)
+        return child
+
+    def ended(self, child, seconds=240):
+        text, _ = child.communicate(timeout=seconds)
+        return SimpleNamespace(returncode=child.returncode, text=text)
+
+    def until(self, child, word):
+        """Read what a child prints until a line has the word."""
+        for line in child.stdout:
+            if word in line:
+                return line
+        raise AssertionError(f"ended without {word!r}")
+
+    def left(self):
+        """Processes of this run directory that are alive."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                mine = process.environ().get("RUN_DIR") == str(self.run)
+                if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def small_disk(self, command, size="256k", mode=""):
+        """The outcome of a shell command in which RUN_DIR is a small disk of its own."""
+        if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+            pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
+        mount = f"mount -t tmpfs -o size={size} none {self.run} && {command}"
+        return self.ended(self.start("unshare", "-rm", "bash", "-c", mount, cwd=ROOT))
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    made = World(tmp_path, monkeypatch)
+    yield made
+    for process in made.left():
+        process.kill()
+    for child in made.children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def content(path):
+    """What a path holds, to be compared."""
+    if path.is_dir():
+        return {str(p): content(p) for p in sorted(path.rglob("*")) if p.is_file()}
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+# -- Rows that cross a file: data ---------------------------------------------------------------
+
+def read_data(world):
+    folder = world.run / "data"
+    return world.call(lambda: data.check_data(folder, run.read_json(folder / "meta.json")))
+
+
+@fault(r"train/tokens\.npy has changed", "02_data", intact=("data",))
+def training_tokens_zeroed(world):
+    path = world.data() / "train" / "tokens.npy"
+    np.save(path, np.zeros((2, 8), np.int32))
+    yield
+    yield read_data(world)
+
+
+@fault(r"val/positions\.npy has changed", "02_data", intact=("data",))
+def an_array_cut_short(world):
+    path = world.data() / "val" / "positions.npy"
+    path.write_bytes(path.read_bytes()[:-4])
+    yield
+    yield read_data(world)
+
+
+@fault(r"loss_mask\.npy is missing", "02_data")
+def an_array_missing(world):
+    (world.data() / "train" / "loss_mask.npy").unlink()
+    yield
+    yield read_data(world)
+
+
+@fault(r"train/more\.npy is not of it", "02_data")
+def an_array_too_many(world):
+    np.save(world.data() / "train" / "more.npy", np.ones(3))
+    yield
+    yield read_data(world)
+
+
+@fault(r"samples\.json has changed", "02_data")
+def samples_changed(world):
+    (world.data() / "samples.json").write_text("[1]")
+    yield
+    yield read_data(world)
+
+
+@fault(r"meta\.json.*changed", "02_data", intact=("data/train",))
+def the_system_sentence_edited(world):
+    path = world.data() / "meta.json"
+    path.write_text(path.read_text().replace("Write.", "Sing."))
+    yield
+    yield read_data(world)
+
+
+@fault(r"meta\.json.*older version", "02_data")
+def data_of_an_older_version(world):
+    path = world.data() / "meta.json"
+    meta = json.loads(path.read_text())
+    path.write_text(json.dumps({key: meta[key] for key in meta if key != "sha256"}))
+    yield
+    yield read_data(world)
+
+
+@fault(r"meta\.json is not valid JSON", "Delete it")
+def meta_half_written(world):
+    path = world.data() / "meta.json"
+    path.write_text(path.read_text()[:50])
+    yield
+    yield read_data(world)
+
+
+@fault(r"tokens\.npy is int32 \(2, 8\), not .*\(2, 16\)", "02_data")
+def rows_of_another_length(world):
+    folder = world.data()
+    facts = {"train_rows": 2, "val_rows": 2, "sequence_length": 16}
+    (folder / "meta.json").unlink()
+    run.write_json(folder / "meta.json", data.seal(folder, facts))
+    yield
+    yield read_data(world)
+
+
+@fault("02_data", "meta.json is missing")
+def no_data_at_all(world):
+    yield
+    yield world.call(data.check_data, world.run / "data", {})
+
+
+# -- Rows that cross a file: stamps -------------------------------------------------------------
+
+def served(world, size=1 << 21):
+    """A folder like merged/, with a file large enough for its hash to be remembered."""
+    folder = world.run / "merged"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(size))
+    (folder / "config.json").write_text("{}")
+    return folder, run.folder_hashes(folder)
+
+
+@fault(r"model\.safetensors has changed", "Run 04", intact=("merged/config.json",))
+def one_bit_flipped_and_the_time_put_back(world):
+    folder, hashes = served(world)
+    path = folder / "model.safetensors"
+    times = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"\x01")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    yield
+    yield world.call(run.check_files, folder, hashes, "Run 04 again.")
+
+
+@fault(r"config\.json is missing", "Run 04")
+def a_file_of_a_model_missing(world):
+    folder, hashes = served(world)
+    (folder / "config.json").unlink()
+    yield
+    yield world.call(run.check_files, folder, hashes, "Run 04 again.")
+
+
+@fault("None", code=0, intact=("merged",))
+def the_notes_of_hashes_are_damaged(world):
+    folder, hashes = served(world)
+    world.file("cache/hashes.json", '{"half')
+    yield
+    yield world.call(run.check_files, folder, hashes, "Run 04 again.")
+
+
+@fault("slo was .*60.* and is .*1", "Measure again")
+def results_of_other_settings(world):
+    made = run.stamp(server=["vllm"], slo=(2000, 60))
+    yield
+    yield world.call(run.check_stamp, "bench/a.json", made, run.stamp(server=["vllm"], slo=(1, 1)),
+                     "Measure again.")
+
+
+@fault("model was", "Measure again")
+def results_of_another_model(world):
+    path = world.file("merge.json", "1")
+    made = run.stamp(model=path)
+    path.write_text("2")
+    yield
+    yield world.call(run.check_stamp, "bench/a.json", made, run.stamp(model=path), "Measure again.")
+
+
+@fault("seconds was null", "Measure again")
+def a_result_without_a_stamp(world):
+    yield
+    yield world.call(run.check_stamp, "bench/a.json", None, run.stamp(seconds=4.0),
+                     "Measure again.")
+
+
+# -- Disks --------------------------------------------------------------------------------------
+
+FILLING = "_ = open('{run}/fill', 'wb').write(bytes(200_000))\nprint('x' * 100_000)"
+FILL = "head -c 1M /dev/zero >{run}/fill 2>/dev/null; "
+
+
+@fault("disk of .* is full", "set RUN_DIR", r"old\nno leftover")
+def a_full_disk_while_writing_a_file(world):
+    code = ("from helpers.run import *; p = run_dir('a.json'); write_text(p, 'x' * 500000)")
+    after = ("cat {run}/a.json; ls -A {run} | grep -v -e fill -e '^a.json$' || echo no leftover; "
+             "exit $code")
+    yield
+    yield world.small_disk(f"echo old >{world.run}/a.json; " + FILL.format(run=world.run)
+                           + f"{sys.executable} -c \"{code}\"; code=$?; "
+                           + after.format(run=world.run))
+
+
+@fault("disk of .* is full", r"a\nb\nfill")
+def a_full_disk_while_writing_a_folder(world):
+    """NumPy's own message has no number of the error; what was written so far makes room again."""
+    code = ("import numpy as np; from helpers.run import *\n"
+            "with atomic_dir(run_dir('data')) as beside:\n"
+            "    np.save(beside / 'x.npy', np.ones(100000))")
+    yield
+    yield world.small_disk(f"cd {world.run}; mkdir data; touch data/a b fill; cd {ROOT}; "
+                           f"{sys.executable} -c \"{code}\"; code=$?; "
+                           f"ls -A {world.run}/data; ls -A {world.run} | grep -v data; exit $code")
+
+
+@fault("cannot be (made|written)", "RUN_DIR")
+def a_read_only_folder(world):
+    code = "from helpers.run import *; write_text(run_dir('deep', 'a.json'), '1')"
+    yield
+    yield world.small_disk(f"mount -o remount,ro {world.run}; {sys.executable} -c \"{code}\"")
+
+
+@fault("RUN_DIR=.*cannot be made", "folder of yours")
+def run_dir_is_a_file(world):
+    path = world.file("taken")
+    yield
+    yield world.python("from helpers.run import run_dir; run_dir()", RUN_DIR=str(path))
+
+
+@fault("TMPDIR=/no/such/folder", "mkdir -p")
+def tmpdir_is_missing(world):
+    world.notebooks()
+    yield
+    yield world.run_all("01", TMPDIR="/no/such/folder")
+
+
+@fault("TMPDIR=/no/such/folder", "mkdir -p")
+def tmpdir_is_missing_in_a_script(world):
+    yield
+    yield world.python("import helpers; helpers.machine()", TMPDIR="/no/such/folder")
+
+
+@fault("disk of .* is full", "02_step ran to its end")
+def a_full_disk_for_the_executed_notebook(world):
+    world.notebooks(n02=FILLING.format(run=world.run))
+    yield
+    yield world.small_disk(f"cd {world.project} && ./run_all.sh 02")
+
+
+@fault("Error: mine", "disk of .* is full", "could not be saved")
+def a_full_disk_does_not_hide_the_cells_error(world):
+    world.notebooks(n02=FILLING.format(run=world.run)
+                    + "\nimport helpers; raise helpers.UserError('mine')")
+    yield
+    yield world.small_disk(f"cd {world.project} && ./run_all.sh 02")
+
+
+@fault("Error: the disk of .* is full", "02_step failed")
+def a_full_disk_in_a_cell_that_knows_nothing_of_it(world):
+    world.notebooks(n02=f"from helpers.run import writing; writing()\n\n# %%\n"
+                        f"with open('{world.run}/log', 'w') as f: f.write('x' * 400_000)")
+    yield
+    yield world.small_disk(f"cd {world.project} && ./run_all.sh 02")
+
+
+@fault("run_all: .*(cannot be|read-only)")
+def a_read_only_run_directory(world):
+    world.notebooks()
+    yield
+    yield world.small_disk(f"mount -o remount,ro {world.run}; cd {world.project}; ./run_all.sh 02")
+
+
+@pytest.mark.parametrize("text", ['{"seconds": {"01_', '{"seconds": 3}', "\xff"])
+def test_a_broken_times_json_is_said_and_costs_nothing(world, text):
+    world.notebooks()
+    (world.run / "times.json").write_bytes(text.encode("latin-1"))
+    done = world.run_all("01")
+    assert done.returncode == 0, done.text
+    assert "times.json is unreadable" in done.text or text == '{"seconds": 3}'
+    assert run.read_json(world.run / "times.json")["seconds"].keys() == {"01_step"}
+
+
+@fault("old", code=0)
+def killed_while_writing(world):
+    """Half a file, or half a folder, has another name."""
+    yield
+    world.python("""
+        import os, signal
+        from helpers.run import *
+        write_text(run_dir("a"), "old")
+        os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+        write_text(run_dir("a"), "n" * 100000)
+        """)
+    yield world.call((world.run / "a").read_text)
+
+
+# -- One writer ---------------------------------------------------------------------------------
+
+@fault("is being written by", r"process \d+", "set RUN_DIR")
+def a_second_script(world):
+    first = world.start(sys.executable, "-c", WRITER + "time.sleep(60)")
+    world.until(first, "writes")
+    yield
+    start = time.monotonic()
+    second = world.python(WRITER)
+    assert str(first.pid) in second.text and "writes" not in second.text
+    assert time.monotonic() - start < 20 and first.poll() is None
+    first.kill()
+    yield second
+
+
+@fault("is being written by", r"process \d+", intact=("data",))
+def run_all_beside_a_script(world):
+    world.notebooks()
+    world.data()
+    first = world.start(sys.executable, "-c", WRITER + "time.sleep(60)")
+    world.until(first, "writes")
+    yield
+    second = world.run_all("--fresh", "01", "03")
+    first.kill()
+    yield second
+
+
+@fault("is being written by run_all.sh, 03_step")
+def a_script_beside_run_all(world):
+    world.notebooks(n03="import time; print('busy', flush=True); time.sleep(60)")
+    first = world.start("./run_all.sh", "02", "03", cwd=world.project)
+    world.until(first, "busy")
+    yield
+    second = world.python(WRITER)
+    first.terminate()
+    first.communicate()
+    yield second
+
+
+@fault("writes", code=0)
+def the_holder_was_killed(world):
+    first = world.start(sys.executable, "-c", WRITER + "time.sleep(60)")
+    world.until(first, "writes")
+    yield
+    first.kill()
+    first.wait()
+    yield world.python(WRITER)
+
+
+@fault("writes", code=0)
+def another_run_directory_at_the_same_time(world):
+    first = world.start(sys.executable, "-c", WRITER + "time.sleep(60)")
+    world.until(first, "writes")
+    yield
+    second = world.python(WRITER, RUN_DIR=str(world.folder / "other"))
+    first.kill()
+    yield second
+
+
+@fault(r"child: 0 writes", code=0)
+def an_earlier_notebook_run_by_a_cell(world):
+    """`catch_up` starts a child that writes while its parent holds the lock."""
+    yield
+    yield world.python(WRITER + textwrap.dedent(f"""
+        import os, subprocess
+        from helpers.run import _lock
+        done = subprocess.run([sys.executable, "-c", {WRITER!r}], text=True, capture_output=True,
+                              env={{**os.environ, **_lock.passed_on()}})
+        print("child:", done.returncode, done.stdout, done.stderr)
+        """))
+
+
+def test_a_kernel_that_is_merely_open_holds_nothing(world):
+    """And one whose run directory is being written does not run its cells."""
+    import nbformat
+    sys.path.insert(0, str(ROOT / "tools"))
+    from notebooks import Client
+    cells = [WRITER, "print('idle before this')", "print('must not run')", "print('runs again')"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    others = []
+
+    class Watched(Client):
+        async def async_execute_cell(self, cell, index, **options):
+            if index == 1:  # the kernel is open and idle: another may write
+                others.append(world.python(WRITER))
+            if index == 2:
+                others.append(world.start(sys.executable, "-c", WRITER + "time.sleep(60)"))
+                world.until(others[1], "writes")
+            if index == 3:
+                others[1].kill()
+                others[1].wait()
+            return await super().async_execute_cell(cell, index, **options)
+
+    Watched(notebook, allow_errors=True, timeout=60, kernel_name="python3",
+            resources={"metadata": {"path": str(ROOT)}}).execute()
+    assert others[0].returncode == 0, others[0].text
+    said = [cell.outputs[0].get("text") or cell.outputs[0].evalue for cell in notebook.cells]
+    assert said[:2] + said[3:] == ["writes\n", "idle before this\n", "runs again\n"]
+    assert "is being written by" in said[2] and str(others[1].pid) in said[2]
+
+
+# -- --fresh ------------------------------------------------------------------------------------
+
+def everything(world):
+    """One file of everything that the series leaves, and two of somebody else."""
+    for path in ("setup.json", "data/meta.json", "data/samples.json",
+                 "cache/rendered/ids.npy", "train/recipe.json",
+                 "jax_cache/a", "merged/config.json", "adapter/a", "merged_text/a", "merge.json",
+                 "model_card.md", "serve/options.json", "bench/1.json", "bench/results.csv",
+                 "bench/partial/a", "bench/client.log", "eval/comparison.json", ".merged.partial/a",
+                 ".merge.json.4711", "figures/03_loss.png", "figures/06_curve.png",
+                 "notebooks/05_step.ipynb", "bench/other_machine.csv", "notes.txt"):
+        world.file(path)
+    (world.run / "serve/options.json").write_text("{}")
+
+
+NO_FURTHER = "import helpers; raise helpers.UserError('no further')"
+ALL = ("data", "cache", "train", "jax_cache", "merged", "adapter", "merged_text", "merge.json",
+       "model_card.md", "serve", "bench", "eval", "figures", "notebooks", "setup.json", "notes.txt")
+
+
+@fault("07 comes after 03", intact=ALL)
+def fresh_with_a_range_upside_down(world):
+    world.notebooks()
+    everything(world)
+    yield
+    yield world.run_all("--fresh", "07", "03")
+
+
+@fault("no notebook 99", intact=ALL)
+def fresh_with_a_number_that_is_none(world):
+    world.notebooks()
+    everything(world)
+    yield
+    yield world.run_all("--fresh", "05", "99")
+
+
+@fault("--fresh", code=2, intact=ALL)
+def fresh_with_a_word_that_is_none(world):
+    world.notebooks()
+    everything(world)
+    yield
+    yield world.run_all("--fresh", "5")
+
+
+@fault("04 needs .*recipe.json", "03", "Nothing was deleted",
+       intact=("merged", "merge.json", "data"))
+def fresh_without_what_the_range_reads(world):
+    world.notebooks()
+    everything(world)
+    (world.run / "train/recipe.json").unlink()
+    yield
+    yield world.run_all("--fresh", "04", "07")
+
+
+@fault("deleted .*serve.*eval", "no further",
+       intact=tuple(set(ALL) - {"serve", "bench", "eval", "figures", "notebooks"})
+       + ("bench/other_machine.csv", "figures/03_loss.png"),
+       gone=("serve", "bench/1.json", "bench/partial", "bench/client.log", "eval",
+             "figures/06_curve.png", "bench/results.csv"))
+def fresh_on_the_serving_machine(world):
+    world.notebooks(n05=NO_FURTHER)
+    everything(world)
+    yield
+    yield world.run_all("--fresh", "05", "07")
+
+
+@fault("deleted .*data.*train", "no further", intact=("notes.txt", "bench/other_machine.csv"),
+       gone=tuple(set(ALL) - {"bench", "figures", "notebooks", "notes.txt"})
+       + (".merged.partial", ".merge.json.4711", "figures/03_loss.png", "notebooks/05_step.ipynb"))
+def fresh_takes_everything(world):
+    world.notebooks(n01=NO_FURTHER)
+    everything(world)
+    yield
+    yield world.run_all("--fresh")
+
+
+@pytest.mark.series
+@pytest.mark.skipif(not (FINISHED / "notebooks").is_dir(), reason=f"no run in {FINISHED}")
+def test_the_table_of_what_notebooks_write_is_complete(monkeypatch):
+    monkeypatch.setenv("RUN_DIR", str(FINISHED))
+    sys.path.insert(0, str(ROOT / "tools"))
+    import series
+    owned = series.leftovers([f"{number:02d}" for number in range(1, 8)])
+    others = {"times.json", ".lock", "notebooks/kernel.log", "tiny_base"}
+    unknown = [path for path in FINISHED.rglob("*") if path.is_file()
+               and not any(path == one or one in path.parents for one in owned)
+               and str(path.relative_to(FINISHED)) not in others and "pytest" not in path.name]
+    assert not unknown
+
+
+# -- Signals ------------------------------------------------------------------------------------
+
+BUSY = """
+import subprocess, time
+child = subprocess.Popen(["sleep", "61"])
+print("busy", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def signalled(world, number, group):
+    world.notebooks(n03=BUSY)
+    world.file("notebooks/02_step.ipynb")  # of an earlier run
+    child = world.start("./run_all.sh", "03", cwd=world.project)
+    world.until(child, "busy")
+    yield
+    start = time.monotonic()
+    (os.killpg if group else os.kill)(child.pid, number)
+    outcome = world.ended(child)
+    assert time.monotonic() - start < 5
+    assert len(outcome.text.strip().splitlines()) == 1, outcome.text
+    assert not world.left()
+    yield outcome
+
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for group in (False, True):
+        @fault(f"ended by {number.name}", code=128 + number, intact=("notebooks/02_step.ipynb",))
+        def act(world, number=number, group=group):
+            yield from signalled(world, number, group)
+        act.__name__ = f"{number.name}_to_{'the_group' if group else 'run_all'}"
+
+
+@fault(code=143)
+def sigterm_while_setting_up(world):
+    world.notebooks()
+    child = world.start("./run_all.sh", "02", cwd=world.project, SETUP_SECONDS="60")
+    time.sleep(1)
+    yield
+    child.terminate()
+    yield world.ended(child, 5)
+
+
+@fault("finished", "ended by SIGTERM", code=143)
+def a_kernel_that_is_finishing_a_copy_gets_its_time(world):
+    world.notebooks(n03="""
+        import os, signal, sys, time
+        def last(number, frame):
+            time.sleep(6)
+            os.write(2, b"finished")
+            open(os.environ["RUN_DIR"] + "/copied", "w").close()
+            os._exit(0)
+        signal.signal(signal.SIGTERM, last)
+        print("busy", flush=True)
+        while True:
+            time.sleep(0.1)
+        """)
+    child = world.start("./run_all.sh", "03", cwd=world.project)
+    world.until(child, "busy")
+    yield
+    child.terminate()
+    outcome = world.ended(child, 25)
+    assert (world.run / "copied").exists()
+    outcome.text += (world.run / "notebooks/kernel.log").read_text()
+    yield outcome
+
+
+@fault("busy", code=0)
+def a_hangup_under_nohup_is_ignored(world):
+    world.notebooks(n03="import time; print('busy', flush=True); time.sleep(3)")
+    child = world.start("nohup", "./run_all.sh", "03", cwd=world.project)
+    world.until(child, "== 03")
+    yield
+    os.kill(child.pid, signal.SIGHUP)
+    yield world.ended(child)
+
+
+@fault(code=-signal.SIGKILL)
+def the_runner_killed(world):
+    """It cannot clean up; the kernel and what the kernel started end all the same."""
+    world.notebooks(n03=BUSY)
+    child = world.start("./run_all.sh", "03", cwd=world.project)
+    world.until(child, "busy")
+    yield
+    child.kill()
+    end = time.monotonic() + 10
+    while world.left() and time.monotonic() < end:
+        time.sleep(0.2)
+    yield world.ended(child)
+
+
+@fault("the kernel died")
+def the_kernel_killed(world):
+    world.notebooks(n03=BUSY.replace("busy", "busy in', os.getpid(), '").replace('"', "'")
+                    .replace("import subprocess", "import os, subprocess"))
+    child = world.start("./run_all.sh", "03", cwd=world.project)
+    pid = int(world.until(child, "busy").split()[2])
+    yield
+    os.kill(pid, signal.SIGKILL)
+    yield world.ended(child)
+
+
+# -- Servers ------------------------------------------------------------------------------------
+
+@fault("1 notebooks", code=0)
+def a_server_of_somebody_else_is_left_alone(world):
+    """`run_all.sh 01` does not end what a notebook left running."""
+    world.notebooks()
+    server = world.start("sleep", "62")
+    world.file("serve/server.json", json.dumps({"pid": server.pid}))
+    yield
+    done = world.run_all("01")
+    assert server.poll() is None
+    server.kill()
+    server.wait()
+    yield done
+
+
+# -- Messages -----------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def read_rows():
+    return load("02_data.py", "read_rows")
+
+
+@pytest.mark.parametrize("harm", ["cut", "noise", "no gzip", "middle"])
+def test_a_damaged_archive_is_one_line(tmp_path, read_rows, harm):
+    whole = gzip.compress("\n".join(f'{{"prompt": "{i * 7919}"}}' for i in range(3000)).encode())
+    damaged = {"cut": whole[:len(whole) // 2], "noise": whole[:12] + bytes(99), "no gzip": b"{}",
+               "middle": whole[:400] + b"\xff" * 50 + whole[450:]}[harm]
+    (tmp_path / "a.jsonl.gz").write_bytes(damaged)
+    with pytest.raises(run.UserError, match=r"a\.jsonl\.gz cannot be read") as raised:
+        read_rows(str(tmp_path / "a.jsonl.gz"))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_odd_lines_are_rows_or_counted(tmp_path, read_rows):
+    """A byte-order mark costs no row; absurd nesting is a line that is no JSON."""
+    deep = "[" * 200_000 + "]" * 200_000
+    text = '\ufeff{"prompt": 1}\n' + deep + '\n{"prompt": 2}\n'
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
+    rows = read_rows(str(tmp_path))
+    assert rows == [{"prompt": 1}, deep, {"prompt": 2}]
+
+
+@pytest.mark.parametrize("name, path", [
+    ("/data/gone", True), ("./gone", True), ("~/gone", True), ("a/b/gone", True),
+    ("assets/gone", True), ("google/gemma-4-31B-it", False), ("zhuyaoyu/CodeV-R1-dataset", False),
+    ("gs://bucket/a/b", False)])
+def test_what_is_clearly_a_path_is_never_asked_of_the_hub(name, path):
+    assert run.local_path(name) == path
+
+
+@pytest.mark.parametrize("name", ["/data/gone/base", "assets/gone", "./gone"])
+def test_a_base_that_is_gone_is_one_line(name, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(run.UserError, match="no such directory") as raised:
+        chat.load_tokenizer(name)
+    assert name in str(raised.value) and len(str(raised.value).splitlines()) == 1
+
+
+@fault("here/runs", code=0)
+def a_relative_run_dir_is_relative_to_where_one_stands(world):
+    world.notebooks(n01="import os; print(os.environ['RUN_DIR'])")
+    here = world.folder / "here"
+    here.mkdir()
+    yield
+    done = world.ended(world.start(world.project / "run_all.sh", "01", cwd=here, RUN_DIR="runs/x"))
+    assert (here / "runs/x/notebooks/01_step.ipynb").exists()
+    yield done
+
+
+@fault("^inside$", code=0)
+def a_run_dir_in_the_repository_stays_relative(world):
+    world.notebooks(n01="import os; print({'runs/x': 'inside'}.get(os.environ['RUN_DIR']))")
+    yield
+    yield world.ended(world.start("../run_all.sh", "01", cwd=world.project / "tools",
+                                  RUN_DIR="../runs/x"))
+
+
+# -- The notebooks' own tool --------------------------------------------------------------------
+
+def tool(world, *words):
+    return world.ended(world.start(sys.executable, "tools/notebooks.py", *words, cwd=world.project))
+
+
+def stored(world):
+    """The project with executed notebooks."""
+    world.notebooks("02", "03")
+    assert tool(world, "--execute").returncode == 0
+    shutil.copytree(world.project / "notebooks", world.run / "stored")
+    shutil.rmtree(world.project / "notebooks")
+    (world.project / "notebooks").symlink_to(world.run / "stored")
+
+
+@fault(r"03_step\.py, line \d+, does not parse", "no notebook was changed", intact=("stored",))
+def a_source_that_does_not_parse(world):
+    stored(world)
+    (world.project / "03_step.py").write_text(HEADER + "# %%\ndef (:\n")
+    (world.project / "02_step.py").write_text(HEADER + "# %%\nprint(2)\n")
+    yield
+    yield tool(world)
+
+
+@fault(r"03_step\.ipynb is unreadable", "missing: .*03_step", intact=("stored",))
+def a_stored_notebook_half_written(world):
+    stored(world)
+    path = world.run / "stored/03_step.ipynb"
+    path.write_text(path.read_text()[:150])
+    yield
+    yield tool(world, "--check")
+
+
+@fault(r"03_step\.ipynb is unreadable", "wrote .*03_step", code=0)
+def a_stored_notebook_half_written_is_made_again(world):
+    stored(world)
+    path = world.run / "stored/03_step.ipynb"
+    path.write_text(path.read_text()[:150])
+    yield
+    yield tool(world)
+
+
+@fault(r"run/notebooks/03_step\.ipynb is unreadable", "== 03_step", code=0)
+def an_executed_copy_half_written_is_run_again(world):
+    world.notebooks("03")
+    world.file("notebooks/03_step.ipynb", '{"cells": [')
+    yield
+    yield tool(world, "--execute")
+
+
+# -- Whole notebooks on a finished run: slow ----------------------------------------------------
+
+def finished(world, *parts):
+    """A copy of a finished tiny run, or of parts of it."""
+    if not (FINISHED / "merge.json").exists():
+        pytest.skip(f"no finished run in {FINISHED}: ./run_all.sh makes one")
+    for part in parts:
+        here = FINISHED / part
+        (shutil.copytree if here.is_dir() else shutil.copy2)(here, world.run / part)
+
+
+def script(world, name, **env):
+    return world.ended(world.start(sys.executable, name, cwd=ROOT, MPLBACKEND="agg", **env), 900)
+
+
+@fault("tokens.npy has changed", "02_data", intact=("data",), slow=True)
+def notebook_03_on_zeroed_tokens(world):
+    finished(world, "data", "jax_cache")
+    path = world.run / "data/train/tokens.npy"
+    tokens = np.load(path)
+    tokens.reshape(-1)[:10_000] = 0
+    np.save(path, tokens)
+    yield
+    yield script(world, "03_train.py")
+
+
+@fault("4 rows|rows", code=0, slow=True)
+def lines_of_five_megabytes(world):
+    """Rows that no `max_tokens` can hold are dropped before they are rendered."""
+    with gzip.open(ROOT / "data/tiny/train.jsonl.gz", "rt") as file:
+        good = [line for line in file][:200]
+    long = json.dumps({"prompt": "word " * 1_000_000, "response": json.loads(good[0])["response"]})
+    source = world.file("own.jsonl", "".join([*good, *[long + "\n"] * 4]))
+    text = (ROOT / "02_data.py").read_text()
+    text = text.replace('source="data/tiny"', f'source="{source}"')
+    path = world.file("02_data.py", text)
+    yield
+    start = time.monotonic()
+    done = world.ended(world.start(sys.executable, path, cwd=ROOT, MPLBACKEND="agg",
+                                   PYTHONPATH="."), 300)
+    print(f"{time.monotonic() - start:.0f} s")
+    assert run.read_json(world.run / "data/meta.json")["dropped"]["too long"] >= 4
+    yield done
+
+
+@fault("is being written by", slow=True)
+def two_merges_at_once(world):
+    finished(world, "data", "train")
+    first = world.start(sys.executable, "04_merge.py", cwd=ROOT, MPLBACKEND="agg")
+    while not (world.run / ".lock").exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    yield
+    second = script(world, "04_merge.py")
+    assert world.ended(first, 600).returncode == 0
+    yield second
+
+
+@fault("changed|damaged|merge.json", "04", intact=("merge.json",), slow=True)
+def notebook_05_on_a_flipped_bit(world):
+    finished(world, "data", "train", "merged", "adapter", "merge.json")
+    flip(world.run / "merged/model.safetensors")
+    yield
+    yield script(world, "05_serve_vllm.py")
+
+
+@fault("changed|damaged|merge.json", "04", intact=("merge.json", "eval"), slow=True)
+def notebook_07_on_a_flipped_bit(world):
+    finished(world, "data", "train", "merged", "merge.json", "eval", "serve")
+    flip(world.run / "merged/model.safetensors")
+    yield
+    yield script(world, "07_eval.py")
+
+
+@fault("meta.json", "02", intact=("eval",), slow=True)
+def notebook_07_on_a_system_prompt_that_was_not_trained(world):
+    finished(world, "data", "train", "merged", "merge.json", "eval", "serve")
+    meta = run.read_json(world.run / "data/meta.json")
+    run.write_json(world.run / "data/meta.json", {**meta, "system": "Sing."})
+    yield
+    yield script(world, "07_eval.py")
+
+
+@fault("merging", code=0, slow=True)
+def notebook_04_mends_a_truncated_model(world):
+    finished(world, "data", "train", "merged", "adapter", "merged_text", "merge.json")
+    path = world.run / "merged/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    yield
+    done = script(world, "04_merge.py")
+    assert path.stat().st_size == (FINISHED / "merged/model.safetensors").stat().st_size
+    yield done
+
+
+@fault("merging|adapter", code=0, slow=True)
+def notebook_04_mends_a_missing_adapter_file(world):
+    finished(world, "data", "train", "merged", "adapter", "merged_text", "merge.json")
+    (world.run / "adapter/adapter_model.safetensors").unlink()
+    yield
+    done = script(world, "04_merge.py")
+    assert (world.run / "adapter/adapter_model.safetensors").exists()
+    yield done
+
+
+@fault("step 8\\d|step \\d+", "whole", slow=True)
+def a_damaged_newest_checkpoint_in_04(world):
+    finished(world, "data", "train")
+    newest = max((world.run / "train/checkpoints").iterdir(), key=lambda path: int(path.name))
+    (newest / "_CHECKPOINT_METADATA").unlink()
+    for path in newest.rglob("*"):
+        if path.is_file() and path.stat().st_size > 10_000:
+            path.write_bytes(path.read_bytes()[:100])
+    yield
+    yield script(world, "04_merge.py")
+
+
+@fault("stopped|no server", code=0, gone=("serve/server.json",), slow=True)
+def half_a_record_beside_a_server(world):
+    world.file("serve/adapter.json", '{"pid": ')
+    world.file("serve/server.json", "{}")
+    yield
+    yield world.ended(world.start(sys.executable, "-m", "helpers.server", "stop", cwd=ROOT))
+
+
+@fault("csv", "columns|read", intact=("bench/theirs.csv",), slow=True)
+def a_broken_table_of_another_machine(world):
+    finished(world, "data", "train", "merged", "merge.json", "bench", "serve")
+    world.file("bench/theirs.csv", '"a\n\x00')
+    yield
+    yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
+
+
+@fault("samples.jsonl|lines", code=0, slow=True)
+def saved_answers_that_are_no_objects(world):
+    finished(world, "data", "train", "merged", "merge.json", "eval", "serve")
+    with open(world.run / "eval/tuned/samples.jsonl", "ab") as file:
+        file.write(b'7\n"x"\n\xff\xfe\n[1]\n')
+    yield
+    yield script(world, "07_eval.py")
+
+
+@fault("16 |points|reus", code=0, slow=True)
+def old_points_at_another_slo(world):
+    finished(world, "data", "train", "merged", "adapter", "merge.json", "bench", "serve")
+    yield
+    yield world.ended(world.start("./run_all.sh", "05", "06", cwd=ROOT), 1200)
+
+
+@fault("ended by SIGTERM", code=143, intact=("merged",), slow=True)
+def sigterm_while_a_server_is_up(world):
+    finished(world, "data", "train", "merged", "adapter", "merge.json")
+    child = world.start("./run_all.sh", "05", "06", cwd=ROOT)
+    world.until(child, "healthy after")
+    yield
+    start = time.monotonic()
+    child.terminate()
+    outcome = world.ended(child)
+    assert time.monotonic() - start < 5
+    yield outcome
+
+
+@fault("points", code=0, slow=True)
+def notebook_06_alone(world):
+    finished(world, "data", "train", "merged", "adapter", "merge.json", "bench", "serve")
+    yield
+    yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
+
+
+@fault("rows", code=0, slow=True)
+def a_script_started_from_another_folder(world):
+    yield
+    yield world.ended(world.start(sys.executable, ROOT / "02_data.py", cwd=world.folder,
+                                  MPLBACKEND="agg"), 300)
+
+
+def flip(path):
+    """Change one bit in the middle of a file."""
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+def marked(row):
+    marks = [pytest.mark.slow] * row.slow
+    return pytest.param(row, id=row.act.__name__, marks=marks)
+
+
+@pytest.mark.parametrize("row", [marked(row) for row in FAULTS])
+def test_fault(world, row):
+    steps = row.act(world)
+    next(steps)
+    before = {path: content(world.run / path) for path in row.intact}
+    outcome = next(steps)
+    assert outcome.returncode == row.code, outcome.text
+    for pattern in row.says:
+        assert re.search(pattern, outcome.text, re.MULTILINE), (pattern, outcome.text)
+    assert "Traceback (most recent call last)" not in outcome.text
+    for path, held in before.items():
+        assert held is not None or (world.run / path).is_dir(), f"{path} was never there"
+        assert content(world.run / path) == held, path
+    for path in row.gone:
+        assert not (world.run / path).exists(), path
+    end = time.monotonic() + 3
+    while world.left() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not world.left()
+
+
+def test_the_table_is_long_enough():
+    assert len(FAULTS) >= 40

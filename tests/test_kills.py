@@ -1,0 +1,150 @@
+"""kill -9 at random moments of 02 to 07, then the same notebook again: nothing lost, nothing twice.
+
+    ./run_tests.sh --kills      30 kills, about an hour and a half on two idle cores (not measured)
+
+It goes on where it was stopped: what passed is in RUN_DIR/kills/passed.jsonl, with the seed, which
+is drawn once and printed (KILLS_SEED sets it). After a rerun 02 to 04 have left what an undisturbed
+run leaves, bit for bit except for times; in 05 to 07 what was finished before the kill is still
+there and was not made again.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from helpers.run import folder_hashes
+
+HOME = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny").resolve() / "kills"
+WHOLE, TRIED, PASSED = HOME / "undisturbed", HOME / "tried", HOME / "passed.jsonl"
+NOTEBOOKS = {"02": "02_data.py", "03": "03_train.py", "04": "04_merge.py", "05": "05_serve_vllm.py",
+             "06": "06_bench.py", "07": "07_eval.py"}
+BEFORE = {"02": (), "03": ("data",), "04": ("data", "train")}  # what a trial starts with
+SERVED = ("data", "train", "merged", "adapter", "merge.json", "serve/options.json")
+KILLS = 30
+pytestmark = pytest.mark.kills
+
+
+def seed():
+    """The seed of all kills: given, stored, or drawn now."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    path = HOME / "seed.txt"
+    if "KILLS_SEED" in os.environ or not path.exists():
+        path.write_text(os.environ.get("KILLS_SEED") or str(random.SystemRandom().randrange(10**6)))
+    return int(path.read_text())
+
+
+def start(number, folder):
+    """Start a notebook as a script in a process group of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{number}.out", "wb") as out:
+        return subprocess.Popen([sys.executable, NOTEBOOKS[number]], cwd=ROOT, stdout=out,
+                                stderr=subprocess.STDOUT, start_new_session=True,
+                                env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(folder),
+                                     "MPLBACKEND": "agg"})
+
+
+def finish(number, folder):
+    """Run a notebook to its end; returns seconds."""
+    begin = time.monotonic()
+    process = start(number, folder)
+    code = process.wait(timeout=1800)
+    assert code == 0, f"{number}: {(folder / f'{number}.out').read_text()[-2000:]}"
+    return time.monotonic() - begin
+
+
+def server(what, folder):
+    """`python -m helpers.server start` or `stop` for a run directory."""
+    env = {**os.environ, "SIZE": "tiny", "RUN_DIR": str(folder)}
+    done = subprocess.run([sys.executable, "-m", "helpers.server", what], cwd=ROOT, text=True,
+                          capture_output=True, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def undisturbed():
+    """Seconds per notebook of a run that nobody disturbs, made once."""
+    path = HOME / "seconds.json"
+    seconds = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        for number in NOTEBOOKS:
+            if number not in seconds:
+                if number == "06":
+                    server("start", WHOLE)
+                seconds[number] = finish(number, WHOLE)
+                path.write_text(json.dumps(seconds))
+    finally:
+        if WHOLE.exists():
+            server("stop", WHOLE)
+    return seconds
+
+
+def left(folder, number):
+    """What a notebook leaves, in a form in which two runs can be compared."""
+    if number == "02":
+        return folder_hashes(folder / "data")
+    if number == "03":
+        lines = (folder / "train/log.jsonl").read_text().splitlines()
+        log = [{**json.loads(line), "seconds": 0} for line in lines]
+        return log, json.loads((folder / "train/recipe.json").read_text())
+    return ({name: folder_hashes(folder / name) for name in ("merged", "adapter", "merged_text")},
+            json.loads((folder / "merge.json").read_text()))
+
+
+def done(folder, number):
+    """{name: content} of everything that 06 or 07 has finished."""
+    if number == "06":
+        return {path.name: path.read_text() for path in (folder / "bench").glob("*_*_*.json")}
+    found = {}
+    for path in (folder / "eval").glob("*/samples.jsonl"):
+        for line in path.read_text(errors="replace").splitlines():
+            if line.endswith("}"):  # the last one may be half
+                row = json.loads(line)
+                place = (path.parent.name, row["plan"], row["problem"], row["index"])
+                assert place not in found, f"{place} twice"
+                found[place] = {key: row[key] for key in ("key", "finish") if key in row}
+    return found
+
+
+@pytest.mark.parametrize("trial", range(KILLS))
+def test_kill(trial, undisturbed):
+    number = list(NOTEBOOKS)[trial % len(NOTEBOOKS)]
+    moment = random.Random(seed() * 1000 + trial).uniform(0.5, undisturbed[number])
+    mark = {"seed": seed(), "trial": trial, "notebook": number, "second": round(moment, 2)}
+    print(mark)
+    if PASSED.exists() and mark in map(json.loads, PASSED.read_text().splitlines()):
+        return
+    shutil.rmtree(TRIED, ignore_errors=True)
+    for part in BEFORE.get(number, SERVED):
+        (TRIED / part).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (WHOLE / part).is_dir() else shutil.copy2)(WHOLE / part, TRIED / part)
+    try:
+        if number in ("06", "07"):
+            server("start", TRIED)
+        process = start(number, TRIED)
+        time.sleep(moment)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        before = done(TRIED, number) if number in ("06", "07") else {}
+        finish(number, TRIED)
+        if number in BEFORE:
+            assert left(TRIED, number) == left(WHOLE, number)
+        if number == "03":  # and the adapters, by what 04 makes of them
+            finish("04", TRIED)
+            assert left(TRIED, "04") == left(WHOLE, "04")
+        if number in ("06", "07"):
+            after = done(TRIED, number)
+            assert {name: after.get(name) for name in before} == before
+            assert after.keys() == done(WHOLE, number).keys()
+    finally:
+        server("stop", TRIED)
+    with open(PASSED, "a") as file:
+        file.write(json.dumps(mark) + "\n")
