@@ -55,7 +55,7 @@ def draw(points, target):
         ax.text(value + 0.012 * widest, row, text, va="center", fontsize=9.5)
     ax.set(yticks=range(len(points)), yticklabels=[label for label, _, _ in points],
            xlabel="predicted: cycles and collectives of the program that the TPU's compiler makes",
-           xlim=(0, 1.35 * widest), ylim=(len(points) - 0.5, -0.6),
+           xlim=(0, 1.45 * widest), ylim=(len(points) - 0.5, -0.6),
            title="Real tokens per second: LoRA on Gemma 4 31B, one v5p-8")
     ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= 1.05 * widest])
     ax.xaxis.set_major_formatter("{x:,.0f}")
