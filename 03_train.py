@@ -23,10 +23,25 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95 GiB each). e2b: one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Takes** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Makes** | `train/checkpoints/<step>/` (Orbax), `train/log.jsonl`, `train/recipe.json`, TensorBoard events, figures |
-# | **Costs** | tiny: about two minutes on two CPU cores (129 s measured). 31b: published 3.34 h and 56 USD; by the compiler's estimate (08) the published steps take 2.0 h and ours 0.3 h. e2b: no less than 0.15 h on a v6e and 0.31 h on a v5e (roofline, 08) |
+# | **Costs** | tiny: about two minutes on two CPU cores (129 s measured). 31b: published 3.34 h and 56 USD; ours about an hour, of which the steps are less than half (its parts, and where each number comes from: 01, section 5). e2b: steps of no less than 0.15 h on a v6e and 0.31 h on a v5e (roofline, 08), and the rest below |
 #
 # The outputs shown are those of the tiny run on two CPU cores. `HF_TOKEN` is read from the
 # environment if the hub asks for a licence.
+#
+# **E2B on a Colab chip.** Choose a v5e-1 or v6e-1 runtime, open this page, Run All. What the first
+# hour then looks like, with the times that are known:
+#
+# | step | time | where from |
+# |---|---|---|
+# | the opening installs the packages | 3 to 5 minutes | measured here, for the CPU build |
+# | section 1 stops: the data is missing; run the cell that its message offers (`helpers.catch_up`), then the rest | 02 renders and packs 10,000 examples | not measured at this size |
+# | section 1 fetches 10.2 GB | 1 minute | assumed: 0.2 GB/s |
+# | section 9 compiles the step | 3 to 8 minutes | published, for the 31B; E2B has 35 layers of its 60 |
+# | section 10 trains | no less than 9 minutes (v6e), 19 (v5e) | roofline, 08 |
+#
+# A cell of section 10 that Colab cut off goes on from its newest checkpoint if `RUN_DIR` is on a
+# disk that stays, such as a mounted Drive. On a real slice, `./first_hour.sh` measures all this for
+# thirty steps, ends by itself within an hour, and prints a report beside the predictions.
 
 # %% [markdown]
 # ## Before we start
@@ -253,6 +268,20 @@ mesh_table(big)
 # is a mesh that cannot be, and the arrow is what `make_mesh` chooses: (1, 4) on a v5p-8, which is
 # 4 chips, (4, 4) on the 16 chips of a v5p-32, (1, 1) on a single chip. This is about divisibility;
 # whether the memory suffices is the next section's question.
+#
+# ### Outgrow one slice
+# The same code goes on where four chips end. 08 has compiled a v5p-32, four hosts with 16 chips and
+# the mesh (4, 4); a v5p-64 gets (8, 4) and a v5p-128 (16, 4), which nobody has compiled. `tp` stays
+# 4, so all growth is in `fsdp`, which must divide the model's width (5,376 for the 31B: any power
+# of two up to 256). A step has `rows_per_device` rows for each part of `fsdp`, 8 on a v5p-32 and 16
+# on a v5p-64: an epoch has fewer, larger steps, and the learning rate is yours to find again. Every
+# host runs this notebook as a script, all at once (01, section 4): `join_hosts` of
+# `helpers/machine.py`, called by the opening, connects them, and from then on `jax.devices()` are
+# those of the whole slice. Each host reads the whole batch and `to_mesh` keeps its devices' rows: a
+# few hundred kilobytes a step, which sets no limit soon; that every host loads the base model does,
+# because each downloads its own 62.5 GB. Data and settings must be the same everywhere, and
+# `same_on_all_hosts` compares them before the first step. All hosts write one checkpoint together,
+# so `CHECKPOINTS` has to be a bucket.
 
 # %% [markdown]
 # ## 4. Will it fit? First on paper, then loaded
@@ -296,6 +325,17 @@ print(f"{base_parameters:,} parameters in the base of this run")
 table.rename_axis("GiB per device").style.format("{:.4g}")
 
 # %% [markdown]
+# What 08's compiler says about whole steps, on the slices that a size can meet:
+
+# %%
+for name, size in (("v5p-8", "31b"), ("v6e-8", "31b"), ("v6e-1", "e2b"), ("v5e-1", "e2b")):
+    print(hardware.what_fits(name, size))
+
+# %% [markdown]
+# A v6e-8 is the slice that serves. It trains the 31B as well, but only by computing whole layers
+# again in the backward pass (`remat="DECODER"`, which the settings take by themselves there): eight
+# chips of 31 GiB hold less than four of 96. If you can choose, train on the v5p-8.
+#
 # A v5p chip offers 95.7 GiB. The first three lines of the 31B's column are what the compiled step
 # takes as arguments: 08 reads 16.65 GiB off the compiler. What the step needs on top of this, the
 # activations, is the compiler's business: section 9 asks it.

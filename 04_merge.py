@@ -334,11 +334,17 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
 # is named here and stays as the base has it.
 
 # %%
-if recipe.get("partial"):
-    alone = [target.path for target in targets if target.path not in adapters]
-    targets = [target for target in targets if target.path in adapters]
-    kinds = ", ".join(sorted({path.rpartition(".")[2] for path in alone}))
-    print(f"left alone on purpose: {len(alone)} modules ({kinds or 'none'})")
+def split_targets(targets, adapters, recipe):
+    """(modules to merge, modules left alone); all are to be merged unless 03 said otherwise."""
+    def wanted(target):
+        return not recipe.get("partial") or target.path in adapters
+    return [t for t in targets if wanted(t)], [t for t in targets if not wanted(t)]
+
+
+targets, alone = split_targets(targets, adapters, recipe)
+if alone:
+    print(f"left alone on purpose: {len(alone)} modules "
+          f"({', '.join(sorted({target.kind for target in alone}))})")
 check(targets, adapters, tensors, prefix, recipe, notes)
 if all(not b.any() for _, b in adapters.values()):
     raise helpers.UserError("every B is zero: this checkpoint was saved before the first step.")
