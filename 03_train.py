@@ -795,8 +795,8 @@ helpers.show_source(train.State, train.start, train.open_checkpoints, train.save
 recipe = {key: asdict(cfg)[key] for key in (
     "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
     "max_grad_norm", "dtype", "seed")}
-recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base), "steps": steps,
-           "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
+recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base),
+           "steps": steps, "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
            "template_sha256": meta["template_sha256"]}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
 if cfg.fresh and checkpoints.exists():
@@ -1038,6 +1038,7 @@ trace = helpers.run_dir("train", "trace")
 shutil.rmtree(trace, ignore_errors=True)
 options = jax.profiler.ProfileOptions()
 options.python_tracer_level, options.host_tracer_level = 0, 1  # the devices' work, not Python's
+options.enable_hlo_proto = False  # nor a copy of every program of this kernel, most of the file
 spare = jax.tree.map(jnp.copy, (state.adapters, state.opt_state))
 rows = train.to_mesh(batch, mesh)
 with gemma.use_mesh(mesh), jax.profiler.trace(trace, profiler_options=options):
@@ -1046,7 +1047,7 @@ with gemma.use_mesh(mesh), jax.profiler.trace(trace, profiler_options=options):
             *spare, metrics = compiled(*spare, frozen, rows)
             jax.block_until_ready(metrics)
 files = [path for path in trace.rglob("*") if path.is_file()]
-print(f"{trace}: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
+print(f"train/trace: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
 del spare
 
 # %% [markdown]
@@ -1065,7 +1066,8 @@ del spare
 helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
     "size": helpers.size(), "base_path": meta["base_path"], "base_dtype": cfg.dtype,
     "adapter_dtype": "float32", "n_modules": len(modules), "trainable_parameters": trainable,
-    "partial": cfg.partial, "mesh": {"fsdp": fsdp, "tp": tp}, "checkpoints": cfg.checkpoints or "train/checkpoints",
+    "partial": cfg.partial, "mesh": {"fsdp": fsdp, "tp": tp},
+    "checkpoints": cfg.checkpoints or "train/checkpoints",
     "final_step": state.step, "epochs": cfg.epochs, "system": meta["system"],
     "reasoning": meta["reasoning"],
     "val_loss_before": float(val.val_loss.iloc[0]), "val_loss_after": float(val.val_loss.iloc[-1]),

@@ -203,7 +203,7 @@ def training(folder):
             "real_tokens_per_second": sum(record["real_tokens"] for record in steady)
             / sum(record["seconds"] for record in steady),
             "first_loss": steps[0]["loss"], "last_loss": steps[-1]["loss"],
-            "trace": {"folder": str(folder / "train/trace"), "files": len(trace),
+            "trace": {"folder": "train/trace", "files": len(trace),
                       "bytes": sum(path.stat().st_size for path in trace)}}
 
 
@@ -403,7 +403,8 @@ def main():
     folder = run_dir("first_hour")
     if chosen.fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12",
+                             "--exclude=*"], capture_output=True, text=True)
     about = {**asdict(machine), "slice": machine.slice, "size": size_name,
              "commit": commit.stdout.strip() or "no git"}
     print(f"{machine}, size {size_name}: at most {chosen.minutes:g} minutes; results in {folder}")
