@@ -256,13 +256,23 @@ def _holders(root, files, own=False):
     for process in (root / "proc").glob("[0-9]*"):
         if int(process.name) == os.getpid() and not own:
             continue
+        opened = set()
         try:
-            opened = {os.readlink(link) for link in (process / "fd").iterdir()}
+            for link in (process / "fd").iterdir():
+                opened.add(_target(link))
         except OSError:  # it has ended, or belongs to somebody else
             continue
         if opened & names:
             found[int(process.name)] = _read(process / "comm") or "unknown"
     return found
+
+
+def _target(link):
+    """Where a link points; "" if it is gone, as the one is through which this folder was listed."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
 
 
 def held_here(root=None, environ=os.environ):
