@@ -478,7 +478,10 @@ print(f"31B, 10,000 examples on a v5p-8: {hours:.1f} h, {worst_case('v5p-8', hou
 
 # %% [markdown]
 # What this means: plan about an hour for the training machine. The published run took 3.34 hours
-# and 56 dollars, loading and compiling included.
+# and 56 dollars, loading and compiling included. To replace assumptions by your slice's own
+# numbers before the long run, start `./first_hour.sh` there: load, compile, thirty steps and a
+# trace (on the v6e-8 also a server and one point of load), at most an hour, and a report at the end
+# that others can use, too.
 #
 # ### A Hugging Face token, only if needed
 # Gemma 4 is under Apache-2.0 and, as far as we know, downloads without a login. If the hub answers

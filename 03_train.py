@@ -23,10 +23,25 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95 GiB each). e2b: one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Takes** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Makes** | `train/checkpoints/<step>/` (Orbax), `train/log.jsonl`, `train/recipe.json`, TensorBoard events, figures |
-# | **Costs** | tiny: about two minutes on two CPU cores (129 s measured). 31b: published 3.34 h and 56 USD; by the compiler's estimate (08) the published steps take 2.0 h and ours 0.3 h. e2b: no less than 0.15 h on a v6e and 0.31 h on a v5e (roofline, 08) |
+# | **Costs** | tiny: about two minutes on two CPU cores (129 s measured). 31b: published 3.34 h and 56 USD; ours about an hour, of which the steps are less than half (its parts, and where each number comes from: 01, section 5). e2b: steps of no less than 0.15 h on a v6e and 0.31 h on a v5e (roofline, 08), and the rest below |
 #
 # The outputs shown are those of the tiny run on two CPU cores. `HF_TOKEN` is read from the
 # environment if the hub asks for a licence.
+#
+# **E2B on a Colab chip.** Choose a v5e-1 or v6e-1 runtime, open this page, Run All. What the first
+# hour then looks like, with the times that are known:
+#
+# | step | time | where from |
+# |---|---|---|
+# | the opening installs the packages | 3 to 5 minutes | measured here, for the CPU build |
+# | section 1 stops: the data is missing; run the cell that its message offers (`helpers.catch_up`), then the rest | 02 renders and packs 10,000 examples | not measured at this size |
+# | section 1 fetches 10.2 GB | 1 minute | assumed: 0.2 GB/s |
+# | section 9 compiles the step | 3 to 8 minutes | published, for the 31B; E2B has 35 layers of its 60 |
+# | section 10 trains | no less than 9 minutes (v6e), 19 (v5e) | roofline, 08 |
+#
+# A cell of section 10 that Colab cut off goes on from its newest checkpoint if `RUN_DIR` is on a
+# disk that stays, such as a mounted Drive. On a real slice, `./first_hour.sh` measures all this for
+# thirty steps, ends by itself within an hour, and prints a report beside the predictions.
 
 # %% [markdown]
 # ## Before we start
@@ -72,6 +87,8 @@ helpers.machine(devices=4)
 
 # %%
 import html
+import shutil
+import time
 from dataclasses import asdict, dataclass, replace
 
 import jax
@@ -107,6 +124,7 @@ class Settings:
     rank: int = 64
     alpha: float = 64.0                # the adapter counts alpha / rank times
     targets: str = gemma.TARGETS       # published: without k_einsum
+    partial: bool = False              # True: some matrices are left out on purpose
     a_init: str = "he"                 # A's first values; "peft" is PEFT's scale (see below)
     # ── Optimizer ──
     learning_rate: float = 1e-4        # at its peak
@@ -117,6 +135,7 @@ class Settings:
     rows_per_step: int = 2             # packed rows of 4,096 tokens, about 8.4 examples
     rows_per_device: int = 2           # of a micro-batch, on each part of the fsdp axis
     epochs: float = 1.0
+    max_steps: int = int(os.environ.get("MAX_STEPS", "0"))  # 0: all; else the schedule is shorter
     dtype: str = "bfloat16"            # of the base and of the arithmetic; adapters are float32
     remat: str = "NONE"                # or BLOCK, DECODER
     attention_block: int = 1_024       # queries at a time (section 4)
@@ -253,6 +272,20 @@ mesh_table(big)
 # is a mesh that cannot be, and the arrow is what `make_mesh` chooses: (1, 4) on a v5p-8, which is
 # 4 chips, (4, 4) on the 16 chips of a v5p-32, (1, 1) on a single chip. This is about divisibility;
 # whether the memory suffices is the next section's question.
+#
+# ### Outgrow one slice
+# The same code goes on where four chips end. 08 has compiled a v5p-32, four hosts with 16 chips and
+# the mesh (4, 4); a v5p-64 gets (8, 4) and a v5p-128 (16, 4), which nobody has compiled. `tp` stays
+# 4, so all growth is in `fsdp`, which must divide the model's width (5,376 for the 31B: any power
+# of two up to 256). A step has `rows_per_device` rows for each part of `fsdp`, 8 on a v5p-32 and 16
+# on a v5p-64: an epoch has fewer, larger steps, and the learning rate is yours to find again. Every
+# host runs this notebook as a script, all at once (01, section 4): `join_hosts` of
+# `helpers/machine.py`, called by the opening, connects them, and from then on `jax.devices()` are
+# those of the whole slice. Each host reads the whole batch and `to_mesh` keeps its devices' rows: a
+# few hundred kilobytes a step, which sets no limit soon; that every host loads the base model does,
+# because each downloads its own 62.5 GB. Data and settings must be the same everywhere, and
+# `same_on_all_hosts` compares them before the first step. All hosts write one checkpoint together,
+# so `CHECKPOINTS` has to be a bucket.
 
 # %% [markdown]
 # ## 4. Will it fit? First on paper, then loaded
@@ -273,11 +306,11 @@ def device_gib(state):
                for array in jax.tree.leaves(state)) / 2**30
 
 
-def budget_of(model, rank, alpha, mesh, targets, repeats=1):
+def budget_of(model, mesh, cfg, repeats=1):
     """(GiB per device, the model with adapters); its layers count `repeats` times."""
     embedder = device_gib(nnx.state(model.embedder))
     layers = device_gib(nnx.state(model)) - embedder
-    model = gemma.inject_lora(model, rank, alpha, mesh, targets)
+    model = gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, partial=cfg.partial)
     adapters = repeats * device_gib(nnx.state(model, nnx.LoRAParam))
     return pd.Series({"base weights": embedder + repeats * layers, "adapters": adapters,
                       "Adam's moments": 2 * adapters, "gradients": adapters}), model
@@ -288,14 +321,25 @@ six_layers = gemma.config_from_hf("data/configs/gemma4_31b.json", num_layers=6)
 with helpers.phase("shapes of base and adapters, this run's and the 31B's"):
     shapes = gemma.abstract_base(config, mesh)
     base_parameters = sum(array.size for array in jax.tree.leaves(nnx.state(shapes)))
-    budget, _ = budget_of(shapes, cfg.rank, cfg.alpha, mesh, cfg.targets)
-    budget_31b, six_adapted = budget_of(gemma.abstract_base(six_layers, four), FULL.rank,
-                                        FULL.alpha, four, FULL.targets, repeats=10)
+    budget, _ = budget_of(shapes, mesh, cfg)
+    budget_31b, six_adapted = budget_of(gemma.abstract_base(six_layers, four), four, FULL,
+                                        repeats=10)
 table = pd.DataFrame({"this run": budget, "31B on a v5p-8": budget_31b})
 print(f"{base_parameters:,} parameters in the base of this run")
 table.rename_axis("GiB per device").style.format("{:.4g}")
 
 # %% [markdown]
+# What 08's compiler says about whole steps, on the slices that a size can meet:
+
+# %%
+for name, size in (("v5p-8", "31b"), ("v6e-8", "31b"), ("v6e-1", "e2b"), ("v5e-1", "e2b")):
+    print(hardware.what_fits(name, size))
+
+# %% [markdown]
+# A v6e-8 is the slice that serves. It trains the 31B as well, but only by computing whole layers
+# again in the backward pass (`remat="DECODER"`, which the settings take by themselves there): eight
+# chips of 31 GiB hold less than four of 96. If you can choose, train on the v5p-8.
+#
 # A v5p chip offers 95.7 GiB. The first three lines of the 31B's column are what the compiled step
 # takes as arguments: 08 reads 16.65 GiB off the compiler. What the step needs on top of this, the
 # activations, is the compiler's business: section 9 asks it.
@@ -309,8 +353,11 @@ table.rename_axis("GiB per device").style.format("{:.4g}")
 # the second over `fsdp`, all others stay whole.
 
 # %%
+began = time.perf_counter()
 with helpers.phase(f"loading {base_parameters / 1e6:,.1f} M parameters"):
     model = gemma.place(gemma.load_base(base, config, mesh), mesh)
+    jax.block_until_ready(nnx.state(model))
+load_seconds = time.perf_counter() - began
 first = model.layers[0]
 for name, weight in (("q_einsum", first.attn.q_einsum.w),
                      ("gate_proj", first.mlp.gate_proj.kernel)):
@@ -351,15 +398,19 @@ gemma.use_block_attention(model, cfg.attention_block)
 helpers.show_source(gemma.Float32Lora, gemma.lora_provider, gemma.lora_a, gemma.lora_b)
 before_lora = model
 model = gemma.inject_lora(
-    model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init)
+    model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init, cfg.partial)
 modules = gemma.adapted_modules(model)
-print(f"{len(modules)} modules adapted, {len(gemma.expected_modules(config))} expected")
-assert sorted(modules) == sorted(gemma.expected_modules(config))
+everything = gemma.expected_modules(config)
+print(f"{len(modules)} modules adapted of {len(everything)}",
+      f"({len(everything) - len(modules)} left out on purpose)" if cfg.partial else "")
+assert cfg.partial or sorted(modules) == sorted(everything)
 
 # %% [markdown]
 # `k_einsum` is the lone key projection of the full-attention layers, where Gemma 4 uses K as V,
 # too. The published pattern names only `kv_einsum` and silently misses it: 350 of the 31B's 360
-# modules. The table is computed from the model: a Hugging Face matrix has shape (out, in), Tunix
+# modules. Here a pattern that misses a module is refused, unless `partial=True` says that this is
+# meant (attention alone: `targets=".*_einsum", partial=True`); 04 then merges what there is and
+# names what it leaves alone. The table is computed from the model: a Hugging Face matrix has shape (out, in), Tunix
 # keeps heads as dimensions of their own and stacks K and V into one `kv_einsum`.
 
 # %%
@@ -463,17 +514,18 @@ style.finish(fig, "03_mesh", "shapes and partition specs of the 31B, computed ab
 #
 # ### Two proofs before we train
 # B is zero and A is finite, so A times B is zero and the adapters have not changed anything yet.
-# The logits show it, too, up to rounding: with and without adapters are two programs, and XLA
-# promises equal bits only within one. Second, each adapter's partition spec must not name more
+# The logits of the tiny model, in float32 on the CPU at every size, show it, too, up to rounding:
+# with and without adapters are two programs, and XLA promises equal bits only within one. (For the
+# 31B these would be two more compilations of 60 layers, for what B says already.) Second, each adapter's partition spec must not name more
 # dimensions than the adapter has, and must divide them. The published recipe repairs both by
 # patching Qwix and Tunix; at these versions there is nothing to repair.
 
 # %%
 def logits_of(model, tokens):
-    """All logits of a few ids, compiled. [B, T, V]"""
+    """All logits of a few ids, compiled for the CPU. [B, T, V]"""
     graph, state = nnx.split(model)
-    mask = jnp.tril(jnp.ones((1, tokens.shape[1], tokens.shape[1]), bool))
-    with gemma.use_mesh(mesh):
+    mask = np.tril(np.ones((1, tokens.shape[1], tokens.shape[1]), bool))
+    with gemma.use_mesh(cpu):
         return jax.jit(lambda state: nnx.merge(graph, state)(tokens, attention_mask=mask)[0])(state)
 
 
@@ -483,12 +535,16 @@ for path, pair in modules.items():
     for array in (a, b):
         assert array.dtype == jnp.float32 and len(array.sharding.spec) <= array.ndim, path
         array.sharding.shard_shape(array.shape)  # raises if an axis does not divide
-probe = jnp.tile(jnp.asarray(np.load(data / "val" / "tokens.npy")[0, :64]), (fsdp, 1))
-plain, adapted = logits_of(before_lora, probe), logits_of(model, probe)
-apart, spread = float(jnp.abs(plain - adapted).max()), float(jnp.abs(plain).max())
-print(f"every A finite, every B zero, both float32 and evenly split; logits up to {spread:.1f}, "
-      f"with and without adapters at most {apart:.2g} apart")
-assert apart <= spread / 32, "more than the rounding of bfloat16"
+exact = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
+cpu = gemma.make_mesh(exact, (1, 1), jax.local_devices(backend="cpu")[:1])
+witness = gemma.load_base("assets/tiny_gemma4", exact, cpu)
+probe = np.load(data / "val" / "tokens.npy")[:1, :64] % exact.num_embed  # others have more ids
+plain, adapted = (np.asarray(logits_of(one, probe))
+                  for one in (witness, gemma.inject_lora(witness, 4, 8.0, cpu)))
+apart, spread = np.abs(plain - adapted).max(), np.abs(plain).max()
+print(f"every A finite, every B zero, both float32 and evenly split; the tiny model's logits up "
+      f"to {spread:.1f}, with and without adapters at most {apart:.2g} apart")
+assert apart <= 1e-5 * spread, "more than the rounding of float32"
 
 # %% [markdown]
 # ## 6. What it says before training
@@ -535,6 +591,7 @@ micro_batches = max(1, cfg.rows_per_step // micro_rows)
 rows_per_step = micro_batches * micro_rows
 train_rows = train.PackedRows(data / "train")
 steps = max(1, round(cfg.epochs * len(train_rows) / rows_per_step))
+steps = min(steps, cfg.max_steps or steps)
 dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)
 batch = next(iter(dataset))
 print(f"a step: {micro_batches} micro-batches x {micro_rows} rows x {meta['sequence_length']} "
@@ -620,9 +677,6 @@ def textbook_loss(model, tokens, loss_mask):
     return -jnp.sum(scores[..., 0] * loss_mask[:, 1:])
 
 # %%
-exact = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
-cpu = gemma.make_mesh(exact, (1, 1), jax.local_devices(backend="cpu")[:1])
-witness = gemma.load_base("assets/tiny_gemma4", exact, cpu)
 textbook = nnx.graphdef(gemma.inject_lora(witness, 4, 8.0, cpu))
 gemma.use_block_attention(witness, cfg.attention_block)
 witness = gemma.inject_lora(witness, 4, 8.0, cpu)
@@ -746,8 +800,7 @@ recipe = {key: asdict(cfg)[key] for key in (
     "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
     "max_grad_norm", "dtype", "seed")}
 recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base),
-           "steps": steps,
-           "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
+           "steps": steps, "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
            "template_sha256": meta["template_sha256"]}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
 if cfg.fresh and checkpoints.exists():
@@ -767,9 +820,11 @@ print(f"{found}{', nothing left to train' * (step == steps)}; "
 # %%
 state, frozen = train.start(model, optimizer, mesh)
 state = train.restore(manager, state)
+began = time.perf_counter()
 with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
     compiled = train.jit_train_step(model, optimizer, loss_fn, state).lower(
         state.adapters, state.opt_state, frozen, train.to_mesh(batch, mesh)).compile()
+compile_seconds = time.perf_counter() - began
 held_out = train.validation_batch(
     train.PackedRows(data / "val"), cfg.validation_rows, micro_rows)
 held_out = train.to_mesh(held_out, mesh)
@@ -976,19 +1031,59 @@ style.finish(fig, "03_published", "left: arXiv 2605.25645, read off its figure, 
 # whether that is the end of learning. In bfloat16 Adam's second moment never decays after an early
 # spike, and small updates are rounded away, which would look just like this.
 #
-# ## 13. Hand over to notebook 04
+# ## 13. Where the time goes on this machine
+# A step is one number in the log. JAX's profiler writes down what every device does meanwhile. We
+# give it three steps more, on copies of adapters and optimizer state, because the compiled step
+# uses up what it is given: the trained ones stay as they are. The parts of the step carry names
+# (`jax.named_scope` in `helpers/train.py`: hidden states, output matrix and loss, optimizer).
+
+# %%
+trace = helpers.run_dir("train", "trace")
+shutil.rmtree(trace, ignore_errors=True)
+options = jax.profiler.ProfileOptions()
+options.python_tracer_level, options.host_tracer_level = 0, 1  # the devices' work, not Python's
+options.enable_hlo_proto = False  # nor a copy of every program of this kernel, most of the file
+spare = jax.tree.map(jnp.copy, (state.adapters, state.opt_state))
+rows = train.to_mesh(batch, mesh)
+with gemma.use_mesh(mesh), jax.profiler.trace(trace, profiler_options=options):
+    for number in range(3):
+        with jax.profiler.StepTraceAnnotation("train", step_num=number):
+            *spare, metrics = compiled(*spare, frozen, rows)
+            jax.block_until_ready(metrics)
+files = [path for path in trace.rglob("*") if path.is_file()]
+print(f"train/trace: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
+del spare
+
+# %% [markdown]
+# To look at it, drag the `.trace.json.gz` into [Perfetto](https://ui.perfetto.dev), which runs in
+# the browser, or start `tensorboard --logdir train/trace` where the package `xprof` is installed.
+# On a TPU each chip is a line of operations: look for gaps, for all-gathers and all-reduces that
+# nothing overlaps, and for what 08 did not predict. On a CPU it is a demonstration: the simulated
+# devices share the same cores.
+#
+# ## 14. Hand over to notebook 04
 # What 04 must know travels in `recipe.json`, so that no later notebook repeats a setting of this
-# one. Below, the checkpoints that are kept: the newest three.
+# one, and what this machine took in `machine.json`. Below, the checkpoints that are kept: the
+# newest three.
 
 # %%
 helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
     "size": helpers.size(), "base_path": meta["base_path"], "base_dtype": cfg.dtype,
     "adapter_dtype": "float32", "n_modules": len(modules), "trainable_parameters": trainable,
-    "mesh": {"fsdp": fsdp, "tp": tp}, "checkpoints": cfg.checkpoints or "train/checkpoints",
+    "partial": cfg.partial, "mesh": {"fsdp": fsdp, "tp": tp},
+    "checkpoints": cfg.checkpoints or "train/checkpoints",
     "final_step": state.step, "epochs": cfg.epochs, "system": meta["system"],
     "reasoning": meta["reasoning"],
     "val_loss_before": float(val.val_loss.iloc[0]), "val_loss_after": float(val.val_loss.iloc[-1]),
     "examples_per_step": rows_per_step * meta["examples_per_row"]})
+stats = jax.local_devices()[0].memory_stats() or {}
+helpers.write_json(helpers.run_dir("train", "machine.json"), {
+    "device_kind": jax.devices()[0].device_kind, "devices": jax.device_count(),
+    "hosts": jax.process_count(), "mesh": [fsdp, tp], "load_seconds": load_seconds,
+    "compile_seconds": compile_seconds, "held_gib_per_device": float(fit.held.sum()),
+    **{key: stats.get(key) for key in ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")},
+    "steps": steps, "micro_batches": micro_batches, "micro_rows": micro_rows,
+    "sequence_length": meta["sequence_length"], "remat": cfg.remat})
 manager.close()
 for path in sorted(checkpoints.iterdir(), key=lambda path: int(path.name)):
     print(f"{path.name}: {', '.join(sorted(item.name for item in path.iterdir()))}")
@@ -1027,7 +1122,7 @@ for path in sorted(checkpoints.iterdir(), key=lambda path: int(path.name)):
 # ```
 #
 # One module of the tiny model (10 of the 31B) got no adapter, and it names
-# `layers.5.attn.k_einsum`.
+# `layers.5.attn.k_einsum`. With `partial=True` beside the pattern it would be accepted.
 #
 # </details>
 #

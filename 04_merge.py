@@ -77,6 +77,7 @@ import contextlib
 import hashlib
 import json
 import math
+import re
 import shutil
 from dataclasses import dataclass, replace
 
@@ -331,7 +332,22 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
                                 + ". Check Settings.base and Settings.step, or run 03_train.py.")
 
 
+# %% [markdown]
+# If 03 left matrices out on purpose (`partial=True`), only those with adapters are merged; the rest
+# is named here and stays as the base has it.
+
 # %%
+def split_targets(targets, adapters, recipe):
+    """(modules to merge, modules left alone); all are to be merged unless 03 said otherwise."""
+    def wanted(target):
+        return not recipe.get("partial") or target.path in adapters
+    return [t for t in targets if wanted(t)], [t for t in targets if not wanted(t)]
+
+
+targets, alone = split_targets(targets, adapters, recipe)
+if alone:
+    print(f"left alone on purpose: {len(alone)} modules "
+          f"({', '.join(sorted({target.kind for target in alone}))})")
 check(targets, adapters, tensors, prefix, recipe, notes)
 if all(not b.any() for _, b in adapters.values()):
     raise helpers.UserError("every B is zero: this checkpoint was saved before the first step.")
@@ -359,7 +375,10 @@ def q_factors(a, b):
 
 def proof(kind, factors, einsum, adapters, width):
     """Our ΔW x against Qwix's einsum (or dot product) on the first module of a kind."""
-    path = next(path for path in adapters if path.endswith(kind))
+    path = next((path for path in adapters if path.endswith(kind)), None)
+    if path is None:  # left out on purpose, or section 5 would have stopped
+        print(f"{kind}: no adapter")
+        return
     x = np.random.default_rng(0).normal(size=(3, width(*adapters[path])))
     parts = [x @ np.float64(a) @ np.float64(b) for a, b in factors(*adapters[path]).values()]
     (a, b), ours = adapters[path], np.concatenate(parts, axis=-1)
@@ -602,6 +621,9 @@ def write_adapter(out, targets, adapters, recipe, prefix):
               "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
               "base_model_name_or_path": recipe["base_model"], "inference_mode": True,
               "target_modules": architecture.PEFT_TARGETS}
+    if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
+        names = sorted(re.escape(name) for target in targets for name in target.names)
+        config["target_modules"] = rf"model\.(language_model\.)?({'|'.join(names)})"
     with helpers.atomic_dir(out) as folder:
         weights.write_tensors(folder / "adapter_model.safetensors", entries)
         helpers.write_json(folder / "adapter_config.json", config)
@@ -661,13 +683,14 @@ def draw_path(target, pair, steps, scale, name, source):
     style.finish(fig, name, source)
 
 # %%
-target = [target for target in targets if target.kind[0] == "k"][-1]
+target = ([target for target in targets if target.kind[0] == "k"] or targets)[-1]
 plain = FACTORS[target.kind](*adapters[target.path])
 block = next(iter(target.names)).rpartition(".")[0]
 matrices = {f"{name.rpartition('.')[2]} ({tensors[f'{prefix}{name}.weight'].dtype})": shape
             for name, shape in target.names.items()}
+stored = {*plain, "v_proj"} if "k_proj" in plain else {*plain}
 peft = {name.partition(f"{block}.")[2].removesuffix(".weight"): tensor.shape
-        for name, tensor in names if f"{block}.k_proj" in name or f"{block}.v_proj" in name}
+        for name, tensor in names if f"{block}." in name and name.split(".")[-3] in stored}
 draw_path(target, adapters[target.path], (plain, matrices, peft), scale, "04_path",
           f"computed from the checkpoint, {recipe['base_model']} and adapter/")
 

@@ -263,7 +263,7 @@ def abstract_base(config, mesh):
     return place(nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=SameKey(0))), mesh)
 
 
-def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, a_init="he"):
+def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, a_init="he", partial=False):
     """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
 
     Qwix finds the matrices by running the model on a dummy of two tokens (one would mean decoding).
@@ -271,7 +271,8 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, a_init="he"):
     through. Works on an abstract model, too. `a_init` is a name of `A_SCALES`.
 
     Raises:
-      UserError: a module of `expected_modules` got no adapter.
+      UserError: a module of `expected_modules` got no adapter and `partial`, some modules are left
+        out on purpose, is False; or not one module got any.
     """
     provider, rows = lora_provider(rank, alpha, targets), mesh.shape["fsdp"]
 
@@ -285,10 +286,12 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, a_init="he"):
     with use_mesh(mesh):
         tuned = place(nnx.eval_shape(adapt, model), mesh)
     model.config.remat_config = tuned.config.remat_config = remat
-    missing = set(expected_modules(model.config)) - set(adapted_modules(tuned))
-    if missing:
+    adapted = set(adapted_modules(tuned))
+    missing = set(expected_modules(model.config)) - adapted
+    if missing and not (partial and adapted):
         raise UserError(f"{len(missing)} modules got no adapter, for example {sorted(missing)[0]}: "
-                        "the pattern of LoRA targets does not match them.")
+                        "the pattern of LoRA targets does not match them."
+                        + " If that is meant, set partial=True." * bool(adapted))
     base = nnx.state(model)
     if isinstance(jax.tree.leaves(base)[0], jax.ShapeDtypeStruct):
         return tuned

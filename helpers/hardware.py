@@ -249,20 +249,38 @@ def _trouble(root, kind, chips, files):
     return ""
 
 
-def _holders(root, files):
-    """Processes that have one of these files open: {pid: name}. This process does not count."""
+def _holders(root, files, own=False):
+    """Processes that have one of these files open: {pid: name}. This one counts only if `own`."""
     names = {str(file) for file in files} | {f"/{file.relative_to(root)}" for file in files}
     found = {}
     for process in (root / "proc").glob("[0-9]*"):
-        if int(process.name) == os.getpid():
+        if int(process.name) == os.getpid() and not own:
             continue
+        opened = set()
         try:
-            opened = {os.readlink(link) for link in (process / "fd").iterdir()}
+            for link in (process / "fd").iterdir():
+                opened.add(_target(link))
         except OSError:  # it has ended, or belongs to somebody else
             continue
         if opened & names:
             found[int(process.name)] = _read(process / "comm") or "unknown"
     return found
+
+
+def _target(link):
+    """Where a link points; "" if it is gone, as the one is through which this folder was listed."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def held_here(root=None, environ=os.environ):
+    """Does this very process hold TPU chips of this machine? Then no process it starts can."""
+    root = Path(root or environ.get("HARDWARE_ROOT") or "/")
+    tpus, _ = _pci(root)
+    files = _device_files(root, tpus[0] if tpus else "", environ)
+    return bool(files) and os.getpid() in _holders(root, files, own=True)
 
 
 def huge_pages(root=None, environ=os.environ):

@@ -194,21 +194,33 @@ def require(path, notebook):
     if not path.exists():
         number, name = notebook[:2], size()
         cell = f' Or let a cell run 01 to {number} here: helpers.catch_up("{number}")'
+        # Not at 31b: hours of a machine that costs money are not to be started by one cell.
         raise UserError(f"{path} is missing. Run {notebook} first (SIZE={name}), or `./run_all.sh "
-                        f"{number}`." + cell * (name == "tiny"))
+                        f"{number}`." + cell * (name in ("tiny", "e2b")))
     return path
 
 
 def catch_up(last):
     """Run notebooks 01 to `last` ("03", say) with this Python, for who starts in the middle.
 
+    Where this process holds TPU chips already (03's opening took them), 01, whose checks need them,
+    is left out.
+
     Raises:
-      UserError: one of them failed; its own last words are in the text.
+      UserError: one of them failed, and its own last words are in the text; or 03 would need the
+        chips that this process holds.
     """
     root = Path(__file__).resolve().parent.parent
+    held = hardware.held_here()
+    if held and last[:2] > "02":
+        raise UserError("this kernel holds the chips that 03 needs. Restart it, and run this cell "
+                        "before anything starts JAX (of the opening cells, all but the last).")
     for source in sorted(root.glob("[0-9][0-9]_*.py")):
         if source.name[:2] > last[:2]:
             break
+        if held and source.name[:2] == "01":
+            print("01 is left out: its checks need the chips, and this kernel holds them")
+            continue
         with phase(source.stem, every=30):
             done = subprocess.run([sys.executable, source.name], cwd=root, capture_output=True,
                                   text=True, env={**os.environ, **_lock.passed_on(),

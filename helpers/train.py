@@ -119,15 +119,18 @@ def hidden_states(model, rows):
 def make_loss(capacity):
     """(model, rows) -> (summed cross-entropy, trained tokens); at most `capacity` a row."""
     def loss_fn(model, rows):
-        hidden = hidden_states(model, rows)
+        with jax.named_scope("hidden_states"):  # a name in profiles; the program stays the same
+            hidden = hidden_states(model, rows)
         # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
         weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)  # [B, K]
         labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
         hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
-        logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
+        with jax.named_scope("output_matrix"):
+            logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
         if (cap := model.config.final_logit_softcap) is not None:
             logits = jnp.tanh(logits / cap) * cap
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        with jax.named_scope("loss"):
+            loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return jnp.sum(loss * weight), jnp.sum(weight)
     return loss_fn
 
@@ -165,8 +168,10 @@ def make_train_step(model, optimizer, loss_fn):
         zero = ((0.0, 0), jax.tree.map(jnp.zeros_like, adapters))
         ((loss, tokens), grads), _ = jax.lax.scan(add, zero, batch)
         grads = jax.tree.map(lambda array: array / tokens, grads)  # once, for the whole step
-        updates, opt_state = optimizer.update(grads, opt_state, adapters)
-        return optax.apply_updates(adapters, updates), opt_state, {
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(grads, opt_state, adapters)
+            changed = optax.apply_updates(adapters, updates)
+        return changed, opt_state, {
             "loss": loss / tokens, "grad_norm": optax.global_norm(grads),
             "real_tokens": jnp.sum(batch.segment_ids > 0)}
     return train_step

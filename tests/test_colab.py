@@ -169,10 +169,11 @@ def test_04_alone_offers_a_cell_that_runs_what_is_missing(colab, tmp_path):
 
 # ── The offer itself, without a new machine ──
 
-def test_missing_input_offers_a_cell_at_tiny_only(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIZE", "tiny")
-    with pytest.raises(helpers.UserError, match=r'helpers\.catch_up\("03"\)$'):
-        helpers.require(tmp_path / "recipe.json", "03_train.py")
+def test_missing_input_offers_a_cell_up_to_e2b(tmp_path, monkeypatch):
+    for size in ("tiny", "e2b"):
+        monkeypatch.setenv("SIZE", size)
+        with pytest.raises(helpers.UserError, match=r'helpers\.catch_up\("03"\)$'):
+            helpers.require(tmp_path / "recipe.json", "03_train.py")
     monkeypatch.setenv("SIZE", "31b")  # days of a machine that costs money are not a cell
     with pytest.raises(helpers.UserError) as error:
         helpers.require(tmp_path / "recipe.json", "03_train.py")
@@ -193,6 +194,27 @@ def test_catching_up_runs_the_earlier_notebooks_in_order(small_series, capsys):
     helpers.catch_up("02")
     assert (small_series / "ran").read_text() == "01 agg 02 agg "
     assert re.search(r"01_x: done in .*\n(.*\n)*02_x: done in", capsys.readouterr().out)
+
+
+def test_catching_up_leaves_01_out_where_this_process_holds_the_chips(small_series, tmp_path,
+                                                                       monkeypatch, capsys):
+    """A v5e-1 whose chip is open here: a real open file, under a made-up /sys and /dev."""
+    root = tmp_path / "machine"
+    device = root / "sys/bus/pci/devices/0000:00:04.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x1ae0\n")
+    (device / "device").write_text("0x0063\n")
+    (root / "dev/vfio").mkdir(parents=True)
+    (root / "proc").symlink_to("/proc")
+    monkeypatch.setenv("HARDWARE_ROOT", str(root))
+    with open(root / "dev/vfio/0", "w"):
+        helpers.catch_up("02")
+        assert (small_series / "ran").read_text() == "02 agg "
+        assert "01 is left out" in capsys.readouterr().out
+        with pytest.raises(helpers.UserError, match="holds the chips that 03 needs"):
+            helpers.catch_up("03")
+    helpers.catch_up("02")
+    assert (small_series / "ran").read_text() == "02 agg 01 agg 02 agg "
 
 
 def test_catching_up_stops_at_the_first_failure(small_series):

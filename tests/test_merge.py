@@ -33,7 +33,7 @@ SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: run ./setup.sh serve")
 RANK, ALPHA, PREFIX = 4, 8.0, "model.language_model."
 NAMES = ("Settings", "digest", "to_make", "recompute", "export_text", "norm_table",
-         "proof", "model_card")
+         "proof", "model_card", "split_targets")
 nb = SimpleNamespace(**{**vars(bench_merge.notebook()), **dict(zip(NAMES, load(
     "04_merge.py", *NAMES, *(name for name in vars(bench_merge.notebook())))))})
 TINY = random_gemma.TINY | {"vocab_size": 512, "hidden_size": 96, "intermediate_size": 160}
@@ -290,6 +290,39 @@ def test_adapter_shares_a_and_repeats_k_as_v(world, tmp_path):
     assert all(array.dtype == np.float32 for array in weights.values())
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (RANK, ALPHA)
+
+
+def attention_only(world):
+    """(modules to merge, adapters, recipe) as if 03 had trained attention alone, on purpose."""
+    adapters = {path: pair for path, pair in world.adapters.items() if ".attn." in path}
+    recipe = world.recipe | {"n_modules": len(adapters), "partial": True}
+    targets, alone = nb.split_targets(world.targets, adapters, recipe)
+    assert {target.path for target in targets} == set(adapters)
+    assert {target.kind for target in alone} == {"gate_proj", "up_proj", "down_proj"}
+    return targets, adapters, recipe
+
+
+def test_what_was_left_out_on_purpose_stays_as_it_was(world, tmp_path, capsys):
+    import re
+    targets, adapters, recipe = attention_only(world)
+    nb.check(targets, adapters, world.tensors, PREFIX, recipe, world.notes)
+    plan = nb.plan_merge(targets, adapters, PREFIX)
+    nb.merge_model(world.base, tmp_path / "merged", plan, world.scale, 1 << 16)
+    after = weights.open_model(tmp_path / "merged")
+    for name, tensor in world.tensors.items():
+        same = np.array_equal(tensor.data(), after[name].data())
+        assert same == (name not in plan) and (".self_attn." in name or same), name
+    nb.write_adapter(tmp_path / "adapter", targets, adapters, recipe, PREFIX)
+    pattern = json.loads((tmp_path / "adapter/adapter_config.json").read_text())["target_modules"]
+    matched = {name for name in world.tensors
+               if re.fullmatch(pattern, name.removesuffix(".weight"))}
+    assert matched == set(plan)
+    nb.proof("down_proj", None, "", adapters, None)
+    assert "down_proj: no adapter" in capsys.readouterr().out
+    # The same checkpoint without the word `partial` is a mistake.
+    assert nb.split_targets(world.targets, adapters, world.recipe) == (world.targets, [])
+    with refused("has no adapter"):
+        nb.check(world.targets, adapters, world.tensors, PREFIX, world.recipe, world.notes)
 
 
 # ── What is refused ──
@@ -825,9 +858,12 @@ with torch.no_grad():
 
 @needs_serve
 @pytest.mark.slow
-def test_adapter_loads_on_the_text_and_the_multimodal_class(world, tmp_path):
+@pytest.mark.parametrize("which", ["all", "attention"])
+def test_adapter_loads_on_the_text_and_the_multimodal_class(world, tmp_path, which):
     """PEFT attaches every matrix except the copies of k_proj, and nothing in the vision tower."""
-    nb.write_adapter(tmp_path / "adapter", world.targets, world.adapters, world.recipe, PREFIX)
+    parts = (attention_only(world) if which == "attention"
+             else (world.targets, world.adapters, world.recipe))
+    nb.write_adapter(tmp_path / "adapter", *parts, PREFIX)
     (tmp_path / "text.json").write_text(json.dumps(TINY))
     code = """
 import json, sys, warnings, torch

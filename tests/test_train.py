@@ -176,6 +176,18 @@ def test_the_published_pattern_is_refused(tiny):
         gemma.inject_lora(base, 4, 8.0, mesh, PUBLISHED_TARGETS)
 
 
+def test_modules_are_left_out_only_on_purpose(tiny):
+    """Attention alone: refused by accident, accepted when `partial` says it is meant."""
+    _, mesh, config, base = tiny
+    attention = r".*_einsum"
+    with pytest.raises(helpers.UserError, match="set partial=True"):
+        gemma.inject_lora(base, 4, 8.0, mesh, attention)
+    found = gemma.adapted_modules(gemma.inject_lora(base, 4, 8.0, mesh, attention, partial=True))
+    assert set(found) == {path for path in gemma.expected_modules(config) if ".attn." in path}
+    with pytest.raises(helpers.UserError, match="does not match them.$"):  # nothing is no purpose
+        gemma.inject_lora(base, 4, 8.0, mesh, "attention", partial=True)
+
+
 def test_zero_b_changes_nothing_and_random_b_does(tiny):
     tuned, mesh, _, base = tiny
     tokens = np.random.default_rng(0).integers(3, 320, (1, 40)).astype(np.int32)
