@@ -41,7 +41,7 @@ def sign_flip_p(differences, cells=1_000_000):
     values = [float(value) for value in differences if value]
     known = [Fraction(value).limit_denominator(100_000) for value in values]
     parts = math.lcm(*(fraction.denominator for fraction in known))
-    exact = all(abs(a - b) < 1e-12 for a, b in zip(known, values, strict=True))
+    exact = all(abs(a - b) <= 1e-12 * abs(b) for a, b in zip(known, values, strict=True))
     if exact and parts * sum(map(abs, known)) <= cells:
         steps = [int(parts * fraction) for fraction in known]
     else:
