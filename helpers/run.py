@@ -160,8 +160,9 @@ def run_dir(*parts):
 
 
 def run_dir_path():
-    """Where the run directory is or will be; nothing is made."""
-    return Path(os.environ.get("RUN_DIR") or Path("runs") / size())
+    """Where the run directory is or will be, as a short path if it is below this one."""
+    chosen = Path(os.environ.get("RUN_DIR") or Path("runs") / size())
+    return chosen.relative_to(Path.cwd()) if chosen.is_relative_to(Path.cwd()) else chosen
 
 
 def temporary_dir():

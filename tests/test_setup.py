@@ -277,3 +277,12 @@ def test_shellcheck_has_no_objection(script):
     answer = subprocess.run([str(Path(sys.executable).parent / "shellcheck"), script], cwd=ROOT,
                             capture_output=True, text=True)
     assert answer.returncode == 0, answer.stdout
+
+
+def test_a_run_directory_below_this_folder_has_a_short_path(monkeypatch, tmp_path):
+    """Outputs of notebooks name it, and readers should not see somebody's machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "runs" / "mine"))
+    assert helpers.run_dir("a") == Path("runs/mine/a") and (tmp_path / "runs" / "mine").is_dir()
+    monkeypatch.setenv("RUN_DIR", str(tmp_path.parent / "elsewhere"))
+    assert helpers.run_dir("a") == tmp_path.parent / "elsewhere" / "a"
