@@ -25,7 +25,10 @@
 # | **Makes** | `setup.json` |
 # | **Costs** | ten seconds here; on Google Cloud 16.80 USD/h (v5p-8) and 21.52 USD/h (v6e-8), published on-demand rates of May 2026 |
 #
-# The outputs shown here are those of the tiny run on two CPU cores, and no TPU was used for them.
+# The outputs shown here are those of the tiny run on two CPU cores. We have run neither these
+# commands on Google Cloud nor the 31B on a TPU: a
+# [table](https://github.com/OWNER/gemma4-on-tpu/blob/main/CONTRIBUTING.md#what-stands-in-for-what)
+# lists the nearest real thing that each path was tested with, and what that leaves unproved.
 # Terms are explained where they first appear, and again in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
