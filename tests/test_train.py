@@ -449,6 +449,30 @@ def test_the_step_with_its_sharding_constraints_computes_the_same(tiny, monkeypa
     assert shardings(plain) == shardings(sharded)
 
 
+def test_validation_and_greedy_text_with_their_sharding_constraints(tiny, monkeypatch):
+    """The other two programs of 03, with the constraints that a CPU leaves out forced on."""
+    model, mesh = tiny[:2]
+    gemma.use_block_attention(model := nnx.clone(model), 16)
+    run, constrained, found = train_driver.make(model, mesh), [], []
+
+    def constrain(x, axes, eager=False):
+        constrained.append(axes)
+        return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(
+            mesh, jax.sharding.PartitionSpec(*axes)))
+    for forced in (False, True):
+        if forced:
+            monkeypatch.setattr(gemma4, "shard", constrain)
+            monkeypatch.setattr(gemma, "shard", constrain)
+        with gemma.use_mesh(mesh):
+            evaluate = jax.jit(train.make_eval_step(model, run.loss_fn))
+            loss = float(evaluate(run.state.adapters, run.frozen, train.to_mesh(packed(), mesh)))
+        text = gemma.greedy(model, [[2, 7, 9], [2, 11]], 6, {1}, mesh)
+        found.append((loss, text, len(constrained)))
+    (loss, text, none), (forced_loss, forced_text, many) = found
+    assert none == 0 and many > 2 * 6 * 3
+    assert loss == pytest.approx(forced_loss, abs=1e-5) and text == forced_text
+
+
 def test_the_step_lowers_abstractly_as_notebook_08_needs_it():
     """31B widths, two layers, no weights: what 08 compiles is this very function."""
     config = gemma.config_from_hf(
