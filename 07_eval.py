@@ -85,7 +85,6 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -446,15 +445,21 @@ def plan_jobs(plans, tasks, prompts, maker):
 
 
 def read_samples(path, jobs):
-    """The saved answers that belong to these jobs; other lines, and half lines, are skipped."""
-    samples = {}
+    """The saved answers that belong to these jobs; damaged lines count as absent, and are said."""
+    samples, damaged = {}, 0
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError, TypeError, KeyError, RecursionError):
+        try:
             row = json.loads(line.decode())
             place = row["plan"], row["problem"], row["index"]
-            if jobs[place]["key"] == row["key"] and row["finish"] != "error" \
-                    and isinstance(row["text"], str) and isinstance(row["tokens"], int):
-                samples[place] = row
+            whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
+            same = jobs.get(place, {}).get("key") == row["key"] and row["finish"] != "error"
+        except (ValueError, TypeError, KeyError, RecursionError):
+            whole = same = False
+        damaged += not whole
+        if whole and same:
+            samples[place] = row
+    if damaged:
+        print(f"{path}: {damaged} damaged lines count as absent")
     return samples
 
 # %% [markdown]

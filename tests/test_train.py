@@ -650,7 +650,7 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, capsys):
         train.refuse_another_recipe(manager, {"rank": 8, "steps": 5})
     manager.close()
 
-    restore_adapters = load("04_merge.py", "restore_adapters")
+    restore_adapters = load("04_merge.py", "restore_adapters", "read_step")[0]
     step, adapters, notes = restore_adapters(tmp_path / "whole" / "checkpoints", 0)
     assert step == 5 and notes == {"rank": 4, "steps": 5}
     nnx.update(whole.model, whole.state.adapters)
