@@ -132,7 +132,7 @@ def _local_files(folder):
 
 
 def _step_of(name):
-    """The step that a path belongs to as (prefix, number), or None."""
+    """The number of the checkpoint step that a path belongs to, as text, or None."""
     head, _, rest = name.partition(f"{STEPS}/")
     number = rest.split("/")[0]
     return number if not head and rest and number.isdigit() else None

@@ -30,7 +30,7 @@ from pathlib import Path
 import psutil
 
 from helpers.machine import ROOT
-from helpers.run import UserError, read_json, run_dir, write_json
+from helpers.run import UserError, digest, read_json, run_dir, write_json
 from helpers.vllm_cpu import DONE
 
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
@@ -111,7 +111,7 @@ class Options:
 
 def model_hash(merge):
     """One hash for the files that a merge.json lists with theirs."""
-    return hashlib.sha256(json.dumps(merge["files"], sort_keys=True).encode()).hexdigest()
+    return digest(merge["files"])
 
 
 def options_path():

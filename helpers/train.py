@@ -5,7 +5,6 @@ Letters in shape comments: M micro-batches, B rows, T tokens, D embedding, V voc
 positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested containers of arrays.
 """
 
-import hashlib
 import json
 import shutil
 import time
@@ -25,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tensorboardX import SummaryWriter
 
 from helpers import gemma
-from helpers.run import UserError, write_text
+from helpers.run import UserError, digest, write_text
 
 # ── Batches ──
 
@@ -311,9 +310,9 @@ def refuse_another_recipe(manager, recipe):
 
 def same_on_all_hosts(value, what):
     """Raise a `UserError` if the hosts of a slice do not agree on a value that JSON can hold."""
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
-    everywhere = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
-    if np.unique(everywhere.reshape(-1, len(digest)), axis=0).shape[0] > 1:
+    own = np.frombuffer(bytes.fromhex(digest(value)), np.uint8)
+    everywhere = multihost_utils.process_allgather(own)
+    if np.unique(everywhere.reshape(-1, len(own)), axis=0).shape[0] > 1:
         raise UserError(f"the hosts of this slice have different {what}. Bring the same files and "
                         "settings to all of them.")
 
