@@ -610,7 +610,7 @@ def test_the_table_of_what_notebooks_write_is_complete(monkeypatch):
     monkeypatch.setenv("RUN_DIR", str(FINISHED))
     sys.path.insert(0, str(ROOT / "tools"))
     import series
-    owned = series.leftovers([f"{number:02d}" for number in range(1, 8)])
+    owned = [path.resolve() for path in series.leftovers([f"{n:02d}" for n in range(1, 8)])]
     others = {"times.json", ".lock", "notebooks/kernel.log", "tiny_base"}
     unknown = [path for path in FINISHED.rglob("*") if path.is_file()
                and not any(path == one or one in path.parents for one in owned)
