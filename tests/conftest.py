@@ -12,6 +12,20 @@ os.chdir(ROOT)
 os.environ.setdefault("SIZE", "tiny")
 
 
+def parse(path):
+    """The syntax tree of a Python file.
+
+    CPython 3.11 (gh-106905): `ast.parse` fails with "AST constructor recursion depth mismatch" if a
+    finaliser that the collector runs meanwhile parses something itself, as a traceback printed for
+    an abandoned task does. So no collection here.
+    """
+    gc.disable()
+    try:
+        return ast.parse(Path(path).read_text())
+    finally:
+        gc.enable()
+
+
 def load(source, *names):
     """Execute only the imports and the named definitions of a notebook's source file.
 
@@ -25,14 +39,7 @@ def load(source, *names):
             return any(getattr(target, "id", None) in names for target in node.targets)
         return isinstance(node, (ast.Import, ast.ImportFrom))
     path = ROOT / source
-    # CPython 3.11 (gh-106905): `ast.parse` fails with "AST constructor recursion depth mismatch" if
-    # a finaliser that the collector runs meanwhile parses something itself. So no collection here.
-    gc.disable()
-    try:
-        tree = ast.parse(path.read_text())
-    finally:
-        gc.enable()
-    body = [node for node in tree.body if wanted(node)]
+    body = [node for node in parse(path).body if wanted(node)]
     space = {"__name__": path.stem}
     exec(compile(ast.Module(body, []), str(path), "exec"), space)
     found = [space[name] for name in names]

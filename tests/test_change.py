@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT, load, parse
 
 import helpers
 from helpers import chat, gemma, physics, server, train
@@ -53,7 +53,7 @@ def test_every_field_of_the_table_exists():
         places = re.split(r"\b(\d\d) (?=`)", where)[1:]
         for number, fields in zip(places[::2], places[1::2], strict=True) or [(what, "")]:
             source = next(ROOT.glob(f"{number}_*.py"))
-            kind = next(node for node in ast.parse(source.read_text()).body
+            kind = next(node for node in parse(source).body
                         if getattr(node, "name", "") == "Settings")
             known = {item.target.id for item in kind.body if isinstance(item, ast.AnnAssign)}
             named = set(re.findall(r"`(\w+)`", fields))

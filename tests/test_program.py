@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, parse
 
 from helpers import program
 from helpers.program import Slice, predict
@@ -416,7 +416,7 @@ def test_the_trace_is_what_the_viewer_s_format_asks_for(tmp_path):
 
 
 def test_nothing_but_the_standard_library_and_numpy():
-    tree = ast.parse((ROOT / "helpers" / "program.py").read_text())
+    tree = parse(ROOT / "helpers" / "program.py")
     names = {(node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom)
              else node.names[0].name.split(".")[0]
              for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))}

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, parse
 
 import helpers
 from helpers import run
@@ -117,7 +117,7 @@ def test_choosing_a_size_does_not_start_jax():
 
 def sizes_known_to(source):
     """The sizes that a notebook has settings for; all of them where it does not ask."""
-    calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)
+    calls = [node for node in ast.walk(parse(source)) if isinstance(node, ast.Call)
              and isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "helpers"]
     always = [word.value.value for call in calls if call.func.attr == "machine"
               for word in call.keywords if word.arg == "always"]
