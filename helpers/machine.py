@@ -54,6 +54,11 @@ def _commit():
     return answer.stdout.strip() or "no git"
 
 
+def _said_once(record):
+    """What fails in a thread of Orbax is raised again where it is waited for: not logged, too."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
 def quiet():
     """Silence the libraries' chatter (XLA, absl, transformers); errors still show."""
     for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_VERBOSITY", "ERROR"),
@@ -65,6 +70,7 @@ def quiet():
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
     for name in ("absl", "jax"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("absl").addFilter(_said_once)
 
 
 def machine(devices=0, always=""):
