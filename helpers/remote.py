@@ -275,8 +275,8 @@ def finishing(copy, seconds=LAST_PASS):
 
     For what other threads are writing, such as Orbax's `manager.wait_until_finished`. It gets
     `seconds`, and what else the process was doing is dropped. `run_all.sh` sees that a notebook has
-    such a handler, and waits. Where several hosts train together JAX has a handler of its own, after
-    which Orbax saves a step that all hosts agree on; that one stays.
+    such a handler, and waits. Where several hosts train together JAX has a handler of its own,
+    after which Orbax saves a step that all hosts agree on; that one stays.
     """
     def end(number, frame):
         for other in before:

@@ -432,7 +432,7 @@ def atomic_dir(path):
     if path.exists() and not path.is_dir():
         raise UserError(_in_the_way(path) or f"{path} is a file and in the way.")
     beside = path.with_name(f".{path.name}.partial")
-    old = path.with_name(f".{path.name}.old")
+    old, whole = path.with_name(f".{path.name}.old"), False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(beside, ignore_errors=True)
@@ -446,8 +446,9 @@ def atomic_dir(path):
         os.replace(beside, path)
         _sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
+        whole = True
     finally:  # safetensors and Orbax raise errors of their own where a disk is full
-        error = sys.exc_info()[1]
+        error = None if whole else sys.exc_info()[1]
         if error and not isinstance(error, UserError) and (said := disk_problem(error, path)):
             shutil.rmtree(beside, ignore_errors=True)
             raise UserError(said) from error
