@@ -162,6 +162,16 @@ _LIMITED = """ulimit -c 0; ulimit -t $1; ulimit -v $2 2>/dev/null; ulimit -f $3
 shift 4; exec "$@" """
 
 
+@functools.cache
+def tether():
+    """Words before a command that is to end with the process that waits for it, even by kill -9."""
+    words = ("setpriv", "--pdeathsig", "KILL", "--")
+    if shutil.which(words[0]) and subprocess.run([*words, "true"],
+                                                 capture_output=True).returncode == 0:
+        return words
+    return ()
+
+
 def run_limited(command, folder, limits, file=None, alone=False):
     """Run a command under `limits` in a session of its own, without network where that is possible.
 
@@ -179,7 +189,7 @@ def run_limited(command, folder, limits, file=None, alone=False):
       UserError: somebody else killed it.
     """
     blocks = -(-(limits.file if file is None else file) // 512)
-    words = [*network_guard(), "/bin/sh", "-c", _LIMITED, "sh", str(math.ceil(limits.seconds)),
+    words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh", str(math.ceil(limits.seconds)),
              str(limits.memory // 1024), str(blocks), str(int(alone)), *command]
     environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": str(folder), "LC_ALL": "C"}
     process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
@@ -770,7 +780,7 @@ def judge_many(candidates, limits=Limits(), workers=None, text="judging"):
       A list of `Verdict`, in the order given.
     """
     icarus_version()
-    network_guard()
+    network_guard(), tether()
     different = list(dict.fromkeys(candidates))
     progress, verdicts = Progress(len(different), text), {}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:

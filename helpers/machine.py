@@ -143,8 +143,11 @@ def _start_jax(devices):
     join_hosts(here.hosts if tpu else 1)
     try:
         backend = jax.default_backend()
-    except RuntimeError as error:
-        raise UserError(f"{here}, but JAX cannot start: {str(error).splitlines()[0]}") from error
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS")
+        why = f"JAX_PLATFORMS={asked} asks for something else. Unset it." if asked else \
+            str(error).partition("\n")[0]
+        raise UserError(f"{here}, but JAX cannot start: {why}") from error
     if tpu and backend != "tpu":
         raise UserError(f"{here}, but JAX runs on the {backend.upper()}. Run ./setup.sh train for "
                         "its TPU build, unset JAX_PLATFORMS, and start this kernel again.")

@@ -51,6 +51,8 @@ class UserError(Exception):
 
 def _hide_traceback(kind, error, trace):
     said = str(error) if issubclass(kind, UserError) else disk_problem(error)
+    if issubclass(kind, KeyboardInterrupt):
+        said = "interrupted. What was finished is kept: run this again to go on."
     if said:
         print(f"Error: {said}", file=sys.stderr)
     else:

@@ -856,6 +856,48 @@ def the_kernel_killed(world):
     yield world.ended(child)
 
 
+@fault("interrupted", "run this again", code=-signal.SIGINT)
+def a_script_interrupted(world):
+    child = world.start(sys.executable, "-c", WRITER + "time.sleep(60)")
+    world.until(child, "writes")
+    yield
+    child.send_signal(signal.SIGINT)
+    yield world.ended(child)
+
+
+@fault("the kernel died", "Unknown flag.*nonsense", "kernel.log")
+def a_kernel_that_says_why_it_dies(world):
+    world.notebooks(n03="import jax; jax.devices()")
+    world.file("notebooks/kernel.log", "of an earlier run\n")
+    yield
+    yield world.run_all("03", XLA_FLAGS="--xla_nonsense=1")
+
+
+# -- Environments -------------------------------------------------------------------------------
+
+@fault("JAX_PLATFORMS=cuda", "Unset it")
+def a_platform_that_is_not_here(world):
+    yield
+    yield world.python("from helpers import machine; machine(devices=1)", JAX_PLATFORMS="cuda")
+
+
+@fault("no_such_package", "rm -rf .venv")
+def a_package_of_the_environment_is_missing(world):
+    world.notebooks()
+    (world.project / "helpers/__init__.py").write_text("import no_such_package\n")
+    yield
+    yield world.run_all("01")
+
+
+@fault("Python 3.12.1", "3.11", "rm -rf .venv")
+def an_environment_of_another_python(world):
+    world.file(".venv/bin/python", "#!/bin/sh\ncase $* in --version) echo Python 3.12.1 ;; "
+               "*version_info*) exit 1 ;; esac\n").chmod(0o755)
+    shutil.copy(ROOT / "setup.sh", world.run)
+    yield
+    yield world.ended(world.start("./setup.sh", "train", cwd=world.run))
+
+
 # -- Servers ------------------------------------------------------------------------------------
 
 @fault("1 notebooks", code=0)
@@ -904,6 +946,37 @@ def test_a_simulator_that_was_killed_is_nobodys_mistake(tmp_path, command):
     """As the kernel does where memory runs out."""
     with pytest.raises(run.UserError, match="killed from outside"):
         judge.run_limited(["sh", "-c", command], tmp_path, judge.Limits())
+
+
+ENDLESS = """
+from helpers import judge
+problem = judge.load_problems("data/tiny_eval")[0]
+endless = problem.reference.replace("RefModule", "TopModule").replace(
+    "endmodule", "initial forever begin end endmodule")
+print("judges", flush=True)
+judge.judge(problem, endless)
+"""
+
+
+def test_a_judge_that_is_killed_leaves_no_simulator(world):
+    if not judge.tether():
+        pytest.skip("this machine has no setpriv")
+    child = world.start(sys.executable, "-c", ENDLESS)
+
+    def simulators():
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "vvp" and process.ppid() in (child.pid, 1):
+                    found.append(process)
+        return found
+    end = time.monotonic() + 30
+    while not (found := [one for one in simulators() if one.ppid() == child.pid]):
+        assert time.monotonic() < end and child.poll() is None
+        time.sleep(0.02)
+    child.kill()
+    psutil.wait_procs(found, timeout=5)
+    assert not any(process.is_running() for process in found)
 
 
 # -- Messages -----------------------------------------------------------------------------------

@@ -219,6 +219,15 @@ def in_thread(other, work, *arguments, **options):
         pool.shutdown(wait=False)
 
 
+def last_words(log, begin):
+    """The last line that a kernel has written to its log since `begin`, Jupyter's own left out."""
+    with open(log, "rb") as file:
+        file.seek(begin)
+        lines = file.read().decode(errors="replace").splitlines()
+    said = [line.strip() for line in lines if line.strip() and "[IPKernelApp]" not in line]
+    return said[-1][:300] if said else ""
+
+
 def execute(source, folder, **options):
     """Run a notebook in a Jupyter kernel; write the executed copy to `folder`; return it.
 
@@ -237,14 +246,17 @@ def execute(source, folder, **options):
                     resources={"metadata": {"path": str(ROOT)}})
     failed, ended = None, False
     with open(folder / "kernel.log", "ab") as log:  # what a kernel says when it crashes
+        begin = log.tell()
         try:
             in_thread(client.unread, client.execute, stdout=log, stderr=log, **options)
             ended = True
         except CellExecutionError as error:
             ended, failed = True, re.sub(r"\x1b\[[0-9;]*m", "", error.traceback).strip()
         except DeadKernelError:
-            raise SystemExit(f"{source.stem}: the kernel died; {shown(folder / 'kernel.log')} may "
-                             "say why (often: not enough memory)") from None
+            said = last_words(folder / "kernel.log", begin)
+            raise SystemExit(f"{source.stem}: the kernel died; "
+                             + (f"it last said: {said}" if said else "often: not enough memory")
+                             + f" ({shown(folder / 'kernel.log')})") from None
         finally:
             if client.kernel and not ended:
                 end_kernel(client.kernel)

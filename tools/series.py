@@ -58,6 +58,9 @@ try:
     )
 except Stopped as stopped:
     leave(stopped.args[0])
+except ImportError as error:
+    raise SystemExit(f"run_all: {error}. The environment is damaged: rm -rf .venv, then run this "
+                     "again.") from None
 
 ROOT = notebooks.ROOT
 SERVER = [sys.executable, "-m", "helpers.server"]
