@@ -75,7 +75,7 @@ def draw(points, target):
 
 
 def answers(folder):
-    """(request, base's answer, tuned model's answer) of the running example: greedy, as 07 left it."""
+    """(request, base's answer, tuned model's answer) of the running example, greedy, from 07."""
     prompt = (ROOT / "data" / "tiny_eval" / f"{EXAMPLE}_prompt.txt").read_text()
     found = []
     for model in ("base", "tuned"):
