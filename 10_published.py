@@ -836,8 +836,9 @@ style.finish(fig, "10_cost", "published rates (arXiv S9), recomputed")
 # %% [markdown]
 # What this means: every sum is right and S9's sentence is wrong: 1.82 is one hour of serving, a day
 # is 1.14. (The abstract of v1 has the 1.82 without saying how long the service runs.) There is no
-# break-even in hours, since the TPU pair is cheaper at every hour by these prices (06, section 10,
-# has the one in tokens); the advantage is a fixed 63 dollars of training plus 60 cents an hour. And
+# break-even in hours, since the TPU pair is cheaper at every hour by these prices (in output tokens
+# of the short workload there is one: 63.12 dollars at 0.14 per million, 451 million tokens); the
+# advantage is a fixed 63 dollars of training plus 60 cents an hour. And
 # the price per token is one of load: on the authors' own log with 64 prompts both cost about 1.9
 # dollars, and the TPU less, where the table says the GPU is 3 % cheaper.
 #
