@@ -25,7 +25,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT
 
 from helpers import chat, data, run
 
@@ -741,7 +741,7 @@ def a_server_of_somebody_else_is_left_alone(world):
 
 @pytest.fixture(scope="module")
 def read_rows():
-    return load("02_data.py", "read_rows")
+    return data.read_rows
 
 
 @pytest.mark.parametrize("harm", ["cut", "noise", "no gzip", "middle"])
