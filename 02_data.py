@@ -269,13 +269,8 @@ helpers.show_source(chat.render_chats)
 # And this is the picture to keep: our counter as the model sees it.
 
 # %%
-room = cfg.max_tokens * max(map(len, tokenizer.get_vocab()))  # letters that max_tokens can write
-short = [example for example in examples if room >= len(example["answer"])
-         + sum(len(message["content"]) for message in example["before"])]
-dropped["too long"] = len(examples) - len(short)  # megabytes are not rendered first
-if not short:
-    raise helpers.UserError(f"max_tokens={cfg.max_tokens} is shorter than every example.")
-examples = short
+short = data.short_enough(examples, cfg.max_tokens, tokenizer)  # not yet exact: section 7 counts
+dropped["too long"], examples = len(examples) - len(short), short
 chats = [data.as_messages(example, cfg.system, cfg.reasoning) for example in examples]
 running = next((messages for messages in chats if "goes up when" in messages[-2]["content"]),
                min(chats, key=lambda messages: sum(len(m["content"]) for m in messages)))
@@ -359,20 +354,12 @@ print(f"wrongly trained: {len(after)} tokens: {tokenizer.decode(after)!r}")
 # counter, drawn both ways:
 
 # %%
-def kinds_of(ids, mask, start, length):
-    """Name each token by what is done with it and what should be done."""
-    should = [start <= place < start + length for place in range(len(ids))]
-    names = {(True, True): "trained", (False, False): "context",
-             (False, True): "not trained, but should be",
-             (True, False): "trained, but should not be"}
-    return [names[bool(on), right] for on, right in zip(mask, should)]
-
-
 fig, axes = style.figure(11, 5.4, columns=2)
 both = [(their_ids, their_mask, start, "The published way"),
         (ids, mask, len(ids) - len(target), "Ours")]
 for ax, (numbers, on, first, name) in zip(axes, both):
-    kinds = kinds_of(numbers, on, first, len(target))
+    should = [first <= place < first + len(target) for place in range(len(numbers))]
+    kinds = style.token_kinds(on, should)
     style.draw_tokens(ax, [tokenizer.decode([number]) for number in numbers], kinds, columns=70)
     ax.set_title(f"{name}: {Counter(kinds)['trained']} of {len(target)} answer tokens trained")
 for ax in axes:
@@ -496,10 +483,11 @@ pd.Series(table, name="rows").to_frame()
 # ids, so no example sees its neighbour, and proves that the loss equals that of the same examples
 # one by one.
 #
-# Which example goes where? Best fit: into the fullest row that still has room for it.
+# Which example goes where? `fill_rows` takes them in random order and puts each into the fullest
+# row that still has room for it: best fit.
 
 # %%
-helpers.show_source(packing.fill_rows, packing.pack_arrays)
+helpers.show_source(packing.pack_arrays)
 arrays = {name: packing.pack_arrays([all_ids[i] for i in part], [all_masks[i] for i in part],
                                     cfg.sequence_length, cfg.seed) for name, part in parts.items()}
 train = arrays["train"]

@@ -216,6 +216,20 @@ def as_messages(example, system, reasoning="stripped"):
     return [*opening, *example["before"], answer]
 
 
+def short_enough(examples, max_tokens, tokenizer):
+    """The examples that may have at most `max_tokens`, judged by their letters: nothing is rendered.
+
+    Raises:
+      UserError: all of them are longer.
+    """
+    room = max_tokens * max(map(len, tokenizer.get_vocab()))  # letters that so many tokens can write
+    kept = [example for example in examples if room >= len(example["answer"])
+            + sum(len(message["content"]) for message in example["before"])]
+    if not kept:
+        raise UserError(f"max_tokens={max_tokens} is shorter than every example.")
+    return kept
+
+
 # ── Comparing with an evaluation set ──
 
 

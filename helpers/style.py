@@ -75,6 +75,14 @@ TOKEN_LOOK = {"context": ("#E4E4E4", "#444444"), "trained": (BLUE, "white"),
               "trained, but should not be": (RED, "white")}
 
 
+def token_kinds(mask, should):
+    """Names of `TOKEN_LOOK` for tokens, by what is trained and what should be; lists of bools."""
+    names = {(True, True): "trained", (False, False): "context",
+             (False, True): "not trained, but should be",
+             (True, False): "trained, but should not be"}
+    return [names[bool(on), bool(right)] for on, right in zip(mask, should, strict=True)]
+
+
 def draw_tokens(ax, pieces, kinds, columns=110):
     """Draw tokens as coloured boxes, wrapped like text; returns the number of lines.
 
@@ -94,8 +102,9 @@ def draw_tokens(ax, pieces, kinds, columns=110):
         ax.add_patch(Rectangle((x, y + 0.06), len(text) - 0.12, 0.88, color=colour, lw=0))
         ax.text(x - 0.06, y + 0.55, text, color=ink, family="monospace", fontsize=8, va="center",
                 parse_math=False)
-        x, y = (0, y + 1) if piece.endswith("\n") else (x + len(text), y)
-    lines = y + (x > 0)
+        broken = piece.rpartition("\n")  # after a line break as deep as the text itself is
+        x, y = (len(broken[2]), y + 1) if broken[1] else (x + len(text), y)
+    lines = y + (not broken[1])
     ax.set(xlim=(0, columns), ylim=(lines + 0.2, 0))
     ax.axis("off")
     return lines
@@ -111,9 +120,8 @@ def show_tokens(pieces, mask, name, title="", columns=110):
       title: a line above.
       columns: letters in a line.
     """
-    fig, ax = figure(0.085 * columns, 1)
-    kinds = ["trained" if on else "context" for on in mask]
-    lines = draw_tokens(ax, pieces, kinds, columns)
+    fig, ax = figure(0.069 * columns + 0.15, 1)
+    lines = draw_tokens(ax, pieces, token_kinds(mask, mask), columns)
     fig.set_figheight(0.165 * lines + 0.75)
     ax.set_title(title)
     handles = [ax.bar(0, 0, color=TOKEN_LOOK[kind][0]) for kind in ("context", "trained")]
