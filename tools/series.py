@@ -67,6 +67,7 @@ SERVER = [sys.executable, "-m", "helpers.server"]
 
 # What each notebook writes under RUN_DIR, besides its figures and its executed copy.
 WRITES = {
+    "00": (),
     "01": ("setup.json",),
     "02": ("data", "cache"),
     "03": ("train", "jax_cache"),
