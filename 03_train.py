@@ -79,7 +79,7 @@ from flax import nnx
 from IPython.display import Image
 from tunix.sft import peft_trainer
 
-from helpers import chat, gemma, hardware, pictures, style, train, weights
+from helpers import chat, gemma, hardware, pictures, remote, style, train, weights
 
 # %% [markdown]
 # The libraries: JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax
@@ -610,12 +610,13 @@ print(f"{sum(held.values()):.4g} GiB per device")
 # Now train. Seconds include waiting for data, and tokens are those that are no padding. The warm-up
 # starts at a rate of 0, so the first step changes nothing yet. On runs of more than a minute a
 # picture of the loss appears below the lines and is drawn again every minute. Stop it whenever you
-# like: run the notebook again, and it goes on from the newest checkpoint.
+# like: run the notebook again, and it goes on from the newest checkpoint. (A machine that is taken
+# away says so with SIGTERM; a checkpoint on its way then gets twenty seconds to arrive.)
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every, pictures.LiveLoss(steps, cfg.max_grad_norm))
-with gemma.use_mesh(mesh):
+with gemma.use_mesh(mesh), remote.finishing(manager.wait_until_finished):
     state = train.train(
         state, frozen, compiled, lambda adapters: float(evaluate(adapters, frozen, held_out)),
         dataset, mesh, log, manager, recipe, cfg.validate_every)

@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, load, parse
 
 import helpers
-from helpers import chat, gemma, physics, server, train
+from helpers import bench, chat, gemma, physics, server, train
 
 BASE = ROOT / "assets" / "tiny_gemma4"
 
@@ -136,8 +136,7 @@ def test_number_of_chips_in_training():
 def served(tmp_path, monkeypatch):
     """05's options for its settings, as 06 and 07 read them, and 06's machine for them."""
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    options_for, machine_of, *_ = (load("05_serve_vllm.py", "options_for"), *load(
-        "06_bench.py", "machine_of", "roof", "step_bytes", "Machine"))
+    options_for = load("05_serve_vllm.py", "options_for")
     model = tmp_path / "merged"
     shutil.copytree(BASE, model)
     config = helpers.read_json("data/configs/gemma4_31b.json")
@@ -145,7 +144,7 @@ def served(tmp_path, monkeypatch):
     def follow(**changes):
         server.write_options(options_for(full("05_serve_vllm.py", **changes), model))
         options = server.options()
-        return options, machine_of(options, config), " ".join(map(str, server.command(options)))
+        return options, bench.machine_of(options, config), " ".join(map(str, server.command(options)))
     return follow
 
 
