@@ -101,7 +101,7 @@ from etils import epath
 from flax import nnx
 from IPython.display import HTML, display
 
-from helpers import architecture, chat, gemma, hardware, remote, style, train, weights
+from helpers import architecture, chat, gemma, hardware, quantized, remote, style, train, weights
 from helpers.data import check_data
 from helpers.machine import published
 
@@ -125,6 +125,9 @@ class Settings:
     alpha: float = 64.0                # the adapter counts alpha / rank times
     targets: str = gemma.TARGETS       # published: without k_einsum
     partial: bool = False              # True: some matrices are left out on purpose
+    base_dtype: str = os.environ.get("BASE_DTYPE", "bfloat16")  # of the frozen base; int8, nf4: 11
+    tile_size: int = int(os.environ.get("TILE_SIZE", "0"))      # its input weights per scale
+    int8_products: bool = False        # multiply in int8, too (11)
     a_init: str = "he"                 # A's first values; "peft" is PEFT's scale (see below)
     # ── Optimizer ──
     learning_rate: float = 1e-4        # at its peak
@@ -136,7 +139,7 @@ class Settings:
     rows_per_device: int = 2           # of a micro-batch, on each part of the fsdp axis
     epochs: float = 1.0
     max_steps: int = int(os.environ.get("MAX_STEPS", "0"))  # 0: all; else the schedule is shorter
-    dtype: str = "bfloat16"            # of the base and of the arithmetic; adapters are float32
+    dtype: str = "bfloat16"            # of the arithmetic; adapters are float32
     remat: str = "NONE"                # or BLOCK, DECODER
     attention_block: int = 1_024       # queries at a time (section 4)
     # ── Watching and saving ──
@@ -244,6 +247,8 @@ print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} toke
 # %%
 config = gemma.config_from_hf(base, dtype=cfg.dtype)
 mesh = gemma.make_mesh(config)
+quantized.check_run(
+    cfg, config, mesh, cfg.checkpoints or helpers.run_dir("train", "checkpoints"))
 fsdp, tp = mesh.devices.shape
 print(f"{mesh.size} devices: fsdp={fsdp} x tp={tp}, the largest tp that divides "
       f"{config.num_heads} query heads, {config.num_kv_heads} KV heads and "
@@ -300,17 +305,22 @@ from tunix.models.gemma4.model import RematConfig
 config.remat_config = RematConfig[cfg.remat]
 
 
-def device_gib(state):
-    """GiB that one device holds of a tree of arrays, real or abstract."""
-    return sum(np.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-               for array in jax.tree.leaves(state)) / 2**30
+device_gib = quantized.gib  # GiB that one device holds of a tree of arrays, real or abstract
+
+
+def adapt(model, mesh, cfg):
+    """A base, quantised or not, with its adapters."""
+    return gemma.inject_lora(
+        model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init, cfg.partial,
+        quantized.provider(cfg.base_dtype, cfg.rank, cfg.alpha, cfg.targets, cfg.tile_size,
+                           cfg.int8_products))
 
 
 def budget_of(model, mesh, cfg, repeats=1):
     """(GiB per device, the model with adapters); its layers count `repeats` times."""
     embedder = device_gib(nnx.state(model.embedder))
     layers = device_gib(nnx.state(model)) - embedder
-    model = gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, partial=cfg.partial)
+    model = adapt(model, mesh, cfg)
     adapters = repeats * device_gib(nnx.state(model, nnx.LoRAParam))
     return pd.Series({"base weights": embedder + repeats * layers, "adapters": adapters,
                       "Adam's moments": 2 * adapters, "gradients": adapters}), model
@@ -319,11 +329,11 @@ def budget_of(model, mesh, cfg, repeats=1):
 four = jax.sharding.Mesh(np.array(jax.devices()[:1] * 4).reshape(1, 4), ("fsdp", "tp"))
 six_layers = gemma.config_from_hf("data/configs/gemma4_31b.json", num_layers=6)
 with helpers.phase("shapes of base and adapters, this run's and the 31B's"):
-    shapes = gemma.abstract_base(config, mesh)
-    base_parameters = sum(array.size for array in jax.tree.leaves(nnx.state(shapes)))
+    shapes = quantized.abstract_base(config, mesh, cfg.base_dtype, cfg.tile_size)
+    base_parameters = quantized.count(shapes)
     budget, _ = budget_of(shapes, mesh, cfg)
-    budget_31b, six_adapted = budget_of(gemma.abstract_base(six_layers, four), four, FULL,
-                                        repeats=10)
+    six = quantized.abstract_base(six_layers, four, FULL.base_dtype, FULL.tile_size)
+    budget_31b, six_adapted = budget_of(six, four, FULL, repeats=10)
 table = pd.DataFrame({"this run": budget, "31B on a v5p-8": budget_31b})
 print(f"{base_parameters:,} parameters in the base of this run")
 table.rename_axis("GiB per device").style.format("{:.4g}")
@@ -355,13 +365,14 @@ for name, size in (("v5p-8", "31b"), ("v6e-8", "31b"), ("v6e-1", "e2b"), ("v5e-1
 # %%
 began = time.perf_counter()
 with helpers.phase(f"loading {base_parameters / 1e6:,.1f} M parameters"):
-    model = gemma.place(gemma.load_base(base, config, mesh), mesh)
+    model = quantized.load_base(base, config, mesh, cfg.base_dtype, cfg.tile_size)
     jax.block_until_ready(nnx.state(model))
 load_seconds = time.perf_counter() - began
 first = model.layers[0]
 for name, weight in (("q_einsum", first.attn.q_einsum.w),
                      ("gate_proj", first.mlp.gate_proj.kernel)):
-    shape, sharding = weight.shape, weight.get_value().sharding
+    weight = quantized.stored(weight)
+    shape, sharding = weight.shape, weight.sharding
     print(f"{name}: {shape} {weight.dtype}, {sharding.spec}, "
           f"on each device {sharding.shard_shape(shape)}")
 print(f"base on one device: {device_gib(nnx.state(model)):.4g} GiB, "
@@ -397,8 +408,7 @@ gemma.use_block_attention(model, cfg.attention_block)
 # %%
 helpers.show_source(gemma.Float32Lora, gemma.lora_provider, gemma.lora_a, gemma.lora_b)
 before_lora = model
-model = gemma.inject_lora(
-    model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init, cfg.partial)
+model = adapt(model, mesh, cfg)
 modules = gemma.adapted_modules(model)
 everything = gemma.expected_modules(config)
 print(f"{len(modules)} modules adapted of {len(everything)}",
@@ -444,7 +454,7 @@ cut = {}
 for name in ("q_einsum", "k_einsum"):
     module = getattr(six_adapted.layers[5].attn, name)
     for part, variable in (("W", module.w), ("A", module.w_lora_a), ("B", module.w_lora_b)):
-        array = variable.get_value()
+        array = quantized.stored(variable)
         shard = array.sharding.shard_shape(array.shape)
         cut[name, part] = {"shape": array.shape, "split": array.sharding.spec, "on a chip": shard,
                            "MiB on a chip": np.prod(shard) * array.dtype.itemsize / 2**20}
@@ -798,7 +808,7 @@ helpers.show_source(train.State, train.start, train.open_checkpoints, train.save
 # %%
 recipe = {key: asdict(cfg)[key] for key in (
     "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
-    "max_grad_norm", "dtype", "seed")}
+    "max_grad_norm", "dtype", "seed", *gemma.UNQUANTISED)}
 recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base),
            "steps": steps, "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
            "template_sha256": meta["template_sha256"]}
@@ -1068,7 +1078,7 @@ del spare
 
 # %%
 helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
-    "size": helpers.size(), "base_path": meta["base_path"], "base_dtype": cfg.dtype,
+    "size": helpers.size(), "base_path": meta["base_path"],
     "adapter_dtype": "float32", "n_modules": len(modules), "trainable_parameters": trainable,
     "partial": cfg.partial, "mesh": {"fsdp": fsdp, "tp": tp},
     "checkpoints": cfg.checkpoints or "train/checkpoints",

@@ -298,6 +298,7 @@ def refuse_another_recipe(manager, recipe):
         differences; or another host of this run does.
     """
     step, saved = newest_recipe(manager)
+    saved = gemma.UNQUANTISED | (saved or {})
     differences = [f"{key}: {saved.get(key)} there, {value} here"
                    for key, value in recipe.items() if step and saved.get(key) != value]
     if differences:
