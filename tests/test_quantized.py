@@ -45,7 +45,8 @@ def loss_and_gradients(model, mesh):
     loss_fn = train.make_loss(63)
     with gemma.use_mesh(mesh):
         return jax.jit(jax.value_and_grad(
-            lambda adapters: loss_fn(nnx.merge(graph, adapters, frozen), rows)[0]))(adapters)
+            lambda adapters, frozen: loss_fn(nnx.merge(graph, adapters, frozen), rows)[0]))(
+                adapters, frozen)
 
 
 @pytest.fixture(scope="module")
