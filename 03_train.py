@@ -79,7 +79,7 @@ from flax import nnx
 from IPython.display import Image
 from tunix.sft import peft_trainer
 
-from helpers import chat, gemma, hardware, pictures, remote, style, train, weights
+from helpers import chat, gemma, hardware, pictures, quantized, remote, style, train, weights
 
 # %% [markdown]
 # The libraries: JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax
@@ -100,6 +100,9 @@ class Settings:
     alpha: float = 64.0                # the adapter counts alpha / rank times
     targets: str = gemma.TARGETS       # which matrices get adapters
     partial: bool = False              # True: some matrices are left out on purpose
+    base_dtype: str = os.environ.get("BASE_DTYPE", "bfloat16")  # of the frozen base; int8, nf4: 11
+    tile_size: int = int(os.environ.get("TILE_SIZE", "0"))      # its input weights per scale
+    int8_products: bool = False        # multiply in int8, too (11)
     a_init: str = "he"                 # A's first values; "peft" is PEFT's scale
     # ── Optimizer ──
     learning_rate: float = 1e-4        # at its peak
@@ -111,7 +114,7 @@ class Settings:
     rows_per_device: int = 2           # of a micro-batch, on each part of the fsdp axis
     epochs: float = 1.0
     max_steps: int = int(os.environ.get("MAX_STEPS", "0"))  # 0: all; else the schedule is shorter
-    dtype: str = "bfloat16"            # of the base and of the arithmetic; adapters are float32
+    dtype: str = "bfloat16"            # of the arithmetic; adapters are float32
     remat: str = "NONE"                # or BLOCK, DECODER: what the backward pass computes again
     attention_block: int = 1_024       # queries at a time
     # ── Watching and saving ──
@@ -154,13 +157,14 @@ config = gemma.config_from_hf(base, dtype=cfg.dtype)
 config.remat_config = gemma.RematConfig[cfg.remat]
 mesh = gemma.make_mesh(config)
 fsdp, tp = mesh.devices.shape
+quantized.check_run(cfg, config, mesh, cfg.checkpoints or helpers.run_dir("train", "checkpoints"))
 began = time.perf_counter()
 with helpers.phase(f"loading {meta['base_model']} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
-    model = gemma.place(gemma.load_base(base, config, mesh), mesh)
+    model = quantized.load_base(base, config, mesh, cfg.base_dtype, cfg.tile_size)
     jax.block_until_ready(nnx.state(model))
 load_seconds = time.perf_counter() - began
-base_parameters = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
-print(f"{base_parameters:,} parameters, {train.device_gib(nnx.state(model)):.4g} GiB per device")
+base_parameters = quantized.count(model)
+print(f"{base_parameters:,} parameters, {quantized.gib(nnx.state(model)):.4g} GiB per device")
 
 # %% [markdown]
 # And ask. The request is the up-down counter that goes through all notebooks; three held-out
@@ -218,7 +222,8 @@ for tokens in (16, 16, 32):
 # frozen without being told so.
 
 # %%
-W = model.layers[0].mlp.gate_proj.kernel.get_value().astype(jnp.float32)  # [D, F]
+weight = model.layers[0].mlp.gate_proj.kernel
+W = quantized.dequantized(weight).astype(jnp.float32)  # [D, F]; bfloat16 in the model
 pair = {"a": jax.random.normal(jax.random.key(0), (W.shape[0], 4)) / W.shape[0] ** 0.5,
         "b": jnp.zeros((4, W.shape[1]))}
 
@@ -241,7 +246,7 @@ print(f"loss {value:.4f}, after one small step {toy_loss(changed, x):.4f}")
 # over `fsdp` and the second over `tp`. The array stays one array in your program.
 
 # %%
-kernel = model.layers[0].mlp.gate_proj.kernel.get_value()  # [D, F], bfloat16
+kernel = quantized.stored(weight)  # [D, F], as the model keeps it
 print(f"{kernel.shape}, {kernel.sharding.spec}; a device holds "
       f"{kernel.sharding.shard_shape(kernel.shape)}")
 jax.debug.visualize_array_sharding(kernel, use_color=False, scale=0.5)
@@ -329,7 +334,9 @@ helpers.show_source(gemma.attend, gemma.Float32Lora, gemma.lora_provider)
 gemma.use_block_attention(model, cfg.attention_block)
 before_lora = model
 model = gemma.inject_lora(
-    model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init, cfg.partial)
+    model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init, cfg.partial,
+    quantized.provider(cfg.base_dtype, cfg.rank, cfg.alpha, cfg.targets, cfg.tile_size,
+                       cfg.int8_products))
 modules = gemma.adapted_modules(model)
 everything = gemma.expected_modules(config)
 print(f"{len(modules)} modules adapted of {len(everything)}",
@@ -575,7 +582,7 @@ print(f"{steps} steps, {cfg.epochs:g} epochs, about "
 # %%
 recipe = {key: asdict(cfg)[key] for key in (
     "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
-    "max_grad_norm", "dtype", "seed")}
+    "max_grad_norm", "dtype", "seed", *gemma.UNQUANTISED)}
 recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base),
            "steps": steps, "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
            "template_sha256": meta["template_sha256"]}
@@ -680,8 +687,8 @@ print(f"{ended} of {len(after)} tuned answers end with their fence closed; of {l
 # %%
 val = pd.read_json(log_file, lines=True).dropna(subset="val_loss").val_loss
 helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
-    "size": helpers.size(), "base_path": meta["base_path"], "base_dtype": cfg.dtype,
-    "adapter_dtype": "float32", "n_modules": len(modules), "trainable_parameters": trainable,
+    "size": helpers.size(), "base_path": meta["base_path"], "adapter_dtype": "float32",
+    "n_modules": len(modules), "trainable_parameters": trainable,
     "partial": cfg.partial, "mesh": {"fsdp": fsdp, "tp": tp},
     "checkpoints": cfg.checkpoints or "train/checkpoints",
     "final_step": state.step, "epochs": cfg.epochs, "system": meta["system"],
@@ -791,9 +798,9 @@ print("" if again else "only one checkpoint: nothing to go back to")
 # six of section 4.
 
 # %%
-embedder = train.device_gib(nnx.state(shapes_31b.embedder))
-adapters_31b = 10 * train.device_gib(nnx.state(shapes_31b, nnx.LoRAParam))
-all_31b = train.device_gib(nnx.state(shapes_31b)) - embedder
+embedder = quantized.gib(nnx.state(shapes_31b.embedder))
+adapters_31b = 10 * quantized.gib(nnx.state(shapes_31b, nnx.LoRAParam))
+all_31b = quantized.gib(nnx.state(shapes_31b)) - embedder
 ours_31b = compiled_rows.loc["ours"]
 on_paper = {"base weights": embedder + 10 * all_31b - adapters_31b, "adapters": adapters_31b,
             "Adam's moments": 2 * adapters_31b, "temporaries of the step": ours_31b.temp_gib,

@@ -288,12 +288,6 @@ def lora_table(model):
     return pd.DataFrame(table.values()).sort_values(["Tunix", "modules"], ignore_index=True)
 
 
-def device_gib(tree):
-    """GiB that one device holds of a tree of arrays, real or abstract."""
-    return sum(np.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-               for array in jax.tree.leaves(tree)) / 2**30
-
-
 def memory_of(compiled, state, frozen):
     """{what: GiB per device} of a compiled step: its arguments counted, the rest by the compiler.
 
@@ -303,9 +297,10 @@ def memory_of(compiled, state, frozen):
     Raises:
       UserError: it is more than the device has.
     """
+    from helpers import quantized  # it imports this module
     said = compiled.memory_analysis()
-    held = {"base weights": device_gib(frozen), "adapters": device_gib(state.adapters),
-            "Adam's moments": device_gib(state.opt_state),
+    held = {"base weights": quantized.gib(frozen), "adapters": quantized.gib(state.adapters),
+            "Adam's moments": quantized.gib(state.opt_state),
             "temporaries of the step": said.temp_size_in_bytes / 2**30,
             "fresh outputs": (said.output_size_in_bytes - said.alias_size_in_bytes) / 2**30}
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30
@@ -441,6 +436,7 @@ def refuse_another_recipe(manager, recipe):
         differences; or another host of this run does.
     """
     step, saved = newest_recipe(manager)
+    saved = gemma.UNQUANTISED | (saved or {})
     differences = [f"{key}: {saved.get(key)} there, {value} here"
                    for key, value in recipe.items() if step and saved.get(key) != value]
     if differences:
