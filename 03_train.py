@@ -872,7 +872,7 @@ helpers.show_source(train.to_mesh, train.train)
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
-with gemma.use_mesh(mesh):
+with gemma.use_mesh(mesh), remote.finishing(manager.wait_until_finished):
     state = train.train(
         state, frozen, compiled, lambda adapters: float(evaluate(adapters, frozen, held_out)),
         dataset, mesh, train.StepLog(log_file, steps, cfg.log_every), manager, recipe,

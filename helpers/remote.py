@@ -257,6 +257,39 @@ def push(folder, address, every=0):
         stopping.wait(every)
 
 
+@contextlib.contextmanager
+def finishing(copy, seconds=LAST_PASS):
+    """In this block SIGTERM and SIGHUP end the process only when `copy()` has returned.
+
+    For what other threads are writing, such as Orbax's `manager.wait_until_finished`. It gets
+    `seconds`, and what else the process was doing is dropped. `run_all.sh` sees that a notebook has
+    such a handler, and waits. Where several hosts train together JAX has a handler of its own, after
+    which Orbax saves a step that all hosts agree on; that one stays.
+    """
+    def end(number, frame):
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        name = signal.Signals(number).name
+        os.write(2, f"{name}: finishing what is being saved, at most {seconds} s\n".encode())
+        # In a thread: the main one may hold the very lock that `copy` needs, and stands still here.
+        last = threading.Thread(target=copy, daemon=True)
+        last.start()
+        last.join(seconds)
+        os.write(2, b"not finished in time\n" if last.is_alive() else b"saved\n")
+        os._exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: known for number, known in before.items()
+              if known not in (None, signal.SIG_IGN)}  # None: a handler that is not Python's
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
+
+
 def pull(address, folder, only=None):
     """Bring a copy back: what is missing here, of checkpoints only the steps that are whole there.
 

@@ -88,3 +88,53 @@ def show_tokens(pieces, mask, caption=""):
                      f'padding:0 2px">{text}</span>')
     display(HTML(f'<div style="font-size:90%">{html.escape(caption)}</div>'
                  f'<div style="font-family:monospace;line-height:1.7">{"".join(spans)}</div>'))
+
+
+# Where a notebook stands: (number, name, what it leaves for the next one, its size tiny and 31B).
+# Sizes: files of a finished tiny run; 31B: 2,290 rows x 4,096 x 13 bytes, 472.5 M float32 adapter
+# weights (03), the published checkpoint.
+ROAD = (("01", "set up", "", "tiny | 31B:"), ("02", "data", "packed rows", "8 MB | 122 MB"),
+        ("03", "train", "adapters", "1.7 MB | 1.9 GB"), ("04", "merge", "a model", "7 MB | 62.5 GB"),
+        ("05", "serve", "HTTP", ""), ("06", "benchmark", "", ""), ("07", "evaluate", "", ""))
+BESIDE = {"00": (0, "00 quickstart"), "09": (1, "09 tiny base"), "12": (1.95, "12 automata first"),
+          "08": (2.9, "08 dry run"), "11": (3.85, "11 QLoRA"), "10": (5, "10 published")}
+
+
+def you_are_here(number):
+    """The road from data to score as a small picture, with one notebook marked.
+
+    Args:
+      number: of the notebook, "00" to "12".
+
+    Raises:
+      KeyError: there is no such notebook on the road or beside it.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import FancyBboxPatch
+    if number not in BESIDE and number not in {stop[0] for stop in ROAD}:
+        raise KeyError(number)
+    fig, ax = figure(10, 1.75)
+
+    def box(x, y, text, mark, width=0.62, height=0.5):
+        ax.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height,
+                                    "round,pad=0.03", lw=0, fc=BLUE if mark else "#E4E4E4"))
+        ax.text(x, y, text, ha="center", va="center", fontsize=9.5, linespacing=1.3,
+                color="white" if mark else BLACK, weight="bold" if mark else "normal")
+
+    for place, (stop, name, leaves, size) in enumerate(ROAD):
+        box(place, 0, f"{stop}\n{name}", stop == number)
+        if place < len(ROAD) - 1:
+            ax.annotate("", (place + 0.63, 0), (place + 0.37, 0),
+                        arrowprops={"arrowstyle": "->", "color": GREY})
+        ax.text(place + 0.5, 0.45, leaves, ha="center", fontsize=8, color=BLACK)
+        ax.text(place + 0.5, 0.32, size, ha="center", fontsize=8, color=GREY)
+    for other, (place, text) in BESIDE.items():
+        box(place, -0.62, text, other == number, width=0.8, height=0.2)
+    for first, last, text in ((-0.3, 3.3, "v5p-8: 4 TPU chips, JAX"), (3.7, 4.3, "v6e-8, vLLM"),
+                              (4.7, 6.3, "any machine, over HTTP")):
+        ax.plot((first, last), (0.68, 0.68), color=GREEN, lw=2)
+        ax.text((first + last) / 2, 0.74, text, ha="center", fontsize=8, color=GREEN)
+    ax.set(xlim=(-0.45, 6.45), ylim=(-0.8, 0.95))
+    ax.axis("off")
+    plt.show()
+    plt.close(fig)

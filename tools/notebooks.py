@@ -179,7 +179,7 @@ class Client(NotebookClient):
         return super().output(outs, msg, display_id, cell_index)
 
 
-def end_kernel(kernel, seconds=2.0, longest=20.0):
+def end_kernel(kernel, seconds=2.0, longest=25.0):
     """End a kernel and its children; servers, which have a session of their own, are left.
 
     SIGTERM ends a kernel at once, unless it has a handler for it: then it is finishing something,

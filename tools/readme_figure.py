@@ -1,18 +1,26 @@
-"""Draw the README's figure from data/dryrun/v5p-8_31b.csv, and count reading times.
+"""Draw the README's figures, and count reading times.
 
     .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
+                                                       from data/dryrun/v5p-8_31b.csv
+    .venv/bin/python tools/readme_figure.py answers    draw assets/figures/before_after.svg from the
+                                                       answers in RUN_DIR/eval (default runs/tiny)
     .venv/bin/python tools/readme_figure.py reading    print the minutes that the README states
 """
 
 import csv
+import json
+import os
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
+ANSWERS = ROOT / "assets" / "figures" / "before_after.svg"
+EXAMPLE = "Prob031_updown"
 WORDS_PER_MINUTE, LINES_PER_MINUTE = 200, 20
 
 
@@ -66,6 +74,39 @@ def draw(points, target):
     fig.savefig(target, metadata={"Date": None, "Description": described(points)})
 
 
+def answers(folder):
+    """(request, base's answer, tuned model's answer) of the running example, greedy, from 07."""
+    prompt = (ROOT / "data" / "tiny_eval" / f"{EXAMPLE}_prompt.txt").read_text()
+    found = []
+    for model in ("base", "tuned"):
+        with open(Path(folder) / "eval" / model / "samples.jsonl") as file:
+            rows = [json.loads(line) for line in file]
+        found.append(next(row["text"] for row in rows
+                          if row["problem"] == EXAMPLE and row["plan"] == "greedy"))
+    return (prompt.split("\n\n", 1)[1], *found)
+
+
+def draw_answers(texts, target):
+    """Three panels of text: what is asked, and what the model says before and after training."""
+    import matplotlib
+    matplotlib.use("agg")
+    from helpers import style
+    fig, axes = style.figure(9.6, 2.35, columns=3, width_ratios=(1, 0.75, 1.1))
+    titles = ("You ask", "Before training", "After two minutes of LoRA on two CPU cores")
+    colors = (style.BLACK, style.RED, style.BLUE)
+    for ax, title, color, text in zip(axes, titles, colors, texts, strict=True):
+        ax.set_axis_off()
+        ax.set_title(title, color=color, fontsize=10)
+        lines = [part for line in text.strip("\n").splitlines() if not line.startswith("```")
+                 for part in textwrap.wrap(line, 40) or [""]]
+        ax.text(0, 0.97, "\n".join(lines), family="monospace", fontsize=8, va="top",
+                transform=ax.transAxes, color=style.BLACK)
+    fig.supxlabel(f"Tiny Gemma 4, greedy answers to {EXAMPLE}, one of 38 held-out problems",
+                  fontsize=8, color=style.GREY, x=0.01, ha="left")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(target, metadata={"Date": None, "Description": json.dumps(texts)})
+
+
 def reading_minutes(source):
     """Minutes for a notebook: words of prose / 200 + lines of code / 20, without the opening."""
     import jupytext
@@ -81,13 +122,17 @@ def reading_minutes(source):
 
 
 def main():
-    """Draw the figure, or print the reading times."""
+    """Draw a figure, or print the reading times."""
     if "reading" in sys.argv[1:]:
         sources = sorted(ROOT.glob("[0-9][0-9]_*.py"))
         minutes = {path.stem: reading_minutes(path) for path in sources}
         for name, value in minutes.items():
             print(f"{name:15} {value:5.1f} -> {5 * round(value / 5)} min")
         print(f"{'all':15} {sum(minutes.values()) / 60:.1f} h")
+        return
+    if "answers" in sys.argv[1:]:
+        draw_answers(answers(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny"), ANSWERS)
+        print(f"{ANSWERS.relative_to(ROOT)} drawn")
         return
     points = bars()
     if not points:
