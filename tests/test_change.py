@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, load, parse
 
 import helpers
-from helpers import bench, chat, data, gemma, packing, physics, server, train
+from helpers import bench, chat, data, evaluation, gemma, packing, physics, server, train
 
 BASE = ROOT / "assets" / "tiny_gemma4"
 
@@ -177,7 +177,6 @@ def test_dataset():
 def test_prompt():
     """`system` opens the training chats and the evaluation's, and changes their tokens."""
     as_messages = data.as_messages
-    messages_for = load("07_eval.py", "messages_for")
     tokenizer = chat.load_tokenizer(BASE)
     example = {"before": [{"role": "user", "content": "A register."}], "reasoning": "",
                "answer": "module"}
@@ -186,7 +185,7 @@ def test_prompt():
         cfg = tiny("02_data.py", system=system)
         trained = as_messages(example, cfg.system, cfg.reasoning)[:-1]
         problem = type("Problem", (), {"prompt": "A register.", "interface": ""})
-        assert messages_for(problem, "ours", cfg.system) == trained
+        assert evaluation.messages_for(problem, "ours", cfg.system) == trained
         lengths.append(len(chat.prompt_ids(tokenizer, trained)))
     assert lengths[0] > lengths[1]
 
