@@ -76,6 +76,7 @@ WRITES = {
     "06": ("bench/*.json", "bench/results.csv", "bench/partial", "bench/client.*"),
     "07": ("eval",),
     "09": ("tiny_base",),
+    "12": ("nca",),
 }
 # What it reads there, and which notebook writes that.
 READS = {
