@@ -362,7 +362,7 @@ endmodule"""
     wrong = code.replace("b = a", "b = 0")
     assert judge.judge(problem, wrong, QUICK).category == "mismatch"
     thief = wrong + "module stim(output reg a); initial a = 0; endmodule\n/*"
-    if judge.icarus_version().startswith("11"):  # 12 ends a comment with its file
+    if judge.icarus_version() < (12,):  # 12 refuses an open comment
         assert naive_pass(problem, thief)
     assert judge.judge(problem, thief, QUICK).category == "refused"
     call = "`define DROP(x)\n" + wrong + "module stim(output reg a); initial a = 0; endmodule\n`DROP("
