@@ -26,7 +26,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT
 
 from helpers import chat, data, judge, run, server
 
@@ -983,7 +983,7 @@ def test_a_judge_that_is_killed_leaves_no_simulator(world):
 
 @pytest.fixture(scope="module")
 def read_rows():
-    return load("02_data.py", "read_rows")
+    return data.read_rows
 
 
 @pytest.mark.parametrize("harm", ["cut", "noise", "no gzip", "middle"])

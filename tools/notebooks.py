@@ -34,6 +34,7 @@ from helpers.run import UserError, write_text
 FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|tmp|work|private|var/folders)/[\w.-]+")
 
 
@@ -135,13 +136,15 @@ def output_text(notebook):
 
 
 def tidy(notebook):
-    """Join stream outputs, drop versions and times from the metadata: diffs should be quiet."""
+    """Join stream outputs, drop versions, times and terminal colours: diffs should be quiet."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in code_cells(notebook):
         cell.metadata.pop("execution", None)
         joined = []
         for output in cell.outputs:
             output.get("metadata", {}).pop("execution", None)
+            if "text/plain" in output.get("data", {}):  # rich makes bold numbers of ours
+                output.data["text/plain"] = ESCAPES.sub("", output.data["text/plain"])
             same = joined and output.output_type == "stream" == joined[-1].output_type
             if same and output.name == joined[-1].name:
                 joined[-1].text += output.text

@@ -67,6 +67,7 @@ SERVER = [sys.executable, "-m", "helpers.server"]
 
 # What each notebook writes under RUN_DIR, besides its figures and its executed copy.
 WRITES = {
+    "00": (),
     "01": ("setup.json",),
     "02": ("data", "cache"),
     "03": ("train", "jax_cache"),
@@ -75,6 +76,7 @@ WRITES = {
     "06": ("bench/*.json", "bench/results.csv", "bench/partial", "bench/client.*"),
     "07": ("eval",),
     "09": ("tiny_base",),
+    "12": ("nca",),
 }
 # What it reads there, and which notebook writes that.
 READS = {
