@@ -998,12 +998,13 @@ def test_a_damaged_archive_is_one_line(tmp_path, read_rows, harm):
 
 
 def test_odd_lines_are_rows_or_counted(tmp_path, read_rows):
-    """A byte-order mark costs no row; absurd nesting is a line that is no JSON."""
+    """A byte-order mark costs no row; absurd nesting or numbers are lines that are no JSON."""
     deep = "[" * 200_000 + "]" * 200_000
-    text = '\ufeff{"prompt": 1}\n' + deep + '\n{"prompt": 2}\n'
+    long = '{"prompt": ' + "9" * 5000 + "}"
+    text = '\ufeff{"prompt": 1}\n' + deep + "\n" + long + '\n{"prompt": 2}\n'
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
     rows = read_rows(str(tmp_path))
-    assert rows == [{"prompt": 1}, deep, {"prompt": 2}]
+    assert rows == [{"prompt": 1}, deep, long, {"prompt": 2}]
 
 
 @pytest.mark.parametrize("name, path", [
