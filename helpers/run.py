@@ -403,16 +403,34 @@ def write_json(path, value):
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+class _Lacks(UserError, KeyError):
+    __str__ = Exception.__str__
+
+
+class _Object(dict):
+    """A JSON file's object, which says from where it is when a key is asked that it lacks."""
+
+    def __init__(self, content, path):
+        super().__init__(content)
+        self.path = path
+
+    def __missing__(self, key):
+        raise _Lacks(f"{self.path} says nothing about {key!r}: another version wrote it, or it was "
+                     "edited. Run the notebook that writes it again.")
+
+
 def read_json(path):
     """Read a JSON file.
 
     Raises:
-      UserError: it is not JSON, for example because a disk was full.
+      UserError: it is not JSON, for example because a disk was full; or, later, when an object is
+        asked for a key that it lacks.
     """
     try:
         if Path(path).is_dir():
             raise ValueError("it is a folder")
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        return _Object(found, path) if isinstance(found, dict) else found
     except (ValueError, RecursionError) as error:  # ValueError: JSON and UTF-8
         raise UserError(f"{path} is not valid JSON ({error}). Delete it and run the notebook "
                         "that writes it again.") from error

@@ -238,6 +238,14 @@ def meta_half_written(world):
     yield read_data(world)
 
 
+@fault(r"recipe\.json says nothing about 'alpha'", "Run the notebook")
+def a_key_taken_out(world):
+    """Any artifact of another version, or one that was edited."""
+    path = world.file("train/recipe.json", '{"rank": 16}')
+    yield
+    yield world.call(lambda: run.read_json(path)["alpha"])
+
+
 @fault(r"tokens\.npy is int32 \(2, 8\), not .*\(2, 16\)", "02_data")
 def rows_of_another_length(world):
     folder = world.data()
