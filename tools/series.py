@@ -75,7 +75,9 @@ WRITES = {
     "05": ("serve",),
     "06": ("bench/*.json", "bench/results.csv", "bench/partial", "bench/client.*"),
     "07": ("eval",),
+    "08": ("dryrun",),
     "09": ("tiny_base",),
+    "10": ("published.json",),
     "12": ("nca",),
 }
 # What it reads there, and which notebook writes that.
