@@ -932,6 +932,26 @@ def test_a_server_is_known_after_the_clock_was_set(monkeypatch):
     assert server._lives(me) and not server._lives({**me, "born": me["born"] - 3600})
 
 
+@pytest.mark.parametrize("how", ["copied", "moved"])
+def test_a_run_directory_copied_or_moved_while_its_server_runs(world, how):
+    """A copy does not end the server of the original; a moved one knows its own."""
+    first = world.folder / "first"
+    sleeper = world.start("sleep", "63")
+    record = {name: kind() for name, kind in server.RECORD.items()}
+    record |= {"pid": sleeper.pid, "born": server._born(psutil.Process(sleeper.pid)),
+               "mark": str(first / "serve/server.json"), "model": "m", "engine": "cpu"}
+    run.write_json(first / "serve/server.json", record)
+    world.run.rmdir()
+    (shutil.copytree if how == "copied" else shutil.move)(first, world.run)
+    stop = [sys.executable, "-m", "helpers.server", "stop"]
+    done = world.ended(world.start(*stop))
+    assert done.returncode == 0 and (sleeper.poll() is None) == (how == "copied"), done.text
+    assert ("is a copy of" in done.text) == (how == "copied")
+    if how == "copied":
+        assert "stopped" in world.ended(world.start(*stop, RUN_DIR=str(first))).text
+    assert sleeper.wait(5) == -signal.SIGTERM
+
+
 # -- The judge ----------------------------------------------------------------------------------
 
 JUDGE = """
