@@ -873,6 +873,22 @@ def a_script_interrupted(world):
     yield world.ended(child)
 
 
+@fault("the kernel died", "SIGSEGV")
+def a_kernel_that_crashes(world):
+    world.notebooks(n03="import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    yield
+    yield world.run_all("03")
+
+
+@fault("a line", "1 notebooks", code=0)
+def a_terminal_that_is_not_utf8(world):
+    world.notebooks(n03="from helpers.run import writing; writing(); print('a line → 日本')")
+    yield
+    assert world.ended(world.start(sys.executable, "03_step.py", cwd=world.project,
+                                   PYTHONIOENCODING="ascii")).returncode == 0
+    yield world.run_all("03", PYTHONIOENCODING="latin-1")
+
+
 @fault("the kernel died", "Unknown flag.*nonsense", "kernel.log")
 def a_kernel_that_says_why_it_dies(world):
     world.notebooks(n03="import jax; jax.devices()")

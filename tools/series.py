@@ -244,6 +244,8 @@ def run(sources):
 
 
 def main(start, *words):
+    sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
+    sys.stderr.reconfigure(errors="replace")
     fresh, words = "--fresh" in words, [word for word in words if word != "--fresh"]
     os.chdir(ROOT)
     settle(start)
