@@ -832,8 +832,10 @@ state, frozen = train.start(model, optimizer, mesh)
 state = train.restore(manager, state)
 began = time.perf_counter()
 with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
-    compiled = train.jit_train_step(model, optimizer, loss_fn, state).lower(
+    jitted = train.jit_train_step(model, optimizer, loss_fn, state)
+    compiled = jitted.lower(
         state.adapters, state.opt_state, frozen, train.to_mesh(batch, mesh)).compile()
+train_step = quantized.callable_step(jitted, compiled, frozen)
 compile_seconds = time.perf_counter() - began
 held_out = train.validation_batch(
     train.PackedRows(data / "val"), cfg.validation_rows, micro_rows)
@@ -884,7 +886,7 @@ helpers.show_source(train.to_mesh, train.train)
 log_file = helpers.run_dir("train", "log.jsonl")
 with gemma.use_mesh(mesh):
     state = train.train(
-        state, frozen, compiled, lambda adapters: float(evaluate(adapters, frozen, held_out)),
+        state, frozen, train_step, lambda adapters: float(evaluate(adapters, frozen, held_out)),
         dataset, mesh, train.StepLog(log_file, steps, cfg.log_every), manager, recipe,
         cfg.validate_every)
 nnx.update(model, state.adapters)
@@ -1058,7 +1060,7 @@ rows = train.to_mesh(batch, mesh)
 with gemma.use_mesh(mesh), jax.profiler.trace(trace, profiler_options=options):
     for number in range(3):
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
-            *spare, metrics = compiled(*spare, frozen, rows)
+            *spare, metrics = train_step(*spare, frozen, rows)
             jax.block_until_ready(metrics)
 files = [path for path in trace.rglob("*") if path.is_file()]
 print(f"train/trace: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
