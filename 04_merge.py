@@ -100,13 +100,15 @@ class Settings:
     base: str = ""           # another copy of the base model; empty: where 03 found it
     block_mib: int = 8       # float32 working block: memory does not grow with the model
     samples: int = 24        # tensors that are re-read and recomputed at the end
+    into: str = "dequantized"  # the base as a quantised run multiplied with it, or "bfloat16" (11)
+    write_base: bool = False  # also write that base, dequantized/: the one the adapter belongs to
     text_only: bool = False  # also write merged_text/, for transformers' AutoModelForCausalLM
     upload: str = ""         # a hub repository, "you/name", to publish merged/ to; empty: none
 
 
 FULL = Settings()
 E2B = replace(FULL, text_only=True)
-TINY = replace(FULL, text_only=True)
+TINY = replace(FULL, text_only=True, write_base=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
@@ -122,6 +124,9 @@ scale = recipe["alpha"] / recipe["rank"]
 keys = ("base_model", "base_path", "rank", "alpha", "n_modules", "final_step", "adapter_dtype")
 known = [f"{key} {recipe.get(key)}" for key in keys] + [f"scale {scale:g}"]
 print(" | ".join(known[:4]), " | ".join(known[4:]), sep="\n")
+storage, as_trained = weights.storage_of(recipe, cfg.into)
+if storage:
+    print(f"trained on a base in {storage}; merged into {cfg.into}")
 
 # %% [markdown]
 # The checkpoint is written by Orbax, JAX's checkpoint library: a folder per step, every array in
@@ -447,6 +452,13 @@ FACTORS = {"q_einsum": q_factors, "kv_einsum": kv_factors, "k_einsum": k_factors
 proof("down_proj", FACTORS["down_proj"], "tf,fr,rd->td", adapters, lambda a, b: a.shape[0])
 
 
+def no_change(targets, prefix):
+    """A plan that adds nothing: for matrices that are only to be dequantised."""
+    return {f"{prefix}{name}.weight": (np.zeros((inputs, 1), np.float32),
+                                       np.zeros((1, outputs), np.float32))
+            for target in targets for name, (outputs, inputs) in target.names.items()}
+
+
 def plan_merge(targets, adapters, prefix):
     """{name of a tensor in the base: (A [in, r], B [r, out])}, every adapter exactly once."""
     plan = {}
@@ -497,13 +509,13 @@ assert error.max() < 2**-8 * 1.01
 # happens.
 
 # %%
-def merge_model(base, out, plan, scale, block_bytes):
+def merge_model(base, out, plan, scale, block_bytes, as_trained=lambda rows: rows):
     """Write base + delta as a complete model folder; returns (files, tensors, norms)."""
     norms = {name: np.zeros(3) for name in plan}
 
     def change(name, rows, first):
         a, b = plan[name]
-        merged, sums = add_delta(rows, a, b[:, first:first + len(rows)], scale)
+        merged, sums = add_delta(as_trained(rows), a, b[:, first:first + len(rows)], scale)
         norms[name] += sums
         if not np.isfinite(norms[name]).all():
             raise helpers.UserError(f"{base}: {name} has NaN or Inf. Download it again.")
@@ -546,8 +558,11 @@ out = helpers.run_dir("merged")
 adapter_hashes = {path: hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
                   for path, (a, b) in adapters.items()}
 inputs = {"step": step, "scale": scale, "adapters": digest(adapter_hashes), "base": base_sha256,
-          "recipe": digest(recipe)}
+          "recipe": digest(recipe)} | ({"into": cfg.into} if storage else {})
 wanted = {"merged": "files", "adapter": "adapter_files"}
+if storage and cfg.into == "dequantized":
+    plan |= no_change(alone, prefix)  # without adapters, but quantised like the others
+    wanted |= {"dequantized": "base_files"} if cfg.write_base else {}
 wanted |= {"merged_text": "text_files"} if cfg.text_only else {}
 record = read_leftover(record_path, {})
 todo = to_make(record, inputs, wanted)
@@ -565,13 +580,20 @@ if record.get("inputs") != inputs:
     record_path.unlink(missing_ok=True)
     shutil.rmtree(helpers.run_dir("merged_text"), ignore_errors=True)
     record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "prefix": prefix,
-              "recipe": recipe, "bytes": total, "adapters": adapter_hashes, "text_files": {}}
+              "recipe": recipe, "bytes": total, "adapters": adapter_hashes, "text_files": {},
+              "base_files": {}, "adapter_base": recipe["base_path"]}
 if "merged" in todo:
     with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors into {out}"):
-        record["files"], record["tensors"], norms = merge_model(base, out, plan, scale,
-                                                                cfg.block_mib << 20)
+        record["files"], record["tensors"], norms = merge_model(
+            base, out, plan, scale, cfg.block_mib << 20, as_trained)
     record["norms"] = [dict(zip(("tensor", "base", "delta", "rounding"), (name, *norm)))
                        for name, norm in norms.items()]
+if "dequantized" in todo:
+    record["adapter_base"] = str(helpers.run_dir("dequantized"))
+    with helpers.phase("writing dequantized/, the base that was trained on"):
+        record["base_files"], *_ = merge_model(
+            base, helpers.run_dir("dequantized"), no_change(targets + alone, prefix), scale,
+            cfg.block_mib << 20, as_trained)
 pd.DataFrame([(path.name, f"{path.stat().st_size:,}") for path in sorted(out.iterdir())],
              columns=["file in merged/", "bytes"]).set_index("file in merged/")
 
@@ -605,7 +627,7 @@ pd.DataFrame([(path.name, f"{path.stat().st_size:,}") for path in sorted(out.ite
 # longer needs this.
 
 # %%
-def write_adapter(out, targets, adapters, recipe, prefix):
+def write_adapter(out, targets, adapters, recipe, prefix, base_name=""):
     """The adapters as PEFT stores them; returns {file: sha256}."""
     entries, outer = {}, f"base_model.model.{prefix}"
     for target in targets:
@@ -619,8 +641,10 @@ def write_adapter(out, targets, adapters, recipe, prefix):
                     "F32", matrix.shape, [matrix])
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
               "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
-              "base_model_name_or_path": recipe["base_model"], "inference_mode": True,
+              "base_model_name_or_path": base_name or recipe["base_model"], "inference_mode": True,
               "target_modules": architecture.PEFT_TARGETS}
+    if recipe.get("base_dtype", "bfloat16") != "bfloat16":  # PEFT names what it does not know
+        config["quantized_base"] = {key: recipe[key] for key in ("base_dtype", "tile_size")}
     if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
         names = sorted(re.escape(name) for target in targets for name in target.names)
         config["target_modules"] = rf"model\.(language_model\.)?({'|'.join(names)})"
@@ -633,7 +657,9 @@ def write_adapter(out, targets, adapters, recipe, prefix):
 # %%
 adapter_out = helpers.run_dir("adapter")
 if "adapter" in todo:
-    record["adapter_files"] = write_adapter(adapter_out, targets, adapters, recipe, prefix)
+    record["adapter_files"] = write_adapter(
+        adapter_out, targets, adapters, recipe, prefix,
+        record["adapter_base"] if "dequantized" in wanted else "")
 names = list(weights.read_header(adapter_out / "adapter_model.safetensors").items())
 print(f"{len(names)} matrices; those of the last layer's attention:")
 for name, tensor in [item for item in names if f"layers.{targets[-1].layer}.self" in item[0]]:
@@ -758,7 +784,7 @@ if bad := weights.verify(out, record["files"]):
 print(f"{len(record['files'])} files: every byte as written")
 
 # %%
-def recompute(base, merged, plan, scale, samples):
+def recompute(base, merged, plan, scale, samples, as_trained=lambda rows: rows):
     """Check a sample of tensors of `merged`; returns the largest error in steps of the dtype."""
     before, after = weights.open_model(base), weights.open_model(merged)
     assert list(before) == list(after), "names or order changed"
@@ -771,7 +797,8 @@ def recompute(base, merged, plan, scale, samples):
         a, b = plan[name]
         for start in range(0, len(old), 1024):  # in slices, to stay small
             part = slice(start, start + 1024)
-            wide, ours = b[:, part].T.astype(np.float64), old[part].astype(np.float64)
+            wide = b[:, part].T.astype(np.float64)
+            ours = as_trained(old[part]).astype(np.float64)
             exact = ours + scale * (wide @ a.T)
             step = np.spacing(np.abs(exact).astype(np.float32)) * 2.0 ** (
                 23 - ml_dtypes.finfo(new.dtype).nmant)
@@ -782,7 +809,7 @@ def recompute(base, merged, plan, scale, samples):
     return len(touched), len(others), worst
 
 
-merged_count, same_count, worst = recompute(base, out, plan, scale, cfg.samples)
+merged_count, same_count, worst = recompute(base, out, plan, scale, cfg.samples, as_trained)
 assert worst <= 0.5, worst
 print(f"{merged_count} merged tensors: at most {worst:.4f} steps from the exact sum\n"
       f"{same_count} untouched tensors: every byte as in the base")
