@@ -68,32 +68,44 @@ def tokens_seen(batches, vocabulary):
     return seen
 
 
-def token_loss(model, tokens, seen):
-    """Summed next-token loss over the tokens ever seen, and the number of predicted tokens."""
+def token_loss(model, tokens, seen, given=0):
+    """Summed next-token loss over the tokens ever seen, and the number of predicted tokens.
+
+    The first `given` tokens of a row are read, never predicted.
+    """
     size = tokens.shape[1]
     causal = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (len(tokens), size, size))
     logits, _ = model(tokens, attention_mask=causal)  # [B, T, V]
     logits = jnp.where(seen, logits, -1e9)
-    weight = (tokens[:, 1:] > 0).astype(jnp.float32)
+    predicted = (tokens[:, 1:] > 0) & (jnp.arange(1, size) >= given)
+    weight = predicted.astype(jnp.float32)
     loss = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:])
     return jnp.sum(loss * weight), jnp.sum(weight)
 
 
-def make_optimizer(params, steps, peak, warmup, decay):
-    """AdamW with clipping; weight decay on matrices only."""
+def make_optimizer(params, steps, peak, warmup, decay, slow=None):
+    """AdamW with clipping; weight decay on matrices only.
+
+    `slow` is (tree of bools, factor): where it is True, the learning rate is `factor` times as
+    high.
+    """
     schedule = optax.warmup_cosine_decay_schedule(0, peak, warmup, steps, 0.02 * peak)
     matrices = jax.tree.map(lambda leaf: leaf.ndim > 1, params)
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(
-        schedule, b1=0.9, b2=0.98, weight_decay=decay, mask=matrices))
+    chain = [optax.clip_by_global_norm(1.0), optax.adamw(
+        schedule, b1=0.9, b2=0.98, weight_decay=decay, mask=matrices)]
+    if slow:
+        chain.append(optax.masked(optax.scale(slow[1]), slow[0]))
+    return optax.chain(*chain)
 
 
-def make_steps(graph, optimizer, seen):
+def make_steps(graph, optimizer, seen, given=0):
     """The training step and the evaluation, compiled once for each batch shape.
 
     Args:
       graph: structure of the model, from `nnx.split`.
       optimizer: from `make_optimizer`.
       seen: [V] bool, from `tokens_seen`.
+      given: how many tokens at the head of every row are read, never predicted.
 
     Returns:
       step: (params, moments, tokens) -> (params, moments, mean loss); its arguments are used up.
@@ -102,7 +114,7 @@ def make_steps(graph, optimizer, seen):
     seen = jnp.asarray(seen)
 
     def mean_loss(params, tokens):
-        total, count = token_loss(nnx.merge(graph, params), tokens, seen)
+        total, count = token_loss(nnx.merge(graph, params), tokens, seen, given)
         return total / count
 
     def step(params, moments, tokens):
@@ -110,8 +122,10 @@ def make_steps(graph, optimizer, seen):
         updates, moments = optimizer.update(gradients, moments, params)
         return optax.apply_updates(params, updates), moments, loss
 
-    evaluate = jax.jit(lambda params, tokens: token_loss(nnx.merge(graph, params), tokens, seen))
-    return jax.jit(step, donate_argnums=(0, 1)), evaluate
+    def evaluate(params, tokens):
+        return token_loss(nnx.merge(graph, params), tokens, seen, given)
+
+    return jax.jit(step, donate_argnums=(0, 1)), jax.jit(evaluate)
 
 
 def validation_loss(params, batches, evaluate):
@@ -122,7 +136,7 @@ def validation_loss(params, batches, evaluate):
 
 def save_state(path, tree, history):
     """All arrays and the history in one file, written beside and renamed."""
-    beside = path.with_name(".partial.npz")
+    beside = path.with_name(f".{path.stem}.partial.npz")
     arrays = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
     np.savez(beside, history=json.dumps(history), **arrays)
     os.replace(beside, path)
@@ -136,16 +150,19 @@ def load_state(path, tree):
             str(stored["history"]))
 
 
-def pretrain(params, moments, step, evaluate, batches, validation, steps, path, every=100):
+def pretrain(params, moments, step, evaluate, batches, validation, steps, path, every=100,
+             minutes=None):
     """Train to `steps`, from the state saved in `path` if there is one.
 
     Args:
       params, moments: weights and optimizer state before the first step; they are used up.
       step, evaluate: from `make_steps`.
-      batches, validation: from `make_batches`; training goes round `batches`.
+      batches, validation: from `make_batches`, or anything with a length whose items are token
+        arrays; training goes round `batches`.
       steps: number of the last step.
       path: where the state is saved, and found again; its name must tell one recipe from another.
       every: validate and save after so many steps, and after the last.
+      minutes: save also when the last save is that long ago.
 
     Returns:
       (params, history): one dict per step with step, loss (mean per token, nats), seconds and,
@@ -155,14 +172,18 @@ def pretrain(params, moments, step, evaluate, batches, validation, steps, path, 
     if path.exists():
         (params, moments), history = load_state(path, (params, moments))
         print(f"resuming after step {len(history)}")
+    saved = time.monotonic()
     progress = Progress(steps - len(history), "step", every=10)
     while len(history) < steps:
         start, number = time.perf_counter(), len(history)
         params, moments, loss = step(params, moments, batches[number % len(batches)])
         entry = {"step": number + 1, "loss": float(loss), "seconds": time.perf_counter() - start}
-        if (number + 1) % every == 0 or number + 1 == steps:
-            entry["val_loss"] = validation_loss(params, validation, evaluate)
-            save_state(path, (params, moments), [*history, entry])
         history.append(entry)
+        due = (number + 1) % every == 0 or number + 1 == steps
+        if due:
+            entry["val_loss"] = validation_loss(params, validation, evaluate)
+        if due or minutes is not None and time.monotonic() - saved > 60 * minutes:
+            save_state(path, (params, moments), history)
+            saved = time.monotonic()
         progress.update(note=f"loss {entry['loss']:.3f}")
     return params, history

@@ -381,6 +381,19 @@ def healthy(record):
     return False
 
 
+def as_trained(recipe):
+    """(thinking, what to add to a chat request) so that prompts are those of notebook 02."""
+    thinking = recipe["reasoning"] == "kept"
+    return thinking, {"chat_template_kwargs": {"enable_thinking": thinking}}
+
+
+def chat_request(text, recipe, **more):
+    """Arguments for `client.chat.completions.create`: `text` asked as training asked, greedy."""
+    system = [{"role": "system", "content": recipe["system"]}] if recipe["system"] else []
+    return {"messages": [*system, {"role": "user", "content": text.strip()}], "temperature": 0,
+            "extra_body": as_trained(recipe)[1], **more}
+
+
 # -- Life --------------------------------------------------------------------------------------
 
 RECORD = {"pid": int, "born": float, "port": int, "base_url": str, "model": str, "model_path": str,

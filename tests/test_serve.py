@@ -22,6 +22,7 @@ import pytest
 from conftest import ROOT, load
 
 import helpers
+from helpers import bench as server_bench
 from helpers import physics, server
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
@@ -95,11 +96,10 @@ def every_command(adapter):
 
 @needs_vllm
 def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter):
-    bench_arguments, TINY = load("06_bench.py", "bench_arguments", "Settings", "INF", "FULL", "E2B",
-                                 "TINY")[::5]
+    TINY = load("06_bench.py", "Settings", "INF", "FULL", "E2B", "TINY")[-1]
     client = type("Client", (), {"model": "m", "results": "r"})
     record = {"base_url": "http://127.0.0.1:1", "model": "name"}
-    bench = [bench_arguments(client, record, TINY, (256, 64), rate, 30, 7, "x.json")
+    bench = [server_bench.bench_arguments(client, record, TINY, (256, 64), rate, 30, 7, "x.json")
              for rate in TINY.rates]
     commands = every_command(adapter)
     wrong = vllm_part(commands[0]) + ["--disable-chunked-mm-inputs-please"]
@@ -836,12 +836,12 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
         assert forced["usage"]["completion_tokens"] == 1
         with pytest.raises(helpers.UserError, match="404.*does not exist"):
             server.post(record, "/v1/completions", {**body, "model": "other"})
-        metric, metrics, wait_idle = load("06_bench.py", "metric", "metrics", "wait_idle")
+        metric, metrics = server_bench.metric, server_bench.metrics
         with pytest.raises(helpers.UserError, match="timed out"):  # a client that goes away
             server.post(record, "/v1/completions",
                         {**body, "max_tokens": 600, "ignore_eos": True}, timeout=0.5)
         busy = metric(metrics(record), "vllm:num_requests_running")
-        idle = wait_idle(record, patience=120.0)
+        idle = server_bench.wait_idle(record, patience=120.0)
         assert busy == 1 and metric(idle, "vllm:num_requests_running") == 0, \
             "an aborted request leaves the gauges: 06 would wait for ever"
         family = server.members(record)

@@ -1,0 +1,525 @@
+"""Neural cellular automata as training data, and the runs that ask whether they help. For 12.
+
+Dynamics, tokens, filter and transfer follow arXiv 2603.10055 and its published code, at our size.
+Letters in shape comments: R rules, F frames, H cells a side, D states, B rows, T tokens.
+
+    python -m helpers.nca --out FOLDER     the whole comparison; say it again to go on
+"""
+
+import argparse
+import dataclasses
+import functools
+import gzip
+import hashlib
+import importlib.metadata
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import scipy.stats
+from flax import nnx
+from tunix.models.gemma4.model import Gemma4
+
+from helpers import gemma, pretrain
+from helpers.run import UserError, digest, write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+CHANNELS, HIDDEN = 4, 16               # of the network that is a rule
+PATCH = 2                              # cells a side
+FRAME_START, FRAME_END, FIRST = 1, 2, 3  # ids; 0 is padding, patch p is FIRST + p
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Everything that a film depends on, besides its seed and its number."""
+
+    states: int = 4
+    side: int = 8
+    burn_in: int = 10         # frames that are computed and thrown away
+    frames: int = 10
+    judged: int = 10          # frames whose compressibility counts
+    band: tuple = (40, 70)    # percentiles of compressibility that are kept
+
+    @property
+    def frame_tokens(self):
+        """Tokens of one frame: its patches and two marks."""
+        return (self.side // PATCH) ** 2 + 2
+
+    @property
+    def vocabulary(self):
+        """Ids in use, padding and marks included."""
+        return FIRST + self.states ** (PATCH * PATCH)
+
+
+# -- Automata -------------------------------------------------------------------------------------
+
+class Rule(NamedTuple):
+    """The weights of one update rule; Flax's default biases are zero and left out."""
+
+    kernel: jax.Array  # [3, 3, D, CHANNELS]
+    hidden: jax.Array  # [CHANNELS, HIDDEN]
+    out: jax.Array     # [HIDDEN, D]
+
+
+def draw_rule(key, states):
+    """A random rule, each matrix from Flax's default initialiser."""
+    draw, keys = jax.nn.initializers.lecun_normal(), jax.random.split(key, 3)
+    return Rule(draw(keys[0], (3, 3, states, CHANNELS)), draw(keys[1], (CHANNELS, HIDDEN)),
+                draw(keys[2], (HIDDEN, states)))
+
+
+def next_frame(rule, cells):
+    """One step of all cells at once. [H, H] int -> [H, H] int
+
+    A one-hot 3 x 3 convolution is a sum of nine rows of the kernel, one for each neighbour's state.
+    `jnp.roll` joins the edges: the cells live on a torus. The likeliest state wins.
+    """
+    total = jnp.zeros((*cells.shape, CHANNELS))
+    for down in (-1, 0, 1):
+        for right in (-1, 0, 1):
+            neighbour = jnp.roll(cells, (-down, -right), (0, 1))
+            total += rule.kernel[down + 1, right + 1][neighbour]
+    return jnp.argmax(jax.nn.relu(total @ rule.hidden) @ rule.out, -1).astype(cells.dtype)
+
+
+def first_frame(key, world):
+    """Independent cells; how likely each state is, is drawn first. [H, H] int32"""
+    odds, cells = jax.random.split(key)
+    logits = jax.random.normal(odds, (world.states,))
+    return jax.random.categorical(cells, logits, shape=(world.side, world.side)).astype(jnp.int32)
+
+
+def film(rule, cells, world):
+    """The frames after the burn-in. [F, H, H]"""
+    def advance(cells, _):
+        return next_frame(rule, cells), cells
+    return jax.lax.scan(advance, cells, None, world.burn_in + world.frames)[1][world.burn_in:]
+
+
+@functools.partial(jax.jit, static_argnames=("count", "world"))
+def openings(seed, first, count, world):
+    """Rules and first frames of the films numbered `first` to `first + count - 1` of a seed."""
+    def one(number):
+        rule, cells = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
+        return draw_rule(rule, world.states), first_frame(cells, world)
+    return jax.vmap(one)(first + jnp.arange(count))
+
+
+@functools.partial(jax.jit, static_argnames="world")
+def films(rules, cells, world):
+    """One film for every rule, all at once. [R, F, H, H] uint8"""
+    return jax.vmap(lambda rule, start: film(rule, start, world))(rules, cells).astype(jnp.uint8)
+
+
+# -- Tokens ---------------------------------------------------------------------------------------
+
+def patches(frames, states):
+    """2 x 2 patches as numbers in base `states`, row by row. [..., H, H] -> [..., (H/2)²] int32"""
+    *outer, height, width = frames.shape
+    cut = frames.reshape(*outer, height // PATCH, PATCH, width // PATCH, PATCH).astype(np.int32)
+    cells = np.moveaxis(cut, -2, -3).reshape(*outer, -1, PATCH * PATCH)
+    return cells @ (states ** np.arange(PATCH * PATCH)[::-1]).astype(np.int32)
+
+
+def rows(frames, states):
+    """Films as token rows: every frame between its two marks. [R, F, H, H] -> [R, T] int32"""
+    ids = np.pad(FIRST + patches(frames, states), ((0, 0), (0, 0), (1, 1)))
+    ids[..., 0], ids[..., -1] = FRAME_START, FRAME_END
+    return ids.reshape(len(ids), -1)
+
+
+def complexity(frames, world):
+    """Compressed over raw size of every film's first frames, as the paper measures it. [R]
+
+    gzip, level 9, of the int32 bytes of the patch numbers, without marks.
+    """
+    raw = [ids.tobytes() for ids in patches(frames[:, :world.judged], world.states)]
+    return np.array([len(gzip.compress(film, 9, mtime=0)) / len(film) for film in raw])
+
+
+def kept(scores, band):
+    """Which films lie in a band of percentiles, and the two scores that bound it."""
+    low, high = np.percentile(scores, band)
+    return (scores >= low) & (scores <= high), (float(low), float(high))
+
+
+def shuffled(frames, seed):
+    """The same frames of every film in another order: the statistics stay, the dynamics go."""
+    numbers = np.tile(np.arange(frames.shape[1]), (len(frames), 1))
+    order = np.random.default_rng(seed).permuted(numbers, axis=1)
+    return np.take_along_axis(frames, order[:, :, None, None], axis=1)
+
+
+def kept_films(seed, count, world, chunk=2048):
+    """`count` films inside the band, from as many rules as that takes. [count, F, H, H] uint8
+
+    The band is that of the first chunk's percentiles, so that a film stays in or out however many
+    are asked for.
+    """
+    found, band, first = [], None, 0
+    while sum(map(len, found)) < count:
+        frames = np.asarray(films(*openings(seed, first, chunk, world), world))
+        scores = complexity(frames, world)
+        band = band or kept(scores, world.band)[1]
+        found.append(frames[(scores >= band[0]) & (scores <= band[1])])
+        first += chunk
+    return np.concatenate(found)[:count]
+
+
+def stream(token_rows, batch, seed):
+    """Shuffled batches through Grain: has a length, and any item can be asked for. [B, T] each
+
+    A film fills its row to the last token, so no position is padding.
+    """
+    dataset = grain.MapDataset.source(token_rows).shuffle(seed=seed)
+    return dataset.batch(batch, drop_remainder=True)
+
+
+# -- Transfer -------------------------------------------------------------------------------------
+
+PARTS = ("attention", "mlp", "norms")
+
+
+def part_of(name):
+    """Which part of the model a weight belongs to, by its dotted name.
+
+    Query and key norms set the scale of the attention scores and count as attention; `norms` are
+    those around the blocks, the final one, and the layers' output scales.
+    """
+    if name.startswith("embedder."):
+        return "embedder"
+    return "attention" if ".attn." in name else "mlp" if ".mlp." in name else "norms"
+
+
+def named_parts(params):
+    """A tree like `params` that names each leaf's part."""
+    def name(path, _):
+        keys = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
+        return part_of(".".join(keys))
+    return jax.tree_util.tree_map_with_path(name, params)
+
+
+def transfer(fresh, learned, parts=PARTS):
+    """`fresh` weights with those of the named parts from `learned`; the embedder stays fresh."""
+    return jax.tree.map(lambda part, new, old: jnp.array(old if part in parts else new),
+                        named_parts(fresh), fresh, learned)
+
+
+# -- The comparison -------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What every run shares; one hash of it stands in every stored row."""
+
+    text_steps: int = 400
+    first_steps: int = 450          # of `rows_per_step` films: 0.9 million automaton tokens
+    rows_per_step: int = 11
+    tokens_per_step: int = 2_048    # of text, padding included, as in 09
+    documents: int = 30_000
+    learning_rate: float = 4e-3     # 09's peak, in both stages
+    warmup: float = 0.1             # share of the steps
+    weight_decay: float = 0.05
+    every: int = 40                 # steps between two points of the validation curve
+    validation: int = 8             # batches
+    slow: float = 0.1               # factor of the arm with a lower rate
+    main_seeds: int = 5
+    other_seeds: int = 3
+    world: World = World()
+    model: tuple = ()               # changes of the tiny config, for tests
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """What comes before the text stage, and what of it is kept."""
+
+    label: str
+    first: str = ""         # "nca", "shuffled", "text" or nothing
+    parts: tuple = PARTS
+    slow: bool = False
+    longer: bool = False    # no first stage, but as many more steps of text
+
+
+MAIN = {
+    "scratch": Arm("scratch"),
+    "nca": Arm("automata", "nca"),
+    "shuffled": Arm("shuffled frames", "shuffled"),
+    "text": Arm("as many tokens of text", "text"),
+}
+OTHERS = {
+    "attention": Arm("automata, attention only", "nca", ("attention",)),
+    "slow": Arm("automata, a tenth of the rate", "nca", slow=True),
+    "mlp": Arm("automata, MLP only", "nca", ("mlp",)),
+    "norms": Arm("automata, norms only", "nca", ("norms",)),
+    "longer": Arm("scratch, one longer run", longer=True),
+}
+ARMS = {**MAIN, **OTHERS}
+COLUMNS = ["arm", "seed", "stage", "step", "text_tokens", "all_tokens", "train_loss", "val_loss",
+           "seconds", "recipe", "jax", "flax", "tunix", "made"]
+
+
+def order(plan):
+    """All (arm, seed), those first whose answer is wanted first."""
+    def block(arms, seed, seeds):
+        return [(arm, seed) for arm in arms] if seed < seeds else []
+    runs = block(MAIN, 0, plan.main_seeds) + block(MAIN, 1, plan.main_seeds)
+    runs += block(OTHERS, 0, plan.other_seeds) + block(MAIN, 2, plan.main_seeds)
+    for seed in range(1, max(plan.other_seeds, 1)):
+        runs += block(OTHERS, seed, plan.other_seeds)
+    return runs + [run for seed in range(3, plan.main_seeds)
+                   for run in block(MAIN, seed, plan.main_seeds)]
+
+
+def recipe(plan):
+    """Twelve letters that tell one plan, on one corpus, from another."""
+    corpus = hashlib.sha256("\0".join(_corpus(plan.documents)).encode()).hexdigest()
+    return digest({**dataclasses.asdict(plan), "corpus": corpus})[:12]
+
+
+@functools.cache
+def _corpus(count, seed=None):
+    folder = str(ROOT / "data" / "generate")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    import make
+    return tuple(make.documents(count, **({} if seed is None else {"seed": seed})))
+
+
+@functools.cache
+def _tokens(count, seed=None, without=0):
+    """Ids of the corpus, or of other documents that its first `without` do not contain."""
+    from tokenizers import Tokenizer
+    tokenizer = Tokenizer.from_file(str(ROOT / "assets" / "tiny_gemma4" / "tokenizer.json"))
+    known = set(_corpus(without)) if without else ()
+    return pretrain.encode(tokenizer, [text for text in _corpus(count, seed) if text not in known])
+
+
+def text_batches(plan, seed):
+    """(batches of the text stage, those of the first stage on text, validation, seen ids).
+
+    The order is drawn from `seed`. The two stages share no document; together they are the longer
+    run's. The first stage on text has as many tokens as that on automata, padding left out.
+    Validation is the same for all: documents of another seed that the corpus does not contain.
+    """
+    batches = pretrain.make_batches(
+        _tokens(plan.documents), plan.tokens_per_step, np.random.default_rng(seed))
+    seen = pretrain.tokens_seen(batches, _config(plan).num_embed)
+    wanted = plan.first_steps * plan.rows_per_step * plan.world.frame_tokens * plan.world.frames
+    text, rest = batches[:plan.text_steps], batches[plan.text_steps:]
+    enough = int(np.searchsorted(np.cumsum([(batch > 0).sum() for batch in rest]), wanted)) + 1
+    if len(text) < plan.text_steps or enough > len(rest):
+        raise UserError(f"{plan.documents:,} documents are too few for this plan.")
+    others = pretrain.make_batches(
+        _tokens(300, 77, plan.documents), plan.tokens_per_step, np.random.default_rng(0))
+    return text, rest[:enough], others[:plan.validation], seen
+
+
+def automaton_batches(plan, seed, kind):
+    """(batches of the first stage on automata, validation, seen ids); `kind` nca or shuffled."""
+    world, size = plan.world, plan.rows_per_step
+    frames = kept_films(seed, (plan.first_steps + plan.validation) * size, world)
+    if kind == "shuffled":
+        frames = shuffled(frames, seed)
+    ids = rows(frames, world.states)
+    seen = np.zeros(_config(plan).num_embed, bool)
+    seen[1:world.vocabulary] = True
+    cut = plan.first_steps * size
+    return (stream(ids[:cut], size, seed),
+            [ids[i:i + size] for i in range(cut, len(ids), size)], seen)
+
+
+def _config(plan):
+    return gemma.config_from_hf(ROOT / "assets" / "tiny_gemma4", dtype="float32",
+                                **dict(plan.model))
+
+
+def fresh_model(plan, seed):
+    """(graph, weights) of a new tiny Gemma 4."""
+    model = pretrain.initialise(Gemma4(_config(plan), rngs=nnx.Rngs(0)), seed)
+    return nnx.split(model)
+
+
+def train(plan, params, graph, batches, validation, seen, steps, state, given=0, slow=None):
+    """09's loop, with a state saved at least every two minutes: (weights, history)."""
+    optimizer = pretrain.make_optimizer(params, steps, plan.learning_rate,
+                                        max(1, int(plan.warmup * steps)), plan.weight_decay, slow)
+    step, evaluate = pretrain.make_steps(graph, optimizer, seen, given)
+    return pretrain.pretrain(params, optimizer.init(params), step, evaluate, batches, validation,
+                             steps, state, every=plan.every, minutes=1.5)
+
+
+def points(history, batches, before=0):
+    """The points of a validation curve: step, tokens read so far, losses, seconds.
+
+    Args:
+      history: from `pretrain.pretrain`.
+      batches: what it was trained on; padding counts for nothing.
+      before: tokens of the stages before this one.
+    """
+    tokens = np.cumsum([int((batches[i % len(batches)] > 0).sum()) for i in range(len(history))])
+    found, since, seconds = [], [], 0.0
+    for entry, total in zip(history, tokens, strict=True):
+        since.append(entry["loss"])
+        seconds += entry["seconds"]
+        if "val_loss" in entry:
+            found.append({"step": entry["step"], "tokens": int(total),
+                          "all_tokens": before + int(total), "train_loss": np.mean(since),
+                          "val_loss": entry["val_loss"], "seconds": seconds})
+            since = []
+    return pd.DataFrame(found)
+
+
+def _store(path, plan, arm, seed, stage, table):
+    version = importlib.metadata.version
+    table["text_tokens"] = table.tokens if stage == "text" or arm == "first-text" else 0
+    whole = table.assign(arm=arm, seed=seed, stage=stage, recipe=recipe(plan), jax=jax.__version__,
+                         flax=version("flax"), tunix=version("google-tunix"),
+                         made=time.strftime("%Y-%m-%d"))
+    write_text(path, whole[COLUMNS].to_csv(index=False, float_format="%.6f"))
+
+
+def first_stage(plan, kind, seed, out):
+    """Weights after the first stage, and how many tokens it had; kept in `out`, made only once.
+
+    Args:
+      kind: "nca", "shuffled" or "text".
+      out: folder; gets `first-<kind>-<seed>.csv` and, for the next arms, the weights.
+    """
+    name = f"first-{kind}-{seed}"
+    table, weights = Path(out) / f"{name}.csv", Path(out) / f"{name}-{recipe(plan)}.npz"
+    graph, params = fresh_model(plan, seed)
+    if not (table.exists() and weights.exists()):
+        print(f"── {name}", flush=True)
+        if kind == "text":
+            _, batches, validation, seen = text_batches(plan, seed)
+            given = 0
+        else:
+            batches, validation, seen = automaton_batches(plan, seed, kind)
+            given = plan.world.frame_tokens
+        state = Path(out) / f"state-{name}-{recipe(plan)}.npz"
+        params, history = train(plan, params, graph, batches, validation, seen, len(batches), state,
+                                given)
+        pretrain.save_state(weights, params, [])
+        _store(table, plan, name.rpartition("-")[0], seed, "first", points(history, batches))
+        state.unlink(missing_ok=True)
+    return pretrain.load_state(weights, params)[0], int(pd.read_csv(table).all_tokens.iloc[-1])
+
+
+def run(plan, arm, seed, out):
+    """One run: its first stage if it has one, its text stage, and `<arm>-<seed>.csv` in `out`."""
+    setting, before, slow = ARMS[arm], 0, None
+    text, more, validation, seen = text_batches(plan, seed)
+    graph, params = fresh_model(plan, seed)
+    if setting.first:
+        learned, before = first_stage(plan, setting.first, seed, out)
+        params = transfer(params, learned, setting.parts)
+    print(f"── {arm}-{seed}", flush=True)
+    if setting.slow:
+        slow = jax.tree.map(lambda part: part in setting.parts, named_parts(params)), plan.slow
+    batches = text + more if setting.longer else text
+    state = Path(out) / f"state-{arm}-{seed}-{recipe(plan)}.npz"
+    _, history = train(plan, params, graph, batches, validation, seen, len(batches), state,
+                       slow=slow)
+    _store(Path(out) / f"{arm}-{seed}.csv", plan, arm, seed, "text",
+           points(history, batches, before))
+    state.unlink(missing_ok=True)
+
+
+def compare(plan, out, runs=None):
+    """All runs of the comparison that `out` does not have yet, one after the other.
+
+    It can be stopped and started again at any moment: a finished run is not repeated, one that was
+    cut off goes on from its last saved state with the same numbers.
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    for arm, seed in runs or order(plan):
+        path = out / f"{arm}-{seed}.csv"
+        if path.exists() and set(pd.read_csv(path).recipe) == {recipe(plan)}:
+            continue
+        begun = time.perf_counter()
+        run(plan, arm, seed, out)
+        print(f"{path.name}: {(time.perf_counter() - begun) / 60:.1f} min", flush=True)
+        jax.clear_caches()  # every run compiles its own steps; the old ones only take memory
+
+
+# -- Stored results -------------------------------------------------------------------------------
+
+def stored(folder):
+    """All stored points as one table, empty where nothing is stored yet.
+
+    Raises:
+      UserError: the runs were made from different plans.
+    """
+    found = [pd.read_csv(path) for path in sorted(Path(folder).glob("*.csv"))]
+    table = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=COLUMNS)
+    if table.recipe.nunique() > 1:
+        raise UserError(f"{folder} mixes runs of different plans: delete those of the older one.")
+    return table
+
+
+def missing(table, plan):
+    """The (arm, seed) of the plan that have no finished text stage in the table."""
+    text = table[table.stage == "text"]
+    there = set(zip(text.arm, text.seed, strict=True))
+    return [run for run in order(plan) if run not in there]
+
+
+def final(table):
+    """Validation loss at the end of the text stage. [seeds x arms], in the arms' order"""
+    text = table[table.stage == "text"]
+    last = text.sort_values("step").groupby(["seed", "arm"]).val_loss.last().unstack()
+    return last.reindex(columns=[arm for arm in ARMS if arm in last])
+
+
+def difference(values, base, confidence=0.95):
+    """Mean of `values - base`, paired by seed, with a t interval: (mean, low, high, pairs).
+
+    Args:
+      values, base: Series indexed by seed; a seed that only one has is left out.
+
+    With fewer than two pairs nothing is known of the spread: low and high are nan.
+    """
+    gaps = (values - base).dropna()
+    if len(gaps) < 2:
+        return float(gaps.mean()), float("nan"), float("nan"), len(gaps)
+    low, high = scipy.stats.ttest_1samp(gaps, 0.0).confidence_interval(confidence)
+    return float(gaps.mean()), float(low), float(high), len(gaps)
+
+
+def tokens_to_reach(curve, level, column="text_tokens"):
+    """Tokens at which a validation curve first comes down to `level`; nan if it never does.
+
+    Straight lines join the points, in the logarithm of the loss.
+    """
+    tokens, loss = curve[column].to_numpy(float), np.log(curve.val_loss.to_numpy(float))
+    below = np.flatnonzero(loss <= np.log(level))
+    if not len(below):
+        return float("nan")
+    if (i := below[0]) == 0:
+        return float(tokens[0])
+    share = (loss[i - 1] - np.log(level)) / (loss[i - 1] - loss[i])
+    return float(tokens[i - 1] + share * (tokens[i] - tokens[i - 1]))
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m helpers.nca", description=main.__doc__)
+    parser.add_argument("--out", default=os.environ.get("NCA_OUT"), required="NCA_OUT" not in
+                        os.environ, help="folder of results and states; the same one to go on")
+    parser.add_argument("runs", nargs="*", help="such as scratch-0 nca-0; all of them if none")
+    chosen = parser.parse_args()
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(Path(chosen.out) / "compiled"))
+    runs = [(name.rpartition("-")[0], int(name.rpartition("-")[2])) for name in chosen.runs]
+    compare(Plan(), chosen.out, runs)
+
+
+if __name__ == "__main__":
+    main()
