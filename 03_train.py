@@ -150,7 +150,8 @@ print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} toke
 # Now load. The config comes from the model's `config.json`, a *mesh* arranges the devices (section
 # 3), and `load_base` calls Tunix's loader, which reads the Hugging Face files and puts each weight
 # onto its devices. We ask for bfloat16 by name: Tunix's default is float32 arithmetic, even over
-# bfloat16 weights.
+# bfloat16 weights. (`base_dtype` can store the frozen weights in fewer bits, the subject of
+# notebook 11; everything below stays the same.)
 
 # %%
 config = gemma.config_from_hf(base, dtype=cfg.dtype)

@@ -65,14 +65,8 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
-# %% [markdown]
-# ## 1. One matrix, by hand
-# Almost everything that matters here (rank, alpha, which matrices, which base) was decided in
-# notebook 03 and travels in `train/recipe.json`. These settings are what is left.
-
 # %%
 import hashlib
-import json
 import math
 import re
 import shutil
@@ -86,11 +80,16 @@ import numpy as np
 import pandas as pd
 
 from helpers import architecture, pictures, remote, weights
-from helpers.merge import (FLOATS, another_step, check, export_text, model_card, norm_table,
-                           read_step, recompute, restore_adapters, split_targets, to_make)
+from helpers.merge import (check, export_text, model_card, norm_table, recompute,
+                           restore_adapters, split_targets, to_make)
 from helpers.run import digest, read_leftover
 
+# %% [markdown]
+# ## 1. One matrix, by hand
+# Almost everything that matters here (rank, alpha, which matrices, which base) was decided in
+# notebook 03 and travels in `train/recipe.json`. These settings are what is left.
 
+# %%
 @dataclass(frozen=True)
 class Settings:
     step: int = 0            # checkpoint to merge; 0: the one 03 finished with

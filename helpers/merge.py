@@ -5,7 +5,6 @@ Importing this file imports JAX but starts no device.
 """
 
 import contextlib
-import re
 import shutil
 from pathlib import Path
 

@@ -37,7 +37,7 @@ from tensorboardX.proto import event_pb2
 from tunix.models.gemma4 import model as gemma4
 
 import helpers
-from helpers import gemma, hardware, remote, train, weights
+from helpers import gemma, hardware, merge, remote, train, weights
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 CONFIGS = ROOT / "data" / "configs"
@@ -650,8 +650,7 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, capsys):
         train.refuse_another_recipe(manager, {"rank": 8, "steps": 5})
     manager.close()
 
-    restore_adapters = load("04_merge.py", "restore_adapters", "read_step")[0]
-    step, adapters, notes = restore_adapters(tmp_path / "whole" / "checkpoints", 0)
+    step, adapters, notes = merge.restore_adapters(tmp_path / "whole" / "checkpoints", 0)
     assert step == 5 and notes == {"rank": 4, "steps": 5}
     nnx.update(whole.model, whole.state.adapters)
     ours = {path: [np.asarray(pair[side].get_value()) for side in "ab"]
