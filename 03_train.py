@@ -85,8 +85,7 @@ from helpers import chat, gemma, hardware, pictures, quantized, remote, style, t
 # The libraries: JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax
 # is the optimizer, Grain feeds data, Orbax writes checkpoints. What two notebooks use is in
 # `helpers/`, and its core functions are printed here where they are explained.
-
-# %% [markdown]
+#
 # ## 1. Load the model and ask it
 # First the settings. Rank, alpha, learning rate, warm-up and weight decay of the full size are those
 # of a published recipe for this model; [10](10_published.ipynb) sets the two runs side by side. You
