@@ -66,6 +66,10 @@ helpers.install()
 helpers.machine(devices=4)
 
 # %%
+# Where this notebook stands.
+helpers.you_are_here("03")
+
+# %%
 import time
 from dataclasses import asdict, dataclass, replace
 
@@ -320,18 +324,12 @@ train.mesh_table(big)
 # model = qwix.apply_lora_to_model(model, provider, dummy_tokens, ...)  # in gemma.inject_lora
 # ```
 #
-# Two choices in the provider are ours. The adapters are float32, because in bfloat16 Adam's
-# beta2 = 0.999 rounds to 1 and its second moment would never decay. And dropout is 0, because
-# Qwix's cannot be switched off for validation.
-#
-# Before that we replace one part of the model, in the open. Tunix's attention computes all T x T
-# scores of a row and then masks most of them away. `attend` takes a block of queries at a time and
-# multiplies it only with keys that one of them may see. In a row of 4,096 tokens, 50 of the 31B's
-# 60 layers look back 1,024 tokens at most, so this saves most of the scores.
+# The adapters are float32, because in bfloat16 Adam's beta2 = 0.999 rounds to 1 and its second
+# moment would never decay. Dropout is 0, because Qwix's cannot be switched off for validation.
 
 # %%
-helpers.show_source(gemma.attend, gemma.Float32Lora, gemma.lora_provider)
-gemma.use_block_attention(model, cfg.attention_block)
+helpers.show_source(gemma.Float32Lora)
+gemma.use_block_attention(model, cfg.attention_block)  # section 7
 before_lora = model
 model = gemma.inject_lora(
     model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init, cfg.partial,
@@ -524,7 +522,16 @@ outputs
 # loader and its shardings stay Tunix's.
 #
 # ## 7. Our step and our loop
-# Three short functions replace the trainer. First the **loss**. It is a *sum* over trained tokens,
+# First a part of the model that we replaced before the adapters went in. Tunix's **attention**
+# computes all T x T scores of a row and then masks most of them away. `attend` takes a block of
+# queries at a time and multiplies it only with keys that one of them may see. In a row of 4,096
+# tokens, 50 of the 31B's 60 layers look back 1,024 tokens at most, so this saves most of the scores.
+
+# %%
+helpers.show_source(gemma.attend)
+
+# %% [markdown]
+# Three functions replace the trainer. The **loss** comes first. It is a *sum* over trained tokens,
 # with their number; the mean is taken once, for the whole step. Only trained positions meet the
 # output matrix, which has a column for each of the 31B's 262,144 tokens. Tunix's model has no
 # switch for that, so for the length of one call its embedder gets a wrapper, `Headless`, whose
@@ -549,7 +556,7 @@ print(f"at most {most} trained tokens in a row; the output matrix meets {capacit
 # for a TPU.
 
 # %%
-helpers.show_source(train.make_micro_loss, train.make_train_step, train.jit_train_step)
+helpers.show_source(train.make_micro_loss, train.make_train_step)
 
 # %% [markdown]
 # The **loop**: next batch, step, log, validate, save. A gradient that is not finite stops the run
@@ -653,9 +660,9 @@ Image("assets/figures/tensorboard.png", width=735)
 # If you use Weights & Biases, three lines after the run send the log there:
 #
 # ```python
-# import wandb
-# with wandb.init(project="gemma4-verilog", config=recipe, mode="online") as wandb_run:
-#     [wandb_run.log(record) for record in pd.read_json(log_file, lines=True).to_dict("records")]
+# import json, wandb
+# with wandb.init(project="gemma4-verilog", config=recipe, mode="online") as there:
+#     for line in open(log_file): there.log(json.loads(line))
 # ```
 #
 # ## 9. Ask again
@@ -664,7 +671,7 @@ Image("assets/figures/tensorboard.png", width=735)
 # %%
 with helpers.phase("four answers of the tuned model"):
     after = train.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
-pictures.side_by_side({"base": before[0], "tuned": after[0]}, asked=counter)
+style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 
 # %% [markdown]
 # Is it right? It looks like a counter; [07](07_eval.ipynb) lets a simulator decide. The three
@@ -672,8 +679,8 @@ pictures.side_by_side({"base": before[0], "tuned": after[0]}, asked=counter)
 
 # %%
 for sample, old, new in zip(samples, before[1:], after[1:]):
-    pictures.side_by_side({"base": old, "tuned": new, "dataset": sample["answer"]},
-                          asked=sample["messages"][-1]["content"])
+    style.side_by_side({"base": old, "tuned": new, "dataset": sample["answer"]},
+                       sample["messages"][-1]["content"][:400])
 same = sum(new.strip() == sample["answer"].strip() for new, sample in zip(after[1:], samples))
 ended = sum(text.rstrip().endswith("```") for text in after)
 print(f"{ended} of {len(after)} tuned answers end with their fence closed; of {len(samples)} with "
@@ -772,7 +779,6 @@ assert off[0] < 1e-5 and max(off[1:]) < 1e-5 * largest
 # back to an earlier checkpoint and compute its next two steps.
 
 # %%
-helpers.show_source(train.State, train.save)
 again = sorted(set(manager.all_steps()) - {steps})[-1:]
 lines = pd.read_json(log_file, lines=True, precise_float=True).set_index("step").loss.dropna()
 for earlier in again:

@@ -66,6 +66,10 @@ helpers.install()
 helpers.machine()
 
 # %%
+# Where this notebook stands.
+helpers.you_are_here("04")
+
+# %%
 import hashlib
 import math
 import re
