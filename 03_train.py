@@ -611,10 +611,12 @@ state, frozen = train.start(model, optimizer, mesh)
 state = train.restore(manager, state)
 began = time.perf_counter()
 with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
-    compiled = train.jit_train_step(model, optimizer, loss_fn, state).lower(
+    jitted = train.jit_train_step(model, optimizer, loss_fn, state)
+    compiled = jitted.lower(
         state.adapters, state.opt_state, frozen, train.to_mesh(batch, mesh)).compile()
 compile_seconds = time.perf_counter() - began
 held = train.memory_of(compiled, state, frozen)
+compiled = quantized.callable_step(jitted, compiled, frozen)  # another way for 4-bit weights
 held_out = train.to_mesh(train.validation_batch(
     train.PackedRows(data / "val"), cfg.validation_rows, micro_rows), mesh)
 evaluate = jax.jit(train.make_eval_step(model, loss_fn))
