@@ -510,16 +510,16 @@ for name, rows in (("equal", equal), ("uneven", equal.replace(loss_mask=equal.lo
 
 # %%
 compiled_rows = pd.read_csv("data/dryrun/v5p-8_31b.csv").set_index("recipe")
-outputs = compiled_rows.loc[["published", "ours"], ["trainer", "out_gib", "hbm_gib"]]
+theirs, ours = compiled_rows.out_gib[["published", "ours"]]  # "published": Tunix's trainer
 filled = np.mean([np.concatenate([pair[0] for pair in singles]) > 0])
 print(f"no padding: {filled:.1%} with one example a row, {(flat.segment_ids > 0).mean():.1%} "
-      "packed\nGiB per chip that a step of the 31B gives back, and needs in all (compiled, 08):")
-outputs
+      f"packed\nfresh outputs of a step of the 31B, per chip (compiled, 08): {theirs:.1f} GiB by "
+      f"Tunix's trainer, {ours:.1g} GiB by ours")
 
 # %% [markdown]
 # With equal counts the two agree, so our step is right where Tunix's is; with uneven ones they
-# part. The 14 GiB of fresh outputs are a second copy of weights that never changed. The model, its
-# loader and its shardings stay Tunix's.
+# part. Tunix's fresh outputs are a second copy of weights that never changed. The model, its loader
+# and its shardings stay Tunix's.
 #
 # ## 7. Our step and our loop
 # First a part of the model that we replaced before the adapters went in. Tunix's **attention**
