@@ -667,7 +667,7 @@ if cfg.adapter:
 # What this means (natural logarithms): base + adapter is the merged model up to bfloat16 rounding
 # (merging rounds the sum once, the adapter's product is rounded on its way), while the base alone
 # is another model. It holds because notebook 04 stores the `k_proj` adapter of the layers in which
-# V equals K a second time as `v_proj`. Without that copy vLLM would adapt K and not V: section 13
+# V equals K a second time as `v_proj`. Without that copy vLLM would adapt K and not V: section 10
 # of 04 measures that, and compares in float32 over more positions.
 
 # %% [markdown]
