@@ -66,6 +66,10 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
+# %
+# Where this notebook stands.
+helpers.you_are_here("06")
+
 # %% [markdown]
 # ## 1. Settings
 # A **regime** is a prompt length and an answer length. A **point** is a regime at one **rate**, the
