@@ -334,7 +334,8 @@ def test_hidden_names_leave_nothing_plain_and_change_no_verdict(folder):
         with pytest.MonkeyPatch.context() as patch:
             take_down(patch, "names")
             plain = judge.judge(problem, code, QUICK)
-        assert verdict.passed and (verdict.samples, verdict.log) == (plain.samples, plain.log)
+        without = [re.sub(r"test\w+\.sv", "test.sv", found.log) for found in (verdict, plain)]
+        assert verdict.passed and verdict.samples == plain.samples and without[0] == without[1]
 
 
 def test_a_testbench_that_connects_everything_by_star_is_said():
@@ -361,8 +362,9 @@ endmodule"""
     wrong = code.replace("b = a", "b = 0")
     assert judge.judge(problem, wrong, QUICK).category == "mismatch"
     thief = wrong + "module stim(output reg a); initial a = 0; endmodule\n/*"
-    assert naive_pass(problem, thief)
-    assert judge.judge(problem, thief, QUICK).category == "refused"
+    if judge.icarus_version() < (12,):  # 12 refuses an open comment
+        assert naive_pass(problem, thief)
+    assert judge.judge(problem, thief, QUICK).category in ("refused", "compile")
     call = "`define DROP(x)\n" + wrong + "module stim(output reg a); initial a = 0; endmodule\n`DROP("
     assert not judge.judge(problem, call, QUICK).passed
 

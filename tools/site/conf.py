@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]
 root_doc = "README"
-MORE = ["GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]  # pages beside the notebooks
+MORE = ["OWN_DATA", "GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]  # pages beside the notebooks
 include_patterns = ["notebooks/*.ipynb", *(f"{page}.md" for page in (root_doc, *MORE))]
 exclude_patterns = [".*", "runs", "site"]
 nb_execution_mode = "off"
@@ -30,7 +30,7 @@ CONTENTS = """
 %s
 ```
 """
-OWN_PAGE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|GLOSSARY|LOG)\.md")
+OWN_PAGE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|OWN_DATA|GLOSSARY|LOG)\.md")
 
 
 def prepare(app, name, source):
