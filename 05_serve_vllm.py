@@ -493,7 +493,7 @@ if cfg.adapter:
 # %% [markdown]
 # Base + adapter is the merged model up to bfloat16 rounding; the base alone is another model. It
 # holds because notebook 04 stores the `k_proj` adapter of the layers in which V equals K a second
-# time as `v_proj` (04, section 13, measures what happens without).
+# time as `v_proj` (04, section 10, measures what happens without).
 #
 # ## 11. It stays
 # The server outlives this notebook. 06 and 07 find it in `serve/server.json`, or bring it up again

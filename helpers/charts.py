@@ -270,8 +270,10 @@ def draw_scores(scored, result, ceiling, source):
               fontsize=9)
     left.set_xticks(range(len(ks)), [f"pass@{k}" for k in ks])
     names = list(scored)
-    left.set(ylabel="share of problems", xlim=(-0.6, len(ks) - 0.35), ylim=(-0.03, 1.3),
-             title=f"pass@{ks[0]}: " + ", ".join(f"{scored[name][ks[0]][0]:.2f}" for name in names))
+    at_best = max(each[ks[0]][0] for each in list(scored.values())[:-1])
+    left.set(ylabel="share of problems", xlim=(-0.6, len(ks) - 0.35), ylim=(-0.03, 1.25),
+             yticks=np.linspace(0, 1, 6), title=f"{names[-1].capitalize()} "
+             f"{scored[names[-1]][ks[0]][0]:.2f}, untuned at best {at_best:.2f} (pass@{ks[0]})")
     left.legend(loc="upper left", ncols=len(scored), fontsize=8, columnspacing=1,
                 handletextpad=0.2)
     values = sorted(np.subtract(result["values"][1], result["values"][0]))
