@@ -91,7 +91,7 @@ import yaml
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import charts, chat, flags, physics, server, weights
+from helpers import charts, chat, flags, physics, server, style, weights
 from helpers.machine import published
 
 pd.set_option("display.max_colwidth", None)
@@ -202,8 +202,9 @@ print(counter, ask(counter), sep="\n")
 
 # %% [markdown]
 # That is our up-down counter, now over HTTP. ✏️ **Your own request**: change the text, run the cell
-# again. Left the base model, right the tuned one. (The tiny model knows small modules and this way
-# of asking; leave the first sentence as it is.)
+# again. Left the base model, right the tuned one. (An accelerator has no room for both, so there
+# you see the tuned one alone. The tiny model knows small modules and this way of asking: leave the
+# first sentence as it is.)
 
 # %%
 MINE = """I would like you to implement a module named TopModule with the following interface. \
@@ -218,7 +219,7 @@ The output y is the bitwise AND of a and b."""  # ← your own request
 columns = {"tuned": ask(MINE)}
 if other and server.healthy(other):
     columns = {"base": ask(MINE, other, "gemma4-base"), **columns}
-server.side_by_side(columns)
+style.side_by_side(columns, MINE)
 
 # %% [markdown]
 # A person would rather read along. With `stream=True` the server sends each token as soon as it has

@@ -13,7 +13,6 @@ it even where that record was never written, or only half.
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -23,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 import urllib.error
 import urllib.request
@@ -423,18 +421,6 @@ def logprobs(record, model, ids):
     body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
     scored = post(record, "/v1/completions", body)["choices"][0]["prompt_logprobs"]
     return [entry[str(token)]["logprob"] for entry, token in zip(scored[1:], ids[1:], strict=True)]
-
-
-def side_by_side(columns, width=48):
-    """Print answers beside each other: {title: text}."""
-    cells = [[piece for line in text.strip().splitlines()
-              for piece in textwrap.wrap(line, width, subsequent_indent="    ",
-                                         drop_whitespace=False) or [""]]
-             for text in columns.values()]
-    print(" | ".join(title.ljust(width) for title in columns).rstrip())
-    print("-+-".join("-" * width for _ in columns))
-    for row in itertools.zip_longest(*cells, fillvalue=""):
-        print(" | ".join(cell.ljust(width) for cell in row).rstrip())
 
 
 # -- Life --------------------------------------------------------------------------------------
