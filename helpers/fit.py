@@ -206,17 +206,8 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
         raise UserError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
     wanted = (base_dtype, remat, rows, row_length)
     for row in _stored(name, model):
-        found = (row.get("base_dtype") or "bfloat16", row["remat"], int(row["micro_batch"]),
-                 int(row["sequence_length"]))
-        if found == wanted:
-            base, adapters = held(model, fsdp, tp, base_dtype)
-            base = float(row["args_gib"]) - adapters
-            parts = {"base weights": base, "adapters and Adam": adapters,
-                     "temporaries": float(row["hbm_gib"]) - base - adapters}
-            speed = row.get("tokens_per_second_predicted")
-            return Fit(name, model, *wanted, chips, parts, spec.hbm / GIB, True,
-                       float(speed) if speed else None,
-                       float(row["real_tokens_per_second_roofline"]))
+        if _shape(row) == wanted:
+            return _compiled(name, model, kind, chips, row)
     parts = estimate(model, fsdp, tp, base_dtype, remat, rows, row_length)
     passes = 4 if remat == "NONE" else 6  # of 2 N FLOPs: forward, backward and perhaps again
     work = passes * physics.parameters(_config(model))["matmul"] / FILL
@@ -224,8 +215,32 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
                chips * spec.flops / work)
 
 
+def _shape(row):
+    """(base dtype, remat, rows, row length) of a stored row; older tables lack the first."""
+    return (row.get("base_dtype") or "bfloat16", row["remat"], int(row["micro_batch"]),
+            int(row["sequence_length"]))
+
+
+def _compiled(name, model, kind, chips, row):
+    """The `Fit` of a stored row."""
+    base, adapters = held(model, *mesh_of(model, chips), _shape(row)[0])
+    base = float(row["args_gib"]) - adapters
+    parts = {"base weights": base, "adapters and Adam": adapters,
+             "temporaries": float(row["hbm_gib"]) - base - adapters}
+    speed = row.get("tokens_per_second_predicted")
+    return Fit(name, model, *_shape(row), chips, parts, chip(kind).hbm / GIB, True,
+               float(speed) if speed else None, float(row["real_tokens_per_second_roofline"]))
+
+
 def best_fit(kind, chips, model="31b", base_dtype="bfloat16"):
-    """The `Fit` that recomputes least, with the longest rows; the smallest one if none fits."""
+    """The `Fit` that 03 would train with: of the compiled ones, else of the estimated ones, the one
+    that recomputes least with the longest rows. If none fits, the smallest."""
+    name = slice_name(kind, chips)
+    compiled = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
+                if _shape(row)[0] == base_dtype]
+    fitting = [found for found in compiled if found.total <= (1 - SPARE) * found.limit]
+    if fitting:
+        return min(fitting, key=lambda found: (REMATS.index(found.remat), -(found.speed or 0)))
     for length in LENGTHS[model]:
         for remat in REMATS:
             found = will_it_fit(kind, chips, model, base_dtype, remat, row_length=length)
