@@ -121,7 +121,7 @@ from tunix.models.gemma4.model import Gemma4, RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
-from helpers import gemma, style, train
+from helpers import fit, gemma, style, train
 from helpers import program as timing
 from helpers.machine import published
 
@@ -1098,19 +1098,69 @@ if "ours" in profiles:
 # LoRA's thin products in ours not much higher, and every collective stops the chip. That is where a
 # faster step has to come from.
 #
-# ## 10. One chip, and other slices
-# E2B on a single v6e or v5e chip, and the 31B on larger slices, as far as they are stored. On those
-# tp stays 4, because a full-attention layer has four KV heads; the other axis, fsdp, splits rows
-# and weights. *Costs unknown* means that instructions of no known cost hold more than 2 % of
-# the bytes: then no time is predicted, and the roofline is a lower bound.
+# ## 10. What can you rent?
+# The same question for every slice, on one basis: which base dtype, which recomputation, how many
+# gibibytes a chip, how many hours and dollars for *your* tokens at *your* price. Change the two
+# lines below. `will_it_fit` answers with a compiled row where this table has one. Else it adds up
+# the parts: what the step is handed, what the backward pass reads again, logits, gradients, weights
+# gathered from other chips. For every compiled row the sum is within a tenth of the compiler's
+# (`tests/test_fit.py`), so an estimate has to leave a tenth of the chip free.
+
+# %%
+MY_TOKENS = cfg.samples * cfg.tokens_per_sample
+MY_PRICES = {}  # dollars per hour of a slice, for example {"v5p-8": 7.5}; else those of section 2
+helpers.show_source(fit.estimate)
+print(fit.will_it_fit("v6e", 4, base_dtype="int8", remat="DECODER"))
+
+# %% [markdown]
+# A run is more than its steps: it downloads, loads, compiles, validates and saves. `run_cost` adds
+# these from assumptions that it states: 0.2 GB/s for every byte that moves, a quarter of an hour
+# for three compilations. Hours are *predicted* where a stored row is. *At least* means that no time
+# is: the chips' peak stands in for it, and no program reaches that.
+
+# %%
+def renters_table(rows, tokens, prices):
+    """One line for each slice and base dtype: what fits, how long a whole run takes, its price."""
+    lines = []
+    for found, price in rows:
+        cost = fit.run_cost(found, tokens, prices.get(found.slice, price))
+        least = "≥ " if cost["at_least"] else ""
+        steps = cost["minutes"]["optimizer steps"]
+        lines.append({
+            "slice": found.slice, "model": found.model, "base": found.base_dtype,
+            "fits": "yes" if found.fits else "no", "remat": found.remat,
+            "rows": f"{found.rows} x {found.row_length:,}", "GiB a chip": f"{found.total:.1f}",
+            "limit": f"{found.limit:.1f}", "from": "compiled" if found.compiled else "estimated",
+            "steps alone, h": f"{least}{steps / 60:.2f}", "whole run, h": f"{least}"
+            f"{cost['hours']:.2f}", "USD": f"{least}{cost['dollars']:.2f}"})
+    table = pd.DataFrame(lines)
+    table.loc[table.fits == "no", ["steps alone, h", "whole run, h", "USD"]] = ""
+    return table
+
+
+rented = renters_table(fit.renters_rows(), MY_TOKENS, MY_PRICES)
+display(rented.style.hide(axis="index"))
+display(renters_table(fit.renters_rows(("e2b",), fit.ONE_CHIP), MY_TOKENS,
+                      MY_PRICES).style.hide(axis="index"))
+
+# %% [markdown]
+# What this means: for 9.2 million tokens the fixed part of a v5p-8's hour is longer than its steps,
+# so a faster step buys little, and a second epoch costs only its steps. Today the published 10,000
+# samples are about an hour and 17 dollars there. *At least* can rule a slice out, and no more: the
+# same slice may need three times that. A v5e-8 or v5e-4 holds the 31B only with a quantised base
+# (11). The same table with fields to fill in is the page
+# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) of the
+# site.
+#
+# These are the compiled rows behind it, beside the v5p-8's of section 8. *Costs unknown* means that
+# instructions of no known cost hold more than 2 % of the bytes: then no time is predicted.
 
 # %%
 others = pd.concat(map(stored, ("v6e-1_e2b", "v5e-1_e2b", "v5p-32_31b", "v6e-8_31b")))
 show(others, {"topology": "slice", "size": "model", "micro_batch": "rows",
               "sequence_length": "tokens a row", "remat": "remat", "hbm_gib": "sum GiB",
               "limit_gib": "limit GiB", "fits": "fits", "seconds_predicted": "s, predicted",
-              "seconds_estimate": "s, estimate", "seconds_roofline": "s, roofline",
-              "hours_predicted": "hours", "dollars_predicted": "USD"})
+              "seconds_estimate": "s, estimate", "seconds_roofline": "s, roofline"})
 
 # %% [markdown]
 # ## 11. The flag that does nothing

@@ -301,7 +301,8 @@ def page_data():
     rows = [{"slice": fit.slice, "model": fit.model, "base": fit.base_dtype, "remat": fit.remat,
              "rows": fit.rows, "length": fit.row_length, "fits": fit.fits,
              "compiled": fit.compiled, "gib": round(fit.total, 2), "limit": round(fit.limit, 2),
-             "speed": fit.speed or fit.bound, "atLeast": fit.speed is None, "price": dollars}
+             "speed": fit.speed or fit.bound, "predicted": fit.speed is not None,
+             "price": dollars}
             for fit, dollars in [*renters_rows(("31b",)),
                                  *renters_rows(("e2b",), ONE_CHIP | SLICES)]]
     return {"rows": rows, "fill": FILL, "every": EVERY, "heldOut": HELD_OUT, "gbPerS": GB_PER_S,

@@ -35,7 +35,7 @@ CONTENTS = """
 %s
 ```
 """
-OWN_PAGE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|GLOSSARY|LOG)\.md")
+OWN_PAGE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|GLOSSARY|LOG|tools/site/cost)\.md")
 
 
 def prepare(app, name, source):

@@ -11,7 +11,7 @@
     const size = data.checkpointGb[row.model] / data.gbPerS / 60;
     const step = row.rows * row.length * data.fill;
     const rounds = Math.floor(tokens / step / data.every) + 1;
-    const speed = row.atLeast ? "at least: chips at their peak" : "predicted from the compiled program";
+    const speed = row.predicted ? "predicted from the compiled program" : "at least: chips at their peak";
     const parts = [
       ["download the base", size, `assumed: ${data.gbPerS} GB/s`],
       ["load it onto the chips", size, `assumed: ${data.gbPerS} GB/s`],
@@ -50,7 +50,7 @@
     const priceOf = row => prices[row.slice] ?? row.price;
     const row = rows.find(row => row.slice === chosen);
     if (!event || event.target.name !== "price") form.elements.price.value = priceOf(row).toFixed(2);
-    const least = row => row.atLeast ? "≥ " : "";
+    const least = row => row.predicted ? "" : "≥ ";
     fill(document.getElementById("cost-slices"), rows.map(row => {
       const sum = cost(row, tokens, priceOf(row));
       return [row.slice, row.fits ? "yes" : "no",
