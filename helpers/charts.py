@@ -1,13 +1,14 @@
 """The charts of 05 to 07: what a server holds, how fast it is, what its answers are worth."""
 
 import math
+import re
 
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from helpers import judge, style
-from helpers.bench import capacities, kept_up
+from helpers import judge, style, waves
+from helpers.bench import REGIME, capacities, kept_up, short
 
 INF = math.inf
 LOOKS = list(zip(style.CYCLE, "osD^vP", strict=True)) * 4  # colour and marker: grey prints, too
@@ -74,7 +75,7 @@ def draw_timeline(arrivals, tokens, source):
     ax.set(yticks=[], ylim=(-0.35, 0.75), xlim=(0, 1.02 * ms[-1]),
            xlabel="milliseconds since the request was sent",
            title=f"{tokens[0]} tokens in, {tokens[1]} out: {ms[-1]:.0f} ms, "
-                 f"{ms[0] / ms[-1]:.0%} of them before the first word")
+                 f"{ms[0] / ms[-1]:.0%} of it before the first token")
     ax.grid(axis="y", visible=False)
     style.finish(fig, "06_timeline", source)
 
@@ -120,7 +121,8 @@ def draw_throughput(table, source):
             ax.plot(place[knee], middle[knee], "*", ms=17, color=color, mec=style.BLACK, zorder=5)
         most = np.median(capacities(part))
         ends.append((x[-1], middle.iloc[-1], f"{title_of(key, curves)}: {most:.3g}/s", color))
-    knees = " and ".join(f"{kept_up(part)[0]:g}/s of {title_of(key, curves)}"
+    knees = " and ".join(f"{short(kept_up(part)[0]) if kept_up(part)[0] else 'none of these rates'}"
+                         + "/s" * bool(kept_up(part)[0]) + f" of {title_of(key, curves)}"
                          for key, part in list(curves.items())[:3])
     ax.set(ylabel="delivered, requests/s", title=f"It keeps up with {knees} (stars)")
     ax.set_yscale("log", base=2)
@@ -161,7 +163,9 @@ def draw_latency(table, source):
     left.set(ylabel="milliseconds (log scale)",
              title="First token" + ("" if factor is None else
                                     f": {factor.min():.2g} to {factor.max():.2g} times its floor"))
-    right.set(ylabel="milliseconds", title="Each further token")
+    between = table.groupby([*REGIME, "rate"]).tpot_p50_ms.median()
+    right.set(ylabel="milliseconds",
+              title=f"Each further token: {between.min():.2g} to {between.max():.2g} ms")
     style.finish(fig, "06_latency", f"{source}; line: median, band: up to p99")
 
 
@@ -179,11 +183,11 @@ def draw_cost(table, slo, source):
         ax.plot(points.ttft_p99_ms, points.cost, marker=marker, color=color)
         for rate, point in points.iterrows():
             text = "all at once" if rate == INF else f"{rate:g}/s"
-            text += f" of {title_of(key, curves)}" * (rate == points.index[0])
+            if rate == points.index[0]:
+                text += f" of {title_of(key, curves)}"
             style.label_line(ax, *point, text, color, xytext=(6, 7))
-    low, high = ax.get_ylim()
     ax.axvline(slo, color=style.BLACK, lw=1, ls=":")
-    ax.text(slo, high, f" promised: {slo:g} ms", fontsize=9, va="top")
+    ax.text(slo, 0.02, f" promised: {slo:g} ms", fontsize=9, transform=ax.get_xaxis_transform())
     ax.margins(x=0.14, y=0.14)
     plain_log(ax, "x")
     plain_log(ax)
@@ -192,3 +196,107 @@ def draw_cost(table, slo, source):
            ylabel=f"{unit} per million output tokens",
            title="The cheaper the token, the longer the unluckiest hundredth waits")
     style.finish(fig, "06_cost", source)
+
+
+# -- 07: scores, answers, one failure --------------------------------------------------------------
+
+COLOURS = dict(zip(judge.CATEGORIES, (style.GREEN, style.ORANGE, style.YELLOW, style.SKY,
+                                      style.BLUE, style.PURPLE, style.BLACK, "#BBBBBB")))
+
+
+def draw_scores(scored, result, ceiling, source):
+    """Left: scores with 95 % intervals. Right: a paired comparison, one bar per problem.
+
+    Args:
+      scored: {label: {k: (mean, low, high)}}, the best one last.
+      result: of `stats.compare`; its second model is the last of `scored`, its first the one
+        before.
+      ceiling: share of problems that can be won.
+      source: the figure's source line.
+    """
+    fig, (left, right) = style.figure(9.5, 3.6, columns=2, width_ratios=(1, 1.15))
+    colours = (style.GREY, style.ORANGE, style.BLUE)[-len(scored):]
+    ks = list(next(iter(scored.values())))
+    for shift, (label, each), colour in zip((-0.26, 0, 0.26)[-len(scored):], scored.items(),
+                                            colours):
+        for place, k in enumerate(ks):
+            mean, low, high = each[k]
+            left.errorbar(place + shift, mean, [[mean - low], [high - mean]], fmt="o", capsize=4,
+                          color=colour, label=label if place == 0 else None)
+            left.text(place + shift + 0.03, mean, f"{mean:.2f}", va="center", fontsize=9,
+                      color=colour)
+    left.axhline(ceiling, color=style.RED, linestyle="--", linewidth=1)
+    left.text(-0.55, ceiling - 0.015, f"ceiling {ceiling:.2f}", color=style.RED, va="top",
+              fontsize=9)
+    left.set_xticks(range(len(ks)), [f"pass@{k}" for k in ks])
+    names = list(scored)
+    left.set(ylabel="share of problems", xlim=(-0.6, len(ks) - 0.35), ylim=(-0.03, 1.3),
+             title=f"pass@{ks[0]}: " + ", ".join(f"{scored[name][ks[0]][0]:.2f}" for name in names))
+    left.legend(loc="upper left", ncols=len(scored), fontsize=8, columnspacing=1,
+                handletextpad=0.2)
+    values = sorted(np.subtract(result["values"][1], result["values"][0]))
+    better, worse = sum(value > 0 for value in values), sum(value < 0 for value in values)
+    right.bar(range(len(values)), values,
+              color=[style.BLUE if value > 0 else style.RED for value in values])
+    mean, low, high = result["difference"]
+    right.axhspan(low, high, color=style.SKY, alpha=0.35, linewidth=0)
+    right.axhline(mean, color=style.BLACK, linewidth=1)
+    right.text(0.02, 0.9, f"mean {mean:+.2f} [{low:+.2f}, {high:+.2f}]", fontsize=9,
+               transform=right.transAxes)
+    right.set(title=f"{better} problems better, {worse} worse, "
+                    f"{len(values) - better - worse} level",
+              xlabel="problems, sorted", xticks=[], ylabel=f"{names[-1]} minus {names[-2]}",
+              ylim=(-1.05, 1.1))
+    style.finish(fig, "07_scores", source + ". Bars and band: 95 %")
+
+
+def draw_answers(panels, source):
+    """A heat map: problems across, answers down, one panel per model.
+
+    Args:
+      panels: {title: frame of `evaluation.judge_answers`, of one plan}; problems are sorted by how
+        many answers of the first panel pass.
+      source: the figure's source line.
+    """
+    fig, axes = style.figure(9.5, 1.1 + 1.35 * len(panels), rows=len(panels), sharex=True,
+                             squeeze=False)
+    passed = [frame.groupby("problem").passed.sum() for frame in panels.values()]
+    order = sorted(passed[0].index, key=lambda name: (*(-each[name] for each in passed), name))
+    for ax, (title, frame) in zip(axes[:, 0], panels.items()):
+        grid = frame.pivot(index="index", columns="problem", values="category")[order]
+        ax.pcolormesh(grid.map(judge.CATEGORIES.index).to_numpy(), edgecolors="white",
+                      linewidth=0.6 if len(order) <= 60 else 0.2, vmin=-0.5, vmax=7.5,
+                      cmap=ListedColormap(list(COLOURS.values())))
+        ax.set(title=f"{title}: {frame.passed.sum()} of {len(frame)} answers pass",
+               ylabel="answer", yticks=[])
+        ax.grid(False)
+    seen = set().union(*(frame.category for frame in panels.values()))
+    handles = [axes[0, 0].plot([], [], "s", color=COLOURS[c], label=c)[0] for c in COLOURS
+               if c in seen]
+    fig.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9)
+    if len(order) <= 60:  # more names would be too small to read
+        axes[-1, 0].set_xticks(np.arange(len(order)) + 0.5,
+                               [name.split("_", 1)[1] for name in order], rotation=90, fontsize=8)
+    else:
+        axes[-1, 0].set(xticks=[], xlabel="problems, sorted")
+    style.finish(fig, "07_answers", source)
+
+
+def draw_failure(path, log, name, source):
+    """The waveforms around the first mismatch; says so where the answer never ran.
+
+    Args:
+      path: the VCD file that the testbench left, or would have.
+      log: what the simulator printed.
+    """
+    if not path.exists():
+        print("this answer never ran, so there is no waveform")
+        return
+    changes = waves.read_vcd(path)
+    told = [int(at) for at in re.findall(r"First mismatch occurred at time (\d+)", log)]
+    seen = [at for at, value in changes.get("tb_mismatch", []) if value == "1"]
+    first = min(told or seen or [0])
+    fig, ax = style.figure(9, 0.9 + 0.36 * min(13, len(changes)))
+    waves.draw_waves(ax, changes, first)
+    ax.set_title(f"{name}: the answer first differs at {first} ps")
+    style.finish(fig, "07_waveform", source + "; dashed: the testbench's first mismatch")

@@ -38,6 +38,14 @@ EVERY = 100            # steps between two validations and saves (03)
 HELD_OUT = 64          # rows of a validation (03), each a forward pass: a third of a step's work
 
 
+WHERE_FROM = {
+    "download the base": f"assumed: {GB_PER_S} GB/s", "load it onto the chips": "the same",
+    "compile": "three programs; published: 3 to 8 minutes for one",
+    "optimizer steps": "predicted from the compiled program (08)",
+    "validate": "a forward pass taken as a third of a step",
+    "save": f"assumed: {GB_PER_S} GB/s, nothing overlaps"}
+
+
 @dataclass(frozen=True)
 class Fit:
     """How one training step sits on one slice.

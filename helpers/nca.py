@@ -315,9 +315,9 @@ def text_batches(plan, seed):
     enough = int(np.searchsorted(np.cumsum([(batch > 0).sum() for batch in rest]), wanted)) + 1
     if len(text) < plan.text_steps or enough > len(rest):
         raise UserError(f"{plan.documents:,} documents are too few for this plan.")
-    validation = pretrain.make_batches(
-        _tokens(300, 77, plan.documents), plan.tokens_per_step, np.random.default_rng(0))[:plan.validation]
-    return text, rest[:enough], validation, seen
+    others = pretrain.make_batches(
+        _tokens(300, 77, plan.documents), plan.tokens_per_step, np.random.default_rng(0))
+    return text, rest[:enough], others[:plan.validation], seen
 
 
 def automaton_batches(plan, seed, kind):

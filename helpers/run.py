@@ -51,6 +51,8 @@ class UserError(Exception):
 
 def _hide_traceback(kind, error, trace):
     said = str(error) if issubclass(kind, UserError) else disk_problem(error)
+    if issubclass(kind, KeyboardInterrupt):
+        said = "interrupted. What was finished is kept: run this again to go on."
     if said:
         print(f"Error: {said}", file=sys.stderr)
     else:
@@ -58,11 +60,13 @@ def _hide_traceback(kind, error, trace):
 
 
 def disk_problem(error, path=None):
-    """What to do about a full disk or a folder that may not be written; "" for any other error.
+    """What to do where a file cannot be written; "" for any other error.
 
-    `path` is what was being written. Without it the error has to name its file.
+    The disk is full, the folder is read-only, the file is larger than allowed, or something else
+    has its name. `path` is what was being written. Without it the error has to name its file.
     """
     code, text = getattr(error, "errno", None), str(error)
+    file = path or getattr(error, "filename", None) or "a file"
     path = Path(path or getattr(error, "filename", None) or run_dir_path())
     above = (path, *path.absolute().parents)
     there = next((folder for folder in above if folder.is_dir()), Path("/"))
@@ -74,6 +78,22 @@ def disk_problem(error, path=None):
                 "then run this again.")
     if code == errno.EROFS or code in (errno.EACCES, errno.EPERM) and not os.access(there, os.W_OK):
         return f"{path} cannot be written ({os.strerror(code)}). Set RUN_DIR to a folder of yours."
+    if code == errno.EFBIG:
+        return (f"{file} is larger than the file system of {there} or `ulimit -f` allows. Set "
+                "RUN_DIR elsewhere, or lift the limit.")
+    if code in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
+        return _in_the_way(*(name for name in (getattr(error, "filename2", None), path) if name))
+    return ""
+
+
+def _in_the_way(*names):
+    """What to do about a folder of a file's name or a file of a folder's, in the run directory."""
+    base = Path(os.environ.get("RUN_DIR") or run_dir_path()).absolute()
+    for name in map(Path, names):
+        for place in (name.absolute(), *name.absolute().parents):
+            if place.is_relative_to(base) and os.path.lexists(place):
+                kind = "folder" if place.is_dir() else "file"
+                return f"{place} is a {kind} and in the way. Move it, then run this again."
     return ""
 
 
@@ -217,6 +237,8 @@ def catch_up(last):
         raise UserError("this kernel holds the chips that 03 needs. Restart it, and run this cell "
                         "before anything starts JAX (of the opening cells, all but the last).")
     for source in sorted(root.glob("[0-9][0-9]_*.py")):
+        if source.name[:2] == "00":  # makes nothing that another needs
+            continue
         if source.name[:2] > last[:2]:
             break
         if held and source.name[:2] == "01":
@@ -234,10 +256,11 @@ def catch_up(last):
 # -- One writer ---------------------------------------------------------------------------------
 
 class RunLock:
-    """The right to write to the run directory: an exclusive lock on its file `.lock`.
+    """The right to write to the run directory: the operating system's exclusive lock on it.
 
-    The operating system lets go of it when the process ends, however it ends, so there is no such
-    thing as a stale lock. The file says who holds it.
+    It ends with the process, however that ends, so there is no such thing as a stale lock. The file
+    `.lock` says who holds it; deleting that file unlocks nothing. (Where a folder cannot be locked,
+    the file is.)
     """
 
     def __init__(self):
@@ -253,26 +276,31 @@ class RunLock:
         if self.descriptor is not None or self.covered():
             return
         with _one_line(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            os.close(descriptor)
-            raise UserError(f"{path.parent} is being written by {holder}. Wait until it is done, "
-                            "or set RUN_DIR to another folder.") from None
-        except OSError:  # some network and FUSE mounts know no locks
-            os.close(descriptor)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))  # may we write here?
+        for place, how in ((path.parent, os.O_RDONLY), (path, os.O_RDWR)):
+            descriptor = os.open(place, how)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                holder = ""
+                with contextlib.suppress(OSError):
+                    holder = path.read_text(errors="replace").strip()[:200]
+                raise UserError(
+                    f"{path.parent} is being written by {holder or 'another process'}. Wait until "
+                    "it is done, or set RUN_DIR to another folder.") from None
+            except OSError:  # some network and FUSE mounts know no locks, or none on folders
+                os.close(descriptor)
+                continue
+            self.descriptor = descriptor
+            self.name(who)
             return
-        self.descriptor = descriptor
-        self.name(who)
 
     def name(self, who):
         """Write down who holds it."""
         if self.descriptor is not None:
             with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
-                os.ftruncate(self.descriptor, 0)
-                os.pwrite(self.descriptor, f"{who} (process {os.getpid()})\n".encode(), 0)
+                run_dir(".lock").write_text(f"{who} (process {os.getpid()})\n")
 
     def release(self):
         """Let others write."""
@@ -378,6 +406,8 @@ def read_json(path):
       UserError: it is not JSON, for example because a disk was full.
     """
     try:
+        if Path(path).is_dir():
+            raise ValueError("it is a folder")
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # ValueError: JSON and UTF-8
         raise UserError(f"{path} is not valid JSON ({error}). Delete it and run the notebook "
@@ -403,8 +433,10 @@ def atomic_dir(path):
       UserError: the disk is full (what was written so far is removed) or may not be written.
     """
     path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise UserError(_in_the_way(path) or f"{path} is a file and in the way.")
     beside = path.with_name(f".{path.name}.partial")
-    old = path.with_name(f".{path.name}.old")
+    old, whole = path.with_name(f".{path.name}.old"), False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(beside, ignore_errors=True)
@@ -418,11 +450,12 @@ def atomic_dir(path):
         os.replace(beside, path)
         _sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        if not (said := disk_problem(error, path)):
-            raise
-        shutil.rmtree(beside, ignore_errors=True)
-        raise UserError(said) from error
+        whole = True
+    finally:  # safetensors and Orbax raise errors of their own where a disk is full
+        error = None if whole else sys.exc_info()[1]
+        if error and not isinstance(error, UserError) and (said := disk_problem(error, path)):
+            shutil.rmtree(beside, ignore_errors=True)
+            raise UserError(said) from error
 
 
 def _sync(path):

@@ -214,6 +214,47 @@ def test_a_signal_lets_a_checkpoint_arrive(storage, number, seconds):
     assert ("not finished in time" in said) != arrived
 
 
+@pytest.mark.parametrize("mark", ["", "{", "[]", "{}", "[" * 100_000])
+def test_a_mark_that_says_nothing_marks_nothing(storage, run, tmp_path, mark):
+    remote.push(run, "gs://runs/marks")
+    remote._storage().pipe_file(f"runs/marks/train/checkpoints/40{remote.MARK}", mark.encode())
+    remote.pull("gs://runs/marks", tmp_path / "back")
+    assert [path.name for path in (tmp_path / "back/train/checkpoints").iterdir()] == ["20"]
+
+
+@pytest.mark.slow
+def test_a_copy_survives_a_storage_that_is_away(run, tmp_path, monkeypatch):
+    """`push --every` says so, and goes on when the storage is back."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://localhost:{port}")
+
+    def serve():
+        return subprocess.Popen([sys.executable, str(ROOT / "tests" / "gcs_server.py"), str(port),
+                                 str(tmp_path / "data")], stderr=subprocess.DEVNULL)
+    first = serve()
+    time.sleep(4)
+    command = subprocess.Popen([sys.executable, "-m", "helpers.remote", "push", str(run),
+                                "gs://runs/away", "--every", "0.5"], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert "files to gs://runs/away" in command.stdout.readline()
+    first.kill()
+    first.wait()
+    (run / "setup.json").write_text('{"new": 1}')
+    said = command.stdout.readline()
+    assert "did not take all" in said and "again in" in said
+    second = serve()
+    while "files to" not in said:
+        said = command.stdout.readline()
+        assert said, command.wait()
+    command.terminate()
+    assert command.wait(60) == 0
+    second.kill()
+    second.wait()
+    command.stdout.close()
+
+
 def test_a_signal_is_what_it_was_after_a_copy():
     before = signal.getsignal(signal.SIGTERM)
     with remote.finishing(lambda: None):

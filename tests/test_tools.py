@@ -3,6 +3,8 @@
     .venv/bin/python -m pytest tests/test_tools.py
 """
 
+import ast
+import inspect
 import os
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import time
 import helpers
 import pytest
 from conftest import ROOT
-from helpers import run
+from helpers import packing, run
 
 sys.path.insert(0, str(ROOT / "tools"))
 import readme_figure
@@ -61,4 +63,11 @@ def test_reading_minutes_are_words_and_lines(tmp_path):
     source = tmp_path / "01_x.py"
     source.write_text("# %% [markdown]\n# " + "word " * 400 + "\n\n# %%\nhelpers.machine()\n\n"
                       "# %%\n" + "x = 1\n" * 60)
-    assert readme_figure.reading_minutes(source) == pytest.approx(400 / 200 + 60 / 20)
+    assert readme_figure.reading(source)["minutes"] == pytest.approx(400 / 200 + 60 / 20)
+
+
+def test_source_that_a_cell_prints_counts_as_code():
+    code = ast.parse("from helpers.packing import fill_rows as best\n"
+                     "helpers.show_source(best, packing.fill_rows)")
+    once = sum(bool(line.strip()) for line in inspect.getsource(packing.fill_rows).splitlines())
+    assert readme_figure.shown_lines(code) == 2 * once > 20

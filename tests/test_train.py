@@ -120,7 +120,7 @@ def test_mesh_choices_and_refusals():
         gemma.make_mesh(big, shape=(1, 8), devices=jax.devices() * 2)
     with pytest.raises(helpers.UserError, match="needs 8 devices"):
         gemma.make_mesh(big, shape=(2, 4), devices=jax.devices()[:4])
-    table = load("03_train.py", "mesh_table")(big)
+    table = train.mesh_table(big)
     for devices, line in table.iterrows():
         for column, cell in line.items():
             tp = int(column[3:])
@@ -300,7 +300,7 @@ def test_examples_of_a_row_do_not_see_each_other(tiny):
 
 @pytest.mark.parametrize("shape", ["TINY", "E2B"])
 def test_the_proof_of_packing_holds_and_can_fail(tmp_path, shape):
-    """What section 7 of the notebook compares, also for shared keys and per-layer inputs."""
+    """What section 11 of the notebook compares, also for shared keys and per-layer inputs."""
     folder = random_gemma.write(tmp_path, getattr(random_gemma, shape))
     config = gemma.config_from_hf(folder, dtype="float32")
     mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])

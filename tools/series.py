@@ -3,6 +3,7 @@
     tools/series.py FROM [--fresh] [FIRST [LAST]]     FROM: the folder that run_all.sh was called in
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -30,8 +31,9 @@ def listen():
 
 def leave(number):
     """End with the shell's exit code for a signal; threads that still wait do not matter."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(128 + number)
 
 
@@ -56,12 +58,16 @@ try:
     )
 except Stopped as stopped:
     leave(stopped.args[0])
+except ImportError as error:
+    raise SystemExit(f"run_all: {error}. The environment is damaged: rm -rf .venv, then run this "
+                     "again.") from None
 
 ROOT = notebooks.ROOT
 SERVER = [sys.executable, "-m", "helpers.server"]
 
 # What each notebook writes under RUN_DIR, besides its figures and its executed copy.
 WRITES = {
+    "00": (),
     "01": ("setup.json",),
     "02": ("data", "cache"),
     "03": ("train", "jax_cache"),
@@ -70,6 +76,7 @@ WRITES = {
     "06": ("bench/*.json", "bench/results.csv", "bench/partial", "bench/client.*"),
     "07": ("eval",),
     "09": ("tiny_base",),
+    "12": ("nca",),
 }
 # What it reads there, and which notebook writes that.
 READS = {
@@ -181,11 +188,14 @@ def forget(sources):
         print("--fresh: stopping the server", flush=True)
         subprocess.run([*SERVER, "stop"], cwd=ROOT, check=True)
     gone = leftovers(numbers)
+    links = [f"{path} -> {path.readlink()}" for path in gone if path.is_symlink()]
     for path in gone:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     names = dict.fromkeys(path.relative_to(run_dir_path()).parts[0] for path in gone)
     print(f"--fresh: deleted {', '.join(names)} of {numbers[0]} to {numbers[-1]} in "
           f"{run_dir_path()}" if gone else "--fresh: there was nothing to delete", flush=True)
+    if links:
+        print(f"--fresh: only a link, its target stays: {', '.join(links)}", flush=True)
 
 
 # -- The run --------------------------------------------------------------------------------------
@@ -246,11 +256,15 @@ def main(start, *words):
         run(sources)
     except Stopped as stopped:
         number = stopped.args[0]
+    except BrokenPipeError:  # `| head`, or a `tee` that was killed: nobody reads on
+        number = signal.SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         end_servers(before, sources, seconds=3.0 if number else 120.0)
     if number:
-        print(f"\nrun_all: ended by {signal.Signals(number).name}; the kernel and its servers are "
-              "stopped, what was finished is kept", file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):
+            print(f"\nrun_all: ended by {signal.Signals(number).name}; the kernel and its servers "
+                  "are stopped, what was finished is kept", file=sys.stderr, flush=True)
         leave(number)
 
 

@@ -15,7 +15,7 @@ from helpers import fit  # noqa: E402  (standard library only)
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]
 root_doc = "README"
-MORE = ["tools/site/cost", "GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]  # pages beside the notebooks
+MORE = ["OWN_DATA", "tools/site/cost", "GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]  # beside notebooks
 include_patterns = ["notebooks/*.ipynb", *(f"{page}.md" for page in (root_doc, *MORE))]
 exclude_patterns = [".*", "runs", "site"]
 nb_execution_mode = "off"
@@ -35,7 +35,8 @@ CONTENTS = """
 %s
 ```
 """
-OWN_PAGE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|GLOSSARY|LOG|tools/site/cost)\.md")
+OWN_PAGE = re.compile(
+    r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|OWN_DATA|GLOSSARY|LOG|tools/site/cost)\.md")
 
 
 def prepare(app, name, source):
