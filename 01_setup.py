@@ -350,8 +350,8 @@ for command in (*gcloud.list_commands((cfg.train_zone, cfg.serve_zone), cfg.buck
 # TPU was at hand to time these parts, so each says where its number comes from.
 
 # %%
-found = fit.will_it_fit("v5p", 4)
-cost = fit.run_cost(found, 10_000 * 922, fit.price("v5p", 4))
+wanted = fit.will_it_fit("v5p", 4)
+cost = fit.run_cost(wanted, 10_000 * 922, fit.price("v5p", 4))
 display(words(pd.DataFrame([(part, f"{minutes:.1f}", fit.WHERE_FROM[part])
                             for part, minutes in cost["minutes"].items()],
                            columns=["part", "minutes", "where from"])))
