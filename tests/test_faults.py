@@ -922,6 +922,28 @@ def an_environment_of_another_python(world):
     yield world.ended(world.start("./setup.sh", "train", cwd=world.run))
 
 
+SLOW_PIP = """#!/bin/sh
+case $* in
+*"-m pip install"*) echo begins >>log; sleep 1; echo ends >>log ;;
+*sys.prefix*) echo .venv ;;
+*hardware.py) echo ACCELERATOR= ;;
+esac
+"""
+
+
+def test_two_installations_at_once_wait_for_each_other(world):
+    """The opening cells of two notebooks, for example."""
+    world.file(".venv/bin/python", SLOW_PIP).chmod(0o755)
+    shutil.copytree(ROOT / "requirements", world.run / "requirements")
+    shutil.copy(ROOT / "setup.sh", world.run)
+    both = [world.start("./setup.sh", "train", cwd=world.run) for _ in range(2)]
+    done = [world.ended(child, 60) for child in both]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert sum("waiting for it" in one.text for one in done) == 1
+    lines = (world.run / "log").read_text().split()
+    assert lines == ["begins", "ends"] * (len(lines) // 2)
+
+
 # -- Servers ------------------------------------------------------------------------------------
 
 @fault("1 notebooks", code=0)
