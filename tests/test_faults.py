@@ -1100,7 +1100,7 @@ def a_relative_run_dir_is_relative_to_where_one_stands(world):
     yield done
 
 
-@fault("ein Lauf ü 日本", code=0)
+@fault("ein .HOME 'Lauf' ü 日本", code=0)
 def folders_with_spaces_and_letters(world):
     world.project = world.folder / "mein Projekt"
     world.notebooks("01", n01="""
@@ -1108,7 +1108,7 @@ def folders_with_spaces_and_letters(world):
         writing(); write_json(run_dir("ein ü", "a b.json"), 1); print(run_dir())
         """)
     yield
-    yield world.run_all("01", RUN_DIR=str(world.folder / "ein Lauf ü 日本"))
+    yield world.run_all("01", RUN_DIR=str(world.folder / "ein $HOME 'Lauf' ü 日本"))
 
 
 @fault("1 notebooks", code=0)
