@@ -92,13 +92,11 @@ print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parame
 # of them, an up-down counter, is the running example of the whole series.
 
 # %%
-def answer(model, requests, limit=160):
+def answer(model, requests):
     """The model's answers to a list of requests, decoded together."""
     chats = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": request}]
              for request in requests]
-    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
-    ids = gemma.greedy(model, chat.render_prompts(tokenizer, chats), limit, stops, mesh)
-    return [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    return train.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
 problems = judge.load_problems("data/tiny_eval")
