@@ -79,7 +79,7 @@ from helpers import answers, chat, data, gemma, judge, packing, style, train
 helpers.you_are_here("00")
 BASE = "assets/tiny_gemma4"
 SYSTEM = "Write the Verilog module that is asked for, as one code block."
-jax.config.update("jax_compilation_cache_dir", str(helpers.run_dir("jax_cache").resolve()))
+train.keep_compilations()
 tokenizer = chat.load_tokenizer(BASE)
 config = gemma.config_from_hf(BASE, dtype="float32")
 mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
