@@ -165,7 +165,8 @@ def options_for(cfg, model, model_hash=""):
 # %%
 server.prepare(cfg.engine)
 options = options_for(cfg, merged, server.model_hash(merge))
-beside = replace(options, model=recipe["base_path"], name="gemma4-base", model_hash="", port=0)
+beside = replace(options, model=merge.get("adapter_base", recipe["base_path"]),
+                 name="gemma4-base", model_hash="", port=0)
 side = dict(slot="adapter", adapter=helpers.run_dir("adapter"))
 if cfg.adapter:
     server.start_as(beside, wait=False, **side)
