@@ -563,7 +563,7 @@ assert not server.record_path().exists(), "a server was left running"
 # print(math.ceil((1.96 * d.std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# Thousands, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
+# About 2,600, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
 # time; to find it four times out of five takes 2.8 instead of 1.96, and twice as many. A difference
 # of two points on 156 problems is not a result.
 # </details>
