@@ -1108,6 +1108,42 @@ if "ours" in profiles:
 # LoRA's thin products in ours not much higher, and every collective stops the chip. That is where a
 # faster step has to come from.
 #
+# ### What stands between this step and a faster one
+# Eight times the published speed would be a step of 1.22 s. We tried changes on parts of the
+# program, where a compilation takes seconds to minutes: the MLP of one layer with its adapters,
+# forward and backward, and a few layers of the whole step (`tools/step_search.py`; all rows,
+# losers, too, are in `data/dryrun/search.csv`).
+
+# %%
+search = stored("search").dropna(axis="columns", how="all")
+if len(search):
+    look = search[["program", "milliseconds", "compute", "waits", "temp_gib", "compile_cpu_seconds"]]
+    look = look.rename(columns={"milliseconds": "ms", "compute": "ms computing",
+                                "waits": "ms waiting", "temp_gib": "temporaries GiB",
+                                "compile_cpu_seconds": "CPU s to compile"})
+    display(look.sort_values("program").style.hide(axis="index").format(precision=2))
+
+# %% [markdown]
+# What this means, row by row:
+#
+# - *Mesh (2, 2), collectives beside the products* ("async"). Products are larger and take a tenth
+#   less time, and nearly all gathers of weights are covered. But the compiler merges LoRA's small
+#   sums with the large ones, and a merged sum cannot stay a reduce-scatter: it moves twice the
+#   bytes, and nothing covers it. By our reckoning from six layers, sixty would take 1.32 s instead
+#   of 1.37: 7.4 times the published speed. With reduce-scatters it would be 7.9, and 8.2 with the
+#   next row.
+# - *Softmax normalised late*: dividing after the product with the values saves a pass over the
+#   scores, backward too. The same rows hold a gradient of GELU written by hand, which changed
+#   nothing: those products are not slow because of it.
+# - *MLP weights gathered, the stream cut by tokens*: no sums are left, only gathers, and these can be
+#   covered. Computing alone would take an eighth less than the MLP takes today.
+# - *Windowed einsum*, *async gathers alone* and the conservative *collective matmul* give the very
+#   same program. The full collective matmul doubles its products.
+#
+# So eight times is within reach of this design, and one thing stands before it: with those options a
+# compilation takes 64 CPU seconds a layer instead of ten, more than an hour at full depth. No
+# such row is stored, so notebook 03 keeps the step of section 8.
+#
 # ## 10. What can you rent?
 # The same question for every slice, on one basis: which base dtype, which recomputation, how many
 # gibibytes a chip, how many hours and dollars for *your* tokens at *your* price. Change the two
