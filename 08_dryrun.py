@@ -1117,11 +1117,11 @@ if "ours" in profiles:
 # %%
 search = stored("search").dropna(axis="columns", how="all")
 if len(search):
-    look = search[["program", "milliseconds", "compute", "waits", "temp_gib", "compile_cpu_seconds"]]
-    look = look.rename(columns={"milliseconds": "ms", "compute": "ms computing",
-                                "waits": "ms waiting", "temp_gib": "temporaries GiB",
-                                "compile_cpu_seconds": "CPU s to compile"})
-    display(look.sort_values("program").style.hide(axis="index").format(precision=2))
+    names = {"program": "program", "milliseconds": "ms", "compute": "ms computing",
+             "waits": "ms waiting", "temp_gib": "temporaries GiB",
+             "compile_cpu_seconds": "CPU s to compile"}
+    look = search.sort_values("program")[[*names]].rename(columns=names)
+    display(look.style.hide(axis="index").format(precision=2))
 
 # %% [markdown]
 # What this means, row by row:
