@@ -47,8 +47,10 @@ OPTIONS = {
                               "xla_tpu_use_minor_sharding_for_major_trivial_input": True},
     "64 MiB of VMEM": {"xla_tpu_scoped_vmem_limit_kib": "65536"},
 }
-# (mesh, what cuts the residual stream, whether the MLP's weights are gathered, options)
-MLP = [((1, 4), "width", False, ""), ((1, 4), "tokens", False, ""),
+# (mesh, what cuts the residual stream, whether the MLP's weights are gathered, options, and
+# perhaps "int8": stored weights in int8, multiplied in int8, forward and backward)
+MLP = [((1, 4), "width", False, "", "int8"), ((1, 4), "tokens", True, "", "int8"),
+       ((1, 4), "width", False, ""), ((1, 4), "tokens", False, ""),
        ((1, 4), "width", False, "async gathers alone"),
        ((1, 4), "tokens", False, "windowed einsum"),
        ((1, 4), "tokens", False, "collective matmul"),
@@ -70,13 +72,15 @@ def step_name(layers, mesh, late, options):
     return ", ".join(word for word in words if word)
 
 
-def name_of(mesh, cut, gathered, options):
+def name_of(mesh, cut, gathered, options, dtype="bfloat16"):
     """What a row is called."""
-    words = [f"MLP, mesh {mesh}", f"stream cut by {cut}", "weights gathered" * gathered, options]
+    words = [f"MLP, mesh {mesh}", f"stream cut by {cut}", "weights gathered" * gathered, options,
+             dtype * (dtype != "bfloat16")]
     return ", ".join(word for word in words if word)
 
 
-def lower_mlp(devices, mesh_shape, cut, gathered, rows=2, length=4096, width=5376, inner=21504):
+def lower_mlp(devices, mesh_shape, cut, gathered, _="", dtype="bfloat16", rows=2, length=4096,
+              width=5376, inner=21504):
     """Norm, MLP with adapters and residual of one layer of the 31B, forward and backward, lowered.
 
     Returns:
@@ -87,6 +91,7 @@ def lower_mlp(devices, mesh_shape, cut, gathered, rows=2, length=4096, width=537
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    from helpers import quantized
     mesh = jax.make_mesh(mesh_shape, ("fsdp", "tp"), devices=devices,
                          axis_types=(jax.sharding.AxisType.Auto,) * 2)
     stream = P("fsdp", None, "tp") if cut == "width" else P("fsdp", "tp", None)
@@ -95,7 +100,9 @@ def lower_mlp(devices, mesh_shape, cut, gathered, rows=2, length=4096, width=537
         return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
 
     def adapted(x, weight, pair):
-        return x @ weight + ((x @ pair[0]) @ pair[1]).astype(x.dtype)
+        base = (x @ weight if dtype == "bfloat16" else
+                quantized.int8_dot(x, *weight, (((2,), (0,)), ((), ()))))
+        return base + ((x @ pair[0]) @ pair[1]).astype(x.dtype)
 
     def loss(adapters, x, weights):
         variance = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
@@ -106,12 +113,17 @@ def lower_mlp(devices, mesh_shape, cut, gathered, rows=2, length=4096, width=537
         out = on(adapted(jax.nn.gelu(gate) * up, weights[2], adapters[2]), stream)
         return jnp.sum(on(x + out, stream).astype(jnp.float32))
 
-    def shape(sizes, *spec):
-        return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=NamedSharding(mesh, P(*spec)))
+    def shape(sizes, *spec, dtype="bfloat16"):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+    def frozen(sizes, first, last):
+        if dtype == "bfloat16":
+            return shape(sizes, first, last)
+        return shape(sizes, first, last, dtype="int8"), shape((1, sizes[1]), None, last)
 
     wide = (shape((width, 64), "fsdp"), shape((64, inner), None, "tp"))
     adapters = [wide, wide, (shape((inner, 64), "tp"), shape((64, width), None, "fsdp"))]
-    weights = [shape((width, inner), "fsdp", "tp")] * 2 + [shape((inner, width), "tp", "fsdp")]
+    weights = [frozen((width, inner), "fsdp", "tp")] * 2 + [frozen((inner, width), "tp", "fsdp")]
     x = shape((rows, length, width), *stream)
     return mesh, jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(adapters, x, weights)
 
@@ -233,7 +245,7 @@ def main():
                    "TPU_WORKER_ID": "0", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     from jax.experimental import topologies
     devices = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
-    wanted = {name_of(*row): (lambda row=row: lower_mlp(devices, *row[:3]), row[3]) for row in MLP}
+    wanted = {name_of(*row): (lambda row=row: lower_mlp(devices, *row), row[3]) for row in MLP}
     wanted |= {step_name(*row): (lambda row=row: lower_step(*row[:3]), row[3]) for row in STEP}
     for name, (lower, options) in wanted.items():
         if name in stored() or (sys.argv[1:] and name not in sys.argv[1:]):
