@@ -66,6 +66,10 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
+# %
+# Where this notebook stands.
+helpers.you_are_here("06")
+
 # %% [markdown]
 # ## 1. Settings
 # A **regime** is a prompt length and an answer length. A **point** is a regime at one **rate**, the
@@ -333,8 +337,9 @@ for (system, i, o), part in curves.items():
 #
 # For an accelerator, peak and bandwidth come from the data sheet, and what a step must read from
 # the server's options: an fp8 cache has half the bytes. For a CPU we measure the fastest matrix
-# product of one core and multiply by the cores, which errs on the high side. The one-by-one floor
-# of a full machine is higher: if 30 prompts arrive at once, the last waits for all of them.
+# product of one core and multiply by the cores, which errs on the high side. A full machine has a
+# second, higher floor: prompts are computed in the order they came, so if 30 arrive at once, the
+# last one waits for all of them.
 
 # %%
 helpers.show_source(bench.ttft_floors)
@@ -389,8 +394,8 @@ print(f"cheapest {'point within the objective' if len(within) else 'point'}: pro
       f"there; alone it took {1e3 * arrivals[-1]:.0f} ms")
 
 # %% [markdown]
-# What this means: sharing is what makes serving affordable. Right of the dotted line tokens hardly
-# get cheaper, but the wait explodes.
+# What this means: sharing is what makes serving affordable. Right of the dotted line a token gets a
+# little cheaper still, and the wait several times longer.
 #
 # Training is paid once, serving every hour. Notebook 03 logged how long it took, and its chips have
 # a price, so we can say after how many tokens serving has cost as much.

@@ -67,6 +67,10 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
+# %
+# Where this notebook stands.
+helpers.you_are_here("07")
+
 # %% [markdown]
 # ## 1. Settings
 # A **plan** says how answers are drawn: which prompt, how many per problem, and how random. The

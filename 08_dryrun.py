@@ -121,7 +121,7 @@ from tunix.models.gemma4.model import Gemma4, RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
-from helpers import fit, gemma, style, train
+from helpers import fit, gemma, quantized, style, train
 from helpers import program as timing
 from helpers.machine import published
 
@@ -166,7 +166,8 @@ class Slice:
 ONE = {"chips_per_host_bounds": (1, 1, 1)}
 SLICES = {"v5p-8": Slice("v5p:2x2x1", 4, "v5p", {}), "v5p-32": Slice("v5p:2x2x4", 16, "v5p", {}),
           "v6e-8": Slice("v6e:2x4", 8, "v6e", {}), "v6e-1": Slice("v6e:1x1", 1, "v6e", ONE),
-          "v5e-1": Slice("v5e:1x1", 1, "v5e", ONE)}
+          "v5e-1": Slice("v5e:1x1", 1, "v5e", ONE), "v5e-4": Slice("v5e:2x2", 4, "v5e", {}),
+          "v5e-8": Slice("v5e:2x4", 8, "v5e", {}), "v6e-4": Slice("v6e:2x2", 4, "v6e", {})}
 
 
 def slice_table():
@@ -241,6 +242,9 @@ class Recipe:
     attention_block: int = 1024   # queries at a time (section 6); 0: Tunix's dense scores
     layers: int = 0               # 0: all of them
     flag: bool = False            # with --xla_llvm_disable_expensive_passes
+    base_dtype: str = "bfloat16"  # how the frozen base is stored (11); or int8, nf4
+    tile_size: int = 0            # its input weights per scale
+    int8_products: bool = False   # its products in int8, forward and backward
 
 
 PUBLISHED = Recipe("published", trainer="tunix", sequence_length=3072, remat="DECODER",
@@ -270,11 +274,13 @@ def model_config(recipe):
 # %%
 def lower_ours(recipe, mesh, config):
     """Notebook 03's step with one micro-batch of packed rows, lowered."""
-    model = gemma.abstract_base(config, mesh)
+    model = quantized.abstract_base(config, mesh, recipe.base_dtype, recipe.tile_size)
     if recipe.attention_block:
         gemma.use_block_attention(model, recipe.attention_block)
     config.remat_config = RematConfig[recipe.remat]
-    model = gemma.inject_lora(model, RANK, ALPHA, mesh)
+    model = gemma.inject_lora(model, RANK, ALPHA, mesh, provider=quantized.provider(
+        recipe.base_dtype, RANK, ALPHA, tile_size=recipe.tile_size,
+        int8_products=recipe.int8_products))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_200)
     optimizer = train.make_optimizer(schedule, weight_decay=0.001, max_grad_norm=1.0)
     state, frozen = train.start(model, optimizer, mesh)
@@ -778,16 +784,25 @@ SEARCH = [replace(OURS, recipe="four rows, BLOCK remat", micro_batch=4, remat="B
           replace(OURS, recipe="all positions in the loss", loss="4095"),
           replace(OURS, recipe="three rows", micro_batch=3),
           replace(DENSE, recipe="two rows, dense attention", micro_batch=2)]
+NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", sequence_length=2048, loss="1024",
+             base_dtype="nf4", tile_size=32)
+INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8", tile_size=0)
+QUANTISED = [NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
+             replace(INT8, topology="v5e-8", micro_batch=2),
+             replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batch=2,
+                     sequence_length=4096, loss="2048", remat="BLOCK")]
 FLAG = [replace(recipe, flag=flag) for recipe in LIVE for flag in (False, True)]
 RECIPES = [PUBLISHED, DENSE, ONE_ROW, OURS, *ELSEWHERE[:2], *ROAD[1:3], *FLAG, *ELSEWHERE[2:],
-           *SEARCH]
+           *SEARCH, *QUANTISED]
 print(f"{len(RECIPES)} recipes, {sum(recipe.layers == 0 for recipe in RECIPES)} at full depth")
 
 # %%
 def key_of(row):
     """What must be equal for a stored row to be valid: the recipe and the versions."""
-    fields = [field.name for field in dataclasses.fields(Recipe)] + list(versions())
-    return tuple(str(row[field]) for field in fields)
+    fields = {field.name: field.default for field in dataclasses.fields(Recipe)}
+    fields |= dict.fromkeys(versions())  # an older table lacks the columns of newer fields
+    return tuple(str(default if row.get(field, "") == "" else row[field])
+                 for field, default in fields.items())
 
 
 def stored_rows(path):
@@ -834,9 +849,8 @@ def run_table(recipes, cfg, folder="data/dryrun"):
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     kept.write_bytes(gzip.compress(text.encode(), 6))
             row = {**row, **(predict(recipe, text, cfg, folder) if text else {})}
-        same = [field.name for field in dataclasses.fields(Recipe)]
         rows = [old for old in stored_rows(path)  # read anew: another process may have added some
-                if any(old[name] != str(wanted[name]) for name in same)]
+                if key_of(old | versions()) != key_of(wanted)]
         row = {name: f"{value:.6g}" if isinstance(value, float) else value
                for name, value in row.items()}
         helpers.write_text(path, pd.DataFrame([*rows, row]).to_csv(index=False))

@@ -25,7 +25,7 @@
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory |
 # | **Takes** | `data/generate/` (09's corpus), `data/nca/*.csv` (the stored comparison) |
 # | **Makes** | figures; with `NCA=full` the comparison itself, `data/nca/*.csv` |
-# | **Costs** | two minutes on two cores; the comparison takes six to seven hours of them |
+# | **Costs** | two minutes on two cores; the comparison takes some seven hours of them |
 #
 # The outputs shown are those of the tiny run on two CPU cores. Terms are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
@@ -437,7 +437,7 @@ for level, name in ((same_for_all, "same guess for all films"), (for_each_film, 
     ax.text(plan.first_steps, level, name, color=style.GREY, va="bottom", ha="right", fontsize=9)
 ax.set(xlabel="step of the first stage", ylabel="loss per token, nats",
        title="What the model learns from films")
-ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
+ax.legend(loc="upper center")
 style.finish(fig, "12_first_stage", f"{STORE} and this run")
 
 # %%
@@ -467,7 +467,9 @@ for ax, column in zip(axes, ("text_tokens", "all_tokens"), strict=True):
             ax.plot(run[column] / 1e6, run.val_loss, color=COLOURS[arm], lw=0.6, alpha=0.5)
         mean = runs.groupby("step")[[column, "val_loss"]].mean()
         ax.plot(mean[column] / 1e6, mean.val_loss, color=COLOURS[arm], lw=2, label=arm)
-    ax.set(xlabel=f"{column.replace('_', ' ')}, millions", yscale="log")
+    ax.set(xlabel=f"{column.replace('_', ' ')}, millions", yscale="log",
+           yticks=(0.2, 0.3, 0.5, 1, 2, 5), yticklabels=("0.2", "0.3", "0.5", "1", "2", "5"))
+    ax.minorticks_off()
 axes[0].set(ylabel="validation loss, nats per token", title="Counting text")
 axes[1].set(title="Counting everything")
 if len(texts):
@@ -477,7 +479,8 @@ style.finish(fig, "12_curves", f"{STORE}, {texts.seed.nunique()} seeds")
 # %% [markdown]
 # Curves that lie close together need numbers. Runs of one seed share documents, order and embedder,
 # so we compare them in pairs. The interval is Student's t for the mean of the differences, at 95 %;
-# with one pair there is none.
+# with one pair there is none. (`longer` reads more than twice the text and should win: it is the
+# price of a detour.)
 
 # %%
 ends = nca.final(table)
@@ -526,7 +529,7 @@ summary.reindex([arm for arm in nca.ARMS if arm in summary.index]).round(2)
 
 # %% [markdown]
 # And the conclusion, written by a cell from the same numbers. With eight comparisons at 95 %, one
-# false alarm in three such tables is to be expected; a verdict that hangs on the last digit is none.
+# such table in three has a false alarm in it; a verdict that hangs on the last digit is none.
 
 # %%
 def conclude(results, complete):

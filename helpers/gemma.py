@@ -249,7 +249,7 @@ class Float32Lora(qwix.LoraProvider):
         return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
 
-# What a checkpoint's recipe says of a base that nobody quantised, and what one that is silent means.
+# What a recipe says of a base that nobody quantised, and what one means that says nothing.
 UNQUANTISED = {"base_dtype": "bfloat16", "tile_size": 0, "int8_products": False}
 
 

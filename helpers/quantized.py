@@ -398,6 +398,17 @@ def count(model):
                if path[-2:] != ("array", "scale"))
 
 
+def callable_step(jitted, compiled, frozen):
+    """What to call for a step: the compiled program, or the jitted function for 4-bit weights.
+
+    JAX 0.10.2 refuses committed 4-bit arrays as arguments of a program that was compiled ahead of
+    time ("input layouts that disagree": it asks for 4 bits an element and reads 0 off the array).
+    The jitted function takes them, and finds the same program in the compilation cache.
+    """
+    small = any(_bits(array.dtype) < 8 for array in jax.tree.leaves(frozen))
+    return jitted if small else compiled
+
+
 def module_at(model, path):
     """The module at a path of names and indices."""
     for name in path:

@@ -238,6 +238,14 @@ def meta_half_written(world):
     yield read_data(world)
 
 
+@fault(r"recipe\.json says nothing about 'alpha'", "Run the notebook")
+def a_key_taken_out(world):
+    """Any artifact of another version, or one that was edited."""
+    path = world.file("train/recipe.json", '{"rank": 16}')
+    yield
+    yield world.call(lambda: run.read_json(path)["alpha"])
+
+
 @fault(r"tokens\.npy is int32 \(2, 8\), not .*\(2, 16\)", "02_data")
 def rows_of_another_length(world):
     folder = world.data()
@@ -998,12 +1006,13 @@ def test_a_damaged_archive_is_one_line(tmp_path, read_rows, harm):
 
 
 def test_odd_lines_are_rows_or_counted(tmp_path, read_rows):
-    """A byte-order mark costs no row; absurd nesting is a line that is no JSON."""
+    """A byte-order mark costs no row; absurd nesting or numbers are lines that are no JSON."""
     deep = "[" * 200_000 + "]" * 200_000
-    text = '\ufeff{"prompt": 1}\n' + deep + '\n{"prompt": 2}\n'
+    long = '{"prompt": ' + "9" * 5000 + "}"
+    text = '\ufeff{"prompt": 1}\n' + deep + "\n" + long + '\n{"prompt": 2}\n'
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
     rows = read_rows(str(tmp_path))
-    assert rows == [{"prompt": 1}, deep, {"prompt": 2}]
+    assert rows == [{"prompt": 1}, deep, long, {"prompt": 2}]
 
 
 @pytest.mark.parametrize("name, path", [
@@ -1057,6 +1066,29 @@ def run_dir_is_a_link_to_nothing(world):
     yield
     yield world.python("from helpers.run import run_dir; run_dir()",
                        RUN_DIR=str(world.folder / "link"))
+
+
+@pytest.mark.parametrize("name", [".", "..", "/", "~"])
+def test_a_folder_that_holds_more_than_a_run_is_refused(world, name):
+    """`--fresh` would take the repository's own data, or somebody's."""
+    world.notebooks("02")
+    for path in ("data/tiny/train.jsonl.gz", "notebooks/02_step.ipynb"):
+        (world.project / path).parent.mkdir(parents=True)
+        (world.project / path).write_text("ours")
+    before = content(world.project)
+    done = world.run_all("--fresh", "02", RUN_DIR=name, HOME=str(world.project))
+    assert done.returncode == 1 and "folder of its own" in done.text
+    after = content(world.project)
+    assert {path: after.get(path) for path in before} == before
+
+
+@fault("home/runs", code=0)
+def a_run_dir_below_home(world):
+    world.notebooks("01", n01="from helpers.run import *; writing(); print(run_dir())")
+    yield
+    done = world.run_all("01", RUN_DIR="~/runs", HOME=str(world.folder / "home"))
+    assert (world.folder / "home/runs/notebooks").is_dir()
+    yield done
 
 
 @fault("^inside$", code=0)
@@ -1386,6 +1418,34 @@ def the_kernel_killed_in_07(world):
             if "ipykernel" in " ".join(process.cmdline()):
                 process.kill()
     yield world.ended(child, 600)
+
+
+@fault("adapter", "04", intact=("merged",), gone=("serve/server.json",), slow=True)
+def notebook_05_on_a_damaged_adapter(world):
+    finished(world, "data", "train", "merged", "adapter", "merge.json")
+    flip(world.run / "adapter/adapter_model.safetensors")
+    yield
+    yield script(world, "05_serve_vllm.py")
+
+
+@fault("2 notebooks", "unreadable|damaged|again", code=0, gone=("serve/server.json",), slow=True)
+def results_cut_in_half(world):
+    """06 and 07 make again what is not whole, and only that."""
+    finished(world, "data", "train", "merged", "adapter", "merge.json", "serve", "bench", "eval")
+    served_here(world)
+    points = sorted((world.run / "bench").glob("*_*_*.json"))
+    answers = world.run / "eval/tuned/samples.jsonl"
+    rows = answers.read_text().splitlines()
+    for path in (points[0], answers, world.run / "eval/comparison.json"):
+        path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+    whole = {path: content(path) for path in points[1:]}
+    yield
+    done = world.ended(world.start("./run_all.sh", "06", "07", cwd=ROOT), 1800)
+    assert {path: content(path) for path in whole} == whole
+    assert run.read_json(points[0]) and run.read_json(world.run / "eval/comparison.json")
+    assert answers.read_text().splitlines()[:len(rows) // 3] == rows[:len(rows) // 3]
+    assert len(answers.read_text().splitlines()) >= len(rows)
+    yield done
 
 
 @fault("rows", code=0, slow=True)

@@ -1,17 +1,20 @@
 """Cellular automata as training data: rules worked by hand, tokens, filter, transfer, resuming."""
 
 import gzip
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import jupytext
 import numpy as np
 import optax
 import pandas as pd
 import pytest
-from conftest import load
+from conftest import ROOT, load
 from flax import nnx
 
-from helpers import nca, pretrain
+from helpers import nca, pretrain, style
 from helpers.run import UserError
 
 WORLD = nca.World()
@@ -328,6 +331,44 @@ def test_missing_runs_are_named_also_where_nothing_is_stored(tmp_path):
     some = nca.missing(table(scratch=[1.0, 2.0]), plan)
     assert len(some) == len(nca.order(plan)) - 2 and ("scratch", 2) in some
     assert nca.final(nothing).empty
+
+
+def made_up(folder, runs, plan):
+    """Stored runs with invented losses."""
+    for number, (arm, seed) in enumerate(runs):
+        steps = np.arange(plan.every, plan.text_steps + 1, plan.every)
+        loss = 0.3 + np.exp(-steps / 80) + 0.01 * (number % 7)
+        pd.DataFrame({"arm": arm, "seed": seed, "stage": "text", "step": steps, "made": "2026-01-01",
+                      "text_tokens": 1_000 * steps, "all_tokens": 1_000 * steps, "val_loss": loss,
+                      "recipe": nca.recipe(plan), "jax": "1"}, columns=nca.COLUMNS
+                     ).to_csv(folder / f"{arm}-{seed}.csv", index=False)
+
+
+@pytest.mark.parametrize("count", (0, 1, 3, 35))
+def test_the_conclusions_of_the_notebook_need_no_complete_comparison(tmp_path, monkeypatch, capsys,
+                                                                     count):
+    """The cells from section 8 on, as they stand, beside none, some and all runs."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    plan, folder = nca.Plan(), tmp_path / "data" / "nca"
+    folder.mkdir(parents=True)
+    made_up(folder, nca.order(plan)[:count], plan)
+    cells = jupytext.read(ROOT / "12_nca.py").cells
+    first = next(i for i, cell in enumerate(cells) if cell.source.startswith("## 8."))
+    live = pd.DataFrame({"step": [1, 2], "loss": [5.0, 4.0], "val_loss": [np.nan, 4.2]})
+    space = {"cfg": SimpleNamespace(full=False), "plan": plan, "world": plan.world, "nca": nca,
+             "np": np, "pd": pd, "style": style, "Path": Path, "live": live, "same_for_all": 4.4,
+             "for_each_film": 2.3}
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for cell in cells[first:]:
+        if cell.cell_type == "code":
+            exec(cell.source, space)
+    said = capsys.readouterr().out
+    assert f"{count} of 35 runs are stored" in said
+    assert ("missing: none" in said) == (count == 35) and ("Preliminary" in said) == (count < 35)
+    assert ("No pair" in said) == (count < 2)
+    assert space["results"].pairs.sum() == {0: 0, 1: 0, 3: 2, 35: 30}[count]
+    assert len(list(tmp_path.glob("figures/12_*.png"))) == 4
 
 
 def test_runs_of_two_plans_are_not_put_together(tmp_path):

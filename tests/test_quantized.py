@@ -1,17 +1,25 @@
 """helpers/quantized.py: a quantised base against the unquantised one, at small size and abstractly."""
 
 import dataclasses
+import json
 import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
-import conftest  # noqa: F401  (finds the repository)
+import conftest
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import qwix
 import random_gemma
+import test_merge
 import train_driver
+from conftest import load
 from flax import nnx
 
 from helpers import gemma, quantized, train, weights
@@ -141,11 +149,12 @@ def test_every_matrix_is_quantised_or_left_on_purpose(name, tp, per_layer, share
     stored = {path.removesuffix(".array.qvalue"): leaf for path, leaf in state.items()
               if path.endswith(".array.qvalue")}
     modules = {path.rpartition(".")[0] for path in stored}
-    missing = set(gemma.expected_modules(config)) ^ modules
-    assert len(missing) == shared  # layers that reuse keys have unused weights for them
-    assert all(path.endswith("kv_einsum") for path in missing)
+    assert modules == set(gemma.expected_modules(config))
     assert {str(leaf.get_value().dtype) for leaf in stored.values()} == {"uint4"}
     left = [path for path, leaf in state.items() if ".array." not in path and leaf.ndim > 1]
+    unused = [path for path in left if path.endswith("kv_einsum.w")]
+    assert len(unused) == shared  # layers that reuse keys: Tunix has the weights, nobody uses them
+    left = [path for path in left if path not in unused]
     embedder = [path for path in left if path.startswith("embedder.")]
     rest = {path.split(".")[2] for path in left if path not in embedder}
     assert len(embedder) == (3 if per_layer else 1), embedder
@@ -270,14 +279,13 @@ def test_an_old_checkpoint_that_says_nothing_is_of_a_bfloat16_base(tmp_path):
         quantized.check_run(Run(), config, mesh, folder)
 
 
-def test_resume_is_bit_for_bit(tmp_path, monkeypatch):
+def test_resume_is_bit_for_bit(tmp_path):
     """Six steps in one go, and killed after three: the same adapters, on a quantised base."""
     def build(folder, stop=None):
         run = train_driver.build(folder, 6, shape=(1, 1), base_dtype="nf4", tile_size=16)
         if stop:
             run.log.steps = stop
         return train_driver.go(run)
-    monkeypatch.setattr(gemma.jax, "devices", lambda *_: jax.local_devices(backend="cpu")[:1])
     build(tmp_path / "whole")
     build(tmp_path / "cut", stop=3)
     build(tmp_path / "cut")
@@ -304,3 +312,114 @@ def test_gib_counts_two_four_bit_numbers_in_a_byte():
     tree = [SimpleNamespace(shape=(1 << 20, 1 << 10), dtype=jnp.dtype(dtype), sharding=sharding)
             for dtype in ("uint4", "int8", "bfloat16")]
     assert quantized.gib(tree) == 0.5 + 1 + 2
+
+
+# ── Merging (04) ──
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A base in float32 with a checkpoint, as tests/test_merge.py makes it, on an NF4 base."""
+    world = test_merge.make_world(tmp_path_factory.mktemp("quantised"), test_merge.TINY)
+    world.recipe |= {"base_dtype": "nf4", "tile_size": 16, "dtype": "float32"}
+    return world
+
+
+def logits_on(world, base, base_dtype="bfloat16", tile_size=0):
+    """Logits of the adapters beside a base."""
+    config = gemma.config_from_hf(base, dtype="float32")
+    mesh = one_device(config)
+    model = quantized.load_base(base, config, mesh, base_dtype, tile_size)
+    model = gemma.inject_lora(model, test_merge.RANK, test_merge.ALPHA, mesh, provider=(
+        quantized.provider(base_dtype, test_merge.RANK, test_merge.ALPHA, tile_size=tile_size)))
+    for path, pair in gemma.adapted_modules(model).items():
+        for side, value in zip("ab", world.adapters[path]):
+            pair[side].set_value(jnp.asarray(value))
+    return test_merge.logits(model, mesh, world.prompts)
+
+
+@pytest.mark.parametrize("into", ["dequantized", "bfloat16"])
+def test_merge_into_either_base(trained, into, tmp_path):
+    """The merged folder's logits are those of the adapters beside the base that they went into."""
+    name, as_trained = weights.storage_of(trained.recipe, into)
+    assert name == "nf4, tiles of 16"
+    test_merge.nb.merge_model(
+        trained.base, tmp_path / "merged", trained.plan, trained.scale, 1 << 16, as_trained)
+    model, mesh = test_merge.tunix(tmp_path / "merged")
+    found = test_merge.logits(model, mesh, trained.prompts)
+    wanted = logits_on(trained, trained.base, "nf4", 16)
+    if into == "bfloat16":
+        assert np.abs(found - trained.after).max() < 1e-3 < 0.1 < np.abs(found - wanted).max()
+    else:
+        assert np.abs(found - wanted).max() < 1e-3 < 0.1 < np.abs(found - trained.after).max()
+        *_, worst = test_merge.nb.recompute(
+            trained.base, tmp_path / "merged", trained.plan, trained.scale, 8, as_trained)
+        assert worst <= 0.5
+
+
+def test_the_written_base_is_the_one_that_was_trained_on(trained, tmp_path):
+    """dequantized/ and the adapter beside it are the trained model; the config names both."""
+    _, as_trained = weights.storage_of(trained.recipe)
+    no_change = load("04_merge.py", "no_change")
+    test_merge.nb.merge_model(trained.base, tmp_path / "base", no_change(
+        trained.targets, test_merge.PREFIX), trained.scale, 1 << 16, as_trained)
+    found = logits_on(trained, tmp_path / "base")
+    assert np.abs(found - logits_on(trained, trained.base, "nf4", 16)).max() < 1e-3
+    test_merge.nb.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters,
+                                trained.recipe, test_merge.PREFIX, str(tmp_path / "base"))
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "base")
+    assert config["quantized_base"] == {"base_dtype": "nf4", "tile_size": 16}
+
+
+def test_merge_in_memory_is_the_merge_of_files(trained):
+    config = gemma.config_from_hf(trained.base, dtype="float32")
+    mesh = one_device(config)
+    plain = gemma.load_base(trained.base, config, mesh)
+    tuned = gemma.inject_lora(gemma.load_base(trained.base, config, mesh), test_merge.RANK,
+                              test_merge.ALPHA, mesh)
+    for path, pair in gemma.adapted_modules(tuned).items():
+        for side, value in zip("ab", trained.adapters[path]):
+            pair[side].set_value(jnp.asarray(value))
+    plain = quantized.merge_into(plain, tuned, trained.scale)
+    assert np.abs(test_merge.logits(plain, mesh, trained.prompts) - trained.after).max() < 1e-3
+
+
+def test_another_way_to_merge_is_refused():
+    with pytest.raises(UserError, match='into=\'int8\' is unknown. Choose "dequantized"'):
+        weights.storage_of({}, "int8")
+    assert weights.storage_of({})[0] == ""
+
+
+# ── The series ──
+
+
+@pytest.mark.slow
+@pytest.mark.series
+@pytest.mark.parametrize("base_dtype, tile_size, least", [("int8", 0, 0.4), ("nf4", 32, 0.3)])
+def test_base_dtype_through_03_04_05_and_07(base_dtype, tile_size, least, tmp_path):
+    """A tiny run on a quantised base, from 02's rows to the judged answers of the merged model."""
+    run = Path(os.environ.get("RUN_DIR") or "runs/tiny")
+    for name in ("setup.json", "data"):
+        whole = run / name
+        (shutil.copytree if whole.is_dir() else shutil.copy)(whole, tmp_path / name)
+    env = {**os.environ, "SIZE": "tiny", "RUN_DIR": str(tmp_path), "BASE_DTYPE": base_dtype,
+           "TILE_SIZE": str(tile_size), "MPLBACKEND": "agg"}
+    for number in ("03", "04", "05", "07"):
+        notebook = next(conftest.ROOT.glob(f"{number}_*.py"))
+        done = subprocess.run([sys.executable, notebook.name], cwd=conftest.ROOT, env=env,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, (number, done.stdout[-2_000:], done.stderr[-2_000:])
+    recipe = json.loads((tmp_path / "train" / "recipe.json").read_text())
+    assert (recipe["base_dtype"], recipe["tile_size"]) == (base_dtype, tile_size)
+    merge = json.loads((tmp_path / "merge.json").read_text())
+    assert merge["inputs"]["into"] == "dequantized"
+    adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == merge["adapter_base"] == str(tmp_path / "dequantized")
+    scores = json.loads((tmp_path / "eval" / "comparison.json").read_text())
+    print(base_dtype, scores["tuned"]["pass@1"])
+    assert scores["tuned"]["pass@1"] > least > scores["base"]["pass@1"]
+    other = subprocess.run([sys.executable, "03_train.py"], cwd=conftest.ROOT, text=True,
+                           env=env | {"BASE_DTYPE": "bfloat16", "TILE_SIZE": "0"}, capture_output=True)
+    assert other.returncode and f"base_dtype: {base_dtype} there, bfloat16 here" in other.stderr
+    assert "loading" not in other.stdout

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import train_driver
 from conftest import ROOT
+from test_faults import world  # noqa: F401  (a fixture)
 
 from helpers import UserError, remote, train
 
@@ -263,6 +264,36 @@ def test_a_signal_is_what_it_was_after_a_copy():
 
 
 # ── Whole programs ──
+
+COPIES = """
+import numpy as np, time
+from helpers import remote, train
+manager = train.open_checkpoints("gs://runs/series", 1, last=9)
+state = train.State(4, {"a": np.ones((8, 8), np.float32)}, (np.ones(3),), {})
+with remote.finishing(manager.wait_until_finished):
+    train.save(manager, state, {})
+    print("trains on", flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_to_run_all_lets_a_checkpoint_arrive(world, storage):
+    """What 03 does where CHECKPOINTS is a bucket, in a kernel of run_all.sh."""
+    world.notebooks(n03=COPIES)
+    storage.slow.write_text("0.5")
+    try:
+        child = world.start("./run_all.sh", "03", cwd=world.project)
+        world.until(child, "trains on")
+        child.terminate()
+        outcome = world.ended(child, 35)
+    finally:
+        storage.slow.unlink()
+    assert outcome.returncode == 143 and "ended by SIGTERM" in outcome.text
+    assert "saved" in (world.run / "notebooks/kernel.log").read_text()
+    assert train.open_checkpoints("gs://runs/series", 1, last=9).all_steps() == [4]
+    assert not world.left()
 
 def driver(folder, steps=12, wait=None):
     """The training driver on `folder`/train, to its end or until `wait` steps are logged."""

@@ -98,8 +98,8 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
     run.log = train.StepLog(folder / "log.jsonl", steps, 1)
     batch = train.to_mesh(next(iter(run.dataset)), mesh)
     with gemma.use_mesh(mesh):
-        run.compiled = run.step.lower(
-            run.state.adapters, run.state.opt_state, run.frozen, batch).compile()
+        run.compiled = quantized.callable_step(run.step, run.step.lower(
+            run.state.adapters, run.state.opt_state, run.frozen, batch).compile(), run.frozen)
     return run
 
 

@@ -108,13 +108,14 @@ def settle(start):
     """Make relative paths in the environment mean what they mean where run_all.sh was called."""
     for name in ("RUN_DIR", "TMPDIR", "VERILOG_EVAL_DIR"):
         if os.environ.get(name):
-            path = Path(os.path.normpath(Path(start) / os.environ[name]))
+            path = Path(os.path.normpath(Path(start) / Path(os.environ[name]).expanduser()))
             inside = name == "RUN_DIR" and path.is_relative_to(ROOT)
             os.environ[name] = str(path.relative_to(ROOT) if inside else path)
     os.environ["SIZE"] = size()
     os.environ["RUN_DIR"] = str(run_dir_path())
     os.environ["SERVER_OWNER"] = str(os.getpid())  # a server ends when its owner has ended
     temporary_dir()
+    run_dir()
 
 
 # -- Servers --------------------------------------------------------------------------------------
