@@ -66,6 +66,25 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
+# %%
+# Where this notebook stands.
+helpers.you_are_here("08")
+
+# %% [markdown]
+# ## The answers first
+# Will the 31B's training step fit a v5p-8, how long does a run take, and where does the time go?
+# These are the stored answers, predicted by what the rest of this notebook explains. Section 10 has
+# them for every slice, section 9 as a picture, line by line of the model's code.
+
+# %%
+from helpers import fit
+
+answer = fit.will_it_fit("v5p", 4)
+cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
+print(answer)
+print("\n".join(f"{minutes:5.1f} minutes: {part}" for part, minutes in cost["minutes"].items()))
+print(f"{cost['hours']:.1f} hours and {cost['dollars']:.0f} dollars for 10,000 published samples")
+
 # %% [markdown]
 # ## 1. Find the compiler
 # `libtpu` is the library that drives a TPU, and the compiler inside it works without one. Where it
