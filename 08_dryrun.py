@@ -1162,7 +1162,7 @@ if len(search):
 # - *Mesh (2, 2), collectives beside the products* ("async"). Products are larger and take a tenth
 #   less time, and nearly all gathers of weights are covered. But the compiler merges LoRA's small
 #   sums with the large ones, and a merged sum cannot stay a reduce-scatter: it moves twice the
-#   bytes, and nothing covers it. By our reckoning from six layers, sixty would take 1.32 s instead
+#   bytes, and nothing covers it. By our reckoning from six layers, sixty would take 1.31 s instead
 #   of 1.37: 7.4 times the published speed. With reduce-scatters it would be 7.9.
 # - *Softmax normalised late*: dividing after the product with the values saves a pass over the
 #   scores, backward too. The same rows hold a gradient of GELU written by hand, which changed
