@@ -204,8 +204,8 @@ print(f"{max(speed.values()) / min(speed.values()):.0f} times as fast; {equal:.1
 assert equal > 0.99
 
 # %% [markdown]
-# At this speed the data is free: a training step takes about a second for some two thousand tokens.
-# (A film may differ where two states are equally likely up to rounding.)
+# At this speed the data is free: a training step takes about a second for two thousand tokens. (A
+# film may differ where two states are equally likely up to rounding.)
 
 # %% [markdown]
 # ## 4. From cells to tokens
@@ -318,8 +318,7 @@ sizes, same = zip(*[(a.size, bool((a == b).all() and (b != c).any())) for a, b, 
 pd.DataFrame({"weights": sizes, "tensors moved": same}).groupby(parts.to_numpy()).sum()
 
 # %% [markdown]
-# (Norms start equal in every model, so moving them shows nothing here; the tests move different
-# ones.)
+# (Norms start equal in every model, so the table cannot show them moving; the tests do.)
 #
 # Budgets must be stated both ways. Counted in *text* tokens, all arms but `longer` are equal. Counted
 # in *all* tokens, every arm but scratch has more than twice scratch's, and `longer` is their match.
@@ -342,9 +341,8 @@ print(f"text stage: {len(text)} steps, {text_tokens:,} tokens\nfirst stage on au
 
 # %% [markdown]
 # ## 7. The first stage, live
-# We train the first 40 of its 450 steps here, on the schedule of the stored runs, to see it work.
-# The data comes from Grain as a shuffled dataset with random access, which is what 09's loop asks
-# for; it also lets an interrupted run ask for batch 217 again.
+# We train the first 40 of its 450 steps here, on the schedule of the stored runs. The data comes from
+# Grain, shuffled and with random access: an interrupted run can ask for batch 217 again.
 
 # %%
 helpers.show_source(nca.stream)
@@ -477,8 +475,8 @@ if len(texts):
 style.finish(fig, "12_curves", f"{STORE}, {texts.seed.nunique()} seeds")
 
 # %% [markdown]
-# Curves that lie close together need numbers. Runs of one seed share documents, order and embedder,
-# so we compare them in pairs. The interval is Student's t for the mean of the differences, at 95 %;
+# Close curves need numbers. Runs of one seed share documents, order and embedder, so we compare them
+# in pairs. The interval is Student's t for the mean of the differences, at 95 %;
 # with one pair there is none. (`longer` reads more than twice the text and should win: it is the
 # price of a detour.)
 

@@ -441,7 +441,7 @@ def compare(plan, out, runs=None):
     out.mkdir(parents=True, exist_ok=True)
     for arm, seed in runs or order(plan):
         path = out / f"{arm}-{seed}.csv"
-        if path.exists() and set(pd.read_csv(path).recipe) == {recipe(plan)}:
+        if path.exists() and set(pd.read_csv(path, dtype=str).recipe) == {recipe(plan)}:
             continue
         begun = time.perf_counter()
         run(plan, arm, seed, out)
@@ -457,7 +457,8 @@ def stored(folder):
     Raises:
       UserError: the runs were made from different plans.
     """
-    found = [pd.read_csv(path) for path in sorted(Path(folder).glob("*.csv"))]
+    found = [pd.read_csv(path, dtype=dict.fromkeys(("recipe", "jax", "flax", "tunix"), str))
+             for path in sorted(Path(folder).glob("*.csv"))]
     table = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=COLUMNS)
     if table.recipe.nunique() > 1:
         raise UserError(f"{folder} mixes runs of different plans: delete those of the older one.")
