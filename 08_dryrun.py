@@ -121,7 +121,7 @@ from tunix.models.gemma4.model import Gemma4, RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
-from helpers import gemma, style, train
+from helpers import fit, gemma, quantized, style, train
 from helpers import program as timing
 from helpers.machine import published
 
@@ -166,7 +166,8 @@ class Slice:
 ONE = {"chips_per_host_bounds": (1, 1, 1)}
 SLICES = {"v5p-8": Slice("v5p:2x2x1", 4, "v5p", {}), "v5p-32": Slice("v5p:2x2x4", 16, "v5p", {}),
           "v6e-8": Slice("v6e:2x4", 8, "v6e", {}), "v6e-1": Slice("v6e:1x1", 1, "v6e", ONE),
-          "v5e-1": Slice("v5e:1x1", 1, "v5e", ONE)}
+          "v5e-1": Slice("v5e:1x1", 1, "v5e", ONE), "v5e-4": Slice("v5e:2x2", 4, "v5e", {}),
+          "v5e-8": Slice("v5e:2x4", 8, "v5e", {}), "v6e-4": Slice("v6e:2x2", 4, "v6e", {})}
 
 
 def slice_table():
@@ -241,6 +242,9 @@ class Recipe:
     attention_block: int = 1024   # queries at a time (section 6); 0: Tunix's dense scores
     layers: int = 0               # 0: all of them
     flag: bool = False            # with --xla_llvm_disable_expensive_passes
+    base_dtype: str = "bfloat16"  # how the frozen base is stored (11); or int8, nf4
+    tile_size: int = 0            # its input weights per scale
+    int8_products: bool = False   # its products in int8, forward and backward
 
 
 PUBLISHED = Recipe("published", trainer="tunix", sequence_length=3072, remat="DECODER",
@@ -270,11 +274,13 @@ def model_config(recipe):
 # %%
 def lower_ours(recipe, mesh, config):
     """Notebook 03's step with one micro-batch of packed rows, lowered."""
-    model = gemma.abstract_base(config, mesh)
+    model = quantized.abstract_base(config, mesh, recipe.base_dtype, recipe.tile_size)
     if recipe.attention_block:
         gemma.use_block_attention(model, recipe.attention_block)
     config.remat_config = RematConfig[recipe.remat]
-    model = gemma.inject_lora(model, RANK, ALPHA, mesh)
+    model = gemma.inject_lora(model, RANK, ALPHA, mesh, provider=quantized.provider(
+        recipe.base_dtype, RANK, ALPHA, tile_size=recipe.tile_size,
+        int8_products=recipe.int8_products))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_200)
     optimizer = train.make_optimizer(schedule, weight_decay=0.001, max_grad_norm=1.0)
     state, frozen = train.start(model, optimizer, mesh)
@@ -778,16 +784,25 @@ SEARCH = [replace(OURS, recipe="four rows, BLOCK remat", micro_batch=4, remat="B
           replace(OURS, recipe="all positions in the loss", loss="4095"),
           replace(OURS, recipe="three rows", micro_batch=3),
           replace(DENSE, recipe="two rows, dense attention", micro_batch=2)]
+NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", sequence_length=2048, loss="1024",
+             base_dtype="nf4", tile_size=32)
+INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8", tile_size=0)
+QUANTISED = [NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
+             replace(INT8, topology="v5e-8", micro_batch=2),
+             replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batch=2,
+                     sequence_length=4096, loss="2048", remat="BLOCK")]
 FLAG = [replace(recipe, flag=flag) for recipe in LIVE for flag in (False, True)]
 RECIPES = [PUBLISHED, DENSE, ONE_ROW, OURS, *ELSEWHERE[:2], *ROAD[1:3], *FLAG, *ELSEWHERE[2:],
-           *SEARCH]
+           *SEARCH, *QUANTISED]
 print(f"{len(RECIPES)} recipes, {sum(recipe.layers == 0 for recipe in RECIPES)} at full depth")
 
 # %%
 def key_of(row):
     """What must be equal for a stored row to be valid: the recipe and the versions."""
-    fields = [field.name for field in dataclasses.fields(Recipe)] + list(versions())
-    return tuple(str(row[field]) for field in fields)
+    fields = {field.name: field.default for field in dataclasses.fields(Recipe)}
+    fields |= dict.fromkeys(versions())  # an older table lacks the columns of newer fields
+    return tuple(str(default if row.get(field, "") == "" else row[field])
+                 for field, default in fields.items())
 
 
 def stored_rows(path):
@@ -834,9 +849,8 @@ def run_table(recipes, cfg, folder="data/dryrun"):
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     kept.write_bytes(gzip.compress(text.encode(), 6))
             row = {**row, **(predict(recipe, text, cfg, folder) if text else {})}
-        same = [field.name for field in dataclasses.fields(Recipe)]
         rows = [old for old in stored_rows(path)  # read anew: another process may have added some
-                if any(old[name] != str(wanted[name]) for name in same)]
+                if key_of(old | versions()) != key_of(wanted)]
         row = {name: f"{value:.6g}" if isinstance(value, float) else value
                for name, value in row.items()}
         helpers.write_text(path, pd.DataFrame([*rows, row]).to_csv(index=False))
@@ -941,49 +955,59 @@ if len(table):
     draw_memory(table)
 
 # %% [markdown]
-# Then the road from the published recipe to ours, in real tokens per second and in dollars for
-# 10,000 samples of 922 tokens, both predicted. A number is the level after a change; rows that are
-# not predicted yet share a bar with the next one. "Packed, our step" is notebook 03's trainer: rows
-# of 4,096 tokens, 95 % of them real, float32 adapters on 360 modules, nothing returned that was not
-# donated.
+# Then the road from the published recipe to ours, in predicted real tokens per second. The axis is
+# logarithmic, so a factor has the same length wherever it stands. Rows that are not predicted yet
+# share a bar with the next one. Packing counts by itself: 95 % of the positions are real tokens
+# instead of 30 %. "Our step" is notebook 03's: float32 adapters on 360 modules, and nothing is
+# returned that was not donated.
 
 # %%
-def draw_road(table, names, labels):
-    """Two waterfalls over the same changes, speed and cost, with the sum as the last bar."""
-    rows = table.set_index("recipe").loc[names]
-    fig, axes = style.figure(11, 3.8, columns=2)
-    for ax, column, title, digits in (
-            (axes[0], "tokens_per_second_predicted", "Real tokens per second", ",.0f"),
-            (axes[1], "dollars_predicted", "Dollars for 10,000 samples", ".2f")):
-        value = rows[column].astype(float).to_numpy()
-        value, before = np.append(value, value[-1]), np.concatenate([[0], value[:-1], [0]])
-        better = (value > before) == (column != "dollars_predicted")
-        colors = [style.GREY, *np.where(better[1:-1], style.GREEN, style.RED), style.BLUE]
-        ax.bar(range(len(value)), np.abs(value - before), bottom=np.minimum(value, before),
-               color=colors)
-        for place, number in enumerate(value):
-            rises = number >= before[place]  # the number stands where the bar ends
-            ax.annotate(f"{number:{digits}}", (place, number), ha="center", fontsize=9,
-                        va="bottom" if rises else "top", xytext=(0, 3 if rises else -3),
-                        textcoords="offset points")
-        ax.set_xticks(range(len(value)), [*labels, "ours"], fontsize=8)
-        ax.set(title=title)
-        ax.margins(y=0.12)
-        ax.grid(axis="x", visible=False)
+def road_steps(table, names, labels):
+    """[(label, tokens per second before, after)] from row to row; packing is a step of its own."""
+    rows, steps = table.set_index("recipe"), []
+    for before, after, label in zip(names[:-1], names[1:], labels[1:], strict=True):
+        start, end = rows.tokens_per_second_predicted[[before, after]].astype(float)
+        packing = rows.fill[after] / rows.fill[before]
+        if packing != 1:
+            steps.append(("packed rows", start, start * packing))
+        steps.append((label, start * packing, end))
+    return steps
+
+
+def draw_road(steps):
+    """Factors as bars on a logarithmic axis, from the first speed to the last."""
+    fig, ax = style.figure(9, 1.2 + 0.75 * (len(steps) + 2))
+    first, last = steps[0][1], steps[-1][2]
+    bars = [("published", first, ""), *((label, end, f"x {end / start:.2f}")
+                                        for label, start, end in steps), ("ours", last, "")]
+    low = 10 ** np.floor(np.log10(first))
+    for place, (label, end, factor) in enumerate(bars):
+        start = steps[place - 1][1] if factor else low
+        color = {"": style.BLUE}.get(factor, style.GREEN if end > start else style.RED)
+        color = style.GREY if label == "published" else color
+        ax.barh(-place, end - start, left=start, color=color, height=0.6)
+        ax.annotate(f"{end:,.0f}  {factor}", (end, -place), xytext=(4, 0),
+                    textcoords="offset points", va="center", fontsize=9)
+    ax.set_yticks([-place for place in range(len(bars))], [label for label, _, _ in bars])
+    ax.set(xscale="log", xlim=(low, 3 * last), xlabel="real tokens per second",
+           title=f"Packing is the longest stretch: {steps[0][2] / first:.1f} of {last / first:.1f} "
+           "times the published speed")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.grid(axis="y", visible=False)
     style.finish(fig, "08_road", "predicted for a v5p-8 from the compiled programs, not measured")
 
 
 names = [recipe.recipe for recipe in ROAD]
-labels = ["published", "bfloat16\narithmetic", "no remat", "packed,\nour step",
-          "attention\nby blocks", "two rows\nat once"]
+labels = ["published", "bfloat16 arithmetic", "no remat", "our step", "attention by blocks",
+          "two rows at once"]
 known, together = [], []
 for name, label in zip(names, labels, strict=True):
     together.append(label)
     if name in done:  # a row that is not predicted shares the bar of the next one
         known.append((name, ",\n".join(together)))
         together = []
-if known:
-    draw_road(table, *map(list, zip(*known)))
+if len(known) > 1:
+    draw_road(road_steps(table, *map(list, zip(*known))))
 
 # %% [markdown]
 # **What this means.** Packing alone gives 0.95 / 0.30 = 3.2 times as many real tokens. All other
@@ -1098,19 +1122,69 @@ if "ours" in profiles:
 # LoRA's thin products in ours not much higher, and every collective stops the chip. That is where a
 # faster step has to come from.
 #
-# ## 10. One chip, and other slices
-# E2B on a single v6e or v5e chip, and the 31B on larger slices, as far as they are stored. On those
-# tp stays 4, because a full-attention layer has four KV heads; the other axis, fsdp, splits rows
-# and weights. *Costs unknown* means that instructions of no known cost hold more than 2 % of
-# the bytes: then no time is predicted, and the roofline is a lower bound.
+# ## 10. What can you rent?
+# The same question for every slice, on one basis: which base dtype, which recomputation, how many
+# gibibytes a chip, how many hours and dollars for *your* tokens at *your* price. Change the two
+# lines below. `will_it_fit` answers with a compiled row where this table has one. Else it adds up
+# the parts: what the step is handed, what the backward pass reads again, logits, gradients, weights
+# gathered from other chips. For every compiled row the sum is within a tenth of the compiler's
+# (`tests/test_fit.py`), so an estimate has to leave a tenth of the chip free.
+
+# %%
+MY_TOKENS = cfg.samples * cfg.tokens_per_sample
+MY_PRICES = {}  # dollars per hour of a slice, for example {"v5p-8": 7.5}; else those of section 2
+helpers.show_source(fit.estimate)
+print(fit.will_it_fit("v6e", 4, base_dtype="int8", remat="DECODER"))
+
+# %% [markdown]
+# A run is more than its steps: it downloads, loads, compiles, validates and saves. `run_cost` adds
+# these from assumptions that it states: 0.2 GB/s for every byte that moves, a quarter of an hour
+# for three compilations. Hours are *predicted* where a stored row is. *At least* means that no time
+# is: the chips' peak stands in for it, and no program reaches that.
+
+# %%
+def renters_table(rows, tokens, prices):
+    """One line for each slice and base dtype: what fits, how long a whole run takes, its price."""
+    lines = []
+    for found, price in rows:
+        cost = fit.run_cost(found, tokens, prices.get(found.slice, price))
+        least = "≥ " if cost["at_least"] else ""
+        steps = cost["minutes"]["optimizer steps"]
+        lines.append({
+            "slice": found.slice, "model": found.model, "base": found.base_dtype,
+            "fits": "yes" if found.fits else "no", "remat": found.remat,
+            "rows": f"{found.rows} x {found.row_length:,}", "GiB a chip": f"{found.total:.1f}",
+            "limit": f"{found.limit:.1f}", "from": "compiled" if found.compiled else "estimated",
+            "steps alone, h": f"{least}{steps / 60:.2f}", "whole run, h": f"{least}"
+            f"{cost['hours']:.2f}", "USD": f"{least}{cost['dollars']:.2f}"})
+    table = pd.DataFrame(lines)
+    table.loc[table.fits == "no", ["steps alone, h", "whole run, h", "USD"]] = ""
+    return table
+
+
+rented = renters_table(fit.renters_rows(), MY_TOKENS, MY_PRICES)
+display(rented.style.hide(axis="index"))
+display(renters_table(fit.renters_rows(("e2b",), fit.ONE_CHIP), MY_TOKENS,
+                      MY_PRICES).style.hide(axis="index"))
+
+# %% [markdown]
+# What this means: for 9.2 million tokens the fixed part of a v5p-8's hour is longer than its steps,
+# so a faster step buys little, and a second epoch costs only its steps. Today the published 10,000
+# samples are about an hour and 17 dollars there. *At least* can rule a slice out, and no more: the
+# same slice may need three times that. A v5e-8 or v5e-4 holds the 31B only with a quantised base
+# (11). The same table with fields to fill in is the page
+# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) of the
+# site.
+#
+# These are the compiled rows behind it, beside the v5p-8's of section 8. *Costs unknown* means that
+# instructions of no known cost hold more than 2 % of the bytes: then no time is predicted.
 
 # %%
 others = pd.concat(map(stored, ("v6e-1_e2b", "v5e-1_e2b", "v5p-32_31b", "v6e-8_31b")))
 show(others, {"topology": "slice", "size": "model", "micro_batch": "rows",
               "sequence_length": "tokens a row", "remat": "remat", "hbm_gib": "sum GiB",
               "limit_gib": "limit GiB", "fits": "fits", "seconds_predicted": "s, predicted",
-              "seconds_estimate": "s, estimate", "seconds_roofline": "s, roofline",
-              "hours_predicted": "hours", "dollars_predicted": "USD"})
+              "seconds_estimate": "s, estimate", "seconds_roofline": "s, roofline"})
 
 # %% [markdown]
 # ## 11. The flag that does nothing

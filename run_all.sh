@@ -2,7 +2,7 @@
 # Set up what is missing and execute the notebooks in order, in a Jupyter kernel.
 #   ./run_all.sh              01 to 07 at the size at hand (SIZE=tiny|e2b|31b; unset: what the hardware allows)
 #   ./run_all.sh 01 04        a range: training and serving of the 31B are two machines
-#   ./run_all.sh 02           one notebook; 06 alone gets the server as 05 left it
+#   ./run_all.sh 00           one notebook, here the quickstart; 06 alone gets the server as 05 left it
 #   ./run_all.sh --fresh ...  delete first what the notebooks of the range have written
 # Results go to RUN_DIR (default runs/<size>), executed notebooks to RUN_DIR/notebooks.
 # Finished artifacts of an earlier run are reused; no server that it started is left, however this ends.

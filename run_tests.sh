@@ -36,7 +36,7 @@ case "$suite" in
 slow | all) ./setup.sh browser ;;
 esac
 case "$suite" in
-fast | slow | all) ./run_all.sh ;;
+fast | slow | all) ./run_all.sh 00 07 ;;
 esac
 .venv/bin/python -m pytest -m "$marks" "$@" | tee "$log"
 printf 'run_tests: %s passed, results in %s; %s ends with\n%s\n' "$suite" "$RUN_DIR" "$log" "$(tail -n 1 "$log")"

@@ -41,7 +41,11 @@ find_python() {
 }
 
 make_venv() { # make_venv FOLDER
-  if "$1/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+  if "$1/bin/python" -m pip --version >/dev/null 2>&1; then
+    "$1/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
+      stop "$1 is $("$1/bin/python" --version), the series needs Python 3.11. Remove it (rm -rf $1) and run this again"
+    return
+  fi
   local python
   python="$(find_python)"
   say "making $1 with $python"

@@ -28,9 +28,11 @@ from helpers.run import (
     write_json,
     write_text,
 )
+from helpers.style import you_are_here
 
 __all__ = [
     "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "check_stamp",
     "chip", "choose", "content_hash", "install", "machine", "phase", "read_json", "require",
     "run_dir", "sha256_file", "show_source", "size", "stamp", "write_json", "write_text",
+    "you_are_here",
 ]

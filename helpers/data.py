@@ -1,14 +1,30 @@
-"""What lies in `data/` between 02, which packs the rows, and 03, which trains on them."""
+"""What goes into `data/` (rows of any form, cleaned and rendered) and what lies there for 03.
 
+02 shows how rows become training chats and explains it; 00 uses the same functions.
+"""
+
+import functools
+import gzip
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from helpers import chat
 from helpers.run import (
+    Progress,
     UserError,
+    atomic_dir,
     check_files,
     digest,
     folder_hashes,
+    local_path,
     read_json,
     read_leftover,
     require,
@@ -17,6 +33,278 @@ from helpers.run import (
 
 COLUMNS = {"tokens": np.int32, "loss_mask": bool, "segment_ids": np.int32, "positions": np.int32}
 AGAIN = "Run 02_data.py again."
+FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+# Who speaks, by the names that ShareGPT's files use for it.
+SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
+
+
+# ── Rows ──
+
+
+def read_rows(source):
+    """All rows of a dataset; a line that is not JSON stays as its text, to be counted later.
+
+    Args:
+      source: a .jsonl or .jsonl.gz file, a folder of them, or a dataset of the Hugging Face hub by
+        its name, `name:configuration`, `name@revision` or both.
+
+    Raises:
+      UserError: there is nothing there, or a file cannot be read.
+    """
+    if not Path(source).exists():
+        if source.endswith((".jsonl", ".gz")) or local_path(source):
+            raise UserError(f"{source} is no file or folder here.")
+        return _hub_rows(source)
+    rows = []
+    for path in sorted(Path(source).glob("*.jsonl*")) if Path(source).is_dir() else [Path(source)]:
+        try:
+            content = (gzip.decompress if path.suffix == ".gz" else bytes)(path.read_bytes())
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
+        text = content.decode("utf-8-sig", errors="surrogateescape")  # without a byte-order mark
+        for line in filter(str.strip, text.split("\n")):
+            try:
+                rows.append(json.loads(line))
+            except (ValueError, RecursionError):  # no JSON; 5,000 digits; 100,000 open brackets
+                rows.append(line)
+    if not rows:
+        raise UserError(f"{source} holds no rows: it needs .jsonl or .jsonl.gz files with the "
+                        "columns prompt and response, or with a list of messages.")
+    return rows
+
+
+def _hub_rows(source):
+    from datasets import load_dataset  # here: it takes seconds, and files need none of it
+    name, _, revision = source.partition("@")
+    name, _, configuration = name.partition(":")
+    try:
+        return load_dataset(name, configuration or None, split="train", revision=revision or None)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{source} is no file or folder here, and the hub gives no dataset of that "
+                        f"name: {error}") from error
+
+
+# ── Cleaning ──
+
+
+def split_reasoning(text):
+    """(reasoning, rest): the text is cut after its last </think>."""
+    reasoning, _, rest = text.rpartition("</think>")
+    return reasoning.replace("<think>", "").strip(), rest
+
+
+def split_response(response):
+    """(reasoning, answer, problem), where no problem means that the answer is one fenced module."""
+    reasoning, rest = split_reasoning(response.replace("\r\n", "\n"))
+    if "<think>" in rest:
+        return "", "", "unfinished reasoning"
+    inside = rest.rpartition("<answer>")[2].partition("</answer>")[0]
+    codes = FENCE.findall(inside)
+    if len(codes) > 1:
+        return "", "", "several code fences"
+    if not codes:
+        return "", "", "unfinished code fence" if "```" in inside else "no code fence"
+    if not re.search(r"\bmodule\b.*\bendmodule\b", codes[0], re.DOTALL):
+        return "", "", "no module in the fence"
+    code = codes[0].strip("\n").rstrip()
+    return reasoning, f"```verilog\n{code}\n```", ""
+
+
+def text_problem(values):
+    """The first of the named values that cannot be used as text, and why; "" if all can."""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            return f"{name} is not text"
+        if re.search("[\ud800-\udfff]", value):
+            return f"{name} is not Unicode"
+        if name != "response" and not value.strip():
+            return f"empty {name}"
+    return ""
+
+
+def form_of(row):
+    """Which form a row has, by its columns; "" if none that we know."""
+    for form, columns in (("chat", {"messages"}), ("ShareGPT", {"conversations"}),
+                          ("Alpaca", {"instruction", "output"}),
+                          ("completion", {"prompt", "completion"}),
+                          ("CodeV-R1", {"prompt", "response"})):
+        if columns <= set(row):
+            return form
+    return ""
+
+
+def to_messages(row):
+    """(messages, problem) of a row in chat, ShareGPT, Alpaca or completion form, unchecked."""
+    form = form_of(row)
+    if form == "chat":
+        return row["messages"], ""
+    if form == "ShareGPT":
+        turns, messages = row["conversations"], []
+        if not (isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)):
+            return None, "conversations is not a list of objects"
+        if row.get("system"):
+            messages = [{"role": "system", "content": row["system"]}]
+        return messages + [{"role": SPEAKERS.get(turn.get("from"), turn.get("from")),
+                            "content": turn.get("value")} for turn in turns], ""
+    asks, answers = ("prompt", "completion") if form == "completion" else ("instruction", "output")
+    more = row.get("input") if form == "Alpaca" else ""
+    problem = text_problem({asks: row[asks], answers: row[answers], "input": more or "none"})
+    asked = f"{row[asks]}\n\n{more}" if more else row[asks]
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": row[answers]}], \
+        problem
+
+
+def clean_chat(messages):
+    """(example, problem) of a row in chat form; its answers are trained as they stand."""
+    if not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):
+        return None, "messages is not a list of objects"
+    roles = [message.get("role") for message in messages]
+    if roles[-1:] != ["assistant"]:
+        return None, "no answer at the end"
+    turns = messages[roles[0] == "system":]
+    if roles[-len(turns):] != ["user", "assistant"] * (len(turns) // 2):
+        return None, "user and assistant do not take turns"
+    for message in messages:
+        problem = text_problem({message["role"] + " message": message.get("content")})
+        if problem:
+            return None, problem
+    said = [{"role": m["role"], "content": split_reasoning(m["content"])[1].strip()
+             if m["role"] == "assistant" else m["content"]} for m in messages]
+    reasoning = messages[-1].get("reasoning") or split_reasoning(messages[-1]["content"])[0]
+    problem = text_problem({"reasoning": reasoning or "none", "answer": said[-1]["content"]})
+    return {"prompt": turns[0]["content"], "before": said[:-1], "reasoning": reasoning,
+            "answer": said[-1]["content"]}, problem
+
+
+def clean(row, need_reasoning=False):
+    """(example, problem): what to train on, or why to drop the row.
+
+    An example is a dict: `prompt`, the first question; `before`, all messages before the last
+    answer; `answer`; `reasoning`, which may be empty. Answers of CodeV-R1's form (prompt and
+    response) have to be one fenced module, those of the other forms are taken as they stand.
+    """
+    if not isinstance(row, dict):
+        return None, "not a JSON object"
+    if form_of(row) in ("", "CodeV-R1"):
+        for column in ("prompt", "response"):
+            if column not in row:
+                return None, f"no column {column}"
+        problem = text_problem({column: row[column] for column in ("prompt", "response")})
+        if problem:
+            return None, problem
+        reasoning, answer, problem = split_response(row["response"])
+        example = {"prompt": row["prompt"], "before": [{"role": "user", "content": row["prompt"]}],
+                   "reasoning": reasoning, "answer": answer}
+    else:
+        messages, problem = to_messages(row)
+        if not problem:
+            example, problem = clean_chat(messages)
+    if problem:
+        return None, problem
+    if need_reasoning and not example["reasoning"]:
+        return None, "no reasoning"
+    return example, ""
+
+
+def as_messages(example, system, reasoning="stripped"):
+    """A training chat: the prompt, and the model's answer with or without its reasoning."""
+    answer = {"role": "assistant", "content": example["answer"]}
+    if reasoning == "kept":
+        answer["reasoning"] = example["reasoning"]
+    own_system = example["before"][0]["role"] == "system"
+    opening = [{"role": "system", "content": system}] if system and not own_system else []
+    return [*opening, *example["before"], answer]
+
+
+def short_enough(examples, max_tokens, tokenizer):
+    """The examples that may have at most `max_tokens`, judged by their letters: nothing is rendered.
+
+    Raises:
+      UserError: all of them are longer.
+    """
+    room = max_tokens * max(map(len, tokenizer.get_vocab()))  # letters that so many tokens can write
+    kept = [example for example in examples if room >= len(example["answer"])
+            + sum(len(message["content"]) for message in example["before"])]
+    if not kept:
+        raise UserError(f"max_tokens={max_tokens} is shorter than every example.")
+    return kept
+
+
+# ── Comparing with an evaluation set ──
+
+
+def words_of(text):
+    """Words and punctuation, lower case: what is compared."""
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def overlap(prompts, evaluation, n=13):
+    """Where training prompts come close to those of an evaluation set.
+
+    Args:
+      prompts: list of texts.
+      evaluation: {name: text}.
+      n: words in a run.
+
+    Returns:
+      (places of prompts that equal one of the evaluation's but for case and spaces,
+      {evaluation's name: (share of its runs of n words in the closest prompt, that place)}).
+    """
+    exact_texts, grams = {}, {}
+    for name, text in evaluation.items():
+        words = words_of(text)
+        exact_texts[tuple(words)] = name
+        for gram in zip(*(words[i:] for i in range(n))):
+            grams.setdefault(gram, set()).add(name)
+    totals = Counter(name for names in grams.values() for name in names)
+    exact, closest = set(), dict.fromkeys(evaluation, (0.0, -1))
+    for place, prompt in enumerate(prompts):
+        words = words_of(prompt)
+        if tuple(words) in exact_texts:
+            exact.add(place)
+        hits = Counter(name for gram in set(zip(*(words[i:] for i in range(n))))
+                       for name in grams.get(gram, ()))
+        for name, count in hits.items():
+            closest[name] = max(closest[name], (count / totals[name], place))
+    return exact, closest
+
+
+def held_out(prompt, share):
+    """True for a fixed `share` of all prompts, whatever else is in the dataset."""
+    number = hashlib.sha256(" ".join(words_of(prompt)).encode()).digest()
+    return int.from_bytes(number[:8], "big") < share * 2**64
+
+
+# ── Rendering all of it ──
+
+
+def render_all(tokenizer, chats, folder, chunk=500):
+    """Token ids and masks of all chats, two lists with an array for each.
+
+    They are kept in `folder` under a hash of everything they depend on: messages, template,
+    tokenizer and renderer.
+    """
+    key = hashlib.sha256(json.dumps([chat.template_sha256(tokenizer), chats]).encode())
+    key.update(tokenizer.backend_tokenizer.to_str().encode())
+    key.update(Path(chat.__file__).read_bytes())
+    if not kept(folder, key.hexdigest()):
+        progress, rendered = Progress(len(chats), "rendering"), []
+        parts = [chats[place:place + chunk] for place in range(0, len(chats), chunk)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # encoding needs no Python lock
+            for part in pool.map(functools.partial(chat.render_chats, tokenizer), parts):
+                rendered += [(np.array(ids, np.int32), np.frombuffer(bytes(mask), bool))
+                             for ids, mask in part]
+                progress.update(len(part))
+        with atomic_dir(folder) as beside:
+            np.save(beside / "ids.npy", np.concatenate([ids for ids, _ in rendered]))
+            np.save(beside / "masks.npy", np.concatenate([mask for _, mask in rendered]))
+            np.save(beside / "lengths.npy", [len(ids) for ids, _ in rendered])
+            keep(beside, key.hexdigest())
+    cuts = np.cumsum(np.load(folder / "lengths.npy"))[:-1]
+    return [np.split(np.load(folder / f"{name}.npy"), cuts) for name in ("ids", "masks")]
+
+
+# ── What 02 leaves for 03 ──
 
 
 def seal(folder, facts):

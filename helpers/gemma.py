@@ -148,12 +148,13 @@ def on_mesh(tree, mesh):
 
     Trailing Nones are dropped: a step returns P('fsdp'), Qwix leaves P('fsdp', None), and for JAX
     the two are different arguments, so that without this the second step would compile again.
-    Arrays without metadata are put on every device whole. Abstract ones (`jax.ShapeDtypeStruct`)
-    get the same shardings.
+    Arrays without metadata are put on every device whole, and so are dimensions of size 1: scales
+    of quantised weights carry their weights' specs. Abstract arrays (`jax.ShapeDtypeStruct`) get
+    the same shardings.
     """
 
     def put(array, spec):
-        axes = list(spec or ())
+        axes = [None if size == 1 else axis for size, axis in zip(array.shape, spec or ())]
         while axes and axes[-1] is None:
             axes.pop()
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
@@ -171,6 +172,21 @@ def place(model, mesh):
 
 
 
+def unused_tensors(config, table):
+    """{Tunix's name: array} of keys' and values' weights that no file holds and no layer uses.
+
+    Layers that reuse another layer's keys and values have no weights for them on disk if the
+    checkpoint was saved by transformers. Tunix still has the variables.
+    """
+    filler, width = {}, config.embed_dim
+    for i, (full, origin) in enumerate(_layer_kinds(config)):
+        heads = full and config.num_global_kv_heads or config.num_kv_heads
+        size = config.global_key_size if full else config.head_dim
+        if origin != i and not any(f"layers.{i}.self_attn.k_proj" in name for name in table):
+            filler[f"layers.{i}.attn.kv_einsum.w"] = np.zeros((2, heads, width, size), np.float32)
+            filler[f"layers.{i}.attn._key_norm.scale"] = np.ones(size, np.float32)
+    return filler
+
 
 def load_base(source, config, mesh):
     """The Tunix Gemma 4 with the weights of a Hugging Face directory, sharded over `mesh`.
@@ -187,15 +203,7 @@ def load_base(source, config, mesh):
     table = tensor_table(folder)
     if not table:
         raise UserError(f"{folder} holds no *.safetensors file.")
-    # Layers that reuse another layer's keys and values have no weights for them on disk if the
-    # checkpoint was saved by transformers. Tunix still has the (unused) variables: fill them.
-    filler, width = {}, config.embed_dim
-    for i, (full, origin) in enumerate(_layer_kinds(config)):
-        heads = full and config.num_global_kv_heads or config.num_kv_heads
-        size = config.global_key_size if full else config.head_dim
-        if origin != i and not any(f"layers.{i}.self_attn.k_proj" in name for name in table):
-            filler[f"layers.{i}.attn.kv_einsum.w"] = np.zeros((2, heads, width, size), np.float32)
-            filler[f"layers.{i}.attn._key_norm.scale"] = np.ones(size, np.float32)
+    filler = unused_tensors(config, table)
     arrange = tensor_names._make_preprocess_fn(config)
     dtypes = {dtype for dtype, _ in table.values()}  # Tunix's fast reader assumes there is one
     try:
@@ -241,6 +249,10 @@ class Float32Lora(qwix.LoraProvider):
         return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
 
+# What a recipe says of a base that nobody quantised, and what one means that says nothing.
+UNQUANTISED = {"base_dtype": "bfloat16", "tile_size": 0, "int8_products": False}
+
+
 def lora_provider(rank, alpha, targets=TARGETS):
     """The provider that `inject_lora` hands to Qwix: float32 adapters, no dropout."""
     return Float32Lora(module_path=targets, rank=rank, alpha=alpha, dropout=0.0,
@@ -263,18 +275,13 @@ def abstract_base(config, mesh):
     return place(nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=SameKey(0))), mesh)
 
 
-def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, a_init="he", partial=False):
-    """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
+def probe(model, provider, mesh):
+    """What Qwix makes of a model with a provider: abstract, on the mesh.
 
     Qwix finds the matrices by running the model on a dummy of two tokens (one would mean decoding).
-    That happens abstractly, without arithmetic, and without rematerialisation, which it cannot see
-    through. Works on an abstract model, too. `a_init` is a name of `A_SCALES`.
-
-    Raises:
-      UserError: a module of `expected_modules` got no adapter and `partial`, some modules are left
-        out on purpose, is False; or not one module got any.
+    That happens without arithmetic, and without rematerialisation, which it cannot see through.
     """
-    provider, rows = lora_provider(rank, alpha, targets), mesh.shape["fsdp"]
+    rows = mesh.shape["fsdp"]
 
     def adapt(model):
         return qwix.apply_lora_to_model(
@@ -286,6 +293,21 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, a_init="he", 
     with use_mesh(mesh):
         tuned = place(nnx.eval_shape(adapt, model), mesh)
     model.config.remat_config = tuned.config.remat_config = remat
+    return tuned
+
+
+def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, a_init="he", partial=False,
+                provider=None):
+    """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
+
+    Works on an abstract model, too (`probe`). `a_init` is a name of `A_SCALES`. A quantised base
+    (`helpers/quantized.py`) brings its own `provider`, made for the same rank, alpha and targets.
+
+    Raises:
+      UserError: a module of `expected_modules` got no adapter and `partial`, some modules are left
+        out on purpose, is False; or not one module got any.
+    """
+    tuned = probe(model, provider or lora_provider(rank, alpha, targets), mesh)
     adapted = set(adapted_modules(tuned))
     missing = set(expected_modules(model.config)) - adapted
     if missing and not (partial and adapted):
@@ -384,7 +406,7 @@ def adapted_modules(model):
     return found
 
 
-def greedy(model, prompts, max_new_tokens, stop_ids, mesh):
+def greedy(model, prompts, max_new_tokens, stop_ids, mesh, temperatures=None, seed=0):
     """Continue prompts by the most likely token until a stop id; returns lists of new ids.
 
     One compiled loop with a KV cache. It also reads the prompt token by token: slower than a
@@ -396,10 +418,12 @@ def greedy(model, prompts, max_new_tokens, stop_ids, mesh):
       max_new_tokens: at most so many new tokens each.
       stop_ids: ids that end a text (kept as the last id).
       mesh: the mesh that the model lives on.
+      temperatures: one per prompt, to draw tokens instead (0: the most likely); `seed` decides.
     """
     rows = -(-len(prompts) // mesh.shape["fsdp"]) * mesh.shape["fsdp"]
     ids = list(prompts) + [prompts[-1]] * (rows - len(prompts))
     lengths = np.array([len(row) for row in ids], np.int32)
+    heat = np.resize(np.asarray(temperatures or [0.0], np.float32), (rows, 1))  # [B, 1]
     total = -(-(lengths.max() + max_new_tokens) // 64) * 64  # few different shapes to compile
     tokens = np.zeros((rows, total), np.int32)
     for row, known in zip(tokens, ids):
@@ -415,7 +439,10 @@ def greedy(model, prompts, max_new_tokens, stop_ids, mesh):
             model = nnx.merge(graph, state)  # here, not outside: Qwix notes things on its modules
             logits, cache = model(tokens[:, at][:, None], jnp.full((rows, 1), at), cache,
                                   jnp.tile(jnp.arange(total) <= at, (rows, 1, 1)))
-            new = jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32)
+            scores = logits[:, -1].astype(jnp.float32)
+            if temperatures:  # the largest of scores plus such noise is a draw from their softmax
+                scores += heat * jax.random.gumbel(jax.random.key(seed * total + at), scores.shape)
+            new = jnp.argmax(scores, axis=-1).astype(jnp.int32)
             reading = at + 1 < lengths
             new = jnp.where(reading, tokens[:, at + 1], jnp.where(done, 0, new))
             done |= ~reading & (jnp.isin(new, stops) | (at + 1 >= last))

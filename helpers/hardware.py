@@ -294,12 +294,13 @@ def huge_pages(root=None, environ=os.environ):
     return found[1] if found else ""
 
 
-def compiled_fit(slice_name, size):
+def compiled_fit(slice_name, size, base_dtype="bfloat16"):
     """How notebook 03's step fits a slice: the row of data/dryrun/ that recomputes least.
 
     Args:
       slice_name: such as v6e-8.
       size: such as 31b.
+      base_dtype: how the frozen base is stored.
 
     Returns:
       The row as a dict of strings (`remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
@@ -310,7 +311,8 @@ def compiled_fit(slice_name, size):
         return None
     with open(path, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file)
-                if row["trainer"] == "03" and row["layers"] == "0" and row["fits"] == "True"]
+                if row["trainer"] == "03" and row["layers"] == "0" and row["fits"] == "True"
+                and (row.get("base_dtype") or "bfloat16") == base_dtype]
     order = ("NONE", "BLOCK", "DECODER")
     return min(rows, key=lambda row: order.index(row["remat"]), default=None)
 

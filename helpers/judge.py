@@ -162,6 +162,16 @@ _LIMITED = """ulimit -c 0; ulimit -t $1; ulimit -v $2 2>/dev/null; ulimit -f $3
 shift 4; exec "$@" """
 
 
+@functools.cache
+def tether():
+    """Words before a command that is to end with the process that waits for it, even by kill -9."""
+    words = ("setpriv", "--pdeathsig", "KILL", "--")
+    if shutil.which(words[0]) and subprocess.run([*words, "true"],
+                                                 capture_output=True).returncode == 0:
+        return words
+    return ()
+
+
 def run_limited(command, folder, limits, file=None, alone=False):
     """Run a command under `limits` in a session of its own, without network where that is possible.
 
@@ -174,10 +184,14 @@ def run_limited(command, folder, limits, file=None, alone=False):
 
     Returns:
       (output, exit status, None or "time" or "output": the limit that ended it).
+
+    Raises:
+      UserError: somebody else killed it.
     """
     blocks = -(-(limits.file if file is None else file) // 512)
-    words = [*network_guard(), "/bin/sh", "-c", _LIMITED, "sh", str(math.ceil(limits.seconds)),
-             str(limits.memory // 1024), str(blocks), str(int(alone)), *command]
+    words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh",
+             str(math.ceil(limits.seconds)), str(limits.memory // 1024), str(blocks),
+             str(int(alone)), *command]
     environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": str(folder), "LC_ALL": "C"}
     process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -207,6 +221,9 @@ def run_limited(command, folder, limits, file=None, alone=False):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
+    if ended is None and process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        raise UserError(f"{command[0]} was killed from outside (often: not enough memory). What is "
+                        "judged so far is kept where it was saved; run this again.")
     return output[:limits.output].decode("utf-8", "replace"), process.returncode, ended
 
 
@@ -604,7 +621,7 @@ def _said(program, made_by, owner, label):
 # ---- Judging ----
 
 def judge(problem, code, limits=Limits(), waves=None):
-    """Judge one candidate; never raises for what the candidate does.
+    """Judge one candidate; never raises for what the candidate does, only for the machine's state.
 
     Args:
       problem: a `Problem`.
@@ -614,6 +631,10 @@ def judge(problem, code, limits=Limits(), waves=None):
 
     Returns:
       A `Verdict`.
+
+    Raises:
+      UserError: Icarus is missing or was killed, or TMPDIR is full: nothing that a candidate could
+        be blamed for.
     """
     icarus_version()
     start = time.perf_counter()
@@ -623,12 +644,23 @@ def judge(problem, code, limits=Limits(), waves=None):
         missing = ", ".join(problem.missing)
         return Verdict("compile", f"the problem's own files are missing: {missing}")
     with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
+        _room(folder, limits)
         category, detail, count, log = _judge_in(Path(folder), problem, code, limits, waves)
+        if category != "pass":
+            _room(folder, limits)
     mismatches, samples = count or (None, None)
     wanted = _rehearsal(problem)[1] if category == "pass" else None
     if wanted is not None and wanted != samples:
         category, detail = "refused", f"{samples} samples instead of the reference's {wanted}"
     return Verdict(category, detail, mismatches, samples, log, time.perf_counter() - start)
+
+
+def _room(folder, limits):
+    """A compiler that finds no room writes half a file, and blames the candidate for it."""
+    if shutil.disk_usage(folder).free < limits.file:
+        raise UserError(f"judging needs {limits.file >> 20} MiB for temporary files, and "
+                        f"{Path(folder).parent} has less. Free some, or set TMPDIR elsewhere; then "
+                        "run this again.")
 
 
 def _compile(folder, limits, top, sources):
@@ -749,7 +781,7 @@ def judge_many(candidates, limits=Limits(), workers=None, text="judging"):
       A list of `Verdict`, in the order given.
     """
     icarus_version()
-    network_guard()
+    network_guard(), tether()
     different = list(dict.fromkeys(candidates))
     progress, verdicts = Progress(len(different), text), {}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:

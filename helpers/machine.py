@@ -54,6 +54,11 @@ def _commit():
     return answer.stdout.strip() or "no git"
 
 
+def _said_once(record):
+    """What fails in a thread of Orbax is raised again where it is waited for: not logged, too."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
 def quiet():
     """Silence the libraries' chatter (XLA, absl, transformers); errors still show."""
     for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_VERBOSITY", "ERROR"),
@@ -65,6 +70,7 @@ def quiet():
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
     for name in ("absl", "jax"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("absl").addFilter(_said_once)
 
 
 def machine(devices=0, always=""):
@@ -137,8 +143,11 @@ def _start_jax(devices):
     join_hosts(here.hosts if tpu else 1)
     try:
         backend = jax.default_backend()
-    except RuntimeError as error:
-        raise UserError(f"{here}, but JAX cannot start: {str(error).splitlines()[0]}") from error
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS")
+        why = f"JAX_PLATFORMS={asked} asks for something else. Unset it." if asked else \
+            str(error).partition("\n")[0]
+        raise UserError(f"{here}, but JAX cannot start: {why}") from error
     if tpu and backend != "tpu":
         raise UserError(f"{here}, but JAX runs on the {backend.upper()}. Run ./setup.sh train for "
                         "its TPU build, unset JAX_PLATFORMS, and start this kernel again.")

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from helpers.run import UserError, local_path, phase
+from helpers.run import UserError, disk_problem, local_path, phase
 
 STEPS = "train/checkpoints"  # below the run directory; each step is a folder named by its number
 MARK = ".complete"
@@ -49,6 +49,14 @@ def _storage():
     return gcsfs.GCSFileSystem(token="anon" if anonymous else None, skip_instance_cache=True)
 
 
+def _troubles():
+    """What gcsfs raises when the storage refuses us or the network is gone."""
+    import aiohttp
+    from gcsfs.retry import HttpError
+    from google.auth.exceptions import GoogleAuthError
+    return HttpError, GoogleAuthError, OSError, aiohttp.ClientError, TimeoutError
+
+
 def _inner(address):
     """`bucket/path` of `gs://bucket/path`."""
     if not str(address).startswith("gs://") or len(str(address)) < 6:
@@ -65,8 +73,6 @@ def objects(address):
       UserError: the bucket does not exist or refuses us; the message has its reason.
     """
     inner, storage = _inner(address), _storage()
-    from gcsfs.retry import HttpError
-    from google.auth.exceptions import GoogleAuthError
     storage.invalidate_cache()
     try:
         found = storage.find(inner, detail=True)
@@ -77,7 +83,7 @@ def objects(address):
             return {}
         raise UserError(f"there is no bucket {inner.split('/')[0]}. Make it (01, section 4), or "
                         "correct the name.") from None
-    except (HttpError, GoogleAuthError, OSError) as error:
+    except (*_troubles(),) as error:
         raise UserError(f"{address} refuses us: {str(error)[:200]}\n"
                         "The machine's service account needs roles/storage.objectUser on the "
                         "bucket (01, what can go wrong).") from None
@@ -92,12 +98,11 @@ def check_writable(address):
       UserError: the bucket does not exist, or we may not write there.
     """
     objects(address)
-    from gcsfs.retry import HttpError
     probe = f"{_inner(address)}/.writable"
     try:
         _storage().pipe_file(probe, b"")
         _storage().rm_file(probe)
-    except (HttpError, OSError) as error:
+    except (*_troubles(),) as error:
         raise UserError(f"{address} can be read but not written: {str(error)[:200]}\n"
                         "The machine's service account needs roles/storage.objectUser on the "
                         "bucket (01).") from None
@@ -249,12 +254,52 @@ def push(folder, address, every=0):
     copy = Copy(folder, address)
     while True:
         last = stopping.is_set() or not every
-        sent = copy.once(stop=lambda: time.monotonic() > deadline[0])
+        try:
+            sent = copy.once(stop=lambda: time.monotonic() > deadline[0])
+        except (*_troubles(), UserError) as error:  # what went up stays; the next pass goes on
+            why = f"{address} did not take all: {(str(error) or repr(error)).splitlines()[0][:200]}"
+            if last:
+                raise UserError(f"{why}\nRun this again.") from error
+            print(f"{why}; again in {every:g} s", flush=True)
+            sent = 0
         if sent:
             print(f"{sent} files to {address}", flush=True)
         if last:
             return
         stopping.wait(every)
+
+
+@contextlib.contextmanager
+def finishing(copy, seconds=LAST_PASS):
+    """In this block SIGTERM and SIGHUP end the process only when `copy()` has returned.
+
+    For what other threads are writing, such as Orbax's `manager.wait_until_finished`. It gets
+    `seconds`, and what else the process was doing is dropped. `run_all.sh` sees that a notebook has
+    such a handler, and waits. Where several hosts train together JAX has a handler of its own,
+    after which Orbax saves a step that all hosts agree on; that one stays.
+    """
+    def end(number, frame):
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        name = signal.Signals(number).name
+        os.write(2, f"{name}: finishing what is being saved, at most {seconds} s\n".encode())
+        # In a thread: the main one may hold the very lock that `copy` needs, and stands still here.
+        last = threading.Thread(target=copy, daemon=True)
+        last.start()
+        last.join(seconds)
+        os.write(2, b"not finished in time\n" if last.is_alive() else b"saved\n")
+        os._exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: known for number, known in before.items()
+              if known not in (None, signal.SIG_IGN)}  # None: a handler that is not Python's
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
 
 
 def pull(address, folder, only=None):
@@ -273,8 +318,7 @@ def pull(address, folder, only=None):
     """
     there, folder = objects(address), Path(folder)
     wanted, left = {}, set()
-    marks = {_step_of(name.removesuffix(MARK)):
-             json.loads(_storage().cat_file(f"{_inner(address)}/{name}"))
+    marks = {_step_of(name.removesuffix(MARK)): _mark(address, name)
              for name in there if _step_of(name.removesuffix(MARK)) and name.endswith(MARK)}
     for name, entry in there.items():
         number = _step_of(name.removesuffix(MARK))
@@ -282,7 +326,7 @@ def pull(address, folder, only=None):
             wanted[name] = entry
         elif name.endswith(MARK):
             continue
-        elif number in marks and all(there.get(file, {}).get("size") == size
+        elif marks.get(number) and all(there.get(file, {}).get("size") == size
                                      for file, size in marks[number].items()):
             wanted[name] = entry
         else:
@@ -301,6 +345,14 @@ def pull(address, folder, only=None):
                    count=lambda: fetched[0]):
             _fetch(address, folder, missing, fetched)
     return len(missing)
+
+
+def _mark(address, name):
+    """{file: size} of a step that is whole there; {} for a mark that cannot be read."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(_storage().cat_file(f"{_inner(address)}/{name}"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _here(folder, name):
@@ -416,8 +468,9 @@ def main():
                          only=lambda name: not name.startswith(left_out))
             print(f"{count} files fetched" if count else
                   f"nothing to fetch: {options.source} is empty, or all of it is here")
-    except UserError as error:
-        sys.exit(f"Error: {error}")
+    except (UserError, *_troubles()) as error:
+        said = error if isinstance(error, UserError) else disk_problem(error, options.target)
+        sys.exit(f"Error: {said or (str(error) or repr(error)).splitlines()[0][:300]}")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ SIZES = {
                 ("v5p-8", "v5p-32", "v6e-8")),
 }
 _always = ""
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 class UserError(Exception):
@@ -51,6 +52,8 @@ class UserError(Exception):
 
 def _hide_traceback(kind, error, trace):
     said = str(error) if issubclass(kind, UserError) else disk_problem(error)
+    if issubclass(kind, KeyboardInterrupt):
+        said = "interrupted. What was finished is kept: run this again to go on."
     if said:
         print(f"Error: {said}", file=sys.stderr)
     else:
@@ -58,11 +61,13 @@ def _hide_traceback(kind, error, trace):
 
 
 def disk_problem(error, path=None):
-    """What to do about a full disk or a folder that may not be written; "" for any other error.
+    """What to do where a file cannot be written; "" for any other error.
 
-    `path` is what was being written. Without it the error has to name its file.
+    The disk is full, the folder is read-only, the file is larger than allowed, or something else
+    has its name. `path` is what was being written. Without it the error has to name its file.
     """
     code, text = getattr(error, "errno", None), str(error)
+    file = path or getattr(error, "filename", None) or "a file"
     path = Path(path or getattr(error, "filename", None) or run_dir_path())
     above = (path, *path.absolute().parents)
     there = next((folder for folder in above if folder.is_dir()), Path("/"))
@@ -74,6 +79,22 @@ def disk_problem(error, path=None):
                 "then run this again.")
     if code == errno.EROFS or code in (errno.EACCES, errno.EPERM) and not os.access(there, os.W_OK):
         return f"{path} cannot be written ({os.strerror(code)}). Set RUN_DIR to a folder of yours."
+    if code == errno.EFBIG:
+        return (f"{file} is larger than the file system of {there} or `ulimit -f` allows. Set "
+                "RUN_DIR elsewhere, or lift the limit.")
+    if code in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
+        return _in_the_way(*(name for name in (getattr(error, "filename2", None), path) if name))
+    return ""
+
+
+def _in_the_way(*names):
+    """What to do about a folder of a file's name or a file of a folder's, in the run directory."""
+    base = Path(os.environ.get("RUN_DIR") or run_dir_path()).absolute()
+    for name in map(Path, names):
+        for place in (name.absolute(), *name.absolute().parents):
+            if place.is_relative_to(base) and os.path.lexists(place):
+                kind = "folder" if place.is_dir() else "file"
+                return f"{place} is a {kind} and in the way. Move it, then run this again."
     return ""
 
 
@@ -151,6 +172,10 @@ def run_dir(*parts):
     The directory is created; the path below it is not.
     """
     base = run_dir_path()
+    place = base.resolve()
+    if _ROOT.is_relative_to(place) or place == Path.home():  # its `data` is not this run's
+        raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
+                        f"{base / 'runs' / 'mine'}.")
     try:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:  # read-only, full, or a file of that name
@@ -161,7 +186,7 @@ def run_dir(*parts):
 
 def run_dir_path():
     """Where the run directory is or will be, as a short path if it is below this one."""
-    chosen = Path(os.environ.get("RUN_DIR") or Path("runs") / size())
+    chosen = Path(os.environ.get("RUN_DIR") or Path("runs") / size()).expanduser()
     return chosen.relative_to(Path.cwd()) if chosen.is_relative_to(Path.cwd()) else chosen
 
 
@@ -211,19 +236,20 @@ def catch_up(last):
       UserError: one of them failed, and its own last words are in the text; or 03 would need the
         chips that this process holds.
     """
-    root = Path(__file__).resolve().parent.parent
     held = hardware.held_here()
     if held and last[:2] > "02":
         raise UserError("this kernel holds the chips that 03 needs. Restart it, and run this cell "
                         "before anything starts JAX (of the opening cells, all but the last).")
-    for source in sorted(root.glob("[0-9][0-9]_*.py")):
+    for source in sorted(_ROOT.glob("[0-9][0-9]_*.py")):
+        if source.name[:2] == "00":  # makes nothing that another needs
+            continue
         if source.name[:2] > last[:2]:
             break
         if held and source.name[:2] == "01":
             print("01 is left out: its checks need the chips, and this kernel holds them")
             continue
         with phase(source.stem, every=30):
-            done = subprocess.run([sys.executable, source.name], cwd=root, capture_output=True,
+            done = subprocess.run([sys.executable, source.name], cwd=_ROOT, capture_output=True,
                                   text=True, env={**os.environ, **_lock.passed_on(),
                                                   "MPLBACKEND": "agg"})
         if done.returncode:
@@ -234,10 +260,11 @@ def catch_up(last):
 # -- One writer ---------------------------------------------------------------------------------
 
 class RunLock:
-    """The right to write to the run directory: an exclusive lock on its file `.lock`.
+    """The right to write to the run directory: the operating system's exclusive lock on it.
 
-    The operating system lets go of it when the process ends, however it ends, so there is no such
-    thing as a stale lock. The file says who holds it.
+    It ends with the process, however that ends, so there is no such thing as a stale lock. The file
+    `.lock` says who holds it; deleting that file unlocks nothing. (Where a folder cannot be locked,
+    the file is.)
     """
 
     def __init__(self):
@@ -253,26 +280,31 @@ class RunLock:
         if self.descriptor is not None or self.covered():
             return
         with _one_line(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            os.close(descriptor)
-            raise UserError(f"{path.parent} is being written by {holder}. Wait until it is done, "
-                            "or set RUN_DIR to another folder.") from None
-        except OSError:  # some network and FUSE mounts know no locks
-            os.close(descriptor)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))  # may we write here?
+        for place, how in ((path.parent, os.O_RDONLY), (path, os.O_RDWR)):
+            descriptor = os.open(place, how)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                holder = ""
+                with contextlib.suppress(OSError):
+                    holder = path.read_text(errors="replace").strip()[:200]
+                raise UserError(
+                    f"{path.parent} is being written by {holder or 'another process'}. Wait until "
+                    "it is done, or set RUN_DIR to another folder.") from None
+            except OSError:  # some network and FUSE mounts know no locks, or none on folders
+                os.close(descriptor)
+                continue
+            self.descriptor = descriptor
+            self.name(who)
             return
-        self.descriptor = descriptor
-        self.name(who)
 
     def name(self, who):
         """Write down who holds it."""
         if self.descriptor is not None:
             with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
-                os.ftruncate(self.descriptor, 0)
-                os.pwrite(self.descriptor, f"{who} (process {os.getpid()})\n".encode(), 0)
+                run_dir(".lock").write_text(f"{who} (process {os.getpid()})\n")
 
     def release(self):
         """Let others write."""
@@ -371,14 +403,34 @@ def write_json(path, value):
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+class _Lacks(UserError, KeyError):
+    __str__ = Exception.__str__
+
+
+class _Object(dict):
+    """A JSON file's object, which says from where it is when a key is asked that it lacks."""
+
+    def __init__(self, content, path):
+        super().__init__(content)
+        self.path = path
+
+    def __missing__(self, key):
+        raise _Lacks(f"{self.path} says nothing about {key!r}: another version wrote it, or it was "
+                     "edited. Run the notebook that writes it again.")
+
+
 def read_json(path):
     """Read a JSON file.
 
     Raises:
-      UserError: it is not JSON, for example because a disk was full.
+      UserError: it is not JSON, for example because a disk was full; or, later, when an object is
+        asked for a key that it lacks.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        if Path(path).is_dir():
+            raise ValueError("it is a folder")
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        return _Object(found, path) if isinstance(found, dict) else found
     except (ValueError, RecursionError) as error:  # ValueError: JSON and UTF-8
         raise UserError(f"{path} is not valid JSON ({error}). Delete it and run the notebook "
                         "that writes it again.") from error
@@ -403,8 +455,10 @@ def atomic_dir(path):
       UserError: the disk is full (what was written so far is removed) or may not be written.
     """
     path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise UserError(_in_the_way(path) or f"{path} is a file and in the way.")
     beside = path.with_name(f".{path.name}.partial")
-    old = path.with_name(f".{path.name}.old")
+    old, whole = path.with_name(f".{path.name}.old"), False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(beside, ignore_errors=True)
@@ -418,11 +472,12 @@ def atomic_dir(path):
         os.replace(beside, path)
         _sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        if not (said := disk_problem(error, path)):
-            raise
-        shutil.rmtree(beside, ignore_errors=True)
-        raise UserError(said) from error
+        whole = True
+    finally:  # safetensors and Orbax raise errors of their own where a disk is full
+        error = None if whole else sys.exc_info()[1]
+        if error and not isinstance(error, UserError) and (said := disk_problem(error, path)):
+            shutil.rmtree(beside, ignore_errors=True)
+            raise UserError(said) from error
 
 
 def _sync(path):

@@ -7,6 +7,35 @@ import numpy as np
 import scipy.stats
 
 
+def pass_at_k(n, c, k):
+    """Unbiased pass@k for a problem with c passing answers of n."""
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def score(values, draws=10_000):
+    """`interval` of scores from 0 to 1; the rule of three where all are 0, or all 1.
+
+    With 0 of n passing, a true share above 1 - 0.05**(1/n), about 3/n, would give that less than
+    once in twenty times.
+    """
+    mean, low, high = interval(values, draws)
+    if low == high and mean in (0.0, 1.0):
+        unseen = 1 - 0.05 ** (1 / len(values))
+        low, high = (0.0, unseen) if mean == 0 else (1 - unseen, 1.0)
+    return mean, low, high
+
+
+def compare(first, second, draws=10_000):
+    """Two models on the same problems: {first, second, difference: (mean, low, high), p, differ}.
+
+    `values` are the scores per problem as given, `differ` how many problems differ.
+    """
+    differences = np.asarray(second, float) - np.asarray(first, float)
+    return {"first": score(first, draws), "second": score(second, draws),
+            "difference": interval(differences, draws), "p": sign_flip_p(differences),
+            "differ": int((differences != 0).sum()), "values": (first, second)}
+
+
 def interval(values, draws=10_000, seed=0):
     """Mean over problems and its 95 % bootstrap interval: (mean, low, high).
 

@@ -3,8 +3,6 @@
 Colours are Okabe and Ito's colour-blind-safe set (https://jfly.uni-koeln.de/color/).
 """
 
-import html
-
 from helpers.run import run_dir
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -71,20 +69,133 @@ def label_ends(ax, ends, line_height=11.0):
         label_line(ax, x, y, text, colour, xytext=(5, centre - place))
 
 
-def show_tokens(pieces, mask, caption=""):
-    """Show tokens in boxes: blue ones are trained on, grey ones are context only.
+# What is done with a token, and what should be: (box, ink).
+TOKEN_LOOK = {"context": ("#E4E4E4", "#444444"), "trained": (BLUE, "white"),
+              "not trained, but should be": (ORANGE, "black"),
+              "trained, but should not be": (RED, "white")}
+
+
+def token_kinds(mask, should):
+    """Names of `TOKEN_LOOK` for tokens, by what is trained and what should be; lists of bools."""
+    names = {(True, True): "trained", (False, False): "context",
+             (False, True): "not trained, but should be",
+             (True, False): "trained, but should not be"}
+    return [names[bool(on), bool(right)] for on, right in zip(mask, should, strict=True)]
+
+
+def draw_tokens(ax, pieces, kinds, columns=110):
+    """Draw tokens as coloured boxes, wrapped like text; returns the number of lines.
+
+    Args:
+      ax: the axes, which lose their frame.
+      pieces: list of decoded tokens.
+      kinds: for each of them a name of `TOKEN_LOOK`.
+      columns: letters in a line.
+    """
+    from matplotlib.patches import Rectangle
+    x, y = 0, 0
+    for piece, kind in zip(pieces, kinds, strict=True):
+        text = piece.replace("\n", "↵").replace(" ", "·") or "∅"
+        if x and x + len(text) > columns:
+            x, y = 0, y + 1
+        colour, ink = TOKEN_LOOK[kind]
+        ax.add_patch(Rectangle((x, y + 0.06), len(text) - 0.12, 0.88, color=colour, lw=0))
+        ax.text(x - 0.06, y + 0.55, text, color=ink, family="monospace", fontsize=8, va="center",
+                parse_math=False)
+        broken = piece.rpartition("\n")  # after a line break as deep as the text itself is
+        x, y = (len(broken[2]), y + 1) if broken[1] else (x + len(text), y)
+    lines = y + (not broken[1])
+    ax.set(xlim=(0, columns), ylim=(lines + 0.2, 0))
+    ax.axis("off")
+    return lines
+
+
+def show_tokens(pieces, mask, name, title="", columns=110):
+    """A figure of one example's tokens: blue ones are trained, grey ones are context only.
 
     Args:
       pieces: list of decoded tokens.
       mask: list of bools of the same length: True where the loss counts.
-      caption: a line above.
+      name: of the figure's file, as for `finish`.
+      title: a line above.
+      columns: letters in a line.
     """
+    fig, ax = figure(0.069 * columns + 0.15, 1)
+    lines = draw_tokens(ax, pieces, token_kinds(mask, mask), columns)
+    fig.set_figheight(0.165 * lines + 0.75)
+    ax.set_title(title)
+    handles = [ax.bar(0, 0, color=TOKEN_LOOK[kind][0]) for kind in ("context", "trained")]
+    fig.legend(handles, ["context: read, not learned", "trained"], loc="outside lower left",
+               ncols=2, fontsize=9)
+    finish(fig, name)
+
+
+# Where a notebook stands: (number, name, what it leaves for the next one, its size tiny and 31B).
+# Sizes: files of a finished tiny run; 31B: 2,290 rows x 4,096 x 13 bytes, 472.5 M float32 adapter
+# weights (03), the published checkpoint.
+ROAD = (("01", "set up", "", "tiny | 31B:"), ("02", "data", "packed rows", "8 MB | 122 MB"),
+        ("03", "train", "adapters", "1.7 MB | 1.9 GB"),
+        ("04", "merge", "a model", "7 MB | 62.5 GB"),
+        ("05", "serve", "HTTP", ""), ("06", "benchmark", "", ""), ("07", "evaluate", "", ""))
+BESIDE = {"00": (0, "00 quickstart"), "09": (1, "09 tiny base"), "12": (1.95, "12 automata first"),
+          "08": (2.9, "08 dry run"), "11": (3.85, "11 QLoRA"), "10": (5, "10 published")}
+
+
+def you_are_here(number):
+    """The road from data to score as a small picture, with one notebook marked.
+
+    Args:
+      number: of the notebook, "00" to "12".
+
+    Raises:
+      KeyError: there is no such notebook on the road or beside it.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import FancyBboxPatch
+    if number not in BESIDE and number not in {stop[0] for stop in ROAD}:
+        raise KeyError(number)
+    fig, ax = figure(10, 1.75)
+
+    def box(x, y, text, mark, width=0.62, height=0.5):
+        ax.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height,
+                                    "round,pad=0.03", lw=0, fc=BLUE if mark else "#E4E4E4"))
+        ax.text(x, y, text, ha="center", va="center", fontsize=9.5, linespacing=1.3,
+                color="white" if mark else BLACK, weight="bold" if mark else "normal")
+
+    for place, (stop, name, leaves, size) in enumerate(ROAD):
+        box(place, 0, f"{stop}\n{name}", stop == number)
+        if place < len(ROAD) - 1:
+            ax.annotate("", (place + 0.63, 0), (place + 0.37, 0),
+                        arrowprops={"arrowstyle": "->", "color": GREY})
+        ax.text(place + 0.5, 0.45, leaves, ha="center", fontsize=8, color=BLACK)
+        ax.text(place + 0.5, 0.32, size, ha="center", fontsize=8, color=GREY)
+    for other, (place, text) in BESIDE.items():
+        box(place, -0.62, text, other == number, width=0.8, height=0.2)
+    for first, last, text in ((-0.3, 3.3, "v5p-8: 4 TPU chips, JAX"), (3.7, 4.3, "v6e-8, vLLM"),
+                              (4.7, 6.3, "any machine, over HTTP")):
+        ax.plot((first, last), (0.68, 0.68), color=GREEN, lw=2)
+        ax.text((first + last) / 2, 0.74, text, ha="center", fontsize=8, color=GREEN)
+    ax.set(xlim=(-0.45, 6.45), ylim=(-0.8, 0.95))
+    ax.axis("off")
+    plt.show()
+    plt.close(fig)
+
+
+def side_by_side(texts, asked="", letters=700):
+    """Show texts in columns, such as the answers of two models.
+
+    Args:
+      texts: {heading: text}.
+      asked: a paragraph above.
+      letters: of each text that are shown at most.
+    """
+    import html
+
     from IPython.display import HTML, display
-    spans = []
-    for piece, trained in zip(pieces, mask, strict=True):
-        text = html.escape(piece).replace(" ", "·").replace("\n", "⏎<br>") or "∅"
-        look = (f"background:{BLUE};color:white" if trained else "background:#ECECEC;color:#444")
-        spans.append(f'<span style="{look};border:1px solid white;border-radius:3px;'
-                     f'padding:0 2px">{text}</span>')
-    display(HTML(f'<div style="font-size:90%">{html.escape(caption)}</div>'
-                 f'<div style="font-family:monospace;line-height:1.7">{"".join(spans)}</div>'))
+    columns = "".join(
+        f"<td style='width:{100 // len(texts)}%;vertical-align:top;text-align:left'><b>{name}</b>"
+        f"<pre style='white-space:pre-wrap;word-break:normal;font:85%/1.5 monospace'>"
+        f"{html.escape(text[:letters]) or '(nothing)'}</pre></td>" for name, text in texts.items())
+    above = f"<p style='white-space:pre-wrap;line-height:1.3'><i>{html.escape(asked)}</i></p>"
+    display(HTML(above * bool(asked)
+                 + f"<table style='width:100%;table-layout:fixed'><tr>{columns}</tr></table>"))

@@ -5,7 +5,9 @@ Letters in shape comments: M micro-batches, B rows, T tokens, D embedding, V voc
 positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested containers of arrays.
 """
 
+import contextlib
 import json
+import os
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -18,13 +20,75 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import pandas as pd
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from tensorboardX import SummaryWriter
 
-from helpers import gemma
-from helpers.run import UserError, digest, write_text
+from helpers import architecture, chat, gemma, remote
+from helpers.data import check_data
+from helpers.run import UserError, digest, phase, read_json, require, run_dir, write_text
+
+# ── What a run starts with ──
+
+
+def what_02_left():
+    """(folder, meta, base, tokenizer) of notebook 02's data: checked, the base model fetched.
+
+    The base model is no setting of a training run: the tokens in `data/` belong to one tokenizer
+    and one chat template, so the data says which model they are for.
+
+    Raises:
+      UserError: a file is missing or changed, or the base model has another chat template now.
+    """
+    data = require(run_dir("data"), "02_data.py")
+    meta = read_json(require(data / "meta.json", "02_data.py"))
+    check_data(data, meta)  # every byte is what 02 wrote
+    with phase(f"base model {meta['base_path']}"):
+        base = remote.stage(meta["base_path"])
+    tokenizer = chat.load_tokenizer(base)
+    if chat.template_sha256(tokenizer) != meta["template_sha256"]:
+        raise UserError("The base model's chat template changed. Run 02_data.py again.")
+    return data, meta, base, tokenizer
+
+
+def keep_compilations(checkpoints=""):
+    """Send JAX's compiled programs to a disk or bucket, so that a restart need not compile again.
+
+    That is `JAX_COMPILATION_CACHE_DIR` if set, else `jax_cache/` in the run directory.
+
+    Args:
+      checkpoints: where the checkpoints will go, if that is a gs:// address.
+
+    Raises:
+      UserError: one of the two addresses refuses us, said before hours of work are to be saved
+        there; or several hosts have no place that all of them reach.
+    """
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(run_dir("jax_cache").resolve())
+    jax.config.update("jax_compilation_cache_dir", cache)
+    for address in (checkpoints, cache):
+        if address.startswith("gs://"):
+            remote.check_writable(address)
+    if jax.process_count() > 1 and not checkpoints:
+        raise UserError("several hosts write one checkpoint: set CHECKPOINTS to a place that "
+                        "all of them reach, such as gs://bucket/run/checkpoints.")
+
+
+def ask(model, tokenizer, chats, limit, mesh, thinking=False):
+    """Greedy answers (always the likeliest token) to chats, as text.
+
+    Args:
+      model, mesh: a Tunix Gemma 4, with or without adapters, and the mesh that it lives on.
+      chats: lists of messages, each ending with the user's.
+      limit: tokens of an answer at most.
+      thinking: as in `chat.prompt_ids`.
+    """
+    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
+    prompts = [chat.prompt_ids(tokenizer, messages, thinking) for messages in chats]
+    found = gemma.greedy(model, prompts, limit, stops, mesh)
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in found]
+
 
 # ── Batches ──
 
@@ -197,6 +261,79 @@ def jit_train_step(model, optimizer, loss_fn, state):
                    out_shardings=(*shardings, None))
 
 
+# ── Tables and memory ──
+
+
+def mesh_table(config, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256), widths=(1, 2, 4, 8, 16)):
+    """Which (fsdp, tp) meshes can hold a model, for every number of devices."""
+    def cell(devices, tp):
+        fits = devices % tp == 0 and not gemma.mesh_problem(config, devices // tp, tp)
+        best = fits and gemma.choose_mesh(config, devices)[1] == tp
+        return f"({devices // tp}, {tp})" + " ←" * best if fits else "-"
+    table = {f"tp={tp}": [cell(devices, tp) for devices in sizes] for tp in widths}
+    return pd.DataFrame(table, index=pd.Index(sizes, name="devices"))
+
+
+def lora_table(model):
+    """One line per kind of adapted matrix: names, shapes, count, trainable parameters."""
+    table = {}
+    for path, pair in gemma.adapted_modules(model).items():
+        kind, a, b = path.rsplit(".", 1)[1], pair["a"].get_value(), pair["b"].get_value()
+        line = table.setdefault((kind, a.shape, b.shape), {
+            "Tunix": kind, "Hugging Face": " + ".join(architecture.HF_NAMES[kind]), "modules": 0,
+            "A": a.shape, "B": b.shape, "A split": a.sharding.spec, "B split": b.sharding.spec,
+            "parameters": 0})
+        line["modules"] += 1
+        line["parameters"] += a.size + b.size
+    return pd.DataFrame(table.values()).sort_values(["Tunix", "modules"], ignore_index=True)
+
+
+def memory_of(compiled, state, frozen):
+    """{what: GiB per device} of a compiled step: its arguments counted, the rest by the compiler.
+
+    Temporaries are the activations of one micro-batch and the gradients. Fresh outputs are those
+    that take no donated array's place.
+
+    Raises:
+      UserError: it is more than the device has.
+    """
+    from helpers import quantized  # it imports this module
+    said = compiled.memory_analysis()
+    held = {"base weights": quantized.gib(frozen), "adapters": quantized.gib(state.adapters),
+            "Adam's moments": quantized.gib(state.opt_state),
+            "temporaries of the step": said.temp_size_in_bytes / 2**30,
+            "fresh outputs": (said.output_size_in_bytes - said.alias_size_in_bytes) / 2**30}
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30
+    if limit and sum(held.values()) > limit:
+        raise UserError(f"this does not fit: {sum(held.values()):.1f} GiB per device of "
+                        f"{limit:.1f}. Lower rows_per_device, or set remat.")
+    return held
+
+
+def machine_facts(mesh, held):
+    """What this machine is and holds, for `machine.json`."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return {"device_kind": jax.devices()[0].device_kind, "devices": jax.device_count(),
+            "hosts": jax.process_count(), "mesh": list(mesh.devices.shape),
+            "held_gib_per_device": float(sum(held.values())),
+            **{key: stats.get(key) for key in ("bytes_in_use", "peak_bytes_in_use",
+                                               "bytes_limit")}}
+
+
+@contextlib.contextmanager
+def tracing(folder):
+    """JAX's profiler: what the devices do in this block goes to `folder`, which is emptied first.
+
+    Without Python's own calls and copies of every program, which would be most of the file.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level, options.host_tracer_level = 0, 1
+    options.enable_hlo_proto = False
+    with jax.profiler.trace(folder, profiler_options=options):
+        yield
+
+
 # ── State and checkpoints ──
 
 
@@ -256,11 +393,12 @@ def newest_recipe(manager):
     return 0, None
 
 
-def restore(manager, state):
+def restore(manager, state, at=0):
     """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
 
     Damaged checkpoints are named, and removed once an older one has been restored, because their
     steps are about to be computed and saved again. Without any checkpoint this is `state` itself.
+    `at` asks for the checkpoint of one step, and nothing is removed.
 
     Raises:
       UserError: there are checkpoints, and none restores.
@@ -272,7 +410,7 @@ def restore(manager, state):
     items = ocp.args.Composite(
         model_params=like(state.adapters), optimizer_state=like(state.opt_state),
         data=ocp.args.JsonRestore())
-    steps = sorted(manager.all_steps(), reverse=True)
+    steps = [at] if at else sorted(manager.all_steps(), reverse=True)
     for step in steps:
         try:
             manager.metadata(step).custom_metadata["recipe"]
@@ -298,6 +436,7 @@ def refuse_another_recipe(manager, recipe):
         differences; or another host of this run does.
     """
     step, saved = newest_recipe(manager)
+    saved = gemma.UNQUANTISED | (saved or {})
     differences = [f"{key}: {saved.get(key)} there, {value} here"
                    for key, value in recipe.items() if step and saved.get(key) != value]
     if differences:
@@ -327,10 +466,11 @@ class StepLog:
       path: the file. `tensorboard/` beside it has the same numbers as TensorBoard's events.
       steps: number of the last step.
       every: print every so many steps, and the first and the last one.
+      watch: called with `path` after every step, to draw it for example.
     """
 
-    def __init__(self, path, steps, every):
-        self.path, self.steps, self.every = Path(path), steps, every
+    def __init__(self, path, steps, every, watch=None):
+        self.path, self.steps, self.every, self.watch = Path(path), steps, every, watch
         self.active = jax.process_index() == 0
 
     def rewind(self, step):
@@ -377,6 +517,8 @@ class StepLog:
                   f"{record['seconds']:.2f} s/step | "
                   f"{record['real_tokens'] / record['seconds']:,.0f} real tok/s | "
                   f"eta {int(left) // 60}m{int(left) % 60:02d}s", flush=True)
+        if self.watch and self.active:
+            self.watch(self.path)
 
     def validation(self, step, loss):
         """Log a validation loss, and say so when it no longer falls."""

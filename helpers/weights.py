@@ -252,3 +252,26 @@ def _blocks(name, tensor, change, block_bytes):
         old = array[first:first + step]
         new = np.ascontiguousarray(change(name, old, first))
         yield old.reshape(-1).view(np.uint8), new.reshape(-1).view(np.uint8)
+
+
+def storage_of(recipe, into="dequantized"):
+    """How a run's base was stored, and a function that makes rows of the files what it trained on.
+
+    Args:
+      recipe: 03's; one that says nothing is of a bfloat16 base.
+      into: "dequantized", or "bfloat16" to leave rows as they are.
+
+    Returns:
+      ("" or a name such as "nf4, tiles of 32", rows [outputs, inputs] -> rows).
+
+    Raises:
+      UserError: another `into`.
+    """
+    if into not in ("dequantized", "bfloat16"):
+        raise UserError(f'into={into!r} is unknown. Choose "dequantized" or "bfloat16".')
+    dtype, tile = recipe.get("base_dtype", "bfloat16"), recipe.get("tile_size", 0)
+    name = "" if dtype == "bfloat16" else f"{dtype}, tiles of {tile}" if tile else dtype
+    if not name or into == "bfloat16":
+        return name, lambda rows: rows
+    from helpers import quantized  # imports the model's libraries, which nothing else here needs
+    return name, lambda rows: quantized.dequantized_rows(rows, dtype, tile, recipe["dtype"])

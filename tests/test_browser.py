@@ -1,4 +1,4 @@
-"""02 and 07 in JupyterLab, in a headless Chromium, as a reader opens them: all cells run, figures appear.
+"""00, 02 and 07 in JupyterLab, in a headless Chromium, as a reader opens them: all cells run, figures appear.
 
     ./setup.sh browser && .venv/bin/python -m pytest tests/test_browser.py
 
@@ -36,7 +36,7 @@ def copy_of_the_repository(target):
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
-    for name in ("02_data", "07_eval"):
+    for name in ("00_quickstart", "02_data", "07_eval"):
         subprocess.run([sys.executable, "-m", "nbconvert", "--clear-output", "--inplace",
                         target / "notebooks" / f"{name}.ipynb"], check=True, capture_output=True)
 
@@ -136,6 +136,17 @@ def overflowing(page):
     """Code lines that do not fit into their cell at this window's width."""
     return page.evaluate("""() => [...document.querySelectorAll('.jp-CodeCell .cm-scroller')]
         .filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.innerText.slice(0, 80))""")
+
+
+def test_00_in_jupyterlab(lab, browser):
+    address, _ = lab
+    page, cells = run_all_cells(browser, address, "00_quickstart", 15)
+    assert len(check(cells)) <= 10
+    drawn, wanted = figures_of(page, cells)
+    assert drawn == wanted == 3
+    assert page.locator(".jp-RenderedHTMLCommon table").count() >= 3
+    assert not overflowing(page)
+    page.close()
 
 
 def test_02_in_jupyterlab(lab, browser):

@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, load, parse
 
 import helpers
-from helpers import chat, gemma, physics, server, train
+from helpers import bench, chat, data, evaluation, gemma, packing, physics, server, train
 
 BASE = ROOT / "assets" / "tiny_gemma4"
 
@@ -96,7 +96,7 @@ def test_lora_rank_and_targets():
 
 
 def test_row_length():
-    pack_arrays, _ = load("02_data.py", "pack_arrays", "fill_rows")
+    pack_arrays = packing.pack_arrays
     lengths = [100, 90, 80, 70, 60]
     for wanted in (512, 200):
         cfg = tiny("02_data.py", sequence_length=wanted, max_tokens=100)
@@ -136,8 +136,7 @@ def test_number_of_chips_in_training():
 def served(tmp_path, monkeypatch):
     """05's options for its settings, as 06 and 07 read them, and 06's machine for them."""
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    options_for, machine_of, *_ = (load("05_serve_vllm.py", "options_for"), *load(
-        "06_bench.py", "machine_of", "roof", "step_bytes", "Machine"))
+    options_for = load("05_serve_vllm.py", "options_for")
     model = tmp_path / "merged"
     shutil.copytree(BASE, model)
     config = helpers.read_json("data/configs/gemma4_31b.json")
@@ -145,7 +144,7 @@ def served(tmp_path, monkeypatch):
     def follow(**changes):
         server.write_options(options_for(full("05_serve_vllm.py", **changes), model))
         options = server.options()
-        return options, machine_of(options, config), " ".join(map(str, server.command(options)))
+        return options, bench.machine_of(options, config), " ".join(map(str, server.command(options)))
     return follow
 
 
@@ -170,17 +169,14 @@ def test_serving_machine_and_flags(served):
 
 
 def test_dataset():
-    read_rows, clean, *_ = load("02_data.py", "read_rows", "clean", "clean_chat", "text_problem",
-                                "split_reasoning", "split_response")
     cfg = tiny("02_data.py", source="data/own_example.jsonl")
-    found = [clean(row, cfg.reasoning == "kept") for row in read_rows(cfg.source, cfg.config)]
+    found = [data.clean(row, cfg.reasoning == "kept") for row in data.read_rows(cfg.source)]
     assert len(found) == 10 and sum(bool(problem) for _, problem in found) == 1
 
 
 def test_prompt():
     """`system` opens the training chats and the evaluation's, and changes their tokens."""
-    as_messages = load("02_data.py", "as_messages")
-    messages_for = load("07_eval.py", "messages_for")
+    as_messages = data.as_messages
     tokenizer = chat.load_tokenizer(BASE)
     example = {"before": [{"role": "user", "content": "A register."}], "reasoning": "",
                "answer": "module"}
@@ -189,7 +185,7 @@ def test_prompt():
         cfg = tiny("02_data.py", system=system)
         trained = as_messages(example, cfg.system, cfg.reasoning)[:-1]
         problem = type("Problem", (), {"prompt": "A register.", "interface": ""})
-        assert messages_for(problem, "ours", cfg.system) == trained
+        assert evaluation.messages_for(problem, "ours", cfg.system) == trained
         lengths.append(len(chat.prompt_ids(tokenizer, trained)))
     assert lengths[0] > lengths[1]
 

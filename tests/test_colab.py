@@ -118,18 +118,20 @@ def printed(notebook):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["01_setup.py", "02_data.py"])
+@pytest.mark.parametrize("source", ["00_quickstart.py", "01_setup.py", "02_data.py"])
 def test_a_notebook_alone_clones_installs_and_runs(colab, fresh, source):
     machine = colab()
     notebook, client = machine.open(source)
     client.execute(env=machine.env)
     text = printed(notebook)
     version = re.search(r"\d+\.\d+", (fresh / "pyvenv.cfg").read_text().split("version")[1])[0]
-    assert f"python {version}." in text and "size tiny (no TPU, no GPU, SIZE unset)" in text
+    assert f"python {version}." in text and "size tiny" in text
     assert sorted(path.name for path in machine.folder.iterdir()) == sorted(
         [REPOSITORY, f"{Path(source).stem}.ipynb"])
     run = machine.folder / REPOSITORY / "runs" / "tiny"
-    assert (run / {"01_setup.py": "setup.json", "02_data.py": "data/meta.json"}[source]).exists()
+    left = {"00_quickstart.py": "figures/00_loss.png", "01_setup.py": "setup.json",
+            "02_data.py": "data/meta.json"}
+    assert (run / left[source]).exists()
 
 
 @pytest.mark.slow
@@ -184,7 +186,7 @@ def test_missing_input_offers_a_cell_up_to_e2b(tmp_path, monkeypatch):
 def small_series(tmp_path, monkeypatch):
     """Four notebooks of one line each, which write down that they ran."""
     monkeypatch.setattr(helpers.run, "__file__", str(tmp_path / "helpers" / "run.py"))
-    for number in ("01", "02", "03", "10"):
+    for number in ("00", "01", "02", "03", "10"):
         (tmp_path / f"{number}_x.py").write_text(
             f"import os\nopen('ran', 'a').write('{number} ' + os.environ['MPLBACKEND'] + ' ')\n")
     return tmp_path

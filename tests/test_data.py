@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from helpers import UserError, chat
+from helpers import UserError, chat, data, packing
 
 ASSET = ROOT / "assets" / "tiny_gemma4"
 NOTEBOOK = "02_data.py"
@@ -260,7 +260,6 @@ def test_the_server_tokenises_the_same_ids(tmp_path, monkeypatch):
 
 # ── Reading and cleaning ──
 
-SPLIT = ("split_response", "split_reasoning", "FENCE")
 CODE = "module m;\n  assign y = a;\nendmodule"
 FENCED = f"```verilog\n{CODE}\n```"
 
@@ -284,7 +283,7 @@ FENCED = f"```verilog\n{CODE}\n```"
     ("", "no code fence"),
 ])
 def test_answer_extraction(response, problem):
-    reasoning, answer, found = load(NOTEBOOK, *SPLIT)[0](response)
+    reasoning, answer, found = data.split_response(response)
     assert found == problem
     if not problem:
         assert answer == FENCED and "<think>" not in reasoning
@@ -293,14 +292,13 @@ def test_answer_extraction(response, problem):
 @many
 @given(st.text(alphabet=st.characters(exclude_characters="`\r", exclude_categories=["Cs"])))
 def test_extraction_gives_the_code_back(body):
-    split_response = load(NOTEBOOK, *SPLIT)[0]
     code = f"module m;{body}\nendmodule"
     wrapped = f"<think>x</think>\n\n<answer>\n```verilog\n{code}\n```\n</answer>"
     if "<think>" not in body and "answer>" not in body and "</think>" not in body:
-        assert split_response(wrapped) == ("x", f"```verilog\n{code}\n```", "")
+        assert data.split_response(wrapped) == ("x", f"```verilog\n{code}\n```", "")
 
 
-CLEAN, AS_MESSAGES = load(NOTEBOOK, "clean", "as_messages", "clean_chat", "text_problem", *SPLIT)[:2]
+CLEAN, AS_MESSAGES = data.clean, data.as_messages
 
 
 def clean(row, need_reasoning=False):
@@ -368,10 +366,71 @@ def test_a_chat_of_ones_own_trains_its_answers_with_reasoning_stripped_or_kept()
     assert [m["content"] for m in AS_MESSAGES(own, "S", "stripped")] == ["mine", "q", "a"]
 
 
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+SAME = {
+    "chat": {"messages": CHAT},
+    "ShareGPT": {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+    "Alpaca": {"instruction": "q", "input": "", "output": "a", "text": "as a hub dataset has it"},
+    "completion": {"prompt": "q", "completion": "a"},
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_the_same_chat_in_every_form(form):
+    assert data.form_of(SAME[form]) == form
+    example, problem = CLEAN(SAME[form])
+    assert not problem and AS_MESSAGES(example, None) == CHAT
+
+
+def test_forms_with_more_in_them():
+    """ShareGPT's system and several turns, Alpaca's input, names as other files have them."""
+    turns = [{"from": "system", "value": "s"}, {"from": "user", "value": "q"},
+             {"from": "model", "value": "a"}, {"from": "human", "value": "r"},
+             {"from": "gpt", "value": "<think>w</think>b"}]
+    said = [{"role": "system", "content": "s"}, *CHAT, {"role": "user", "content": "r"}]
+    for row in ({"conversations": turns}, {"conversations": turns[1:], "system": "s"}):
+        example, problem = CLEAN(row)
+        assert not problem and example["before"] == said
+        assert AS_MESSAGES(example, "other", "kept")[-1] == {
+            "role": "assistant", "content": "b", "reasoning": "w"}
+    example, problem = CLEAN({"instruction": "Add.", "input": "1 + 1", "output": "2"})
+    assert not problem and example["prompt"] == "Add.\n\n1 + 1" and example["answer"] == "2"
+
+
+@pytest.mark.parametrize("row, problem", [
+    ({"conversations": "hi"}, "conversations is not a list of objects"),
+    ({"conversations": [{"from": "human", "value": "q"}]}, "no answer at the end"),
+    ({"conversations": [{"from": "bing", "value": "q"}, {"from": "gpt", "value": "a"}]},
+     "user and assistant do not take turns"),
+    ({"conversations": [{"from": "human"}, {"from": "gpt", "value": "a"}]}, "user message is not text"),
+    ({"instruction": "q", "output": ""}, "empty output"),
+    ({"instruction": None, "output": "a"}, "instruction is not text"),
+    ({"instruction": "q", "input": 3, "output": "a"}, "input is not text"),
+    ({"prompt": "q", "completion": None}, "completion is not text"),
+    ({"instruction": "q"}, "no column prompt"),
+    ({}, "no column prompt"),
+])
+def test_broken_rows_of_other_forms_are_named(row, problem):
+    assert clean(row) == problem
+
+
+def test_a_dataset_of_the_hub_is_one_setting(monkeypatch):
+    """What `datasets` is asked for: name, configuration and revision out of one text."""
+    import datasets
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *words, **named: asked.append((words, named))
+                        or [SAME["chat"]])
+    for source in ("a/b", "a/b:sft", "a/b@v1", "a/b:sft@v1"):
+        assert data.read_rows(source) == [SAME["chat"]]
+    assert [(words[1], named["revision"]) for words, named in asked] == [
+        (None, None), ("sft", None), (None, "v1"), ("sft", "v1")]
+    assert {words[0] for words, _ in asked} == {"a/b"} and asked[0][1]["split"] == "train"
+
+
 @every
 def test_the_example_of_ones_own_data(tokenizer):
     """Ten rows, one of them faulty and one with two answers: every answer is trained, nothing else."""
-    rows = load(NOTEBOOK, "read_rows")("data/own_example.jsonl")
+    rows = data.read_rows("data/own_example.jsonl")
     cleaned = [CLEAN(row, False) for row in rows]
     assert len(rows) == 10 and Counter(problem for _, problem in cleaned) == {
         "": 9, "no answer at the end": 1}
@@ -431,23 +490,21 @@ def test_the_notebook_runs_on_data_of_ones_own(tmp_path):
 
 
 def test_files_are_read_line_by_line(tmp_path):
-    read_rows = load(NOTEBOOK, "read_rows")
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "1"}\n\n{"prompt": \n\xff\n"text"\r\n')
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
         file.write('{"prompt": "2"}\n')
-    rows = read_rows(str(tmp_path), "", "")
+    rows = data.read_rows(str(tmp_path))
     assert len(rows) == 5 and rows[0] == {"prompt": "1"} and rows[-1] == {"prompt": "2"}
     assert [clean(row) for row in rows[1:4]] == ["not a JSON object"] * 3
 
 
 def test_no_rows_are_an_error(tmp_path):
-    read_rows = load(NOTEBOOK, "read_rows")
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(UserError, match="holds no rows"):
-        read_rows(str(tmp_path), "", "")
+        data.read_rows(str(tmp_path))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "1"}' * 99)[:30])  # cut off
     with pytest.raises(UserError, match="b.jsonl.gz cannot be read"):
-        read_rows(str(tmp_path), "", "")
+        data.read_rows(str(tmp_path))
 
 
 @pytest.mark.slow
@@ -457,7 +514,7 @@ def test_no_rows_are_an_error(tmp_path):
     (('source="data/tiny"', 'source="{tmp}"'), "holds no rows"),
     (('evaluation="data/tiny_eval"', 'evaluation="{tmp}"'), "git clone"),
     (('base="assets/tiny_gemma4"', 'base="assets/absent"'), "no such directory"),
-    (('"prompt", "response"):', '"question", "response"):'), "no column question"),
+    (('source="data/tiny"', 'source="data/none"'), "is no file or folder"),
 ])
 def test_a_mistake_is_one_line_and_leaves_no_data(tmp_path, change, complaint):
     source = (ROOT / NOTEBOOK).read_text()
@@ -475,7 +532,7 @@ def test_a_mistake_is_one_line_and_leaves_no_data(tmp_path, change, complaint):
 # ── Overlap, split, cache ──
 
 def test_overlap_equals_brute_force():
-    overlap, words_of = load(NOTEBOOK, "overlap", "words_of")
+    overlap, words_of = data.overlap, data.words_of
     rng = np.random.default_rng(0)
     prompts = [" ".join(rng.choice(list("ab"), 12)) for _ in range(40)]
     exams = {f"e{i}": " ".join(rng.choice(list("ab"), 9)) for i in range(8)} | {"same": prompts[7].upper()}
@@ -496,7 +553,7 @@ def test_overlap_equals_brute_force():
 
 
 def test_validation_split_follows_the_prompt():
-    held_out = load(NOTEBOOK, "held_out", "words_of")[0]
+    held_out = data.held_out
     picks = [held_out(f"prompt {i}", 0.1) for i in range(4_000)]
     assert 300 < sum(picks) < 500
     assert [held_out(f"Prompt  {i}\n", 0.1) for i in range(100)] == picks[:100]
@@ -504,7 +561,7 @@ def test_validation_split_follows_the_prompt():
 
 
 def test_rendering_is_cached_by_content(tmp_path, monkeypatch):
-    render_all = load(NOTEBOOK, "render_all")
+    render_all = data.render_all
     chats = [[*messages_of(f"question {i}"), {"role": "assistant", "content": "a" * i}] for i in range(30)]
     folder, tokenizer = tmp_path / "rendered", TOKENIZERS["tiny"]
     ids, masks = render_all(tokenizer, chats, folder, chunk=7)
@@ -540,7 +597,7 @@ def marked_examples(lengths):
 @given(st.lists(st.integers(2, 50), min_size=1, max_size=120), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_packing_keeps_every_example_whole(lengths, seed):
-    pack_arrays = load(NOTEBOOK, "pack_arrays", "fill_rows")[0]
+    pack_arrays = packing.pack_arrays
     ids, masks = marked_examples(lengths)
     rows = pack_arrays(ids, masks, 50, seed)
     assert {name: array.dtype for name, array in rows.items()} == {
@@ -563,7 +620,7 @@ def test_packing_keeps_every_example_whole(lengths, seed):
 
 
 def test_packing_follows_the_seed():
-    pack_arrays = load(NOTEBOOK, "pack_arrays", "fill_rows")[0]
+    pack_arrays = packing.pack_arrays
     ids, masks = marked_examples(np.random.default_rng(0).integers(5, 40, 200))
     first, again, other = (pack_arrays(ids, masks, 64, seed)["tokens"] for seed in (1, 1, 2))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
@@ -571,7 +628,7 @@ def test_packing_follows_the_seed():
 
 def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
     """Against a plain search for the fullest row, and against Grain's packer on CodeV-R1's lengths."""
-    fill_rows, codev_lengths = load(NOTEBOOK, "fill_rows", "codev_lengths")
+    fill_rows, codev_lengths = packing.fill_rows, load(NOTEBOOK, "codev_lengths")
     lengths = np.random.default_rng(1).integers(1, 100, 300)
     expected, free = [], []
     for example in np.random.default_rng(3).permutation(300):
@@ -599,7 +656,8 @@ import resource, sys, time
 sys.path[:0] = [{str(ROOT / 'tests')!r}]
 import numpy as np
 from conftest import load
-pack_arrays, _, codev_lengths = load({NOTEBOOK!r}, "pack_arrays", "fill_rows", "codev_lengths")
+from helpers.packing import pack_arrays
+codev_lengths = load({NOTEBOOK!r}, "codev_lengths")
 n = codev_lengths(10_000, 7)
 assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
 assert abs(np.percentile(n, 99.5) - 2894) < 180
@@ -617,50 +675,46 @@ print((rows["segment_ids"] > 0).mean(), time.perf_counter() - began,
 
 # ── Reading back ──
 
-def reader(folder, **options):
-    packed_rows = load(NOTEBOOK, "packed_rows", "PackedRows")[0]
-    return iter(packed_rows(folder, **{"seed": 5, "batch": 1, **options}))
+def reader(folder, seed=5, micro_batches=1, micro_rows=1):
+    from helpers import train
+    return iter(train.make_dataset(train.PackedRows(folder), micro_batches, micro_rows, seed))
 
 
 @pytest.fixture
 def saved_rows(tmp_path):
     tokens = np.arange(11 * 4, dtype=np.int32).reshape(11, 4)
-    np.save(tmp_path / "tokens.npy", tokens)
-    np.save(tmp_path / "loss_mask.npy", tokens % 2 == 0)
+    for name in data.COLUMNS:
+        np.save(tmp_path / f"{name}.npy", tokens % 2 == 0 if name == "loss_mask" else tokens)
     return tmp_path
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 3])
-def test_hosts_share_out_all_rows_in_every_epoch(saved_rows, hosts):
-    sizes = [len(range(host, 11, hosts)) for host in range(hosts)]
-    epochs = []
-    for epoch in range(2):
-        read = [[int(next(rows)["tokens"][0, 0]) // 4 for _ in range(size * (epoch + 1))][-size:]
-                for size, rows in zip(sizes, (reader(saved_rows, host=host, hosts=hosts)
-                                              for host in range(hosts)))]
-        assert Counter(itertools.chain(*read)) == Counter(range(11))
-        epochs.append(read)
-    assert epochs[0] != epochs[1], "each epoch has an order of its own"
+def test_every_epoch_has_all_rows_in_an_order_of_its_own(saved_rows):
+    rows = reader(saved_rows)
+    epochs = [[int(next(rows).tokens[0, 0, 0]) // 4 for _ in range(11)] for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(11))] * 2
+    assert epochs[0] != epochs[1]
 
 
 def test_reading_follows_the_seed_and_keeps_columns_together(saved_rows):
-    one, two, other = reader(saved_rows, batch=3), reader(saved_rows, batch=3), reader(saved_rows, batch=3, seed=6)
-    rows = [[next(rows) for _ in range(8)] for rows in (one, two, other)]
-    assert all(np.array_equal(a["tokens"], b["tokens"]) for a, b in zip(rows[0], rows[1]))
-    assert not all(np.array_equal(a["tokens"], b["tokens"]) for a, b in zip(rows[0], rows[2]))
-    assert all(np.array_equal(a["tokens"] % 2 == 0, a["loss_mask"]) for a in rows[0])
+    rows = [[next(rows) for _ in range(8)] for rows in (
+        reader(saved_rows, micro_rows=3), reader(saved_rows, micro_rows=3),
+        reader(saved_rows, seed=6, micro_rows=3))]
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(rows[0], rows[1]))
+    assert not all(np.array_equal(a.tokens, b.tokens) for a, b in zip(rows[0], rows[2]))
+    assert all(np.array_equal(a.tokens % 2 == 0, a.loss_mask) for a in rows[0])
+    assert rows[0][0].tokens.shape == (1, 3, 4)
 
 
 @pytest.mark.parametrize("after", [1, 3, 9])
 def test_reading_resumes_in_the_middle_of_an_epoch(saved_rows, after):
-    rows = reader(saved_rows, batch=2)
+    rows = reader(saved_rows, micro_rows=2)
     for _ in range(after):
         next(rows)
     state = json.loads(json.dumps(rows.get_state()))  # it survives being stored as text
-    expected = [next(rows)["tokens"] for _ in range(9)]
-    resumed = reader(saved_rows, batch=2)
+    expected = [next(rows).tokens for _ in range(9)]
+    resumed = reader(saved_rows, micro_rows=2)
     resumed.set_state(state)
-    assert all(np.array_equal(next(resumed)["tokens"], tokens) for tokens in expected)
+    assert all(np.array_equal(next(resumed).tokens, tokens) for tokens in expected)
 
 
 # ── Packed rows train like the same examples one by one ──
@@ -698,7 +752,7 @@ def test_packed_loss_and_adapter_gradients_equal_one_by_one():
     lengths = [97, 83, 41, 30, 150, 70]  # longer and shorter than the window of 64
     ids = [rng.integers(128, config.num_embed, n).astype(np.int32) for n in lengths]
     masks = [np.arange(n) >= n // 2 for n in lengths]
-    rows = load(NOTEBOOK, "pack_arrays", "fill_rows")[0](ids, masks, length, 0)
+    rows = packing.pack_arrays(ids, masks, length, 0)
     packed = [{name: array[i] for name, array in rows.items()} for i in range(len(rows["tokens"]))]
     assert len(packed) < len(lengths)
     alone = []

@@ -34,8 +34,12 @@ sys.path.insert(0, str(ROOT / "tests" / "hostile"))
 
 import generate  # noqa: E402
 
-from helpers import answers, judge, waves  # noqa: E402
+from helpers import answers, evaluation, judge, waves  # noqa: E402
+from helpers.evaluation import (  # noqa: E402
+    Plan, all_prompts, check_story, counts, made_by, messages_for, other_counts, per_problem,
+    plan_jobs, read_samples, refuse_errors, sample, scores)
 from helpers.run import UserError  # noqa: E402
+from helpers.stats import compare, pass_at_k, score  # noqa: E402
 
 NOTEBOOK = "07_eval.py"
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -330,7 +334,8 @@ def test_hidden_names_leave_nothing_plain_and_change_no_verdict(folder):
         with pytest.MonkeyPatch.context() as patch:
             take_down(patch, "names")
             plain = judge.judge(problem, code, QUICK)
-        assert verdict.passed and (verdict.samples, verdict.log) == (plain.samples, plain.log)
+        without = [re.sub(r"test\w+\.sv", "test.sv", found.log) for found in (verdict, plain)]
+        assert verdict.passed and verdict.samples == plain.samples and without[0] == without[1]
 
 
 def test_a_testbench_that_connects_everything_by_star_is_said():
@@ -357,8 +362,9 @@ endmodule"""
     wrong = code.replace("b = a", "b = 0")
     assert judge.judge(problem, wrong, QUICK).category == "mismatch"
     thief = wrong + "module stim(output reg a); initial a = 0; endmodule\n/*"
-    assert naive_pass(problem, thief)
-    assert judge.judge(problem, thief, QUICK).category == "refused"
+    if judge.icarus_version() < (12,):  # 12 refuses an open comment
+        assert naive_pass(problem, thief)
+    assert judge.judge(problem, thief, QUICK).category in ("refused", "compile")
     call = "`define DROP(x)\n" + wrong + "module stim(output reg a); initial a = 0; endmodule\n`DROP("
     assert not judge.judge(problem, call, QUICK).passed
 
@@ -472,7 +478,7 @@ CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
 def test_ceiling_of_the_full_set(folder, winnable, clean):
     """Two references show no mismatch but end in their testbench's TIMEOUT, which verilog-eval fails."""
     problems = judge.load_problems(Path(CHECKOUT) / folder)
-    verdicts = load(NOTEBOOK, "judge_references")(problems)
+    verdicts = evaluation.judge_references(problems)
     assert len(problems) == 156
     late = {p.name for p, v in zip(problems, verdicts) if v.category == "timeout" and v.mismatches == 0}
     assert late == {"Prob082_lfsr32", "Prob141_count_clock"}
@@ -495,7 +501,7 @@ endmodule"""
         problem = judge.Problem(name, "p", reference, bench.replace("{early}", early))
         samples = {("a", name, bit): {"text": code.format(bit), "finish": "stop", "tokens": 1}
                    for bit in (1, 0)}
-        frame, _ = load(NOTEBOOK, "judge_answers")(samples, {"spec-to-rtl": [problem]}, PLANS)
+        frame, _ = evaluation.judge_answers(samples, {"spec-to-rtl": [problem]}, PLANS)
         found[name] = list(zip(frame.category, frame.late, frame.passed))
     assert found == {"late": [("timeout", True, False), ("timeout", False, False)],
                      "fine": [("pass", False, True), ("mismatch", False, False)]}
@@ -524,7 +530,7 @@ def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
 
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
     problems = [*PROBLEMS.values(), *judge.load_problems(ROOT / "data/tiny_eval")]
-    verdicts = load(NOTEBOOK, "judge_references")(problems)
+    verdicts = evaluation.judge_references(problems)
     assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
 
 
@@ -613,9 +619,6 @@ class FakeServer:
         self.server.server_close()
 
 
-Plan, plan_jobs, read_samples, sample, refuse_errors, check_story, made_by, _, _ = load(
-    NOTEBOOK, "Plan", "plan_jobs", "read_samples", "sample", "refuse_errors", "check_story",
-    "made_by", "ask", "ask_patiently")  # the functions of one notebook see each other
 PLANS = Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)
 TASK = {"spec-to-rtl": [judge.Problem(f"p{i}", "", "", "") for i in range(6)]}
 PROMPTS = {("ours", problem): [2, number] for number, problem in enumerate(TASK["spec-to-rtl"])}
@@ -751,7 +754,7 @@ def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     assert len(healthy.asked) == 4
     refuse_errors({"base": samples})
     problems = [judge.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
-    frame, _ = load(NOTEBOOK, "judge_answers")(samples, {"spec-to-rtl": problems}, PLANS)
+    frame, _ = evaluation.judge_answers(samples, {"spec-to-rtl": problems}, PLANS)
     assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
     healthy.close()
 
@@ -795,7 +798,6 @@ def test_other_weights_or_another_prompt_than_trained_are_refused(tmp_path):
 
 
 def test_prompts_are_the_official_ones_and_ours_without_hints():
-    messages_for = load(NOTEBOOK, "messages_for")
     problem = PROBLEMS["Prob022_mux2to1"]
     ours = messages_for(problem, "ours", "S")
     assert ours == [{"role": "system", "content": "S"}, {"role": "user", "content": problem.prompt.strip()}]
@@ -812,7 +814,6 @@ def test_prompts_are_the_official_ones_and_ours_without_hints():
 
 def test_prompts_think_only_where_training_did():
     from helpers import chat
-    all_prompts, messages_for = load(NOTEBOOK, "all_prompts", "messages_for")
     tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
     problems, plans = list(PROBLEMS.values()), (Plan("a"), Plan("b", "official"))
     for reasoning, thinking in (("stripped", False), ("kept", True)):
@@ -826,11 +827,47 @@ def test_prompts_think_only_where_training_did():
                 enable_thinking=thinking)["input_ids"])
 
 
+def test_two_examples_are_shown_as_text_and_the_answer_goes_on_from_its_first_words(tmp_path):
+    """A model that only continues text: ids end in `module TopModule`, and the answer begins so."""
+    from helpers import chat
+    tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
+    problem, plan = PROBLEMS["Prob022_mux2to1"], Plan("two", "examples", n=1, temperature=0.0)
+    prompts = all_prompts(tokenizer, {"spec-to-rtl": [problem]}, [plan],
+                          {"reasoning": "stripped", "system": "S"})
+    ids = prompts["examples", problem]
+    assert ids[0] == tokenizer.bos_token_id and ids.count(ids[0]) == 1
+    text = tokenizer.decode(ids[1:])
+    assert text.endswith(f"{problem.prompt.strip()}\n\nmodule TopModule")
+    shown = re.findall(r"(module TopModule.*?endmodule)\n", text, re.S)
+    assert len(shown) == 2 and "S" not in text.split()[:5]
+    for code in shown:  # they are right: each passes against itself
+        own = judge.judge(judge.Problem("own", "p", code.replace("TopModule", "RefModule"),
+                                        bench_for(code)), code, QUICK)
+        assert own.passed, own
+    server = FakeServer()
+    jobs = plan_jobs([plan], {"spec-to-rtl": [problem]}, prompts, "m")
+    answer = sample(jobs, tmp_path / "base" / "s.jsonl", server.url, "m", Config(), 2000)
+    assert answer["two", problem.name, 0]["text"].startswith("module TopModuleanswer to [2, ")
+    assert server.asked[0]["stop"] == ["endmodule"]
+    server.close()
+
+
+def bench_for(code):
+    """A testbench that drives every one-bit input of a module with random bits."""
+    inputs, outputs = (re.findall(rf"{kind}(?: reg)? (\w+)", code) for kind in ("input", "output"))
+    assert len(outputs) == 1
+    wires = ", ".join(f".{name}" for name in inputs)
+    drive = "{" + ", ".join(inputs) + "} = $random;"
+    return (f"module tb;\n  reg {', '.join(inputs)};\n  wire good, dut;\n  integer n = 0, bad = 0;\n"
+            f"  RefModule r({wires}, .{outputs[0]}(good));\n  TopModule t({wires}, "
+            f".{outputs[0]}(dut));\n  initial begin repeat (200) begin {drive} #5 n = n + 1; "
+            "if (good !== dut) bad = bad + 1; end\n    "
+            '$display("Mismatches: %0d in %0d samples", bad, n); $finish; end\nendmodule')
+
+
 # ---- Statistics ----
 
-pass_at_k, by_counting, interval, compare, per_problem, counts, other_counts, scores = load(
-    NOTEBOOK, "pass_at_k", "by_counting", "interval", "compare", "per_problem", "counts",
-    "other_counts", "scores")
+by_counting, interval = load(NOTEBOOK, "by_counting"), score
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))

@@ -14,20 +14,21 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT
 
-from helpers import chat, data, run
+from helpers import chat, data, judge, run, server
 
 FINISHED = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny").resolve()
 HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
@@ -146,7 +147,7 @@ class World:
         if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
             pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
         mount = f"mount -t tmpfs -o size={size} none {self.run} && {command}"
-        return self.ended(self.start("unshare", "-rm", "bash", "-c", mount, cwd=ROOT))
+        return self.ended(self.start("unshare", "-rm", "bash", "-c", mount, cwd=ROOT), 600)
 
 
 @pytest.fixture
@@ -235,6 +236,14 @@ def meta_half_written(world):
     path.write_text(path.read_text()[:50])
     yield
     yield read_data(world)
+
+
+@fault(r"recipe\.json says nothing about 'alpha'", "Run the notebook")
+def a_key_taken_out(world):
+    """Any artifact of another version, or one that was edited."""
+    path = world.file("train/recipe.json", '{"rank": 16}')
+    yield
+    yield world.call(lambda: run.read_json(path)["alpha"])
 
 
 @fault(r"tokens\.npy is int32 \(2, 8\), not .*\(2, 16\)", "02_data")
@@ -403,6 +412,85 @@ def a_read_only_run_directory(world):
     yield world.small_disk(f"mount -o remount,ro {world.run}; cd {world.project}; ./run_all.sh 02")
 
 
+@fault(r"run/a is larger than", "ulimit -f", gone=("a",))
+def a_file_larger_than_allowed(world):
+    code = "from helpers.run import *; write_text(run_dir('a'), 'x' * 500000)"
+    yield
+    yield world.ended(world.start("bash", "-c", f'ulimit -f 100; {sys.executable} -c "{code}"'))
+
+
+@fault("disk of .* is full", r"gone: \[\]")
+def a_full_disk_that_a_library_reports(world):
+    """safetensors raises an error of its own; what it wrote does not stay."""
+    code = ("import numpy as np; from safetensors.numpy import save_file; from helpers.run import *\n"
+            "try:\n with atomic_dir(run_dir('m')) as beside:\n"
+            "  save_file({'a': np.ones(200000)}, beside / 'a.safetensors')\n"
+            "finally: print('gone:', [p.name for p in run_dir().iterdir()])")
+    yield
+    yield world.small_disk(f'{sys.executable} -c "{code}"')
+
+
+SAVES = """
+import numpy as np
+from helpers import train, run
+from helpers.machine import quiet
+quiet()
+run.writing()
+manager = train.open_checkpoints(run.run_dir("train").resolve(), 1, last=9)
+for step, size in ((1, 1000), (2, 1_000_000), (3, 1000)):
+    train.save(manager, train.State(step, {"a": np.random.rand(size)}, (np.ones(3),), {}), {})
+    if step == 1:
+        manager.wait_until_finished()
+"""
+
+
+def test_a_full_disk_while_orbax_saves(world):
+    """One line, without what its threads log; the checkpoint before it is whole."""
+    path = world.folder / "saves.py"
+    path.write_text(SAVES)
+    done = world.small_disk(f"PYTHONPATH={ROOT} {sys.executable} {path}; code=$?; "
+                            f"ls {world.run}/train; exit $code", size="2m")
+    assert done.returncode == 1, done.text
+    first, *files = done.text.splitlines()
+    assert re.match("Error: the disk of .* is full", first), done.text
+    assert "1" in files and "2" not in files
+
+
+@fault("notebooks is a file and in the way")
+def a_file_where_a_folder_belongs(world):
+    world.notebooks()
+    world.file("notebooks")
+    yield
+    yield world.run_all("01")
+
+
+@fault("times.json is a folder and in the way", r"== 01_step: \d")
+def a_folder_where_a_file_belongs(world):
+    world.notebooks()
+    (world.run / "times.json").mkdir()
+    yield
+    yield world.run_all("01")
+
+
+@pytest.mark.parametrize("name, act", [
+    ("a.json", lambda path: run.write_text(path, "1")), ("data", lambda path: fill(path)),
+    (".lock", lambda path: run.RunLock().take("me"))])
+def test_what_is_in_the_way_is_named(world, name, act):
+    if name == "data":
+        world.file(name)
+    else:
+        (world.run / name).mkdir()
+    with pytest.raises(run.UserError, match=f"run/{name} is a (file|folder) and in the way"):
+        act(world.run / name)
+    assert [path.name for path in world.run.iterdir() if path.name != ".lock"] == \
+        [name] * (name != ".lock")
+
+
+def fill(path):
+    with run.atomic_dir(path) as beside:
+        (beside / "a").write_text("1")
+
+
 @pytest.mark.parametrize("text", ['{"seconds": {"01_', '{"seconds": 3}', "\xff"])
 def test_a_broken_times_json_is_said_and_costs_nothing(world, text):
     world.notebooks()
@@ -463,6 +551,31 @@ def a_script_beside_run_all(world):
     second = world.python(WRITER)
     first.terminate()
     first.communicate()
+    yield second
+
+
+@fault("is being written by run_all.sh, 03_step")
+def the_same_run_directory_by_another_name(world):
+    world.notebooks(n03="import time; print('busy', flush=True); time.sleep(60)")
+    first = world.start("./run_all.sh", "03", cwd=world.project)
+    world.until(first, "busy")
+    (world.folder / "link").symlink_to(world.run)
+    yield
+    second = world.python(WRITER, RUN_DIR=str(world.folder / "link"))
+    first.terminate()
+    first.communicate()
+    yield second
+
+
+@fault("is being written by", gone=("data",))
+def the_lock_file_was_deleted(world):
+    """By somebody who thought that it was left over."""
+    first = world.start(sys.executable, "-c", WRITER + "time.sleep(60)")
+    world.until(first, "writes")
+    (world.run / ".lock").unlink()
+    yield
+    second = world.python(WRITER)
+    first.kill()
     yield second
 
 
@@ -594,6 +707,15 @@ def fresh_on_the_serving_machine(world):
     yield world.run_all("--fresh", "05", "07")
 
 
+@fault("deleted data", "link.*stays", code=0, gone=("data",), intact=("elsewhere",))
+def fresh_on_a_part_that_is_a_link(world):
+    world.notebooks("02")
+    world.file("elsewhere/meta.json")
+    (world.run / "data").symlink_to(world.run / "elsewhere")
+    yield
+    yield world.run_all("--fresh", "02")
+
+
 @fault("deleted .*data.*train", "no further", intact=("notes.txt", "bench/other_machine.csv"),
        gone=tuple(set(ALL) - {"bench", "figures", "notebooks", "notes.txt"})
        + (".merged.partial", ".merge.json.4711", "figures/03_loss.png", "notebooks/05_step.ipynb"))
@@ -662,6 +784,27 @@ def sigterm_while_setting_up(world):
     yield world.ended(child, 5)
 
 
+@fault("ended by SIGTERM", code=143)
+def sigterm_while_the_kernel_starts(world):
+    world.notebooks(n03=BUSY)
+    child = world.start("./run_all.sh", "03", cwd=world.project)
+    world.until(child, "== 03")
+    yield
+    child.terminate()
+    yield world.ended(child, 10)
+
+
+@fault("ended by SIGPIPE", "codes 141 0", code=0)
+def the_reader_of_the_output_leaves(world):
+    """`| head`, or a `tee` that was killed."""
+    world.notebooks(n03=BUSY.replace("time.sleep(0.1)", "print('more', flush=True); time.sleep(0.1)"))
+    yield
+    done = world.ended(world.start("bash", "-c", "./run_all.sh 03 2>said | head -3; "
+                                   "echo codes ${PIPESTATUS[@]}; cat said", cwd=world.project))
+    assert len((world.project / "said").read_text().strip().splitlines()) == 1, done.text
+    yield done
+
+
 @fault("finished", "ended by SIGTERM", code=143)
 def a_kernel_that_is_finishing_a_copy_gets_its_time(world):
     world.notebooks(n03="""
@@ -721,27 +864,134 @@ def the_kernel_killed(world):
     yield world.ended(child)
 
 
+@fault("interrupted", "run this again", code=-signal.SIGINT)
+def a_script_interrupted(world):
+    child = world.start(sys.executable, "-c", WRITER + "time.sleep(60)")
+    world.until(child, "writes")
+    yield
+    child.send_signal(signal.SIGINT)
+    yield world.ended(child)
+
+
+@fault("the kernel died", "Unknown flag.*nonsense", "kernel.log")
+def a_kernel_that_says_why_it_dies(world):
+    world.notebooks(n03="import jax; jax.devices()")
+    world.file("notebooks/kernel.log", "of an earlier run\n")
+    yield
+    yield world.run_all("03", XLA_FLAGS="--xla_nonsense=1")
+
+
+# -- Environments -------------------------------------------------------------------------------
+
+@fault("JAX_PLATFORMS=cuda", "Unset it")
+def a_platform_that_is_not_here(world):
+    yield
+    yield world.python("from helpers import machine; machine(devices=1)", JAX_PLATFORMS="cuda")
+
+
+@fault("no_such_package", "rm -rf .venv")
+def a_package_of_the_environment_is_missing(world):
+    world.notebooks()
+    (world.project / "helpers/__init__.py").write_text("import no_such_package\n")
+    yield
+    yield world.run_all("01")
+
+
+@fault("Python 3.12.1", "3.11", "rm -rf .venv")
+def an_environment_of_another_python(world):
+    world.file(".venv/bin/python", "#!/bin/sh\ncase $* in --version) echo Python 3.12.1 ;; "
+               "*version_info*) exit 1 ;; esac\n").chmod(0o755)
+    shutil.copy(ROOT / "setup.sh", world.run)
+    yield
+    yield world.ended(world.start("./setup.sh", "train", cwd=world.run))
+
+
 # -- Servers ------------------------------------------------------------------------------------
 
 @fault("1 notebooks", code=0)
 def a_server_of_somebody_else_is_left_alone(world):
     """`run_all.sh 01` does not end what a notebook left running."""
     world.notebooks()
-    server = world.start("sleep", "62")
-    world.file("serve/server.json", json.dumps({"pid": server.pid}))
+    sleeper = world.start("sleep", "62")
+    world.file("serve/server.json", json.dumps({"pid": sleeper.pid}))
     yield
     done = world.run_all("01")
-    assert server.poll() is None
-    server.kill()
-    server.wait()
+    assert sleeper.poll() is None
+    sleeper.kill()
+    sleeper.wait()
     yield done
+
+
+def test_a_server_is_known_after_the_clock_was_set(monkeypatch):
+    """A machine that finds the right time late: the boot seems to have been an hour earlier."""
+    me = {"pid": os.getpid(), "born": server._born(psutil.Process())}
+    before = psutil.boot_time()
+    for module in (psutil, sys.modules["psutil._pslinux"]):
+        monkeypatch.setattr(module, "boot_time", lambda: before - 3600)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert server._lives(me) and not server._lives({**me, "born": me["born"] - 3600})
+
+
+# -- The judge ----------------------------------------------------------------------------------
+
+JUDGE = """
+from helpers import judge
+problem = judge.load_problems("data/tiny_eval")[0]
+answer = problem.reference.replace("RefModule", "TopModule")
+print(judge.judge(problem, answer).category)
+"""
+
+
+@fault("TMPDIR", "MiB")
+def a_full_disk_for_the_judge(world):
+    """The compiler would find half a file and say "syntax error": a wrong score."""
+    yield
+    yield world.small_disk(f"TMPDIR={world.run} {sys.executable} -c '{JUDGE}'", size="24k")
+
+
+@pytest.mark.parametrize("command", ["kill -9 $$", "sh -c 'kill -9 $$'; exit $?"])
+def test_a_simulator_that_was_killed_is_nobodys_mistake(tmp_path, command):
+    """As the kernel does where memory runs out."""
+    with pytest.raises(run.UserError, match="killed from outside"):
+        judge.run_limited(["sh", "-c", command], tmp_path, judge.Limits())
+
+
+ENDLESS = """
+from helpers import judge
+problem = judge.load_problems("data/tiny_eval")[0]
+endless = problem.reference.replace("RefModule", "TopModule").replace(
+    "endmodule", "initial forever begin end endmodule")
+print("judges", flush=True)
+judge.judge(problem, endless)
+"""
+
+
+def test_a_judge_that_is_killed_leaves_no_simulator(world):
+    if not judge.tether():
+        pytest.skip("this machine has no setpriv")
+    child = world.start(sys.executable, "-c", ENDLESS)
+
+    def simulators():
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "vvp" and process.ppid() in (child.pid, 1):
+                    found.append(process)
+        return found
+    end = time.monotonic() + 30
+    while not (found := [one for one in simulators() if one.ppid() == child.pid]):
+        assert time.monotonic() < end and child.poll() is None
+        time.sleep(0.02)
+    child.kill()
+    psutil.wait_procs(found, timeout=5)
+    assert not any(process.is_running() for process in found)
 
 
 # -- Messages -----------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def read_rows():
-    return load("02_data.py", "read_rows")
+    return data.read_rows
 
 
 @pytest.mark.parametrize("harm", ["cut", "noise", "no gzip", "middle"])
@@ -756,12 +1006,13 @@ def test_a_damaged_archive_is_one_line(tmp_path, read_rows, harm):
 
 
 def test_odd_lines_are_rows_or_counted(tmp_path, read_rows):
-    """A byte-order mark costs no row; absurd nesting is a line that is no JSON."""
+    """A byte-order mark costs no row; absurd nesting or numbers are lines that are no JSON."""
     deep = "[" * 200_000 + "]" * 200_000
-    text = '\ufeff{"prompt": 1}\n' + deep + '\n{"prompt": 2}\n'
+    long = '{"prompt": ' + "9" * 5000 + "}"
+    text = '\ufeff{"prompt": 1}\n' + deep + "\n" + long + '\n{"prompt": 2}\n'
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
     rows = read_rows(str(tmp_path))
-    assert rows == [{"prompt": 1}, deep, {"prompt": 2}]
+    assert rows == [{"prompt": 1}, deep, long, {"prompt": 2}]
 
 
 @pytest.mark.parametrize("name, path", [
@@ -788,6 +1039,55 @@ def a_relative_run_dir_is_relative_to_where_one_stands(world):
     yield
     done = world.ended(world.start(world.project / "run_all.sh", "01", cwd=here, RUN_DIR="runs/x"))
     assert (here / "runs/x/notebooks/01_step.ipynb").exists()
+    yield done
+
+
+@fault("ein Lauf ü 日本", code=0)
+def folders_with_spaces_and_letters(world):
+    world.project = world.folder / "mein Projekt"
+    world.notebooks("01", n01="""
+        from helpers.run import *
+        writing(); write_json(run_dir("ein ü", "a b.json"), 1); print(run_dir())
+        """)
+    yield
+    yield world.run_all("01", RUN_DIR=str(world.folder / "ein Lauf ü 日本"))
+
+
+@fault("1 notebooks", code=0)
+def a_home_that_cannot_be_written(world):
+    world.notebooks("01")
+    yield
+    yield world.run_all("01", HOME="/proc/nobody")
+
+
+@fault("RUN_DIR=.*/link cannot be made", "folder of yours")
+def run_dir_is_a_link_to_nothing(world):
+    (world.folder / "link").symlink_to("/nowhere/at/all")
+    yield
+    yield world.python("from helpers.run import run_dir; run_dir()",
+                       RUN_DIR=str(world.folder / "link"))
+
+
+@pytest.mark.parametrize("name", [".", "..", "/", "~"])
+def test_a_folder_that_holds_more_than_a_run_is_refused(world, name):
+    """`--fresh` would take the repository's own data, or somebody's."""
+    world.notebooks("02")
+    for path in ("data/tiny/train.jsonl.gz", "notebooks/02_step.ipynb"):
+        (world.project / path).parent.mkdir(parents=True)
+        (world.project / path).write_text("ours")
+    before = content(world.project)
+    done = world.run_all("--fresh", "02", RUN_DIR=name, HOME=str(world.project))
+    assert done.returncode == 1 and "folder of its own" in done.text
+    after = content(world.project)
+    assert {path: after.get(path) for path in before} == before
+
+
+@fault("home/runs", code=0)
+def a_run_dir_below_home(world):
+    world.notebooks("01", n01="from helpers.run import *; writing(); print(run_dir())")
+    yield
+    done = world.run_all("01", RUN_DIR="~/runs", HOME=str(world.folder / "home"))
+    assert (world.folder / "home/runs/notebooks").is_dir()
     yield done
 
 
@@ -1015,6 +1315,137 @@ def notebook_06_alone(world):
     finished(world, "data", "train", "merged", "adapter", "merge.json", "bench", "serve")
     yield
     yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
+
+
+def served_here(world):
+    """As if 05 had run in the copy."""
+    with world.monkeypatch.context() as patch:
+        patch.chdir(ROOT)
+        known = server.options()
+        server.write_options(replace(known, model=str(world.run / "merged")))
+
+
+@fault("disk of .* is full", slow=True)
+def a_full_disk_in_04(world):
+    finished(world, "data", "train")
+    full, run_dir = world.folder / "full", world.run
+    size = sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file())
+    run_dir.rename(full)
+    run_dir.mkdir()
+    yield
+    command = f"cp -a {full}/. {run_dir} && MPLBACKEND=agg {sys.executable} 04_merge.py"
+    done = world.small_disk(f"{command}; code=$?; ls -A {run_dir}; exit $code", size + 16_000_000)
+    assert "merge.json" not in done.text.split() and ".merged.partial" not in done.text.split()
+    yield done
+
+
+@fault("recipe|rank|adapter", "03|train", intact=("train",), gone=("merge.json",), slow=True)
+def a_recipe_edited_before_04(world):
+    finished(world, "data", "train")
+    path = world.run / "train/recipe.json"
+    path.write_text(path.read_text().replace('"alpha": 32.0', '"alpha": 64.0'))
+    assert "64.0" in path.read_text()
+    yield
+    yield script(world, "04_merge.py")
+
+
+@fault("merged|merge.json", "04", slow=True)
+def another_model_in_its_place(world):
+    """`merged_text` under the name of `merged`."""
+    finished(world, "data", "train", "merged_text", "adapter", "merge.json", "serve")
+    (world.run / "merged_text").rename(world.run / "merged")
+    yield
+    yield script(world, "05_serve_vllm.py")
+
+
+@fault("1 notebooks", code=0, intact=("eval/tuned/samples.jsonl",), gone=("serve/server.json",),
+       slow=True)
+def notebook_07_alone(world):
+    """Without a server: what is saved is judged again, and what it started is stopped."""
+    finished(world, "data", "train", "merged", "adapter", "merge.json", "eval", "serve")
+    served_here(world)
+    (world.run / "eval/comparison.json").unlink()
+    yield
+    yield world.ended(world.start("./run_all.sh", "07", cwd=ROOT), 900)
+
+
+@fault("05|options.json", slow=True)
+def notebook_06_where_05_never_ran(world):
+    finished(world, "data", "train", "merged", "adapter", "merge.json")
+    yield
+    yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
+
+
+@fault("port .* is in use", "another port", slow=True)
+def a_port_in_use(world):
+    finished(world, "merged", "merge.json", "serve")
+    taken = socket.create_server(("127.0.0.1", 0))
+    with world.monkeypatch.context() as patch:
+        patch.chdir(ROOT)
+        server.write_options(replace(server.options(), model=str(world.run / "merged"),
+                                     port=taken.getsockname()[1]))
+    yield
+    done = world.ended(world.start(sys.executable, "-m", "helpers.server", "start", cwd=ROOT))
+    taken.close()
+    yield done
+
+
+@fault("server", "06|07|05|ended", slow=True)
+def the_server_killed_in_07(world):
+    finished(world, "data", "train", "merged", "adapter", "merge.json", "serve")
+    served_here(world)
+    child = world.start("./run_all.sh", "07", cwd=ROOT)
+    path = world.run / "serve/server.json"
+    end = time.monotonic() + 600
+    while not list((world.run / "eval").glob("*/samples.jsonl")) and time.monotonic() < end:
+        time.sleep(0.2)
+    yield
+    for pid in server.members(run.read_json(path)):
+        os.kill(pid, signal.SIGKILL)
+    yield world.ended(child, 600)
+
+
+@fault("the kernel died", gone=("serve/server.json",), slow=True)
+def the_kernel_killed_in_07(world):
+    """What it started is stopped, by whom it was started."""
+    finished(world, "data", "train", "merged", "adapter", "merge.json", "serve")
+    served_here(world)
+    child = world.start("./run_all.sh", "07", cwd=ROOT)
+    world.until(child, "healthy after")
+    yield
+    for process in psutil.Process(child.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "ipykernel" in " ".join(process.cmdline()):
+                process.kill()
+    yield world.ended(child, 600)
+
+
+@fault("adapter", "04", intact=("merged",), gone=("serve/server.json",), slow=True)
+def notebook_05_on_a_damaged_adapter(world):
+    finished(world, "data", "train", "merged", "adapter", "merge.json")
+    flip(world.run / "adapter/adapter_model.safetensors")
+    yield
+    yield script(world, "05_serve_vllm.py")
+
+
+@fault("2 notebooks", "unreadable|damaged|again", code=0, gone=("serve/server.json",), slow=True)
+def results_cut_in_half(world):
+    """06 and 07 make again what is not whole, and only that."""
+    finished(world, "data", "train", "merged", "adapter", "merge.json", "serve", "bench", "eval")
+    served_here(world)
+    points = sorted((world.run / "bench").glob("*_*_*.json"))
+    answers = world.run / "eval/tuned/samples.jsonl"
+    rows = answers.read_text().splitlines()
+    for path in (points[0], answers, world.run / "eval/comparison.json"):
+        path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+    whole = {path: content(path) for path in points[1:]}
+    yield
+    done = world.ended(world.start("./run_all.sh", "06", "07", cwd=ROOT), 1800)
+    assert {path: content(path) for path in whole} == whole
+    assert run.read_json(points[0]) and run.read_json(world.run / "eval/comparison.json")
+    assert answers.read_text().splitlines()[:len(rows) // 3] == rows[:len(rows) // 3]
+    assert len(answers.read_text().splitlines()) >= len(rows)
+    yield done
 
 
 @fault("rows", code=0, slow=True)

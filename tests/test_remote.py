@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import train_driver
 from conftest import ROOT
+from test_faults import world  # noqa: F401  (a fixture)
 
-from helpers import UserError, remote
+from helpers import UserError, remote, train
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +38,7 @@ def storage(tmp_path_factory):
             break
         except OSError:
             time.sleep(0.1)
-    yield address
+    yield SimpleNamespace(address=address, slow=folder / "data.slow")
     server.terminate()
     server.wait()
     for name, value in before.items():
@@ -177,7 +179,121 @@ def test_a_termination_signal_leaves_the_newest_step_marked(storage, run, tmp_pa
     assert tree(tmp_path / "back") == whole(run)
 
 
+SAVING = """
+import sys, time
+import numpy as np
+from helpers import remote, train
+manager = train.open_checkpoints(sys.argv[1], 1, last=9)
+state = train.State(int(sys.argv[2]), {"a": np.ones((8, 8), np.float32)}, (np.ones(3),), {})
+with remote.finishing(manager.wait_until_finished, seconds=float(sys.argv[3])):
+    train.save(manager, state, {})
+    print("trains on", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number, seconds", [(signal.SIGTERM, 20), (signal.SIGTERM, 0.5),
+                                             (signal.SIGHUP, 20)])
+def test_a_signal_lets_a_checkpoint_arrive(storage, number, seconds):
+    """03 on a spot machine, whose checkpoint is on its way: it arrives, or is none."""
+    address = f"gs://runs/saving-{number}-{seconds}"
+    training = subprocess.Popen([sys.executable, "-c", SAVING, address, "4", str(seconds)], cwd=ROOT,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    storage.slow.write_text("0.5")
+    try:
+        assert training.stdout.readline() == "trains on\n"
+        assert not train.open_checkpoints(address, 1, last=9).all_steps()
+        training.send_signal(number)
+        _, said = training.communicate(timeout=25)
+    finally:
+        storage.slow.unlink()
+        training.kill()
+    assert training.returncode == 128 + number, said
+    assert "finishing what is being saved" in said and "Traceback" not in said
+    arrived = seconds > 1
+    assert train.open_checkpoints(address, 1, last=9).all_steps() == [4] * arrived
+    assert ("not finished in time" in said) != arrived
+
+
+@pytest.mark.parametrize("mark", ["", "{", "[]", "{}", "[" * 100_000])
+def test_a_mark_that_says_nothing_marks_nothing(storage, run, tmp_path, mark):
+    remote.push(run, "gs://runs/marks")
+    remote._storage().pipe_file(f"runs/marks/train/checkpoints/40{remote.MARK}", mark.encode())
+    remote.pull("gs://runs/marks", tmp_path / "back")
+    assert [path.name for path in (tmp_path / "back/train/checkpoints").iterdir()] == ["20"]
+
+
+@pytest.mark.slow
+def test_a_copy_survives_a_storage_that_is_away(run, tmp_path, monkeypatch):
+    """`push --every` says so, and goes on when the storage is back."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://localhost:{port}")
+
+    def serve():
+        return subprocess.Popen([sys.executable, str(ROOT / "tests" / "gcs_server.py"), str(port),
+                                 str(tmp_path / "data")], stderr=subprocess.DEVNULL)
+    first = serve()
+    time.sleep(4)
+    command = subprocess.Popen([sys.executable, "-m", "helpers.remote", "push", str(run),
+                                "gs://runs/away", "--every", "0.5"], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert "files to gs://runs/away" in command.stdout.readline()
+    first.kill()
+    first.wait()
+    (run / "setup.json").write_text('{"new": 1}')
+    said = command.stdout.readline()
+    assert "did not take all" in said and "again in" in said
+    second = serve()
+    while "files to" not in said:
+        said = command.stdout.readline()
+        assert said, command.wait()
+    command.terminate()
+    assert command.wait(60) == 0
+    second.kill()
+    second.wait()
+    command.stdout.close()
+
+
+def test_a_signal_is_what_it_was_after_a_copy():
+    before = signal.getsignal(signal.SIGTERM)
+    with remote.finishing(lambda: None):
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 # ── Whole programs ──
+
+COPIES = """
+import numpy as np, time
+from helpers import remote, train
+manager = train.open_checkpoints("gs://runs/series", 1, last=9)
+state = train.State(4, {"a": np.ones((8, 8), np.float32)}, (np.ones(3),), {})
+with remote.finishing(manager.wait_until_finished):
+    train.save(manager, state, {})
+    print("trains on", flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_to_run_all_lets_a_checkpoint_arrive(world, storage):
+    """What 03 does where CHECKPOINTS is a bucket, in a kernel of run_all.sh."""
+    world.notebooks(n03=COPIES)
+    storage.slow.write_text("0.5")
+    try:
+        child = world.start("./run_all.sh", "03", cwd=world.project)
+        world.until(child, "trains on")
+        child.terminate()
+        outcome = world.ended(child, 35)
+    finally:
+        storage.slow.unlink()
+    assert outcome.returncode == 143 and "ended by SIGTERM" in outcome.text
+    assert "saved" in (world.run / "notebooks/kernel.log").read_text()
+    assert train.open_checkpoints("gs://runs/series", 1, last=9).all_steps() == [4]
+    assert not world.left()
 
 def driver(folder, steps=12, wait=None):
     """The training driver on `folder`/train, to its end or until `wait` steps are logged."""

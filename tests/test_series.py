@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -26,13 +27,22 @@ def read(path):
 
 
 def test_every_notebook_ran_without_an_error():
-    for number in range(1, 8):
+    for number in range(8):
         found = list((RUN / "notebooks").glob(f"{number:02d}_*.ipynb"))
         assert len(found) == 1
         for cell in nbformat.read(found[0], as_version=4).cells:
             if cell.cell_type == "code":
                 assert cell.execution_count is not None, (found[0].name, cell.source[:80])
                 assert not [o for o in cell.outputs if o.output_type == "error"]
+
+
+def test_the_quickstart_taught_the_model_to_write_modules_that_pass():
+    notebook = nbformat.read(RUN / "notebooks" / "00_quickstart.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    said = "".join(output.get("text", "") for cell in code for output in cell.outputs)
+    passed = dict(re.findall(r"(base|tuned): (\d+) of 38 modules pass", said))
+    assert int(passed["base"]) == 0 and int(passed["tuned"]) >= 15
+    assert len(code) <= 10
 
 
 def test_files_between_notebooks():

@@ -22,7 +22,8 @@ import pytest
 from conftest import ROOT, load
 
 import helpers
-from helpers import physics, server
+from helpers import bench as server_bench
+from helpers import flags, physics, server
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_vllm = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve")
@@ -95,11 +96,10 @@ def every_command(adapter):
 
 @needs_vllm
 def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter):
-    bench_arguments, TINY = load("06_bench.py", "bench_arguments", "Settings", "INF", "FULL", "E2B",
-                                 "TINY")[::5]
+    TINY = load("06_bench.py", "Settings", "INF", "FULL", "E2B", "TINY")[-1]
     client = type("Client", (), {"model": "m", "results": "r"})
     record = {"base_url": "http://127.0.0.1:1", "model": "name"}
-    bench = [bench_arguments(client, record, TINY, (256, 64), rate, 30, 7, "x.json")
+    bench = [server_bench.bench_arguments(client, record, TINY, (256, 64), rate, 30, 7, "x.json")
              for rate in TINY.rates]
     commands = every_command(adapter)
     wrong = vllm_part(commands[0]) + ["--disable-chunked-mm-inputs-please"]
@@ -128,7 +128,7 @@ def test_the_launcher_is_still_needed():
 
 
 def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter):
-    explain = load("05_serve_vllm.py", "explain", "REASONS", "DOCKER")[0]
+    explain = flags.explain
     for command in every_command(adapter):
         text = server.shown(command)
         assert shlex.split(text.replace("\\\n", "")) == [p.replace(f"{ROOT}/", "") for p in command]
@@ -144,7 +144,7 @@ def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter):
 def test_docker_compose_is_the_same_container(adapter):
     """Read the file as Compose would, and put the `docker run` command together again."""
     import yaml
-    compose = load("05_serve_vllm.py", "compose")
+    compose = server.compose
     for command in [c for c in every_command(adapter) if c[0] == "docker"]:
         text = yaml.safe_dump(compose(command), sort_keys=False)
         content = yaml.safe_load(text)
@@ -271,7 +271,7 @@ def test_padding_to_buckets_against_brute_force():
 
 def test_prompts_think_only_where_training_did():
     from helpers import chat
-    as_trained = load("05_serve_vllm.py", "as_trained")
+    as_trained = server.as_trained
     tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
     messages, seen = [{"role": "user", "content": "a counter"}], []
     for reasoning, wanted in (("stripped", False), ("kept", True)):
@@ -836,12 +836,12 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
         assert forced["usage"]["completion_tokens"] == 1
         with pytest.raises(helpers.UserError, match="404.*does not exist"):
             server.post(record, "/v1/completions", {**body, "model": "other"})
-        metric, metrics, wait_idle = load("06_bench.py", "metric", "metrics", "wait_idle")
+        metric, metrics = server_bench.metric, server_bench.metrics
         with pytest.raises(helpers.UserError, match="timed out"):  # a client that goes away
             server.post(record, "/v1/completions",
                         {**body, "max_tokens": 600, "ignore_eos": True}, timeout=0.5)
         busy = metric(metrics(record), "vllm:num_requests_running")
-        idle = wait_idle(record, patience=120.0)
+        idle = server_bench.wait_idle(record, patience=120.0)
         assert busy == 1 and metric(idle, "vllm:num_requests_running") == 0, \
             "an aborted request leaves the gauges: 06 would wait for ever"
         family = server.members(record)

@@ -13,17 +13,29 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import checks
+from helpers.gcloud import (
+    HUGE_PAGES,
+    SLICES,
+    all_hosts_commands,
+    bucket_commands,
+    classic_command,
+    connect_command,
+    create_command,
+    delete_commands,
+    list_commands,
+    shell,
+    vm_script,
+    worst_case,
+    zones_command,
+)
 from helpers.hardware import Hardware
 
 NOTEBOOK = "01_setup.py"
-(SLICES, HUGE_PAGES, shell, create_command, classic_command, bucket_commands, connect_command,
- all_hosts_commands, vm_script, worst_case) = load(
-     NOTEBOOK, "SLICES", "HUGE_PAGES", "shell", "create_command", "classic_command",
-     "bucket_commands", "connect_command", "all_hosts_commands", "vm_script", "worst_case")
 V5P, V5E = Hardware("tpu", "v5p", 4), Hardware("tpu", "v5e", 8)
 
 
@@ -42,6 +54,9 @@ def every_command():
             yield connect_command("vm", zone)
             yield connect_command("vm", zone, classic=True)
             yield from all_hosts_commands("vm", "v5p-32", zone, True)
+            yield from list_commands((zone, "us-east5-a"), "a-bucket")
+            yield from delete_commands("vm", zone)
+        yield zones_command(name)
 
 
 def test_every_command_parses_and_arrives_unchanged():
@@ -157,7 +172,7 @@ done
      ("Icarus Verilog version 13.0 (devel)",), "11 or 12 is needed"),
 ])
 def test_checks_can_pass_and_fail(name, good, bad, says):
-    check = load(NOTEBOOK, "HUGE_PAGES", name)[1]
+    check = getattr(checks, name)
     assert check(*good)[0] is True
     fine, message = check(*bad)
     assert fine is False and says in message and "\n" not in message

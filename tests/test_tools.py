@@ -3,18 +3,22 @@
     .venv/bin/python -m pytest tests/test_tools.py
 """
 
+import ast
+import inspect
 import os
 import subprocess
 import sys
 import time
 
 import helpers
+import nbformat
 import pytest
 from conftest import ROOT
-from helpers import run
+from helpers import packing, run
 
 sys.path.insert(0, str(ROOT / "tools"))
 import readme_figure
+import notebooks
 from notebooks import PeakMemory
 
 
@@ -61,4 +65,19 @@ def test_reading_minutes_are_words_and_lines(tmp_path):
     source = tmp_path / "01_x.py"
     source.write_text("# %% [markdown]\n# " + "word " * 400 + "\n\n# %%\nhelpers.machine()\n\n"
                       "# %%\n" + "x = 1\n" * 60)
-    assert readme_figure.reading_minutes(source) == pytest.approx(400 / 200 + 60 / 20)
+    assert readme_figure.reading(source)["minutes"] == pytest.approx(400 / 200 + 60 / 20)
+
+
+def test_source_that_a_cell_prints_counts_as_code():
+    code = ast.parse("from helpers.packing import fill_rows as best\n"
+                     "helpers.show_source(best, packing.fill_rows)")
+    once = sum(bool(line.strip()) for line in inspect.getsource(packing.fill_rows).splitlines())
+    assert readme_figure.shown_lines(code) == 2 * once > 20
+
+
+def test_stored_outputs_have_no_terminal_colours():
+    """What rich shows in a notebook, as `jax.debug.visualize_array_sharding` does."""
+    shown = nbformat.v4.new_output("display_data", {"text/plain": "CPU \x1b[1;36m0\x1b[0m"})
+    cell = nbformat.v4.new_code_cell("1", outputs=[shown])
+    tidied = notebooks.tidy(nbformat.v4.new_notebook(cells=[cell]))
+    assert tidied.cells[0].outputs[0].data["text/plain"] == "CPU 0"

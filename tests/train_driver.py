@@ -25,7 +25,7 @@ import optax
 import orbax.checkpoint as ocp
 import random_gemma
 
-from helpers import gemma, train
+from helpers import gemma, quantized, train
 from helpers.machine import join_hosts, quiet
 
 CAPACITY = 31
@@ -66,7 +66,7 @@ def make(model, mesh, optimizer=None, capacity=CAPACITY):
 
 
 def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, dtype="bfloat16",
-          shape=None):
+          shape=None, base_dtype="bfloat16", tile_size=0):
     """A run as 03 makes it, restored from `folder` if there is a checkpoint."""
     quiet()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -78,9 +78,10 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
         write_data(folder / "data")
     model_config = gemma.config_from_hf(folder / "base", dtype=dtype)
     mesh = gemma.make_mesh(model_config, shape)
-    model = gemma.place(gemma.load_base(folder / "base", model_config, mesh), mesh)
+    model = quantized.load_base(folder / "base", model_config, mesh, base_dtype, tile_size)
     gemma.use_block_attention(model, 16)
-    model = gemma.inject_lora(model, rank, 2.0 * rank, mesh)
+    model = gemma.inject_lora(model, rank, 2.0 * rank, mesh, provider=quantized.provider(
+        base_dtype, rank, 2.0 * rank, tile_size=tile_size))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, steps)
     run = make(model, mesh, train.make_optimizer(schedule, 1e-3, 1.0))
     rows = 4 if shape else 2 * mesh.shape["fsdp"]
@@ -97,8 +98,8 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
     run.log = train.StepLog(folder / "log.jsonl", steps, 1)
     batch = train.to_mesh(next(iter(run.dataset)), mesh)
     with gemma.use_mesh(mesh):
-        run.compiled = run.step.lower(
-            run.state.adapters, run.state.opt_state, run.frozen, batch).compile()
+        run.compiled = quantized.callable_step(run.step, run.step.lower(
+            run.state.adapters, run.state.opt_state, run.frozen, batch).compile(), run.frozen)
     return run
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel
@@ -34,6 +34,7 @@ from helpers.run import UserError, write_text
 FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|tmp|work|private|var/folders)/[\w.-]+")
 
 
@@ -135,13 +136,15 @@ def output_text(notebook):
 
 
 def tidy(notebook):
-    """Join stream outputs, drop versions and times from the metadata: diffs should be quiet."""
+    """Join stream outputs, drop versions, times and terminal colours: diffs should be quiet."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in code_cells(notebook):
         cell.metadata.pop("execution", None)
         joined = []
         for output in cell.outputs:
             output.get("metadata", {}).pop("execution", None)
+            if "text/plain" in output.get("data", {}):  # rich makes bold numbers of ours
+                output.data["text/plain"] = ESCAPES.sub("", output.data["text/plain"])
             same = joined and output.output_type == "stream" == joined[-1].output_type
             if same and output.name == joined[-1].name:
                 joined[-1].text += output.text
@@ -155,6 +158,10 @@ class Client(NotebookClient):
     """Executes a notebook and repeats what its cells print, as they print it."""
 
     kernel = guard = None  # the kernel's process, which leads a group; the pipe of its guard
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.unread = Future()  # fails as soon as nobody reads what is printed here
 
     async def async_start_new_kernel(self, **options):
         await super().async_start_new_kernel(**options)
@@ -174,12 +181,16 @@ class Client(NotebookClient):
 
     def output(self, outs, msg, display_id, cell_index):
         if msg["msg_type"] == "stream":
-            sys.stdout.write(msg["content"]["text"])
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(msg["content"]["text"])
+                sys.stdout.flush()
+            except BrokenPipeError as error:
+                if not self.unread.done():
+                    self.unread.set_exception(error)
         return super().output(outs, msg, display_id, cell_index)
 
 
-def end_kernel(kernel, seconds=2.0, longest=20.0):
+def end_kernel(kernel, seconds=2.0, longest=25.0):
     """End a kernel and its children; servers, which have a session of their own, are left.
 
     SIGTERM ends a kernel at once, unless it has a handler for it: then it is finishing something,
@@ -197,13 +208,27 @@ def end_kernel(kernel, seconds=2.0, longest=20.0):
         os.killpg(kernel.pid, signal.SIGKILL)
 
 
-def in_thread(work, *arguments, **options):
-    """Call `work` in a thread and wait: signals then reach the main thread, and nobody else."""
+def in_thread(other, work, *arguments, **options):
+    """Call `work` in a thread and wait: signals then reach the main thread, and nobody else.
+
+    If the future `other` ends first, that one is what this raises or returns.
+    """
     pool = ThreadPoolExecutor(1)
     try:
-        return pool.submit(work, *arguments, **options).result()
+        running = pool.submit(work, *arguments, **options)
+        ended, _ = wait({running, other}, return_when=FIRST_COMPLETED)
+        return (other if other in ended else running).result()
     finally:
         pool.shutdown(wait=False)
+
+
+def last_words(log, begin):
+    """The last line that a kernel has written to its log since `begin`, Jupyter's own left out."""
+    with open(log, "rb") as file:
+        file.seek(begin)
+        lines = file.read().decode(errors="replace").splitlines()
+    said = [line.strip() for line in lines if line.strip() and "[IPKernelApp]" not in line]
+    return said[-1][:300] if said else ""
 
 
 def execute(source, folder, **options):
@@ -224,14 +249,17 @@ def execute(source, folder, **options):
                     resources={"metadata": {"path": str(ROOT)}})
     failed, ended = None, False
     with open(folder / "kernel.log", "ab") as log:  # what a kernel says when it crashes
+        begin = log.tell()
         try:
-            in_thread(client.execute, stdout=log, stderr=log, **options)
+            in_thread(client.unread, client.execute, stdout=log, stderr=log, **options)
             ended = True
         except CellExecutionError as error:
             ended, failed = True, re.sub(r"\x1b\[[0-9;]*m", "", error.traceback).strip()
         except DeadKernelError:
-            raise SystemExit(f"{source.stem}: the kernel died; {shown(folder / 'kernel.log')} may "
-                             "say why (often: not enough memory)") from None
+            said = last_words(folder / "kernel.log", begin)
+            raise SystemExit(f"{source.stem}: the kernel died; "
+                             + (f"it last said: {said}" if said else "often: not enough memory")
+                             + f" ({shown(folder / 'kernel.log')})") from None
         finally:
             if client.kernel and not ended:
                 end_kernel(client.kernel)

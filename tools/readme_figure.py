@@ -1,18 +1,30 @@
-"""Draw the README's figure from data/dryrun/v5p-8_31b.csv, and count reading times.
+"""Draw the README's figures, and count reading times.
 
     .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
-    .venv/bin/python tools/readme_figure.py reading    print the minutes that the README states
+                                                       from data/dryrun/v5p-8_31b.csv
+    .venv/bin/python tools/readme_figure.py answers    draw assets/figures/before_after.svg from the
+                                                       answers in RUN_DIR/eval (default runs/tiny)
+    .venv/bin/python tools/readme_figure.py reading    print minutes and cell lengths
 """
 
+import ast
 import csv
+import itertools
+import json
+import math
+import os
 import re
+import statistics
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
+ANSWERS = ROOT / "assets" / "figures" / "before_after.svg"
+EXAMPLE = "Prob031_updown"
 WORDS_PER_MINUTE, LINES_PER_MINUTE = 200, 20
 
 
@@ -66,28 +78,110 @@ def draw(points, target):
     fig.savefig(target, metadata={"Date": None, "Description": described(points)})
 
 
-def reading_minutes(source):
-    """Minutes for a notebook: words of prose / 200 + lines of code / 20, without the opening."""
+def answers(folder):
+    """(request, base's answer, tuned model's answer) of the running example, greedy, from 07."""
+    prompt = (ROOT / "data" / "tiny_eval" / f"{EXAMPLE}_prompt.txt").read_text()
+    found = []
+    for model in ("base", "tuned"):
+        with open(Path(folder) / "eval" / model / "samples.jsonl") as file:
+            rows = [json.loads(line) for line in file]
+        found.append(next(row["text"] for row in rows
+                          if row["problem"] == EXAMPLE and row["plan"] == "greedy"))
+    return (prompt.split("\n\n", 1)[1], *found)
+
+
+def draw_answers(texts, target):
+    """Three panels of text: what is asked, and what the model says before and after training."""
+    import matplotlib
+    matplotlib.use("agg")
+    from helpers import style
+    fig, axes = style.figure(9.6, 2.35, columns=3, width_ratios=(1, 0.75, 1.1))
+    titles = ("You ask", "Before training", "After two minutes of LoRA on two CPU cores")
+    colors = (style.BLACK, style.RED, style.BLUE)
+    for ax, title, color, text in zip(axes, titles, colors, texts, strict=True):
+        ax.set_axis_off()
+        ax.set_title(title, color=color, fontsize=10)
+        lines = [part for line in text.strip("\n").splitlines() if not line.startswith("```")
+                 for part in textwrap.wrap(line, 40) or [""]]
+        ax.text(0, 0.97, "\n".join(lines), family="monospace", fontsize=8, va="top",
+                transform=ax.transAxes, color=style.BLACK)
+    fig.supxlabel(f"Tiny Gemma 4, greedy answers to {EXAMPLE}, one of 38 held-out problems",
+                  fontsize=8, color=style.GREY, x=0.01, ha="left")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(target, metadata={"Date": None, "Description": json.dumps(texts)})
+
+
+def shown_lines(code, before=()):
+    """Lines of the helpers' source that a cell prints with `show_source`, blank ones left out.
+
+    Both arguments are syntax trees: of the cell, and of what may import names for it.
+    """
+    imported, count = {}, 0
+    for node in itertools.chain(*map(ast.walk, (*before, code))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "helpers":
+            imported |= {item.asname or item.name: f"{node.module}.{item.name}"
+                         for item in node.names}
+    calls = [node for node in ast.walk(code) if isinstance(node, ast.Call)
+             and ast.unparse(node.func).endswith("show_source")]
+    for word in (ast.unparse(word) for call in calls for word in call.args):
+        head, *rest = word.removeprefix("helpers.").split(".")
+        module, *names = [*imported.get(head, head).removeprefix("helpers.").split("."), *rest]
+        text = (ROOT / "helpers" / f"{module}.py").read_text()
+        found = ast.parse(text)
+        for name in names:
+            found = next(node for node in found.body if getattr(node, "name", "") == name)
+        first = min([found.lineno, *(item.lineno for item in found.decorator_list)])
+        count += sum(bool(line.strip()) for line in text.splitlines()[first - 1:found.end_lineno])
+    return count
+
+
+def reading(source):
+    """How a notebook reads, without its opening.
+
+    Returns a dict: `minutes` (words of prose / 200 + lines of code / 20), `lines` of every code
+    cell with the source that it prints, and `drawn`, the places where two cells of drawing code
+    follow each other without a word between them.
+    """
     import jupytext
     cells = jupytext.read(source).cells
     last = max(i for i, cell in enumerate(cells) if "helpers.machine(" in cell.source)
-    words = lines = 0
+    words, lines, drawn, before = 0, [], 0, False
+    trees = [ast.parse(cell.source) for cell in cells if cell.cell_type == "code"]
     for i, cell in enumerate(cells):
         if cell.cell_type == "markdown":
             words += len(re.findall(r"\w+", re.sub(r"\]\([^)]*\)", "]", cell.source)))
+            before = False
         elif i > last:
-            lines += sum(bool(line.strip()) for line in cell.source.splitlines())
-    return words / WORDS_PER_MINUTE + lines / LINES_PER_MINUTE
+            own = sum(bool(line.strip()) for line in cell.source.splitlines())
+            lines.append(own + shown_lines(ast.parse(cell.source), trees))
+            draws = len(re.findall(r"\bax(?:es|is)?\b|\.axes|add_patch|\bfig\.", cell.source)) >= 4
+            drawn, before = drawn + (draws and before), draws
+    return {"minutes": words / WORDS_PER_MINUTE + sum(lines) / LINES_PER_MINUTE, "words": words,
+            "lines": lines, "drawn": drawn}
+
+
+def print_reading():
+    """One line for each notebook, and the sum of the seven."""
+    pages = {path.stem: reading(path) for path in sorted(ROOT.glob("[0-9][0-9]_*.py"))}
+    print(f"{'':16} minutes  words  code  cells  median  nine of ten  longest  drawing twice")
+    for name, page in pages.items():
+        lines = sorted(page["lines"])
+        tenth = lines[min(len(lines) - 1, math.ceil(0.9 * len(lines)) - 1)]
+        print(f"{name:16} {page['minutes']:7.1f} {page['words']:6} {sum(lines):5} {len(lines):6} "
+              f"{statistics.median(lines):7.1f} {tenth:12} {lines[-1]:8} {page['drawn']:14}")
+    for text, first, end in (("01 to 07", "01", "08"), ("all", "00", "99")):
+        minutes = [page["minutes"] for name, page in pages.items() if first <= name < end]
+        print(f"{text:16} {sum(minutes) / 60:5.2f} h")
 
 
 def main():
-    """Draw the figure, or print the reading times."""
+    """Draw a figure, or print the reading times."""
     if "reading" in sys.argv[1:]:
-        sources = sorted(ROOT.glob("[0-9][0-9]_*.py"))
-        minutes = {path.stem: reading_minutes(path) for path in sources}
-        for name, value in minutes.items():
-            print(f"{name:15} {value:5.1f} -> {5 * round(value / 5)} min")
-        print(f"{'all':15} {sum(minutes.values()) / 60:.1f} h")
+        print_reading()
+        return
+    if "answers" in sys.argv[1:]:
+        draw_answers(answers(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny"), ANSWERS)
+        print(f"{ANSWERS.relative_to(ROOT)} drawn")
         return
     points = bars()
     if not points:

@@ -3,6 +3,7 @@
     tools/series.py FROM [--fresh] [FIRST [LAST]]     FROM: the folder that run_all.sh was called in
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -30,8 +31,9 @@ def listen():
 
 def leave(number):
     """End with the shell's exit code for a signal; threads that still wait do not matter."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(128 + number)
 
 
@@ -56,12 +58,16 @@ try:
     )
 except Stopped as stopped:
     leave(stopped.args[0])
+except ImportError as error:
+    raise SystemExit(f"run_all: {error}. The environment is damaged: rm -rf .venv, then run this "
+                     "again.") from None
 
 ROOT = notebooks.ROOT
 SERVER = [sys.executable, "-m", "helpers.server"]
 
 # What each notebook writes under RUN_DIR, besides its figures and its executed copy.
 WRITES = {
+    "00": (),
     "01": ("setup.json",),
     "02": ("data", "cache"),
     "03": ("train", "jax_cache"),
@@ -102,13 +108,14 @@ def settle(start):
     """Make relative paths in the environment mean what they mean where run_all.sh was called."""
     for name in ("RUN_DIR", "TMPDIR", "VERILOG_EVAL_DIR"):
         if os.environ.get(name):
-            path = Path(os.path.normpath(Path(start) / os.environ[name]))
+            path = Path(os.path.normpath(Path(start) / Path(os.environ[name]).expanduser()))
             inside = name == "RUN_DIR" and path.is_relative_to(ROOT)
             os.environ[name] = str(path.relative_to(ROOT) if inside else path)
     os.environ["SIZE"] = size()
     os.environ["RUN_DIR"] = str(run_dir_path())
     os.environ["SERVER_OWNER"] = str(os.getpid())  # a server ends when its owner has ended
     temporary_dir()
+    run_dir()
 
 
 # -- Servers --------------------------------------------------------------------------------------
@@ -182,11 +189,14 @@ def forget(sources):
         print("--fresh: stopping the server", flush=True)
         subprocess.run([*SERVER, "stop"], cwd=ROOT, check=True)
     gone = leftovers(numbers)
+    links = [f"{path} -> {path.readlink()}" for path in gone if path.is_symlink()]
     for path in gone:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     names = dict.fromkeys(path.relative_to(run_dir_path()).parts[0] for path in gone)
     print(f"--fresh: deleted {', '.join(names)} of {numbers[0]} to {numbers[-1]} in "
           f"{run_dir_path()}" if gone else "--fresh: there was nothing to delete", flush=True)
+    if links:
+        print(f"--fresh: only a link, its target stays: {', '.join(links)}", flush=True)
 
 
 # -- The run --------------------------------------------------------------------------------------
@@ -247,11 +257,15 @@ def main(start, *words):
         run(sources)
     except Stopped as stopped:
         number = stopped.args[0]
+    except BrokenPipeError:  # `| head`, or a `tee` that was killed: nobody reads on
+        number = signal.SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         end_servers(before, sources, seconds=3.0 if number else 120.0)
     if number:
-        print(f"\nrun_all: ended by {signal.Signals(number).name}; the kernel and its servers are "
-              "stopped, what was finished is kept", file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):
+            print(f"\nrun_all: ended by {signal.Signals(number).name}; the kernel and its servers "
+                  "are stopped, what was finished is kept", file=sys.stderr, flush=True)
         leave(number)
 
 

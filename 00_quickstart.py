@@ -1,0 +1,215 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/00_quickstart.ipynb)
+#
+# # 00 · Three minutes: ask, fine-tune, ask again
+#
+# Can a Gemma 4 that prints nonsense learn to write Verilog modules that pass their tests, while you
+# watch? Here it can, on two CPU cores: the model is tiny, everything else is what trains the 31B.
+#
+# | | |
+# |---|---|
+# | **Needs** | any Linux laptop or a free Colab CPU; no account, no TPU, no GPU |
+# | **Reads** | `assets/tiny_gemma4` (3.65 million parameters), `data/tiny`, `data/tiny_eval` |
+# | **Writes** | nothing that another notebook needs |
+# | **Time and cost** | at most three minutes after installing; free |
+#
+# Choose *Run All* and read along.
+
+# %% [markdown]
+# ## Before we start
+# Three cells that open every notebook: find the repository, install what is missing, and say what
+# this machine is.
+
+# %%
+# Find the repository. Colab opens a notebook without it, so there we clone it.
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
+root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
+if root is None:
+    subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
+    root = here / "gemma4-on-tpu"
+os.chdir(root)
+sys.path.insert(0, str(root))
+
+# %%
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
+
+# %%
+# What this machine is. Every result below was made with these versions.
+helpers.machine(devices=1, always="tiny")
+
+# %% [markdown]
+# ## 1. Ask the base model
+# The tiny Gemma 4 has every part of the big one, and it has read some Verilog. Nobody has taught it
+# to answer. We load it from the same kind of files, with the same library (Tunix, in JAX).
+
+# %%
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+from helpers import answers, chat, data, gemma, judge, packing, style, train
+
+helpers.you_are_here("00")
+BASE = "assets/tiny_gemma4"
+SYSTEM = "Write the Verilog module that is asked for, as one code block."
+jax.config.update("jax_compilation_cache_dir", str(helpers.run_dir("jax_cache").resolve()))
+tokenizer = chat.load_tokenizer(BASE)
+config = gemma.config_from_hf(BASE, dtype="float32")
+mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+base = gemma.load_base(BASE, config, mesh)
+print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parameters")
+
+# %% [markdown]
+# `answer` renders requests with the model's own chat template and decodes greedily: always the
+# likeliest token. We ask for the 38 modules of a small benchmark that no training row asks for. One
+# of them, an up-down counter, is the running example of the whole series.
+
+# %%
+def answer(model, requests, limit=160):
+    """The model's answers to a list of requests, decoded together."""
+    chats = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": request}]
+             for request in requests]
+    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
+    ids = gemma.greedy(model, chat.render_prompts(tokenizer, chats), limit, stops, mesh)
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+
+
+problems = judge.load_problems("data/tiny_eval")
+requests = [problem.prompt for problem in problems]
+counter = next(request for request in requests if "counter state goes up" in request)
+with helpers.phase("38 answers of the base"):
+    before = answer(base, requests)
+style.side_by_side({"base": before[requests.index(counter)]}, counter)
+
+# %% [markdown]
+# Nonsense, as it should be. Now we teach it.
+#
+# ## 2. What it learns from
+# Each row of `data/tiny` is a request and a good answer. The model reads both as one row of tokens,
+# but only the answer is trained (blue). That is the *loss mask*. To waste no work on padding,
+# several examples share a row of 512 tokens. Notebook 02 explains all of this.
+
+# %%
+found = [data.clean(row) for row in data.read_rows("data/tiny")[:1_500]]
+chats = [data.as_messages(example, SYSTEM) for example, problem in found if not problem]
+rendered = [pair for pair in chat.render_chats(tokenizer, chats) if len(pair[0]) <= 512]
+ids, masks = zip(*rendered)
+rows = packing.pack_arrays(ids, masks, 512, seed=0)
+print(f"{len(ids):,} examples, packed into {len(rows['tokens'])} rows of 512 tokens")
+shortest = min(rendered, key=lambda pair: len(pair[0]))
+style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shortest[1], "00_tokens",
+                  f"{len(shortest[0])} tokens are read, {sum(shortest[1])} of them are trained")
+
+# %% [markdown]
+# ## 3. Fine-tune with LoRA, for about a minute
+# The weights stay frozen. Beside each of the 36 matrices of the model we train two thin ones, A and
+# B, whose product corrects it. JAX compiles the whole optimizer step into one program. The loss,
+# the step and the optimizer are those of notebook 03, and of the 31B.
+
+# %%
+STEPS, ROWS = 80, 4  # optimizer steps, packed rows in each
+tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)
+rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=STEPS)
+optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
+state, frozen = train.start(tuned, optimizer, mesh)
+loss = train.make_loss(capacity=int(rows["loss_mask"].sum(-1).max()))
+step = train.jit_train_step(tuned, optimizer, loss, state)
+trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
+print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} pairs of A and B")
+
+# %% [markdown]
+# The loop: pick rows, take a step, look at the loss. The loss is the mean surprise per trained
+# token; guessing one of n tokens costs ln n.
+
+# %%
+adapters, optimizer_state, losses = state.adapters, state.opt_state, []
+order = np.random.default_rng(0).permutation(len(rows["tokens"]))
+progress = helpers.Progress(STEPS, "step", every=3)
+with gemma.use_mesh(mesh), helpers.phase("compiling the step, then training"):
+    for number in range(STEPS):
+        picked = order[number * ROWS:(number + 1) * ROWS]
+        batch = train.Batch(**{name: array[None, picked] for name, array in rows.items()})
+        adapters, optimizer_state, metrics = step(
+            adapters, optimizer_state, frozen, train.to_mesh(batch, mesh))
+        losses.append(float(metrics["loss"]))
+        progress.update(note=f"loss {losses[-1]:.3f}")
+nnx.update(tuned, adapters)
+
+fig, ax = style.figure(7, 2.4)
+ax.plot(range(1, STEPS + 1), losses)
+ax.set(xlabel="optimizer step", ylabel="loss", yscale="log",
+       title=f"The loss falls from {losses[0]:.1f} to {np.mean(losses[-5:]):.2f}")
+style.finish(fig, "00_loss", "this run")
+
+# %% [markdown]
+# ## 4. Ask again, and count
+# The same 38 requests. Then every answer is compiled and simulated with Icarus Verilog, beside a
+# reference, with the judge of notebook 07: a module passes if no output ever differs.
+
+# %%
+with helpers.phase("38 answers of the tuned model"):
+    after = answer(tuned, requests)
+for name, texts in (("base", before), ("tuned", after)):
+    modules = [answers.extract_code(text)[0] for text in texts]
+    verdicts = judge.judge_many(list(zip(problems, modules)))
+    print(f"{name}: {sum(verdict.passed for verdict in verdicts)} of {len(problems)} modules pass")
+place = requests.index(counter)
+style.side_by_side({"base": before[place], "tuned": after[place]}, counter)
+
+# %% [markdown]
+# ## 5. Your own request
+# **Change the text and run the cell again.** This model is tiny and knows small modules in plain
+# words: gates, multiplexers, adders, counters, shift registers. Try another width, other names, or
+# a direction that is turned round.
+
+# %%
+def ask(request):
+    """Base and tuned answer, side by side."""
+    style.side_by_side({name: answer(model, [request])[0]
+                        for name, model in (("base", base), ("tuned", tuned))}, request)
+
+
+ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
+
+# %% [markdown]
+# ## What you have seen
+# A base model, 80 optimizer steps on two thin matrices beside each of its own, and a model that
+# writes modules which pass their tests.
+#
+# | here | in full |
+# |---|---|
+# | rows, masks, packing | [02](02_data.ipynb), also with your own data |
+# | LoRA, the step, the loop | [03](03_train.ipynb), which begins with JAX in fifteen minutes |
+# | | [04](04_merge.ipynb) merges the adapters into a model that any engine loads |
+# | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
+# | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics |
+#
+# On a TPU it is the same, with a model 8,000 times as large. Next:
+# [01 · From nothing to a TPU machine that can run this](01_setup.ipynb)

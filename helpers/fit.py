@@ -1,0 +1,318 @@
+"""Will it fit, how fast, what does it cost: a renter's questions, from compiled rows or an estimate.
+
+`will_it_fit` answers with a row of data/dryrun/ where notebook 08 has compiled exactly that, and
+else adds up the parts of a chip's memory. `run_cost` turns a speed into hours and dollars, with all
+that a run does beside its steps. Standard library only: 01 and the site's cost page use it, too.
+Letters: D width, N query heads, K key and value heads, H head size, F width of an MLP.
+"""
+
+import csv
+import functools
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helpers import architecture, physics
+from helpers.hardware import CORES, chip
+from helpers.run import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+GIB = 2**30
+RANK = 64              # of the adapters, as in 03
+BLOCK = 1024           # queries that attention takes at a time, as in 03
+FILL = 0.95            # share of packed positions that are real tokens: the least that 02 accepts
+SPARE = 0.10           # an estimate must leave this share of the HBM free; it may be that wrong
+BASE_BYTES = {"bfloat16": 2.0, "int8": 1.0, "nf4": 0.5}  # of a weight
+TILE = 32              # weights that share a bfloat16 scale (nf4); int8 has one a channel
+REMATS = ("NONE", "BLOCK", "DECODER")  # from the fastest to the smallest
+LENGTHS = {"31b": (4096, 2048), "e2b": (2048, 1024)}  # tokens of a row, the better first
+SLICES = {"v5p-8": ("v5p", 4), "v5p-32": ("v5p", 16), "v6e-8": ("v6e", 8), "v6e-4": ("v6e", 4),
+          "v5e-8": ("v5e", 8), "v5e-4": ("v5e", 4)}  # the renter's table
+ONE_CHIP = {"v6e-1": ("v6e", 1), "v5e-1": ("v5e", 1)}
+
+# What a run does beside its steps, and where the numbers come from. Nothing here was timed by us.
+CHECKPOINT_GB = {"31b": 62.5, "e2b": 10.2}  # published; Google's repository on the hub
+GB_PER_S = 0.2         # assumed, of the hub, the disk and the bucket alike
+COMPILE_MINUTES = 15   # three programs of five minutes; published: 3 to 8 minutes for one
+EVERY = 100            # steps between two validations and saves (03)
+HELD_OUT = 64          # rows of a validation (03), each a forward pass: a third of a step's work
+
+
+WHERE_FROM = {
+    "download the base": f"assumed: {GB_PER_S} GB/s", "load it onto the chips": "the same",
+    "compile": "three programs; published: 3 to 8 minutes for one",
+    "optimizer steps": "predicted from the compiled program (08)",
+    "validate": "a forward pass taken as a third of a step",
+    "save": f"assumed: {GB_PER_S} GB/s, nothing overlaps"}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How one training step sits on one slice.
+
+    Attributes:
+      slice, model, base_dtype, remat, rows, row_length: what was asked (rows: computed at once).
+      chips: of the slice.
+      parts: {what: GiB of one chip}; their sum is `total`.
+      limit: GiB of a chip that XLA can use.
+      compiled: the numbers are the TPU compiler's; else an estimate.
+      speed: real tokens per second as predicted from the compiled program (08), or None.
+      bound: real tokens per second that the chips' peak does not allow to exceed.
+    """
+
+    slice: str
+    model: str
+    base_dtype: str
+    remat: str
+    rows: int
+    row_length: int
+    chips: int
+    parts: dict = field(hash=False)
+    limit: float
+    compiled: bool
+    speed: float | None
+    bound: float
+
+    @property
+    def total(self):
+        """GiB that a chip needs."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self):
+        """Does it? An estimate has to leave `SPARE` of the chip free."""
+        return self.total <= self.limit * (1.0 if self.compiled else 1 - SPARE)
+
+    def __str__(self):
+        how = "compiled" if self.compiled else "estimated"
+        return (f"{self.model}, {self.base_dtype} base, on a {self.slice}: "
+                f"{'fits' if self.fits else 'does not fit'} with remat={self.remat} and "
+                f"{self.rows} row{'s' * (self.rows > 1)} of {self.row_length:,} tokens at once, "
+                f"{self.total:.1f} of {self.limit:.1f} GiB per chip ({how})")
+
+
+@functools.cache
+def _config(model):
+    path = ROOT / "data" / "configs" / f"gemma4_{model}.json"
+    if model not in LENGTHS:
+        raise UserError(f"model={model}: there are {', '.join(LENGTHS)}.")
+    return architecture.read_config(path)
+
+
+def slice_name(kind, chips):
+    """Google's name of a slice: a v5p counts its TensorCores, two a chip."""
+    return f"{kind}-{chips * CORES.get(kind, 1)}"
+
+
+def mesh_of(model, chips):
+    """(fsdp, tp) that 03 lays out: the largest tp that the model's heads allow."""
+    for tp in range(chips, 0, -1):
+        if chips % tp == 0 and not architecture.mesh_problem(_config(model), chips // tp, tp):
+            return chips // tp, tp
+    raise UserError(f"{chips} chips: no mesh divides the {model}'s heads and width.")
+
+
+def _stored(name, model):
+    """Rows of notebook 03's step at full depth that are stored for a slice, as dicts of text."""
+    path = ROOT / "data" / "dryrun" / f"{name}_{model}.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file)
+                if (row["trainer"], row["layers"], row["compute_dtype"]) == ("03", "0", "bfloat16")
+                and row["attention_block"] != "0" and row["args_gib"]
+                and int(row["loss"]) == int(row["sequence_length"]) // 2]
+
+
+def held(model, fsdp, tp, base_dtype="bfloat16"):
+    """GiB of one chip that a step is handed: the base; adapters with Adam's two moments, float32.
+
+    A matrix is cut over both axes. Its adapters meet one side of it each, so each of them is cut
+    over one axis and repeated along the other. A quantised base keeps its embeddings in bfloat16.
+    """
+    config, parts = _config(model), {"fsdp": fsdp, "tp": tp}
+    adapters = quantised = 0.0
+    for module in architecture.modules(config):
+        turned = module.kind in ("attn_vec_einsum", "down_proj")
+        first, last = ("tp", "fsdp") if turned else ("fsdp", "tp")
+        a, b = module.adapter(RANK)
+        adapters += math.prod(a) / parts[first] + math.prod(b) / parts[last]
+        quantised += module.size
+    weights = 2.0 * physics.parameters(config)["total"]
+    if base_dtype != "bfloat16":
+        weights += quantised * (BASE_BYTES[base_dtype] - 2.0 + 2.0 / TILE * (base_dtype == "nf4"))
+    return weights / (fsdp * tp) / GIB, 12 * adapters / GIB
+
+
+def _layer_bytes(layer, length, tp):
+    """Bytes of one token that the backward pass reads again: (the residual stream, all else).
+
+    Counted from the model's code: eight arrays of the stream; queries three times (projected,
+    normalised, rotated), keys three times, values twice; per pair of query and key a score and a
+    weight; gate, up and their product. All in bfloat16, cut over tp.
+    """
+    D, N, K, H, F = layer.width, layer.heads, layer.kv_heads, layer.head_dim, layer.mlp
+    ends = range(BLOCK, length + 1, BLOCK) if length > BLOCK else [length]
+    seen = [end if layer.window is None else min(end, layer.window + BLOCK) for end in ends]
+    rest = 2 * (3 * N * H + 5 * K * H + 3 * F) + SCORES * N * sum(seen) / len(seen)
+    return 8 * 2 * D / tp, rest / tp
+
+
+SCORES = 2.6  # bytes of a pair: two bfloat16 numbers, of which the compiler drops some again
+
+
+def estimate(model, fsdp, tp, base_dtype, remat, rows, row_length):
+    """{what: GiB of one chip} of a training step, added up from the model's shapes."""
+    config = _config(model)
+    base, adapters = held(model, fsdp, tp, base_dtype)
+    tokens, kept, inside = rows / fsdp * row_length, 0.0, 0.0
+    for layer in architecture.layers(config):
+        stream, rest = _layer_bytes(layer, row_length, tp)
+        kept += {"NONE": stream + rest, "BLOCK": stream / 2, "DECODER": stream / 8}[remat]
+        inside = max(inside, stream + rest)
+    kept += 0.0 if remat == "NONE" else inside  # the layer that is computed again
+    vocabulary = architecture.text_config(config)["vocab_size"]
+    return {"base weights": base, "adapters and Adam": adapters,
+            "gradients": adapters / 2,  # of the adapters, in float32, and a copy in bfloat16
+            "activations": tokens * kept / GIB,
+            "logits": rows / fsdp * row_length / 2 * vocabulary / tp * 8 / GIB,
+            "gathered weights": base * (fsdp - 1) * _gathered(base_dtype)}
+
+
+def _gathered(base_dtype):
+    """Copies of the other parts' weights that the compiler keeps from the forward pass on."""
+    return 2.0 / BASE_BYTES[base_dtype] if base_dtype == "nf4" else 1.0
+
+
+def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", rows=None,
+                row_length=None):
+    """Whether notebook 03's step fits a slice, and how fast it is as far as that is predicted.
+
+    Args:
+      kind: v5p, v5e or v6e.
+      chips: of the slice (a v5p-8 has four).
+      model: 31b or e2b.
+      base_dtype: of the frozen base: bfloat16, int8 or nf4 (11).
+      remat: what the backward pass computes again: NONE, BLOCK or DECODER.
+      rows: computed at once, over all chips; None: two on a v5p-8, else one for each part of fsdp.
+      row_length: tokens of a row; None: 4,096 for the 31B, 2,048 for E2B.
+
+    Returns:
+      A `Fit`: compiled where data/dryrun/ has that row, else estimated.
+
+    Raises:
+      UserError: an unknown word, or a mesh or rows that cannot be.
+    """
+    if base_dtype not in BASE_BYTES or remat not in REMATS:
+        raise UserError(f"base_dtype={base_dtype}, remat={remat}: there are "
+                        f"{', '.join(BASE_BYTES)} and {', '.join(REMATS)}.")
+    name, spec = slice_name(kind, chips), chip(kind)
+    fsdp, tp = mesh_of(model, chips)
+    row_length = row_length or LENGTHS[model][0]
+    rows = rows or max(fsdp * 2 if kind == "v5p" else fsdp, 1)
+    if rows % fsdp:
+        raise UserError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
+    wanted = (base_dtype, remat, rows, row_length)
+    for row in _stored(name, model):
+        if _shape(row) == wanted:
+            return _compiled(name, model, kind, chips, row)
+    parts = estimate(model, fsdp, tp, base_dtype, remat, rows, row_length)
+    passes = 4 if remat == "NONE" else 6  # of 2 N FLOPs: forward, backward and perhaps again
+    work = passes * physics.parameters(_config(model))["matmul"] / FILL
+    return Fit(name, model, *wanted, chips, parts, spec.hbm / GIB, False, None,
+               chips * spec.flops / work)
+
+
+def _shape(row):
+    """(base dtype, remat, rows, row length) of a stored row; older tables lack the first."""
+    return (row.get("base_dtype") or "bfloat16", row["remat"], int(row["micro_batch"]),
+            int(row["sequence_length"]))
+
+
+def _compiled(name, model, kind, chips, row):
+    """The `Fit` of a stored row."""
+    base, adapters = held(model, *mesh_of(model, chips), _shape(row)[0])
+    base = float(row["args_gib"]) - adapters
+    parts = {"base weights": base, "adapters and Adam": adapters,
+             "temporaries": float(row["hbm_gib"]) - base - adapters}
+    speed = row.get("tokens_per_second_predicted")
+    return Fit(name, model, *_shape(row), chips, parts, chip(kind).hbm / GIB, True,
+               float(speed) if speed else None, float(row["real_tokens_per_second_roofline"]))
+
+
+def best_fit(kind, chips, model="31b", base_dtype="bfloat16"):
+    """The `Fit` that 03 would train with: of the compiled ones, else of the estimated ones, the one
+    that recomputes least with the longest rows. If none fits, the smallest."""
+    name = slice_name(kind, chips)
+    compiled = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
+                if _shape(row)[0] == base_dtype]
+    fitting = [found for found in compiled if found.total <= (1 - SPARE) * found.limit]
+    if fitting:
+        return min(fitting, key=lambda found: (REMATS.index(found.remat), -(found.speed or 0)))
+    for length in LENGTHS[model]:
+        for remat in REMATS:
+            found = will_it_fit(kind, chips, model, base_dtype, remat, row_length=length)
+            if found.fits:
+                return found
+    return found
+
+
+def run_cost(fit, tokens, dollars_per_hour, speed=None):
+    """What a whole training run takes, as 03 would do it.
+
+    Args:
+      fit: a `Fit`.
+      tokens: real tokens to train on.
+      dollars_per_hour: of the whole slice.
+      speed: real tokens per second; None: the predicted one, or the bound where there is none.
+
+    Returns:
+      {"minutes": {part: minutes}, "hours", "dollars", "at_least": no time is predicted, the chips'
+      peak stands in for it}.
+    """
+    at_least = speed is None and fit.speed is None
+    speed = speed or fit.speed or fit.bound
+    size, step = CHECKPOINT_GB[fit.model], fit.rows * fit.row_length * FILL
+    rounds = int(tokens / step) // EVERY + 1
+    saved = 12 * adapter_parameters(fit.model) / 1e9
+    minutes = {
+        "download the base": size / GB_PER_S / 60, "load it onto the chips": size / GB_PER_S / 60,
+        "compile": float(COMPILE_MINUTES), "optimizer steps": tokens / speed / 60,
+        "validate": rounds * HELD_OUT * fit.row_length * FILL / speed / 3 / 60,
+        "save": rounds * saved / GB_PER_S / 60}
+    hours = sum(minutes.values()) / 60
+    return {"minutes": minutes, "hours": hours, "dollars": hours * dollars_per_hour,
+            "at_least": at_least}
+
+
+@functools.cache
+def adapter_parameters(model):
+    """Numbers in all adapters of 03."""
+    return sum(math.prod(side) for module in architecture.modules(_config(model))
+               for side in module.adapter(RANK))
+
+
+def price(kind, chips):
+    """Dollars per hour of a slice, on demand (helpers/hardware.py says from where)."""
+    return chips * chip(kind).dollars_per_hour
+
+
+def renters_rows(models=("31b",), slices=None):
+    """The renter's table: for every slice and base dtype the best `Fit` and the slice's price."""
+    return [(best_fit(kind, chips, model, dtype), price(kind, chips))
+            for model in models for kind, chips in (slices or SLICES).values()
+            for dtype in BASE_BYTES]
+
+
+def page_data():
+    """Everything that the site's page "What will it cost me?" needs, as JSON can hold it."""
+    rows = [{"slice": fit.slice, "model": fit.model, "base": fit.base_dtype, "remat": fit.remat,
+             "rows": fit.rows, "length": fit.row_length, "fits": fit.fits,
+             "compiled": fit.compiled, "gib": round(fit.total, 2), "limit": round(fit.limit, 2),
+             "speed": fit.speed or fit.bound, "predicted": fit.speed is not None,
+             "price": dollars}
+            for fit, dollars in [*renters_rows(("31b",)),
+                                 *renters_rows(("e2b",), ONE_CHIP | SLICES)]]
+    return {"rows": rows, "fill": FILL, "every": EVERY, "heldOut": HELD_OUT, "gbPerS": GB_PER_S,
+            "compileMinutes": COMPILE_MINUTES, "checkpointGb": CHECKPOINT_GB,
+            "savedGb": {model: 12 * adapter_parameters(model) / 1e9 for model in CHECKPOINT_GB}}

@@ -1,0 +1,121 @@
+"""Google Cloud commands of notebook 01, as lists of words; nothing here runs any of them."""
+
+import shlex
+
+from helpers.hardware import chip
+
+# docs.cloud.google.com/tpu/docs, read in 2026: regions-zones, runtimes, v5p, v6e
+SLICES = {
+    "v5p-8": {"machine type": "ct5p-hightpu-4t", "classic runtime": "v2-alpha-tpuv5",
+              "zones, 2026": "us-central1-a, us-east5-a"},
+    "v6e-8": {"machine type": "ct6e-standard-8t", "classic runtime": "v2-alpha-tpuv6e",
+              "zones, 2026": "us-central1-b, us-east5-a, us-east1-d"},
+    "v6e-1": {"machine type": "ct6e-standard-1t", "classic runtime": "v2-alpha-tpuv6e",
+              "zones, 2026": "us-central1-b, us-east5-a, us-east1-d"},
+}
+HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+
+def shell(command):
+    """A command as one would type it: quoted where needed, one option per line."""
+    words = [shlex.quote(word) for word in command]
+    return " ".join(f"\\\n    {word}" if word.startswith(("--", "'--")) and len(word) > 2 else word
+                    for word in words)
+
+
+def create_command(name, slice_name, zone, hours, spot):
+    """`gcloud` command for a TPU VM by the Compute Engine API, deleted after `hours`."""
+    return ["gcloud", "compute", "instances", "create", name, f"--zone={zone}",
+            f"--machine-type={SLICES[slice_name]['machine type']}",
+            "--image-project=ubuntu-os-accelerator-images",
+            "--image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e",
+            "--maintenance-policy=TERMINATE", "--scopes=cloud-platform", "--boot-disk-size=300GB",
+            f"--provisioning-model={'SPOT' if spot else 'STANDARD'}",
+            f"--max-run-duration={hours}h", "--instance-termination-action=DELETE"]
+
+
+def classic_command(name, slice_name, zone, spot, queued=False):
+    """`gcloud` command for the same slice by the Cloud TPU API, at once or through a queue."""
+    kind = slice_name.split("-")[0]  # all slices of a kind have the same runtime
+    runtime = next(SLICES[name]["classic runtime"] for name in SLICES if name.startswith(kind))
+    if queued:
+        words = ["queued-resources", "create", f"{name}-request", f"--node-id={name}",
+                 f"--runtime-version={runtime}"]
+    else:
+        words = ["tpu-vm", "create", name, f"--version={runtime}"]
+    return ["gcloud", "compute", "tpus", *words, f"--zone={zone}",
+            f"--accelerator-type={slice_name}", *(["--spot"] if spot else [])]
+
+
+def bucket_commands(bucket, zone):
+    """Make the bucket in the zone's region, and see where an existing one is."""
+    region = zone.rsplit("-", 1)[0]
+    return [["gcloud", "storage", "buckets", "create", f"gs://{bucket}", f"--location={region}",
+             "--uniform-bucket-level-access"],
+            ["gcloud", "storage", "buckets", "describe", f"gs://{bucket}",
+             "--format=value(location)"]]
+
+
+def connect_command(name, zone, classic=False):
+    """Open a shell on the VM, with notebook port 8888 forwarded to this laptop."""
+    words = ["compute", "tpus", "tpu-vm", "ssh"] if classic else ["compute", "ssh"]
+    return ["gcloud", *words, name, f"--zone={zone}", "--", "-L", "8888:localhost:8888"]
+
+
+def vm_script(repository, bucket, size, first, last):
+    """The shell commands for a fresh TPU VM: Python, the repository, this series' notebooks."""
+    return f"""set -euo pipefail
+sudo add-apt-repository -y ppa:deadsnakes/ppa
+sudo apt-get update -q
+sudo apt-get install -y -q python3.11 python3.11-venv python3.11-dev git iverilog
+git clone {shlex.quote(repository)} gemma4-on-tpu
+cd gemma4-on-tpu
+export SIZE={size}
+export TMPDIR=/dev/shm HF_HOME=/dev/shm/huggingface RUN_DIR=/dev/shm/run  # not the boot disk
+export CHECKPOINTS=gs://{bucket}/checkpoints JAX_COMPILATION_CACHE_DIR=gs://{bucket}/jax_cache
+sudo sh -c 'echo always > {HUGE_PAGES}'  # the TPU starts faster
+./setup.sh train                 # .venv with requirements/tpu.txt, since there are chips here
+.venv/bin/python 01_setup.py     # the checks; stops here if one fails
+.venv/bin/python -m helpers.remote pull gs://{bucket}/run $RUN_DIR  # of an earlier machine, if any
+nohup .venv/bin/python -m helpers.remote push $RUN_DIR gs://{bucket}/run --every 300 \\
+    > sync.log 2>&1 &            # every five minutes: a spot machine may go at any time
+nohup ./run_all.sh {first} {last} > run.log 2>&1 &   # goes on when the connection drops
+tail -f run.log                  # Ctrl-C stops the watching, not the run
+"""
+
+
+def all_hosts_commands(name, slice_name, zone, spot):
+    """Make a slice of several hosts, hand `vm.sh` to each of them and start it on all at once."""
+    words = ["gcloud", "compute", "tpus", "tpu-vm"]
+    everywhere = [f"--zone={zone}", "--worker=all"]
+    return [classic_command(name, slice_name, zone, spot),
+            [*words, "scp", "vm.sh", f"{name}:", *everywhere],
+            [*words, "ssh", name, *everywhere, "--command=bash vm.sh"]]
+
+
+def list_commands(zones, bucket):
+    """What runs and what is stored: machines, disks and a bucket; the classic API zone by zone."""
+    return [["gcloud", "compute", "instances", "list", "--filter=machineType~ct[56]"],
+            *(["gcloud", "compute", "tpus", what, "list", f"--zone={zone}"]
+              for what in ("tpu-vm", "queued-resources") for zone in dict.fromkeys(zones)),
+            ["gcloud", "compute", "disks", "list"],
+            ["gcloud", "storage", "du", "--summarize", f"gs://{bucket}"]]
+
+
+def delete_commands(name, zone):
+    """End a VM that was made the current way, or the classic one."""
+    return [["gcloud", "compute", "instances", "delete", name, f"--zone={zone}"],
+            ["gcloud", "compute", "tpus", "tpu-vm", "delete", name, f"--zone={zone}"]]
+
+
+def zones_command(slice_name):
+    """Ask in which zones a slice's machine type is offered today."""
+    return ["gcloud", "compute", "machine-types", "list",
+            f"--filter=name={SLICES[slice_name]['machine type']}", "--format=value(zone)"]
+
+
+def worst_case(slice_name, hours):
+    """Dollars if a slice runs until its guard ends it, at the published on-demand rate."""
+    kind, count = slice_name.split("-")
+    chips = int(count) // 2 if kind == "v5p" else int(count)
+    return chips * chip(kind).dollars_per_hour * hours

@@ -1,0 +1,204 @@
+"""Notebook 04's plumbing: reading a checkpoint without a model, checks, and the files around it.
+
+The arithmetic of the merge (which axes fold, what is added, when it is rounded) is in the notebook.
+Importing this file imports JAX but starts no device.
+"""
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import pandas as pd
+
+from helpers import architecture, weights
+from helpers.run import UserError, atomic_dir, digest, run_dir, sha256_file, write_json
+
+FLOATS = ("BF16", "F16", "F32")  # what the sum can be rounded to
+
+
+def read_step(manager, step):
+    """The arrays of one step, as a tree of NumPy arrays, and the recipe saved with them."""
+    try:
+        shapes = manager.item_metadata(step)["model_params"].tree
+        plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+        tree = manager.restore(step, args=ocp.args.Composite(
+            model_params=ocp.args.PyTreeRestore(restore_args=plan)))["model_params"]
+        return tree, (manager.metadata(step).custom_metadata or {}).get("recipe", {})
+    except (ValueError, OSError, KeyError, AttributeError, TypeError) as error:
+        why = str(error) or type(error).__name__
+        raise UserError(why.splitlines()[0][:150]) from error
+
+
+def another_step(manager, steps, damaged):
+    """What to do about a damaged step: the newest other one that is whole, if there is one."""
+    for step in sorted(set(steps) - {damaged}, reverse=True):
+        with contextlib.suppress(UserError):
+            read_step(manager, step)
+            return f"Step {step} is whole: set Settings.step to it, or run 03_train.py again."
+    return "No other step is whole. Run 03_train.py again."
+
+
+def restore_adapters(folder, step):
+    """Return (step, {module path: (A, B)} in float32, the recipe saved with the checkpoint)."""
+    handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
+    if "://" not in str(folder) and not Path(folder).is_dir():
+        raise UserError(f"{folder} is missing. Run 03_train.py first.")
+    with ocp.CheckpointManager(folder, item_handlers=handlers) as manager:
+        steps = sorted(manager.all_steps())
+        step = step or (steps[-1] if steps else 0)
+        if step not in steps:
+            raise UserError(f"{folder} has no finished step {step}; it has {steps}. "
+                                    "Set Settings.step to one of them, or run 03_train.py.")
+        try:
+            tree, notes = read_step(manager, step)
+        except UserError as error:
+            raise UserError(f"step {step} in {folder} cannot be read: {error}\n"
+                                    + another_step(manager, steps, step)) from error
+    adapters = {}
+    for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        parts = [str(key.key) for key in keys if str(key.key) != "value"]
+        path, which = ".".join(parts[:-1]), parts[-1].rpartition("_lora_")[2]
+        adapters.setdefault(path, {})[which] = np.asarray(array, np.float32)
+    return step, {path: (pair.get("a"), pair.get("b")) for path, pair in adapters.items()}, notes
+
+
+def check(targets, adapters, tensors, prefix, recipe, notes):
+    """Refuse unless every adapter has its place, every place its adapter, and all shapes agree."""
+    wanted = {target.path: target for target in targets}
+    problems = [f"{path} has no adapter" for path in sorted(set(wanted) - set(adapters))]
+    problems += [f"adapter {path} has no place" for path in sorted(set(adapters) - set(wanted))]
+    problems += [f"recipe says n_modules {recipe['n_modules']}, the base has {len(wanted)}"
+                 ] * (recipe["n_modules"] != len(wanted))
+    problems += [f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}"
+                 for key in ("rank", "alpha") if notes.get(key, recipe[key]) != recipe[key]]
+    for path in sorted(set(wanted) & set(adapters)):
+        needed = wanted[path].adapter(recipe["rank"])
+        for letter, array, shape in zip("AB", adapters[path], needed):
+            if array is None or array.shape != shape:
+                problems.append(f"{path} {letter} is {getattr(array, 'shape', 'missing')}, "
+                                f"rank {recipe['rank']} needs {shape}")
+            elif not np.isfinite(array).all():
+                problems.append(f"{path} {letter} has NaN or Inf")
+        for name, shape in wanted[path].names.items():
+            tensor = tensors.get(f"{prefix}{name}.weight")
+            if tensor is None or tensor.shape != shape or tensor.dtype not in FLOATS:
+                problems.append(f"base {name} is {tensor and (tensor.dtype, tensor.shape)}, "
+                                f"expected {shape} in {', '.join(FLOATS)}")
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise UserError("checkpoint and base do not fit: " + "; ".join(problems[:3]) + more
+                                + ". Check Settings.base and Settings.step, or run 03_train.py.")
+
+
+def split_targets(targets, adapters, recipe):
+    """(modules to merge, modules left alone); all are to be merged unless 03 said otherwise."""
+    def wanted(target):
+        return not recipe.get("partial") or target.path in adapters
+    return [t for t in targets if wanted(t)], [t for t in targets if not wanted(t)]
+
+
+def no_change(targets, prefix):
+    """A plan that adds nothing: for matrices that are only to be dequantised."""
+    return {f"{prefix}{name}.weight": (np.zeros((inputs, 1), np.float32),
+                                       np.zeros((1, outputs), np.float32))
+            for target in targets for name, (outputs, inputs) in target.names.items()}
+
+
+def to_make(record, inputs, wanted):
+    """{folder: why it must be made}. `wanted`: {folder: name of its hashes in the record}."""
+    old = record.get("inputs", {})
+    if old != inputs:
+        changed = [key for key in {**old, **inputs} if old.get(key) != inputs.get(key)]
+        return dict.fromkeys(wanted, f"other {', '.join(changed)}" if record else "not there yet")
+    found = {}
+    for folder, key in wanted.items():
+        bad = weights.verify(run_dir(folder), record[key])
+        if bad or not record[key]:
+            what = ", ".join(f"{name} {what}" for name, what in bad.items())
+            found[folder] = what or "not asked for before"
+    return found
+
+
+def export_text(merged, out, prefix):
+    """The language model of `merged` under transformers' own names; returns {file: sha256}."""
+    config, files, index, size = architecture.read_config(merged), {}, {}, 0
+    text = {**config.get("text_config", config), "architectures": ["Gemma4ForCausalLM"]}
+    text["dtype"] = config.get("dtype") or text.get("dtype")
+    for name, tensor in weights.open_model(merged).items():
+        if name.startswith(prefix):
+            new = "model." + name.removeprefix(prefix)
+            entries = files.setdefault(tensor.file.name, {})
+            entries[new] = (tensor.dtype, tensor.shape, [tensor.data()])
+            index[new], size = tensor.file.name, size + tensor.stop - tensor.start
+    with atomic_dir(out) as folder:
+        for file, entries in files.items():
+            weights.write_tensors(folder / file, entries)
+        write_json(folder / "config.json", text)
+        if (merged / "model.safetensors.index.json").exists():
+            write_json(folder / "model.safetensors.index.json",
+                               {"metadata": {"total_size": size}, "weight_map": index})
+        for side in ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                     "chat_template.jinja"):
+            if (merged / side).exists():
+                shutil.copyfile(merged / side, folder / side)
+    return {file.name: sha256_file(file) for file in sorted(out.iterdir())}
+
+
+def recompute(base, merged, plan, scale, samples, as_trained=lambda rows: rows):
+    """Check a sample of tensors of `merged`; returns the largest error in steps of the dtype."""
+    before, after = weights.open_model(base), weights.open_model(merged)
+    assert list(before) == list(after), "names or order changed"
+    touched = sorted(plan, key=digest)[:samples]
+    others = [name for name in before if name not in plan][:samples]
+    assert all(np.array_equal(before[name].data(), after[name].data()) for name in others)
+    worst = 0.0
+    for name in touched:
+        old, new = before[name].array(), after[name].array()
+        a, b = plan[name]
+        for start in range(0, len(old), 1024):  # in slices, to stay small
+            part = slice(start, start + 1024)
+            wide = b[:, part].T.astype(np.float64)
+            ours = as_trained(old[part]).astype(np.float64)
+            exact = ours + scale * (wide @ a.T)
+            step = np.spacing(np.abs(exact).astype(np.float32)) * 2.0 ** (
+                23 - ml_dtypes.finfo(new.dtype).nmant)
+            bound = np.abs(ours) + scale * np.abs(wide) @ np.abs(a.T)
+            in_float32 = (len(b) + 2) * 2.0**-24 * bound
+            error = np.abs(new[part].astype(np.float64) - exact) - in_float32
+            worst = max(worst, float((error / step).max()))
+    return len(touched), len(others), worst
+
+
+def norm_table(record):
+    """One row per merged tensor: layer, kind, delta/base and rounding/delta in percent."""
+    table = pd.DataFrame(record["norms"])
+    parts = table["tensor"].str.extract(r"layers\.(?P<layer>\d+)\.\w+\.(?P<kind>\w+)_proj")
+    table["layer"], table["kind"] = parts["layer"].astype(int), parts["kind"]
+    table["delta %"] = 100 * table["delta"] / table["base"]
+    table["rounding %"] = 100 * table["rounding"] / table["delta"].clip(lower=1e-30)
+    return table
+
+
+def model_card(record, data, evaluation):
+    """The README.md of the published model; `evaluation` is 07's comparison, or None."""
+    recipe = record["recipe"]
+    licence = " (CC BY-SA 4.0)" if "CodeV" in data["source"] else ""
+    lines = ["---", f"base_model: {recipe['base_model']}", "license: apache-2.0",
+             "tags: [verilog, lora]", "---", "", f"# {recipe['base_model']}, tuned for Verilog", "",
+             f"- **Base**: {recipe['base_model']}, Apache-2.0, and so are these weights.",
+             f"- **Data**: {data['source']}{licence}, {data['train_examples']:,} examples, "
+             f"{data['trained_tokens']:,} trained tokens, reasoning {data['reasoning']}.",
+             f"- **Training**: LoRA rank {recipe['rank']}, alpha {recipe['alpha']:g} on "
+             f"{recipe['n_modules']} modules, {record['step']} steps, learning rate "
+             f"{recipe['learning_rate']:g}; added to the weights in float32, rounded once."]
+    for label in ("base", "tuned") if evaluation else ():
+        scores, plan = evaluation[label], evaluation["plan"]
+        low, high = scores["pass@1_interval"]
+        lines.append(f"- **Evaluation**, {label}: pass@1 {scores['pass@1']:.3f} [{low:.3f}, "
+                     f"{high:.3f}] on {scores['n_problems']} problems, {plan['n']} answers each, "
+                     f"temperature {plan['temperature']:g}.")
+    return "\n".join(lines if evaluation else [*lines, "- **Evaluation**: not run yet."]) + "\n"

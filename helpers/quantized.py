@@ -1,0 +1,518 @@
+"""A quantised base under float32 adapters: int8 or NF4 storage, and int8 arithmetic on top of it.
+
+Qwix can quantise a base model and add LoRA in one go, but not Gemma 4's: Tunix's `Einsum` calls
+`jnp.astype` on the weight, which fails on Qwix's quantised arrays (`TypeError: astype requires
+ndarray`). `QuantizedLora` answers that one call. Nothing is patched: Qwix asks its provider which
+functions to intercept, and this provider names one more.
+Letters in shape comments: B rows, T tokens, D embedding, N heads, H head size.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import qwix
+from etils import epath
+from flax import nnx
+from tunix.models.gemma4 import params_safetensors as tensor_names
+from tunix.utils.torch_utils import torch_key_to_jax_key
+
+from helpers import architecture, gemma, remote, train
+from helpers.run import Progress, UserError
+from helpers.weights import open_model
+
+BASE_DTYPES = {
+    "bfloat16": "2 bytes a weight, nothing quantised",
+    "int8": "1 byte a weight",
+    "nf4": "half a byte a weight",
+}
+_dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
+
+
+# ── Providers: what Qwix calls instead of JAX's products ──
+
+
+class Casts:
+    """The one call of Tunix that Qwix does not answer for its quantised weights."""
+
+    def get_intercept_map(self):
+        """Qwix's functions to answer, and the one that Tunix's `Einsum` calls on its weight."""
+        return super().get_intercept_map() | {"jax.numpy.astype": self.cast}
+
+    def cast(self, x, dtype, **options):
+        """`jnp.astype` that knows Qwix's quantised weights: their scales take the dtype."""
+        return self.asarray(x, dtype=dtype) if is_quantized(x) else jnp.astype(x, dtype, **options)
+
+
+class QuantizedBase(Casts, qwix.PtqProvider):
+    """A quantised base alone; its product dequantises and multiplies in bfloat16."""
+
+
+class QuantizedLora(Casts, gemma.Float32Lora):
+    """Float32 adapters beside a quantised base."""
+
+
+class Int8Products(qwix.PtqProvider):
+    """Multiplies with stored int8 weights in int8, forward and backward (see `int8_dot`)."""
+
+    def dot_general(self, lhs, rhs, dimension_numbers, *args, **kwargs):
+        """Of nnx.Linear: the MLP matrices."""
+        if not is_quantized(rhs):
+            return super().dot_general(lhs, rhs, dimension_numbers, *args, **kwargs)
+        self._get_current_rule_and_op_id("dot_general")  # Qwix counts operations
+        return int8_dot(lhs, rhs.array.qvalue, rhs.array.scale, dimension_numbers)
+
+    def einsum(self, equation, *operands, **kwargs):
+        """Of Tunix's Einsum: the attention matrices."""
+        if len(operands) != 2 or not is_quantized(operands[1]):
+            return super().einsum(equation, *operands, **kwargs)
+        self._get_current_rule_and_op_id("einsum")
+        lhs, rhs = operands
+        return int8_einsum(equation, lhs, rhs.array.qvalue, rhs.array.scale)
+
+
+class Int8Lora(QuantizedLora, Int8Products):
+    """Float32 adapters beside int8 weights that are multiplied as int8.
+
+    The order of inheritance does the work: LoRA asks its parent for the base product, and finds
+    `Int8Products` before Qwix's own provider.
+    """
+
+
+def is_quantized(x):
+    """Is this one of Qwix's quantised weights, as a module holds it or hands it to an operation?"""
+    return isinstance(getattr(x, "array", None), qwix.QArray)
+
+
+def provider(base_dtype, rank, alpha, targets=gemma.TARGETS, tile_size=0, int8_products=False):
+    """The provider that `gemma.inject_lora` hands to Qwix, for a base of one of `BASE_DTYPES`.
+
+    Matrices that `targets` leaves without adapters are quantised all the same.
+
+    Raises:
+      UserError: see `check_settings`.
+    """
+    check_settings(base_dtype, tile_size, int8_products)
+    if base_dtype == "bfloat16":
+        return gemma.lora_provider(rank, alpha, targets)
+    stored = {"weight_qtype": base_dtype, "tile_size": tile_size or None}
+    adapted = qwix.LoraRule(
+        module_path=targets, rank=rank, alpha=alpha, dropout=0.0,
+        lora_a_initializer=gemma.lora_a, lora_b_initializer=gemma.lora_b, **stored)
+    rest = qwix.QuantizationRule(module_path=gemma.TARGETS, **stored)
+    return (Int8Lora if int8_products else QuantizedLora)([adapted, rest])
+
+
+# ── int8 arithmetic ──
+
+
+def rounded(x, axes):
+    """(int8 values, scale) of an array: symmetric, the largest along `axes` becomes 127."""
+    scale = jnp.max(jnp.abs(x), axis=axes, keepdims=True).astype(jnp.float32) / 127
+    scale = jnp.where(scale == 0, 1.0, scale)
+    return jnp.round(x.astype(jnp.float32) / scale).astype(jnp.int8), scale
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def int8_dot(lhs, weight, scale, dimension_numbers):
+    """`lhs` times a frozen int8 weight, both factors int8, summed in int32.
+
+    Each row of `lhs` (each token) gets its own scale, so does each output channel of the weight,
+    hence both come out of the sum. The gradient for `lhs` is an int8 product as well: the weight's
+    scales go into the incoming gradient first, then its rows are rounded. The weight gets none.
+
+    Args:
+      lhs: activations, floating point.
+      weight: int8, no batch dimensions.
+      scale: of the weight's ndim, 1 along contracted dimensions (Qwix without tiles).
+      dimension_numbers: as for `jax.lax.dot_general`.
+
+    Returns:
+      in the dtype of `lhs`: dimensions of `lhs` that remain, then those of the weight.
+    """
+    (left, right), (batch, _) = dimension_numbers
+    assert not batch, "a weight has no batch dimensions"
+    values, rows = rounded(lhs, left)
+    total = _dot_general(values, weight, dimension_numbers, preferred_element_type=jnp.int32)
+    rows = jnp.squeeze(rows, left)
+    channels = jnp.squeeze(scale, right).astype(jnp.float32)
+    rows = rows.reshape(rows.shape + (1,) * channels.ndim)
+    return (total * rows * channels).astype(lhs.dtype)
+
+
+def _int8_forward(lhs, weight, scale, dimension_numbers):
+    return int8_dot(lhs, weight, scale, dimension_numbers), (weight, scale)
+
+
+def _int8_backward(dimension_numbers, kept, gradient):
+    weight, scale = kept
+    (left, right), _ = dimension_numbers
+    stay = [axis for axis in range(weight.ndim) if axis not in right]
+    first = gradient.ndim - len(stay)  # the weight's channels are the gradient's last dimensions
+    last = tuple(range(first, gradient.ndim))
+    values, rows = rounded(gradient * jnp.squeeze(scale, right).astype(gradient.dtype), last)
+    total = _dot_general(values, weight, ((last, tuple(stay)), ((), ())),
+                         preferred_element_type=jnp.int32)  # rows of lhs, then contracted, in order
+    rows = rows.reshape(rows.shape[:first] + (1,) * len(right))
+    result = (total * rows).astype(gradient.dtype)
+    home = [left[right.index(axis)] for axis in sorted(right)]  # where each contracted one belongs
+    lhs_axes = [axis for axis in range(first + len(left)) if axis not in left] + home
+    result = jnp.transpose(result, [lhs_axes.index(axis) for axis in range(len(lhs_axes))])
+    return result, None, None
+
+
+int8_dot.defvjp(_int8_forward, _int8_backward)
+
+
+def int8_einsum(equation, lhs, weight, scale):
+    """`jnp.einsum(equation, lhs, weight)` as one `int8_dot`, transposed if the equation says so."""
+    inputs, out = equation.replace(" ", "").split("->")
+    left, right = inputs.split(",")
+    shared = [letter for letter in right if letter in left]
+    numbers = ((tuple(left.index(letter) for letter in shared),
+                tuple(right.index(letter) for letter in shared)), ((), ()))
+    plain = [letter for letter in left + right if letter not in shared]
+    product = int8_dot(lhs, weight, scale, numbers)
+    return jnp.transpose(product, [plain.index(letter) for letter in out])
+
+
+# ── Bad input, before anything is loaded ──
+
+
+def check_settings(base_dtype, tile_size=0, int8_products=False):
+    """Raise a `UserError` if these three do not go together.
+
+    Args:
+      base_dtype: a name of `BASE_DTYPES`.
+      tile_size: input weights that share a scale; 0 is all of an output's. NF4 is made for small
+        tiles (QLoRA, arXiv 2305.14314, uses 64).
+      int8_products: multiply in int8, too.
+    """
+    if base_dtype not in BASE_DTYPES:
+        known = ", ".join(f"{name} ({text})" for name, text in BASE_DTYPES.items())
+        raise UserError(f"base_dtype={base_dtype!r} is unknown. Choose one of {known}.")
+    if base_dtype == "bfloat16" and (tile_size or int8_products):
+        raise UserError("tile_size and int8_products belong to a quantised base. Set base_dtype to "
+                        "int8 or nf4, or leave them out.")
+    if int8_products and (base_dtype != "int8" or tile_size):
+        raise UserError("int8_products needs base_dtype=\"int8\" and tile_size=0: only then has "
+                        "each output one scale, which comes out of the sum.")
+    if tile_size < 0 or base_dtype == "nf4" and not tile_size:
+        raise UserError(f"tile_size={tile_size} is impossible for {base_dtype}. Set it to 32 or "
+                        "64: so many input weights share a scale.")
+
+
+def check(config, mesh, base_dtype, tile_size=0, int8_products=False):
+    """`check_settings`, and that tiles cut every matrix of a model and share out over a mesh.
+
+    Args:
+      config: Tunix's `ModelConfig`.
+      mesh: from `gemma.make_mesh`.
+
+    Raises:
+      UserError: with the matrix that the tile size does not fit.
+    """
+    check_settings(base_dtype, tile_size, int8_products)
+    for layer in architecture.layers(gemma._as_hf(config)) if tile_size else ():
+        for module in layer.modules():
+            length = module.inputs[-1]
+            if length % tile_size:
+                raise UserError(f"tile_size={tile_size} does not divide the {length} inputs of "
+                                f"{module.path}. {_fitting(config)}")
+            axis = "tp" if module.path.endswith("down_proj") else "fsdp"
+            if len(module.inputs) == 1 and length // tile_size % mesh.shape[axis]:
+                raise UserError(f"tile_size={tile_size} makes {length // tile_size} tiles of the "
+                                f"{length} inputs of {module.path}, which {axis}="
+                                f"{mesh.shape[axis]} cannot share. {_fitting(config, mesh)}")
+
+
+def _fitting(config, mesh=None):
+    parts = math.lcm(*mesh.shape.values()) if mesh else 1
+    lengths = {module.inputs[-1] // (parts if len(module.inputs) == 1 else 1)
+               for layer in architecture.layers(gemma._as_hf(config)) for module in layer.modules()}
+    common = math.gcd(*lengths)
+    sizes = [size for size in (256, 128, 64, 32, 16, 8) if common % size == 0]
+    return f"These divide: {', '.join(map(str, sizes))}."
+
+
+def check_run(cfg, config, mesh, checkpoints):
+    """Everything about the base's storage that can be refused before a weight is read.
+
+    Args:
+      cfg: has `base_dtype`, `tile_size`, `int8_products` and `fresh`.
+      config, mesh: as for `check`.
+      checkpoints: folder of the run, local or gs://; need not exist.
+
+    Raises:
+      UserError: see `check`; or the newest checkpoint was trained on another base.
+    """
+    here = {key: getattr(cfg, key) for key in gemma.UNQUANTISED}
+    check(config, mesh, **here)
+    if cfg.fresh or not epath.Path(checkpoints).exists():
+        return
+    with train.open_checkpoints(epath.Path(checkpoints).resolve(), 1, 0) as manager:
+        step, saved = train.newest_recipe(manager)
+    there = {key: (saved or here).get(key, value) for key, value in gemma.UNQUANTISED.items()}
+    different = [f"{key}: {there[key]} there, {here[key]} here"
+                 for key in here if there[key] != here[key]]
+    if different:
+        raise UserError(f"{checkpoints} holds step {step} trained on another base: "
+                        f"{'; '.join(different)}. Set fresh=True to throw it away, or RUN_DIR to "
+                        "keep it.")
+
+
+# ── Quantising ──
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _quantize(array, qtype, channelwise, tiled):
+    return qwix.quantize(array.astype(jnp.float32), qtype, channelwise_axes=channelwise,
+                         tiled_axes=dict(tiled), scale_dtype=array.dtype)
+
+
+def quantize_weight(array, how):
+    """A weight as Qwix's `QArray`, computed on the host's CPU in float32; scales have its dtype.
+
+    The same on every machine: 04 makes the same numbers from the same files, and a chip holds no
+    bfloat16 copy at any time.
+
+    Args:
+      array: NumPy or JAX, in the layout of Tunix.
+      how: Qwix's `HowToQuantize`, from `plan`.
+    """
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        return _quantize(np.asarray(array), how.qtype, tuple(how.channelwise_axes),
+                         tuple(how.tiled_axes.items()))
+
+
+def plan(model, mesh, base_dtype, tile_size=0):
+    """{path: abstract quantised weight} of every matrix of a Gemma 4 that is to be quantised.
+
+    Qwix finds the matrices and what they sum over by running the model abstractly. Where these are
+    two axes (heads and head size of `attn_vec_einsum`), it tiles the last one and lets all heads
+    share its scales. Here a tile stays within a head.
+    """
+    rule = qwix.QuantizationRule(module_path=gemma.TARGETS, weight_qtype=base_dtype,
+                                 tile_size=tile_size or None)
+    shapes = gemma.probe(model, QuantizedBase([rule]), mesh)
+    found = {(*path, name): module for path, module in shapes.iter_modules()
+             for name, value in vars(module).items() if is_quantized(value)}
+    for (*_, name), module in found.items():
+        if tile_size:
+            setattr(module, name, _per_head(getattr(module, name)))
+    gemma.place(shapes, mesh)
+    return {path: getattr(module, path[-1]) for path, module in found.items()}
+
+
+def _per_head(hull):
+    """The same abstract weight with a scale of its own for each tile of each head."""
+    values = hull.array.qvalue.get_value()
+    how = dataclasses.replace(hull.how, channelwise_axes=tuple(
+        axis for axis in range(values.ndim) if axis not in hull.how.tiled_axes))
+    hull.array.scale.set_value(jax.ShapeDtypeStruct(tuple(
+        size // how.tiled_axes.get(axis, 1) for axis, size in enumerate(values.shape)), hull.dtype))
+    return hull.replace(how=how)
+
+
+def stored(weight):
+    """The array that a module holds for a weight: a variable's own, or the quantised values."""
+    return (weight.array.qvalue if is_quantized(weight) else weight).get_value()
+
+
+def dequantized(weight):
+    """A module's weight as the model multiplies with it, in the dtype of its scales."""
+    if not is_quantized(weight):
+        return weight.get_value()
+    parts = {part: getattr(weight.array, part).get_value() for part in ("qvalue", "scale")}
+    return qwix.dequantize(qwix.QArray(**parts, qtype=weight.how.qtype))
+
+
+def dequantized_rows(rows, base_dtype, tile_size=0, dtype="bfloat16"):
+    """Rows of a matrix [outputs, inputs], as files hold it, quantised and dequantised again.
+
+    Bit for bit what `load_base` stores and a model of that dtype multiplies with, because no scale
+    is shared by two outputs and no tile crosses heads: any rows can be taken by themselves. They
+    come back in their own dtype.
+    """
+    tiled = ((1, tile_size),) if tile_size else ()
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        stored = _quantize(np.asarray(rows).astype(dtype), base_dtype, (0,), tiled)
+        return np.asarray(qwix.dequantize(stored)).astype(rows.dtype)
+
+
+# The change that an adapter makes, in the layout of its weight; r is the rank.
+CHANGES = {"q_einsum": "dr,rnh->ndh", "kv_einsum": "dr,rckh->ckdh", "k_einsum": "dr,rkh->kdh",
+           "attn_vec_einsum": "nhr,rd->nhd", "gate_proj": "df,fe->de", "up_proj": "df,fe->de",
+           "down_proj": "df,fe->de"}
+
+
+def merge_into(plain, tuned, scale):
+    """Add the adapters of `tuned` to `plain`'s weights, in place: a Tunix model without adapters.
+
+    What 04 does with files: the sum in float32, rounded once.
+
+    Args:
+      plain: an unquantised model, with bfloat16 weights or with dequantised ones.
+      tuned: a model with adapters.
+      scale: alpha / rank.
+    """
+    for path, pair in gemma.adapted_modules(tuned).items():
+        path = [int(name) if name.isdigit() else name for name in path.split(".")]
+        module = module_at(plain, path)
+        variable = module.w if hasattr(module, "w") else module.kernel
+        change = jnp.einsum(CHANGES[path[-1]], pair["a"].get_value(), pair["b"].get_value(),
+                            precision="highest")
+        weight = variable.get_value()
+        variable.set_value((weight.astype(jnp.float32) + scale * change).astype(weight.dtype))
+    return plain
+
+
+def dequantize_into(plain, quantised):
+    """Set `plain`'s weights to the dequantised ones of another model, in place; returns it."""
+    for path, module in quantised.iter_modules():
+        for name, weight in list(vars(module).items()):
+            if is_quantized(weight):
+                variable = getattr(module_at(plain, path), name)
+                variable.set_value(dequantized(weight).astype(variable.dtype))
+    return plain
+
+
+def gib(tree):
+    """GiB that one device holds of a tree of arrays, real or abstract; two 4-bit numbers a byte."""
+    return sum(math.prod(array.sharding.shard_shape(array.shape)) * _bits(array.dtype)
+               for array in jax.tree.leaves(tree)) / 8 / 2**30
+
+
+def _bits(dtype):
+    return 4 if dtype in (jnp.int4, jnp.uint4) else 8 * dtype.itemsize
+
+
+def count(model):
+    """Parameters of a base, however they are stored: scales are not counted."""
+    return sum(variable.size for path, variable in nnx.to_flat_state(nnx.state(model))
+               if path[-2:] != ("array", "scale"))
+
+
+def callable_step(jitted, compiled, frozen):
+    """What to call for a step: the compiled program, or the jitted function for 4-bit weights.
+
+    JAX 0.10.2 refuses committed 4-bit arrays as arguments of a program that was compiled ahead of
+    time ("input layouts that disagree": it asks for 4 bits an element and reads 0 off the array).
+    The jitted function takes them, and finds the same program in the compilation cache.
+    """
+    small = any(_bits(array.dtype) < 8 for array in jax.tree.leaves(frozen))
+    return jitted if small else compiled
+
+
+def module_at(model, path):
+    """The module at a path of names and indices."""
+    for name in path:
+        model = model[name] if isinstance(name, int) else getattr(model, name)
+    return model
+
+
+def _fill(hull, array):
+    """Put a quantised weight where an abstract one is, on its sharding."""
+    for part in ("qvalue", "scale"):
+        variable = getattr(hull.array, part)
+        host = np.asarray(getattr(array, part))
+        variable.set_value(jax.device_put(host, variable.get_value().sharding))
+
+
+def quantize(model, mesh, base_dtype, tile_size=0):
+    """Quantise the matrices of a Gemma 4 in place, one at a time; returns the model.
+
+    Works on an abstract model, too. The model cannot run before `gemma.inject_lora` has given it a
+    provider that knows quantised weights.
+    """
+    if base_dtype == "bfloat16":
+        return model
+    for path, hull in plan(model, mesh, base_dtype, tile_size).items():
+        module = module_at(model, path[:-1])
+        weight = getattr(module, path[-1]).get_value()
+        if not isinstance(weight, jax.ShapeDtypeStruct):
+            _fill(hull, quantize_weight(weight, hull.how))
+        setattr(module, path[-1], hull)
+    return model
+
+
+def abstract_base(config, mesh, base_dtype="bfloat16", tile_size=0):
+    """`gemma.abstract_base` with a quantised base: shapes, dtypes and shardings, no memory."""
+    return quantize(gemma.abstract_base(config, mesh), mesh, base_dtype, tile_size)
+
+
+def tunix_tensors(folder, config):
+    """(path, array) of all tensors of a Hugging Face folder, in Tunix's names and layout.
+
+    One layer is held at a time; the files are mapped, not read whole.
+    """
+    groups, mapping = {}, tensor_names._get_key_and_transform_mapping(config)
+    table = open_model(folder)
+    for name in table:
+        layer = re.search(r"layers\.(\d+)\.", name)
+        groups.setdefault(layer[0] if layer else name, []).append(name)
+    yield from gemma.unused_tensors(config, table).items()
+    for names in groups.values():
+        layer = {}
+        for name in names:
+            with contextlib.suppress(ValueError):  # not the language model's
+                key, (permute, reshape) = _rule(mapping, name)
+                array = table[name].array()
+                array = array.transpose(permute) if permute else array
+                layer[key] = array.reshape(reshape) if reshape else array
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            layer = tensor_names._make_preprocess_fn(config)(layer)
+        yield from ((key.removesuffix(".value"), array) for key, array in layer.items())
+
+
+def _rule(mapping, name):
+    key, rule = torch_key_to_jax_key(mapping, name)
+    return key, rule or (None, None)
+
+
+def load_base(source, config, mesh, base_dtype="bfloat16", tile_size=0):
+    """`gemma.load_base` for a base of one of `BASE_DTYPES`, placed on the mesh.
+
+    A quantised one is read a layer at a time and quantised a matrix at a time on the host, so the
+    bfloat16 model is never whole in a chip's memory, nor in the host's (its files are mapped).
+
+    Args:
+      source, config, mesh: as for `gemma.load_base`.
+      base_dtype, tile_size: see `check_settings`.
+
+    Raises:
+      UserError: settings that do not go together, no weights, or not those of the config.
+    """
+    check(config, mesh, base_dtype, tile_size)
+    if base_dtype == "bfloat16":
+        return gemma.place(gemma.load_base(source, config, mesh), mesh)
+    folder = remote.stage(source)
+    model = gemma.abstract_base(config, mesh)
+    hulls = plan(model, mesh, base_dtype, tile_size)
+    todo = {".".join(map(str, path)): path for path in dict(nnx.to_flat_state(nnx.state(model)))}
+    progress = Progress(len(todo), f"tensors quantised to {base_dtype}")
+    for key, array in tunix_tensors(folder, config):
+        path = todo.pop(key, None)
+        if path is None:
+            continue
+        module, name = module_at(model, path[:-1]), path[-1]
+        variable = getattr(module, name)
+        if array.shape != variable.shape:
+            raise UserError(f"the weights in {folder} do not belong to its config.json: {key} is "
+                            f"{array.shape}, expected {variable.shape}.")
+        array = np.asarray(array).astype(variable.dtype)
+        if path in hulls:
+            _fill(hulls[path], quantize_weight(array, hulls[path].how))
+            setattr(module, name, hulls[path])
+        else:
+            variable.set_value(jax.device_put(array, variable.get_value().sharding))
+        progress.update()
+    if todo:
+        raise UserError(f"the weights in {folder} do not belong to its config.json: {len(todo)} "
+                        f"are missing, for example {min(todo)}.")
+    return model

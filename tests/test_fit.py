@@ -1,0 +1,92 @@
+"""helpers.fit: the estimate against every stored row, the mesh, the renter's table, cost by hand.
+
+    .venv/bin/python -m pytest tests/test_fit.py
+"""
+
+import json
+
+import pytest
+from conftest import ROOT
+
+from helpers import fit, gemma
+from helpers.run import UserError
+
+NAMES = fit.SLICES | fit.ONE_CHIP
+STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
+          for row in fit._stored(name, model)]
+
+
+@pytest.mark.parametrize("name, model, row", STORED,
+                         ids=[f"{name} {row['recipe']}" for name, _, row in STORED])
+def test_the_estimate_is_within_ten_percent_of_the_compiler(name, model, row):
+    kind, chips = NAMES[name]
+    fsdp, tp = fit.mesh_of(model, chips)
+    dtype = row.get("base_dtype") or "bfloat16"
+    base, adapters = fit.held(model, fsdp, tp, dtype)
+    if dtype == "bfloat16":
+        assert base + adapters == pytest.approx(float(row["args_gib"]), rel=0.005)
+    parts = fit.estimate(model, fsdp, tp, dtype, row["remat"], int(row["micro_batch"]),
+                         int(row["sequence_length"]))
+    assert sum(parts.values()) == pytest.approx(float(row["hbm_gib"]), rel=fit.SPARE)
+
+
+def test_there_are_rows_of_every_kind_to_compare_with():
+    assert {row["remat"] for _, _, row in STORED} == set(fit.REMATS)
+    assert {model for _, model, _ in STORED} == set(fit.LENGTHS)
+
+
+@pytest.mark.parametrize("model", fit.LENGTHS)
+def test_the_mesh_is_the_one_that_03_lays_out(model):
+    config = gemma.config_from_hf(ROOT / f"data/configs/gemma4_{model}.json")
+    for chips in (1, 4, 8, 16):
+        assert fit.mesh_of(model, chips) == gemma.choose_mesh(config, chips)
+
+
+def test_a_stored_row_is_told_from_an_estimate():
+    stored = fit.will_it_fit("v5p", 4)
+    assert stored.compiled and stored.fits and stored.speed and "compiled" in str(stored)
+    other = fit.will_it_fit("v5p", 4, rows=5)
+    assert not other.compiled and not other.fits and other.speed is None
+    assert other.parts["activations"] > 2 * fit.will_it_fit("v5p", 4, rows=2,
+                                                            row_length=2048).parts["activations"]
+
+
+def test_what_cannot_be_is_refused_in_one_line():
+    for words in ({"base_dtype": "int3"}, {"remat": "SOME"}, {"model": "12b"}):
+        with pytest.raises(UserError, match="there are"):
+            fit.will_it_fit("v5p", 4, **words)
+    with pytest.raises(UserError, match="multiple of 2"):
+        fit.will_it_fit("v6e", 8, rows=3)
+
+
+def test_quantised_weights_take_what_their_bits_say():
+    """31B: 29.3 of 30.7 billion weights are quantised, embeddings are not (TPU.md's 29.9, 16.5)."""
+    sizes = [fit.held("31b", 1, 1, dtype)[0] for dtype in ("bfloat16", "int8", "nf4")]
+    assert sizes == pytest.approx([57.18, 29.9, 18.0], abs=0.2)
+
+
+def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
+    found = fit.will_it_fit("v5p", 4)
+    cost = fit.run_cost(found, 10_000 * 922, 16.80)
+    minutes = cost["minutes"]
+    assert minutes["optimizer steps"] == pytest.approx(10_000 * 922 / found.speed / 60)
+    assert cost["hours"] == pytest.approx(sum(minutes.values()) / 60)
+    assert cost["dollars"] == pytest.approx(cost["hours"] * 16.80) and not cost["at_least"]
+    assert minutes["compile"] == 15 and minutes["download the base"] == pytest.approx(62.5 / 12)
+    twice = fit.run_cost(found, 2 * 10_000 * 922, 16.80)["minutes"]
+    assert twice["optimizer steps"] == pytest.approx(2 * minutes["optimizer steps"])
+    assert twice["compile"] == minutes["compile"]
+    unknown = fit.will_it_fit("v6e", 4)
+    assert fit.run_cost(unknown, 1e6, 1.0)["at_least"] and not fit.run_cost(
+        unknown, 1e6, 1.0, speed=2_000.0)["at_least"]
+
+
+def test_the_renters_table_has_every_slice_and_base_and_json_can_hold_it():
+    rows = fit.renters_rows()
+    assert [(found.slice, found.base_dtype) for found, _ in rows] == [
+        (name, dtype) for name in fit.SLICES for dtype in fit.BASE_BYTES]
+    fitting = {found.slice for found, _ in rows if found.fits}
+    assert {"v5p-8", "v5p-32", "v6e-8"} <= fitting
+    assert not next(f for f, _ in rows if (f.slice, f.base_dtype) == ("v5e-4", "bfloat16")).fits
+    page = json.loads(json.dumps(fit.page_data()))
+    assert len(page["rows"]) == 3 * (2 * len(fit.SLICES) + len(fit.ONE_CHIP))

@@ -1,0 +1,112 @@
+"""The page OWN_DATA.md, rehearsed: its blocks, as they stand, in 02, 03 and 04, one after the other.
+
+    .venv/bin/python -m pytest tests/test_own_data.py
+
+The model has E2B's widths and kinds of layers, random weights, four layers instead of 35 (with and
+without keys and values of their own, sliding and full) and the tiny tokenizer with its vocabulary.
+A folder stands for the mounted Drive. The rows are short and the steps are two: it is about the way.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import random_gemma
+from conftest import ROOT
+from safetensors.numpy import load_file
+
+import helpers
+from helpers import architecture, data
+
+PAGE = (ROOT / "OWN_DATA.md").read_text()
+DRIVE, IN_02, IN_03 = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+FORMS = [json.loads(line) for line in re.search(r"```json\n(.*?)```", PAGE, re.S)[1].splitlines()]
+# `google.colab` is on Colab only; here mounting makes a folder.
+COLAB = """import sys, types, pathlib
+sys.modules["google.colab"] = types.SimpleNamespace(drive=types.SimpleNamespace(
+    mount=lambda place: pathlib.Path(place, "MyDrive").mkdir(parents=True, exist_ok=True)))
+"""
+
+
+def test_every_form_on_the_page_is_understood():
+    assert [data.form_of(row) for row in FORMS] == ["chat", "ShareGPT", "Alpaca", "completion"]
+
+
+def e2b_with_few_layers(folder):
+    """A model folder: E2B's config with a layer of each kind."""
+    config = helpers.read_json("data/configs/gemma4_e2b.json")["text_config"]
+    vocabulary = helpers.read_json("assets/tiny_gemma4/config.json")
+    vocabulary = architecture.text_config(vocabulary)["vocab_size"]
+    config |= {"architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 4,
+               "layer_types": ["sliding_attention", "full_attention"] * 2,
+               "num_kv_shared_layers": 2, "vocab_size": vocabulary,
+               "vocab_size_per_layer_input": vocabulary}
+    return random_gemma.write(folder, config, tokenizer=ROOT / "assets" / "tiny_gemma4")
+
+
+def rows_of_every_form():
+    """Sixty short rows, the page's forms in turn, and one that is no chat."""
+    for number in range(60):
+        ask, answer = f"What is {number} plus {number}?", f"It is {2 * number}."
+        yield [{"messages": [{"role": "user", "content": ask},
+                             {"role": "assistant", "content": answer}]},
+               {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": answer}]},
+               {"instruction": ask, "input": "", "output": answer},
+               {"prompt": ask, "completion": answer}][number % 4]
+    yield {"messages": [{"role": "user", "content": "No answer?"}]}
+
+
+def run(source, tmp_path, *changes):
+    """Execute a notebook with the Drive's block before it and `changes` (pattern, text) in it."""
+    text = (ROOT / source).read_text()
+    for pattern, new in changes:
+        text, count = re.subn(pattern, lambda _: new, text, flags=re.M | re.S)
+        assert count == 1, pattern
+    script = tmp_path / source
+    script.write_text(COLAB + DRIVE.replace("/content", str(tmp_path)) + text)
+    env = {name: value for name, value in os.environ.items() if name not in ("RUN_DIR", "XLA_FLAGS")}
+    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, env={
+        **env, "SIZE": "e2b", "MPLBACKEND": "agg", "MAX_STEPS": "2",
+        "VERILOG_EVAL_DIR": str(tmp_path / "verilog-eval")})
+    assert done.returncode == 0, done.stdout[-1_500:] + done.stderr[-3_000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
+    base = e2b_with_few_layers(tmp_path / "base")
+    drive = tmp_path / "drive" / "MyDrive"
+    drive.mkdir(parents=True)
+    (drive / "my_chats.jsonl").write_text("".join(
+        json.dumps(row) + "\n" for row in rows_of_every_form()))
+    exam = tmp_path / "verilog-eval" / "dataset_spec-to-rtl"
+    exam.mkdir(parents=True)
+    (exam / "Prob001_x_prompt.txt").write_text("I would like you to implement a module.")
+
+    small = f"cfg = replace(cfg, base={str(base)!r}, max_tokens=128, sequence_length=256)\n"
+    said = run("02_data.py", tmp_path, (r"^# cfg = replace\(cfg, source=[^\n]*\n", IN_02.replace(
+        "/content", str(tmp_path)) + small))
+    assert "60 of 61 rows are usable" in said
+    meta = data.read_meta(drive / "gemma4" / "data")
+    assert meta["rows_kept"] == 60 and meta["system"] == "You answer questions about our products."
+    assert meta["val_examples"] > 0
+
+    choose = re.search(r"^cfg = helpers\.choose\(.*?\)\n", (ROOT / "03_train.py").read_text(), re.M)[0]
+    run("03_train.py", tmp_path, (re.escape(choose), choose + IN_03
+                                  + "cfg = replace(cfg, rank=4, answer_tokens=4)\n"))
+    recipe = helpers.read_json(drive / "gemma4" / "train" / "recipe.json")
+    assert recipe["epochs"] == 3.0 and recipe["final_step"] == 2 and recipe["system"] == meta["system"]
+
+    run("04_merge.py", tmp_path)
+    before = load_file(base / "model.safetensors")
+    merged = {}
+    for path in (drive / "gemma4" / "merged").glob("*.safetensors"):
+        merged |= load_file(path)
+    assert merged.keys() == before.keys()
+    changed = {name for name in before if not np.array_equal(before[name], merged[name])}
+    assert any("q_proj" in name for name in changed)
+    assert not any("norm" in name or "embed" in name for name in changed)

@@ -1,0 +1,425 @@
+"""helpers/quantized.py: a quantised base against the unquantised one, at small size and abstractly."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import conftest
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwix
+import random_gemma
+import test_merge
+import train_driver
+from conftest import load
+from flax import nnx
+
+from helpers import gemma, quantized, train, weights
+from helpers.run import UserError
+
+KINDS = ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum", "gate_proj", "up_proj", "down_proj")
+TINY = "assets/tiny_gemma4"
+
+
+def one_device(config):
+    return gemma.make_mesh(config, (1, 1), jax.local_devices(backend="cpu")[:1])
+
+
+def with_adapters(base_dtype, tile_size=0, int8_products=False, dtype="float32", source=TINY):
+    """The tiny model on one device, adapters of rank 4 with random B."""
+    config = gemma.config_from_hf(source, dtype=dtype)
+    mesh = one_device(config)
+    model = quantized.load_base(source, config, mesh, base_dtype, tile_size)
+    model = gemma.inject_lora(model, 4, 8.0, mesh, provider=quantized.provider(
+        base_dtype, 4, 8.0, tile_size=tile_size, int8_products=int8_products))
+    draw = np.random.default_rng(0)
+    for pair in gemma.adapted_modules(model).values():
+        pair["b"].set_value(jnp.asarray(draw.normal(0, 0.05, pair["b"].shape), jnp.float32))
+    return model, mesh
+
+
+def loss_and_gradients(model, mesh):
+    """Loss and adapter gradients of two packed rows of random ids."""
+    rows = train.Batch(**train_driver.examples(2, 64, vocab=1_200))
+    graph, adapters, frozen = nnx.split(model, nnx.LoRAParam, ...)
+    loss_fn = train.make_loss(63)
+    with gemma.use_mesh(mesh):
+        return jax.jit(jax.value_and_grad(
+            lambda adapters, frozen: loss_fn(nnx.merge(graph, adapters, frozen), rows)[0]))(
+                adapters, frozen)
+
+
+@pytest.fixture(scope="module")
+def unquantised():
+    return loss_and_gradients(*with_adapters("bfloat16"))
+
+
+def cosines(gradients, others):
+    """{kind: cosine between the adapter gradients of two models}."""
+    found = {}
+    for kind in KINDS:
+        pairs = [(np.ravel(a.get_value()), np.ravel(b.get_value())) for (path, a), (_, b) in zip(
+            nnx.to_flat_state(gradients), nnx.to_flat_state(others)) if kind in path]
+        ours, theirs = (np.concatenate(side) for side in zip(*pairs))
+        found[kind] = float(ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs))
+    return found
+
+
+@pytest.mark.parametrize("base_dtype, tile_size, int8_products, least",
+                         [("int8", 0, False, 0.98), ("nf4", 32, False, 0.6), ("int8", 0, True, 0.97)])
+def test_gradients_of_every_kind_point_where_the_unquantised_ones_do(
+        unquantised, base_dtype, tile_size, int8_products, least):
+    loss, gradients = loss_and_gradients(*with_adapters(base_dtype, tile_size, int8_products))
+    found = cosines(gradients, unquantised[1])
+    print(base_dtype, tile_size, int8_products, float(loss), float(unquantised[0]), found)
+    assert min(found.values()) > least, found
+    assert abs(loss / unquantised[0] - 1) < 0.05
+
+
+@pytest.mark.parametrize("base_dtype, tile_size", [("int8", 0), ("int8", 32), ("nf4", 32)])
+def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
+    """Same weights written out in full, stock model: same logits. Also what the merge relies on."""
+    model, mesh = with_adapters(base_dtype, tile_size)
+    plain, _ = with_adapters("bfloat16")
+    files = weights.open_model(TINY)
+    paths = {path: module for path, module in model.iter_modules()
+             if any(quantized.is_quantized(value) for value in vars(module).values())}
+    assert len(paths) == 36
+    for path, module in paths.items():
+        name = "w" if hasattr(module, "w") else "kernel"
+        weight = quantized.dequantized(getattr(module, name))
+        variable = getattr(quantized.module_at(plain, path), name)
+        assert not np.array_equal(weight, variable.get_value())
+        variable.set_value(weight)
+    name = "model.language_model.layers.0.self_attn.o_proj.weight"
+    rows = quantized.dequantized_rows(
+        files[name].array()[7:19].astype(np.float32), base_dtype, tile_size, "float32")
+    ours = quantized.dequantized(model.layers[0].attn.attn_vec_einsum.w)
+    np.testing.assert_array_equal(rows, np.asarray(ours).reshape(-1, ours.shape[-1]).T[7:19])
+    tokens = np.random.default_rng(0).integers(3, 1_200, (2, 48))
+    mask = np.tril(np.ones((2, 48, 48), bool))
+    with gemma.use_mesh(mesh):
+        ours, theirs = (np.asarray(nnx.jit(lambda one: one(tokens, attention_mask=mask)[0])(one))
+                        for one in (model, plain))
+    assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("equation, left, right", [
+    ("BTD,NDH->BTNH", (2, 3, 8), (4, 8, 6)), ("BTNH,NHD->BTD", (2, 3, 4, 6), (4, 6, 8)),
+    ("BSD,CKDH->CBSKH", (2, 3, 8), (2, 4, 8, 6)), ("BTD,DF->BTF", (2, 3, 8), (8, 10))])
+def test_int8_product_and_gradient(equation, left, right):
+    draw = np.random.default_rng(0)
+    lhs, weight = (jnp.asarray(draw.normal(size=shape), jnp.float32) for shape in (left, right))
+    inputs = [axis for axis, letter in enumerate(equation.split("->")[0].split(",")[1])
+              if letter not in equation.split("->")[1]]
+    stored = qwix.quantize(weight, "int8", channelwise_axes=[a for a in range(weight.ndim)
+                                                            if a not in inputs])
+    out = jnp.asarray(draw.normal(size=jnp.einsum(equation, lhs, weight).shape), jnp.float32)
+
+    def score(product):
+        return lambda lhs: jnp.sum(product(lhs) * out)
+    exact = score(lambda lhs: jnp.einsum(equation, lhs, qwix.dequantize(stored)))
+    ours = score(lambda lhs: quantized.int8_einsum(equation, lhs, stored.qvalue, stored.scale))
+    for wanted, found in ((jnp.einsum(equation, lhs, qwix.dequantize(stored)),
+                           quantized.int8_einsum(equation, lhs, stored.qvalue, stored.scale)),
+                          (jax.grad(exact)(lhs), jax.grad(ours)(lhs))):
+        cosine = jnp.vdot(wanted, found) / jnp.linalg.norm(wanted) / jnp.linalg.norm(found)
+        assert wanted.shape == found.shape and cosine > 0.9995
+    text = jax.jit(jax.grad(ours)).lower(lhs).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert products and all("xi8>" in line and "xi32>" in line for line in products)
+
+
+@pytest.mark.parametrize("name, tp, per_layer, shared", [("31b", 4, 0, 0), ("e2b", 1, 2, 20)])
+def test_every_matrix_is_quantised_or_left_on_purpose(name, tp, per_layer, shared):
+    """31B and E2B, abstractly: all that LoRA reaches; not norms, embedders, per-layer inputs."""
+    config = gemma.config_from_hf(f"data/configs/gemma4_{name}.json")
+    devices = np.array(jax.devices()[:1] * tp).reshape(1, tp)
+    mesh = jax.sharding.Mesh(devices, ("fsdp", "tp"))
+    model = quantized.abstract_base(config, mesh, "nf4", 32)
+    state = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(nnx.state(model))}
+    stored = {path.removesuffix(".array.qvalue"): leaf for path, leaf in state.items()
+              if path.endswith(".array.qvalue")}
+    modules = {path.rpartition(".")[0] for path in stored}
+    assert modules == set(gemma.expected_modules(config))
+    assert {str(leaf.get_value().dtype) for leaf in stored.values()} == {"uint4"}
+    left = [path for path, leaf in state.items() if ".array." not in path and leaf.ndim > 1]
+    unused = [path for path in left if path.endswith("kv_einsum.w")]
+    assert len(unused) == shared  # layers that reuse keys: Tunix has the weights, nobody uses them
+    left = [path for path in left if path not in unused]
+    embedder = [path for path in left if path.startswith("embedder.")]
+    rest = {path.split(".")[2] for path in left if path not in embedder}
+    assert len(embedder) == (3 if per_layer else 1), embedder
+    assert rest == ({"per_layer_input_gate", "per_layer_projection"} if per_layer else set())
+    assert len(left) == len(embedder) + per_layer * config.num_layers
+    plain = gemma.abstract_base(config, mesh)
+    assert quantized.count(model) == quantized.count(plain)
+    for path, hull in ((path, quantized.module_at(model, path)) for path in (
+            ("layers", 0, "attn", "attn_vec_einsum", "w"), ("layers", 0, "mlp", "down_proj", "kernel"))):
+        values, scale = (getattr(hull.array, part).get_value() for part in ("qvalue", "scale"))
+        assert math.prod(values.shape) == 32 * math.prod(scale.shape), path
+        scale.sharding.shard_shape(scale.shape)  # raises if an axis does not divide
+    adapted = gemma.inject_lora(model, 8, 8.0, mesh, provider=quantized.provider(
+        "nf4", 8, 8.0, tile_size=32))
+    assert set(gemma.adapted_modules(adapted)) == set(gemma.expected_modules(config))
+
+
+def test_attention_alone_has_adapters_and_the_mlp_is_quantised_all_the_same():
+    config = gemma.config_from_hf(TINY)
+    mesh, targets = one_device(config), ".*_einsum"
+    model = quantized.load_base(TINY, config, mesh, "int8")
+    model = gemma.inject_lora(model, 4, 8.0, mesh, targets, partial=True,
+                              provider=quantized.provider("int8", 4, 8.0, targets))
+    assert all(path.endswith("_einsum") for path in gemma.adapted_modules(model))
+    assert quantized.is_quantized(model.layers[0].mlp.gate_proj.kernel)
+    tokens = np.ones((1, 8), np.int32)
+    with gemma.use_mesh(mesh):
+        logits, _ = model(tokens, attention_mask=np.tril(np.ones((1, 8, 8), bool)))
+    assert np.isfinite(np.asarray(logits)).all()
+
+
+def test_layers_that_reuse_keys_load(tmp_path):
+    """E2B's shape, saved as transformers saves it: without the weights that no layer uses."""
+    folder = random_gemma.write(tmp_path / "base", random_gemma.E2B, keep_unused=False)
+    config = gemma.config_from_hf(folder)
+    mesh = one_device(config)
+    model = quantized.load_base(folder, config, mesh, "int8")
+    whole = gemma.place(gemma.load_base(folder, config, mesh), mesh)
+    assert not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model)))
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        if ".array." not in ".".join(map(str, path)):
+            np.testing.assert_array_equal(leaf.get_value(), dict(
+                nnx.to_flat_state(nnx.state(whole)))[path].get_value())
+
+
+def test_missing_tensor_is_named(tmp_path):
+    folder = random_gemma.write(tmp_path / "base", random_gemma.TINY | {"num_hidden_layers": 6})
+    config = gemma.config_from_hf(folder, num_layers=12)
+    with pytest.raises(UserError, match="are missing, for example layers.1"):
+        quantized.load_base(folder, config, one_device(config), "int8")
+
+
+def test_sharded_load_equals_one_device():
+    config = gemma.config_from_hf(TINY)
+    one = quantized.load_base(TINY, config, one_device(config), "nf4", 32)
+    four = jax.sharding.Mesh(np.array(jax.devices()[:1] * 4).reshape(1, 4), ("fsdp", "tp"))
+    hulls = quantized.plan(gemma.abstract_base(config, four), four, "nf4", 32)
+    path = ("layers", 0, "mlp", "down_proj", "kernel")
+    scale = hulls[path].array.scale.get_value()
+    assert scale.shape == (20, 160) and scale.sharding.shard_shape(scale.shape) == (5, 160)
+    whole = hulls["layers", 0, "attn", "q_einsum", "w"].array.scale.get_value()
+    assert whole.sharding.shard_shape(whole.shape) == (4, 5, 32)
+    assert quantized.module_at(one, path).array.scale.get_value().shape == scale.shape
+
+
+@pytest.mark.parametrize("settings, message", [
+    (("fp8",), "base_dtype='fp8' is unknown. Choose one of bfloat16"),
+    (("int8", 48), "tile_size=48 does not divide the 160 inputs of layers.0.attn.q_einsum.*32, 16, 8"),
+    (("nf4",), "tile_size=0 is impossible for nf4. Set it to 32 or 64"),
+    (("int8", -1), "impossible"),
+    (("bfloat16", 32), "belong to a quantised base"),
+    (("nf4", 32, True), "int8_products needs"), (("int8", 32, True), "int8_products needs")])
+def test_bad_settings_are_refused_in_one_line(settings, message):
+    config = gemma.config_from_hf(TINY)
+    with pytest.raises(UserError, match=message) as error:
+        quantized.check(config, one_device(config), *settings)
+    assert "\n" not in str(error.value)
+
+
+def test_tiles_that_a_mesh_cannot_share_are_refused():
+    config = gemma.config_from_hf("data/configs/gemma4_31b.json")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1] * 64).reshape(16, 4), ("fsdp", "tp"))
+    with pytest.raises(UserError, match="168 tiles of the 5376 inputs.*fsdp=16 cannot share.*16, 8"):
+        quantized.check(config, mesh, "nf4", 32)
+    quantized.check(config, mesh, "nf4", 16)
+
+
+@dataclasses.dataclass
+class Run:
+    base_dtype: str = "int8"
+    tile_size: int = 0
+    int8_products: bool = False
+    fresh: bool = False
+
+
+def test_checkpoint_of_another_base_is_refused_before_loading(tmp_path):
+    config = gemma.config_from_hf(TINY)
+    mesh, folder = one_device(config), tmp_path / "checkpoints"
+    quantized.check_run(Run(), config, mesh, folder)  # there is none yet
+    state = train.State(2, {"a": jnp.ones(2)}, {"b": jnp.ones(2)}, {})
+    with train.open_checkpoints(folder, 1, 2) as manager:
+        train.save(manager, state, {"rank": 4, "base_dtype": "int8", "tile_size": 0,
+                                    "int8_products": False})
+        manager.wait_until_finished()
+    quantized.check_run(Run(), config, mesh, folder)
+    quantized.check_run(Run("nf4", 32, fresh=True), config, mesh, folder)
+    for run, message in ((Run("nf4", 32), "base_dtype: int8 there, nf4 here; tile_size: 0 there, 32 here"),
+                         (Run("bfloat16"), "base_dtype: int8 there, bfloat16 here"),
+                         (Run(int8_products=True), "int8_products: False there, True here")):
+        with pytest.raises(UserError, match=message):
+            quantized.check_run(run, config, mesh, folder)
+
+
+def test_an_old_checkpoint_that_says_nothing_is_of_a_bfloat16_base(tmp_path):
+    config = gemma.config_from_hf(TINY)
+    mesh, folder = one_device(config), tmp_path / "checkpoints"
+    with train.open_checkpoints(folder, 1, 2) as manager:
+        train.save(manager, train.State(2, {"a": jnp.ones(2)}, {"b": jnp.ones(2)}, {}), {"rank": 4})
+        manager.wait_until_finished()
+    quantized.check_run(Run("bfloat16"), config, mesh, folder)
+    with pytest.raises(UserError, match="base_dtype: bfloat16 there, int8 here"):
+        quantized.check_run(Run(), config, mesh, folder)
+
+
+def test_resume_is_bit_for_bit(tmp_path):
+    """Six steps in one go, and killed after three: the same adapters, on a quantised base."""
+    def build(folder, stop=None):
+        run = train_driver.build(folder, 6, shape=(1, 1), base_dtype="nf4", tile_size=16)
+        if stop:
+            run.log.steps = stop
+        return train_driver.go(run)
+    build(tmp_path / "whole")
+    build(tmp_path / "cut", stop=3)
+    build(tmp_path / "cut")
+    whole, cut = (train_driver.final_adapters(tmp_path / name, 6) for name in ("whole", "cut"))
+    assert len(whole) == 72 and all(np.array_equal(whole[path], cut[path]) for path in whole)
+
+
+def test_one_step_learns_from_a_quantised_base():
+    model, mesh = with_adapters("int8", int8_products=True, dtype="bfloat16")
+    run = train_driver.make(model, mesh, train.make_optimizer(lambda step: 5e-3, 0.0, 1.0), 63)
+    batch = jax.tree.map(lambda a: a[None], train.Batch(**train_driver.examples(2, 64, vocab=1_200)))
+    before = jax.tree.map(np.asarray, run.frozen)
+    losses, state = [], (run.state.adapters, run.state.opt_state)
+    with gemma.use_mesh(mesh):
+        for _ in range(4):
+            *state, metrics = run.step(*state, run.frozen, batch)
+            losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0] - 0.1, losses
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.tree.map(np.asarray, run.frozen)))
+
+
+def test_gib_counts_two_four_bit_numbers_in_a_byte():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    tree = [SimpleNamespace(shape=(1 << 20, 1 << 10), dtype=jnp.dtype(dtype), sharding=sharding)
+            for dtype in ("uint4", "int8", "bfloat16")]
+    assert quantized.gib(tree) == 0.5 + 1 + 2
+
+
+# ── Merging (04) ──
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A base in float32 with a checkpoint, as tests/test_merge.py makes it, on an NF4 base."""
+    world = test_merge.make_world(tmp_path_factory.mktemp("quantised"), test_merge.TINY)
+    world.recipe |= {"base_dtype": "nf4", "tile_size": 16, "dtype": "float32"}
+    return world
+
+
+def logits_on(world, base, base_dtype="bfloat16", tile_size=0):
+    """Logits of the adapters beside a base."""
+    config = gemma.config_from_hf(base, dtype="float32")
+    mesh = one_device(config)
+    model = quantized.load_base(base, config, mesh, base_dtype, tile_size)
+    model = gemma.inject_lora(model, test_merge.RANK, test_merge.ALPHA, mesh, provider=(
+        quantized.provider(base_dtype, test_merge.RANK, test_merge.ALPHA, tile_size=tile_size)))
+    for path, pair in gemma.adapted_modules(model).items():
+        for side, value in zip("ab", world.adapters[path]):
+            pair[side].set_value(jnp.asarray(value))
+    return test_merge.logits(model, mesh, world.prompts)
+
+
+@pytest.mark.parametrize("into", ["dequantized", "bfloat16"])
+def test_merge_into_either_base(trained, into, tmp_path):
+    """The merged folder's logits are those of the adapters beside the base that they went into."""
+    name, as_trained = weights.storage_of(trained.recipe, into)
+    assert name == "nf4, tiles of 16"
+    test_merge.nb.merge_model(
+        trained.base, tmp_path / "merged", trained.plan, trained.scale, 1 << 16, as_trained)
+    model, mesh = test_merge.tunix(tmp_path / "merged")
+    found = test_merge.logits(model, mesh, trained.prompts)
+    wanted = logits_on(trained, trained.base, "nf4", 16)
+    if into == "bfloat16":
+        assert np.abs(found - trained.after).max() < 1e-3 < 0.1 < np.abs(found - wanted).max()
+    else:
+        assert np.abs(found - wanted).max() < 1e-3 < 0.1 < np.abs(found - trained.after).max()
+        *_, worst = test_merge.nb.recompute(
+            trained.base, tmp_path / "merged", trained.plan, trained.scale, 8, as_trained)
+        assert worst <= 0.5
+
+
+def test_the_written_base_is_the_one_that_was_trained_on(trained, tmp_path):
+    """dequantized/ and the adapter beside it are the trained model; the config names both."""
+    _, as_trained = weights.storage_of(trained.recipe)
+    no_change = load("04_merge.py", "no_change")
+    test_merge.nb.merge_model(trained.base, tmp_path / "base", no_change(
+        trained.targets, test_merge.PREFIX), trained.scale, 1 << 16, as_trained)
+    found = logits_on(trained, tmp_path / "base")
+    assert np.abs(found - logits_on(trained, trained.base, "nf4", 16)).max() < 1e-3
+    test_merge.nb.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters,
+                                trained.recipe, test_merge.PREFIX, str(tmp_path / "base"))
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "base")
+    assert config["quantized_base"] == {"base_dtype": "nf4", "tile_size": 16}
+
+
+def test_merge_in_memory_is_the_merge_of_files(trained):
+    config = gemma.config_from_hf(trained.base, dtype="float32")
+    mesh = one_device(config)
+    plain = gemma.load_base(trained.base, config, mesh)
+    tuned = gemma.inject_lora(gemma.load_base(trained.base, config, mesh), test_merge.RANK,
+                              test_merge.ALPHA, mesh)
+    for path, pair in gemma.adapted_modules(tuned).items():
+        for side, value in zip("ab", trained.adapters[path]):
+            pair[side].set_value(jnp.asarray(value))
+    plain = quantized.merge_into(plain, tuned, trained.scale)
+    assert np.abs(test_merge.logits(plain, mesh, trained.prompts) - trained.after).max() < 1e-3
+
+
+def test_another_way_to_merge_is_refused():
+    with pytest.raises(UserError, match='into=\'int8\' is unknown. Choose "dequantized"'):
+        weights.storage_of({}, "int8")
+    assert weights.storage_of({})[0] == ""
+
+
+# ── The series ──
+
+
+@pytest.mark.slow
+@pytest.mark.series
+@pytest.mark.parametrize("base_dtype, tile_size, least", [("int8", 0, 0.4), ("nf4", 32, 0.3)])
+def test_base_dtype_through_03_04_05_and_07(base_dtype, tile_size, least, tmp_path):
+    """A tiny run on a quantised base, from 02's rows to the judged answers of the merged model."""
+    run = Path(os.environ.get("RUN_DIR") or "runs/tiny")
+    for name in ("setup.json", "data"):
+        whole = run / name
+        (shutil.copytree if whole.is_dir() else shutil.copy)(whole, tmp_path / name)
+    env = {**os.environ, "SIZE": "tiny", "RUN_DIR": str(tmp_path), "BASE_DTYPE": base_dtype,
+           "TILE_SIZE": str(tile_size), "MPLBACKEND": "agg"}
+    for number in ("03", "04", "05", "07"):
+        notebook = next(conftest.ROOT.glob(f"{number}_*.py"))
+        done = subprocess.run([sys.executable, notebook.name], cwd=conftest.ROOT, env=env,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, (number, done.stdout[-2_000:], done.stderr[-2_000:])
+    recipe = json.loads((tmp_path / "train" / "recipe.json").read_text())
+    assert (recipe["base_dtype"], recipe["tile_size"]) == (base_dtype, tile_size)
+    merge = json.loads((tmp_path / "merge.json").read_text())
+    assert merge["inputs"]["into"] == "dequantized"
+    adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == merge["adapter_base"] == str(tmp_path / "dequantized")
+    scores = json.loads((tmp_path / "eval" / "comparison.json").read_text())
+    print(base_dtype, scores["tuned"]["pass@1"])
+    assert scores["tuned"]["pass@1"] > least > scores["base"]["pass@1"]
+    other = subprocess.run([sys.executable, "03_train.py"], cwd=conftest.ROOT, text=True,
+                           env=env | {"BASE_DTYPE": "bfloat16", "TILE_SIZE": "0"}, capture_output=True)
+    assert other.returncode and f"base_dtype: {base_dtype} there, bfloat16 here" in other.stderr
+    assert "loading" not in other.stdout
