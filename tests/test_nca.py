@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, load
 from flax import nnx
 
+import helpers
 from helpers import nca, pretrain, style
 from helpers.run import UserError
 
@@ -339,8 +340,8 @@ def made_up(folder, runs, plan):
     for number, (arm, seed) in enumerate(runs):
         steps = np.arange(plan.every, plan.text_steps + 1, plan.every)
         loss = 0.3 + np.exp(-steps / 80) + 0.01 * (number % 7)
-        pd.DataFrame({"arm": arm, "seed": seed, "stage": "text", "step": steps, "made": "2026-01-01",
-                      "text_tokens": 1_000 * steps, "all_tokens": 1_000 * steps, "val_loss": loss,
+        pd.DataFrame({"arm": arm, "seed": seed, "stage": "text", "step": steps,
+                      "made": "2026-01-01", "text_tokens": 1_000 * steps, "all_tokens": 1_000 * steps, "val_loss": loss,
                       "recipe": nca.recipe(plan), "jax": "1"}, columns=nca.COLUMNS
                      ).to_csv(folder / f"{arm}-{seed}.csv", index=False)
 
@@ -356,8 +357,9 @@ def test_the_conclusions_of_the_notebook_need_no_complete_comparison(tmp_path, m
     cells = jupytext.read(ROOT / "12_nca.py").cells
     first = next(i for i, cell in enumerate(cells) if cell.source.startswith("## 8."))
     live = pd.DataFrame({"step": [1, 2], "loss": [5.0, 4.0], "val_loss": [np.nan, 4.2]})
-    space = {"cfg": SimpleNamespace(full=False), "plan": plan, "world": plan.world, "nca": nca,
-             "np": np, "pd": pd, "style": style, "Path": Path, "live": live, "same_for_all": 4.4,
+    space = {"helpers": helpers,
+             "cfg": SimpleNamespace(full=False), "plan": plan, "world": plan.world,
+             "nca": nca, "np": np, "pd": pd, "style": style, "Path": Path, "live": live, "same_for_all": 4.4,
              "for_each_film": 2.3}
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
