@@ -341,7 +341,8 @@ def made_up(folder, runs, plan):
         steps = np.arange(plan.every, plan.text_steps + 1, plan.every)
         loss = 0.3 + np.exp(-steps / 80) + 0.01 * (number % 7)
         pd.DataFrame({"arm": arm, "seed": seed, "stage": "text", "step": steps,
-                      "made": "2026-01-01", "text_tokens": 1_000 * steps, "all_tokens": 1_000 * steps, "val_loss": loss,
+                      "made": "2026-01-01", "text_tokens": 1_000 * steps,
+                      "all_tokens": 1_000 * steps, "val_loss": loss,
                       "recipe": nca.recipe(plan), "jax": "1"}, columns=nca.COLUMNS
                      ).to_csv(folder / f"{arm}-{seed}.csv", index=False)
 
@@ -359,8 +360,8 @@ def test_the_conclusions_of_the_notebook_need_no_complete_comparison(tmp_path, m
     live = pd.DataFrame({"step": [1, 2], "loss": [5.0, 4.0], "val_loss": [np.nan, 4.2]})
     space = {"helpers": helpers,
              "cfg": SimpleNamespace(full=False), "plan": plan, "world": plan.world,
-             "nca": nca, "np": np, "pd": pd, "style": style, "Path": Path, "live": live, "same_for_all": 4.4,
-             "for_each_film": 2.3}
+             "nca": nca, "np": np, "pd": pd, "style": style, "Path": Path, "live": live,
+             "same_for_all": 4.4, "for_each_film": 2.3}
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for cell in cells[first:]:
