@@ -71,13 +71,15 @@ WRITES = {
     "01": ("setup.json",),
     "02": ("data", "cache"),
     "03": ("train", "jax_cache"),
-    "04": ("merged", "adapter", "merged_text", "merge.json", "model_card.md"),
+    "04": ("merged", "merged_half", "dequantized", "adapter", "merged_text", "merge.json",
+           "model_card.md"),
     "05": ("serve",),
     "06": ("bench/*.json", "bench/results.csv", "bench/partial", "bench/client.*"),
     "07": ("eval",),
     "08": ("dryrun",),
     "09": ("tiny_base",),
     "10": ("published.json",),
+    "11": ("qlora",),
     "12": ("nca",),
 }
 # What it reads there, and which notebook writes that.
