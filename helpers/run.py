@@ -173,7 +173,7 @@ def run_dir(*parts):
     """
     base = run_dir_path()
     place = base.resolve()
-    if _ROOT.is_relative_to(place) or place == Path.home():  # its `data` is not this run's
+    if _ROOT.is_relative_to(place) or place == Path(os.path.expanduser("~")):  # its `data` is not this run's
         raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
                         f"{base / 'runs' / 'mine'}.")
     try:
