@@ -172,8 +172,8 @@ def run_dir(*parts):
     The directory is created; the path below it is not.
     """
     base = run_dir_path()
-    place = base.resolve()
-    if _ROOT.is_relative_to(place) or place == Path(os.path.expanduser("~")):  # its `data` is not this run's
+    place, home = base.resolve(), Path(os.path.expanduser("~"))
+    if _ROOT.is_relative_to(place) or place == home:  # a `data` in there is not this run's
         raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
                         f"{base / 'runs' / 'mine'}.")
     try:
