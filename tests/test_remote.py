@@ -192,8 +192,9 @@ with remote.finishing(manager.wait_until_finished, seconds=float(sys.argv[3])):
 """
 
 
-@pytest.mark.parametrize("number, seconds", [(signal.SIGTERM, 20), (signal.SIGTERM, 0.5),
-                                             (signal.SIGHUP, 20)])
+@pytest.mark.parametrize("number, seconds", [
+    (signal.SIGTERM, 20), *(pytest.param(*case, marks=pytest.mark.slow)
+                            for case in ((signal.SIGTERM, 0.5), (signal.SIGHUP, 20)))])
 def test_a_signal_lets_a_checkpoint_arrive(storage, number, seconds):
     """03 on a spot machine, whose checkpoint is on its way: it arrives, or is none."""
     address = f"gs://runs/saving-{number}-{seconds}"
