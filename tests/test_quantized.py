@@ -112,6 +112,15 @@ def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
 
 
+@pytest.mark.parametrize("tiles", [{}, {1: 4}, {0: 2, 1: 4}])
+def test_dequantised_nf4_is_qwix_s_without_its_gather(tiles):
+    weight = jnp.asarray(np.random.default_rng(0).normal(size=(6, 16, 5)), jnp.bfloat16)
+    stored = qwix.quantize(weight, "nf4", channelwise_axes=[2], tiled_axes=tiles)
+    np.testing.assert_array_equal(quantized.dequantize(stored), qwix.dequantize(stored))
+    for function, gathers in ((qwix.dequantize, True), (quantized.dequantize, False)):
+        assert ("gather" in jax.jit(function).lower(stored).as_text()) == gathers
+
+
 @pytest.mark.parametrize("equation, left, right", [
     ("BTD,NDH->BTNH", (2, 3, 8), (4, 8, 6)), ("BTNH,NHD->BTD", (2, 3, 4, 6), (4, 6, 8)),
     ("BSD,CKDH->CBSKH", (2, 3, 8), (2, 4, 8, 6)), ("BTD,DF->BTF", (2, 3, 8), (8, 10))])
