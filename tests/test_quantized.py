@@ -22,7 +22,7 @@ import train_driver
 from conftest import load
 from flax import nnx
 
-from helpers import gemma, quantized, train, weights
+from helpers import fit, gemma, quantized, train, weights
 from helpers.run import UserError
 
 KINDS = ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum", "gate_proj", "up_proj", "down_proj")
@@ -171,6 +171,7 @@ def test_every_matrix_is_quantised_or_left_on_purpose(name, tp, per_layer, share
     assert len(left) == len(embedder) + per_layer * config.num_layers
     plain = gemma.abstract_base(config, mesh)
     assert quantized.count(model) == quantized.count(plain)
+    assert quantized.gib(nnx.state(model)) == pytest.approx(fit.held(name, 1, tp, "nf4")[0], rel=0.02)
     for path, hull in ((path, quantized.module_at(model, path)) for path in (
             ("layers", 0, "attn", "attn_vec_einsum", "w"), ("layers", 0, "mlp", "down_proj", "kernel"))):
         values, scale = (getattr(hull.array, part).get_value() for part in ("qvalue", "scale"))
