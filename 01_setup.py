@@ -85,7 +85,7 @@ from dataclasses import asdict, dataclass, replace
 import pandas as pd
 from IPython.display import display
 
-from helpers import checks, gcloud, hardware, style
+from helpers import checks, fit, gcloud, hardware, style
 from helpers.machine import published
 
 pd.set_option("display.max_colwidth", None)
@@ -147,14 +147,44 @@ for fine, message in (checks.check_python((3, 10, 12)), checks.check_space("/tmp
 
 # %% [markdown]
 # ## 2. What fits where
-# Training needs room for the weights, the adapters with their optimizer state, and what a step
-# computes in between. Notebook 08 asks the TPU's own compiler how much that is. Here is what it said:
+# What do you have to rent? Training needs room for the weights, for the adapters with their
+# optimizer state, and for what a step computes in between. Change the words of this question.
+# *Compiled* answers are what the TPU's own compiler asked for (08). Others are *estimated*: added up
+# from the model's shapes, within a tenth of the compiler, so a tenth of the chip must stay free.
 
 # %%
-for name, size in (("v5p-8", "31b"), ("v6e-8", "31b"), ("v6e-1", "e2b"), ("v5e-1", "e2b")):
-    print(hardware.what_fits(name, size))
+answer = fit.will_it_fit("v5p", 4, model="31b", base_dtype="bfloat16", remat="NONE",
+                         rows=2, row_length=4096)
+print(answer)
+pd.Series(answer.parts).round(1).rename("GiB per chip").to_frame()
 
 # %% [markdown]
+# `base_dtype` is how the frozen weights are stored (bfloat16, int8, nf4; 11). `remat` is what the
+# backward pass computes again to save memory: NONE, BLOCK or DECODER. Then every slice, each with
+# the least recomputation that fits, for a whole run at the prices of 08. Put your own price and
+# number of tokens there, or into the site's page
+# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md).
+
+# %%
+def slice_row(found, price, tokens=10_000 * 922):
+    """One line of the table: what fits on a slice, hours and dollars of a whole training run."""
+    cost, least = fit.run_cost(found, tokens, price), "≥ " * (found.speed is None)
+    return {"slice": found.slice, "model": found.model, "base": found.base_dtype,
+            "GiB a chip": f"{found.total:.0f} of {found.limit:.0f}",
+            "fits": f"yes, remat={found.remat}" if found.fits else "no",
+            "hours": f"{least}{cost['hours']:.1f}" if found.fits else "",
+            "USD": f"{least}{cost['dollars']:.0f}" if found.fits else ""}
+
+
+chosen = [row for row in fit.renters_rows() if row[0].base_dtype != "nf4"]
+chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].compiled]
+words(pd.DataFrame([slice_row(*row) for row in chosen]))
+
+# %% [markdown]
+# A v5p-8 holds all of the 31B's step without recomputation, in bfloat16, for about an hour. *≥*
+# means that no time is predicted there: so long it takes if the chips ran at their peak, which no
+# program does. For E2B one chip is enough.
+#
 # ### The machines behind the names
 # A *chip* is what you pay for. A *slice* is a set of chips, driven by one virtual machine (VM), the
 # *host*, or by several. *Peak* is arithmetic in bfloat16, the 16-bit format that training and
@@ -320,22 +350,12 @@ for command in (*gcloud.list_commands((cfg.train_zone, cfg.serve_zone), cfg.buck
 # TPU was at hand to time these parts, so each says where its number comes from.
 
 # %%
-GB_PER_S = 0.2                          # assumed: of the hub, the disk and the bucket alike
-steps, step_s = 10_000 * 922 / 7_782, 1.37  # tokens of the data by tokens of a step; predicted
-rounds = steps // 100 + 1               # 03 validates 64 rows and saves every 100 steps
-saved_gb = 472.5e6 * 3 * 4 / 1e9        # adapters and Adam's two moments, in float32
-parts = pd.DataFrame([
-    ("download the base", FULL.checkpoint_gb / GB_PER_S / 60, "assumed: 0.2 GB/s"),
-    ("load it onto the chips", FULL.checkpoint_gb / GB_PER_S / 60, "assumed: 0.2 GB/s"),
-    ("compile", 3 * 5, "three programs; published: 3 to 8 minutes for one"),
-    ("optimizer steps", steps * step_s / 60, "predicted from the compiled program (08)"),
-    ("validate", rounds * 64 / 2 * step_s / 3 / 60, "a forward pass taken as a third of a step"),
-    ("save", rounds * saved_gb / GB_PER_S / 60, "assumed: 0.2 GB/s, nothing overlaps"),
-], columns=["part", "minutes", "where from"])
-hours = parts.minutes.sum() / 60
-display(words(parts.round({"minutes": 1})).format(precision=1))
-dollars = gcloud.worst_case("v5p-8", hours)
-print(f"31B, 10,000 examples on a v5p-8: {hours:.1f} h, {dollars:.0f} USD")
+wanted = fit.will_it_fit("v5p", 4)
+cost = fit.run_cost(wanted, 10_000 * 922, fit.price("v5p", 4))
+display(words(pd.DataFrame([(part, f"{minutes:.1f}", fit.WHERE_FROM[part])
+                            for part, minutes in cost["minutes"].items()],
+                           columns=["part", "minutes", "where from"])))
+print(f"31B, 10,000 examples on a v5p-8: {cost['hours']:.1f} h, {cost['dollars']:.0f} USD")
 
 # %% [markdown]
 # Plan about an hour for the training machine. The published run took 3.34 hours and 56 dollars,

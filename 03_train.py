@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95 GiB each). e2b: one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json`, TensorBoard events, figures |
-# | **Time and cost** | tiny: about two minutes on two CPU cores (measured). 31b: about an hour, of which the steps are 0.45 h and 8 USD (predicted, [08](08_dryrun.ipynb)). e2b: no less than 0.15 h of steps on a v6e and 0.31 h on a v5e (roofline, 08) |
+# | **Time and cost** | tiny: about three minutes on two CPU cores (measured). 31b: about an hour, of which the steps are 0.45 h and 8 USD (predicted, [08](08_dryrun.ipynb)). e2b: no less than 0.15 h of steps on a v6e and 0.31 h on a v5e (roofline, 08) |
 #
 # The outputs shown are those of the tiny run on two CPU cores. `HF_TOKEN` is read from the
 # environment if the hub asks for a licence.
@@ -66,6 +66,10 @@ helpers.install()
 helpers.machine(devices=4)
 
 # %%
+# Where this notebook stands.
+helpers.you_are_here("03")
+
+# %%
 import time
 from dataclasses import asdict, dataclass, replace
 
@@ -85,8 +89,7 @@ from helpers import chat, gemma, hardware, pictures, quantized, remote, style, t
 # The libraries: JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax
 # is the optimizer, Grain feeds data, Orbax writes checkpoints. What two notebooks use is in
 # `helpers/`, and its core functions are printed here where they are explained.
-
-# %% [markdown]
+#
 # ## 1. Load the model and ask it
 # First the settings. Rank, alpha, learning rate, warm-up and weight decay of the full size are those
 # of a published recipe for this model; [10](10_published.ipynb) sets the two runs side by side. You
@@ -150,7 +153,8 @@ print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} toke
 # Now load. The config comes from the model's `config.json`, a *mesh* arranges the devices (section
 # 3), and `load_base` calls Tunix's loader, which reads the Hugging Face files and puts each weight
 # onto its devices. We ask for bfloat16 by name: Tunix's default is float32 arithmetic, even over
-# bfloat16 weights.
+# bfloat16 weights. (`base_dtype` can store the frozen weights in fewer bits, the subject of
+# notebook 11; everything below stays the same.)
 
 # %%
 config = gemma.config_from_hf(base, dtype=cfg.dtype)
@@ -187,13 +191,13 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # answer from the start; there the question is how much better it gets.) In section 9 you ask again.
 #
 # ## 2. JAX in fifteen minutes
-# You need four ideas to read the rest. Each takes one cell, on the model that is now in memory.
+# Four ideas, one cell each, on the model that is now in memory.
 #
 # ### Functions are compiled, for one shape
 # `jax.jit` runs your Python function once with placeholders that have a shape and no values. It
 # records the operations (this is *tracing*), and the compiler XLA makes one program of them. Later
-# calls with the same shapes run the program and skip your Python. A new shape means a new
-# compilation. Here `x` holds the request's tokens as vectors: [1 row, T tokens, D numbers each].
+# calls with the same shapes skip your Python. A new shape is a new compilation. Here `x` holds the
+# request's tokens as vectors: [1 row, T tokens, D numbers each].
 
 # %%
 request = chat.prompt_ids(tokenizer, chats[0], thinking)
@@ -320,18 +324,12 @@ train.mesh_table(big)
 # model = qwix.apply_lora_to_model(model, provider, dummy_tokens, ...)  # in gemma.inject_lora
 # ```
 #
-# Two choices in the provider are ours. The adapters are float32, because in bfloat16 Adam's
-# beta2 = 0.999 rounds to 1 and its second moment would never decay. And dropout is 0, because
-# Qwix's cannot be switched off for validation.
-#
-# Before that we replace one part of the model, in the open. Tunix's attention computes all T x T
-# scores of a row and then masks most of them away. `attend` takes a block of queries at a time and
-# multiplies it only with keys that one of them may see. In a row of 4,096 tokens, 50 of the 31B's
-# 60 layers look back 1,024 tokens at most, so this saves most of the scores.
+# The adapters are float32, because in bfloat16 Adam's beta2 = 0.999 rounds to 1 and its second
+# moment would never decay. Dropout is 0, because Qwix's cannot be switched off for validation.
 
 # %%
-helpers.show_source(gemma.attend, gemma.Float32Lora, gemma.lora_provider)
-gemma.use_block_attention(model, cfg.attention_block)
+helpers.show_source(gemma.Float32Lora)
+gemma.use_block_attention(model, cfg.attention_block)  # section 7
 before_lora = model
 model = gemma.inject_lora(
     model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init, cfg.partial,
@@ -484,7 +482,7 @@ with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()), helpers.phase(
 print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# It learns. Why write a loop of our own? Three prices, each shown by a number.
+# It learns. Why write a loop of our own? For three prices, each with its number below.
 #
 # **Padding.** A row holds one example, and the rest of it is computed for nothing. **Weighting.**
 # With accumulation, Tunix averages each micro-batch and then the averages, so a token counts more
@@ -512,19 +510,28 @@ for name, rows in (("equal", equal), ("uneven", equal.replace(loss_mask=equal.lo
 
 # %%
 compiled_rows = pd.read_csv("data/dryrun/v5p-8_31b.csv").set_index("recipe")
-outputs = compiled_rows.loc[["published", "ours"], ["trainer", "out_gib", "hbm_gib"]]
+theirs, ours = compiled_rows.out_gib[["published", "ours"]]  # "published": Tunix's trainer
 filled = np.mean([np.concatenate([pair[0] for pair in singles]) > 0])
 print(f"no padding: {filled:.1%} with one example a row, {(flat.segment_ids > 0).mean():.1%} "
-      "packed\nGiB per chip that a step of the 31B gives back, and needs in all (compiled, 08):")
-outputs
+      f"packed\nfresh outputs of a step of the 31B, per chip (compiled, 08): {theirs:.1f} GiB by "
+      f"Tunix's trainer, {ours:.1g} GiB by ours")
 
 # %% [markdown]
 # With equal counts the two agree, so our step is right where Tunix's is; with uneven ones they
-# part. The 14 GiB of fresh outputs are a second copy of weights that never changed. The model, its
-# loader and its shardings stay Tunix's.
+# part. Tunix's fresh outputs are a second copy of weights that never changed. The model, its loader
+# and its shardings stay Tunix's.
 #
 # ## 7. Our step and our loop
-# Three short functions replace the trainer. First the **loss**. It is a *sum* over trained tokens,
+# First a part of the model that we replaced before the adapters went in. Tunix's **attention**
+# computes all T x T scores of a row and then masks most of them away. `attend` takes a block of
+# queries at a time and multiplies it only with keys that one of them may see. In a row of 4,096
+# tokens, 50 of the 31B's 60 layers look back 1,024 tokens at most, so this saves most of the scores.
+
+# %%
+helpers.show_source(gemma.attend)
+
+# %% [markdown]
+# Three functions replace the trainer. The **loss** comes first. It is a *sum* over trained tokens,
 # with their number; the mean is taken once, for the whole step. Only trained positions meet the
 # output matrix, which has a column for each of the 31B's 262,144 tokens. Tunix's model has no
 # switch for that, so for the length of one call its embedder gets a wrapper, `Headless`, whose
@@ -549,7 +556,7 @@ print(f"at most {most} trained tokens in a row; the output matrix meets {capacit
 # for a TPU.
 
 # %%
-helpers.show_source(train.make_micro_loss, train.make_train_step, train.jit_train_step)
+helpers.show_source(train.make_micro_loss, train.make_train_step)
 
 # %% [markdown]
 # The **loop**: next batch, step, log, validate, save. A gradient that is not finite stops the run
@@ -655,9 +662,9 @@ Image("assets/figures/tensorboard.png", width=735)
 # If you use Weights & Biases, three lines after the run send the log there:
 #
 # ```python
-# import wandb
-# with wandb.init(project="gemma4-verilog", config=recipe, mode="online") as wandb_run:
-#     [wandb_run.log(record) for record in pd.read_json(log_file, lines=True).to_dict("records")]
+# import json, wandb
+# with wandb.init(project="gemma4-verilog", config=recipe, mode="online") as there:
+#     for line in open(log_file): there.log(json.loads(line))
 # ```
 #
 # ## 9. Ask again
@@ -666,7 +673,7 @@ Image("assets/figures/tensorboard.png", width=735)
 # %%
 with helpers.phase("four answers of the tuned model"):
     after = train.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
-pictures.side_by_side({"base": before[0], "tuned": after[0]}, asked=counter)
+style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 
 # %% [markdown]
 # Is it right? It looks like a counter; [07](07_eval.ipynb) lets a simulator decide. The three
@@ -674,8 +681,8 @@ pictures.side_by_side({"base": before[0], "tuned": after[0]}, asked=counter)
 
 # %%
 for sample, old, new in zip(samples, before[1:], after[1:]):
-    pictures.side_by_side({"base": old, "tuned": new, "dataset": sample["answer"]},
-                          asked=sample["messages"][-1]["content"])
+    style.side_by_side({"base": old, "tuned": new, "dataset": sample["answer"]},
+                       sample["messages"][-1]["content"][:400])
 same = sum(new.strip() == sample["answer"].strip() for new, sample in zip(after[1:], samples))
 ended = sum(text.rstrip().endswith("```") for text in after)
 print(f"{ended} of {len(after)} tuned answers end with their fence closed; of {len(samples)} with "
@@ -706,8 +713,7 @@ helpers.write_json(helpers.run_dir("train", "machine.json"), {
 print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())))
 
 # %% [markdown]
-# The model is trained. What follows is why you may believe it, and what to know before you rent a
-# slice.
+# The model is trained. What follows is why you may believe it.
 #
 # ## 11. Packing changes nothing: the proof
 # The loss and the adapters' gradients of a packed row must be those of its examples one by one. So
@@ -774,7 +780,6 @@ assert off[0] < 1e-5 and max(off[1:]) < 1e-5 * largest
 # back to an earlier checkpoint and compute its next two steps.
 
 # %%
-helpers.show_source(train.State, train.save)
 again = sorted(set(manager.all_steps()) - {steps})[-1:]
 lines = pd.read_json(log_file, lines=True, precise_float=True).set_index("step").loss.dropna()
 for earlier in again:

@@ -65,14 +65,12 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
-# %% [markdown]
-# ## 1. One matrix, by hand
-# Almost everything that matters here (rank, alpha, which matrices, which base) was decided in
-# notebook 03 and travels in `train/recipe.json`. These settings are what is left.
+# %%
+# Where this notebook stands.
+helpers.you_are_here("04")
 
 # %%
 import hashlib
-import json
 import math
 import re
 import shutil
@@ -86,17 +84,24 @@ import numpy as np
 import pandas as pd
 
 from helpers import architecture, pictures, remote, weights
-from helpers.merge import (FLOATS, another_step, check, export_text, model_card, norm_table,
-                           read_step, recompute, restore_adapters, split_targets, to_make)
+from helpers.merge import (check, export_text, if_smaller, model_card, no_change, norm_table,
+                           recompute, restore_adapters, split_targets, to_make)
 from helpers.run import digest, read_leftover
 
+# %% [markdown]
+# ## 1. One matrix, by hand
+# Almost everything that matters here (rank, alpha, which matrices, which base) was decided in
+# notebook 03 and travels in `train/recipe.json`. These settings are what is left.
 
+# %%
 @dataclass(frozen=True)
 class Settings:
     step: int = 0            # checkpoint to merge; 0: the one 03 finished with
     base: str = ""           # another copy of the base model; empty: where 03 found it
     block_mib: int = 8       # float32 working block: memory does not grow with the model
     samples: int = 24        # tensors that are re-read and recomputed at the end
+    into: str = "dequantized"  # of a quantised run: the base it multiplied with, or "bfloat16"
+    write_base: bool = False   # and write that base, dequantized/: the one the adapter belongs to
     text_only: bool = False  # also write merged_text/, for transformers' AutoModelForCausalLM
     ask: bool = False        # load merged/ on the CPU and ask it; 05 does so with a server
     upload: str = ""         # a hub repository, "you/name", to publish merged/ to; empty: none
@@ -104,7 +109,7 @@ class Settings:
 
 FULL = Settings()
 E2B = replace(FULL, text_only=True)
-TINY = replace(FULL, text_only=True, ask=True)
+TINY = replace(FULL, text_only=True, write_base=True, ask=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
@@ -140,8 +145,10 @@ config = architecture.read_config(base)
 prefix = next(name for name in tensors if name.endswith("embed_tokens.weight"))
 prefix = prefix.removesuffix("embed_tokens.weight")
 total = sum(tensor.stop - tensor.start for tensor in tensors.values())
+storage, as_trained = weights.storage_of(recipe, cfg.into)  # "" and rows as they are: bfloat16
 print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB in "
-      f"{len({tensor.file for tensor in tensors.values()})} file(s); names start with {prefix!r}")
+      f"{len({tensor.file for tensor in tensors.values()})} file(s); names start with {prefix!r}"
+      + f"; trained on a base in {storage}, merged into {cfg.into}" * bool(storage))
 
 # %% [markdown]
 # Training computed `W x` and beside it `(alpha / r) · B A x`. Merging adds the second matrix to the
@@ -152,7 +159,7 @@ print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB in "
 # %%
 for path in [path for path in adapters if path.endswith("down_proj")][:1]:
     a, b = adapters[path]                                        # [in, r], [r, out]
-    W = tensors[f"{prefix}{path}.weight"].array()                # [out, in], as on disk
+    W = as_trained(tensors[f"{prefix}{path}.weight"].array())    # [out, in]
     delta = scale * (a @ b).T                                    # [out, in]
     merged = (W.astype(np.float32) + delta).astype(W.dtype)      # the merge
 
@@ -347,7 +354,7 @@ def add_delta(rows, a, b, scale):
     return merged, jnp.stack([jnp.vdot(part, part) for part in (base, delta, lost)])
 
 
-name = f"{prefix}layers.0.self_attn.k_proj.weight"
+name = next(iter(plan))
 a, b = plan[name][0], plan[name][1][:, :64]  # its first 64 rows, on a random base
 rows = np.random.default_rng(0).normal(size=(64, len(a))).astype(ml_dtypes.bfloat16)
 merged, _ = add_delta(rows, a, b, scale)
@@ -363,13 +370,13 @@ assert error.max() < 2**-8 * 1.01
 # through untouched.
 
 # %%
-def merge_model(base, out, plan, scale, block_bytes):
+def merge_model(base, out, plan, scale, block_bytes, as_trained=lambda rows: rows):
     """Write base + delta as a complete model folder; returns (files, tensors, norms)."""
     norms = {name: np.zeros(3) for name in plan}
 
     def change(name, rows, first):
         a, b = plan[name]
-        merged, sums = add_delta(rows, a, b[:, first:first + len(rows)], scale)
+        merged, sums = add_delta(as_trained(rows), a, b[:, first:first + len(rows)], scale)
         norms[name] += sums
         if not np.isfinite(norms[name]).all():
             raise helpers.UserError(f"{base}: {name} has NaN or Inf. Download it again.")
@@ -382,14 +389,20 @@ def merge_model(base, out, plan, scale, block_bytes):
 # A second run must not repeat this, and must not trust what it finds either. `merge.json` says what
 # the result was made from (step, scale, hashes of adapters, base and recipe) and holds a hash of
 # every file. What was made from something else, or has other bytes now, is made again.
+#
+# (A run on a quantised base, notebook 11, multiplied with rounded weights, and those belong to its
+# adapters: `as_trained` turns the rows of the files into them. For a bfloat16 base it does nothing.)
 
 # %%
 record_path, out = helpers.run_dir("merge.json"), helpers.run_dir("merged")
 adapter_hashes = {path: hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
                   for path, (a, b) in adapters.items()}
 inputs = {"step": step, "scale": scale, "adapters": digest(adapter_hashes), "base": base_sha256,
-          "recipe": digest(recipe)}
+          "recipe": digest(recipe)} | ({"into": cfg.into} if storage else {})
 wanted = {"merged": "files", "adapter": "adapter_files"}
+if storage and cfg.into == "dequantized":
+    plan |= no_change(left_alone, prefix)  # without adapters, but quantised like the others
+    wanted |= {"dequantized": "base_files"} if cfg.write_base else {}
 wanted |= {"merged_text": "text_files"} if cfg.text_only else {}
 record = read_leftover(record_path, {})
 todo = to_make(record, inputs, wanted)
@@ -407,13 +420,20 @@ if record.get("inputs") != inputs:
     record_path.unlink(missing_ok=True)
     shutil.rmtree(helpers.run_dir("merged_text"), ignore_errors=True)
     record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "prefix": prefix,
-              "recipe": recipe, "bytes": total, "adapters": adapter_hashes, "text_files": {}}
+              "recipe": recipe, "bytes": total, "adapters": adapter_hashes, "text_files": {},
+              "base_files": {}, "adapter_base": recipe["base_path"]}
 if "merged" in todo:
     with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors into {out}"):
-        record["files"], record["tensors"], norms = merge_model(base, out, plan, scale,
-                                                                cfg.block_mib << 20)
+        record["files"], record["tensors"], norms = merge_model(
+            base, out, plan, scale, cfg.block_mib << 20, as_trained)
     record["norms"] = [dict(zip(("tensor", "base", "delta", "rounding"), (name, *norm)))
                        for name, norm in norms.items()]
+if "dequantized" in todo:
+    record["adapter_base"] = str(helpers.run_dir("dequantized"))
+    with helpers.phase("writing dequantized/, the base that was trained on"):
+        record["base_files"], *_ = merge_model(
+            base, helpers.run_dir("dequantized"), no_change(targets + left_alone, prefix), scale,
+            cfg.block_mib << 20, as_trained)
 pd.DataFrame([(path.name, f"{path.stat().st_size:,}") for path in sorted(out.iterdir())],
              columns=["file in merged/", "bytes"]).set_index("file in merged/")
 
@@ -447,7 +467,7 @@ if cfg.ask and told:
 # finds no such module and ignores it. A test fails on the day vLLM no longer needs this.
 
 # %%
-def write_adapter(out, targets, adapters, recipe, prefix):
+def write_adapter(out, targets, adapters, recipe, prefix, base_name=""):
     """The adapters as PEFT stores them; returns {file: sha256}."""
     entries, outer = {}, f"base_model.model.{prefix}"
     for target in targets:
@@ -461,8 +481,10 @@ def write_adapter(out, targets, adapters, recipe, prefix):
                     "F32", matrix.shape, [matrix])
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
               "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
-              "base_model_name_or_path": recipe["base_model"], "inference_mode": True,
+              "base_model_name_or_path": base_name or recipe["base_model"], "inference_mode": True,
               "target_modules": architecture.PEFT_TARGETS}  # the language model's layers only
+    if recipe.get("base_dtype", "bfloat16") != "bfloat16":  # PEFT names what it does not know
+        config["quantized_base"] = {key: recipe[key] for key in ("base_dtype", "tile_size")}
     if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
         names = sorted(re.escape(name) for target in targets for name in target.names)
         config["target_modules"] = rf"model\.(language_model\.)?({'|'.join(names)})"
@@ -474,7 +496,9 @@ def write_adapter(out, targets, adapters, recipe, prefix):
 # %%
 adapter_out = helpers.run_dir("adapter")
 if "adapter" in todo:
-    record["adapter_files"] = write_adapter(adapter_out, targets, adapters, recipe, prefix)
+    record["adapter_files"] = write_adapter(
+        adapter_out, targets, adapters, recipe, prefix,
+        record["adapter_base"] if "dequantized" in wanted else "")
 stored = weights.read_header(adapter_out / "adapter_model.safetensors")
 target = ([target for target in targets if target.kind[0] == "k"] or targets)[-1]
 block = next(iter(target.names)).rpartition(".")[0]
@@ -514,12 +538,11 @@ print(f"{record_path}: {len(record['tensors'])} tensors, {changed} merged, "
 # Everything goes into a hidden neighbour, `.merged.partial`, is forced to disk and renamed at the
 # very end: a folder called `merged/` is a finished one, whatever happens. While one block is
 # computed, other threads hash and write the previous one, and never more than one waits: that
-# bounds the memory. `read_header` shows how little one has to read. A safetensors file is 8 bytes
-# with the length of a header, a JSON header (name, dtype, shape and byte range of every tensor),
-# then the bytes ([format](https://github.com/huggingface/safetensors#format)).
+# bounds the memory. A safetensors file makes this easy: 8 bytes with the length of a header, a JSON
+# header (name, dtype, shape and byte range of every tensor), then the bytes
+# ([format](https://github.com/huggingface/safetensors#format)).
 
 # %%
-helpers.show_source(weights.read_header)
 largest = max(tensors, key=lambda name: tensors[name].stop - tensors[name].start)
 print(f"the largest tensor is {largest} {tensors[largest].shape}, a block {cfg.block_mib} MiB")
 
@@ -550,7 +573,7 @@ print(f"the largest tensor is {largest} {tensors[largest].shape}, a block {cfg.b
 if bad := weights.verify(out, record["files"]):
     raise helpers.UserError(f"{out} does not hold what was written ({bad}): a failing disk, or "
                             "something else writes there.")
-merged_count, same_count, worst = recompute(base, out, plan, scale, cfg.samples)
+merged_count, same_count, worst = recompute(base, out, plan, scale, cfg.samples, as_trained)
 assert worst <= 0.5, worst
 print(f"{len(record['files'])} files: every byte as written\n"
       f"{merged_count} merged tensors: at most {worst:.4f} steps from the exact sum\n"
@@ -575,19 +598,7 @@ changes.groupby("kind", sort=False)[["delta %", "rounding %"]].agg(["min", "mean
 # the delta of one matrix and look at what arrives.
 
 # %%
-def if_smaller(old, delta, shares):
-    """What would arrive of a delta in the base's type, had the fine-tune been smaller."""
-    before, rows = old.astype(np.float64), []
-    for wanted in (share * delta for share in shares):
-        arrived = (before + wanted).astype(old.dtype).astype(np.float64) - before
-        rows.append({"delta %": np.linalg.norm(wanted) / np.linalg.norm(before),
-                     "rounding %": np.linalg.norm(arrived - wanted) / np.linalg.norm(wanted),
-                     "arrives %": np.vdot(arrived, wanted) / np.vdot(wanted, wanted),
-                     "weights unchanged %": (arrived == 0).mean()})
-    return (100 * pd.DataFrame(rows)).style.hide(axis="index").format(precision=2)
-
-
-name = f"{prefix}layers.0.self_attn.q_proj.weight"
+name = next(iter(plan))
 (a, b), rows = plan[name], tensors[name].array()
 delta = scale * (a.astype(np.float64) @ b[:, :512].astype(np.float64)).T  # its first 512 rows
 if_smaller(rows[:512], delta, (1, 1 / 30, 1 / 100, 1 / 300))

@@ -66,6 +66,25 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
+# %%
+# Where this notebook stands.
+helpers.you_are_here("08")
+
+# %% [markdown]
+# ## The answers first
+# Will the 31B's training step fit a v5p-8, how long does a run take, and where does the time go?
+# These are the stored answers, predicted by what the rest of this notebook explains. Section 10 has
+# them for every slice, section 9 as a picture, line by line of the model's code.
+
+# %%
+from helpers import fit
+
+answer = fit.will_it_fit("v5p", 4)
+cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
+print(answer)
+print("\n".join(f"{minutes:5.1f} minutes: {part}" for part, minutes in cost["minutes"].items()))
+print(f"{cost['hours']:.1f} hours and {cost['dollars']:.0f} dollars for 10,000 published samples")
+
 # %% [markdown]
 # ## 1. Find the compiler
 # `libtpu` is the library that drives a TPU, and the compiler inside it works without one. Where it
@@ -121,7 +140,7 @@ from tunix.models.gemma4.model import Gemma4, RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
-from helpers import gemma, quantized, style, train
+from helpers import fit, gemma, quantized, style, train
 from helpers import program as timing
 from helpers.machine import published
 
@@ -955,49 +974,59 @@ if len(table):
     draw_memory(table)
 
 # %% [markdown]
-# Then the road from the published recipe to ours, in real tokens per second and in dollars for
-# 10,000 samples of 922 tokens, both predicted. A number is the level after a change; rows that are
-# not predicted yet share a bar with the next one. "Packed, our step" is notebook 03's trainer: rows
-# of 4,096 tokens, 95 % of them real, float32 adapters on 360 modules, nothing returned that was not
-# donated.
+# Then the road from the published recipe to ours, in predicted real tokens per second. The axis is
+# logarithmic, so a factor has the same length wherever it stands. Rows that are not predicted yet
+# share a bar with the next one. Packing counts by itself: 95 % of the positions are real tokens
+# instead of 30 %. "Our step" is notebook 03's: float32 adapters on 360 modules, and nothing is
+# returned that was not donated.
 
 # %%
-def draw_road(table, names, labels):
-    """Two waterfalls over the same changes, speed and cost, with the sum as the last bar."""
-    rows = table.set_index("recipe").loc[names]
-    fig, axes = style.figure(11, 3.8, columns=2)
-    for ax, column, title, digits in (
-            (axes[0], "tokens_per_second_predicted", "Real tokens per second", ",.0f"),
-            (axes[1], "dollars_predicted", "Dollars for 10,000 samples", ".2f")):
-        value = rows[column].astype(float).to_numpy()
-        value, before = np.append(value, value[-1]), np.concatenate([[0], value[:-1], [0]])
-        better = (value > before) == (column != "dollars_predicted")
-        colors = [style.GREY, *np.where(better[1:-1], style.GREEN, style.RED), style.BLUE]
-        ax.bar(range(len(value)), np.abs(value - before), bottom=np.minimum(value, before),
-               color=colors)
-        for place, number in enumerate(value):
-            rises = number >= before[place]  # the number stands where the bar ends
-            ax.annotate(f"{number:{digits}}", (place, number), ha="center", fontsize=9,
-                        va="bottom" if rises else "top", xytext=(0, 3 if rises else -3),
-                        textcoords="offset points")
-        ax.set_xticks(range(len(value)), [*labels, "ours"], fontsize=8)
-        ax.set(title=title)
-        ax.margins(y=0.12)
-        ax.grid(axis="x", visible=False)
+def road_steps(table, names, labels):
+    """[(label, tokens per second before, after)] from row to row; packing is a step of its own."""
+    rows, steps = table.set_index("recipe"), []
+    for before, after, label in zip(names[:-1], names[1:], labels[1:], strict=True):
+        start, end = rows.tokens_per_second_predicted[[before, after]].astype(float)
+        packing = rows.fill[after] / rows.fill[before]
+        if packing != 1:
+            steps.append(("packed rows", start, start * packing))
+        steps.append((label, start * packing, end))
+    return steps
+
+
+def draw_road(steps):
+    """Factors as bars on a logarithmic axis, from the first speed to the last."""
+    fig, ax = style.figure(9, 1.2 + 0.75 * (len(steps) + 2))
+    first, last = steps[0][1], steps[-1][2]
+    bars = [("published", first, ""), *((label, end, f"x {end / start:.2f}")
+                                        for label, start, end in steps), ("ours", last, "")]
+    low = 10 ** np.floor(np.log10(first))
+    for place, (label, end, factor) in enumerate(bars):
+        start = steps[place - 1][1] if factor else low
+        color = {"": style.BLUE}.get(factor, style.GREEN if end > start else style.RED)
+        color = style.GREY if label == "published" else color
+        ax.barh(-place, end - start, left=start, color=color, height=0.6)
+        ax.annotate(f"{end:,.0f}  {factor}", (end, -place), xytext=(4, 0),
+                    textcoords="offset points", va="center", fontsize=9)
+    ax.set_yticks([-place for place in range(len(bars))], [label for label, _, _ in bars])
+    ax.set(xscale="log", xlim=(low, 3 * last), xlabel="real tokens per second",
+           title=f"Packing is the longest stretch: {steps[0][2] / first:.1f} of {last / first:.1f} "
+           "times the published speed")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.grid(axis="y", visible=False)
     style.finish(fig, "08_road", "predicted for a v5p-8 from the compiled programs, not measured")
 
 
 names = [recipe.recipe for recipe in ROAD]
-labels = ["published", "bfloat16\narithmetic", "no remat", "packed,\nour step",
-          "attention\nby blocks", "two rows\nat once"]
+labels = ["published", "bfloat16 arithmetic", "no remat", "our step", "attention by blocks",
+          "two rows at once"]
 known, together = [], []
 for name, label in zip(names, labels, strict=True):
     together.append(label)
     if name in done:  # a row that is not predicted shares the bar of the next one
         known.append((name, ",\n".join(together)))
         together = []
-if known:
-    draw_road(table, *map(list, zip(*known)))
+if len(known) > 1:
+    draw_road(road_steps(table, *map(list, zip(*known))))
 
 # %% [markdown]
 # **What this means.** Packing alone gives 0.95 / 0.30 = 3.2 times as many real tokens. All other
@@ -1112,19 +1141,107 @@ if "ours" in profiles:
 # LoRA's thin products in ours not much higher, and every collective stops the chip. That is where a
 # faster step has to come from.
 #
-# ## 10. One chip, and other slices
-# E2B on a single v6e or v5e chip, and the 31B on larger slices, as far as they are stored. On those
-# tp stays 4, because a full-attention layer has four KV heads; the other axis, fsdp, splits rows
-# and weights. *Costs unknown* means that instructions of no known cost hold more than 2 % of
-# the bytes: then no time is predicted, and the roofline is a lower bound.
+# ### What stands between this step and a faster one
+# Eight times the published speed would be a step of 1.22 s. We tried changes on parts of the
+# program, where a compilation takes seconds to minutes: the MLP of one layer with its adapters,
+# forward and backward, and a few layers of the whole step (`tools/step_search.py`; all rows,
+# losers, too, are in `data/dryrun/search.csv`).
+
+# %%
+search = stored("search").dropna(axis="columns", how="all")
+if len(search):
+    names = {"program": "program", "milliseconds": "ms", "compute": "ms computing",
+             "waits": "ms waiting", "temp_gib": "temporaries GiB",
+             "compile_cpu_seconds": "CPU s to compile"}
+    look = search.sort_values("program")[[*names]].rename(columns=names)
+    display(look.style.hide(axis="index").format(precision=2))
+
+# %% [markdown]
+# What this means, row by row:
+#
+# - *Mesh (2, 2), collectives beside the products* ("async"). Products are larger and take a tenth
+#   less time, and nearly all gathers of weights are covered. But the compiler merges LoRA's small
+#   sums with the large ones, and a merged sum cannot stay a reduce-scatter: it moves twice the
+#   bytes, and nothing covers it. By our reckoning from six layers, sixty would take 1.31 s instead
+#   of 1.37: 7.4 times the published speed. With reduce-scatters it would be 7.9.
+# - *Softmax normalised late*: dividing after the product with the values saves a pass over the
+#   scores, backward too. The same rows hold a gradient of GELU written by hand, which changed
+#   nothing: those products are not slow because of it.
+# - *MLP weights gathered, the stream cut by tokens*: no sums are left, only gathers, and these can
+#   be covered.
+# - *int8*: stored and multiplied in int8 (11), with the weights gathered, the MLP takes 6.6 ms
+#   instead of 9.8, even with every gather exposed: half the bytes travel, and a token's scale needs
+#   no other chip. With the stream cut by width int8 loses instead: its sums travel in 32 bits.
+# - *Windowed einsum*, *async gathers alone* and the conservative *collective matmul* give the very
+#   same program. The full collective matmul doubles its products.
+#
+# So eight times in bfloat16, and more in int8, is within reach of this design. What stands before
+# it is the price of compiling: with "async" it takes 64 CPU seconds a layer instead of ten, more
+# than an hour at full depth. No such row is stored, so notebook 03 keeps the step of section 8.
+#
+# ## 10. What can you rent?
+# The same question for every slice, on one basis: which base dtype, which recomputation, how many
+# gibibytes a chip, how many hours and dollars for *your* tokens at *your* price. Change the two
+# lines below. `will_it_fit` answers with a compiled row where this table has one. Else it adds up
+# the parts: what the step is handed, what the backward pass reads again, logits, gradients, weights
+# gathered from other chips. For every compiled row the sum is within a tenth of the compiler's
+# (`tests/test_fit.py`), so an estimate has to leave a tenth of the chip free.
+
+# %%
+MY_TOKENS = cfg.samples * cfg.tokens_per_sample
+MY_PRICES = {}  # dollars per hour of a slice, for example {"v5p-8": 7.5}; else those of section 2
+helpers.show_source(fit.estimate)
+print(fit.will_it_fit("v6e", 4, base_dtype="int8", remat="DECODER"))
+
+# %% [markdown]
+# A run is more than its steps: it downloads, loads, compiles, validates and saves. `run_cost` adds
+# these from assumptions that it states: 0.2 GB/s for every byte that moves, a quarter of an hour
+# for three compilations. Hours are *predicted* where a stored row is. *At least* means that no time
+# is: the chips' peak stands in for it, and no program reaches that.
+
+# %%
+def renters_table(rows, tokens, prices):
+    """One line for each slice and base dtype: what fits, how long a whole run takes, its price."""
+    lines = []
+    for found, price in rows:
+        cost = fit.run_cost(found, tokens, prices.get(found.slice, price))
+        least = "≥ " if cost["at_least"] else ""
+        steps = cost["minutes"]["optimizer steps"]
+        lines.append({
+            "slice": found.slice, "model": found.model, "base": found.base_dtype,
+            "fits": "yes" if found.fits else "no", "remat": found.remat,
+            "rows": f"{found.rows} x {found.row_length:,}", "GiB a chip": f"{found.total:.1f}",
+            "limit": f"{found.limit:.1f}", "from": "compiled" if found.compiled else "estimated",
+            "steps alone, h": f"{least}{steps / 60:.2f}", "whole run, h": f"{least}"
+            f"{cost['hours']:.2f}", "USD": f"{least}{cost['dollars']:.2f}"})
+    table = pd.DataFrame(lines)
+    table.loc[table.fits == "no", ["steps alone, h", "whole run, h", "USD"]] = ""
+    return table
+
+
+rented = renters_table(fit.renters_rows(), MY_TOKENS, MY_PRICES)
+display(rented.style.hide(axis="index"))
+display(renters_table(fit.renters_rows(("e2b",), fit.ONE_CHIP), MY_TOKENS,
+                      MY_PRICES).style.hide(axis="index"))
+
+# %% [markdown]
+# What this means: for 9.2 million tokens the fixed part of a v5p-8's hour is longer than its steps,
+# so a faster step buys little, and a second epoch costs only its steps. Today the published 10,000
+# samples are about an hour and 17 dollars there. *At least* can rule a slice out, and no more: the
+# same slice may need three times that. A v5e-8 or v5e-4 holds the 31B only with a quantised base
+# (11). The same table with fields to fill in is the page
+# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) of the
+# site.
+#
+# These are the compiled rows behind it, beside the v5p-8's of section 8. *Costs unknown* means that
+# instructions of no known cost hold more than 2 % of the bytes: then no time is predicted.
 
 # %%
 others = pd.concat(map(stored, ("v6e-1_e2b", "v5e-1_e2b", "v5p-32_31b", "v6e-8_31b")))
 show(others, {"topology": "slice", "size": "model", "micro_batch": "rows",
               "sequence_length": "tokens a row", "remat": "remat", "hbm_gib": "sum GiB",
               "limit_gib": "limit GiB", "fits": "fits", "seconds_predicted": "s, predicted",
-              "seconds_estimate": "s, estimate", "seconds_roofline": "s, roofline",
-              "hours_predicted": "hours", "dollars_predicted": "USD"})
+              "seconds_estimate": "s, estimate", "seconds_roofline": "s, roofline"})
 
 # %% [markdown]
 # ## 11. The flag that does nothing

@@ -680,7 +680,8 @@ display(both.map(lambda value: f"{value:g}" if isinstance(value, (int, float)) e
 
 # %%
 n_31b = published_values("spec_sheet_reference", "item")["gemma4_31b_text_params"]
-tpu_spec, gpu_spec = (published_values("hardware_training", "spec", side) for side in ("tpu", "gpu"))
+specs = [published_values("hardware_training", "spec", side) for side in ("tpu", "gpu")]
+tpu_spec, gpu_spec = specs
 sample_seconds = [published_values("training_results", "metric", side)["time_per_sample"]
                   for side in ("tpu", "gpu")]
 passes = 3  # over the weights per micro-batch: forward, recomputation, backward

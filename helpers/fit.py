@@ -1,4 +1,4 @@
-"""Will it fit, how fast, what does it cost: a renter's questions, from compiled rows or an estimate.
+"""Will it fit, how fast, what does it cost: a renter's questions, from compiled rows or estimates.
 
 `will_it_fit` answers with a row of data/dryrun/ where notebook 08 has compiled exactly that, and
 else adds up the parts of a chip's memory. `run_cost` turns a speed into hours and dollars, with all
@@ -36,6 +36,14 @@ GB_PER_S = 0.2         # assumed, of the hub, the disk and the bucket alike
 COMPILE_MINUTES = 15   # three programs of five minutes; published: 3 to 8 minutes for one
 EVERY = 100            # steps between two validations and saves (03)
 HELD_OUT = 64          # rows of a validation (03), each a forward pass: a third of a step's work
+
+
+WHERE_FROM = {
+    "download the base": f"assumed: {GB_PER_S} GB/s", "load it onto the chips": "the same",
+    "compile": "three programs; published: 3 to 8 minutes for one",
+    "optimizer steps": "predicted from the compiled program (08)",
+    "validate": "a forward pass taken as a third of a step",
+    "save": f"assumed: {GB_PER_S} GB/s, nothing overlaps"}
 
 
 @dataclass(frozen=True)
@@ -206,17 +214,8 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
         raise UserError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
     wanted = (base_dtype, remat, rows, row_length)
     for row in _stored(name, model):
-        found = (row.get("base_dtype") or "bfloat16", row["remat"], int(row["micro_batch"]),
-                 int(row["sequence_length"]))
-        if found == wanted:
-            base, adapters = held(model, fsdp, tp, base_dtype)
-            base = float(row["args_gib"]) - adapters
-            parts = {"base weights": base, "adapters and Adam": adapters,
-                     "temporaries": float(row["hbm_gib"]) - base - adapters}
-            speed = row.get("tokens_per_second_predicted")
-            return Fit(name, model, *wanted, chips, parts, spec.hbm / GIB, True,
-                       float(speed) if speed else None,
-                       float(row["real_tokens_per_second_roofline"]))
+        if _shape(row) == wanted:
+            return _compiled(name, model, kind, chips, row)
     parts = estimate(model, fsdp, tp, base_dtype, remat, rows, row_length)
     passes = 4 if remat == "NONE" else 6  # of 2 N FLOPs: forward, backward and perhaps again
     work = passes * physics.parameters(_config(model))["matmul"] / FILL
@@ -224,8 +223,32 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
                chips * spec.flops / work)
 
 
+def _shape(row):
+    """(base dtype, remat, rows, row length) of a stored row; older tables lack the first."""
+    return (row.get("base_dtype") or "bfloat16", row["remat"], int(row["micro_batch"]),
+            int(row["sequence_length"]))
+
+
+def _compiled(name, model, kind, chips, row):
+    """The `Fit` of a stored row."""
+    base, adapters = held(model, *mesh_of(model, chips), _shape(row)[0])
+    base = float(row["args_gib"]) - adapters
+    parts = {"base weights": base, "adapters and Adam": adapters,
+             "temporaries": float(row["hbm_gib"]) - base - adapters}
+    speed = row.get("tokens_per_second_predicted")
+    return Fit(name, model, *_shape(row), chips, parts, chip(kind).hbm / GIB, True,
+               float(speed) if speed else None, float(row["real_tokens_per_second_roofline"]))
+
+
 def best_fit(kind, chips, model="31b", base_dtype="bfloat16"):
-    """The `Fit` that recomputes least, with the longest rows; the smallest one if none fits."""
+    """The `Fit` that 03 would train with: of the compiled ones, else of the estimated ones, the one
+    that recomputes least with the longest rows. If none fits, the smallest."""
+    name = slice_name(kind, chips)
+    compiled = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
+                if _shape(row)[0] == base_dtype]
+    fitting = [found for found in compiled if found.total <= (1 - SPARE) * found.limit]
+    if fitting:
+        return min(fitting, key=lambda found: (REMATS.index(found.remat), -(found.speed or 0)))
     for length in LENGTHS[model]:
         for remat in REMATS:
             found = will_it_fit(kind, chips, model, base_dtype, remat, row_length=length)
@@ -286,7 +309,8 @@ def page_data():
     rows = [{"slice": fit.slice, "model": fit.model, "base": fit.base_dtype, "remat": fit.remat,
              "rows": fit.rows, "length": fit.row_length, "fits": fit.fits,
              "compiled": fit.compiled, "gib": round(fit.total, 2), "limit": round(fit.limit, 2),
-             "speed": fit.speed or fit.bound, "atLeast": fit.speed is None, "price": dollars}
+             "speed": fit.speed or fit.bound, "predicted": fit.speed is not None,
+             "price": dollars}
             for fit, dollars in [*renters_rows(("31b",)),
                                  *renters_rows(("e2b",), ONE_CHIP | SLICES)]]
     return {"rows": rows, "fill": FILL, "every": EVERY, "heldOut": HELD_OUT, "gbPerS": GB_PER_S,

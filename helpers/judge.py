@@ -189,8 +189,9 @@ def run_limited(command, folder, limits, file=None, alone=False):
       UserError: somebody else killed it.
     """
     blocks = -(-(limits.file if file is None else file) // 512)
-    words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh", str(math.ceil(limits.seconds)),
-             str(limits.memory // 1024), str(blocks), str(int(alone)), *command]
+    words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh",
+             str(math.ceil(limits.seconds)), str(limits.memory // 1024), str(blocks),
+             str(int(alone)), *command]
     environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": str(folder), "LC_ALL": "C"}
     process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

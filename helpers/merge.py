@@ -5,7 +5,6 @@ Importing this file imports JAX but starts no device.
 """
 
 import contextlib
-import re
 import shutil
 from pathlib import Path
 
@@ -102,6 +101,13 @@ def split_targets(targets, adapters, recipe):
     return [t for t in targets if wanted(t)], [t for t in targets if not wanted(t)]
 
 
+def no_change(targets, prefix):
+    """A plan that adds nothing: for matrices that are only to be dequantised."""
+    return {f"{prefix}{name}.weight": (np.zeros((inputs, 1), np.float32),
+                                       np.zeros((1, outputs), np.float32))
+            for target in targets for name, (outputs, inputs) in target.names.items()}
+
+
 def to_make(record, inputs, wanted):
     """{folder: why it must be made}. `wanted`: {folder: name of its hashes in the record}."""
     old = record.get("inputs", {})
@@ -142,7 +148,7 @@ def export_text(merged, out, prefix):
     return {file.name: sha256_file(file) for file in sorted(out.iterdir())}
 
 
-def recompute(base, merged, plan, scale, samples):
+def recompute(base, merged, plan, scale, samples, as_trained=lambda rows: rows):
     """Check a sample of tensors of `merged`; returns the largest error in steps of the dtype."""
     before, after = weights.open_model(base), weights.open_model(merged)
     assert list(before) == list(after), "names or order changed"
@@ -155,7 +161,8 @@ def recompute(base, merged, plan, scale, samples):
         a, b = plan[name]
         for start in range(0, len(old), 1024):  # in slices, to stay small
             part = slice(start, start + 1024)
-            wide, ours = b[:, part].T.astype(np.float64), old[part].astype(np.float64)
+            wide = b[:, part].T.astype(np.float64)
+            ours = as_trained(old[part]).astype(np.float64)
             exact = ours + scale * (wide @ a.T)
             step = np.spacing(np.abs(exact).astype(np.float32)) * 2.0 ** (
                 23 - ml_dtypes.finfo(new.dtype).nmant)
@@ -174,6 +181,18 @@ def norm_table(record):
     table["delta %"] = 100 * table["delta"] / table["base"]
     table["rounding %"] = 100 * table["rounding"] / table["delta"].clip(lower=1e-30)
     return table
+
+
+def if_smaller(old, delta, shares):
+    """What would arrive of a delta in the base's type, had the fine-tune been smaller."""
+    before, rows = old.astype(np.float64), []
+    for wanted in (share * delta for share in shares):
+        arrived = (before + wanted).astype(old.dtype).astype(np.float64) - before
+        rows.append({"delta %": np.linalg.norm(wanted) / np.linalg.norm(before),
+                     "rounding %": np.linalg.norm(arrived - wanted) / np.linalg.norm(wanted),
+                     "arrives %": np.vdot(arrived, wanted) / np.vdot(wanted, wanted),
+                     "weights unchanged %": (arrived == 0).mean()})
+    return (100 * pd.DataFrame(rows)).style.hide(axis="index").format(precision=2)
 
 
 def model_card(record, data, evaluation):

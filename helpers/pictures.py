@@ -1,7 +1,5 @@
 """The figures of notebooks 03 and 04: drawing only, every number comes from the caller."""
 
-import html
-
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -222,25 +220,6 @@ class LiveLoss:
             self.handle = display(fig, display_id=True)
         plt.close(fig)
         self.last = self.clock()
-
-
-def side_by_side(texts, asked="", most=700):
-    """Texts in columns, their names above, what was asked in front.
-
-    Args:
-      texts: {name: text}; long ones are cut after `most` characters.
-      asked: the request.
-    """
-    from IPython.display import HTML, display
-
-    def cut(text, length):
-        return html.escape(text if len(text) <= length else text[:length] + " …")
-    cells = "".join(
-        f"<td style='width:{100 // len(texts)}%;vertical-align:top;text-align:left'><b>{name}</b>"
-        "<pre style='white-space:pre-wrap;word-break:normal;font:85%/1.5 monospace'>"
-        f"{cut(text, most)}</pre></td>" for name, text in texts.items())
-    display(HTML(f"<p style='white-space:pre-wrap;line-height:1.3'><i>{cut(asked, 450)}</i></p>"
-                 f"<table style='width:100%;table-layout:fixed'><tr>{cells}</tr></table>"))
 
 
 # ── 04: the merge ──

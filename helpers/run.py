@@ -34,6 +34,7 @@ SIZES = {
                 ("v5p-8", "v5p-32", "v6e-8")),
 }
 _always = ""
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 class UserError(Exception):
@@ -171,6 +172,10 @@ def run_dir(*parts):
     The directory is created; the path below it is not.
     """
     base = run_dir_path()
+    place = base.resolve()
+    if _ROOT.is_relative_to(place) or place == Path.home():  # its `data` is not this run's
+        raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
+                        f"{base / 'runs' / 'mine'}.")
     try:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:  # read-only, full, or a file of that name
@@ -181,7 +186,7 @@ def run_dir(*parts):
 
 def run_dir_path():
     """Where the run directory is or will be, as a short path if it is below this one."""
-    chosen = Path(os.environ.get("RUN_DIR") or Path("runs") / size())
+    chosen = Path(os.environ.get("RUN_DIR") or Path("runs") / size()).expanduser()
     return chosen.relative_to(Path.cwd()) if chosen.is_relative_to(Path.cwd()) else chosen
 
 
@@ -231,12 +236,11 @@ def catch_up(last):
       UserError: one of them failed, and its own last words are in the text; or 03 would need the
         chips that this process holds.
     """
-    root = Path(__file__).resolve().parent.parent
     held = hardware.held_here()
     if held and last[:2] > "02":
         raise UserError("this kernel holds the chips that 03 needs. Restart it, and run this cell "
                         "before anything starts JAX (of the opening cells, all but the last).")
-    for source in sorted(root.glob("[0-9][0-9]_*.py")):
+    for source in sorted(_ROOT.glob("[0-9][0-9]_*.py")):
         if source.name[:2] == "00":  # makes nothing that another needs
             continue
         if source.name[:2] > last[:2]:
@@ -245,7 +249,7 @@ def catch_up(last):
             print("01 is left out: its checks need the chips, and this kernel holds them")
             continue
         with phase(source.stem, every=30):
-            done = subprocess.run([sys.executable, source.name], cwd=root, capture_output=True,
+            done = subprocess.run([sys.executable, source.name], cwd=_ROOT, capture_output=True,
                                   text=True, env={**os.environ, **_lock.passed_on(),
                                                   "MPLBACKEND": "agg"})
         if done.returncode:
@@ -339,6 +343,9 @@ def writing():
     who = Path(name or "Python").stem
     if shell is None and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _hide_traceback
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError):  # somebody else's stream
+                stream.reconfigure(errors="replace")  # a terminal that is not UTF-8
     elif shell and not any(isinstance(other, _OneWriter) for other in shell.ast_transformers):
         shell.ast_transformers.append(_OneWriter(who))
         shell.events.register("post_execute", _lock.release)
@@ -399,16 +406,34 @@ def write_json(path, value):
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+class _Lacks(UserError, KeyError):
+    __str__ = Exception.__str__
+
+
+class _Object(dict):
+    """A JSON file's object, which says from where it is when a key is asked that it lacks."""
+
+    def __init__(self, content, path):
+        super().__init__(content)
+        self.path = path
+
+    def __missing__(self, key):
+        raise _Lacks(f"{self.path} says nothing about {key!r}: another version wrote it, or it was "
+                     "edited. Run the notebook that writes it again.")
+
+
 def read_json(path):
     """Read a JSON file.
 
     Raises:
-      UserError: it is not JSON, for example because a disk was full.
+      UserError: it is not JSON, for example because a disk was full; or, later, when an object is
+        asked for a key that it lacks.
     """
     try:
         if Path(path).is_dir():
             raise ValueError("it is a folder")
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        return _Object(found, path) if isinstance(found, dict) else found
     except (ValueError, RecursionError) as error:  # ValueError: JSON and UTF-8
         raise UserError(f"{path} is not valid JSON ({error}). Delete it and run the notebook "
                         "that writes it again.") from error

@@ -223,6 +223,28 @@ def _quantization_flags(engine, quantization):
                     "tpu-docker, fp8 on gpu-docker.")
 
 
+def compose(command):
+    """The `docker run` command as the content of a docker-compose.yml."""
+    words, service = iter(command[command.index("run") + 1:]), {}
+    plain = {"--name": "container_name", "--network": "network_mode", "--shm-size": "shm_size",
+             "--entrypoint": "entrypoint"}
+    for word in words:
+        if word in plain:
+            service[plain[word]] = next(words)
+        elif word in ("-v", "-e"):
+            service.setdefault({"-v": "volumes", "-e": "environment"}[word], []).append(next(words))
+        elif word == "--privileged":
+            service["privileged"] = True
+        elif word == "--gpus":
+            device = {"driver": "nvidia", "count": next(words), "capabilities": ["gpu"]}
+            service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+        elif word != "--rm":
+            assert not word.startswith("-"), f"no place for {word}"
+            service |= {"image": word, "command": list(words)}
+    named = [volume.split(":")[0] for volume in service["volumes"] if not volume.startswith("/")]
+    return {"services": {"vllm": service}, "volumes": {name: {"name": name} for name in named}}
+
+
 def shown(command):
     """A command as one could type it in the repository, one option per line."""
     line = shlex.join(command).replace(f"-v {ROOT}/", '-v "$PWD"/').replace(f"{ROOT}/", "")
@@ -394,6 +416,13 @@ def chat_request(text, recipe, **more):
             "extra_body": as_trained(recipe)[1], **more}
 
 
+def logprobs(record, model, ids):
+    """Log-probability of each token id given those before it: one less than there are ids."""
+    body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    scored = post(record, "/v1/completions", body)["choices"][0]["prompt_logprobs"]
+    return [entry[str(token)]["logprob"] for entry, token in zip(scored[1:], ids[1:], strict=True)]
+
+
 # -- Life --------------------------------------------------------------------------------------
 
 RECORD = {"pid": int, "born": float, "port": int, "base_url": str, "model": str, "model_path": str,
@@ -414,7 +443,11 @@ def _record(slot):
     with contextlib.suppress(UserError, UnicodeDecodeError):
         found = read_json(path)
         if isinstance(found, dict) and all(isinstance(found.get(k), t) for k, t in RECORD.items()):
-            return found
+            first = Path(found["mark"])
+            if first == path.resolve() or not first.exists():  # the latter: a folder was moved
+                return found
+            print(f"{path} is a copy of {first}, whose server it is: taken as absent")
+            return None
     print(f"{path} is not the record of a server (half-written?): taken as absent")
     return None
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import train_driver
 from conftest import ROOT
+from test_faults import world  # noqa: F401  (a fixture)
 
 from helpers import UserError, remote, train
 
@@ -222,6 +223,31 @@ def test_a_mark_that_says_nothing_marks_nothing(storage, run, tmp_path, mark):
     assert [path.name for path in (tmp_path / "back/train/checkpoints").iterdir()] == ["20"]
 
 
+def test_a_machine_without_checkpoints_takes_none_away(storage, run, tmp_path):
+    """The serving machine pulls without them, and pushes what it has measured."""
+    remote.push(run, "gs://runs/taken")
+    serving = tmp_path / "serving"
+    remote.pull("gs://runs/taken", serving, only=lambda name: not name.startswith("train/check"))
+    (serving / "eval.json").write_text("{}")
+    (serving / "train/log.jsonl").write_text("another\n")
+    remote.push(serving, "gs://runs/taken")
+    remote.pull("gs://runs/taken", tmp_path / "back")
+    assert tree(tmp_path / "back") == whole(run) | {"eval.json": "{}"}
+
+
+def test_a_training_that_began_again_does_not_replace_one_that_came_further(storage, run, tmp_path):
+    """Somebody forgot to pull first."""
+    remote.push(run, "gs://runs/further")
+    new = tmp_path / "new"
+    for name, text in {"train/checkpoints/20/a": "new", "train/log.jsonl": "new\n"}.items():
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / name).write_text(text)
+    with pytest.raises(UserError, match="checkpoint 40, .* only 20.*pull"):
+        remote.push(new, "gs://runs/further")
+    remote.pull("gs://runs/further", tmp_path / "back")
+    assert tree(tmp_path / "back") == whole(run)
+
+
 @pytest.mark.slow
 def test_a_copy_survives_a_storage_that_is_away(run, tmp_path, monkeypatch):
     """`push --every` says so, and goes on when the storage is back."""
@@ -263,6 +289,36 @@ def test_a_signal_is_what_it_was_after_a_copy():
 
 
 # ── Whole programs ──
+
+COPIES = """
+import numpy as np, time
+from helpers import remote, train
+manager = train.open_checkpoints("gs://runs/series", 1, last=9)
+state = train.State(4, {"a": np.ones((8, 8), np.float32)}, (np.ones(3),), {})
+with remote.finishing(manager.wait_until_finished):
+    train.save(manager, state, {})
+    print("trains on", flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_to_run_all_lets_a_checkpoint_arrive(world, storage):
+    """What 03 does where CHECKPOINTS is a bucket, in a kernel of run_all.sh."""
+    world.notebooks(n03=COPIES)
+    storage.slow.write_text("0.5")
+    try:
+        child = world.start("./run_all.sh", "03", cwd=world.project)
+        world.until(child, "trains on")
+        child.terminate()
+        outcome = world.ended(child, 35)
+    finally:
+        storage.slow.unlink()
+    assert outcome.returncode == 143 and "ended by SIGTERM" in outcome.text
+    assert "saved" in (world.run / "notebooks/kernel.log").read_text()
+    assert train.open_checkpoints("gs://runs/series", 1, last=9).all_steps() == [4]
+    assert not world.left()
 
 def driver(folder, steps=12, wait=None):
     """The training driver on `folder`/train, to its end or until `wait` steps are logged."""

@@ -23,7 +23,7 @@ from conftest import ROOT, load
 
 import helpers
 from helpers import bench as server_bench
-from helpers import physics, server
+from helpers import flags, physics, server
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_vllm = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve")
@@ -128,7 +128,7 @@ def test_the_launcher_is_still_needed():
 
 
 def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter):
-    explain = load("05_serve_vllm.py", "explain", "REASONS", "DOCKER")[0]
+    explain = flags.explain
     for command in every_command(adapter):
         text = server.shown(command)
         assert shlex.split(text.replace("\\\n", "")) == [p.replace(f"{ROOT}/", "") for p in command]
@@ -144,7 +144,7 @@ def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter):
 def test_docker_compose_is_the_same_container(adapter):
     """Read the file as Compose would, and put the `docker run` command together again."""
     import yaml
-    compose = load("05_serve_vllm.py", "compose")
+    compose = server.compose
     for command in [c for c in every_command(adapter) if c[0] == "docker"]:
         text = yaml.safe_dump(compose(command), sort_keys=False)
         content = yaml.safe_load(text)
@@ -271,7 +271,7 @@ def test_padding_to_buckets_against_brute_force():
 
 def test_prompts_think_only_where_training_did():
     from helpers import chat
-    as_trained = load("05_serve_vllm.py", "as_trained")
+    as_trained = server.as_trained
     tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
     messages, seen = [{"role": "user", "content": "a counter"}], []
     for reasoning, wanted in (("stripped", False), ("kept", True)):

@@ -11,12 +11,14 @@ import sys
 import time
 
 import helpers
+import nbformat
 import pytest
 from conftest import ROOT
 from helpers import packing, run
 
 sys.path.insert(0, str(ROOT / "tools"))
 import readme_figure
+import notebooks
 from notebooks import PeakMemory
 
 
@@ -71,3 +73,11 @@ def test_source_that_a_cell_prints_counts_as_code():
                      "helpers.show_source(best, packing.fill_rows)")
     once = sum(bool(line.strip()) for line in inspect.getsource(packing.fill_rows).splitlines())
     assert readme_figure.shown_lines(code) == 2 * once > 20
+
+
+def test_stored_outputs_have_no_terminal_colours():
+    """What rich shows in a notebook, as `jax.debug.visualize_array_sharding` does."""
+    shown = nbformat.v4.new_output("display_data", {"text/plain": "CPU \x1b[1;36m0\x1b[0m"})
+    cell = nbformat.v4.new_code_cell("1", outputs=[shown])
+    tidied = notebooks.tidy(nbformat.v4.new_notebook(cells=[cell]))
+    assert tidied.cells[0].outputs[0].data["text/plain"] == "CPU 0"

@@ -37,7 +37,7 @@ from tensorboardX.proto import event_pb2
 from tunix.models.gemma4 import model as gemma4
 
 import helpers
-from helpers import gemma, hardware, remote, train, weights
+from helpers import gemma, hardware, merge, remote, train, weights
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 CONFIGS = ROOT / "data" / "configs"
@@ -566,6 +566,26 @@ def test_the_log_is_cut_at_the_checkpoint(tmp_path):
     assert path.read_text() == ""
 
 
+def test_the_log_is_shown_to_who_watches(tmp_path):
+    seen = []
+    log = train.StepLog(tmp_path / "log.jsonl", 2, 10, lambda path: seen.append(path.read_text()))
+    log.rewind(0)
+    for step in (1, 2):
+        log.training({"step": step, "loss": 1.0, "learning_rate": 0.0, "grad_norm": 1.0,
+                      "seconds": 1.0, "real_tokens": 5})
+    assert [text.count('"loss"') for text in seen] == [1, 2]
+
+
+def test_a_step_that_does_not_fit_is_refused(bfloat16, monkeypatch):
+    run = bfloat16
+    held = train.memory_of(run.compiled, run.state, run.frozen)
+    assert held["Adam's moments"] > 1.9 * held["adapters"] > 0 and held["base weights"] > 0
+    device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 1000})
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    with pytest.raises(helpers.UserError, match="does not fit.*rows_per_device"):
+        train.memory_of(run.compiled, run.state, run.frozen)
+
+
 def test_a_stuck_validation_loss_is_said(tmp_path, capsys):
     log = train.StepLog(tmp_path / "log.jsonl", 10, 1)
     log.rewind(0)
@@ -650,8 +670,7 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, capsys):
         train.refuse_another_recipe(manager, {"rank": 8, "steps": 5})
     manager.close()
 
-    restore_adapters = load("04_merge.py", "restore_adapters", "read_step")[0]
-    step, adapters, notes = restore_adapters(tmp_path / "whole" / "checkpoints", 0)
+    step, adapters, notes = merge.restore_adapters(tmp_path / "whole" / "checkpoints", 0)
     assert step == 5 and notes == {"rank": 4, "steps": 5}
     nnx.update(whole.model, whole.state.adapters)
     ours = {path: [np.asarray(pair[side].get_value()) for side in "ab"]
@@ -720,6 +739,20 @@ def test_the_newest_checkpoint_that_restores_is_taken(bfloat16, tmp_path, capsys
     with train.open_checkpoints(tmp_path, 1, 3) as manager:
         with pytest.raises(helpers.UserError, match="none of the checkpoints .*fresh=True"):
             train.restore(manager, run.state)
+        assert manager.all_steps() == [1, 2, 3]
+
+
+def test_one_step_is_restored_and_nothing_removed(bfloat16, tmp_path):
+    """What section 12 of the notebook goes back to."""
+    run = bfloat16
+    with train.open_checkpoints(tmp_path, 1, 3) as manager:
+        for step in (1, 2, 3):
+            train.save(manager, dataclasses.replace(run.state, step=step, data={"next": step}), {})
+        manager.wait_until_finished()
+        lose_moments(tmp_path / "1")
+        assert train.restore(manager, run.state, at=2).data == {"next": 2}
+        with pytest.raises(helpers.UserError, match=r"none of the checkpoints \[1\]"):
+            train.restore(manager, run.state, at=1)
         assert manager.all_steps() == [1, 2, 3]
 
 

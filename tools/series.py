@@ -75,7 +75,9 @@ WRITES = {
     "05": ("serve",),
     "06": ("bench/*.json", "bench/results.csv", "bench/partial", "bench/client.*"),
     "07": ("eval",),
+    "08": ("dryrun",),
     "09": ("tiny_base",),
+    "10": ("published.json",),
     "12": ("nca",),
 }
 # What it reads there, and which notebook writes that.
@@ -108,13 +110,14 @@ def settle(start):
     """Make relative paths in the environment mean what they mean where run_all.sh was called."""
     for name in ("RUN_DIR", "TMPDIR", "VERILOG_EVAL_DIR"):
         if os.environ.get(name):
-            path = Path(os.path.normpath(Path(start) / os.environ[name]))
+            path = Path(os.path.normpath(Path(start) / Path(os.environ[name]).expanduser()))
             inside = name == "RUN_DIR" and path.is_relative_to(ROOT)
             os.environ[name] = str(path.relative_to(ROOT) if inside else path)
     os.environ["SIZE"] = size()
     os.environ["RUN_DIR"] = str(run_dir_path())
     os.environ["SERVER_OWNER"] = str(os.getpid())  # a server ends when its owner has ended
     temporary_dir()
+    run_dir()
 
 
 # -- Servers --------------------------------------------------------------------------------------
@@ -241,6 +244,8 @@ def run(sources):
 
 
 def main(start, *words):
+    sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
+    sys.stderr.reconfigure(errors="replace")
     fresh, words = "--fresh" in words, [word for word in words if word != "--fresh"]
     os.chdir(ROOT)
     settle(start)

@@ -42,7 +42,7 @@ def notebook():
     """The merge of the notebook, as a namespace."""
     from types import SimpleNamespace
     from conftest import load
-    names = ("FACTORS FLOATS read_step another_step restore_adapters check q_factors kv_factors "
+    names = ("FACTORS restore_adapters check q_factors kv_factors "
              "k_factors o_factors mlp_factors plan_merge add_delta merge_model write_adapter").split()
     return SimpleNamespace(**dict(zip(names, load("04_merge.py", *names), strict=True)))
 

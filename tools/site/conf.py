@@ -3,14 +3,19 @@
     ./build_site.sh     writes site/html/index.html; nothing is executed
 """
 
+import json
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+from helpers import fit  # noqa: E402  (standard library only)
+
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]
 root_doc = "README"
-MORE = ["OWN_DATA", "GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]  # pages beside the notebooks
+MORE = ["OWN_DATA", "tools/site/cost", "GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]  # beside notebooks
 include_patterns = ["notebooks/*.ipynb", *(f"{page}.md" for page in (root_doc, *MORE))]
 exclude_patterns = [".*", "runs", "site"]
 nb_execution_mode = "off"
@@ -30,13 +35,16 @@ CONTENTS = """
 %s
 ```
 """
-OWN_PAGE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|OWN_DATA|GLOSSARY|LOG)\.md")
+OWN_PAGE = re.compile(
+    r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|OWN_DATA|GLOSSARY|LOG|tools/site/cost)\.md")
 
 
 def prepare(app, name, source):
     """README is the first page, with a table of contents; links to our own pages stay on the site."""
     if name.startswith("notebooks/"):
         source[0] = OWN_PAGE.sub(r"../\1.md", source[0])
+    if name == "tools/site/cost":
+        source[0] = source[0].replace("COST_DATA", json.dumps(fit.page_data()))
     if name == root_doc:
         stems = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
         parts = {"The series": [f"notebooks/{stem}" for stem in stems if stem < "08"],

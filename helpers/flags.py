@@ -1,0 +1,63 @@
+"""Why each flag of the serving command is there: 05's table, for Docker's options and vLLM's."""
+
+import pandas as pd
+
+from helpers.server import shown
+
+DOCKER = {
+    "--rm": "remove the container when it stops; the log is ours, the cache is on a volume",
+    "--name": "so that `docker logs`, `docker exec` (06) and `docker stop` find it",
+    "--network": "the server listens on the machine's own 127.0.0.1, without port mapping",
+    "--shm-size": "shared memory between vLLM's processes; Docker's default of 64 MB is too little",
+    "-v": "the merged model (read-only), 06's results, and the XLA cache on a named volume",
+    "-e": "no calls to the hub; up to an hour to be ready; the XLA cache's place; whose model code",
+    "--privileged": "the container needs the TPU's device files and may lock memory",
+    "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here; "
+                    "the image, vLLM's command and the model's folder follow",
+    "--gpus": "all GPUs of the machine",
+}
+
+REASONS = {
+    **DOCKER,
+    "--served-model-name": "clients say a name, not a path",
+    "--host": "127.0.0.1 only: vLLM has no password by default",
+    "--port": "8000, vLLM's default",
+    "--dtype": "bfloat16, as trained and merged",
+    "--kv-cache-dtype": "said, so that nobody has to guess: auto = the model's dtype = bfloat16",
+    "--max-model-len": "prompt + answer; more would reserve and compile for more",
+    "--tensor-parallel-size": "chips that share every matrix: 8, or 4 with two copies (section 5)",
+    "--data-parallel-size": "independent copies of the model behind one port",
+    "--no-enable-prefix-caching": "06 measures prefill, and a cached prompt has none; turn it on "
+                                  "for users, whose prompts share a beginning",
+    "--disable-uvicorn-access-log": "one log line per request would bury the rest",
+    "--additional-config": "weights and arithmetic in fp8 or int8, by Qwix's rules, after loading",
+    "--quantization": "the same on a GPU",
+    "--enable-lora": "serve an adapter beside its base (section 10)",
+    "--lora-modules": "the adapter's name, as clients say it, and its folder",
+    "--max-lora-rank": "the smallest that vLLM offers and that holds ours",
+    "--disable-chunked-mm-input": "vLLM on TPU cannot split an image over two steps; a long text "
+                                  "prompt is still read in pieces of 2,048 tokens",
+    "--enforce-eager": "CPU: no compilation; a start takes 25 s instead of 38 to 55 (measured)",
+}
+
+
+def explain(command):
+    """One row per flag: the flag, its values, the reason. Refuses a flag without a reason."""
+    rows = {}
+    for part in command[command.index("run") + 1:] if "run" in command else command:
+        if part.startswith("-"):
+            flag = part
+            rows.setdefault(flag, [])
+        elif rows:
+            rows[flag].append(part)
+    unknown = rows.keys() - REASONS.keys()
+    assert not unknown, f"no reason given for {unknown}"
+    return pd.DataFrame([(flag, " ".join(values), REASONS[flag]) for flag, values in rows.items()],
+                        columns=["flag", "value", "why"]).set_index("flag")
+
+
+def news(command, known):
+    """The options of a command that another one does not have; each has a reason, too."""
+    explain(command)
+    lines = shown(known).splitlines()
+    return "\n".join(line for line in shown(command).splitlines() if line not in lines)

@@ -1,0 +1,77 @@
+// The page "What will it cost me?": hours and dollars of a training run, from the stored tables.
+// The same sums as helpers/fit.py's run_cost; tests/test_browser.py compares the two.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("cost-data").textContent);
+  const form = document.getElementById("cost");
+  const prices = {};  // what the reader typed, by slice
+  const asked = new URLSearchParams(location.hash.slice(1));  // cost.html#model=e2b&slice=v6e-1
+
+  function cost(row, tokens, price) {
+    const size = data.checkpointGb[row.model] / data.gbPerS / 60;
+    const step = row.rows * row.length * data.fill;
+    const rounds = Math.floor(tokens / step / data.every) + 1;
+    const speed = row.predicted ? "predicted from the compiled program" : "at least: chips at their peak";
+    const parts = [
+      ["download the base", size, `assumed: ${data.gbPerS} GB/s`],
+      ["load it onto the chips", size, `assumed: ${data.gbPerS} GB/s`],
+      ["compile", data.compileMinutes, "assumed: three programs of five minutes"],
+      ["optimizer steps", tokens / row.speed / 60, speed],
+      ["validate", rounds * data.heldOut * row.length * data.fill / row.speed / 3 / 60,
+       "a forward pass taken as a third of a step"],
+      ["save", rounds * data.savedGb[row.model] / data.gbPerS / 60, `assumed: ${data.gbPerS} GB/s`]];
+    const hours = parts.reduce((sum, part) => sum + part[1], 0) / 60;
+    return {parts, hours, dollars: hours * price};
+  }
+
+  function fill(table, rows) {
+    const body = table.querySelector("tbody");
+    body.replaceChildren(...rows.map(cells => {
+      const line = document.createElement("tr");
+      line.append(...cells.map(text => {
+        const cell = document.createElement("td");
+        cell.textContent = text;
+        return cell;
+      }));
+      return line;
+    }));
+  }
+
+  function update(event) {
+    const want = name => form.elements[name].value;
+    const tokens = Math.max(0, Number(want("amount"))) *
+        (want("unit") === "examples" ? Math.max(0, Number(want("each"))) : 1);
+    const rows = data.rows.filter(row => row.model === want("model") && row.base === want("base"));
+    const named = event ? want("slice") : asked.get("slice");
+    const chosen = (rows.find(row => row.slice === named) ?? rows[0]).slice;
+    form.elements.slice.replaceChildren(...rows.map(row => new Option(row.slice, row.slice)));
+    form.elements.slice.value = chosen;
+    if (event && event.target.name === "price") prices[chosen] = Number(want("price"));
+    const priceOf = row => prices[row.slice] ?? row.price;
+    const row = rows.find(row => row.slice === chosen);
+    if (!event || event.target.name !== "price") form.elements.price.value = priceOf(row).toFixed(2);
+    const least = row => row.predicted ? "" : "≥ ";
+    fill(document.getElementById("cost-slices"), rows.map(row => {
+      const sum = cost(row, tokens, priceOf(row));
+      return [row.slice, row.fits ? "yes" : "no",
+        `${row.gib.toFixed(1)} of ${row.limit.toFixed(1)}, ${row.compiled ? "compiled" : "estimated"}`,
+        row.fits ? {NONE: "nothing", BLOCK: "blocks", DECODER: "layers"}[row.remat] : "",
+        row.fits ? least(row) + sum.hours.toFixed(2) : "",
+        row.fits ? least(row) + sum.dollars.toFixed(2) : ""];
+    }));
+    const sum = cost(row, tokens, priceOf(row));
+    document.getElementById("cost-title").textContent = row.fits
+      ? `${chosen}: ${least(row)}${sum.hours.toFixed(2)} hours, ${least(row)}${sum.dollars.toFixed(2)} ` +
+        `dollars for ${tokens.toLocaleString("en-US")} tokens` : `${chosen} does not hold it.`;
+    fill(document.getElementById("cost-parts"),
+         row.fits ? sum.parts.map(([name, minutes, from]) => [name, minutes.toFixed(1), from]) : []);
+  }
+
+  for (const [name, value] of asked) {
+    if (name in form.elements && name !== "slice") form.elements[name].value = value;
+  }
+  if (asked.has("price") && asked.has("slice")) prices[asked.get("slice")] = Number(asked.get("price"));
+  form.addEventListener("input", update);
+  form.addEventListener("submit", event => event.preventDefault());
+  update();
+})();
