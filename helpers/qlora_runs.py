@@ -222,9 +222,10 @@ def scores(table, model, plan="drawn"):
 def merge_scores(table):
     """`scores` of the quantised variants, by what they were merged into."""
     models = ("as trained", "merged into dequantized", "merged into bfloat16")
-    found = {model: scores(table, model).drop("bfloat16", errors="ignore") for model in models}
     columns = ["pass@1", "from", "to", "against bfloat16", "p"]
-    return pd.concat(found, names=["served", "variant"])[columns].swaplevel().sort_index(
+    found = {model: scores(table, model).reindex(columns=columns).drop("bfloat16", errors="ignore")
+             for model in models}
+    return pd.concat(found, names=["served", "variant"]).swaplevel().sort_index(
         sort_remaining=False)
 
 

@@ -364,9 +364,10 @@ def _per_head(hull):
     values = hull.array.qvalue.get_value()
     how = dataclasses.replace(hull.how, channelwise_axes=tuple(
         axis for axis in range(values.ndim) if axis not in hull.how.tiled_axes))
-    hull.array.scale.set_value(jax.ShapeDtypeStruct(tuple(
-        size // how.tiled_axes.get(axis, 1) for axis, size in enumerate(values.shape)), hull.dtype))
-    return hull.replace(how=how)
+    scale = jax.ShapeDtypeStruct(tuple(
+        size // how.tiled_axes.get(axis, 1) for axis, size in enumerate(values.shape)), hull.dtype)
+    scale = hull.array.qvalue.replace(scale)  # cut like the values; Qwix's would not cut heads
+    return hull.replace(how=how, array=dataclasses.replace(hull.array, scale=scale))
 
 
 def stored(weight):

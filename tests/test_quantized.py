@@ -227,6 +227,8 @@ def test_sharded_load_equals_one_device():
     assert scale.shape == (20, 160) and scale.sharding.shard_shape(scale.shape) == (5, 160)
     whole = hulls["layers", 0, "attn", "q_einsum", "w"].array.scale.get_value()
     assert whole.sharding.shard_shape(whole.shape) == (4, 5, 32)
+    heads = hulls["layers", 0, "attn", "attn_vec_einsum", "w"].array.scale.get_value()
+    assert heads.shape == (16, 1, 160) and heads.sharding.shard_shape(heads.shape) == (4, 1, 160)
     assert quantized.module_at(one, path).array.scale.get_value().shape == scale.shape
 
 
