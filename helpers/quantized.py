@@ -49,12 +49,42 @@ class Casts:
         return self.asarray(x, dtype=dtype) if is_quantized(x) else jnp.astype(x, dtype, **options)
 
 
-class QuantizedBase(Casts, qwix.PtqProvider):
-    """A quantised base alone; its product dequantises and multiplies in bfloat16."""
+class Dequantized(qwix.PtqProvider):
+    """Dequantises a stored weight and multiplies in the dtype of its scales.
+
+    So does Qwix, but its NF4 looks every weight up in a table, in one flat row: on a mesh that
+    gathers the whole matrix on every chip. `dequantize` keeps its shape.
+    """
+
+    def dot_general(self, lhs, rhs, dimension_numbers, *args, **kwargs):
+        """Of nnx.Linear: the MLP matrices."""
+        if not is_quantized(rhs):
+            return super().dot_general(lhs, rhs, dimension_numbers, *args, **kwargs)
+        self._get_current_rule_and_op_id("dot_general")  # Qwix counts operations
+        return _dot_general(lhs, dequantize(rhs.array), dimension_numbers)
+
+    def einsum(self, equation, *operands, **kwargs):
+        """Of Tunix's Einsum: the attention matrices."""
+        if len(operands) != 2 or not is_quantized(operands[1]):
+            return super().einsum(equation, *operands, **kwargs)
+        self._get_current_rule_and_op_id("einsum")
+        return jnp.einsum(equation, operands[0], dequantize(operands[1].array))
 
 
-class QuantizedLora(Casts, gemma.Float32Lora):
-    """Float32 adapters beside a quantised base."""
+class QuantizedBase(Casts, Dequantized):
+    """A quantised base alone."""
+
+
+class AdaptedBase(Casts, gemma.Float32Lora):
+    """Float32 adapters beside a quantised base, whose product is a parent's."""
+
+
+class QuantizedLora(AdaptedBase, Dequantized):
+    """Float32 adapters beside a base that is dequantised before it multiplies.
+
+    The order of inheritance does the work: LoRA asks its parent for the base product, and finds
+    `Dequantized` before Qwix's own provider.
+    """
 
 
 class Int8Products(qwix.PtqProvider):
@@ -76,12 +106,32 @@ class Int8Products(qwix.PtqProvider):
         return int8_einsum(equation, lhs, rhs.array.qvalue, rhs.array.scale)
 
 
-class Int8Lora(QuantizedLora, Int8Products):
-    """Float32 adapters beside int8 weights that are multiplied as int8.
+class Int8Lora(AdaptedBase, Int8Products):
+    """Float32 adapters beside int8 weights that are multiplied as int8."""
 
-    The order of inheritance does the work: LoRA asks its parent for the base product, and finds
-    `Int8Products` before Qwix's own provider.
-    """
+
+@functools.cache
+def _levels():
+    """The 16 values of NF4, as Qwix has them."""
+    with jax.ensure_compile_time_eval():
+        codes = qwix.QArray(jnp.arange(16, dtype=jnp.uint4), jnp.ones(1), qtype="nf4")
+        return tuple(map(float, qwix.dequantize(codes)))
+
+
+def dequantize(array):
+    """`qwix.dequantize` without a look-up: the same numbers, each where its code is."""
+    if array.qtype != "nf4":
+        return qwix.dequantize(array)
+    code = array.qvalue.astype(jnp.int32)
+    values = [jnp.asarray(level, array.scale.dtype) for level in _levels()]
+    for bit in range(4):  # the lowest bit tells neighbours apart: 16 values, 8, 4, 2, 1
+        on = (code >> bit) & 1 == 1
+        values = [jnp.where(on, high, low) for low, high in zip(values[::2], values[1::2])]
+    values, = values
+    tiles = [part for size, count in zip(values.shape, array.scale.shape)
+             for part in (count, size // count)]
+    scale = array.scale.reshape([part for count in array.scale.shape for part in (count, 1)])
+    return (values.reshape(tiles) * scale).reshape(values.shape)
 
 
 def is_quantized(x):
@@ -314,9 +364,10 @@ def _per_head(hull):
     values = hull.array.qvalue.get_value()
     how = dataclasses.replace(hull.how, channelwise_axes=tuple(
         axis for axis in range(values.ndim) if axis not in hull.how.tiled_axes))
-    hull.array.scale.set_value(jax.ShapeDtypeStruct(tuple(
-        size // how.tiled_axes.get(axis, 1) for axis, size in enumerate(values.shape)), hull.dtype))
-    return hull.replace(how=how)
+    scale = jax.ShapeDtypeStruct(tuple(
+        size // how.tiled_axes.get(axis, 1) for axis, size in enumerate(values.shape)), hull.dtype)
+    scale = hull.array.qvalue.replace(scale)  # cut like the values; Qwix's would not cut heads
+    return hull.replace(how=how, array=dataclasses.replace(hull.array, scale=scale))
 
 
 def stored(weight):
@@ -329,7 +380,7 @@ def dequantized(weight):
     if not is_quantized(weight):
         return weight.get_value()
     parts = {part: getattr(weight.array, part).get_value() for part in ("qvalue", "scale")}
-    return qwix.dequantize(qwix.QArray(**parts, qtype=weight.how.qtype))
+    return dequantize(qwix.QArray(**parts, qtype=weight.how.qtype))
 
 
 def dequantized_rows(rows, base_dtype, tile_size=0, dtype="bfloat16"):

@@ -22,7 +22,7 @@ import train_driver
 from conftest import load
 from flax import nnx
 
-from helpers import gemma, quantized, train, weights
+from helpers import fit, gemma, quantized, train, weights
 from helpers.run import UserError
 
 KINDS = ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum", "gate_proj", "up_proj", "down_proj")
@@ -112,6 +112,15 @@ def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
 
 
+@pytest.mark.parametrize("tiles", [{}, {1: 4}, {0: 2, 1: 4}])
+def test_dequantised_nf4_is_qwix_s_without_its_gather(tiles):
+    weight = jnp.asarray(np.random.default_rng(0).normal(size=(6, 16, 5)), jnp.bfloat16)
+    stored = qwix.quantize(weight, "nf4", channelwise_axes=[2], tiled_axes=tiles)
+    np.testing.assert_array_equal(quantized.dequantize(stored), qwix.dequantize(stored))
+    for function, gathers in ((qwix.dequantize, True), (quantized.dequantize, False)):
+        assert ("gather" in jax.jit(function).lower(stored).as_text()) == gathers
+
+
 @pytest.mark.parametrize("equation, left, right", [
     ("BTD,NDH->BTNH", (2, 3, 8), (4, 8, 6)), ("BTNH,NHD->BTD", (2, 3, 4, 6), (4, 6, 8)),
     ("BSD,CKDH->CBSKH", (2, 3, 8), (2, 4, 8, 6)), ("BTD,DF->BTF", (2, 3, 8), (8, 10))])
@@ -162,6 +171,7 @@ def test_every_matrix_is_quantised_or_left_on_purpose(name, tp, per_layer, share
     assert len(left) == len(embedder) + per_layer * config.num_layers
     plain = gemma.abstract_base(config, mesh)
     assert quantized.count(model) == quantized.count(plain)
+    assert quantized.gib(nnx.state(model)) == pytest.approx(fit.held(name, 1, tp, "nf4")[0], rel=0.02)
     for path, hull in ((path, quantized.module_at(model, path)) for path in (
             ("layers", 0, "attn", "attn_vec_einsum", "w"), ("layers", 0, "mlp", "down_proj", "kernel"))):
         values, scale = (getattr(hull.array, part).get_value() for part in ("qvalue", "scale"))
@@ -217,6 +227,8 @@ def test_sharded_load_equals_one_device():
     assert scale.shape == (20, 160) and scale.sharding.shard_shape(scale.shape) == (5, 160)
     whole = hulls["layers", 0, "attn", "q_einsum", "w"].array.scale.get_value()
     assert whole.sharding.shard_shape(whole.shape) == (4, 5, 32)
+    heads = hulls["layers", 0, "attn", "attn_vec_einsum", "w"].array.scale.get_value()
+    assert heads.shape == (16, 1, 160) and heads.sharding.shard_shape(heads.shape) == (4, 1, 160)
     assert quantized.module_at(one, path).array.scale.get_value().shape == scale.shape
 
 

@@ -1,0 +1,476 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/11_qlora.ipynb)
+#
+# # 11 · I have four v5e chips. Can I train the 31B?
+#
+# The base model is frozen. It is read in every step and never written, so why keep it in 16 bits?
+# We store it in 8 or in 4, train the same float32 adapters beside it, and look at what that costs.
+#
+# | | |
+# |---|---|
+# | **Needs** | any machine with two CPU cores; no accelerator, no network |
+# | **Takes** | the tiny base, `data/` from notebook 02, stored runs in `data/qlora/` and `data/dryrun/` |
+# | **Makes** | `figures/11_*.png` |
+# | **Costs** | about three minutes |
+#
+# The outputs shown are those of two CPU cores. Terms are in the
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
+
+# %% [markdown]
+# ## Before we start
+# Three cells that open every notebook: find the repository, install what is missing, and say what
+# this machine is.
+
+# %%
+# Find the repository. Colab opens a notebook without it, so there we clone it.
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
+if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
+    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
+here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
+root = next((place for place in places if (place / "helpers").is_dir()), None)
+if root is None and "COLAB_RELEASE_TAG" not in os.environ:
+    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
+if root is None:
+    subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
+    root = here / "gemma4-on-tpu"
+os.chdir(root)
+sys.path.insert(0, str(root))
+
+# %%
+# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+import helpers
+
+helpers.install()
+
+# %%
+# What this machine is. Every result below was made with these versions.
+helpers.machine()
+
+
+# %% [markdown]
+# ## 1. The answer
+# `helpers/fit.py` adds up what a chip has to hold in a training step of notebook 03. Where 08 has
+# compiled exactly that step it takes the compiler's numbers, and says so.
+
+# %%
+os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU on this machine stays free for others
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import qwix
+from flax import nnx
+from IPython.display import display
+
+from helpers import fit, gemma, quantized, style, train
+from helpers import qlora_runs as lab
+
+# %%
+held, four_v5e = {}, (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
+for found in four_v5e:
+    print(found)
+    held[found.base_dtype] = found.parts
+    if not found.fits:
+        print(f"   missing: {found.total - found.limit:.1f} GiB on each chip")
+dollars, other = fit.price("v5e", 4), fit.price("v5p", 4)
+print(f"A v5e-4 costs {dollars:.2f} USD an hour, a v5p-8 {other:.2f}")
+
+# %%
+fig, ax = style.figure(9, 2.4)
+left = np.zeros(len(held))
+for part, color in zip(held["int8"], style.CYCLE):
+    width = np.array([parts[part] for parts in held.values()])
+    if width.any():
+        ax.barh(list(held), width, left=left, color=color, label=part)
+    left += width
+ax.axvline(found.limit, color=style.BLACK)
+ax.invert_yaxis()
+fig.legend(loc="outside right center", fontsize=8)
+ax.set(title="The 31B on four v5e chips: only a quantised base fits", xlabel="GiB of one chip")
+style.finish(fig, "11_answer", "estimated by helpers/fit.py, which 08's compiled rows check")
+
+# %% [markdown]
+# **Yes**, by this estimate: at less than a third of a v5p-8's price per hour, with int8 already.
+# The base's weights are what shrinks; adapters, their moments and the activations stay. The line is
+# what a program may use of a chip; an estimate has to leave a tenth of it free to count as fitting.
+# (NF4 has room to recompute less, hence its longer bar of activations.)
+#
+# The rest of this notebook is about whether one *should*: what quantising does to a weight, to a
+# gradient, to a trained model, and what has to be right for it.
+
+# %% [markdown]
+# ## 2. One matrix, quantised
+# Quantising means: round every weight to one of a few levels, and remember a scale that stretches
+# the levels back. With **int8** there are 255 levels, evenly spaced, and each output of the matrix
+# has a scale of its own. Take the first query projection of the tiny base:
+
+# %%
+config, mesh = lab.world()
+plain = gemma.place(gemma.load_base(lab.BASE, config, mesh), mesh)
+weight = plain.layers[0].attn.q_einsum.w.get_value()  # [heads, inputs, head size]
+eight = qwix.quantize(weight, "int8", channelwise_axes=(0, 2), scale_dtype=jnp.bfloat16)
+print("weights  ", weight[0, :4, 0])
+print("int8     ", eight.qvalue[0, :4, 0], "times", eight.scale[0, 0, 0])
+print("again    ", qwix.dequantize(eight)[0, :4, 0])
+
+# %% [markdown]
+# **NF4** has 16 levels, so two weights share a byte. The levels are the quantiles of a normal
+# distribution ([QLoRA](https://arxiv.org/abs/2305.14314)): dense where weights are. With so few,
+# one large weight would spoil a whole column, so every 32 inputs get a scale of their own: a
+# *tile*. The scales cost half a bit per weight.
+
+# %%
+four = qwix.quantize(weight, "nf4", channelwise_axes=(0, 2), tiled_axes={1: 32},
+                     scale_dtype=jnp.bfloat16)
+rows = {}
+for name, stored, bits in (("int8", eight, 8), ("nf4, tiles of 32", four, 4)):
+    lost = weight.astype(jnp.float32) - qwix.dequantize(stored).astype(jnp.float32)
+    rows[name] = {"bits a weight": bits + 16 * stored.scale.size / weight.size,
+                  "relative error": jnp.linalg.norm(lost) / jnp.linalg.norm(weight)}
+pd.DataFrame(rows, dtype=float).T.round(4)
+
+# %% [markdown]
+# Drawn for one column: where the weights lie, and the levels that they may take.
+
+# %%
+column = np.asarray(weight[0, :32, 0], np.float32)
+fig, ax = style.figure(9, 2.6)
+for place, stored, color in ((1, eight, style.BLUE), (0, four, style.ORANGE)):
+    level = np.asarray(qwix.dequantize(stored), np.float32)[0, :32, 0]
+    ax.hlines(place, column.min(), column.max(), color="#DDDDDD", zorder=0)
+    ax.plot(level, np.full(32, place), "|", color=color, ms=16, mew=2)
+    ax.plot(column, np.full(32, place + 0.28), ".", color=style.GREY)
+ax.set(yticks=[0, 1], yticklabels=["nf4", "int8"], ylim=(-0.4, 1.6), xlabel="weight",
+       title="int8 keeps 32 weights (dots) apart, NF4 moves them to a few levels (bars)")
+style.finish(fig, "11_levels", "the tiny base, layer 0, q_proj, first head")
+
+# %% [markdown]
+# The same for every matrix of the model. If one kind or one layer stood out, we would leave it in
+# bfloat16.
+
+# %%
+errors = lab.weight_errors([("int8", 0), ("nf4", 32), ("nf4", 16)])
+table = errors.pivot_table(index="kind", columns="storage", values="error", sort=False)
+table.style.format("{:.2%}")
+
+# %%
+fig, axes = style.figure(9, 2.8, columns=2, sharex=True)
+for ax, storage, color in zip(axes, ("int8", "nf4, tiles of 32"), (style.BLUE, style.ORANGE)):
+    for kind, each in errors[errors.storage == storage].groupby("kind"):
+        ax.plot(each.layer, 100 * each.error, "o-", color=color, alpha=0.5, ms=4)
+    ax.set(title=f"{storage}: no layer stands out", xlabel="layer",
+           ylim=(0, 120 * errors[errors.storage == storage].error.max()))
+axes[0].set(ylabel="relative error, %")
+style.finish(fig, "11_errors", "the tiny base, every stored matrix, one line per kind")
+
+# %% [markdown]
+# ## 3. What breaks, and a fix of one line
+# Qwix promises both in one: `LoraProvider(…, weight_qtype="int8")` quantises and adds adapters. On
+# Tunix's Gemma 4 the first one works and the model that comes out of it does not run:
+
+# %%
+stock = qwix.LoraProvider(module_path=gemma.TARGETS, rank=4, alpha=8.0, weight_qtype="int8")
+two = jnp.ones((1, 2), jnp.int32)
+inputs = {"positions": jnp.arange(2)[None], "attention_mask": jnp.ones((1, 2, 2), bool)}
+with gemma.use_mesh(mesh):
+    broken = qwix.apply_lora_to_model(plain, stock, two, **inputs, rngs=nnx.Rngs(0))
+    try:
+        broken(two, **inputs)
+    except TypeError as error:
+        print("TypeError:", str(error).splitlines()[0][:150])
+
+# %% [markdown]
+# Tunix's `Einsum` casts its weight with `jnp.astype` before it multiplies, and a quantised weight
+# is no array: it is a pair, values and scales. Qwix works by *interception*: while the model runs,
+# calls of `jnp.einsum`, `jnp.asarray` and others go to its provider. `jnp.astype` is not on its
+# list. A provider may add to that list, so nothing has to be patched:
+
+# %%
+helpers.show_source(quantized.Casts, quantized.Dequantized, quantized.QuantizedLora)
+
+# %% [markdown]
+# ## 4. Loading it without ever holding the whole
+# The 31B in bfloat16 is 57 GiB; four v5e chips have 63 together. So the files are mapped, and one
+# matrix at a time is quantised on the host and sent to the chips. Everything else in training stays
+# as notebook 03 has it.
+
+# %%
+model = quantized.load_base(lab.BASE, config, mesh, "nf4", 32)
+model = gemma.inject_lora(model, 16, 32.0, mesh, provider=quantized.provider(
+    "nf4", 16, 32.0, tile_size=32))
+for name, one in (("bfloat16", plain), ("nf4", nnx.split(model, nnx.LoRAParam, ...)[2])):
+    state = nnx.state(one) if isinstance(one, nnx.Module) else one
+    print(f"{name}: {1024 * quantized.gib(state):.2f} MiB")
+
+# %% [markdown]
+# In 03 this is one setting, `base_dtype` (and `tile_size`), and the recipe remembers it: a
+# checkpoint trained on another storage is refused before anything is loaded. What is left in
+# bfloat16 is left on purpose. For the 31B, from its shapes alone:
+
+# %%
+big = gemma.config_from_hf("data/configs/gemma4_31b.json")
+four_chips = jax.sharding.Mesh(np.array(jax.devices()[:1] * 4).reshape(1, 4), ("fsdp", "tp"))
+with helpers.phase("shapes of the 31B"):
+    shapes = quantized.abstract_base(big, four_chips, "nf4", 32)
+kept, stored = [], []
+for path, leaf in nnx.to_flat_state(nnx.state(shapes)):
+    (stored if path[-2:] == ("array", "qvalue") else kept).append((path, leaf.size))
+kept = [(path, size) for path, size in kept if path[-2:] != ("array", "scale")]
+print(f"{len(stored)} matrices quantised, {sum(size for _, size in stored):,} weights")
+names = {path[0] if path[0] != "layers" else path[2] if len(path) == 3 else path[-2]
+         for path, _ in kept}
+print(f"{len(kept)} arrays kept, {sum(size for _, size in kept):,} numbers: "
+      + ", ".join(sorted(map(str, names))))
+assert len(stored) == len(gemma.expected_modules(big))
+print(f"base on one of four chips: {quantized.gib(nnx.state(shapes)):.2f} GiB")
+
+# %% [markdown]
+# ## 5. Is it right?
+# Storage in 8 or 4 bits changes the weights. It must change nothing else. So the quantised model
+# has to compute exactly what a plain model computes with the dequantised weights written out:
+
+# %%
+tokens = np.random.default_rng(0).integers(120, 1_200, (2, 64))
+mask = np.tril(np.ones((2, 64, 64), bool))
+written_out = gemma.place(gemma.load_base(lab.BASE, config, mesh), mesh)
+written_out = quantized.dequantize_into(written_out, model)
+with gemma.use_mesh(mesh):
+    run = nnx.jit(lambda one: one(tokens, attention_mask=mask)[0].astype(jnp.float32))
+    logits = [np.asarray(run(one))
+              for one in (model, written_out, plain)]
+apart = [np.abs(logits[0] - other).max() / np.abs(logits[0]).max() for other in logits[1:]]
+print(f"largest difference of logits: {apart[0]:.1%} to the dequantised model, "
+      f"{apart[1]:.1%} to the base")
+assert apart[0] < 0.05
+
+# %% [markdown]
+# (Bfloat16 rounds in another order here; `tests/test_quantized.py` compares in float32, to 1e-4.)
+#
+# Training follows gradients, so these count more. We compare the adapters' gradients with those of
+# the unquantised model, kind by kind: 1 is the same direction, 0 is none of it. Two more variants
+# come along, which the next two sections explain.
+
+# %%
+rows = train.PackedRows(helpers.require(helpers.run_dir("data", "train"), "02_data.py"))
+batch = train.Batch(**{name: array[:2] for name, array in rows.arrays.items()})
+with helpers.phase("gradients of four models"):
+    found = {name: lab.gradients(lab.with_random_b(lab.build(name)[0]), mesh, batch)
+             for name in lab.VARIANTS}
+table = pd.DataFrame({name: {kind: lab.cosine(part, found["bfloat16"][kind])
+                             for kind, part in kinds.items()} for name, kinds in found.items()})
+table.style.format("{:.3f}")
+
+# %% [markdown]
+# int8 storage costs next to nothing. NF4 turns the gradient visibly: with the base's own weights
+# rounded to 16 levels, the model itself is another one. Whether it still *learns* is section 7.
+#
+# ### Trap 1: rounding has no gradient
+# Qwix can round activations, too: `act_qtype="int8"`. It looks like the switch for int8 arithmetic.
+# In the LoRA provider it ruins the gradient without a word: the derivative of rounding is zero
+# almost everywhere, and nothing lets the gradient pass straight through.
+
+# %%
+rule = qwix.LoraRule(module_path=gemma.TARGETS, rank=16, alpha=32.0, weight_qtype="int8",
+                     act_qtype="int8", lora_a_initializer=gemma.lora_a,
+                     lora_b_initializer=gemma.lora_b)
+trapped = quantized.load_base(lab.BASE, config, mesh, "int8")
+trapped = gemma.inject_lora(trapped, 16, 32.0, mesh, provider=quantized.QuantizedLora([rule]))
+wrong = lab.gradients(lab.with_random_b(trapped), mesh, batch)
+cosines = {kind: lab.cosine(part, found["bfloat16"][kind]) for kind, part in wrong.items()}
+print(", ".join(f"{kind} {value:.2f}" for kind, value in cosines.items()))
+assert min(cosines.values()) < 0.9
+
+# %% [markdown]
+# ### Trap 2: a provider that drops the adapters
+# Qwix has a provider that does let gradients through, `QtProvider`. A model has one provider at a
+# time. Put it on a model with adapters, and these are still there, listed, trainable, and used by
+# nothing:
+
+# %%
+both = lab.with_random_b(lab.build("bfloat16")[0])
+qt = qwix.QtProvider([qwix.QtRule(module_path=gemma.TARGETS, weight_qtype="int8",
+                                  act_qtype="int8")])
+dropped = qwix.quantize_model(both, qt, tokens, attention_mask=mask)
+sizes = [np.linalg.norm(np.concatenate(list(lab.gradients(one, mesh, batch).values())))
+         for one in (both, dropped)]
+print(f"{len(gemma.adapted_modules(dropped))} adapters; size of their gradient {sizes[0]:.3g} "
+      f"before, {sizes[1]:.3g} after")
+assert sizes[1] == 0
+
+# %% [markdown]
+# ## 6. Arithmetic in int8
+# So far int8 saves memory: weights are dequantised and multiplied in bfloat16. A v5e multiplies
+# int8 twice as fast as bfloat16, a v5p and v6e as well. To use that, both factors have to be int8,
+# forward and backward. `int8_dot` gives each token and each output a scale. These do not depend on
+# what is summed over, so they come out of the sum:
+
+# %%
+helpers.show_source(quantized.int8_dot, quantized._int8_backward)
+
+# %% [markdown]
+# The gradient for the input is a product with the same weight, so it is int8 as well. Rounding is
+# treated as if it were not there, which is the *straight-through* estimate that trap 1 lacks.
+# Parity is the column `int8 arithmetic` of the table above. The class stands between LoRA and
+# Qwix's own provider, so the adapters' own products stay in bfloat16:
+
+# %%
+helpers.show_source(quantized.Int8Products, quantized.Int8Lora)
+print(" → ".join(kind.__name__ for kind in quantized.Int8Lora.__mro__[:6]))
+
+# %% [markdown]
+# ## 7. What it costs in quality
+# The table of gradients is a promise; here is the test. The tiny base, trained with each storage as
+# notebook 03 trains it (half as many steps: 38), judged as in 07. Three seeds each make twelve
+# runs; `data/qlora/` holds those that have been made, and the cell below counts them. A short one
+# runs live:
+
+# %%
+live, live_mesh, path = lab.fit(
+    "nf4", 42, helpers.run_dir("qlora", "live"), steps=8, validate_every=8)
+
+# %% [markdown]
+# The stored ones, loss first.
+
+# %%
+runs, loss = lab.stored("runs.csv"), lab.stored("loss.csv")
+wanted = len(lab.VARIANTS) * len(lab.SEEDS)
+print(f"{len(runs)} of {wanted} runs are stored; python -m helpers.qlora_runs makes the others")
+fig, (left, right) = style.figure(10, 3.4, columns=2, width_ratios=[2, 1])
+for color, (name, each) in zip(style.CYCLE, loss.groupby("variant", sort=False)):
+    for number, (seed, one) in enumerate(each.dropna(subset="loss").groupby("seed")):
+        smooth = one.loss.rolling(6, min_periods=1, center=True).mean()
+        left.plot(one.step, smooth, color=color, alpha=0.7, label="" if number else name)
+    last = runs[runs.variant == name].val_loss
+    right.plot([name] * len(last), last, "o", color=color)
+left.set(title="Training loss of the stored runs", xlabel="step", ylabel="nats per token",
+         yscale="log")
+left.legend()
+right.set(title="Validation loss at the end", ylim=(0, None))
+right.tick_params(axis="x", rotation=20)
+style.finish(fig, "11_loss", "data/qlora/loss.csv: the tiny base on one CPU device, measured")
+
+# %% [markdown]
+# Then what counts: 38 problems, three drawn answers each (temperature 0.8), judged by simulation.
+# The interval is over problems, seeds averaged. With a single seed, differences of a few points
+# say nothing.
+
+# %%
+answers = lab.stored("answers.csv")
+lab.scores(answers, "as trained").style.format(precision=3, na_rep="-")
+
+# %% [markdown]
+# ## 8. Merging: to which base does the adapter belong?
+# The adapter was trained beside the *dequantised* weights and has learned to make up for their
+# errors. Merged into the bfloat16 base, it makes up for errors that are not there. So 04 can do
+# both (`into`). What they score, as far as runs are stored:
+
+# %%
+display(lab.merge_scores(answers).style.format(precision=3))
+
+# %% [markdown]
+# Ship the one that scores higher. Where they are within each other's interval, take
+# `dequantized`, the default: it is the model that training has validated, rounded once.
+#
+# Either way `merged/` is bfloat16 and is served like any other. The PEFT adapter says what it
+# belongs to: `base_model_name_or_path` is the folder `dequantized/` where 04 wrote it, and
+# `quantized_base` names storage and tile, which PEFT prints as a key that it does not know.
+#
+# ## 9. What it buys
+# For every slice and storage, the best step that fits: the least recomputation, then the longest
+# rows. Hours and dollars are for the published 10,000 examples of 922 tokens, with loading,
+# compiling and saving. Where no time is predicted, the chips' bfloat16 peak stands in for it, so
+# the run takes at least that long. int8 arithmetic is not in these numbers: storage alone saves
+# no time, and dequantising costs some.
+
+# %%
+rows = []
+for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 8),
+                           ("31b", "v6e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1)):
+    for dtype in quantized.BASE_DTYPES:
+        found = fit.best_fit(kind, chips, model, dtype)
+        cost = fit.run_cost(found, 10_000 * 922, fit.price(kind, chips))
+        rows.append({"slice": found.slice, "model": model, "base": dtype, "fits": found.fits,
+                     "remat": found.remat, "row": found.row_length, "GiB": found.total,
+                     "of": found.limit, "known": "compiled" if found.compiled else "estimated",
+                     "hours": cost["hours"], "USD": cost["dollars"]})
+table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
+table.loc[~table.fits, ["hours", "USD"]] = np.nan
+forms = {"GiB": "{:.1f}", "of": "{:.2f}", "hours": "{:.1f}", "USD": "{:.2f}"}
+table.style.format(forms, na_rep="-")
+
+# %% [markdown]
+# Read it by slice. On a v5e-4 and a v5e-8 quantising decides whether the model trains at all. On a
+# v6e it buys less recomputation: a third of the arithmetic. On a v5p-8 everything fits anyway.
+#
+# ## 10. Serving a quantised base
+# Section 8 makes a bfloat16 model, so nothing changes for the server. Three things are possible
+# beside that; none has run on a TPU here, so all are **unverified**:
+#
+# - **int8 on a TPU**: vLLM's JAX models quantise through Qwix after loading bfloat16
+#   (`quantization="int8"` in 05, whose section 4 prints the command). Their rounding is not ours:
+#   weights and activations, per channel. Evaluate it again.
+# - **fp8 on a v6e** saves memory and no time: that chip has no fp8 arithmetic.
+# - **Base + adapter on a TPU** only with vLLM's PyTorch models: `MODEL_IMPL_TYPE=vllm` and one
+#   copy. 05 has it as `implementation="vllm"`; upstream has no test of Gemma 4
+#   with LoRA. The base must then be `dequantized/`.
+#
+# ## Recap
+# - A frozen base can be stored in 8 or 4 bits; adapters and Adam's moments stay float32.
+# - One more intercepted call makes Qwix's quantised weights work in Tunix's Gemma 4.
+# - int8 storage keeps the gradient; NF4 turns it.
+# - int8 arithmetic needs its own product, with a straight-through gradient.
+# - The adapter belongs to the dequantised base.
+#
+# ### What can go wrong
+#
+# | symptom | cause | fix |
+# |---|---|---|
+# | `astype requires ndarray` | Qwix's provider as it comes | `quantized.provider` |
+# | `tile_size=48 does not divide` | a tile must cut every matrix evenly | a size that the message lists |
+# | `trained on another base` | `base_dtype` changed between runs | `fresh=True`, or another `RUN_DIR` |
+# | the loss falls slowly, without an error | `act_qtype` in `LoraProvider` (trap 1) | `int8_products=True` |
+# | adapters that never change | another provider on top (trap 2) | one provider for both |
+#
+# ### Exercises
+# 1. NF4 with tiles of 16 costs a full bit for scales. What does it buy in section 2's table?
+#
+# <details><summary>Solution</summary>
+#
+# The column is there: about a tenth less error, for half a bit more per weight.
+# </details>
+#
+# 2. Train only the attention on an NF4 base (`targets=".*_einsum", partial=True`). Is the MLP
+#    still quantised?
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# targets = ".*_einsum"
+# part = gemma.inject_lora(
+#     quantized.load_base(lab.BASE, config, mesh, "nf4", 32), 16, 32.0, mesh, targets, partial=True,
+#     provider=quantized.provider("nf4", 16, 32.0, targets, tile_size=32))
+# print(quantized.stored(part.layers[0].mlp.gate_proj.kernel).dtype)
+# ```
+#
+# Yes, `uint4`: the provider has a second rule for what gets no adapter.
+# </details>
+#
+# Back to the [series](https://github.com/OWNER/gemma4-on-tpu#readme).
