@@ -204,10 +204,10 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # | here | in full |
 # |---|---|
 # | rows, masks, packing | [02](02_data.ipynb), also with your own data |
-# | LoRA, the step, the loop | [03](03_train.ipynb), which begins with JAX in fifteen minutes |
+# | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in fifteen minutes |
 # | | [04](04_merge.ipynb) merges the adapters into a model that any engine loads |
 # | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
 # | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics |
 #
-# On a TPU it is the same, with a model 8,000 times as large. Next:
+# On a TPU it is the same, with a model 8,400 times as large. Next:
 # [01 · From nothing to a TPU machine that can run this](01_setup.ipynb)
