@@ -102,7 +102,7 @@ def answer(model, requests):
 problems = judge.load_problems("data/tiny_eval")
 requests = [problem.prompt for problem in problems]
 counter = next(request for request in requests if "counter state goes up" in request)
-with helpers.phase("38 answers of the base"):
+with helpers.phase(f"{len(requests)} answers of the base"):
     before = answer(base, requests)
 style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
@@ -150,7 +150,7 @@ print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} p
 adapters, optimizer_state, losses = state.adapters, state.opt_state, []
 order = np.random.default_rng(0).permutation(len(rows["tokens"]))
 progress = helpers.Progress(STEPS, "step", every=3)
-with gemma.use_mesh(mesh), helpers.phase("compiling the step, then training"):
+with gemma.use_mesh(mesh), helpers.phase("compiling the step, then training", every=60):
     for number in range(STEPS):
         picked = order[number * ROWS:(number + 1) * ROWS]
         batch = train.Batch(**{name: array[None, picked] for name, array in rows.items()})
@@ -172,7 +172,7 @@ style.finish(fig, "00_loss", "this run")
 # reference, with the judge of notebook 07: a module passes if no output ever differs.
 
 # %%
-with helpers.phase("38 answers of the tuned model"):
+with helpers.phase(f"{len(requests)} answers of the tuned model"):
     after = answer(tuned, requests)
 for name, texts in (("base", before), ("tuned", after)):
     modules = [answers.extract_code(text)[0] for text in texts]
@@ -204,10 +204,10 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # | here | in full |
 # |---|---|
 # | rows, masks, packing | [02](02_data.ipynb), also with your own data |
-# | LoRA, the step, the loop | [03](03_train.ipynb), which begins with JAX in fifteen minutes |
+# | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in fifteen minutes |
 # | | [04](04_merge.ipynb) merges the adapters into a model that any engine loads |
 # | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
 # | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics |
 #
-# On a TPU it is the same, with a model 8,000 times as large. Next:
+# On a TPU it is the same, with a model 8,400 times as large. Next:
 # [01 · From nothing to a TPU machine that can run this](01_setup.ipynb)

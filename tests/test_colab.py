@@ -185,7 +185,7 @@ def test_missing_input_offers_a_cell_up_to_e2b(tmp_path, monkeypatch):
 @pytest.fixture
 def small_series(tmp_path, monkeypatch):
     """Four notebooks of one line each, which write down that they ran."""
-    monkeypatch.setattr(helpers.run, "__file__", str(tmp_path / "helpers" / "run.py"))
+    monkeypatch.setattr(helpers.run, "_ROOT", tmp_path)
     for number in ("00", "01", "02", "03", "10"):
         (tmp_path / f"{number}_x.py").write_text(
             f"import os\nopen('ran', 'a').write('{number} ' + os.environ['MPLBACKEND'] + ' ')\n")
