@@ -792,7 +792,8 @@ for earlier in again:
         print(f"step {number}: loss {lines[number]} in the log, "
               f"{float(metrics['loss'])} from checkpoint {earlier}")
         assert float(metrics["loss"]) == lines[number]
-print("" if again else "only one checkpoint: nothing to go back to")
+if not again:
+    print("only one checkpoint: nothing to go back to")
 
 # %% [markdown]
 # All digits agree. A test kills a run with `kill -9` at three points and compares everything it
