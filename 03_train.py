@@ -571,7 +571,6 @@ helpers.show_source(train.train)
 # row holds about four examples of this data at full size, so two rows are a batch of about eight.
 
 # %%
-helpers.show_source(train.make_optimizer)
 steps = max(1, round(cfg.epochs * len(train_rows) / rows_per_step))
 steps = min(steps, cfg.max_steps or steps)
 schedule = optax.warmup_cosine_decay_schedule(
@@ -623,11 +622,11 @@ evaluate = jax.jit(train.make_eval_step(model, loss_fn))
 print(f"{sum(held.values()):.4g} GiB per device")
 
 # %% [markdown]
-# Now train. Seconds include waiting for data, and tokens are those that are no padding. The warm-up
-# starts at a rate of 0, so the first step changes nothing yet. On runs of more than a minute a
-# picture of the loss appears below the lines and is drawn again every minute. Stop it whenever you
-# like: run the notebook again, and it goes on from the newest checkpoint. (A machine that is taken
-# away says so with SIGTERM; a checkpoint on its way then gets twenty seconds to arrive.)
+# Now train. Seconds include waiting for data, and tokens are those that are no padding. The first
+# step changes nothing yet: the warm-up starts at a rate of 0. After a minute a picture of the loss
+# appears below the lines, and is drawn again every minute. Stop it whenever you like: run the
+# notebook again, and it goes on from the newest checkpoint. (A machine that is taken away says so
+# with SIGTERM; a checkpoint on its way then gets twenty seconds to arrive.)
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
@@ -846,24 +845,15 @@ del spare
 manager.close()
 
 # %% [markdown]
-# Drag the `.trace.json.gz` into [Perfetto](https://ui.perfetto.dev), which runs in the browser, or
-# start `tensorboard --logdir train/trace` with the package `xprof`. On a TPU each chip is a line of
-# operations: look for gaps, and for all-gathers and all-reduces that nothing overlaps. On a CPU it
-# is a demonstration: the simulated devices share the same cores.
+# Drag the `.trace.json.gz` into [Perfetto](https://ui.perfetto.dev), which runs in the browser. On a
+# TPU each chip is a line of operations: look for gaps, and for all-gathers and all-reduces that
+# nothing overlaps. On a CPU it is a demonstration: the simulated devices share the same cores.
 #
 # ## 15. On a real slice
-# **E2B on a Colab chip.** Choose a v5e-1 or v6e-1 runtime, open this page, Run All:
-#
-# | step | time | where from |
-# |---|---|---|
-# | the opening installs the packages | 3 to 5 minutes | measured here, for the CPU build |
-# | section 1 stops, the data is missing: run the cell that its message offers | 02 renders and packs 10,000 examples | not measured at this size |
-# | section 1 fetches 10.2 GB | 1 minute | assumed: 0.2 GB/s |
-# | section 8 compiles the step | 3 to 8 minutes | published, for the 31B; E2B has 35 layers of its 60 |
-# | section 8 trains | no less than 9 minutes (v6e), 19 (v5e) | roofline, 08 |
-#
-# With `RUN_DIR` on a mounted Drive, a run that Colab cut off goes on from its newest checkpoint.
-# On a TPU VM, `./first_hour.sh` measures all this for thirty steps and ends by itself.
+# **E2B on one Colab chip.** Choose a v5e-1 or v6e-1 runtime, open this page, Run All. Section 1 stops
+# where the data is missing and offers a cell that makes it. [My own
+# data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) has the times and what to keep
+# on a Drive. On a TPU VM, `./first_hour.sh` runs thirty steps, measures all of it and ends by itself.
 #
 # **Beyond four chips.** All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh
 # (4, 4), which 08 has compiled; a v5p-64 would get (8, 4). A step has `rows_per_device` rows for
