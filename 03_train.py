@@ -378,6 +378,8 @@ assert apart <= 1e-5 * spread, "more than the rounding of float32"
 for path, pair in modules.items():  # and of the model that we train
     a, b = pair["a"].get_value(), pair["b"].get_value()
     assert a.dtype == b.dtype == jnp.float32 and jnp.isfinite(a).all() and not b.any(), path
+    for array in (a, b):
+        array.sharding.shard_shape(array.shape)  # raises if an axis does not divide
 
 # %% [markdown]
 # If you carry a learning rate over from PyTorch, mind A's scale. Qwix draws A uniformly within
@@ -473,9 +475,12 @@ def by_tunix(batches, optimizer, accumulate=1):
     return losses, nnx.state(student, nnx.LoRAParam)
 
 # %%
-flat = jax.tree.map(lambda array: array.reshape(-1, array.shape[-1])[:, :512], batch)
-flat = flat.replace(tokens=flat.tokens % exact.num_embed)
-singles = [pair for pair in alone(flat) if pair[1].any()][:8]
+flat = jax.tree.map(lambda array: array.reshape(-1, array.shape[-1]), batch)
+singles = []
+for tokens, mask in alone(flat.replace(tokens=flat.tokens % exact.num_embed)):
+    at = max(0, min(int(mask.argmax()) - 256, mask.shape[1] - 512))  # 512 tokens of a long row
+    singles.append((tokens[:, at:at + 512], mask[:, at:at + 512]))
+singles = (2 * singles)[:8]  # in pairs, even if there is but one
 pairs = [tuple(map(np.concatenate, zip(*singles[i:i + 2]))) for i in range(0, len(singles) - 1, 2)]
 with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()), helpers.phase("Tunix's trainer"):
     losses, _ = by_tunix(pairs * 3, optax.adamw(5e-3))
@@ -511,10 +516,11 @@ for name, rows in (("equal", equal), ("uneven", equal.replace(loss_mask=equal.lo
 # %%
 compiled_rows = pd.read_csv("data/dryrun/v5p-8_31b.csv").set_index("recipe")
 theirs, ours = compiled_rows.out_gib[["published", "ours"]]  # "published": Tunix's trainer
-filled = np.mean([np.concatenate([pair[0] for pair in singles]) > 0])
-print(f"no padding: {filled:.1%} with one example a row, {(flat.segment_ids > 0).mean():.1%} "
-      f"packed\nfresh outputs of a step of the 31B, per chip (compiled, 08): {theirs:.1f} GiB by "
-      f"Tunix's trainer, {ours:.1g} GiB by ours")
+real, count = (flat.segment_ids > 0).sum(), flat.segment_ids.max(-1).sum()
+print(f"no padding: {real / count / flat.tokens.shape[1]:.1%} with one example a row, "
+      f"{real / flat.tokens.size:.1%} packed")
+print(f"fresh outputs of a step of the 31B, per chip (compiled, 08): {theirs:.1f} GiB by Tunix's "
+      f"trainer, {ours:.1g} GiB by ours")
 
 # %% [markdown]
 # With equal counts the two agree, so our step is right where Tunix's is; with uneven ones they
