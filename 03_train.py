@@ -710,7 +710,7 @@ helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
     "val_loss_before": float(val.iloc[0]), "val_loss_after": float(val.iloc[-1]),
     "examples_per_step": rows_per_step * meta["examples_per_row"]})
 helpers.write_json(helpers.run_dir("train", "answers.json"), {
-    "asked": chats[0], "before": before[0], "after": after[0]})
+    "asked": chats[0], "limit": cfg.answer_tokens, "before": before[0], "after": after[0]})
 helpers.write_json(helpers.run_dir("train", "machine.json"), {
     **train.machine_facts(mesh, held), "load_seconds": load_seconds,
     "compile_seconds": compile_seconds, "steps": steps, "micro_batches": micro_batches,
