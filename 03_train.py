@@ -378,6 +378,8 @@ assert apart <= 1e-5 * spread, "more than the rounding of float32"
 for path, pair in modules.items():  # and of the model that we train
     a, b = pair["a"].get_value(), pair["b"].get_value()
     assert a.dtype == b.dtype == jnp.float32 and jnp.isfinite(a).all() and not b.any(), path
+    for array in (a, b):
+        array.sharding.shard_shape(array.shape)  # raises if an axis does not divide
 
 # %% [markdown]
 # If you carry a learning rate over from PyTorch, mind A's scale. Qwix draws A uniformly within
@@ -473,9 +475,12 @@ def by_tunix(batches, optimizer, accumulate=1):
     return losses, nnx.state(student, nnx.LoRAParam)
 
 # %%
-flat = jax.tree.map(lambda array: array.reshape(-1, array.shape[-1])[:, :512], batch)
-flat = flat.replace(tokens=flat.tokens % exact.num_embed)
-singles = [pair for pair in alone(flat) if pair[1].any()][:8]
+flat = jax.tree.map(lambda array: array.reshape(-1, array.shape[-1]), batch)
+singles = []
+for tokens, mask in alone(flat.replace(tokens=flat.tokens % exact.num_embed)):
+    at = max(0, min(int(mask.argmax()) - 256, mask.shape[1] - 512))  # 512 tokens of a long row
+    singles.append((tokens[:, at:at + 512], mask[:, at:at + 512]))
+singles = (2 * singles)[:8]  # in pairs, even if there is but one
 pairs = [tuple(map(np.concatenate, zip(*singles[i:i + 2]))) for i in range(0, len(singles) - 1, 2)]
 with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()), helpers.phase("Tunix's trainer"):
     losses, _ = by_tunix(pairs * 3, optax.adamw(5e-3))
@@ -511,10 +516,11 @@ for name, rows in (("equal", equal), ("uneven", equal.replace(loss_mask=equal.lo
 # %%
 compiled_rows = pd.read_csv("data/dryrun/v5p-8_31b.csv").set_index("recipe")
 theirs, ours = compiled_rows.out_gib[["published", "ours"]]  # "published": Tunix's trainer
-filled = np.mean([np.concatenate([pair[0] for pair in singles]) > 0])
-print(f"no padding: {filled:.1%} with one example a row, {(flat.segment_ids > 0).mean():.1%} "
-      f"packed\nfresh outputs of a step of the 31B, per chip (compiled, 08): {theirs:.1f} GiB by "
-      f"Tunix's trainer, {ours:.1g} GiB by ours")
+real, count = (flat.segment_ids > 0).sum(), flat.segment_ids.max(-1).sum()
+print(f"no padding: {real / count / flat.tokens.shape[1]:.1%} with one example a row, "
+      f"{real / flat.tokens.size:.1%} packed")
+print(f"fresh outputs of a step of the 31B, per chip (compiled, 08): {theirs:.1f} GiB by Tunix's "
+      f"trainer, {ours:.1g} GiB by ours")
 
 # %% [markdown]
 # With equal counts the two agree, so our step is right where Tunix's is; with uneven ones they
@@ -571,7 +577,6 @@ helpers.show_source(train.train)
 # row holds about four examples of this data at full size, so two rows are a batch of about eight.
 
 # %%
-helpers.show_source(train.make_optimizer)
 steps = max(1, round(cfg.epochs * len(train_rows) / rows_per_step))
 steps = min(steps, cfg.max_steps or steps)
 schedule = optax.warmup_cosine_decay_schedule(
@@ -623,11 +628,11 @@ evaluate = jax.jit(train.make_eval_step(model, loss_fn))
 print(f"{sum(held.values()):.4g} GiB per device")
 
 # %% [markdown]
-# Now train. Seconds include waiting for data, and tokens are those that are no padding. The warm-up
-# starts at a rate of 0, so the first step changes nothing yet. On runs of more than a minute a
-# picture of the loss appears below the lines and is drawn again every minute. Stop it whenever you
-# like: run the notebook again, and it goes on from the newest checkpoint. (A machine that is taken
-# away says so with SIGTERM; a checkpoint on its way then gets twenty seconds to arrive.)
+# Now train. Seconds include waiting for data, and tokens are those that are no padding. The first
+# step changes nothing yet: the warm-up starts at a rate of 0. After a minute a picture of the loss
+# appears below the lines, and is drawn again every minute. Stop it whenever you like: run the
+# notebook again, and it goes on from the newest checkpoint. (A machine that is taken away says so
+# with SIGTERM; a checkpoint on its way then gets twenty seconds to arrive.)
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
@@ -705,7 +710,7 @@ helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
     "val_loss_before": float(val.iloc[0]), "val_loss_after": float(val.iloc[-1]),
     "examples_per_step": rows_per_step * meta["examples_per_row"]})
 helpers.write_json(helpers.run_dir("train", "answers.json"), {
-    "asked": chats[0], "before": before[0], "after": after[0]})
+    "asked": chats[0], "limit": cfg.answer_tokens, "before": before[0], "after": after[0]})
 helpers.write_json(helpers.run_dir("train", "machine.json"), {
     **train.machine_facts(mesh, held), "load_seconds": load_seconds,
     "compile_seconds": compile_seconds, "steps": steps, "micro_batches": micro_batches,
@@ -792,7 +797,8 @@ for earlier in again:
         print(f"step {number}: loss {lines[number]} in the log, "
               f"{float(metrics['loss'])} from checkpoint {earlier}")
         assert float(metrics["loss"]) == lines[number]
-print("" if again else "only one checkpoint: nothing to go back to")
+if not again:
+    print("only one checkpoint: nothing to go back to")
 
 # %% [markdown]
 # All digits agree. A test kills a run with `kill -9` at three points and compares everything it
@@ -845,24 +851,15 @@ del spare
 manager.close()
 
 # %% [markdown]
-# Drag the `.trace.json.gz` into [Perfetto](https://ui.perfetto.dev), which runs in the browser, or
-# start `tensorboard --logdir train/trace` with the package `xprof`. On a TPU each chip is a line of
-# operations: look for gaps, and for all-gathers and all-reduces that nothing overlaps. On a CPU it
-# is a demonstration: the simulated devices share the same cores.
+# Drag the `.trace.json.gz` into [Perfetto](https://ui.perfetto.dev), which runs in the browser. On a
+# TPU each chip is a line of operations: look for gaps, and for all-gathers and all-reduces that
+# nothing overlaps. On a CPU it is a demonstration: the simulated devices share the same cores.
 #
 # ## 15. On a real slice
-# **E2B on a Colab chip.** Choose a v5e-1 or v6e-1 runtime, open this page, Run All:
-#
-# | step | time | where from |
-# |---|---|---|
-# | the opening installs the packages | 3 to 5 minutes | measured here, for the CPU build |
-# | section 1 stops, the data is missing: run the cell that its message offers | 02 renders and packs 10,000 examples | not measured at this size |
-# | section 1 fetches 10.2 GB | 1 minute | assumed: 0.2 GB/s |
-# | section 8 compiles the step | 3 to 8 minutes | published, for the 31B; E2B has 35 layers of its 60 |
-# | section 8 trains | no less than 9 minutes (v6e), 19 (v5e) | roofline, 08 |
-#
-# With `RUN_DIR` on a mounted Drive, a run that Colab cut off goes on from its newest checkpoint.
-# On a TPU VM, `./first_hour.sh` measures all this for thirty steps and ends by itself.
+# **E2B on one Colab chip.** Choose a v5e-1 or v6e-1 runtime, open this page, Run All. Section 1 stops
+# where the data is missing and offers a cell that makes it. [My own
+# data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) has the times and what to keep
+# on a Drive. On a TPU VM, `./first_hour.sh` runs thirty steps, measures all of it and ends by itself.
 #
 # **Beyond four chips.** All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh
 # (4, 4), which 08 has compiled; a v5p-64 would get (8, 4). A step has `rows_per_device` rows for

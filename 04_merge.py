@@ -450,8 +450,9 @@ if cfg.ask and told:
     served = gemma.config_from_hf(out)
     mesh = gemma.make_mesh(served, (1, 1), jax.devices()[:1])
     with helpers.phase("one answer of merged/"):
-        answer, = train.ask(gemma.load_base(out, served, mesh), chat.load_tokenizer(out),
-                            [told["asked"]], 512, mesh, recipe["reasoning"] == "kept")
+        answer, = train.ask(
+            gemma.load_base(out, served, mesh), chat.load_tokenizer(out), [told["asked"]],
+            told.get("limit", 512), mesh, recipe["reasoning"] == "kept")
     print(f"{answer}\n\nthe answer with adapters in 03 was "
           f"{'the same to the letter' if answer == told['after'] else told['after']}")
 
