@@ -75,13 +75,11 @@ helpers.machine(devices=1, always="tiny")
 # %%
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from flax import nnx
 
 from helpers import nca, pretrain, style
 
@@ -115,15 +113,9 @@ print(f"{len(frames):,} films of {frames.shape[1]} frames, {world.side} x {world
 # compresses them, which section 5 turns into a filter.
 
 # %%
-CELLS = plt.matplotlib.colors.ListedColormap([style.BLACK, style.BLUE, style.ORANGE, "#F5F5F5"])
 shares = (20, 35, 47, 60, 75, 97)  # per cent of the films that compress better
 shown = [np.argsort(scores)[len(scores) * share // 100] for share in shares]
-fig, axes = style.figure(rows=len(shown), columns=world.frames, width=9, height=5.6)
-for row, film in zip(axes, shown, strict=True):
-    for number, ax in enumerate(row):
-        ax.imshow(frames[film, number], cmap=CELLS, vmin=0, vmax=world.states - 1)
-        ax.set(xticks=[], yticks=[])
-    row[0].set_ylabel(f"{scores[film]:.2f}", rotation=0, ha="right", va="center")
+fig = nca.draw_films(frames[shown], scores[shown], world)
 fig.suptitle("Six random rules: from frozen to boiling", x=0.01, ha="left", fontweight="bold")
 style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw size")
 
@@ -204,8 +196,8 @@ print(f"{max(speed.values()) / min(speed.values()):.0f} times as fast; {equal:.1
 assert equal > 0.99
 
 # %% [markdown]
-# At this speed the data is free: a training step takes about a second for some two thousand tokens.
-# (A film may differ where two states are equally likely up to rounding.)
+# At this speed the data is free: a training step takes about a second for two thousand tokens. (A
+# film may differ where two states are equally likely up to rounding.)
 
 # %% [markdown]
 # ## 4. From cells to tokens
@@ -227,16 +219,7 @@ print("a row:", ids.shape)
 # says which patches also occurred at this place one frame before.
 
 # %%
-fig, axes = style.figure(rows=2, columns=5, width=9.5, height=4.2)
-side = world.side // nca.PATCH
-for number, (above, below) in enumerate(axes.T):
-    above.imshow(frames[film, number], cmap=CELLS, vmin=0, vmax=world.states - 1)
-    same = (numbers[number] == numbers[number - 1]) & (number > 0)
-    below.imshow(same.reshape(side, side), cmap="Blues", vmin=0, vmax=2)
-    for place, patch in enumerate(numbers[number]):
-        below.text(place % side, place // side, patch, ha="center", va="center", fontsize=8)
-    for ax in (above, below):
-        ax.set(xticks=[], yticks=[])
+fig = nca.draw_tokens(frames[film, :5], world)
 fig.suptitle("The same film as cells and as tokens", x=0.01, ha="left", fontweight="bold")
 style.finish(fig, "12_tokens", "drawn here; blue: the same patch as one frame before")
 
@@ -298,10 +281,9 @@ arms = pd.DataFrame([{"arm": name, "first stage": arm.first or "none",
 arms.style.hide(axis="index")
 
 # %% [markdown]
-# Three of them are controls. `shuffled` reads the same frames of the same films in another order:
-# if it helps as much, dynamics are not the reason. `text` reads as many tokens of *other documents*:
-# if it helps more, the time was better spent on text. `longer` spends that time on text without the
-# detour, in one run with one schedule.
+# Three are controls. `shuffled` reads the same frames of the same films in another order: if it
+# helps as much, dynamics are not the reason. `text` reads as many tokens of *other documents*: if it
+# helps more, text was the better use of the time. `longer` is text without the detour, in one run.
 #
 # Attention, MLPs and norms move over; token embeddings stay behind, since the two vocabularies share
 # nothing. Here is that step, and a check of it on random weights.
@@ -318,9 +300,6 @@ sizes, same = zip(*[(a.size, bool((a == b).all() and (b != c).any())) for a, b, 
 pd.DataFrame({"weights": sizes, "tensors moved": same}).groupby(parts.to_numpy()).sum()
 
 # %% [markdown]
-# (Norms start equal in every model, so moving them shows nothing here; the tests move different
-# ones.)
-#
 # Budgets must be stated both ways. Counted in *text* tokens, all arms but `longer` are equal. Counted
 # in *all* tokens, every arm but scratch has more than twice scratch's, and `longer` is their match.
 
@@ -342,9 +321,8 @@ print(f"text stage: {len(text)} steps, {text_tokens:,} tokens\nfirst stage on au
 
 # %% [markdown]
 # ## 7. The first stage, live
-# We train the first 40 of its 450 steps here, on the schedule of the stored runs, to see it work.
-# The data comes from Grain as a shuffled dataset with random access, which is what 09's loop asks
-# for; it also lets an interrupted run ask for batch 217 again.
+# We train the first 40 of its 450 steps here, on the schedule of the stored runs. The data comes from
+# Grain, shuffled and with random access: an interrupted run can ask for batch 217 again.
 
 # %%
 helpers.show_source(nca.stream)
@@ -404,8 +382,7 @@ if cfg.full:
         helpers.write_text(STORE / file.name, file.read_text())
 
 # %% [markdown]
-# Everything below is computed from the stored rows. Where runs are missing, it says so and uses
-# those that are there.
+# Everything below is computed from the stored rows. Where runs are missing, it says so.
 
 # %%
 table = nca.stored(STORE)
@@ -424,19 +401,17 @@ assert table.empty or set(table.recipe) == {nca.recipe(plan)}, "stored from anot
 # of this run have to lie where the stored curve starts.
 
 # %%
-COLOURS = dict(zip(nca.ARMS, (style.BLACK, style.BLUE, style.SKY, style.ORANGE, style.GREEN,
-                              style.PURPLE, style.RED, style.GREY, "#B8860B"), strict=True))
 first = table[(table.stage == "first") & (table.arm != "first-text")]
 fig, ax = style.figure(width=8.5)
 for (arm, seed), run in first.groupby(["arm", "seed"]):
-    ax.plot(run.step, run.val_loss, color=COLOURS[arm.removeprefix("first-")], lw=1.2,
+    ax.plot(run.step, run.val_loss, color=nca.COLOURS[arm.removeprefix("first-")], lw=1.2,
             label=arm.removeprefix("first-") if seed == first.seed.min() else None)
 ax.plot(live.step, live.loss, ".", color=style.RED, ms=4, label="this run, each step")
 for level, name in ((same_for_all, "same guess for all films"), (for_each_film, "for each film")):
     ax.axhline(level, color=style.GREY, ls="--", lw=1)
     ax.text(plan.first_steps, level, name, color=style.GREY, va="bottom", ha="right", fontsize=9)
 ax.set(xlabel="step of the first stage", ylabel="loss per token, nats",
-       title="What the model learns from films")
+       title="What the model learns from films", xlim=(0, plan.first_steps))
 ax.legend(loc="upper center")
 style.finish(fig, "12_first_stage", f"{STORE} and this run")
 
@@ -461,15 +436,7 @@ for arm, runs in first.groupby("arm"):
 texts = table[table.stage == "text"]
 fig, axes = style.figure(columns=2, width=10, height=4.2, sharey=True)
 for ax, column in zip(axes, ("text_tokens", "all_tokens"), strict=True):
-    for arm in [arm for arm in (*nca.MAIN, "longer") if arm in set(texts.arm)]:
-        runs = texts[texts.arm == arm]
-        for _, run in runs.groupby("seed"):
-            ax.plot(run[column] / 1e6, run.val_loss, color=COLOURS[arm], lw=0.6, alpha=0.5)
-        mean = runs.groupby("step")[[column, "val_loss"]].mean()
-        ax.plot(mean[column] / 1e6, mean.val_loss, color=COLOURS[arm], lw=2, label=arm)
-    ax.set(xlabel=f"{column.replace('_', ' ')}, millions", yscale="log",
-           yticks=(0.2, 0.3, 0.5, 1, 2, 5), yticklabels=("0.2", "0.3", "0.5", "1", "2", "5"))
-    ax.minorticks_off()
+    nca.draw_arms(ax, table, (*nca.MAIN, "longer"), column)
 axes[0].set(ylabel="validation loss, nats per token", title="Counting text")
 axes[1].set(title="Counting everything")
 if len(texts):
@@ -477,22 +444,15 @@ if len(texts):
 style.finish(fig, "12_curves", f"{STORE}, {texts.seed.nunique()} seeds")
 
 # %% [markdown]
-# Curves that lie close together need numbers. Runs of one seed share documents, order and embedder,
-# so we compare them in pairs. The interval is Student's t for the mean of the differences, at 95 %;
+# Close curves need numbers. Runs of one seed share documents, order and embedder, so we compare them
+# in pairs. The interval is Student's t for the mean of the differences, at 95 %;
 # with one pair there is none. (`longer` reads more than twice the text and should win: it is the
 # price of a detour.)
 
 # %%
+helpers.show_source(nca.difference)
 ends = nca.final(table)
-rows = []
-for arm in [arm for arm in ends if arm != "scratch" and "scratch" in ends]:
-    mean, below, above, pairs = nca.difference(ends[arm], ends["scratch"])
-    verdict = ("one pair: no spread known" if pairs < 2 else "better" if above < 0
-               else "worse" if below > 0 else "no difference shown")
-    rows.append({"arm": arm, "pairs": pairs, "loss": ends[arm].mean(), "against scratch": mean,
-                 "low": below, "high": above, "verdict": verdict})
-results = pd.DataFrame(rows, columns=["arm", "pairs", "loss", "against scratch", "low", "high",
-                                      "verdict"])
+results = nca.against(ends)
 print(f"scratch: {ends['scratch'].mean():.4f} over {ends['scratch'].count()} seeds"
       if "scratch" in ends else "no scratch run is stored yet")
 results.style.hide(axis="index").format(precision=4)
@@ -500,9 +460,9 @@ results.style.hide(axis="index").format(precision=4)
 # %%
 fig, ax = style.figure(width=8.5, height=0.4 * len(results) + 2)
 for place, row in enumerate(results.itertuples()):
-    ax.plot([row.low, row.high], [place, place], color=COLOURS[row.arm], lw=5, alpha=0.35)
+    ax.plot([row.low, row.high], [place, place], color=nca.COLOURS[row.arm], lw=5, alpha=0.35)
     gaps = (ends[row.arm] - ends["scratch"]).dropna()
-    ax.plot(gaps, [place] * len(gaps), "o", ms=5, color=COLOURS[row.arm])
+    ax.plot(gaps, [place] * len(gaps), "o", ms=5, color=nca.COLOURS[row.arm])
 ax.axvline(0, color=style.BLACK, lw=1)
 ax.set(yticks=range(len(results)), yticklabels=results.arm,
        xlabel="validation loss minus scratch's, nats per token (left of the line: better)",
@@ -515,16 +475,7 @@ style.finish(fig, "12_differences", str(STORE))
 # an arm needs less than scratch did; a run that never gets there counts as missing.
 
 # %%
-last = texts.sort_values("step").groupby(["arm", "seed"]).last()
-reached = []
-for (arm, seed), run in texts.groupby(["arm", "seed"]):
-    if ("scratch", seed) in last.index and arm != "scratch":
-        goal = last.loc[("scratch", seed)]
-        reached.append({"arm": arm, **{column: nca.tokens_to_reach(run, goal.val_loss, column)
-                                       / goal.text_tokens
-                                       for column in ("text_tokens", "all_tokens")}})
-reached = pd.DataFrame(reached, columns=["arm", "text_tokens", "all_tokens"])
-summary = reached.groupby("arm").agg(["mean", "min", "max", "count"])
+summary = nca.reached(table).groupby("arm").agg(["mean", "min", "max", "count"])
 summary.reindex([arm for arm in nca.ARMS if arm in summary.index]).round(2)
 
 # %% [markdown]
@@ -544,7 +495,8 @@ def conclude(results, complete):
     yield f"As many tokens of text instead: {found.get('text', 'not stored')}."
     helps = [arm for arm, nca_arm in nca.ARMS.items()
              if nca_arm.first in ("nca", "shuffled") and found.get(arm) == "better"]
-    yield ("Arms with automata that helped beyond the noise: " + (", ".join(helps) or "none") + ".")
+    yield "Arms with automata that helped beyond the noise: " + (", ".join(helps) or "none") + "."
+    yield "" if helps or not complete else "09 stays as it is."
 
 
 print("\n".join(filter(None, conclude(results, not missing))))
@@ -562,7 +514,7 @@ fig, ax = style.figure(width=8.5)
 for arm in shown_arms:
     runs = texts[texts.arm == arm].set_index(["seed", "step"])
     gap = (runs.val_loss - base).dropna().groupby("step").mean()
-    ax.plot(gap.index, gap, "o-", ms=3, color=COLOURS[arm], label=nca.ARMS[arm].label)
+    ax.plot(gap.index, gap, "o-", ms=3, color=nca.COLOURS[arm], label=nca.ARMS[arm].label)
 ax.axhline(0, color=style.BLACK, lw=1)
 ax.set(xlabel="step of the text stage", ylabel="loss minus scratch's, nats",
        title="A head start, and how long it lasts (below the line: ahead)")
@@ -583,8 +535,8 @@ better = 1 - published["automata first"] / published["scratch"]
 published.assign(gain=better.map("{:.1%}".format)).rename_axis("perplexity, arXiv 2603.10055")
 
 # %% [markdown]
-# The gain is 4 to 6 %, and text before text gains nothing there, which is the surprising part. We
-# know of few independent attempts, and none that shows the gain:
+# The gain is 4 to 6 %. Text before text (C4) gains next to nothing, which is the surprising part;
+# balanced brackets (Dyck) lie between. The independent attempts that we can cite are negative:
 #
 # | attempt | setting | result |
 # |---|---|---|
@@ -600,8 +552,8 @@ published.assign(gain=better.map("{:.1%}".format)).rename_axis("perplexity, arXi
 # carries a difference. **It cannot show** that the paper is wrong. We have 3.65 million weights where
 # it has 1.6 billion, and 0.9 million automaton tokens where it has 164 million. Our text is a small
 # world of Verilog in which copying names is most of the work. If copying is what automata teach, that
-# favours them here; if it is slow inference about rules, a model this small may never learn it. An
-# interval that contains zero means that the effect is smaller than its width, not that there is none.
+# favours them here; if it is inference about rules, a model this small may never learn it. An
+# interval around zero bounds an effect; it does not rule one out.
 
 # %% [markdown]
 # ## Recap
@@ -617,7 +569,6 @@ published.assign(gain=better.map("{:.1%}".format)).rename_axis("perplexity, arXi
 # |---|---|---|
 # | the first stage stays at "same guess for all films" | frozen or boiling films, or a rate too low | look at section 5's table; keep the peak of 09 |
 # | an arm is ahead, and its control as well | more steps, not automata | compare with `shuffled`, `text` and `longer` |
-# | one seed shows a gain | the spread of seeds | at least three pairs and their interval |
 # | stored rows are refused | they come from another plan | delete `data/nca/*.csv`, or restore the plan |
 #
 # ### Exercises
@@ -637,8 +588,8 @@ published.assign(gain=better.map("{:.1%}".format)).rename_axis("perplexity, arXi
 # <details><summary>Solution</summary>
 #
 # `nca.final(table[table.step <= 80])` in place of `nca.final(table)` in section 9. Early differences
-# are larger, whatever their sign, since a transferred model starts elsewhere; the schedule's warm-up
-# has just ended. A claim about learning speed needs both: where the curves part, and where they meet.
+# are larger, whatever their sign, since a transferred model starts elsewhere. A claim about learning
+# speed needs both: where the curves part, and where they meet.
 # </details>
 #
 # Back to the series: [01 · From nothing to a TPU machine that can run this](01_setup.ipynb), or to

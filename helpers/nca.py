@@ -27,7 +27,7 @@ import scipy.stats
 from flax import nnx
 from tunix.models.gemma4.model import Gemma4
 
-from helpers import gemma, pretrain
+from helpers import gemma, pretrain, style
 from helpers.run import UserError, digest, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -260,6 +260,8 @@ OTHERS = {
     "longer": Arm("scratch, one longer run", longer=True),
 }
 ARMS = {**MAIN, **OTHERS}
+COLOURS = dict(zip(ARMS, (style.BLACK, style.BLUE, style.SKY, style.ORANGE, style.GREEN,
+                          style.PURPLE, style.RED, style.GREY, "#B8860B"), strict=True))
 COLUMNS = ["arm", "seed", "stage", "step", "text_tokens", "all_tokens", "train_loss", "val_loss",
            "seconds", "recipe", "jax", "flax", "tunix", "made"]
 
@@ -441,7 +443,7 @@ def compare(plan, out, runs=None):
     out.mkdir(parents=True, exist_ok=True)
     for arm, seed in runs or order(plan):
         path = out / f"{arm}-{seed}.csv"
-        if path.exists() and set(pd.read_csv(path).recipe) == {recipe(plan)}:
+        if path.exists() and set(pd.read_csv(path, dtype=str).recipe) == {recipe(plan)}:
             continue
         begun = time.perf_counter()
         run(plan, arm, seed, out)
@@ -457,7 +459,8 @@ def stored(folder):
     Raises:
       UserError: the runs were made from different plans.
     """
-    found = [pd.read_csv(path) for path in sorted(Path(folder).glob("*.csv"))]
+    found = [pd.read_csv(path, dtype=dict.fromkeys(("recipe", "jax", "flax", "tunix"), str))
+             for path in sorted(Path(folder).glob("*.csv"))]
     table = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=COLUMNS)
     if table.recipe.nunique() > 1:
         raise UserError(f"{folder} mixes runs of different plans: delete those of the older one.")
@@ -506,6 +509,84 @@ def tokens_to_reach(curve, level, column="text_tokens"):
         return float(tokens[0])
     share = (loss[i - 1] - np.log(level)) / (loss[i - 1] - loss[i])
     return float(tokens[i - 1] + share * (tokens[i] - tokens[i - 1]))
+
+
+VERDICTS = ("one pair: no spread known", "better", "worse", "no difference shown")
+
+
+def against(ends, base="scratch"):
+    """Every arm beside `base`: a table with pairs, mean loss, difference, interval and verdict.
+
+    Args:
+      ends: from `final`.
+    """
+    found = []
+    for arm in [arm for arm in ends if arm != base and base in ends]:
+        mean, low, high, pairs = difference(ends[arm], ends[base])
+        which = 0 if pairs < 2 else 1 if high < 0 else 2 if low > 0 else 3
+        found.append((arm, pairs, ends[arm].mean(), mean, low, high, VERDICTS[which]))
+    return pd.DataFrame(found, columns=["arm", "pairs", "loss", f"against {base}", "low", "high",
+                                        "verdict"])
+
+
+def reached(table, base="scratch"):
+    """For every run: tokens until `base`'s final loss, over the tokens `base` needed.
+
+    One row a run, counted in text tokens and in all; nan where the run never gets there.
+    """
+    text, found = table[table.stage == "text"].sort_values("step"), []
+    goals = text[text.arm == base].groupby("seed").last()
+    for (arm, seed), run in text[text.arm != base].groupby(["arm", "seed"]):
+        if seed in goals.index:
+            goal = goals.loc[seed]
+            found.append((arm, *(tokens_to_reach(run, goal.val_loss, column) / goal.text_tokens
+                                 for column in ("text_tokens", "all_tokens"))))
+    return pd.DataFrame(found, columns=["arm", "text_tokens", "all_tokens"])
+
+
+def _draw_frames(axes, frames, world):
+    from matplotlib.colors import ListedColormap
+    colours = ListedColormap([style.BLACK, style.BLUE, style.ORANGE, "#F5F5F5"])
+    for ax, frame in zip(axes, frames, strict=True):
+        ax.imshow(frame, cmap=colours, vmin=0, vmax=world.states - 1)
+        ax.set(xticks=[], yticks=[])
+
+
+def draw_films(frames, scores, world):
+    """Films as rows of frames, time from left to right, with their scores: a figure."""
+    fig, axes = style.figure(rows=len(frames), columns=frames.shape[1], width=9, height=5.6)
+    for row, film, score in zip(axes, frames, scores, strict=True):
+        _draw_frames(row, film, world)
+        row[0].set_ylabel(f"{score:.2f}", rotation=0, ha="right", va="center")
+    return fig
+
+
+def draw_tokens(frames, world):
+    """Frames, and below each its patch numbers; blue ones stood there a frame before: a figure."""
+    fig, (above, below) = style.figure(rows=2, columns=len(frames), width=9.5, height=4.2)
+    _draw_frames(above, frames, world)
+    numbers, side = patches(frames, world.states), world.side // PATCH
+    for number, ax in enumerate(below):
+        same = (numbers[number] == numbers[number - 1]) & (number > 0)
+        ax.imshow(same.reshape(side, side), cmap="Blues", vmin=0, vmax=2)
+        for place, patch in enumerate(numbers[number]):
+            ax.text(place % side, place // side, patch, ha="center", va="center", fontsize=8)
+        ax.set(xticks=[], yticks=[])
+    return fig
+
+
+def draw_arms(ax, table, arms, column):
+    """Validation curves of the text stage: a thin line a seed, a thick one for the arm's mean."""
+    text = table[table.stage == "text"]
+    for arm in [arm for arm in arms if arm in set(text.arm)]:
+        runs = text[text.arm == arm]
+        for _, run in runs.groupby("seed"):
+            ax.plot(run[column] / 1e6, run.val_loss, color=COLOURS[arm], lw=0.6, alpha=0.5)
+        mean = runs.groupby("step")[[column, "val_loss"]].mean()
+        ax.plot(mean[column] / 1e6, mean.val_loss, color=COLOURS[arm], lw=2, label=arm)
+    ax.set(xlabel=f"{column.replace('_', ' ')}, millions", yscale="log",
+           yticks=(0.2, 0.3, 0.5, 1, 2, 5), yticklabels=("0.2", "0.3", "0.5", "1", "2", "5"))
+    ax.minorticks_off()
 
 
 def main():
