@@ -1154,7 +1154,7 @@ if len(search):
              "waits": "ms waiting", "temp_gib": "temporaries GiB",
              "compile_cpu_seconds": "CPU s to compile"}
     look = search.sort_values("program")[[*names]].rename(columns=names)
-    display(look.style.hide(axis="index").format(precision=2))
+    display(look.style.hide(axis="index").format(precision=2, na_rep="refused"))
 
 # %% [markdown]
 # What this means, row by row:
@@ -1164,6 +1164,8 @@ if len(search):
 #   sums with the large ones, and a merged sum cannot stay a reduce-scatter: it moves twice the
 #   bytes, and nothing covers it. By our reckoning from six layers, sixty would take 1.31 s instead
 #   of 1.37: 7.4 times the published speed. With reduce-scatters it would be 7.9.
+#   With the sums beside the products, too, one product needs more on-chip memory than there is, and
+#   the compiler refuses.
 # - *Softmax normalised late*: dividing after the product with the values saves a pass over the
 #   scores, backward too. The same rows hold a gradient of GELU written by hand, which changed
 #   nothing: those products are not slow because of it.
