@@ -1154,7 +1154,8 @@ if len(search):
              "waits": "ms waiting", "temp_gib": "temporaries GiB",
              "compile_cpu_seconds": "CPU s to compile"}
     look = search.sort_values("program")[[*names]].rename(columns=names)
-    display(look.style.hide(axis="index").format(precision=2, na_rep="refused"))
+    look = look.style.hide(axis="index").format(precision=2, na_rep="refused")
+    display(look.format("{:.0f}", na_rep="", subset=["CPU s to compile"]))
 
 # %% [markdown]
 # What this means, row by row:
