@@ -126,7 +126,6 @@ print("libtpu found: section 5 compiles" if libtpu else
 # %%
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import pandas as pd
@@ -140,7 +139,8 @@ from tunix.models.gemma4.model import Gemma4, RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
-from helpers import fit, gemma, quantized, style, train
+from helpers import dryrun_figures as figures
+from helpers import gemma, quantized, train
 from helpers import program as timing
 from helpers.machine import published
 
@@ -588,39 +588,13 @@ show(shown, {"recipe": "recipe", "date": "compiled"} | LIVE_COLUMNS)
 # 4,096).
 
 # %%
-def draw_trace(path, name):
-    """The lanes of a trace: what the chip computes, what it waits for, what is on the links."""
-    events = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
-    lanes = {event["tid"]: event["args"]["name"] for event in events
-             if event["name"] == "thread_name"}
-    fig, ax = style.figure(11, 2.4)
-    for event in (event for event in events if event["ph"] == "X"):
-        waits = event["name"].startswith("wait")
-        color = (style.RED if waits else COLORS.get(event["name"], style.GREY))
-        ax.broken_barh([(event["ts"] / 1e3, event["dur"] / 1e3)], (-event["tid"] - 0.4, 0.8),
-                       color=color, lw=0)
-    ax.set_yticks([-tid for tid in lanes], lanes.values())
-    ax.set(title="Two layers of our step on one chip of a v5p-8", xlabel="ms")
-    ax.grid(axis="y", visible=False)
-    seen = {event["name"] for event in events if event["ph"] == "X"}
-    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for part, color in COLORS.items()
-               if part in seen]
-    fig.legend([*handles, plt.Rectangle((0, 0), 1, 1, color=style.RED)],
-               [*(part for part in COLORS if part in seen), "waits for the links"],
-               loc="outside right", fontsize=8)
-    style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
-
-
-COLORS = dict(zip(timing.PARTS, (
-    style.BLUE, style.SKY, style.GREEN, style.ORANGE, style.PURPLE, style.YELLOW, style.GREY,
-    style.BLACK, "#D0D0D0"), strict=True))
 trace = Path("data/dryrun/trace_2layers.json.gz")
 if libtpu:
     trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
     trace.parent.mkdir(parents=True, exist_ok=True)
     timing.write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
 if trace.exists():
-    draw_trace(trace, "08_trace")
+    figures.draw_trace(trace, "08_trace")
     print(f"trace for ui.perfetto.dev: {trace}")
 
 # %% [markdown]
@@ -946,32 +920,8 @@ if {"ours", "published"} <= done:
 # First the HBM of one chip. What the published step returns is nearly as large as what it is given.
 
 # %%
-def draw_memory(table):
-    """Stacked bars: arguments, fresh outputs, temporaries, against the chip's limit."""
-    fig, ax = style.figure(9, 0.6 + 0.42 * len(table))
-    places, left = np.arange(len(table))[::-1], np.zeros(len(table))
-    for column, color, label in (("args_gib", style.BLUE, "arguments"),
-                                 ("out_gib", style.RED, "fresh outputs"),
-                                 ("temp_gib", style.ORANGE, "temporaries")):
-        width = table[column].astype(float).fillna(0).to_numpy()
-        ax.barh(places, width, left=left, color=color, label=label)
-        left += width
-    limit, refused = table.limit_gib.iloc[0], table.args_gib.isna().to_numpy()
-    if refused.any():  # more than the limit; how much more, the compiler does not always say
-        ax.barh(places[refused], table.hbm_gib.astype(float).fillna(1.08 * limit)[refused],
-                color="white", edgecolor=style.GREY, hatch="///", label="refused")
-    ax.axvline(limit, color=style.BLACK, lw=1)
-    ax.annotate(f"limit {limit:.1f} GiB ", (limit, places[0] + 0.45), fontsize=9, va="bottom",
-                ha="right")
-    ax.set_yticks(places, table.recipe)
-    ax.set(title="HBM of one chip while a micro-step runs", xlabel="GiB")
-    ax.grid(axis="y", visible=False)
-    fig.legend(loc="outside upper right", ncols=4, fontsize=9)
-    style.finish(fig, "08_memory", "compiled for a v5p-8 (libtpu, no TPU), 31B, all 60 layers")
-
-
 if len(table):
-    draw_memory(table)
+    figures.draw_memory(table)
 
 # %% [markdown]
 # Then the road from the published recipe to ours, in predicted real tokens per second. The axis is
@@ -993,29 +943,6 @@ def road_steps(table, names, labels):
     return steps
 
 
-def draw_road(steps):
-    """Factors as bars on a logarithmic axis, from the first speed to the last."""
-    fig, ax = style.figure(9, 1.2 + 0.75 * (len(steps) + 2))
-    first, last = steps[0][1], steps[-1][2]
-    bars = [("published", first, ""), *((label, end, f"x {end / start:.2f}")
-                                        for label, start, end in steps), ("ours", last, "")]
-    low = 10 ** np.floor(np.log10(first))
-    for place, (label, end, factor) in enumerate(bars):
-        start = steps[place - 1][1] if factor else low
-        color = {"": style.BLUE}.get(factor, style.GREEN if end > start else style.RED)
-        color = style.GREY if label == "published" else color
-        ax.barh(-place, end - start, left=start, color=color, height=0.6)
-        ax.annotate(f"{end:,.0f}  {factor}", (end, -place), xytext=(4, 0),
-                    textcoords="offset points", va="center", fontsize=9)
-    ax.set_yticks([-place for place in range(len(bars))], [label for label, _, _ in bars])
-    ax.set(xscale="log", xlim=(low, 3 * last), xlabel="real tokens per second",
-           title=f"Packing is the longest stretch: {steps[0][2] / first:.1f} of {last / first:.1f} "
-           "times the published speed")
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.grid(axis="y", visible=False)
-    style.finish(fig, "08_road", "predicted for a v5p-8 from the compiled programs, not measured")
-
-
 names = [recipe.recipe for recipe in ROAD]
 labels = ["published", "bfloat16 arithmetic", "no remat", "our step", "attention by blocks",
           "two rows at once"]
@@ -1026,7 +953,7 @@ for name, label in zip(names, labels, strict=True):
         known.append((name, ",\n".join(together)))
         together = []
 if len(known) > 1:
-    draw_road(road_steps(table, *map(list, zip(*known))))
+    figures.draw_road(road_steps(table, *map(list, zip(*known))))
 
 # %% [markdown]
 # **What this means.** Packing alone gives 0.95 / 0.30 = 3.2 times as many real tokens. All other
@@ -1040,48 +967,6 @@ if len(known) > 1:
 # lines are the pass: forward light, recomputed middle, backward dark.
 
 # %%
-WAITS = {"reduce-scatter": style.RED, "all-gather": "#8C2D04", "all-reduce": "#FDAE6B",
-         "collective-permute": "#FDD0A2", "all-to-all": "#FDD0A2", "copy": "#FEE6CE"}
-PASSES = {"forward": "#DDDDDD", "recomputed": "#A8A8A8", "backward": "#555555"}
-
-
-def draw_strip(ax, top, pieces, width, colors):
-    """A strip of pieces of equal `width`, and below it the pass as a thin line."""
-    left = 0.0
-    for label, which, count in pieces:
-        ax.barh(top, count * width, left=left, color=colors.get(label, "white"), height=0.75)
-        ax.barh(top - 0.45, count * width, left=left, color=PASSES.get(which, "white"), height=0.12)
-        left += count * width
-
-
-def draw_parts(profiles):
-    """For each recipe: time by part of the model, the parts in order, and 40 ms of it enlarged."""
-    fig, axes = style.figure(11, 1.4 + 1.6 * len(profiles), rows=2, height_ratios=(5, 3))
-    colors, seen, ticks = COLORS | WAITS, {}, []
-    for place, (name, profile) in enumerate(profiles.items()):
-        top, left, sums = -2.2 * place, 0.0, dict.fromkeys(colors, 0.0)
-        for row in profile["profile"]:
-            sums[row["part"] if row["what"] == "compute" else row["what"]] += row["seconds"]
-        for label, seconds in sums.items():
-            seen |= {label: None} if seconds > 0.002 * profile["clock"] else {}
-            axes[0].barh(top, seconds, left=left, color=colors[label], height=0.75)
-            left += seconds
-        draw_strip(axes[0], top - 0.85, profile["strip"], profile["clock"] / 400, colors)
-        draw_strip(axes[1], -1.2 * place, profile["zoom"], 1e3 * timing.ZOOM / 400, colors)
-        ticks += [(top, f"{name}, by part"), (top - 0.85, "in order")]
-    axes[0].set_yticks(*map(list, zip(*ticks)))
-    axes[0].set(title="One micro-step on one chip of a v5p-8", xlabel="seconds")
-    axes[1].set_yticks([-1.2 * place for place in range(len(profiles))], list(profiles))
-    axes[1].set(title="40 ms around its middle", xlabel="ms")
-    for ax in axes:
-        ax.grid(axis="y", visible=False)
-    seen = [label for label in colors if label in seen]
-    fig.legend([plt.Rectangle((0, 0), 1, 1, color=colors[label]) for label in seen],
-               [f"waits: {label}" if label in WAITS else label for label in seen],
-               loc="outside right", fontsize=8)
-    style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")
-
-
 def stored_profile(recipe):
     """What `predict` stored for a recipe, or None."""
     path = Path("data/dryrun/profiles") / f"{name_of(recipe)}.json"
@@ -1091,7 +976,7 @@ def stored_profile(recipe):
 profiles = {recipe.recipe: stored_profile(recipe) for recipe in (PUBLISHED, OURS)}
 profiles = {name: found for name, found in profiles.items() if found}
 if profiles:
-    draw_parts(profiles)
+    figures.draw_parts(profiles)
 else:
     print("not predicted yet: DRYRUN=full makes the profiles")
 
@@ -1154,7 +1039,8 @@ if len(search):
              "waits": "ms waiting", "temp_gib": "temporaries GiB",
              "compile_cpu_seconds": "CPU s to compile"}
     look = search.sort_values("program")[[*names]].rename(columns=names)
-    display(look.style.hide(axis="index").format(precision=2))
+    look = look.style.hide(axis="index").format(precision=2, na_rep="refused")
+    display(look.format("{:.0f}", na_rep="", subset=["CPU s to compile"]))
 
 # %% [markdown]
 # What this means, row by row:
@@ -1164,11 +1050,16 @@ if len(search):
 #   sums with the large ones, and a merged sum cannot stay a reduce-scatter: it moves twice the
 #   bytes, and nothing covers it. By our reckoning from six layers, sixty would take 1.31 s instead
 #   of 1.37: 7.4 times the published speed. With reduce-scatters it would be 7.9.
+#   With the sums beside the products, too, one product needs more on-chip memory than there is, and
+#   the compiler refuses.
+#   *Reduce-scatter of two*, an option for such sums, takes 0.5 ms off the MLP's 12.5 on (2, 2).
 # - *Softmax normalised late*: dividing after the product with the values saves a pass over the
 #   scores, backward too. The same rows hold a gradient of GELU written by hand, which changed
 #   nothing: those products are not slow because of it.
-# - *MLP weights gathered, the stream cut by tokens*: no sums are left, only gathers, and these can
-#   be covered.
+# - *64 MiB of VMEM*: one option, which lets a product use more of the on-chip memory. The MLP
+#   computes a tenth faster and compiles three times as long. It is the next thing to try.
+# - *MLP weights gathered, the stream cut by tokens*: no sums are left, only gathers. With "async,
+#   one step" most of them are covered: 9.0 ms instead of 9.8.
 # - *int8*: stored and multiplied in int8 (11), with the weights gathered, the MLP takes 6.6 ms
 #   instead of 9.8, even with every gather exposed: half the bytes travel, and a token's scale needs
 #   no other chip. With the stream cut by width int8 loses instead: its sums travel in 32 bits.

@@ -6,6 +6,7 @@ Each topic has its own file: `helpers.hardware`, `helpers.chat`, `helpers.gemma`
 `helpers.judge`, `helpers.answers`, `helpers.waves`, `helpers.style`.
 """
 
+from helpers.fit import will_it_fit
 from helpers.hardware import chip
 from helpers.machine import install, machine, show_source
 from helpers.run import (
@@ -33,6 +34,6 @@ from helpers.style import you_are_here
 __all__ = [
     "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "check_stamp",
     "chip", "choose", "content_hash", "install", "machine", "phase", "read_json", "require",
-    "run_dir", "sha256_file", "show_source", "size", "stamp", "write_json", "write_text",
-    "you_are_here",
+    "run_dir", "sha256_file", "show_source", "size", "stamp", "will_it_fit", "write_json",
+    "write_text", "you_are_here",
 ]

@@ -8,6 +8,7 @@ import json
 import pytest
 from conftest import ROOT
 
+import helpers
 from helpers import fit, gemma
 from helpers.run import UserError
 
@@ -43,7 +44,7 @@ def test_the_mesh_is_the_one_that_03_lays_out(model):
 
 
 def test_a_stored_row_is_told_from_an_estimate():
-    stored = fit.will_it_fit("v5p", 4)
+    stored = helpers.will_it_fit("v5p", 4)
     assert stored.compiled and stored.fits and stored.speed and "compiled" in str(stored)
     other = fit.will_it_fit("v5p", 4, rows=5)
     assert not other.compiled and not other.fits and other.speed is None

@@ -237,12 +237,20 @@ def result(name, mesh, program, cpu, options):
             "libtpu": libtpu_version(), "date": str(datetime.date.today())}
 
 
+def refused(name, options):
+    """The row of a program that needs more memory than there is: the compiler said no."""
+    return {"program": name, "milliseconds": "", "compute": "", "waits": "", "temp_gib": "",
+            "compile_cpu_seconds": "", "options": options, "libtpu": libtpu_version(),
+            "date": str(datetime.date.today())}
+
+
 def main():
     """Compile what is asked for and not stored."""
     os.environ |= {"TPU_LIBRARY_PATH": str(ROOT / ".libtpu/libtpu/libtpu.so"),
                    "JAX_PLATFORMS": "tpu_compiler,cpu", "TPU_SKIP_MDS_QUERY": "1",
                    "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",
                    "TPU_WORKER_ID": "0", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    import jax
     from jax.experimental import topologies
     devices = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
     wanted = {name_of(*row): (lambda row=row: lower_mlp(devices, *row), row[3]) for row in MLP}
@@ -252,8 +260,14 @@ def main():
             continue
         mesh, lowered = lower()
         start = time.process_time()
-        program = lowered.compile(compiler_options=OPTIONS[options] or None)
-        found = result(name, mesh, program, time.process_time() - start, options)
+        try:
+            program = lowered.compile(compiler_options=OPTIONS[options] or None)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            found = refused(name, options)
+        else:
+            found = result(name, mesh, program, time.process_time() - start, options)
         store(stored() | {name: found})
         print(found, flush=True)
 

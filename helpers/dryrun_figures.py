@@ -1,0 +1,128 @@
+"""Figures of notebook 08: a predicted step as a trace and by its parts, memory, and the road.
+
+Each function makes one figure and writes it below RUN_DIR by `helpers.style.finish`.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from helpers import program as timing
+from helpers import style
+
+COLORS = dict(zip(timing.PARTS, (
+    style.BLUE, style.SKY, style.GREEN, style.ORANGE, style.PURPLE, style.YELLOW, style.GREY,
+    style.BLACK, "#D0D0D0"), strict=True))
+WAITS = {"reduce-scatter": style.RED, "all-gather": "#8C2D04", "all-reduce": "#FDAE6B",
+         "collective-permute": "#FDD0A2", "all-to-all": "#FDD0A2", "copy": "#FEE6CE"}
+PASSES = {"forward": "#DDDDDD", "recomputed": "#A8A8A8", "backward": "#555555"}
+
+
+def draw_trace(path, name):
+    """The lanes of a trace: what the chip computes, what it waits for, what is on the links."""
+    events = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events
+             if event["name"] == "thread_name"}
+    fig, ax = style.figure(11, 2.4)
+    for event in (event for event in events if event["ph"] == "X"):
+        waits = event["name"].startswith("wait")
+        color = (style.RED if waits else COLORS.get(event["name"], style.GREY))
+        ax.broken_barh([(event["ts"] / 1e3, event["dur"] / 1e3)], (-event["tid"] - 0.4, 0.8),
+                       color=color, lw=0)
+    ax.set_yticks([-tid for tid in lanes], lanes.values())
+    ax.set(title="Two layers of our step on one chip of a v5p-8", xlabel="ms")
+    ax.grid(axis="y", visible=False)
+    seen = {event["name"] for event in events if event["ph"] == "X"}
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for part, color in COLORS.items()
+               if part in seen]
+    fig.legend([*handles, plt.Rectangle((0, 0), 1, 1, color=style.RED)],
+               [*(part for part in COLORS if part in seen), "waits for the links"],
+               loc="outside right", fontsize=8)
+    style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
+
+
+def draw_memory(table):
+    """Stacked bars: arguments, fresh outputs, temporaries, against the chip's limit."""
+    fig, ax = style.figure(9, 0.6 + 0.42 * len(table))
+    places, left = np.arange(len(table))[::-1], np.zeros(len(table))
+    for column, color, label in (("args_gib", style.BLUE, "arguments"),
+                                 ("out_gib", style.RED, "fresh outputs"),
+                                 ("temp_gib", style.ORANGE, "temporaries")):
+        width = table[column].astype(float).fillna(0).to_numpy()
+        ax.barh(places, width, left=left, color=color, label=label)
+        left += width
+    limit, refused = table.limit_gib.iloc[0], table.args_gib.isna().to_numpy()
+    if refused.any():  # more than the limit; how much more, the compiler does not always say
+        ax.barh(places[refused], table.hbm_gib.astype(float).fillna(1.08 * limit)[refused],
+                color="white", edgecolor=style.GREY, hatch="///", label="refused")
+    ax.axvline(limit, color=style.BLACK, lw=1)
+    ax.annotate(f"limit {limit:.1f} GiB ", (limit, places[0] + 0.45), fontsize=9, va="bottom",
+                ha="right")
+    ax.set_yticks(places, table.recipe)
+    ax.set(title="HBM of one chip while a micro-step runs", xlabel="GiB")
+    ax.grid(axis="y", visible=False)
+    fig.legend(loc="outside upper right", ncols=4, fontsize=9)
+    style.finish(fig, "08_memory", "compiled for a v5p-8 (libtpu, no TPU), 31B, all 60 layers")
+
+
+def draw_road(steps):
+    """Factors as bars on a logarithmic axis, from the first speed to the last."""
+    fig, ax = style.figure(9, 1.2 + 0.75 * (len(steps) + 2))
+    first, last = steps[0][1], steps[-1][2]
+    bars = [("published", first, ""), *((label, end, f"x {end / start:.2f}")
+                                        for label, start, end in steps), ("ours", last, "")]
+    low = 10 ** np.floor(np.log10(first))
+    for place, (label, end, factor) in enumerate(bars):
+        start = steps[place - 1][1] if factor else low
+        color = {"": style.BLUE}.get(factor, style.GREEN if end > start else style.RED)
+        color = style.GREY if label == "published" else color
+        ax.barh(-place, end - start, left=start, color=color, height=0.6)
+        ax.annotate(f"{end:,.0f}  {factor}", (end, -place), xytext=(4, 0),
+                    textcoords="offset points", va="center", fontsize=9)
+    ax.set_yticks([-place for place in range(len(bars))], [label for label, _, _ in bars])
+    ax.set(xscale="log", xlim=(low, 3 * last), xlabel="real tokens per second",
+           title=f"Packing is the longest stretch: {steps[0][2] / first:.1f} of {last / first:.1f} "
+           "times the published speed")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.grid(axis="y", visible=False)
+    style.finish(fig, "08_road", "predicted for a v5p-8 from the compiled programs, not measured")
+
+
+def draw_strip(ax, top, pieces, width, colors):
+    """A strip of pieces of equal `width`, and below it the pass as a thin line."""
+    left = 0.0
+    for label, which, count in pieces:
+        ax.barh(top, count * width, left=left, color=colors.get(label, "white"), height=0.75)
+        ax.barh(top - 0.45, count * width, left=left, color=PASSES.get(which, "white"), height=0.12)
+        left += count * width
+
+
+def draw_parts(profiles):
+    """For each recipe: time by part of the model, the parts in order, and 40 ms of it enlarged."""
+    fig, axes = style.figure(11, 1.4 + 1.6 * len(profiles), rows=2, height_ratios=(5, 3))
+    colors, seen, ticks = COLORS | WAITS, {}, []
+    for place, (name, profile) in enumerate(profiles.items()):
+        top, left, sums = -2.2 * place, 0.0, dict.fromkeys(colors, 0.0)
+        for row in profile["profile"]:
+            sums[row["part"] if row["what"] == "compute" else row["what"]] += row["seconds"]
+        for label, seconds in sums.items():
+            seen |= {label: None} if seconds > 0.002 * profile["clock"] else {}
+            axes[0].barh(top, seconds, left=left, color=colors[label], height=0.75)
+            left += seconds
+        draw_strip(axes[0], top - 0.85, profile["strip"], profile["clock"] / 400, colors)
+        draw_strip(axes[1], -1.2 * place, profile["zoom"], 1e3 * timing.ZOOM / 400, colors)
+        ticks += [(top, f"{name}, by part"), (top - 0.85, "in order")]
+    axes[0].set_yticks(*map(list, zip(*ticks)))
+    axes[0].set(title="One micro-step on one chip of a v5p-8", xlabel="seconds")
+    axes[1].set_yticks([-1.2 * place for place in range(len(profiles))], list(profiles))
+    axes[1].set(title="40 ms around its middle", xlabel="ms")
+    for ax in axes:
+        ax.grid(axis="y", visible=False)
+    seen = [label for label in colors if label in seen]
+    fig.legend([plt.Rectangle((0, 0), 1, 1, color=colors[label]) for label in seen],
+               [f"waits: {label}" if label in WAITS else label for label in seen],
+               loc="outside right", fontsize=8)
+    style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")

@@ -1,0 +1,47 @@
+"""The figures of 08 from the stored tables: they are drawn, and the road's factors multiply up.
+
+    .venv/bin/python -m pytest tests/test_dryrun_figures.py
+"""
+
+import json
+
+import matplotlib
+import pandas as pd
+import pytest
+from conftest import ROOT, load
+
+matplotlib.use("Agg")
+from helpers import dryrun_figures as figures  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    return tmp_path / "figures"
+
+
+@pytest.fixture
+def table():
+    return pd.read_csv(ROOT / "data/dryrun/v5p-8_31b.csv", dtype={"trainer": str})
+
+
+def test_memory_trace_and_parts_are_drawn(here, table):
+    figures.draw_memory(table)
+    figures.draw_trace(ROOT / "data/dryrun/trace_2layers.json.gz", "08_trace")
+    figures.draw_parts({name: json.loads(
+        (ROOT / f"data/dryrun/profiles/v5p8_31b_{name}.json").read_text())
+        for name in ("published", "ours")})
+    assert {path.stem for path in here.glob("*.png")} == {"08_memory", "08_trace", "08_parts"}
+
+
+def test_the_road_s_factors_multiply_to_the_ratio(here, table):
+    steps = load("08_dryrun.py", "road_steps")(table, ["published", "ours"], ["published", "ours"])
+    assert [label for label, _, _ in steps] == ["packed rows", "ours"]
+    assert steps[0][2] / steps[0][1] == pytest.approx(0.95 / 0.30)
+    speed = table.set_index("recipe").tokens_per_second_predicted
+    factor = 1.0
+    for _, start, end in steps:
+        factor *= end / start
+    assert factor == pytest.approx(speed["ours"] / speed["published"])
+    figures.draw_road(steps)
+    assert (here / "08_road.png").exists()
