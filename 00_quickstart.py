@@ -79,7 +79,7 @@ from helpers import answers, chat, data, gemma, judge, packing, style, train
 helpers.you_are_here("00")
 BASE = "assets/tiny_gemma4"
 SYSTEM = "Write the Verilog module that is asked for, as one code block."
-jax.config.update("jax_compilation_cache_dir", str(helpers.run_dir("jax_cache").resolve()))
+train.keep_compilations()
 tokenizer = chat.load_tokenizer(BASE)
 config = gemma.config_from_hf(BASE, dtype="float32")
 mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
@@ -92,13 +92,11 @@ print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parame
 # of them, an up-down counter, is the running example of the whole series.
 
 # %%
-def answer(model, requests, limit=160):
+def answer(model, requests):
     """The model's answers to a list of requests, decoded together."""
     chats = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": request}]
              for request in requests]
-    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
-    ids = gemma.greedy(model, chat.render_prompts(tokenizer, chats), limit, stops, mesh)
-    return [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    return train.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
 problems = judge.load_problems("data/tiny_eval")
@@ -134,7 +132,7 @@ style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shorte
 # the step and the optimizer are those of notebook 03, and of the 31B.
 
 # %%
-STEPS, ROWS = 80, 4  # optimizer steps, packed rows in each
+STEPS, ROWS = 50, 4  # optimizer steps, packed rows in each
 tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)
 rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=STEPS)
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
@@ -200,7 +198,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 
 # %% [markdown]
 # ## What you have seen
-# A base model, 80 optimizer steps on two thin matrices beside each of its own, and a model that
+# A base model, 50 optimizer steps on two thin matrices beside each of its own, and a model that
 # writes modules which pass their tests.
 #
 # | here | in full |

@@ -168,9 +168,8 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
                   f"A chat with two answers: {sum(mask)} of {len(ids)} tokens are trained")
 
 # %% [markdown]
-# Blue tokens are trained, grey ones only read. Both answers are blue, with the `<turn|>` that ends
-# each, and nothing else is. A chat with a system message of its own keeps it; the others get
-# `cfg.system`. That is all you need to train on your own chats. The page
+# Blue tokens are trained, grey ones only read: both answers, with the `<turn|>` that ends each. A
+# chat with a system message of its own keeps it; the others get `cfg.system`. The page
 # [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) lists each cell to
 # change, for Gemma 4 E2B on one Colab TPU.
 #
@@ -179,18 +178,16 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
 # make two decisions, and both have a price.
 #
 # - **We strip the reasoning.** The model learns to answer at once, because that is how notebooks 05
-#   to 07 serve it: a short answer, not thousands of hidden tokens. What a reasoning model had
-#   distilled into these answers loses its reasoning. `reasoning="kept"` puts it where Gemma 4 keeps
-#   thoughts, in the thought channel, and makes the examples longer.
+#   to 07 serve it. The price: a reasoning model wrote these answers, and ours learns them without
+#   the reasoning. `reasoning="kept"` puts it into Gemma 4's thought channel instead.
 # - **We replace CodeV-R1's system text.** It asks for `<think>` and `<answer>` tags that the
-#   trained answer no longer has. One sentence of ours tells the tuned model which of the two styles
-#   you want, and tells the base model what form of answer is expected.
+#   trained answer no longer has. Our sentence says which of the two styles you want.
 #
 # An answer is one closed code fence with a module in it. Anything else is dropped with its reason.
-# With two fences we would have to guess; a module cut in the middle teaches broken Verilog.
+# With two fences we would have to guess; a module cut in the middle teaches broken Verilog. We try
+# the rule, `data.split_response`, on answers made by hand.
 
 # %%
-helpers.show_source(data.split_response)
 code = "module m;\nendmodule"
 fence = f"```verilog\n{code}\n```"
 cases = {"closed answer": f"<think>why</think>\n<answer>\n{fence}\n</answer>",
@@ -395,12 +392,10 @@ display(pd.DataFrame(table, columns=["evaluation prompt", "shared runs", "it end
 # %% [markdown]
 # Read the table: the count above finds equal texts only, not the same problem in other words. High
 # shares are expected in the tiny world, whose prompts come from one set of phrases. In real data
-# they would be an alarm. (A test proves that no tiny training row shares family, width and names
-# with an evaluation problem. CodeV-R1's authors removed rows close to VerilogEval themselves.)
+# they would be an alarm. (CodeV-R1's authors removed rows close to VerilogEval themselves.)
 #
 # ## 7. How long are the examples?
-# All rows are rendered now, a few hundred at a time on all cores. The result is kept under a hash
-# of everything it depends on, so a second run reads it back.
+# All rows are rendered now, on all cores. A second run reads the result back.
 
 # %%
 began = time.perf_counter()
@@ -434,27 +429,15 @@ style.finish(fig, "02_lengths", f"{len(lengths):,} examples of {cfg.source}, com
 # of the same examples: several whole ones share a row (section 9).
 
 # %%
-def length_study(lengths, limits, length, seed):
-    """For each limit: examples kept, padding without packing, real tokens with packing."""
-    table = []
-    for limit in limits:
-        kept, row = lengths[lengths <= limit], max(limit, length)
-        packed = kept.sum() / row / len(packing.fill_rows(kept, row, seed))
-        table.append((limit, len(kept) / len(lengths), 1 - kept.mean() / limit, packed))
-    return pd.DataFrame(table, columns=["longest kept", "examples kept", "padding, one per row",
-                                        "real tokens, packed"]).set_index("longest kept")
-
-
 shares = np.percentile(lengths, [50, 90, 99, 100]).astype(int)
 limits = sorted({*shares.tolist(), cfg.max_tokens})
-length_study(lengths, limits, cfg.sequence_length, cfg.seed).map("{:.1%}".format)
+packing.length_study(lengths, limits, cfg.sequence_length, cfg.seed).map("{:.1%}".format)
 
 # %% [markdown]
 # ## 8. Drop, do not truncate; and hold some out
 # A row above the limit is dropped, since a cut one would teach the model to stop in the middle of a
-# module. Of the rest a few percent are held out, chosen by a hash of the prompt. The same prompt
-# always falls on the same side, so no validation prompt is ever trained, in this run or in the next
-# one with the same share.
+# module. Of the rest a few percent are held out, chosen by a hash of the prompt: the same prompt
+# always falls on the same side, in this run and in the next.
 
 # %%
 fits = np.flatnonzero(lengths <= cfg.max_tokens)
@@ -474,8 +457,6 @@ table = {"rows read": len(rows), **{f"dropped: {why}": -count for why, count in 
 pd.Series(table, name="rows").to_frame()
 
 # %% [markdown]
-# Nothing vanished: what was read is what was kept plus what was dropped for a reason.
-#
 # ## 9. Packing
 # Several whole examples share a row of fixed length. Four arrays say what is what. `tokens` and
 # `loss_mask` you know. `segment_ids` number the examples of a row 1, 2, 3 …, with 0 for padding.
@@ -497,26 +478,13 @@ print(f"{len(parts['train']):,} examples in {len(train['tokens']):,} rows of "
       f"{cfg.sequence_length:,}: {per_row:.1f} per row, {fill:.1%} of the places are real tokens")
 
 # %%
-def draw_rows(ax, arrays, title):
-    """The first ten rows as bars: a colour for each example, pale where it is context."""
-    for row in range(min(10, len(arrays["tokens"]))):
-        segments, trained = arrays["segment_ids"][row], arrays["loss_mask"][row]
-        for segment in range(1, segments.max() + 1):
-            for mask, alpha in ((segments == segment, 0.35), (trained & (segments == segment), 1)):
-                runs = np.flatnonzero(np.diff(np.pad(mask.astype(int), 1))).reshape(-1, 2)
-                ax.broken_barh([(first, end - first) for first, end in runs], (row - 0.4, 0.8),
-                               color=style.CYCLE[segment % len(style.CYCLE)], alpha=alpha, lw=0)
-    ax.set(xlim=(0, arrays["tokens"].shape[1]), ylim=(9.7, -0.7), yticks=[], title=title)
-    ax.grid(False)
-
-
 alone = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 0)
          for i in parts["train"][:10]]
 alone = {name: np.concatenate([one[name] for one in alone]) for name in train}
 fig, axes = style.figure(9, 4.6, rows=2)
 real = (alone["segment_ids"] > 0).mean()
-draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")
-draw_rows(axes[1], train, f"Packed: {fill:.1%} real tokens")
+packing.draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")
+packing.draw_rows(axes[1], train, f"Packed: {fill:.1%} real tokens")
 axes[1].set(xlabel="place in the row (white is padding)")
 fig.legend([axes[0].bar(0, 0, color=style.BLUE, alpha=alpha) for alpha in (0.35, 1)],
            ["context", "trained"], loc="outside upper right", ncols=2, fontsize=9)
@@ -583,14 +551,13 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 
 # %% [markdown]
 # ## 11. Read it back, as the trainer will
-# These are the two pieces that 03 reads with. Grain finds a row by its number: shuffled anew in
-# each epoch, the same for the same seed. So the whole state of a reader is a number, too, and
-# training can stop in the middle of an epoch and go on with the next row.
+# `PackedRows` and `make_dataset` are what 03 reads with. Grain finds a row by its number: shuffled
+# anew in each epoch, the same for the same seed. So the whole state of a reader is a number, too.
+# Training can stop in the middle of an epoch and go on with the next row.
 
 # %%
 from helpers.train import PackedRows, make_dataset
 
-helpers.show_source(PackedRows, make_dataset)
 dataset = make_dataset(PackedRows(helpers.run_dir("data", "train")), 1, 2, cfg.seed)
 reader, again = iter(dataset), iter(dataset)
 for _ in range(3):
@@ -651,8 +618,8 @@ print(f"trained: {batch.loss_mask.mean():.1%} of this batch; examples in its row
 # print(like.sum() / rows_needed(like, 4_096) / 4_096)
 # ```
 #
-# Best fit decreasing leaves about half a percent empty, where a random order leaves two. The price:
-# long examples meet long ones and short ones meet short ones, so rows are less of a random sample.
+# About half a percent stays empty, where a random order leaves two. The price: long examples meet
+# long ones, so rows are less of a random sample.
 #
 # </details>
 #

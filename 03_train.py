@@ -191,13 +191,13 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # answer from the start; there the question is how much better it gets.) In section 9 you ask again.
 #
 # ## 2. JAX in fifteen minutes
-# You need four ideas to read the rest. Each takes one cell, on the model that is now in memory.
+# Four ideas, one cell each, on the model that is now in memory.
 #
 # ### Functions are compiled, for one shape
 # `jax.jit` runs your Python function once with placeholders that have a shape and no values. It
 # records the operations (this is *tracing*), and the compiler XLA makes one program of them. Later
-# calls with the same shapes run the program and skip your Python. A new shape means a new
-# compilation. Here `x` holds the request's tokens as vectors: [1 row, T tokens, D numbers each].
+# calls with the same shapes skip your Python. A new shape is a new compilation. Here `x` holds the
+# request's tokens as vectors: [1 row, T tokens, D numbers each].
 
 # %%
 request = chat.prompt_ids(tokenizer, chats[0], thinking)
@@ -482,7 +482,7 @@ with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()), helpers.phase(
 print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# It learns. Why write a loop of our own? Three prices, each shown by a number.
+# It learns. Why write a loop of our own? For three prices, each with its number below.
 #
 # **Padding.** A row holds one example, and the rest of it is computed for nothing. **Weighting.**
 # With accumulation, Tunix averages each micro-batch and then the averages, so a token counts more
@@ -713,8 +713,7 @@ helpers.write_json(helpers.run_dir("train", "machine.json"), {
 print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())))
 
 # %% [markdown]
-# The model is trained. What follows is why you may believe it, and what to know before you rent a
-# slice.
+# The model is trained. What follows is why you may believe it.
 #
 # ## 11. Packing changes nothing: the proof
 # The loss and the adapters' gradients of a packed row must be those of its examples one by one. So

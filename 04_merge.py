@@ -84,8 +84,8 @@ import numpy as np
 import pandas as pd
 
 from helpers import architecture, pictures, remote, weights
-from helpers.merge import (check, export_text, model_card, no_change, norm_table, recompute,
-                           restore_adapters, split_targets, to_make)
+from helpers.merge import (check, export_text, if_smaller, model_card, no_change, norm_table,
+                           recompute, restore_adapters, split_targets, to_make)
 from helpers.run import digest, read_leftover
 
 # %% [markdown]
@@ -538,12 +538,11 @@ print(f"{record_path}: {len(record['tensors'])} tensors, {changed} merged, "
 # Everything goes into a hidden neighbour, `.merged.partial`, is forced to disk and renamed at the
 # very end: a folder called `merged/` is a finished one, whatever happens. While one block is
 # computed, other threads hash and write the previous one, and never more than one waits: that
-# bounds the memory. `read_header` shows how little one has to read. A safetensors file is 8 bytes
-# with the length of a header, a JSON header (name, dtype, shape and byte range of every tensor),
-# then the bytes ([format](https://github.com/huggingface/safetensors#format)).
+# bounds the memory. A safetensors file makes this easy: 8 bytes with the length of a header, a JSON
+# header (name, dtype, shape and byte range of every tensor), then the bytes
+# ([format](https://github.com/huggingface/safetensors#format)).
 
 # %%
-helpers.show_source(weights.read_header)
 largest = max(tensors, key=lambda name: tensors[name].stop - tensors[name].start)
 print(f"the largest tensor is {largest} {tensors[largest].shape}, a block {cfg.block_mib} MiB")
 
@@ -599,18 +598,6 @@ changes.groupby("kind", sort=False)[["delta %", "rounding %"]].agg(["min", "mean
 # the delta of one matrix and look at what arrives.
 
 # %%
-def if_smaller(old, delta, shares):
-    """What would arrive of a delta in the base's type, had the fine-tune been smaller."""
-    before, rows = old.astype(np.float64), []
-    for wanted in (share * delta for share in shares):
-        arrived = (before + wanted).astype(old.dtype).astype(np.float64) - before
-        rows.append({"delta %": np.linalg.norm(wanted) / np.linalg.norm(before),
-                     "rounding %": np.linalg.norm(arrived - wanted) / np.linalg.norm(wanted),
-                     "arrives %": np.vdot(arrived, wanted) / np.vdot(wanted, wanted),
-                     "weights unchanged %": (arrived == 0).mean()})
-    return (100 * pd.DataFrame(rows)).style.hide(axis="index").format(precision=2)
-
-
 name = next(iter(plan))
 (a, b), rows = plan[name], tensors[name].array()
 delta = scale * (a.astype(np.float64) @ b[:, :512].astype(np.float64)).T  # its first 512 rows

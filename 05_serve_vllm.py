@@ -169,6 +169,7 @@ beside = replace(options, model=merge.get("adapter_base", recipe["base_path"]),
                  name="gemma4-base", model_hash="", port=0)
 side = dict(slot="adapter", adapter=helpers.run_dir("adapter"))
 if cfg.adapter:
+    check_files(side["adapter"], merge["adapter_files"])
     server.start_as(beside, wait=False, **side)
 try:
     record = server.start_as(options)

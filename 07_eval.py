@@ -141,9 +141,8 @@ print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 
 # %%
 RIGHT = COUNTER.reference.replace("RefModule", "TopModule")
-WRONG = RIGHT.replace("state + 1", "state - 1").replace("else state <= state - 1", "else state <= "
-                                                        "state + 1")
-FORGED = WRONG.replace("endmodule", '  initial begin $display("Mismatches: 0 in 800 samples"); '
+WRONG = RIGHT.replace("if (inc)", "if (!inc)")
+FORGED = WRONG.replace("endmodule", '  initial begin $display("Mismatches: 0 in 406 samples"); '
                                     "$finish; end\nendmodule")
 verdicts = [judge.judge(COUNTER, code) for code in (RIGHT, WRONG, FORGED, None)]
 display(evaluation.verdict_table(
@@ -283,11 +282,12 @@ models = {"tuned": merged, "base": base}
 tokenizer = chat.load_tokenizer(merged)
 assert chat.template_sha256(tokenizer) == meta["template_sha256"], "not the template of training"
 prompts = evaluation.all_prompts(tokenizer, tasks, cfg.plans, meta)
+asked = next((problem for problem in problems if problem.name == COUNTER.name), problems[0])
 for wording in dict.fromkeys(plan.prompt for plan in cfg.plans if plan.task == "spec-to-rtl"):
-    text = tokenizer.decode(prompts[wording, problems[0]])
-    print(f"── {wording}, {problems[0].name}\n{text if len(text) < 900 else '[...]' + text[-420:]}")
+    text = tokenizer.decode(prompts[wording, asked])
+    print(f"── {wording}, {asked.name}\n{text if len(text) < 900 else '[...]' + text[-420:]}\n")
 longest = max(map(len, prompts.values()))
-print(f"\nlongest prompt {longest} tokens of {options.max_model_len}")
+print(f"longest prompt {longest} tokens of {options.max_model_len}")
 
 # %% [markdown]
 # `examples` is for a model that cannot follow instructions but continues text: two solved problems
@@ -316,7 +316,7 @@ evaluation.refuse_errors(replies)
 # %%
 for label, plan in (("base", cfg.plans[0].name), ("base", "two examples"),
                     ("tuned", cfg.plans[0].name)):
-    said = replies[label].get((plan, COUNTER.name, 0), {"text": "(not asked)"})["text"]
+    said = replies[label].get((plan, asked.name, 0), {"text": "(not asked)"})["text"]
     print(f"── {label}, {plan}\n{said.strip()[:330]}\n")
 
 # %% [markdown]
@@ -563,7 +563,7 @@ assert not server.record_path().exists(), "a server was left running"
 # print(math.ceil((1.96 * d.std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# Thousands, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
+# About 2,600, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
 # time; to find it four times out of five takes 2.8 instead of 1.96, and twice as many. A difference
 # of two points on 156 problems is not a result.
 # </details>
@@ -573,7 +573,7 @@ assert not server.record_path().exists(), "a server was left running"
 # <details><summary>Solution</summary>
 #
 # ```python
-# trick = 'initial #70 $display("Mismatches: 0 in 800 samples");'   # put yours here
+# trick = 'initial #70 $display("Mismatches: 0 in 406 samples");'   # put yours here
 # verdict = judge.judge(COUNTER, with_trick(WRONG, trick), quick)
 # print(verdict.category, "|", verdict.detail)
 # ```

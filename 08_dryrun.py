@@ -66,6 +66,25 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
+# %%
+# Where this notebook stands.
+helpers.you_are_here("08")
+
+# %% [markdown]
+# ## The answers first
+# Will the 31B's training step fit a v5p-8, how long does a run take, and where does the time go?
+# These are the stored answers, predicted by what the rest of this notebook explains. Section 10 has
+# them for every slice, section 9 as a picture, line by line of the model's code.
+
+# %%
+from helpers import fit
+
+answer = fit.will_it_fit("v5p", 4)
+cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
+print(answer)
+print("\n".join(f"{minutes:5.1f} minutes: {part}" for part, minutes in cost["minutes"].items()))
+print(f"{cost['hours']:.1f} hours and {cost['dollars']:.0f} dollars for 10,000 published samples")
+
 # %% [markdown]
 # ## 1. Find the compiler
 # `libtpu` is the library that drives a TPU, and the compiler inside it works without one. Where it
@@ -1121,6 +1140,44 @@ if "ours" in profiles:
 # bfloat16, at three quarters. In both, attention and norms are at a third of their limit or less,
 # LoRA's thin products in ours not much higher, and every collective stops the chip. That is where a
 # faster step has to come from.
+#
+# ### What stands between this step and a faster one
+# Eight times the published speed would be a step of 1.22 s. We tried changes on parts of the
+# program, where a compilation takes seconds to minutes: the MLP of one layer with its adapters,
+# forward and backward, and a few layers of the whole step (`tools/step_search.py`; all rows,
+# losers, too, are in `data/dryrun/search.csv`).
+
+# %%
+search = stored("search").dropna(axis="columns", how="all")
+if len(search):
+    names = {"program": "program", "milliseconds": "ms", "compute": "ms computing",
+             "waits": "ms waiting", "temp_gib": "temporaries GiB",
+             "compile_cpu_seconds": "CPU s to compile"}
+    look = search.sort_values("program")[[*names]].rename(columns=names)
+    display(look.style.hide(axis="index").format(precision=2))
+
+# %% [markdown]
+# What this means, row by row:
+#
+# - *Mesh (2, 2), collectives beside the products* ("async"). Products are larger and take a tenth
+#   less time, and nearly all gathers of weights are covered. But the compiler merges LoRA's small
+#   sums with the large ones, and a merged sum cannot stay a reduce-scatter: it moves twice the
+#   bytes, and nothing covers it. By our reckoning from six layers, sixty would take 1.31 s instead
+#   of 1.37: 7.4 times the published speed. With reduce-scatters it would be 7.9.
+# - *Softmax normalised late*: dividing after the product with the values saves a pass over the
+#   scores, backward too. The same rows hold a gradient of GELU written by hand, which changed
+#   nothing: those products are not slow because of it.
+# - *MLP weights gathered, the stream cut by tokens*: no sums are left, only gathers, and these can
+#   be covered.
+# - *int8*: stored and multiplied in int8 (11), with the weights gathered, the MLP takes 6.6 ms
+#   instead of 9.8, even with every gather exposed: half the bytes travel, and a token's scale needs
+#   no other chip. With the stream cut by width int8 loses instead: its sums travel in 32 bits.
+# - *Windowed einsum*, *async gathers alone* and the conservative *collective matmul* give the very
+#   same program. The full collective matmul doubles its products.
+#
+# So eight times in bfloat16, and more in int8, is within reach of this design. What stands before
+# it is the price of compiling: with "async" it takes 64 CPU seconds a layer instead of ten, more
+# than an hour at full depth. No such row is stored, so notebook 03 keeps the step of section 8.
 #
 # ## 10. What can you rent?
 # The same question for every slice, on one basis: which base dtype, which recomputation, how many

@@ -113,6 +113,13 @@ need_chromium() {
   say "Chromium is missing, and tests/test_browser.py needs it. Run: sudo apt-get install -y chromium" >&2
 }
 
+# Two notebooks that are opened together would install into one environment at the same time.
+if [ -z "${SETUP_LOCKED:-}" ] && [ -w . ] && command -v flock >/dev/null; then
+  exec 9>.setup.lock
+  flock -n 9 || { say "another setup.sh is at work here; waiting for it" && flock 9; }
+  export SETUP_LOCKED=1 # for the setup.sh that this one calls
+fi
+
 case "${1:-}" in
 train)
   if [ "${2:-}" = --into ]; then

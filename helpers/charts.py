@@ -43,7 +43,7 @@ def draw_memory(plans, chip_bytes, share):
         small = ", fp8 weights" if light else ""
         labels.append(f"{place + 1}. tp {plan['tp']}, dp {plan['dp']}, {number} cache{kept}{small}")
     ax.axvline(share * edge, color=style.BLACK, lw=1)
-    ax.text(edge + 0.4, -0.62, "fit", va="bottom", fontsize=10, weight="bold")
+    ax.text(edge + 0.4, -0.62, "requests", va="bottom", fontsize=10, weight="bold")
     ax.set_yticks(range(len(plans)), labels)
     ax.set_ylim(len(plans) - 0.4, -1.1)
     least, most = (pick(plan["requests of 16,384"] for plan in plans) for pick in (min, max))

@@ -217,12 +217,12 @@ def as_messages(example, system, reasoning="stripped"):
 
 
 def short_enough(examples, max_tokens, tokenizer):
-    """The examples that may have at most `max_tokens`, judged by their letters: nothing is rendered.
+    """The examples that may have at most `max_tokens`, judged by letters: nothing is rendered.
 
     Raises:
       UserError: all of them are longer.
     """
-    room = max_tokens * max(map(len, tokenizer.get_vocab()))  # letters that so many tokens can write
+    room = max_tokens * max(map(len, tokenizer.get_vocab()))  # letters that they can write
     kept = [example for example in examples if room >= len(example["answer"])
             + sum(len(message["content"]) for message in example["before"])]
     if not kept:

@@ -1,4 +1,4 @@
-"""Will it fit, how fast, what does it cost: a renter's questions, from compiled rows or an estimate.
+"""Will it fit, how fast, what does it cost: a renter's questions, from compiled rows or estimates.
 
 `will_it_fit` answers with a row of data/dryrun/ where notebook 08 has compiled exactly that, and
 else adds up the parts of a chip's memory. `run_cost` turns a speed into hours and dollars, with all

@@ -297,6 +297,8 @@ def huge_pages(root=None, environ=os.environ):
 def compiled_fit(slice_name, size, base_dtype="bfloat16"):
     """How notebook 03's step fits a slice: the row of data/dryrun/ that recomputes least.
 
+    Among equals it is the row that is called "ours": what 03 does, not what was only tried.
+
     Args:
       slice_name: such as v6e-8.
       size: such as 31b.
@@ -314,7 +316,8 @@ def compiled_fit(slice_name, size, base_dtype="bfloat16"):
                 if row["trainer"] == "03" and row["layers"] == "0" and row["fits"] == "True"
                 and (row.get("base_dtype") or "bfloat16") == base_dtype]
     order = ("NONE", "BLOCK", "DECODER")
-    return min(rows, key=lambda row: order.index(row["remat"]), default=None)
+    return min(rows, key=lambda row: (order.index(row["remat"]), row["recipe"] != "ours"),
+               default=None)
 
 
 def remat_here(size):

@@ -183,6 +183,18 @@ def norm_table(record):
     return table
 
 
+def if_smaller(old, delta, shares):
+    """What would arrive of a delta in the base's type, had the fine-tune been smaller."""
+    before, rows = old.astype(np.float64), []
+    for wanted in (share * delta for share in shares):
+        arrived = (before + wanted).astype(old.dtype).astype(np.float64) - before
+        rows.append({"delta %": np.linalg.norm(wanted) / np.linalg.norm(before),
+                     "rounding %": np.linalg.norm(arrived - wanted) / np.linalg.norm(wanted),
+                     "arrives %": np.vdot(arrived, wanted) / np.vdot(wanted, wanted),
+                     "weights unchanged %": (arrived == 0).mean()})
+    return (100 * pd.DataFrame(rows)).style.hide(axis="index").format(precision=2)
+
+
 def model_card(record, data, evaluation):
     """The README.md of the published model; `evaluation` is 07's comparison, or None."""
     recipe = record["recipe"]

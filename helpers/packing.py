@@ -3,7 +3,9 @@
 import bisect
 
 import numpy as np
+import pandas as pd
 
+from helpers import style
 from helpers.data import COLUMNS
 
 
@@ -35,3 +37,34 @@ def pack_arrays(ids, masks, length, seed):
             packed["positions"][row, begin:end] = np.arange(end - begin)
             begin = end
     return packed
+
+
+def length_study(lengths, limits, length, seed):
+    """A table: for each limit, examples kept, padding without packing, real tokens with packing.
+
+    Args:
+      lengths: array of the examples' tokens.
+      limits: longer examples are dropped.
+      length, seed: of the packed rows, as for `pack_arrays`; a row is at least as long as a limit.
+    """
+    table = []
+    for limit in limits:
+        kept, row = lengths[lengths <= limit], max(limit, length)
+        packed = kept.sum() / row / len(fill_rows(kept, row, seed))
+        table.append((limit, len(kept) / len(lengths), 1 - kept.mean() / limit, packed))
+    return pd.DataFrame(table, columns=["longest kept", "examples kept", "padding, one per row",
+                                        "real tokens, packed"]).set_index("longest kept")
+
+
+def draw_rows(ax, packed, title, rows=10):
+    """Draw the first rows as bars: a colour for each example, pale where it is only context."""
+    for row in range(min(rows, len(packed["tokens"]))):
+        segments, trained = packed["segment_ids"][row], packed["loss_mask"][row]
+        for segment in range(1, segments.max() + 1):
+            here = segments == segment
+            for mask, alpha in ((here, 0.35), (here & trained, 1)):
+                runs = np.flatnonzero(np.diff(np.pad(mask.astype(int), 1))).reshape(-1, 2)
+                ax.broken_barh([(first, end - first) for first, end in runs], (row - 0.4, 0.8),
+                               color=style.CYCLE[segment % len(style.CYCLE)], alpha=alpha, lw=0)
+    ax.set(xlim=(0, packed["tokens"].shape[1]), ylim=(rows - 0.3, -0.7), yticks=[], title=title)
+    ax.grid(False)

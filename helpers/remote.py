@@ -181,6 +181,11 @@ class Copy:
         """One pass: the newest steps first, then everything else. Returns how many files went up.
 
         `stop` is asked between files; a pass that stops leaves only whole files and marked steps.
+        A step goes there when newer ones have taken its place here; a folder without checkpoints
+        (of a machine that serves) leaves what is there of the training.
+
+        Raises:
+          UserError: the training has come further there than here. Nothing is written then.
         """
         sizes, sent = _local_files(self.folder), 0
         steps = {}
@@ -188,6 +193,14 @@ class Copy:
             if number := _step_of(name):
                 steps.setdefault(number, []).append(name)
         marked = {name for name in self.there if name.startswith(STEPS) and name.endswith(MARK)}
+        there = {int(_step_of(name.removesuffix(MARK))) for name in marked}
+        here = set(map(int, steps))
+        if here and there and max(here) < max(there):
+            raise UserError(f"{self.address} has checkpoint {max(there)}, {self.folder} only "
+                            f"{max(here)}: the copy has come further. Bring it back first "
+                            f"(python -m helpers.remote pull), or name another address.")
+        if there and not here:
+            sizes = {name: size for name, size in sizes.items() if not name.startswith("train/")}
         for number in sorted(steps, key=int, reverse=True):
             mark = f"{STEPS}/{number}{MARK}"
             if mark in marked or stop():
@@ -202,8 +215,9 @@ class Copy:
             except FileNotFoundError:
                 continue
             self._write(mark, json.dumps({name: sizes[name] for name in steps[number]}))
-        for number in {_step_of(name.removesuffix(MARK)) for name in marked} - set(steps):
-            self._remove(number)  # not kept here any more
+        for number in there - here:
+            if here and number < min(here):
+                self._remove(str(number))  # not kept here any more
         for name in sizes:
             if _step_of(name) or stop():
                 continue

@@ -343,6 +343,9 @@ def writing():
     who = Path(name or "Python").stem
     if shell is None and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _hide_traceback
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError):  # somebody else's stream
+                stream.reconfigure(errors="replace")  # a terminal that is not UTF-8
     elif shell and not any(isinstance(other, _OneWriter) for other in shell.ast_transformers):
         shell.ast_transformers.append(_OneWriter(who))
         shell.events.register("post_execute", _lock.release)

@@ -443,7 +443,11 @@ def _record(slot):
     with contextlib.suppress(UserError, UnicodeDecodeError):
         found = read_json(path)
         if isinstance(found, dict) and all(isinstance(found.get(k), t) for k, t in RECORD.items()):
-            return found
+            first = Path(found["mark"])
+            if first == path.resolve() or not first.exists():  # the latter: a folder was moved
+                return found
+            print(f"{path} is a copy of {first}, whose server it is: taken as absent")
+            return None
     print(f"{path} is not the record of a server (half-written?): taken as absent")
     return None
 

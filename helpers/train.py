@@ -120,7 +120,8 @@ class PackedRows:
 def make_dataset(rows, micro_batches, micro_rows, seed):
     """An endless, shuffled, seekable stream of the batches of the steps."""
     dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
-    return dataset.batch(micro_rows).batch(micro_batches).to_iter_dataset()
+    dataset = dataset.batch(micro_rows, drop_remainder=True)  # of an endless stream nothing remains
+    return dataset.batch(micro_batches, drop_remainder=True).to_iter_dataset()
 
 
 def validation_batch(rows, count, micro_rows):

@@ -74,3 +74,15 @@ def test_hours_and_dollars_are_those_of_run_cost(page, model, base, slice_name, 
 def test_examples_are_tokens_by_their_length(page):
     by_example = shown(page, model="31b", amount=500, each=800, unit="examples")
     assert by_example == shown(page, model="31b", amount=400_000, unit="tokens")
+
+
+def test_the_tables_keep_their_heads(page):
+    """The site hides empty heads of notebooks' tables; these are not empty."""
+    css = (SITE / "static" / "site.css").read_text()
+    probe = "document.title = getComputedStyle(document.querySelector('#cost-slices thead')).display"
+    html = (page / "cost.html").read_text() + f"<style>{css}</style><script>{probe}</script>"
+    (page / "heads.html").write_text(html)
+    run = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu",
+                          f"--user-data-dir={page / 'profile'}", "--dump-dom",
+                          f"file://{page / 'heads.html'}"], capture_output=True, text=True, timeout=120)
+    assert BeautifulSoup(run.stdout, "html.parser").title.text == "table-header-group"

@@ -67,7 +67,8 @@ def run(source, tmp_path, *changes):
         text, count = re.subn(pattern, lambda _: new, text, flags=re.M | re.S)
         assert count == 1, pattern
     script = tmp_path / source
-    script.write_text(COLAB + DRIVE.replace("/content", str(tmp_path)) + text)
+    script.write_text(f'{COLAB}{DRIVE.replace("/content", str(tmp_path))}'
+                      f'del sys.modules["google.colab"]\n{text}')
     env = {name: value for name, value in os.environ.items() if name not in ("RUN_DIR", "XLA_FLAGS")}
     done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, env={
         **env, "SIZE": "e2b", "MPLBACKEND": "agg", "MAX_STEPS": "2",

@@ -223,6 +223,31 @@ def test_a_mark_that_says_nothing_marks_nothing(storage, run, tmp_path, mark):
     assert [path.name for path in (tmp_path / "back/train/checkpoints").iterdir()] == ["20"]
 
 
+def test_a_machine_without_checkpoints_takes_none_away(storage, run, tmp_path):
+    """The serving machine pulls without them, and pushes what it has measured."""
+    remote.push(run, "gs://runs/taken")
+    serving = tmp_path / "serving"
+    remote.pull("gs://runs/taken", serving, only=lambda name: not name.startswith("train/check"))
+    (serving / "eval.json").write_text("{}")
+    (serving / "train/log.jsonl").write_text("another\n")
+    remote.push(serving, "gs://runs/taken")
+    remote.pull("gs://runs/taken", tmp_path / "back")
+    assert tree(tmp_path / "back") == whole(run) | {"eval.json": "{}"}
+
+
+def test_a_training_that_began_again_does_not_replace_one_that_came_further(storage, run, tmp_path):
+    """Somebody forgot to pull first."""
+    remote.push(run, "gs://runs/further")
+    new = tmp_path / "new"
+    for name, text in {"train/checkpoints/20/a": "new", "train/log.jsonl": "new\n"}.items():
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / name).write_text(text)
+    with pytest.raises(UserError, match="checkpoint 40, .* only 20.*pull"):
+        remote.push(new, "gs://runs/further")
+    remote.pull("gs://runs/further", tmp_path / "back")
+    assert tree(tmp_path / "back") == whole(run)
+
+
 @pytest.mark.slow
 def test_a_copy_survives_a_storage_that_is_away(run, tmp_path, monkeypatch):
     """`push --every` says so, and goes on when the storage is back."""

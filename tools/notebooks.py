@@ -157,7 +157,8 @@ def tidy(notebook):
 class Client(NotebookClient):
     """Executes a notebook and repeats what its cells print, as they print it."""
 
-    kernel = guard = None  # the kernel's process, which leads a group; the pipe of its guard
+    kernel = child = None  # the kernel's process, which leads a group, to psutil and to Python
+    guard = None           # the pipe of its guard
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -166,11 +167,19 @@ class Client(NotebookClient):
     async def async_start_new_kernel(self, **options):
         await super().async_start_new_kernel(**options)
         self.kernel = psutil.Process(self.km.provisioner.pid)
+        self.child = self.km.provisioner.process
         # A shell that kills the kernel's group when this process ends without a word (kill -9).
         end, self.guard = os.pipe()
         subprocess.Popen(["sh", "-c", "read word || kill -s KILL -- -$0", str(self.kernel.pid)],
                          stdin=end, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(end)
+
+    def cause(self):
+        """How the kernel has ended, in words."""
+        status = self.child.poll()
+        if status == -signal.SIGKILL:
+            return "killed from outside, often: not enough memory"
+        return signal.Signals(-status).name if (status or 0) < 0 else f"exit status {status}"
 
     def dismiss(self):
         """The kernel has ended: its guard may go."""
@@ -257,9 +266,9 @@ def execute(source, folder, **options):
             ended, failed = True, re.sub(r"\x1b\[[0-9;]*m", "", error.traceback).strip()
         except DeadKernelError:
             said = last_words(folder / "kernel.log", begin)
-            raise SystemExit(f"{source.stem}: the kernel died; "
-                             + (f"it last said: {said}" if said else "often: not enough memory")
-                             + f" ({shown(folder / 'kernel.log')})") from None
+            why = f"it last said: {said}" if said else client.cause()
+            raise SystemExit(f"{source.stem}: the kernel died; {why} "
+                             f"({shown(folder / 'kernel.log')})") from None
         finally:
             if client.kernel and not ended:
                 end_kernel(client.kernel)
@@ -393,6 +402,7 @@ class PeakMemory(threading.Thread):
 
 
 def main():
+    sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
     parser = argparse.ArgumentParser(prog="update_notebooks.sh", description=__doc__)
     parser.add_argument("--check", action="store_true",
                         help="change nothing; exit 1 if a notebook is out of date, an orphan, "

@@ -75,7 +75,9 @@ WRITES = {
     "05": ("serve",),
     "06": ("bench/*.json", "bench/results.csv", "bench/partial", "bench/client.*"),
     "07": ("eval",),
+    "08": ("dryrun",),
     "09": ("tiny_base",),
+    "10": ("published.json",),
     "12": ("nca",),
 }
 # What it reads there, and which notebook writes that.
@@ -242,6 +244,8 @@ def run(sources):
 
 
 def main(start, *words):
+    sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
+    sys.stderr.reconfigure(errors="replace")
     fresh, words = "--fresh" in words, [word for word in words if word != "--fresh"]
     os.chdir(ROOT)
     settle(start)

@@ -1,9 +1,10 @@
 """Compile variants of a training step's parts for a v5p-8 and store what the time model says.
 
-    .venv/bin/python tools/step_search.py [NAME ...]     data/dryrun/search.csv (08, section 12)
+    .venv/bin/python tools/step_search.py [NAME ...]     data/dryrun/search.csv (08, section 9)
 
 Needs libtpu (`./setup.sh dryrun`), no TPU. Without names all rows that are not stored are compiled:
-the MLP of one layer with its adapters takes 10 to 40 CPU seconds, layers of the whole step minutes.
+the MLP of one layer with its adapters takes 10 to 40 CPU seconds, layers of the whole step two to
+seven CPU minutes.
 """
 
 import csv
@@ -46,9 +47,12 @@ OPTIONS = {
                               "xla_tpu_use_minor_sharding_for_major_trivial_input": True},
     "64 MiB of VMEM": {"xla_tpu_scoped_vmem_limit_kib": "65536"},
 }
-# (mesh, what cuts the residual stream, whether the MLP's weights are gathered, options)
-MLP = [((1, 4), "width", False, ""), ((1, 4), "tokens", False, ""),
-       ((1, 4), "width", False, "async gathers alone"), ((1, 4), "tokens", False, "windowed einsum"),
+# (mesh, what cuts the residual stream, whether the MLP's weights are gathered, options, and
+# perhaps "int8": stored weights in int8, multiplied in int8, forward and backward)
+MLP = [((1, 4), "width", False, "", "int8"), ((1, 4), "tokens", True, "", "int8"),
+       ((1, 4), "width", False, ""), ((1, 4), "tokens", False, ""),
+       ((1, 4), "width", False, "async gathers alone"),
+       ((1, 4), "tokens", False, "windowed einsum"),
        ((1, 4), "tokens", False, "collective matmul"),
        ((1, 4), "tokens", False, "collective matmul, conservative"),
        ((1, 4), "width", False, "async, one step"), ((1, 4), "width", False, "async, sums too"),
@@ -57,13 +61,26 @@ MLP = [((1, 4), "width", False, ""), ((1, 4), "tokens", False, ""),
        ((2, 2), "width", False, "reduce-scatter of two")]
 
 
-def name_of(mesh, cut, gathered, options):
-    """What a row is called."""
-    words = [f"MLP, mesh {mesh}", f"stream cut by {cut}", "weights gathered" * gathered, options]
+# (layers of the whole step, mesh, softmax normalised late and an own GELU gradient, options)
+STEP = [(2, (1, 4), False, ""), (2, (1, 4), True, ""), (2, (2, 2), True, "async"),
+        (6, (2, 2), False, "async")]
+
+
+def step_name(layers, mesh, late, options):
+    """What a row of the whole step is called."""
+    words = [f"{layers} layers of the step, mesh {mesh}", "softmax normalised late" * late, options]
     return ", ".join(word for word in words if word)
 
 
-def lower_mlp(devices, mesh_shape, cut, gathered, rows=2, length=4096, width=5376, inner=21504):
+def name_of(mesh, cut, gathered, options, dtype="bfloat16"):
+    """What a row is called."""
+    words = [f"MLP, mesh {mesh}", f"stream cut by {cut}", "weights gathered" * gathered, options,
+             dtype * (dtype != "bfloat16")]
+    return ", ".join(word for word in words if word)
+
+
+def lower_mlp(devices, mesh_shape, cut, gathered, _="", dtype="bfloat16", rows=2, length=4096,
+              width=5376, inner=21504):
     """Norm, MLP with adapters and residual of one layer of the 31B, forward and backward, lowered.
 
     Returns:
@@ -74,6 +91,7 @@ def lower_mlp(devices, mesh_shape, cut, gathered, rows=2, length=4096, width=537
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    from helpers import quantized
     mesh = jax.make_mesh(mesh_shape, ("fsdp", "tp"), devices=devices,
                          axis_types=(jax.sharding.AxisType.Auto,) * 2)
     stream = P("fsdp", None, "tp") if cut == "width" else P("fsdp", "tp", None)
@@ -82,7 +100,9 @@ def lower_mlp(devices, mesh_shape, cut, gathered, rows=2, length=4096, width=537
         return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
 
     def adapted(x, weight, pair):
-        return x @ weight + ((x @ pair[0]) @ pair[1]).astype(x.dtype)
+        base = (x @ weight if dtype == "bfloat16" else
+                quantized.int8_dot(x, *weight, (((2,), (0,)), ((), ()))))
+        return base + ((x @ pair[0]) @ pair[1]).astype(x.dtype)
 
     def loss(adapters, x, weights):
         variance = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
@@ -93,14 +113,91 @@ def lower_mlp(devices, mesh_shape, cut, gathered, rows=2, length=4096, width=537
         out = on(adapted(jax.nn.gelu(gate) * up, weights[2], adapters[2]), stream)
         return jnp.sum(on(x + out, stream).astype(jnp.float32))
 
-    def shape(sizes, *spec):
-        return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=NamedSharding(mesh, P(*spec)))
+    def shape(sizes, *spec, dtype="bfloat16"):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+    def frozen(sizes, first, last):
+        if dtype == "bfloat16":
+            return shape(sizes, first, last)
+        return shape(sizes, first, last, dtype="int8"), shape((1, sizes[1]), None, last)
 
     wide = (shape((width, 64), "fsdp"), shape((64, inner), None, "tp"))
     adapters = [wide, wide, (shape((inner, 64), "tp"), shape((64, width), None, "fsdp"))]
-    weights = [shape((width, inner), "fsdp", "tp")] * 2 + [shape((inner, width), "tp", "fsdp")]
+    weights = [frozen((width, inner), "fsdp", "tp")] * 2 + [frozen((inner, width), "tp", "fsdp")]
     x = shape((rows, length, width), *stream)
     return mesh, jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(adapters, x, weights)
+
+
+def attend_late(query, key, value, mask, window, block):
+    """`gemma.attend` that divides by the softmax's sum after the product with the values.
+
+    The same function: the sum is one number a query. The backward pass then needs no sum over keys.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from helpers.gemma import K_MASK
+    B, T, N, H = query.shape
+    query = query.reshape(B, T, key.shape[2], -1, H).transpose(0, 2, 3, 1, 4)
+    key, value, mixed = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3), []
+    for start in range(0, T, block):
+        end = min(start + block, T)
+        first = 0 if window is None else max(0, start - window + 1) // 128 * 128
+        allowed = mask[:, start:end, first:end]
+        if window is not None:
+            allowed &= jnp.arange(start, end)[:, None] - jnp.arange(first, end) < window
+        scores = jnp.einsum("BKGQH,BKSH->BKGQS", query[..., start:end, :], key[:, :, first:end])
+        scores = jnp.where(allowed[:, None, None], scores.astype(jnp.float32), K_MASK)
+        weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+        total = weights.sum(axis=-1, keepdims=True)
+        out = jnp.einsum("BKGQS,BKSH->BKGQH", weights.astype(value.dtype), value[:, :, first:end])
+        mixed.append((out / total).astype(value.dtype))
+    return jnp.concatenate(mixed, axis=3).transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
+
+
+def gated(gate, up):
+    """gelu(gate) * up with a gradient written out by hand."""
+    import math
+
+    import jax
+    import jax.numpy as jnp
+    slope_at_0, cubic = math.sqrt(2 / math.pi), 0.044715
+
+    @jax.custom_vjp
+    def product(gate, up):
+        return jax.nn.gelu(gate) * up
+
+    def backward(kept, grad):
+        g, u = (array.astype(jnp.float32) for array in kept)
+        grad, square = grad.astype(jnp.float32), g * g
+        t = jnp.tanh(slope_at_0 * g * (1 + cubic * square))
+        half = 0.5 * t + 0.5
+        slope = half + 0.5 * slope_at_0 * g * (1 - t * t) * (1 + 3 * cubic * square)
+        return (grad * u * slope).astype(gate.dtype), (grad * g * half).astype(gate.dtype)
+
+    product.defvjp(lambda gate, up: (product(gate, up), (gate, up)), backward)
+    return product(gate, up)
+
+
+def lower_step(layers, mesh_shape, late):
+    """Notebook 03's step with a few of the 31B's layers, by 08's own functions, lowered."""
+    import dataclasses
+
+    from tunix.models.gemma4 import model as gemma4
+
+    from helpers import gemma
+    source = (ROOT / "08_dryrun.py").read_text()
+    source = source[:source.index("# %% [markdown]\n# ## 5. Live")]
+    space = {"__name__": "dryrun", "__file__": str(ROOT / "08_dryrun.py")}
+    exec(compile(source, "08_dryrun.py", "exec"), space)
+    if late:
+        gemma.attend = attend_late
+        gemma4.FeedForward.block = lambda self, x: self.down_proj(
+            gated(self.gate_proj(x), self.up_proj(x)))
+    recipe = dataclasses.replace(space["OURS"], layers=layers)
+    config = space["model_config"](recipe)
+    mesh = gemma.make_mesh(config, mesh_shape, devices=space["devices_of"](recipe.topology))
+    return mesh, space["lower_ours"](recipe, mesh, config)
 
 
 def stored():
@@ -143,19 +240,20 @@ def result(name, mesh, program, cpu, options):
 def main():
     """Compile what is asked for and not stored."""
     os.environ |= {"TPU_LIBRARY_PATH": str(ROOT / ".libtpu/libtpu/libtpu.so"),
-                   "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1",
+                   "JAX_PLATFORMS": "tpu_compiler,cpu", "TPU_SKIP_MDS_QUERY": "1",
                    "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",
                    "TPU_WORKER_ID": "0", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     from jax.experimental import topologies
     devices = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
-    for row in MLP:
-        name = name_of(*row)
+    wanted = {name_of(*row): (lambda row=row: lower_mlp(devices, *row), row[3]) for row in MLP}
+    wanted |= {step_name(*row): (lambda row=row: lower_step(*row[:3]), row[3]) for row in STEP}
+    for name, (lower, options) in wanted.items():
         if name in stored() or (sys.argv[1:] and name not in sys.argv[1:]):
             continue
-        mesh, lowered = lower_mlp(devices, *row[:3])
+        mesh, lowered = lower()
         start = time.process_time()
-        program = lowered.compile(compiler_options=OPTIONS[row[3]] or None)
-        found = result(name, mesh, program, time.process_time() - start, row[3])
+        program = lowered.compile(compiler_options=OPTIONS[options] or None)
+        found = result(name, mesh, program, time.process_time() - start, options)
         store(stored() | {name: found})
         print(found, flush=True)
 
