@@ -1063,11 +1063,11 @@ if len(search):
 # - *int8*: stored and multiplied in int8 (11), with the weights gathered, the MLP takes 6.6 ms
 #   instead of 9.8, even with every gather exposed: half the bytes travel, and a token's scale needs
 #   no other chip. With the stream cut by width int8 loses instead: its sums travel in 32 bits.
-# - *Windowed einsum*, *async gathers alone* and the conservative *collective matmul* give the very
-#   same program. The full collective matmul doubles its products.
+# - *Windowed einsum*, *async gathers alone* and the conservative *collective matmul* give the
+#   same predicted times. The full collective matmul doubles its products.
 #
-# So eight times in bfloat16, and more in int8, is within reach of this design. What stands before
-# it is the price of compiling: with "async" it takes 64 CPU seconds a layer instead of ten, more
+# So eight times in bfloat16 looks reachable, but no full-depth row shows it. What stands before it
+# is the price of compiling: with "async" it takes 64 CPU seconds a layer instead of ten, more
 # than an hour at full depth. No such row is stored, so notebook 03 keeps the step of section 8.
 #
 # ## 10. What can you rent?
