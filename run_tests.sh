@@ -38,5 +38,7 @@ esac
 case "$suite" in
 fast | slow | all) ./run_all.sh 00 07 ;;
 esac
-.venv/bin/python -m pytest -m "$marks" "$@" | tee "$log"
+processes=()
+[ "$suite" = fast ] && processes=(-n 2 --dist loadfile) # slow tests start servers, and want all cores
+.venv/bin/python -m pytest -m "$marks" "${processes[@]}" "$@" | tee "$log"
 printf 'run_tests: %s passed, results in %s; %s ends with\n%s\n' "$suite" "$RUN_DIR" "$log" "$(tail -n 1 "$log")"
