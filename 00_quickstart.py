@@ -126,13 +126,13 @@ style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shorte
                   f"{len(shortest[0])} tokens are read, {sum(shortest[1])} of them are trained")
 
 # %% [markdown]
-# ## 3. Fine-tune with LoRA, for about a minute
+# ## 3. Fine-tune with LoRA, for two minutes
 # The weights stay frozen. Beside each of the 36 matrices of the model we train two thin ones, A and
 # B, whose product corrects it. JAX compiles the whole optimizer step into one program. The loss,
 # the step and the optimizer are those of notebook 03, and of the 31B.
 
 # %%
-STEPS, ROWS = 50, 4  # optimizer steps, packed rows in each
+STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
 tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)
 rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=STEPS)
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
@@ -198,7 +198,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 
 # %% [markdown]
 # ## What you have seen
-# A base model, 50 optimizer steps on two thin matrices beside each of its own, and a model that
+# A base model, 36 optimizer steps on two thin matrices beside each of its own, and a model that
 # writes modules which pass their tests.
 #
 # | here | in full |
