@@ -115,7 +115,7 @@ def left(folder, number):
 def done(folder, number):
     """{name: content} of everything that 06 or 07 has finished."""
     if number == "06":
-        return {path.name: path.read_text() for path in (folder / "bench").glob("*_*_*.json")}
+        return {path.name: path.read_text() for path in (folder / "bench").glob("*_[012].json")}
     found = {}
     for path in (folder / "eval").glob("*/samples.jsonl"):
         for line in path.read_text(errors="replace").splitlines():
