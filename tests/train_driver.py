@@ -77,7 +77,7 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
         random_gemma.write(folder / "base", config)
         write_data(folder / "data")
     model_config = gemma.config_from_hf(folder / "base", dtype=dtype)
-    mesh = gemma.make_mesh(model_config, shape)
+    mesh = gemma.make_mesh(model_config, shape, jax.devices()[:1] if shape == (1, 1) else None)
     model = quantized.load_base(folder / "base", model_config, mesh, base_dtype, tile_size)
     gemma.use_block_attention(model, 16)
     model = gemma.inject_lora(model, rank, 2.0 * rank, mesh, provider=quantized.provider(
