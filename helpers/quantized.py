@@ -49,26 +49,38 @@ class Casts:
         return self.asarray(x, dtype=dtype) if is_quantized(x) else jnp.astype(x, dtype, **options)
 
 
-class Dequantized(qwix.PtqProvider):
-    """Dequantises a stored weight and multiplies in the dtype of its scales.
-
-    So does Qwix, but its NF4 looks every weight up in a table, in one flat row: on a mesh that
-    gathers the whole matrix on every chip. `dequantize` keeps its shape.
-    """
+class StoredProducts(qwix.PtqProvider):
+    """Multiplies with a stored weight by `weight_dot` and `weight_einsum`, else as Qwix does."""
 
     def dot_general(self, lhs, rhs, dimension_numbers, *args, **kwargs):
         """Of nnx.Linear: the MLP matrices."""
         if not is_quantized(rhs):
             return super().dot_general(lhs, rhs, dimension_numbers, *args, **kwargs)
         self._get_current_rule_and_op_id("dot_general")  # Qwix counts operations
-        return _dot_general(lhs, dequantize(rhs.array), dimension_numbers)
+        return self.weight_dot(lhs, rhs.array, dimension_numbers)
 
     def einsum(self, equation, *operands, **kwargs):
         """Of Tunix's Einsum: the attention matrices."""
         if len(operands) != 2 or not is_quantized(operands[1]):
             return super().einsum(equation, *operands, **kwargs)
         self._get_current_rule_and_op_id("einsum")
-        return jnp.einsum(equation, operands[0], dequantize(operands[1].array))
+        return self.weight_einsum(equation, operands[0], operands[1].array)
+
+
+class Dequantized(StoredProducts):
+    """Dequantises a stored weight and multiplies in the dtype of its scales.
+
+    So does Qwix, but its NF4 looks every weight up in a table, in one flat row: on a mesh that
+    gathers the whole matrix on every chip. `dequantize` keeps its shape.
+    """
+
+    def weight_dot(self, lhs, weight, dimension_numbers):
+        """`lhs` times the dequantised weight."""
+        return _dot_general(lhs, dequantize(weight), dimension_numbers)
+
+    def weight_einsum(self, equation, lhs, weight):
+        """The same for an einsum."""
+        return jnp.einsum(equation, lhs, dequantize(weight))
 
 
 class QuantizedBase(Casts, Dequantized):
@@ -87,23 +99,16 @@ class QuantizedLora(AdaptedBase, Dequantized):
     """
 
 
-class Int8Products(qwix.PtqProvider):
+class Int8Products(StoredProducts):
     """Multiplies with stored int8 weights in int8, forward and backward (see `int8_dot`)."""
 
-    def dot_general(self, lhs, rhs, dimension_numbers, *args, **kwargs):
-        """Of nnx.Linear: the MLP matrices."""
-        if not is_quantized(rhs):
-            return super().dot_general(lhs, rhs, dimension_numbers, *args, **kwargs)
-        self._get_current_rule_and_op_id("dot_general")  # Qwix counts operations
-        return int8_dot(lhs, rhs.array.qvalue, rhs.array.scale, dimension_numbers)
+    def weight_dot(self, lhs, weight, dimension_numbers):
+        """`lhs` times the weight as it is stored."""
+        return int8_dot(lhs, weight.qvalue, weight.scale, dimension_numbers)
 
-    def einsum(self, equation, *operands, **kwargs):
-        """Of Tunix's Einsum: the attention matrices."""
-        if len(operands) != 2 or not is_quantized(operands[1]):
-            return super().einsum(equation, *operands, **kwargs)
-        self._get_current_rule_and_op_id("einsum")
-        lhs, rhs = operands
-        return int8_einsum(equation, lhs, rhs.array.qvalue, rhs.array.scale)
+    def weight_einsum(self, equation, lhs, weight):
+        """The same for an einsum."""
+        return int8_einsum(equation, lhs, weight.qvalue, weight.scale)
 
 
 class Int8Lora(AdaptedBase, Int8Products):
