@@ -207,3 +207,15 @@ def mesh_problem(config, fsdp, tp):
             if number % size:
                 return f"{axis}={size} does not divide the {number} {what}"
     return ""
+
+
+def choose_mesh(config, devices):
+    """(fsdp, tp) for a number of devices: the largest tensor parallelism that the heads allow.
+
+    Raises:
+      UserError: no mesh of them can hold this model.
+    """
+    for tp in range(devices, 0, -1):
+        if devices % tp == 0 and not mesh_problem(config, devices // tp, tp):
+            return devices // tp, tp
+    raise UserError(f"no mesh of {devices} devices fits: {mesh_problem(config, devices, 1)}")

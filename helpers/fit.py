@@ -106,10 +106,7 @@ def slice_name(kind, chips):
 
 def mesh_of(model, chips):
     """(fsdp, tp) that 03 lays out: the largest tp that the model's heads allow."""
-    for tp in range(chips, 0, -1):
-        if chips % tp == 0 and not architecture.mesh_problem(_config(model), chips // tp, tp):
-            return chips // tp, tp
-    raise UserError(f"{chips} chips: no mesh divides the {model}'s heads and width.")
+    return architecture.choose_mesh(_config(model), chips)
 
 
 def _stored(name, model):

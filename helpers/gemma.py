@@ -108,10 +108,7 @@ def mesh_problem(config, fsdp, tp):
 
 def choose_mesh(config, devices):
     """(fsdp, tp) for a number of devices: the largest tensor parallelism that the heads allow."""
-    for tp in range(devices, 0, -1):
-        if devices % tp == 0 and not mesh_problem(config, devices // tp, tp):
-            return devices // tp, tp
-    raise UserError(f"no mesh of {devices} devices fits: {mesh_problem(config, devices, 1)}")
+    return architecture.choose_mesh(_as_hf(config), devices)
 
 
 def make_mesh(config, shape=None, devices=None):
