@@ -361,6 +361,14 @@ def pool_tokens(side, dtype_bytes, tp):
     return (used - float(hardware.loc["weights_bf16", side]) * 1e9) / per_token
 
 
+print("room for tokens:", ", ".join(
+    f"{side.upper()} {name} {pool_tokens(side, size, count[side]):,.0f}"
+    for side in ("tpu", "gpu") for name, size in (("bf16", 2), ("fp8", 1))))
+
+# %% [markdown]
+# Beside it, what one run at each length needs, and whether its TTFT falls:
+
+# %%
 value = ttft.pivot_table(index=["tokens", "device"], columns="qps", values="value")
 falling = value[value[2] < value[1]][[2, 4, 8, 16]]
 print(f"from QPS 1 to 2 TTFT falls in {len(falling)} of {len(value)} series; from 2 to 16 it then "
@@ -375,9 +383,6 @@ for (tokens, side), series in value.iterrows():
                      "fits in fp8": need < pool_tokens(side, 1, tp),
                      "QPS 2 / QPS 1": series[2] / series[1], "falls": series[2] < series[1]})
 cache = pd.DataFrame(rows)
-print("room for tokens:", ", ".join(
-    f"{side.upper()} {name} {pool_tokens(side, size, count[side]):,.0f}"
-    for side in ("tpu", "gpu") for name, size in (("bf16", 2), ("fp8", 1))))
 display(cache.round(2))
 fp8_on_tpu = cache["fits in bf16"].where(cache.machine == "GPU", cache["fits in fp8"])
 print(f"falls exactly where a bf16 cache fits: {(cache.falls == cache['fits in bf16']).sum()} of "
@@ -475,6 +480,8 @@ for row in speeds.itertuples():  # all prompts are sent within n - 1 seconds
           f"{in_progress[row.device]:.0f} are in progress when a prompt arrives")
 print(" x ".join(f"{part:.2f}" for part in parts.values()), f"= {gpu_queue / tpu_warm:.2f}")
 print(f"prefill load at QPS 4: GPU {gpu_load:.0%} of one server; TPU, were it cold, {tpu_load:.0%}")
+
+# %%
 fig, ax = style.figure(height=2.4)
 left = 1.0
 for row, (name, part) in enumerate(parts.items()):
