@@ -62,6 +62,25 @@ def test_unknown_size_lists_the_known_ones(monkeypatch):
         helpers.size()
 
 
+def test_what_was_made_at_another_size_is_refused(monkeypatch):
+    monkeypatch.setenv("SIZE", "e2b")
+    helpers.same_size("e2b", "02_data.py")
+    with pytest.raises(helpers.UserError, match=r'02_data.py ran at size tiny.*"SIZE"\] = "tiny"'):
+        helpers.same_size("tiny", "02_data.py")
+
+
+def test_the_first_step_which_compiles_is_not_in_the_time_left(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
+    progress = run.Progress(11, "step", every=1)
+    for seconds in (100.0, 2.0):
+        now[0] += seconds
+        progress.update()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "step 1/11 | the first after 1m40s"
+    assert second == "step 2/11 | 0.5/s | left 18s"
+
+
 def test_missing_input_names_the_notebook(tmp_path):
     with pytest.raises(helpers.UserError, match="Run 03_train first"):
         helpers.require(tmp_path / "nothing", "03_train")
