@@ -182,7 +182,7 @@ def other_python(tmp_path):
 
 def opening(python, folder, **env):
     """The opening cells up to the installation, run by this Python in this folder."""
-    cells = (ROOT / "tools/opening.txt").read_text().split("# %%\n")[1:3]
+    cells = re.split("# %%.*\n", (ROOT / "tools/opening.txt").read_text())[2:4]
     return subprocess.run([str(python), "-c", "\n".join(cells)], cwd=folder, capture_output=True,
                           text=True, env={**os.environ, "REPOSITORY_URL": "nowhere", **env})
 
@@ -225,7 +225,7 @@ def test_run_all_stops_there_in_a_notebook(tmp_path, monkeypatch):
     from nbclient.exceptions import CellExecutionError
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    first = (ROOT / "tools/opening.txt").read_text().split("# %%\n")[1]
+    first = re.split("# %%.*\n", (ROOT / "tools/opening.txt").read_text())[2]
     cells = [nbformat.v4.new_code_cell(text) for text in (first, "print('went on')")]
     client = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=60, kernel_name="python3",
                             resources={"metadata": {"path": str(tmp_path)}})
