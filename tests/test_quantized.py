@@ -112,6 +112,30 @@ def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
 
 
+@pytest.mark.parametrize("base_dtype, tile_size", [("int8", 0), ("nf4", 32)])
+def test_a_quantised_base_answers_before_it_has_adapters(base_dtype, tile_size):
+    """As 03 asks it: the model, one MLP by itself and compiled, and still with adapters on it."""
+    config = gemma.config_from_hf(TINY, dtype="float32")
+    mesh = one_device(config)
+    model = quantized.load_base(TINY, config, mesh, base_dtype, tile_size)
+    plain = quantized.dequantize_into(gemma.load_base(TINY, config, mesh), model)
+    tokens, mask = np.arange(3, 51)[None], np.tril(np.ones((1, 48, 48), bool))
+    x = jax.random.normal(jax.random.key(0), (1, 8, config.embed_dim))
+    logits = nnx.jit(lambda one: one(tokens, attention_mask=mask)[0])
+    graph, state = nnx.split(model.layers[0].mlp)
+    with gemma.use_mesh(mesh):
+        wanted = [np.asarray(logits(plain)), np.asarray(plain.layers[0].mlp(x))]
+        found = [np.asarray(logits(model)), np.asarray(model.layers[0].mlp(x))]
+        found.append(np.asarray(jax.jit(lambda state: nnx.merge(graph, state)(x))(state)))
+        gemma.use_block_attention(model, 16)
+        tuned = gemma.inject_lora(model, 4, 8.0, mesh, provider=quantized.provider(
+            base_dtype, 4, 8.0, tile_size=tile_size))
+        found += [np.asarray(logits(model)), np.asarray(logits(tuned))]
+    for ours, theirs in zip(found, (*wanted, wanted[1], wanted[0], wanted[0]), strict=True):
+        assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
+    assert not hasattr(tuned.layers[0].mlp, "_unquantized_type")  # one provider, not two nested
+
+
 @pytest.mark.parametrize("tiles", [{}, {1: 4}, {0: 2, 1: 4}])
 def test_dequantised_nf4_is_qwix_s_without_its_gather(tiles):
     weight = jnp.asarray(np.random.default_rng(0).normal(size=(6, 16, 5)), jnp.bfloat16)
