@@ -103,6 +103,8 @@ for part, color in zip(held["int8"], style.CYCLE):
     left += width
 ax.axvline(found.limit, color=style.BLACK)
 ax.invert_yaxis()
+style.label_line(ax, found.limit, -0.45, f"{found.limit:.2f} GiB of a chip can be used",
+                 style.BLACK, va="bottom")
 fig.legend(loc="outside right center", fontsize=8)
 ax.set(title="The 31B on four v5e chips: only a quantised base fits", xlabel="GiB of one chip")
 style.finish(fig, "11_answer", "estimated by helpers/fit.py, which 08's compiled rows check")
@@ -221,10 +223,6 @@ for name, one in (("bfloat16", plain), ("nf4", nnx.split(model, nnx.LoRAParam, .
     print(f"{name}: {1024 * quantized.gib(state):.2f} MiB")
 
 # %% [markdown]
-# **Not yet from top to bottom:** 03's first two sections call the model before it has adapters, and a
-# quantised model answers only with them, so `BASE_DTYPE=int8` stops there today with a `TypeError`.
-# The step, the checkpoints and the merges below work and are tested by their functions.
-#
 # In 03 this is one setting, `base_dtype` (and `tile_size`), and the recipe remembers it: a
 # checkpoint trained on another storage is refused before anything is loaded. What is left in
 # bfloat16 is left on purpose. For the 31B, from its shapes alone:

@@ -408,6 +408,41 @@ def test_the_written_base_is_the_one_that_was_trained_on(trained, tmp_path):
     assert config["quantized_base"] == {"base_dtype": "nf4", "tile_size": 16}
 
 
+@test_merge.needs_serve
+@pytest.mark.slow
+def test_peft_loads_the_adapter_with_the_base_that_it_states(trained, tmp_path):
+    """PEFT is given the adapter's folder alone: its logits are those of the trained NF4 model."""
+    _, as_trained = weights.storage_of(trained.recipe)
+    plan = load("04_merge.py", "no_change")(trained.targets, test_merge.PREFIX)
+    test_merge.nb.merge_model(
+        trained.base, tmp_path / "dequantized", plan, trained.scale, 1 << 16, as_trained)
+    test_merge.nb.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters,
+                                trained.recipe, test_merge.PREFIX, str(tmp_path / "dequantized"))
+    index = tmp_path / "dequantized" / "model.safetensors.index.json"  # transformers' always has:
+    index.write_text(json.dumps({"metadata": {}} | json.loads(index.read_text())))
+    np.save(tmp_path / "prompts.npy", trained.prompts)
+    code = """
+import sys, warnings, numpy as np, torch
+from pathlib import Path
+from peft import AutoPeftModelForCausalLM, PeftConfig
+folder = Path(sys.argv[1])
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    assert PeftConfig.from_pretrained(folder / "adapter").base_model_name_or_path == str(
+        folder / "dequantized")
+assert any("quantized_base" in str(one.message) for one in said), [str(one.message) for one in said]
+model = AutoPeftModelForCausalLM.from_pretrained(
+    folder / "adapter", dtype=torch.float32, attn_implementation="eager",
+    key_mapping={"^model.language_model.": "model."}).eval()
+with torch.no_grad():
+    np.save(folder / "logits.npy", model(torch.tensor(np.load(folder / "prompts.npy"))).logits)
+"""
+    test_merge.serve("-c", code, tmp_path)
+    found = np.load(tmp_path / "logits.npy")
+    assert np.abs(found - logits_on(trained, trained.base, "nf4", 16)).max() < 1e-3
+    assert np.abs(found - trained.after).max() > 0.1  # beside the base that was not quantised
+
+
 def test_merge_in_memory_is_the_merge_of_files(trained):
     config = gemma.config_from_hf(trained.base, dtype="float32")
     mesh = one_device(config)
@@ -440,7 +475,7 @@ def test_base_dtype_through_03_04_05_and_07(base_dtype, tile_size, least, tmp_pa
         whole = run / name
         (shutil.copytree if whole.is_dir() else shutil.copy)(whole, tmp_path / name)
     env = {**os.environ, "SIZE": "tiny", "RUN_DIR": str(tmp_path), "BASE_DTYPE": base_dtype,
-           "TILE_SIZE": str(tile_size), "MPLBACKEND": "agg"}
+           "TILE_SIZE": str(tile_size), "MAX_STEPS": "38", "MPLBACKEND": "agg"}
     for number in ("03", "04", "05", "07"):
         notebook = next(conftest.ROOT.glob(f"{number}_*.py"))
         done = subprocess.run([sys.executable, notebook.name], cwd=conftest.ROOT, env=env,
