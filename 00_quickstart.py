@@ -16,14 +16,16 @@
 # # 00 · Three minutes: ask, fine-tune, ask again
 #
 # Can a Gemma 4 that prints nonsense learn to write Verilog modules that pass their tests, while you
-# watch? Here it can, on two CPU cores: the model is tiny, everything else is what trains the 31B.
+# watch? Here it can, on two CPU cores. The model is tiny; the loss, the step and the optimizer are
+# the ones written for the 31B. (*Verilog* describes digital circuits; *Icarus Verilog* simulates
+# them. *Tunix* is Google's JAX library for fine-tuning.)
 #
 # | | |
 # |---|---|
-# | **Needs** | any Linux laptop or a free Colab CPU; no account, no TPU, no GPU |
+# | **Needs** | a free Colab CPU; or Linux with Icarus Verilog (`sudo apt-get install iverilog`), Python 3.11 and `./setup.sh train`. No TPU, no GPU |
 # | **Reads** | `assets/tiny_gemma4` (3.65 million parameters), `data/tiny`, `data/tiny_eval` |
 # | **Writes** | nothing that another notebook needs |
-# | **Time and cost** | at most three minutes after installing; free |
+# | **Time and cost** | 3 to 5 minutes to install, once; then under three minutes; free |
 #
 # Choose *Run All* and read along.
 
@@ -65,8 +67,9 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Ask the base model
-# The tiny Gemma 4 has every part of the big one, and it has read some Verilog. Nobody has taught it
-# to answer. We load it from the same kind of files, with the same library (Tunix, in JAX).
+# The tiny Gemma 4 has the same kinds of layers as the big one's language model, and it has read some
+# Verilog. Nobody has taught it to answer. We load it from the same kind of files as the 31B. A
+# *mesh* says which devices hold a model; here it is one CPU.
 
 # %%
 import jax
@@ -80,6 +83,7 @@ helpers.you_are_here("00")
 BASE = "assets/tiny_gemma4"
 SYSTEM = "Write the Verilog module that is asked for, as one code block."
 train.keep_compilations()
+judge.icarus_version()  # is it there? Section 4 simulates
 tokenizer = chat.load_tokenizer(BASE)
 config = gemma.config_from_hf(BASE, dtype="float32")
 mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
@@ -112,7 +116,9 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 # ## 2. What it learns from
 # Each row of `data/tiny` is a request and a good answer. The model reads both as one row of tokens,
 # but only the answer is trained (blue). That is the *loss mask*. To waste no work on padding,
-# several examples share a row of 512 tokens. Notebook 02 explains all of this.
+# several examples share a row of 512 tokens. In the picture `·` is a space and `↵` a line break;
+# `<|channel>thought … <channel|>` is the empty thought with which Gemma 4 opens an answer. Notebook
+# 02 explains all of this.
 
 # %%
 found = [data.clean(row) for row in data.read_rows("data/tiny")[:1_500]]
@@ -127,38 +133,38 @@ style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shorte
 
 # %% [markdown]
 # ## 3. Fine-tune with LoRA, for two minutes
-# The weights stay frozen. Beside each of the 36 matrices of the model we train two thin ones, A and
-# B, whose product corrects it. JAX compiles the whole optimizer step into one program. The loss,
-# the step and the optimizer are those of notebook 03, and of the 31B.
+# The weights stay frozen. Beside each weight matrix we train two thin matrices, A and B; their
+# product A·B is added to the frozen one. JAX compiles a whole optimizer step into one program.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
-tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)
+tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)  # a new model; base stays
 rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=STEPS)
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
 state, frozen = train.start(tuned, optimizer, mesh)
-loss = train.make_loss(capacity=int(rows["loss_mask"].sum(-1).max()))
+loss = train.make_loss(capacity=int(rows["loss_mask"].sum(-1).max()))  # most trained in a row
 step = train.jit_train_step(tuned, optimizer, loss, state)
 trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
 print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} pairs of A and B")
 
 # %% [markdown]
-# The loop: pick rows, take a step, look at the loss. The loss is the mean surprise per trained
-# token; guessing one of n tokens costs ln n.
+# The loop: pick four rows, take a step, look at the loss. It is the usual cross-entropy per trained
+# token; guessing among all 1,280 tokens would cost 7.2. Thirty-six steps read each row at most
+# once, so nothing can be learned by heart.
 
 # %%
 adapters, optimizer_state, losses = state.adapters, state.opt_state, []
 order = np.random.default_rng(0).permutation(len(rows["tokens"]))
-progress = helpers.Progress(STEPS, "step", every=3)
-with gemma.use_mesh(mesh), helpers.phase("compiling the step, then training", every=60):
+progress = helpers.Progress(STEPS, "step", every=20)
+with gemma.use_mesh(mesh):
     for number in range(STEPS):
         picked = order[number * ROWS:(number + 1) * ROWS]
-        batch = train.Batch(**{name: array[None, picked] for name, array in rows.items()})
+        batch = train.Batch(**{name: array[None, picked] for name, array in rows.items()})  # [1,4,T]
         adapters, optimizer_state, metrics = step(
             adapters, optimizer_state, frozen, train.to_mesh(batch, mesh))
         losses.append(float(metrics["loss"]))
         progress.update(note=f"loss {losses[-1]:.3f}")
-nnx.update(tuned, adapters)
+nnx.update(tuned, adapters)  # a step returns new arrays: put the last ones into the model
 
 fig, ax = style.figure(7, 2.4)
 ax.plot(range(1, STEPS + 1), losses)
@@ -168,8 +174,8 @@ style.finish(fig, "00_loss", "this run")
 
 # %% [markdown]
 # ## 4. Ask again, and count
-# The same 38 requests. Then every answer is compiled and simulated with Icarus Verilog, beside a
-# reference, with the judge of notebook 07: a module passes if no output ever differs.
+# The same 38 requests. Then every answer is compiled and simulated beside a reference, with the
+# judge of notebook 07: a module passes if no output ever differs.
 
 # %%
 with helpers.phase(f"{len(requests)} answers of the tuned model"):
@@ -184,8 +190,8 @@ style.side_by_side({"base": before[place], "tuned": after[place]}, counter)
 # %% [markdown]
 # ## 5. Your own request
 # **Change the text and run the cell again.** This model is tiny and knows small modules in plain
-# words: gates, multiplexers, adders, counters, shift registers. Try another width, other names, or
-# a direction that is turned round.
+# words: gates, multiplexers, adders, counters, shift registers. Keep the first sentence as it is,
+# the only way of asking that it knows; try another width, other names, or swap up and down.
 
 # %%
 def ask(request):
@@ -203,11 +209,14 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # | here | in full |
 # |---|---|
-# | rows, masks, packing | [02](02_data.ipynb), also with your own data |
+# | your own chats | [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md), on one Colab TPU |
+# | rows, masks, packing | [02](02_data.ipynb) |
 # | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in fifteen minutes |
 # | | [04](04_merge.ipynb) merges the adapters into a model that any engine loads |
 # | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
-# | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics |
+# | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics, after 76 steps instead of 36 |
 #
-# On a TPU it is the same, with a model 8,400 times as large. Next:
-# [01 · From nothing to a TPU machine that can run this](01_setup.ipynb)
+# For a model 8,400 times as large the programs are the same. We have compiled them for a TPU, not
+# yet run them there ([08](08_dryrun.ipynb)). Next, if you will rent a TPU:
+# [01 · From nothing to a TPU machine that can run this](01_setup.ipynb). If you stay on a CPU:
+# [02 · From a Verilog dataset to packed, masked rows](02_data.ipynb).

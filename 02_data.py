@@ -103,7 +103,7 @@ class Settings:
     sequence_length: int = 4_096                   # of a packed row
     reasoning: str = "stripped"                    # or "kept": inside Gemma's thought channel
     validation: float = 0.02                       # share of the prompts that is held out
-    evaluation: str = "{checkout}/dataset_spec-to-rtl"  # its prompts must not be in here
+    evaluation: str = "{checkout}/dataset_spec-to-rtl"  # its prompts must not be in here; "": none
     seed: int = 42
 
 
@@ -113,7 +113,8 @@ TINY = replace(FULL, base="assets/tiny_gemma4", source="data/tiny", rows=4_000, 
                evaluation="data/tiny_eval", max_tokens=384, sequence_length=512)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # Your own data (section 2):
-# cfg = replace(cfg, source="yours.jsonl", system="One sentence that opens every prompt.")
+# cfg = replace(cfg, source="/content/yours.jsonl", system="One sentence that opens every prompt.",
+#               validation=0.1, evaluation="")
 
 # %% [markdown]
 # CodeV-R1 (Zhu et al. 2025, licence CC BY-SA 4.0) holds specifications of hardware modules and the
@@ -136,7 +137,10 @@ for column, text in (counter.items() if isinstance(counter, dict) else [("text",
 # ## 2. Your own data
 # Nothing here is specific to hardware but the dataset. Set `source` to a file, a folder or a
 # dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
-# sentence. Each row may have any of these forms; the first four below all mean the same chat.
+# sentence. Before the first cell, name a run directory of its own
+# (`os.environ["RUN_DIR"] = "/content/mine"`), or it takes the place of the Verilog run.
+#
+# Each row may have any of these forms; the first four below all mean the same chat.
 
 # %%
 ask, reply = "An inverter, please.", "assign y = ~a;"
@@ -152,9 +156,12 @@ display(pd.DataFrame([(data.form_of(row), json.dumps(row)) for row in FORMS],
                      columns=["form", "a row of it"]))
 
 # %% [markdown]
-# Answers are trained as they stand. The last form is CodeV-R1's: its answer has to be one fenced
-# Verilog module, as section 3 explains. Now a file with ten chats. What becomes a training example,
-# what is dropped and why, and what would be trained?
+# Answers are trained as they stand, without a `<think>` part. The last form is CodeV-R1's: columns
+# named `prompt` and `response` are read as a request and one fenced Verilog module (section 3). If
+# yours are chats, rename `response` to `completion`.
+#
+# Now a file with ten chats. What becomes a training example, what is dropped and why, and what would
+# be trained?
 
 # %%
 tokenizer = chat.load_tokenizer(cfg.base)
@@ -168,10 +175,14 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
                   f"A chat with two answers: {sum(mask)} of {len(ids)} tokens are trained")
 
 # %% [markdown]
-# Blue tokens are trained, grey ones only read: both answers, with the `<turn|>` that ends each. A
-# chat with a system message of its own keeps it; the others get `cfg.system`. The page
+# Blue tokens are trained, grey ones only read: both answers, with the `<turn|>` that ends each. (Only
+# the last one follows the exact prompt that a server sends; exercise 2 makes a row of each answer.)
+# A chat with a system message of its own keeps it; the others get `cfg.system`.
+#
+# At size tiny a chat may have about 600 letters, because this tokenizer knows only Verilog, and the
+# model will not learn to talk: use it to look at your rows. Then train Gemma 4 E2B on one Colab TPU;
 # [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) lists each cell to
-# change, for Gemma 4 E2B on one Colab TPU.
+# change.
 #
 # ## 3. Keep only the answer
 # A CodeV-R1 response opens with reasoning inside `<think>`; the module follows in `<answer>`. We
@@ -372,10 +383,12 @@ style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed abo
 # are dropped in section 8. Shared runs of 13 words are the usual yardstick for the rest.
 
 # %%
-exam_folder = judge.fetch(cfg.evaluation)  # where 07 looks for it, or VERILOG_EVAL_DIR
-exams = {path.name.removesuffix("_prompt.txt"): path.read_text()
-         for path in sorted(exam_folder.glob("*_prompt.txt"))}
-if not exams:
+exams = {}
+if cfg.evaluation:  # where 07 looks for it, or VERILOG_EVAL_DIR
+    exam_folder = judge.fetch(cfg.evaluation)
+    exams = {path.name.removesuffix("_prompt.txt"): path.read_text()
+             for path in sorted(exam_folder.glob("*_prompt.txt"))}
+if cfg.evaluation and not exams:
     raise helpers.UserError(f"No *_prompt.txt in {exam_folder}. Get the benchmark: "
                             f"git clone {judge.REPOSITORY}")
 asked = [(place, message["content"]) for place, example in enumerate(examples)
@@ -486,8 +499,8 @@ real = (alone["segment_ids"] > 0).mean()
 packing.draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")
 packing.draw_rows(axes[1], train, f"Packed: {fill:.1%} real tokens")
 axes[1].set(xlabel="place in the row (white is padding)")
-fig.legend([axes[0].bar(0, 0, color=style.BLUE, alpha=alpha) for alpha in (0.35, 1)],
-           ["context", "trained"], loc="outside upper right", ncols=2, fontsize=9)
+fig.legend([axes[0].bar(0, 0, color=style.GREY, alpha=alpha) for alpha in (0.35, 1)],
+           ["light: context", "dark: trained"], loc="outside upper right", ncols=2, fontsize=9)
 style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 
 # %% [markdown]
@@ -523,7 +536,8 @@ assert real >= 0.95
 
 # %%
 meta = {
-    "rows_in": len(rows), "rows_kept": len(kept), "dropped": dict(dropped),
+    "size": helpers.size(), "rows_in": len(rows), "rows_kept": len(kept),
+    "dropped": dict(dropped),
     "tokens": int((train["segment_ids"] > 0).sum()),
     "trained_tokens": int(train["loss_mask"].sum()), "fill": float(fill),
     "sequence_length": cfg.sequence_length, "max_tokens": cfg.max_tokens,

@@ -93,7 +93,8 @@ from helpers import chat, gemma, hardware, pictures, quantized, remote, style, t
 # ## 1. Load the model and ask it
 # First the settings. Rank, alpha, learning rate, warm-up and weight decay of the full size are those
 # of a published recipe for this model; [10](10_published.ipynb) sets the two runs side by side. You
-# need not understand every field now: each is explained where it is used.
+# need not understand every field now: each is explained where it is used. With your own data set
+# `epochs` to 3 or so: the tiny recipe reads only a quarter of its rows, because that is enough.
 
 # %%
 @dataclass(frozen=True)
@@ -171,14 +172,14 @@ base_parameters = quantized.count(model)
 print(f"{base_parameters:,} parameters, {quantized.gib(nnx.state(model)):.4g} GiB per device")
 
 # %% [markdown]
-# And ask. The request is the up-down counter that goes through all notebooks; three held-out
-# specifications of notebook 02 are asked along with it. `train.ask` renders each chat with the
+# And ask. The request is the up-down counter that goes through all notebooks (with your own data it
+# is your first held-out question); three held-out requests of notebook 02 are asked along with it. `train.ask` renders each chat with the
 # functions that rendered the training rows, and takes the likeliest token again and again.
 
 # %%
-counter = open("data/tiny_eval/Prob031_updown_prompt.txt").read().strip()
-system = [{"role": "system", "content": meta["system"]}] if meta["system"] else []
 samples = helpers.read_json(data / "samples.json")
+counter = train.running_example(meta, samples)
+system = [{"role": "system", "content": meta["system"]}] if meta["system"] else []
 chats = [[*system, {"role": "user", "content": counter}],
          *(sample["messages"] for sample in samples)]
 thinking = meta["reasoning"] == "kept"
@@ -227,7 +228,7 @@ for tokens in (16, 16, 32):
 
 # %%
 weight = model.layers[0].mlp.gate_proj.kernel
-W = quantized.dequantized(weight).astype(jnp.float32)  # [D, F]; bfloat16 in the model
+W = quantized.dequantized(weight).astype(jnp.float32)  # [D, F]; the model's dtype is smaller
 pair = {"a": jax.random.normal(jax.random.key(0), (W.shape[0], 4)) / W.shape[0] ** 0.5,
         "b": jnp.zeros((4, W.shape[1]))}
 
@@ -282,6 +283,8 @@ print(f"compiled and called as it is: at most {apart:.2g} apart")
 #
 # | there | here |
 # |---|---|
+# | `x[0] = 1`, `torch.manual_seed` | arrays never change: `x.at[0].set(1)` is a new one; randomness needs a key, `jax.random.key(0)` |
+# | `torch.cuda.synchronize()` | calls return before they finish: `jax.block_until_ready(x)` waits |
 # | eager code, `model.to("cuda")` | `jax.jit`: a whole optimizer step is one program for all devices |
 # | `loss.backward()`, `p.grad` | `jax.value_and_grad(f)`, `jax.tree.map` |
 # | `nn.Module` with its parameters | a Flax NNX module: `nnx.split`, `nnx.merge` |
@@ -299,7 +302,7 @@ print(f"compiled and called as it is: at most {apart:.2g} apart")
 # heads and MLP columns. Each device gets whole heads, so `tp` must divide every head count. Gemma 4
 # 31B has 32 query heads and 16 KV heads (each serves several query heads). But its ten
 # *full-attention* layers, the ones that see all tokens and not only the last 1,024, have just
-# **4** KV heads. So `tp=4` is the most. Ask for eight:
+# **4** KV heads. So `tp=4` is the most. Ask for `tp=8` on sixteen chips:
 
 # %%
 big = gemma.config_from_hf("data/configs/gemma4_31b.json")
@@ -487,18 +490,18 @@ with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()), helpers.phase(
 print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# It learns. Why write a loop of our own? For three prices, each with its number below.
+# It learns. Why write a loop of our own? For three reasons, each measured below.
 #
-# **Padding.** A row holds one example, and the rest of it is computed for nothing. **Weighting.**
-# With accumulation, Tunix averages each micro-batch and then the averages, so a token counts more
-# where few tokens are trained. We take one plain step of gradient descent both ways: on four rows
-# that train equally many tokens, then with two of them training only their last 32. **Outputs.** Its
-# compiled step returns the whole model, frozen weights included.
+# **Weighting.** With accumulation, Tunix averages each micro-batch and then the averages, so a token
+# counts more where few tokens are trained. We take one plain step of gradient descent both ways: on
+# four rows that train equally many tokens (`equal`), then with two of them training only their last
+# 32 (`uneven`). **Padding.** A row holds one example, and the rest of it is computed for nothing.
+# **Outputs.** Its compiled step returns the whole model, frozen weights included.
 
 # %%
 sgd, step_loss = optax.sgd(1.0), train.make_loss(127)
 our_step = jax.jit(train.make_train_step(witness, sgd, step_loss))
-_, start, frozen = nnx.split(witness, nnx.LoRAParam, ...)
+_, start, frozen = nnx.split(witness, nnx.LoRAParam, ...)  # adapters, then "...": all the rest
 four_rows = np.stack([train_rows[i].tokens[:128] % exact.num_embed for i in range(4)])
 equal = np.zeros((2, 2, 128), np.int32)
 equal = train.Batch(four_rows.reshape(equal.shape), equal == 0, equal + 1,
@@ -584,6 +587,8 @@ schedule = optax.warmup_cosine_decay_schedule(
 optimizer = train.make_optimizer(schedule, cfg.weight_decay, cfg.max_grad_norm)
 print(f"{steps} steps, {cfg.epochs:g} epochs, about "
       f"{rows_per_step * meta['examples_per_row']:.1f} examples a step")
+if steps < 20 and not cfg.max_steps:
+    print(f"{steps} steps teach next to nothing: set epochs higher in section 1.")
 
 # %% [markdown]
 # A checkpoint holds what changes (adapters, Adam's moments, the position in the data) and the
@@ -718,7 +723,8 @@ helpers.write_json(helpers.run_dir("train", "machine.json"), {
 print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())))
 
 # %% [markdown]
-# The model is trained. What follows is why you may believe it.
+# You can go on to [04](04_merge.ipynb) now. Sections 11 to 14 check packing, restarts, memory and
+# time.
 #
 # ## 11. Packing changes nothing: the proof
 # The loss and the adapters' gradients of a packed row must be those of its examples one by one. So

@@ -120,6 +120,7 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %%
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
+helpers.same_size(recipe["size"], "03_train.py")
 scale = recipe["alpha"] / recipe["rank"]
 folder = recipe.get("checkpoints", "train/checkpoints")  # gs://..., or below RUN_DIR
 folder = folder if "://" in folder else helpers.run_dir(folder).resolve()

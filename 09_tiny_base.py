@@ -395,6 +395,8 @@ for ax in (left, right):
     ax.set(xlabel="step", ylabel="loss per token, nats")
     ax.legend(fontsize=9)
 style.finish(fig, "09_loss", f"{log_file} and this run")
+
+# %%
 together = stored.head(len(log)).merge(log, on="step", suffixes=("_stored", "_now"))
 gap = (together.loss_stored - together.loss_now).abs()
 print(f"largest difference over {len(together)} common steps: {gap.max():.2g}; "
@@ -416,36 +418,47 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
 # is.
 
 # %%
-def to_hf(model):
-    """{Hugging Face name: float32 array} of a Tunix Gemma 4."""
+def attention_to_hf(value, mine, theirs):
+    """The attention matrices of one layer; `mine` and `theirs` are its prefixes."""
     def flat(heads_in_front):  # [N, D, H] -> [N * H, D]
         count, width, size = heads_in_front.shape
         return heads_in_front.transpose(0, 2, 1).reshape(count * size, width)
 
+    tensors = {theirs + "q_proj.weight": flat(value[mine + "q_einsum.w"])}
+    if mine + "k_einsum.w" in value:  # a full layer: V is K
+        tensors[theirs + "k_proj.weight"] = flat(value[mine + "k_einsum.w"])
+    else:
+        for letter, part in zip("kv", value[mine + "kv_einsum.w"], strict=True):
+            tensors[f"{theirs}{letter}_proj.weight"] = flat(part)
+    output = value[mine + "attn_vec_einsum.w"]  # [N, H, D]
+    tensors[theirs + "o_proj.weight"] = output.reshape(-1, output.shape[-1]).T
+    for letter, whole in (("q", "query"), ("k", "key")):
+        tensors[f"{theirs}{letter}_norm.weight"] = value[f"{mine}_{whole}_norm.scale"]
+    return tensors
+
+
+# %% [markdown]
+# The rest of a layer only changes its name, or is transposed:
+
+# %%
+NORMS = {"input_layernorm": "pre_attention_norm", "post_attention_layernorm": "post_attention_norm",
+         "pre_feedforward_layernorm": "pre_ffw_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+
+
+def to_hf(model):
+    """{Hugging Face name: float32 array} of a Tunix Gemma 4."""
     value = {".".join(map(str, path)): np.asarray(variable.get_value(), np.float32)
              for path, variable in nnx.to_flat_state(nnx.state(model))}
     tensors = {"embed_tokens.weight": value["embedder.input_embedding"],
                "norm.weight": value["final_norm.scale"]}
     for i in range(model.config.num_layers):
-        mine, theirs = f"layers.{i}.", f"layers.{i}.self_attn."
-        tensors[theirs + "q_proj.weight"] = flat(value[mine + "attn.q_einsum.w"])
-        if mine + "attn.k_einsum.w" in value:
-            tensors[theirs + "k_proj.weight"] = flat(value[mine + "attn.k_einsum.w"])
-        else:
-            for letter, part in zip("kv", value[mine + "attn.kv_einsum.w"], strict=True):
-                tensors[f"{theirs}{letter}_proj.weight"] = flat(part)
-        output = value[mine + "attn.attn_vec_einsum.w"]  # [N, H, D]
-        tensors[theirs + "o_proj.weight"] = output.reshape(-1, output.shape[-1]).T
-        for letter, whole in (("q", "query"), ("k", "key")):
-            tensors[f"{theirs}{letter}_norm.weight"] = value[f"{mine}attn._{whole}_norm.scale"]
+        layer = f"layers.{i}."
+        tensors |= attention_to_hf(value, layer + "attn.", layer + "self_attn.")
         for kind in ("gate", "up", "down"):
-            tensors[f"layers.{i}.mlp.{kind}_proj.weight"] = value[f"{mine}mlp.{kind}_proj.kernel"].T
-        for name, source in (("input_layernorm", "pre_attention_norm"),
-                             ("post_attention_layernorm", "post_attention_norm"),
-                             ("pre_feedforward_layernorm", "pre_ffw_norm"),
-                             ("post_feedforward_layernorm", "post_ffw_norm")):
-            tensors[f"layers.{i}.{name}.weight"] = value[f"{mine}{source}.scale"]
-        tensors[f"layers.{i}.layer_scalar"] = value[mine + "skip_scale"]
+            tensors[f"{layer}mlp.{kind}_proj.weight"] = value[f"{layer}mlp.{kind}_proj.kernel"].T
+        for theirs, mine in NORMS.items():
+            tensors[f"{layer}{theirs}.weight"] = value[f"{layer}{mine}.scale"]
+        tensors[f"{layer}layer_scalar"] = value[f"{layer}skip_scale"]
     return {f"model.language_model.{name}": array for name, array in tensors.items()}
 
 

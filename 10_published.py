@@ -92,6 +92,7 @@ from IPython.display import display
 from scipy import stats
 
 from helpers import physics, style
+from helpers.bench import break_even
 from helpers.machine import published as published_values
 from helpers.stats import interval, sign_flip_p
 
@@ -360,6 +361,14 @@ def pool_tokens(side, dtype_bytes, tp):
     return (used - float(hardware.loc["weights_bf16", side]) * 1e9) / per_token
 
 
+print("room for tokens:", ", ".join(
+    f"{side.upper()} {name} {pool_tokens(side, size, count[side]):,.0f}"
+    for side in ("tpu", "gpu") for name, size in (("bf16", 2), ("fp8", 1))))
+
+# %% [markdown]
+# Beside it, what one run at each length needs, and whether its TTFT falls:
+
+# %%
 value = ttft.pivot_table(index=["tokens", "device"], columns="qps", values="value")
 falling = value[value[2] < value[1]][[2, 4, 8, 16]]
 print(f"from QPS 1 to 2 TTFT falls in {len(falling)} of {len(value)} series; from 2 to 16 it then "
@@ -374,9 +383,6 @@ for (tokens, side), series in value.iterrows():
                      "fits in fp8": need < pool_tokens(side, 1, tp),
                      "QPS 2 / QPS 1": series[2] / series[1], "falls": series[2] < series[1]})
 cache = pd.DataFrame(rows)
-print("room for tokens:", ", ".join(
-    f"{side.upper()} {name} {pool_tokens(side, size, count[side]):,.0f}"
-    for side in ("tpu", "gpu") for name, size in (("bf16", 2), ("fp8", 1))))
 display(cache.round(2))
 fp8_on_tpu = cache["fits in bf16"].where(cache.machine == "GPU", cache["fits in fp8"])
 print(f"falls exactly where a bf16 cache fits: {(cache.falls == cache['fits in bf16']).sum()} of "
@@ -474,6 +480,8 @@ for row in speeds.itertuples():  # all prompts are sent within n - 1 seconds
           f"{in_progress[row.device]:.0f} are in progress when a prompt arrives")
 print(" x ".join(f"{part:.2f}" for part in parts.values()), f"= {gpu_queue / tpu_warm:.2f}")
 print(f"prefill load at QPS 4: GPU {gpu_load:.0%} of one server; TPU, were it cold, {tpu_load:.0%}")
+
+# %%
 fig, ax = style.figure(height=2.4)
 left = 1.0
 for row, (name, part) in enumerate(parts.items()):
@@ -864,6 +872,11 @@ for served in (1, 8, 24):
     assert all(abs(both[side] - float(row[f"{side}_usd"])) < 0.005 for side in both)
     print(f"train + {served:2d} h: {both['tpu']:.2f} against {both['gpu']:.2f} USD, ratio "
           f"{both['gpu'] / both['tpu']:.3f}", f"  claimed {row.claimed_ratio}" * (served == 24))
+
+# %% [markdown]
+# And what does a million output tokens cost? That depends on how many requests share the server:
+
+# %%
 output = {  # tokens per second
     "512/256, 30 prompts (table)": peak.loc[512, ["tpu", "gpu"]],
     "4096/512, 30 prompts (table)": peak.loc[4096, ["tpu", "gpu"]],
@@ -873,6 +886,10 @@ per_million = pd.DataFrame({name: {side.upper(): hourly[side] / (float(rate[side
                                    for side in rate.index} for name, rate in output.items()}).T
 per_million["GPU / TPU"] = per_million.GPU / per_million.TPU
 display(per_million.round(2).astype(object).where(per_million.notna(), "-"))
+short = per_million.loc["512/256, 30 prompts (table)"]
+even = break_even(training_usd["tpu"], short.TPU, training_usd["gpu"], short.GPU)
+print(f"by the first row, the GPU's cheaper tokens make up for its dearer training after "
+      f"{even:,.0f} million output tokens")
 
 # %%
 served = np.linspace(0, 48, 200)
@@ -896,10 +913,9 @@ style.finish(fig, "10_cost", "published rates (arXiv S9), recomputed")
 # %% [markdown]
 # What this means: every sum is right and S9's sentence is wrong: 1.82 is one hour of serving, a day
 # is 1.14. (The abstract of v1 has the 1.82 without saying how long the service runs.) There is no
-# break-even in hours, since the TPU pair is cheaper at every hour by these prices (in output tokens
-# of the short workload there is one: 63.12 dollars at 0.14 per million, 451 million tokens); the
-# advantage is a fixed 63 dollars of training plus 60 cents an hour. And
-# the price per token is one of load: on the authors' own log with 64 prompts both cost about 1.9
+# break-even in hours, since the TPU pair is cheaper at every hour by these prices; in output tokens
+# of the short workload there is one, the line above. The advantage is a fixed 63 dollars of
+# training plus 60 cents an hour. And the price per token is one of load: on the authors' own log with 64 prompts both cost about 1.9
 # dollars, and the TPU less, where the table says the GPU is 3 % cheaper.
 #
 # ## 12. The explanations, with a verdict each

@@ -25,7 +25,7 @@
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory |
 # | **Takes** | `data/generate/` (09's corpus), `data/nca/*.csv` (the stored comparison) |
 # | **Makes** | figures; with `NCA=full` the comparison itself, `data/nca/*.csv` |
-# | **Costs** | two minutes on two cores; the comparison takes some seven hours of them |
+# | **Costs** | two minutes on two cores; the comparison takes about four hours of one |
 #
 # The outputs shown are those of the tiny run on two CPU cores. Terms are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
@@ -268,10 +268,9 @@ means.assign(rules=pd.Series(label).value_counts()).round(2)
 
 # %% [markdown]
 # ## 6. A fair comparison
-# A model that read a million more tokens, or more text, or started from better numbers, proves
-# nothing about automata. So every arm below has the same text stage: 400 steps of 09's recipe, the
-# same documents in the same order for the same seed, the same fresh embedder. They differ in what
-# came before.
+# A model that read more tokens, or more text, or started from better numbers, proves nothing about
+# automata. So every arm below has the same text stage: 120 steps of 09's recipe, the same documents
+# in the same order for the same seed, the same fresh embedder. They differ in what came before.
 
 # %%
 arms = pd.DataFrame([{"arm": name, "first stage": arm.first or "none",
@@ -301,7 +300,7 @@ pd.DataFrame({"weights": sizes, "tensors moved": same}).groupby(parts.to_numpy()
 
 # %% [markdown]
 # Budgets must be stated both ways. Counted in *text* tokens, all arms but `longer` are equal. Counted
-# in *all* tokens, every arm but scratch has more than twice scratch's, and `longer` is their match.
+# in *all* tokens, every arm but scratch has about twice scratch's, and `longer` is their match.
 
 # %%
 text, more, validation, seen = nca.text_batches(cfg.plan, 0)
@@ -321,8 +320,8 @@ print(f"text stage: {len(text)} steps, {text_tokens:,} tokens\nfirst stage on au
 
 # %% [markdown]
 # ## 7. The first stage, live
-# We train the first 40 of its 450 steps here, on the schedule of the stored runs. The data comes from
-# Grain, shuffled and with random access: an interrupted run can ask for batch 217 again.
+# We train the first 40 of its 120 steps here, on the schedule of the stored runs. The data comes from
+# Grain, shuffled and with random access: an interrupted run can ask for batch 97 again.
 
 # %%
 helpers.show_source(nca.stream)
@@ -446,7 +445,7 @@ style.finish(fig, "12_curves", f"{STORE}, {texts.seed.nunique()} seeds")
 # %% [markdown]
 # Close curves need numbers. Runs of one seed share documents, order and embedder, so we compare them
 # in pairs. The interval is Student's t for the mean of the differences, at 95 %;
-# with one pair there is none. (`longer` reads more than twice the text and should win: it is the
+# with one pair there is none. (`longer` reads twice the text and should win: it is the
 # price of a detour.)
 
 # %%
@@ -550,7 +549,8 @@ published.assign(gain=better.map("{:.1%}".format)).rename_axis("perplexity, arXi
 # **It can show** whether a warm-up on automata changes how fast *this* model learns *this* text, to
 # within the spread of a few seeds; whether order in time matters; and which part of the weights
 # carries a difference. **It cannot show** that the paper is wrong. We have 3.65 million weights where
-# it has 1.6 billion, and 0.9 million automaton tokens where it has 164 million. Our text is a small
+# it has 1.6 billion, 0.24 million automaton tokens where it has 164 million, and a text stage of 120
+# steps, in which the loss is still falling. Our text is a small
 # world of Verilog in which copying names is most of the work. If copying is what automata teach, that
 # favours them here; if it is inference about rules, a model this small may never learn it. An
 # interval around zero bounds an effect; it does not rule one out.

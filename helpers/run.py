@@ -168,6 +168,18 @@ def size():
                     + _known_sizes())
 
 
+def same_size(there, source):
+    """Refuse to go on from what another notebook made at another size; None is any size.
+
+    Raises:
+      UserError: with the two ways out.
+    """
+    if there not in (None, size()):
+        raise UserError(f"{source} ran at size {there}, and this is size {size()}. Set "
+                        f"os.environ[\"SIZE\"] = \"{there}\" in a cell before the first, or run "
+                        f"{source} at size {size()}.")
+
+
 def choose(settings):
     """Return the settings of the size at hand, and print which size and why.
 
@@ -744,23 +756,31 @@ def phase(text, every=10.0, total=0, count=None):
 
 
 class Progress:
-    """One plain line at most every `every` seconds: `rendering 1200/4000 | 300/s | left 9s`."""
+    """One plain line at most every `every` seconds: `rendering 1200/4000 | 300/s | left 9s`.
+
+    The clock of the rate starts after the first update, which may have compiled a program.
+    """
 
     def __init__(self, total, text, every=5.0):
         self.total, self.text, self.every, self.count = total, text, every, 0
         self.start = self.last = time.perf_counter()
+        self.first = None  # (when, count) of the first update
 
     def update(self, count=1, note=""):
         """Count `count` more items; `note` is appended to the line."""
         self.count += count
         now = time.perf_counter()
+        self.first = self.first or (now, self.count)
         if now - self.last < self.every and self.count < self.total:
             return
         if self.count >= self.total and self.last == self.start and now - self.start < self.every:
             return  # it was quick: no line at all
         self.last = now
-        rate = self.count / max(now - self.start, 1e-9)
-        left = _clock((self.total - self.count) / rate)
+        since, before = self.first
+        if self.count > before:
+            rate = (self.count - before) / max(now - since, 1e-9)
+            pace = f"{rate:.3g}/s | left {_clock((self.total - self.count) / rate)}"
+        else:
+            pace = f"the first after {_clock(now - self.start)}"
         note = f" | {note}" if note else ""
-        print(f"{self.text} {self.count}/{self.total} | {rate:.3g}/s | left {left}{note}",
-              flush=True)
+        print(f"{self.text} {self.count}/{self.total} | {pace}{note}", flush=True)

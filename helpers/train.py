@@ -28,7 +28,16 @@ from tensorboardX import SummaryWriter
 
 from helpers import architecture, chat, gemma, remote
 from helpers.data import check_data
-from helpers.run import UserError, digest, phase, read_json, require, run_dir, write_text
+from helpers.run import (
+    UserError,
+    digest,
+    phase,
+    read_json,
+    require,
+    run_dir,
+    same_size,
+    write_text,
+)
 
 # ── What a run starts with ──
 
@@ -44,6 +53,7 @@ def what_02_left():
     """
     data = require(run_dir("data"), "02_data.py")
     meta = read_json(require(data / "meta.json", "02_data.py"))
+    same_size(meta.get("size"), "02_data.py")
     check_data(data, meta)  # every byte is what 02 wrote
     with phase(f"base model {meta['base_path']}"):
         base = remote.stage(meta["base_path"])
@@ -51,6 +61,18 @@ def what_02_left():
     if chat.template_sha256(tokenizer) != meta["template_sha256"]:
         raise UserError("The base model's chat template changed. Run 02_data.py again.")
     return data, meta, base, tokenizer
+
+
+def running_example(meta, samples):
+    """The request that is asked before and after: the series' counter, or one of your own data.
+
+    Args:
+      meta: of notebook 02.
+      samples: its held-out examples, each with `messages` that end with a question.
+    """
+    if meta["source"].startswith(("data/tiny", "zhuyaoyu/CodeV-R1-dataset")):
+        return Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text().strip()
+    return samples[0]["messages"][-1]["content"]
 
 
 def keep_compilations(checkpoints=""):

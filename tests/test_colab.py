@@ -134,36 +134,48 @@ def test_a_notebook_alone_clones_installs_and_runs(colab, fresh, source):
     assert (run / left[source]).exists()
 
 
+def run_with_what_it_lacks(client, env):
+    """Run a notebook as a reader does, with the cell that an error offers; gives the offers."""
+    offered = []
+    with client.setup_kernel(env=env):
+        for place, cell in enumerate(client.nb.cells):
+            if cell.cell_type != "code":
+                continue
+            try:
+                client.execute_cell(cell, place)
+            except CellExecutionError as error:
+                assert not offered, error
+                said = "\n".join(cell.outputs[-1].traceback)
+                assert said.startswith("Error: ") and "\n" not in said
+                offered = re.findall(r"helpers\.\w+\(.*?\)$", said)
+                assert offered, said
+                client.execute_cell(nbformat.v4.new_code_cell(offered[0]), place)
+                client.execute_cell(cell, place)
+    printed(client.nb)
+    return offered
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fresh", ["3.12" if find_python("3.12") else "3.11"], indirect=True)
 @pytest.mark.skipif(not SHM.is_dir(), reason="no second file system to write to")
-def test_04_alone_offers_a_cell_that_runs_what_is_missing(colab, tmp_path):
+def test_a_later_notebook_offers_a_cell_that_runs_what_is_missing(colab, tmp_path):
     """RUN_DIR is a folder on another file system, with a space in its path, as a mounted Drive has."""
     drive = SHM / f"gemma4-test-{os.getpid()}" / "My Drive"
     assert os.stat(SHM).st_dev != os.stat(tmp_path).st_dev
     run = drive / "gemma run"
     machine = colab(RUN_DIR=str(run))
-    notebook, client = machine.open("04_merge.py")
+    made = {"03_train.py": ("data/meta.json", "train/recipe.json"),
+            "05_serve_vllm.py": ("merge.json", "merged", "adapter/adapter_model.safetensors",
+                                 "serve/options.json"),
+            "07_eval.py": ("eval/comparison.json",)}
+    missing = {"03_train.py": "02", "05_serve_vllm.py": "04", "07_eval.py": None}
     try:
-        with client.setup_kernel(env=machine.env):
-            offered = []
-            for place, cell in enumerate(notebook.cells):
-                if cell.cell_type != "code":
-                    continue
-                try:
-                    client.execute_cell(cell, place)
-                except CellExecutionError as error:
-                    assert not offered, error
-                    said = "\n".join(cell.outputs[-1].traceback)
-                    assert said.startswith("Error: ") and "03_train" in said and "\n" not in said
-                    offered = re.findall(r"helpers\.\w+\(.*?\)$", said)
-                    client.execute_cell(nbformat.v4.new_code_cell(offered[0]), place)
-                    client.execute_cell(cell, place)
-        assert offered == ['helpers.catch_up("03")']
-        printed(notebook)
-        for name in ("setup.json", "data/meta.json", "train/recipe.json", "merge.json", "merged",
-                     "adapter/adapter_model.safetensors"):
-            assert (run / name).exists(), name
+        for source, files in made.items():
+            _, client = machine.open(source)
+            offered = run_with_what_it_lacks(client, machine.env)
+            last = missing[source]
+            assert offered == ([f'helpers.catch_up("{last}")'] if last else []), source
+            assert all((run / name).exists() for name in files), source
         assert not (machine.folder / REPOSITORY / "runs").exists(), "all results went to RUN_DIR"
     finally:
         shutil.rmtree(drive.parent, ignore_errors=True)
