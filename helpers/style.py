@@ -3,7 +3,7 @@
 Colours are Okabe and Ito's colour-blind-safe set (https://jfly.uni-koeln.de/color/).
 """
 
-from helpers.run import run_dir
+from helpers.run import atomic_file, run_dir
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, BLACK, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#222222", "#8A8A8A"
@@ -35,9 +35,8 @@ def finish(fig, name, source=""):
     import matplotlib.pyplot as plt
     if source:
         fig.supxlabel(f"Source: {source}", fontsize=8, color=GREY, x=0.01, ha="left")
-    path = run_dir("figures", f"{name}.png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path)
+    with atomic_file(run_dir("figures", f"{name}.png")) as file:
+        fig.savefig(file, format="png")
     plt.show()
     plt.close(fig)
 
