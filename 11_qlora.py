@@ -400,9 +400,9 @@ display(lab.merge_scores(answers).style.format(precision=3))
 # ## 9. What it buys
 # For every slice and storage, the best step that fits: the least recomputation, then the longest
 # rows. Hours and dollars are for the published 10,000 examples of 922 tokens, with loading,
-# compiling and saving. Where no time is predicted, the chips' bfloat16 peak stands in for it, so
-# the run takes at least that long. int8 arithmetic is not in these numbers: storage alone saves
-# no time, and dequantising costs some.
+# compiling and saving. Only bfloat16 on a v5p-8 has a predicted time. *≥* is a bound: storage alone
+# saves no time and dequantising costs some, so a quantised base is no faster than bfloat16 there.
+# Where bfloat16 does not fit, the bound is the chips' peak. int8 arithmetic is not in these numbers.
 
 # %%
 rows = []
@@ -414,14 +414,15 @@ for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 
         rows.append({"slice": found.slice, "model": model, "base": dtype, "fits": found.fits,
                      "remat": found.remat, "row": found.row_length, "GiB": found.total,
                      "of": found.limit, "known": "compiled" if found.compiled else "estimated",
-                     "hours": cost["hours"], "USD": cost["dollars"]})
+                     **{name: f"{'≥ ' * cost['at_least']}{cost[of]:.1f}" if found.fits else None
+                        for name, of in (("hours", "hours"), ("USD", "dollars"))}})
 table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
-table.loc[~table.fits, ["hours", "USD"]] = np.nan
-forms = {"GiB": "{:.1f}", "of": "{:.2f}", "hours": "{:.1f}", "USD": "{:.2f}"}
+forms = {"GiB": "{:.1f}", "of": "{:.2f}"}
 table.style.format(forms, na_rep="-")
 
 # %% [markdown]
-# Read it by slice. On a v5e-4 and a v5e-8 quantising decides whether the model trains at all. On a
+# Read it by slice. With eight v5e or v6e chips `fsdp` is 2, and we assume that each chip then keeps
+# the other half's nf4 weights as gathered bfloat16 copies: so nf4 fits a v5e-4 and no v5e-8. On a v5e-4 and a v5e-8 quantising decides whether the model trains at all. On a
 # v6e it buys less recomputation: a third of the arithmetic. On a v5p-8 everything fits anyway.
 #
 # ## 10. Serving a quantised base

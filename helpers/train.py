@@ -479,6 +479,15 @@ def same_on_all_hosts(value, what):
                         "settings to all of them.")
 
 
+def from_first_host(text):
+    """A text of the first host, on every host of a slice; all have to call this."""
+    if jax.process_count() == 1:
+        return text
+    own = np.frombuffer(text.encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(own))))
+    return bytes(multihost_utils.broadcast_one_to_all(np.resize(own, size))).decode()
+
+
 # ── Log and loop ──
 
 
@@ -525,9 +534,12 @@ class StepLog:
             self.draw(record)
 
     def close(self):
-        """Write the last events."""
+        """Write the last events; on several hosts, hand the first one's log to the others."""
         if self.active:
             self.events.close()
+        text = from_first_host(self.path.read_text() if self.active else "")
+        if not self.active:
+            write_text(self.path, text)
 
     def training(self, record):
         """Log one optimizer step, and print the first, the last and every few."""
