@@ -87,6 +87,8 @@ def machine(devices=0, always=""):
     """
     import psutil  # not at the top: `helpers` is imported before anything is installed
     quiet()
+    run.one_line_errors()
+    run.allow_open_files()
     if always:
         run.always(always)
     cores, folder = os.cpu_count(), temporary_dir()

@@ -1366,6 +1366,7 @@ def half_a_record_beside_a_server(world):
 @fault("theirs.csv is left out", code=0, intact=("bench/theirs.csv",), slow=True)
 def a_broken_table_of_another_machine(world):
     finished(world, "data", "train", "merged", "merge.json", "bench", "serve")
+    served_here(world)
     world.file("bench/theirs.csv", '"a\n\x00')
     yield
     yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
@@ -1403,6 +1404,7 @@ def sigterm_while_a_server_is_up(world):
 @fault("24 measurements", code=0, gone=("serve/server.json",), slow=True)
 def notebook_06_alone(world):
     finished(world, "data", "train", "merged", "adapter", "merge.json", "bench", "serve")
+    served_here(world)
     yield
     yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
 
