@@ -234,8 +234,19 @@ dryrun.show(stored, {"recipe": "recipe", "date": "compiled"} | columns)
 # follows from the peak: 459 TFLOP/s over 2 cores x 4 units x 128 x 128 cells x 2 are 1.75 GHz.
 # Speed and shape of the links are the
 # [scaling book's](https://jax-ml.github.io/scaling-book/tpus): 90 GB/s each way, and in a 2 x 2
-# slice each chip has two. Nothing is fitted to a measurement. Here is a collective by hand: two
-# rows of 4,096 tokens, each of 5,376 numbers of two bytes, gathered by four chips.
+# slice each chip has two. Nothing is fitted to a measurement. The live program's eight longest
+# entries, in the order in which they start:
+
+# %%
+if libtpu:
+    longest = sorted(found.events, key=lambda event: -event.seconds)[:8]
+    look = pd.DataFrame(sorted(longest, key=lambda event: event.start))
+    look = look.assign(**{"start, ms": 1e3 * look.start, "ms": 1e3 * look.seconds})
+    display(look[["start, ms", "ms", "track", "part", "direction", "line"]].round(3))
+
+# %% [markdown]
+# Here is a collective by hand: two rows of 4,096 tokens, each of 5,376 numbers of two bytes,
+# gathered by four chips.
 
 # %%
 where = timing.Slice("v5p", (2, 2, 1))
