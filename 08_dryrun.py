@@ -288,9 +288,9 @@ print(f"trace for ui.perfetto.dev: {trace}")
 
 # %%
 recipes = {recipe.recipe: recipe for recipe in (dryrun.PUBLISHED, dryrun.OURS)}
-tokens = {name: dryrun.real_tokens(recipe) for name, recipe in recipes.items()}
+real = {name: dryrun.real_tokens(recipe) for name, recipe in recipes.items()}
 profiles = {name: dryrun.stored_profile(recipe) for name, recipe in recipes.items()}
-figures.draw_parts(profiles, tokens)
+figures.draw_parts(profiles, real)
 
 # %% [markdown]
 # The numbers, in milliseconds. *At its limit* is the share of its time that a part would need if
@@ -299,7 +299,7 @@ figures.draw_parts(profiles, tokens)
 
 # %%
 for name, profile in profiles.items():
-    display(dryrun.show_parts(name, profile, tokens[name]))
+    display(dryrun.show_parts(name, profile, real[name]))
 
 # %% [markdown]
 # What this means for the published step: more than a quarter of its time goes into computing the

@@ -441,9 +441,10 @@ def compared(live, stored, columns):
 
 
 def in_order(table, recipes):
-    """A table's rows in the order of recipes."""
+    """A table's rows of these recipes, in their order."""
     order = [recipe.recipe for recipe in recipes]
-    return table.sort_values("recipe", key=lambda names: names.map(order.index), ignore_index=True)
+    return table[table.recipe.isin(order)].sort_values(
+        "recipe", key=lambda names: names.map(order.index), ignore_index=True)
 
 
 SPEEDS = {"predicted": "tokens_per_second_predicted", "by the estimate": "real_tokens_per_second",
