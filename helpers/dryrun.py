@@ -87,7 +87,9 @@ E2B = Recipe("ours", size="e2b", sequence_length=2048, loss="1024")
 ELSEWHERE = [replace(E2B, topology="v6e-1"),
              replace(E2B, recipe="ours, DECODER remat", topology="v5e-1", remat="DECODER"),
              replace(OURS, recipe="ours, DECODER remat", topology="v6e-8", remat="DECODER"),
-             replace(OURS, topology="v5p-32", micro_batch=8)]
+             replace(OURS, topology="v5p-32", micro_batch=8),
+             replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
+                     remat="BLOCK")]
 NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", sequence_length=2048, loss="1024",
              base_dtype="nf4", tile_size=32)
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8", tile_size=0)
@@ -433,7 +435,7 @@ def show(table, columns):
 
 
 def compared(live, stored, columns):
-    """"the same as stored", or not: one live row against one stored, in the columns it has."""
+    """Whether it is "the same as stored": one live row against one stored, in the columns it has."""
     before = stored.reindex(columns=[*columns]).dropna(axis="columns")
     same = before.size and np.allclose(
         before.to_numpy(float), live[[*before]].to_numpy(float), rtol=1e-4)
