@@ -255,7 +255,7 @@ kernel = quantized.stored(weight)  # [D, F], as the model keeps it
 print(f"{kernel.shape}, {kernel.sharding.spec}; a device holds "
       f"{kernel.sharding.shard_shape(kernel.shape)}")
 jax.debug.visualize_array_sharding(kernel, use_color=False, scale=0.5)
-product = jax.jit(jnp.dot)(x[0], kernel)
+product = jax.jit(jnp.dot)(x[0], kernel.astype(x.dtype))  # 4 bits are not promoted
 print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked for that")
 
 # %% [markdown]
