@@ -15,8 +15,9 @@
 #
 # # 01 · From nothing to a TPU machine that can run this
 #
-# What do I rent, and is it all right? We check the machine you sit at, see what each TPU slice can
-# hold, and write the commands that create one with a limit on what it can cost.
+# On a CPU you can skip this notebook and go to [02](02_data.ipynb): 01 is for renting a TPU. What do
+# you rent, and is it all right? We check the machine you sit at, see what each TPU slice can hold,
+# and write the commands that create one with a limit on what it can cost.
 #
 # | | |
 # |---|---|
@@ -36,8 +37,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys
@@ -99,7 +100,8 @@ class Settings:
     train_zone: str = "us-central1-a"
     serve_zone: str = "us-central1-b"
     spot: bool = True                    # cheaper, and may be taken away at any time
-    max_hours: int = 6                   # the machine deletes itself after this long
+    train_hours: int = 3                 # the training machine deletes itself after this long
+    serve_hours: int = 6                 # the serving machine, too
     bucket: str = "my-gemma4-bucket"     # must be free in all of Google Cloud: choose your own
     # ── What this machine must have ──
     checkpoint_gb: float = 62.5          # google/gemma-4-31B-it, published: arXiv 2605.25645, S2.3
@@ -114,9 +116,9 @@ TINY = replace(FULL, checkpoint_gb=0.01, slices=())  # a CPU; 03 simulates four 
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# Six things stop a run after an hour and could have stopped it now: the wrong Python, no room for
-# the checkpoint, the wrong slice, chips that JAX does not see or another process holds, a TPU that
-# starts slowly, no Verilog simulator (Icarus, which judges in 07).
+# Six things can stop or slow a run, and can be seen now: the wrong Python, no room for the
+# checkpoint, the wrong slice, chips that JAX does not see or another process holds, small memory
+# pages (a TPU then starts slowly), no Verilog simulator (Icarus, which judges in 07).
 
 # %%
 def words(frame):
@@ -130,48 +132,26 @@ words(pd.DataFrame([(name, "✓" if fine else "✗", text) for name, (fine, text
                    columns=["check", "fine", "found"]))
 
 # %% [markdown]
-# With a tick in every row the machine can run its part of the series. Huge pages only cost time,
-# and in a container you may not be able to change them. The version of Icarus matters for scores:
-# with 11, 153 of the 156 reference solutions of verilog-eval, the benchmark of 07, show no mismatch.
-#
-# A check that cannot fail checks nothing. These are the lines you would see on a machine with every
-# fault:
-
-# %%
-for fine, message in (checks.check_python((3, 10, 12)), checks.check_space("/tmp", 12, 62.5),
-                      checks.check_slice(hardware.Hardware("tpu", "v5e", 8), ("v5p-8", "v6e-8")),
-                      checks.check_devices(1, "cpu", 4), checks.check_huge_pages("madvise", 4),
-                      checks.check_icarus("")):
-    assert not fine
-    print(textwrap.fill(f"✗ {message}", 100, subsequent_indent="  "))
+# With a tick in every row the machine can run its part of the series. A cross says what to do about
+# it. The version of Icarus matters for scores: with 11, 153 of the 156 reference solutions of
+# verilog-eval, the benchmark of 07, show no mismatch.
 
 # %% [markdown]
 # ## 2. What fits where
-# What do you have to rent? Training needs room for the weights, for the adapters with their
-# optimizer state, and for what a step computes in between. Change the words of this question.
-# *Compiled* answers are what the TPU's own compiler asked for (08). Others are *estimated*: added up
-# from the model's shapes, within a tenth of the compiler, so a tenth of the chip must stay free.
-
-# %%
-answer = fit.will_it_fit("v5p", 4, model="31b", base_dtype="bfloat16", remat="NONE",
-                         rows=2, row_length=4096)
-print(answer)
-pd.Series(answer.parts).round(1).rename("GiB per chip").to_frame()
-
-# %% [markdown]
-# `base_dtype` is how the frozen weights are stored (bfloat16, int8, nf4; 11). `remat` is what the
-# backward pass computes again to save memory: NONE, BLOCK or DECODER. Then every slice, each with
-# the least recomputation that fits, for a whole run at the prices of 08. Put your own price and
-# number of tokens there, or into the site's page
-# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md).
+# What do you have to rent? A *chip* is what you pay for. A *slice* is a set of chips, driven by one
+# virtual machine (VM), the *host*, or by several. *HBM* is the memory on a chip: a training step has
+# to fit in there. Each line below is a slice with the least recomputation that fits (`remat`: what
+# the backward pass computes again to save memory), for a whole run on 10,000 examples of 922 tokens.
 
 # %%
 def slice_row(found, price, tokens=10_000 * 922):
     """One line of the table: what fits on a slice, hours and dollars of a whole training run."""
-    cost, least = fit.run_cost(found, tokens, price), "≥ " * (found.speed is None)
+    cost = fit.run_cost(found, tokens, price)
+    least = "≥ " * cost["at_least"] if found.fits else ""
+    how = "compiled" if found.compiled else "estimated"
     return {"slice": found.slice, "model": found.model, "base": found.base_dtype,
-            "GiB a chip": f"{found.total:.0f} of {found.limit:.0f}",
-            "fits": f"yes, remat={found.remat}" if found.fits else "no",
+            "GiB a chip": f"{found.total:.0f} of {found.limit:.0f} ({how})",
+            "fits": f"yes ({how}), remat={found.remat}" if found.fits else f"no ({how})",
             "hours": f"{least}{cost['hours']:.1f}" if found.fits else "",
             "USD": f"{least}{cost['dollars']:.0f}" if found.fits else ""}
 
@@ -181,42 +161,15 @@ chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].com
 words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
-# A v5p-8 holds all of the 31B's step without recomputation, in bfloat16, for about an hour. *≥*
-# means that no time is predicted there: so long it takes if the chips ran at their peak, which no
-# program does. For E2B one chip is enough.
+# A v5p-8 holds all of the 31B's step without recomputation, in bfloat16, for about an hour; for E2B
+# one chip is enough. *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the
+# model's shapes, a tenth of the chip left free. *≥*: no time is predicted, and it takes no less.
 #
-# ### The machines behind the names
-# A *chip* is what you pay for. A *slice* is a set of chips, driven by one virtual machine (VM), the
-# *host*, or by several. *Peak* is arithmetic in bfloat16, the 16-bit format that training and
-# serving compute in. *HBM* is the memory on the chip. The numbers come from the vendors' sheets in
-# `data/published/`, the prices from the recipe that this series re-does (h2loop, arXiv 2605.25645,
-# May 2026), which compared both slices with two H100 GPUs.
-
-# %%
-spec = published("spec_sheet_reference", "item")
-HOST_RAM = {"v5p-8": spec["v5p_host_ram_4chip"], "v6e-8": 1440.0,  # Google's page of the v6e
-            "2 × H100": published("hardware_training", "spec", "gpu")["host_ram"]}
-
-
-def machine_row(kind, chips):
-    """One machine of the table from its chip's sheet; totals over its chips."""
-    one = helpers.chip(kind)
-    peak, bandwidth = chips * one.flops / 1e15, chips * one.bandwidth / 1e12
-    price = chips * one.dollars_per_hour
-    return {"chips": chips, "peak bf16, PFLOP/s": peak, "HBM, GB": chips * one.hbm / 1e9,
-            "HBM bandwidth, TB/s": bandwidth, "USD/h (published)": price,
-            "USD per PFLOP/s-h": price / peak, "USD per TB/s-h": price / bandwidth}
-
-
-machines = pd.DataFrame({"v5p-8": machine_row("v5p", 4), "v6e-8": machine_row("v6e", 8),
-                         "2 × H100": machine_row("h100", 2)})
-machines.loc["host RAM, GB"] = HOST_RAM
-machines.map("{:,.4g}".format)
-
-# %% [markdown]
-# A v6e-8 has 3.7 times the arithmetic and twice the memory bandwidth of two H100s at nearly their
-# price. A v5p-8 has 0.93 times their arithmetic for 0.76 times their price. That is on paper, at the
-# peaks; software decides how much of either a program gets.
+# For your own tokens and prices there is a page,
+# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md);
+# [08](08_dryrun.ipynb) §10 explains the numbers, [11](11_qlora.ipynb) a base in int8. The 922 tokens
+# were counted by the authors of the published recipe, with Gemma 3's tokenizer and without a system
+# sentence. 02 counts yours.
 #
 # One name misleads. The 8 in `v5p-8` counts TensorCores, two per chip, and JAX treats the two as one
 # device: it sees 4. The 8 in `v6e-8` counts chips: JAX sees 8. Some layers of the 31B have only 4
@@ -229,9 +182,10 @@ machines.map("{:,.4g}".format)
 
 # %%
 train = published("hardware_training", "spec", "tpu")
+spec = published("spec_sheet_reference", "item")  # the vendors' own sheets
 places = {"boot disk, free": train["boot_disk"] - train["boot_disk_used"],
           "boot disk, whole": train["boot_disk"],
-          "/dev/shm (half of host RAM)": HOST_RAM["v5p-8"] / 2,
+          "/dev/shm (half of host RAM)": spec["v5p_host_ram_4chip"] / 2,
           "HBM of one chip": train["hbm_per_chip"], "HBM of four chips": train["hbm_total"]}
 need = train["model_download"]
 fig, ax = style.figure(height=2.8)
@@ -241,7 +195,7 @@ ax.axvline(need, color=style.BLACK, linewidth=1.2)
 ax.text(need + 4, -0.85, f"the 31B checkpoint, {need:g} GB", fontsize=9)
 for row, size in enumerate(places.values()):
     ax.text(size + 4, row, f"{size:.0f}", va="center", fontsize=9)
-ax.set(xlabel="GB", title="A v5p-8's classic boot disk is too small for the checkpoint",
+ax.set(xlabel="GB", title="Free space on a v5p-8's classic boot disk is too small for the checkpoint",
        ylim=(4.6, -1.3), xlim=(0, 450))
 ax.grid(axis="y", visible=False)
 style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data sheet")
@@ -258,16 +212,19 @@ style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data she
 
 # %%
 display(pd.DataFrame(gcloud.SLICES))
-for name, slice_name, zone in (("gemma4-train", cfg.train_slice, cfg.train_zone),
-                               ("gemma4-serve", cfg.serve_slice, cfg.serve_zone)):
-    print(gcloud.shell(gcloud.create_command(name, slice_name, zone, cfg.max_hours, cfg.spot)))
+vms = (("gemma4-train", cfg.train_slice, cfg.train_zone, cfg.train_hours),
+       ("gemma4-serve", cfg.serve_slice, cfg.serve_zone, cfg.serve_hours))
+for name, slice_name, zone, hours in vms:
+    print(gcloud.shell(gcloud.create_command(name, slice_name, zone, hours, cfg.spot)))
 
 # %% [markdown]
 # Two machines, used one after the other. A TPU is a machine type of Compute Engine, like any other.
 # Two options matter for your money. `--max-run-duration` deletes the machine after that long,
 # whatever happens. `--provisioning-model=SPOT` takes spare capacity at a lower price. If there is
 # none, `FLEX_START` with `--request-valid-for-duration=2h` waits in line for it. The cloud-platform
-# scope lets the VM read and write your bucket.
+# scope lets the VM read and write your bucket. The type of the boot disk has to be said, too: a v6e
+# takes only Hyperdisk, a v5p balanced persistent disks
+# ([Google's table](https://cloud.google.com/tpu/docs/setup-persistent-disk)).
 #
 # Most guides on the web still show **the classic way**, the Cloud TPU API, which Google no longer
 # develops. It wants an *accelerator type* and a *runtime version* that fit each other: with the
@@ -309,31 +266,37 @@ print(gcloud.vm_script(REPOSITORY_URL, cfg.bucket, cfg.vm_size, "01", "04"))
 #
 # A spot machine has thirty seconds between the warning and the end; nothing that is cut off then
 # comes back as if it were whole. The serving VM needs Docker instead of JAX and the same fetch
-# (05, section 5).
+# ([05](05_serve_vllm.ipynb), section 6).
 #
 # ### More than one host
 # A v5p-8 is one VM with four chips. A v5p-32 is four such VMs. A program has to start on all of them
-# at once, because JAX waits until every host has joined. `--worker=all` does that.
+# at once, because JAX waits until every host has joined. `--worker=all` does that. The script is
+# another one, `vm_hosts.sh`: on every host 02 makes the same data and 03 trains, as scripts. Only
+# the first one merges, and copies its run to the bucket.
 
 # %%
 for command in gcloud.all_hosts_commands("gemma4-large", "v5p-32", cfg.train_zone, cfg.spot):
     print(gcloud.shell(command))
+print("\nvm_hosts.sh is vm.sh, with these in place of its last four lines:\n")
+print(gcloud.last_lines_of_hosts(cfg.bucket))
 
 # %% [markdown]
+# HOSTSTEST
+#
 # We cannot run `gcloud` here. Tests make sure that every command, as printed, is valid shell and
 # arrives word for word; whether Google still knows an option they cannot say.
 #
 # ## 5. What it costs, and how to stop it
 # A forgotten v6e-8 costs 516 dollars a day (24 × 21.52, the published rate). Three habits prevent
 # it: the run-time guard above, listing what runs before you close the laptop, and deleting what you
-# listed. Spot is cheaper than these on-demand rates.
+# listed. The commands above ask for spot machines, which are cheaper than these on-demand rates.
 
 # %%
 budget = pd.DataFrame([
-    {"VM": name, "slice": slice_name, "USD/h": gcloud.worst_case(slice_name, 1),
-     f"USD at most, guard of {cfg.max_hours} h": gcloud.worst_case(slice_name, cfg.max_hours),
+    {"VM": name, "slice": slice_name, "USD/h, on demand": gcloud.worst_case(slice_name, 1),
+     "guard, h": hours, "USD at most": gcloud.worst_case(slice_name, hours),
      "USD if forgotten for a week": gcloud.worst_case(slice_name, 7 * 24)}
-    for name, slice_name in (("gemma4-train", cfg.train_slice), ("gemma4-serve", cfg.serve_slice))])
+    for name, slice_name, zone, hours in vms])
 display(budget.style.hide(axis="index").format(precision=2, thousands=","))
 for command in (*gcloud.list_commands((cfg.train_zone, cfg.serve_zone), cfg.bucket),
                 *gcloud.delete_commands("gemma4-train", cfg.train_zone),
@@ -341,27 +304,31 @@ for command in (*gcloud.list_commands((cfg.train_zone, cfg.serve_zone), cfg.buck
     print(gcloud.shell(command))
 
 # %% [markdown]
-# The guard turns a four-figure mistake into a three-figure one, with a bucket left to pay for. The
+# The guard turns a four-figure mistake into a two- or three-figure one, with a bucket left to pay for. The
 # `list` commands show what runs or is stored, the two `delete` commands end a VM made the current or
 # the classic way, and the last command says which zones offer the machine today.
 #
 # ### What one training run takes
-# The steps are not even half of it. A run also downloads, loads, compiles, validates and saves. No
-# TPU was at hand to time these parts, so each says where its number comes from.
+# The steps are not even half of it. 03 also downloads, loads, compiles, validates and saves, and the
+# machine's clock runs before and after 03. No TPU was at hand to time these parts, so each says
+# where its number comes from.
 
 # %%
 wanted = fit.will_it_fit("v5p", 4)
 cost = fit.run_cost(wanted, 10_000 * 922, fit.price("v5p", 4))
-display(words(pd.DataFrame([(part, f"{minutes:.1f}", fit.WHERE_FROM[part])
-                            for part, minutes in cost["minutes"].items()],
-                           columns=["part", "minutes", "where from"])))
-print(f"31B, 10,000 examples on a v5p-8: {cost['hours']:.1f} h, {cost['dollars']:.0f} USD")
+rows = [("03", part, minutes, fit.WHERE_FROM[part]) for part, minutes in cost["minutes"].items()]
+rows += [("beside it", *row) for row in fit.around_03("31b")]
+parts = pd.DataFrame(rows, columns=["when", "part", "minutes", "where from"])
+display(words(parts.assign(minutes=parts.minutes.map("{:.1f}".format))))
+whole = parts.minutes.sum() / 60
+print(f"31B, 10,000 examples on a v5p-8: 03 {cost['hours']:.1f} h, {cost['dollars']:.0f} USD; from "
+      f"create to delete {whole:.1f} h, {whole * fit.price('v5p', 4):.0f} USD")
 
 # %% [markdown]
-# Plan about an hour for the training machine. The published run took 3.34 hours and 56 dollars,
-# loading and compiling included. To replace assumptions by your slice's own numbers before the long
-# run, start `./first_hour.sh` there: load, compile, thirty steps and a trace, at most an hour, and a
-# report at the end that others can use, too.
+# Plan about an hour for 03, and an hour and a half from create to delete, half of it assumed. The
+# published run took 3.34 hours and 56 dollars, loading and compiling included. To replace assumptions
+# by your slice's own numbers before the long run, start `./first_hour.sh` there: load, compile,
+# thirty steps and a trace, at most an hour, and a report at the end that others can use, too.
 #
 # **A Hugging Face token?** Gemma 4 is under Apache-2.0 and, as far as we know, downloads without a
 # login. If the hub answers 401 or 403 all the same, accept the terms on the model's page and set
@@ -404,9 +371,9 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # | 401 or 403 from the hub | the page wants its terms accepted, or the token is wrong | accept them while logged in; set `HF_TOKEN` |
 #
 # ### Exercises
-# 1. A friend has quota for a v6e-4 only: four chips of 32 GB. Do the 31B's weights fit for serving,
-#    and how much is left for the KV cache?
-# 2. The guard is 6 hours and training is estimated at one hour. What is the most that a crash
+# 1. A friend has quota for a v6e-4 only: four chips of 31.25 GiB, or 33.6 GB. Do the 31B's weights
+#    fit for serving, and how much is left for the KV cache?
+# 2. The guard is 3 hours and training is estimated at one hour. What is the most that a crash
 #    right at the start can cost if you go to lunch for two hours? How would you lower it?
 #
 # <details><summary>Solutions</summary>

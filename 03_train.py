@@ -34,8 +34,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys
@@ -153,8 +153,8 @@ print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} toke
 # %% [markdown]
 # Now load. The config comes from the model's `config.json`, a *mesh* arranges the devices (section
 # 3), and `load_base` calls Tunix's loader, which reads the Hugging Face files and puts each weight
-# onto its devices. We ask for bfloat16 by name: Tunix's default is float32 arithmetic, even over
-# bfloat16 weights. (`base_dtype` can store the frozen weights in fewer bits, the subject of
+# onto its devices. We ask for bfloat16 by name: Tunix's default is float32 arrays, even over
+# bfloat16 weights, which a TPU reads at twice the bytes and still multiplies in bfloat16. (`base_dtype` can store the frozen weights in fewer bits, the subject of
 # notebook 11; everything below stays the same.)
 
 # %%
@@ -663,7 +663,7 @@ style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
 #
 # ### Watch it from elsewhere
 # The same numbers go to `train/tensorboard` while you train. `tensorboard --logdir
-# runs/tiny/train` (`pip install tensorboard`) shows them in a browser:
+# runs/tiny/train` (`pip install tensorboard`) shows them in a browser (here without smoothing):
 
 # %%
 Image("assets/figures/tensorboard.png", width=735)
@@ -832,7 +832,7 @@ fit.style.format("{:.4g}")
 # %% [markdown]
 # If a step does not fit, `remat` (rematerialisation) trades time for memory. The backward pass then
 # computes again what it would have kept: the inside of attention and MLP (`BLOCK`) or whole layers
-# (`DECODER`). The settings take the least that fits the slice, from these compiled sizes:
+# (`DECODER`). The settings take the least that 08 has compiled for the slice:
 
 # %%
 for name, size in (("v5p-8", "31b"), ("v6e-8", "31b"), ("v6e-1", "e2b"), ("v5e-1", "e2b")):
@@ -858,8 +858,11 @@ manager.close()
 
 # %% [markdown]
 # Drag the `.trace.json.gz` into [Perfetto](https://ui.perfetto.dev), which runs in the browser. On a
-# TPU each chip is a line of operations: look for gaps, and for all-gathers and all-reduces that
-# nothing overlaps. On a CPU it is a demonstration: the simulated devices share the same cores.
+# TPU use XProf, which also has time by operation, roofline and memory (`pip install xprof`, `xprof
+# --logdir` with this folder). Each chip is a line of operations: look for gaps, and for all-gathers
+# and all-reduces that nothing overlaps. Then compare the time by operation with the table of
+# [08](08_dryrun.ipynb): nobody has published that yet. On a CPU this is a demonstration: the
+# simulated devices share the same cores.
 #
 # ## 15. On a real slice
 # **E2B on one Colab chip.** Choose a v5e-1 or v6e-1 runtime, open this page, Run All. Section 1 stops

@@ -35,8 +35,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys
@@ -1087,8 +1087,11 @@ print(fit.will_it_fit("v6e", 4, base_dtype="int8", remat="DECODER"))
 # %% [markdown]
 # A run is more than its steps: it downloads, loads, compiles, validates and saves. `run_cost` adds
 # these from assumptions that it states: 0.2 GB/s for every byte that moves, a quarter of an hour
-# for three compilations. Hours are *predicted* where a stored row is. *At least* means that no time
-# is: the chips' peak stands in for it, and no program reaches that.
+# for three compilations. Hours are *predicted* where a stored row is. *At least* (≥) means that no
+# time is: the compiled bfloat16 program at the chips' peaks stands in for it, or, where none is
+# compiled, its arithmetic alone. Storage saves no time, so int8 and nf4 get bfloat16's bound. Where
+# `fsdp` is above 1 we assume that a chip keeps gathered bfloat16 copies of the other chips' nf4
+# weights: so nf4 can need more than int8 there.
 
 # %%
 def renters_table(rows, tokens, prices):

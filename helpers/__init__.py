@@ -35,6 +35,6 @@ from helpers.style import you_are_here
 __all__ = [
     "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "check_stamp",
     "chip", "choose", "content_hash", "install", "machine", "phase", "read_json", "require",
-    "run_dir", "same_size", "sha256_file", "show_source", "size", "stamp", "will_it_fit", "write_json",
-    "write_text", "you_are_here",
+    "run_dir", "same_size", "sha256_file", "show_source", "size", "stamp", "will_it_fit",
+    "write_json", "write_text", "you_are_here",
 ]

@@ -50,8 +50,10 @@ def check_devices(count, kind, chips):
 
 def check_huge_pages(setting, chips):
     """A TPU starts and stops much faster with transparent huge pages (JAX warns without)."""
-    fine = not chips or setting == "always"
-    return fine, setting or "unknown" if fine else (
+    if not chips:
+        return True, f"{setting or 'unknown'} (no TPU here, so fine)"
+    fine = setting == "always"
+    return fine, setting if fine else (
         f"transparent huge pages are {setting or 'unknown'}, which makes a TPU start slowly. "
         f"Run: sudo sh -c 'echo always > {HUGE_PAGES}'")
 

@@ -57,7 +57,9 @@ class Fit:
       limit: GiB of a chip that XLA can use.
       compiled: the numbers are the TPU compiler's; else an estimate.
       speed: real tokens per second as predicted from the compiled program (08), or None.
-      bound: real tokens per second that the chips' peak does not allow to exceed.
+      bound: real tokens per second that cannot be exceeded: of a compiled program at the chips'
+        peaks of arithmetic and memory, else of the arithmetic alone. A quantised base that is not
+        compiled gets no better one than bfloat16's on the same slice, since storage saves no time.
     """
 
     slice: str
@@ -214,10 +216,13 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
         if _shape(row) == wanted:
             return _compiled(name, model, kind, chips, row)
     parts = estimate(model, fsdp, tp, base_dtype, remat, rows, row_length)
+    whole = base_dtype != "bfloat16" and best_fit(kind, chips, model)  # storage saves no time
     passes = 4 if remat == "NONE" else 6  # of 2 N FLOPs: forward, backward and perhaps again
     work = passes * physics.parameters(_config(model))["matmul"] / FILL
-    return Fit(name, model, *wanted, chips, parts, spec.hbm / GIB, False, None,
-               chips * spec.flops / work)
+    bound = chips * spec.flops / work
+    if whole and whole.fits and (remat == "NONE") <= (whole.remat == "NONE"):
+        bound = min(bound, whole.speed or whole.bound)
+    return Fit(name, model, *wanted, chips, parts, spec.hbm / GIB, False, None, bound)
 
 
 def _shape(row):
@@ -264,8 +269,8 @@ def run_cost(fit, tokens, dollars_per_hour, speed=None):
       speed: real tokens per second; None: the predicted one, or the bound where there is none.
 
     Returns:
-      {"minutes": {part: minutes}, "hours", "dollars", "at_least": no time is predicted, the chips'
-      peak stands in for it}.
+      {"minutes": {part: minutes}, "hours", "dollars", "at_least": no time is predicted, the bound
+      stands in for it}: to be shown with a "≥".
     """
     at_least = speed is None and fit.speed is None
     speed = speed or fit.speed or fit.bound
@@ -280,6 +285,16 @@ def run_cost(fit, tokens, dollars_per_hour, speed=None):
     hours = sum(minutes.values()) / 60
     return {"minutes": minutes, "hours": hours, "dollars": hours * dollars_per_hour,
             "at_least": at_least}
+
+
+def around_03(model):
+    """[(part, minutes, where from)] of what a rented machine does beside notebook 03."""
+    return [("install: apt, pip", 5.0, "assumed; 3 to 5 minutes measured for the CPU's packages"),
+            ("02: fetch and pack the data", 5.0, "assumed"),
+            ("03's four answers and its proofs", 10.0, "assumed: two more compilations"),
+            ("04: merge", 8.0, "extrapolated (04, section 7)"),
+            ("the merged model to the bucket", CHECKPOINT_GB[model] / GB_PER_S / 60,
+             f"assumed: {GB_PER_S} GB/s")]
 
 
 @functools.cache

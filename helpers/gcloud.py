@@ -4,15 +4,21 @@ import shlex
 
 from helpers.hardware import chip
 
-# docs.cloud.google.com/tpu/docs, read in 2026: regions-zones, runtimes, v5p, v6e
+# docs.cloud.google.com/tpu/docs, read in 2026: regions-zones, runtimes, v5p, v6e; which boot disk
+# a TPU takes: cloud.google.com/tpu/docs/setup-persistent-disk
 SLICES = {
     "v5p-8": {"machine type": "ct5p-hightpu-4t", "classic runtime": "v2-alpha-tpuv5",
+              "boot disk": "pd-balanced",
               "zones, 2026": "us-central1-a, us-east5-a"},
     "v6e-8": {"machine type": "ct6e-standard-8t", "classic runtime": "v2-alpha-tpuv6e",
+              "boot disk": "hyperdisk-balanced",
               "zones, 2026": "us-central1-b, us-east5-a, us-east1-d"},
     "v6e-1": {"machine type": "ct6e-standard-1t", "classic runtime": "v2-alpha-tpuv6e",
+              "boot disk": "hyperdisk-balanced",
               "zones, 2026": "us-central1-b, us-east5-a, us-east1-d"},
 }
+WORKER = ("http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
+          "agent-worker-number")  # 0, 1, ...: as JAX reads it (clusters/cloud_tpu_cluster.py)
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
@@ -30,6 +36,7 @@ def create_command(name, slice_name, zone, hours, spot):
             "--image-project=ubuntu-os-accelerator-images",
             "--image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e",
             "--maintenance-policy=TERMINATE", "--scopes=cloud-platform", "--boot-disk-size=300GB",
+            f"--boot-disk-type={SLICES[slice_name]['boot disk']}",
             f"--provisioning-model={'SPOT' if spot else 'STANDARD'}",
             f"--max-run-duration={hours}h", "--instance-termination-action=DELETE"]
 
@@ -64,6 +71,16 @@ def connect_command(name, zone, classic=False):
 
 def vm_script(repository, bucket, size, first, last):
     """The shell commands for a fresh TPU VM: Python, the repository, this series' notebooks."""
+    return f"""{_first_lines(repository, bucket, size)}\
+nohup .venv/bin/python -m helpers.remote push $RUN_DIR gs://{bucket}/run --every 300 \\
+    > sync.log 2>&1 &            # every five minutes: a spot machine may go at any time
+nohup ./run_all.sh {first} {last} > run.log 2>&1 &   # goes on when the connection drops
+tail -f run.log                  # Ctrl-C stops the watching, not the run
+"""
+
+
+def _first_lines(repository, bucket, size):
+    """What every TPU VM does before its notebooks."""
     return f"""set -euo pipefail
 sudo add-apt-repository -y ppa:deadsnakes/ppa
 sudo apt-get update -q
@@ -77,20 +94,38 @@ sudo sh -c 'echo always > {HUGE_PAGES}'  # the TPU starts faster
 ./setup.sh train                 # .venv with requirements/tpu.txt, since there are chips here
 .venv/bin/python 01_setup.py     # the checks; stops here if one fails
 .venv/bin/python -m helpers.remote pull gs://{bucket}/run $RUN_DIR  # of an earlier machine, if any
-nohup .venv/bin/python -m helpers.remote push $RUN_DIR gs://{bucket}/run --every 300 \\
-    > sync.log 2>&1 &            # every five minutes: a spot machine may go at any time
-nohup ./run_all.sh {first} {last} > run.log 2>&1 &   # goes on when the connection drops
+"""
+
+
+def hosts_script(repository, bucket, size):
+    """The same for every host of a larger slice: all train, the first one merges and copies."""
+    return _first_lines(repository, bucket, size) + last_lines_of_hosts(bucket)
+
+
+def last_lines_of_hosts(bucket):
+    """What `hosts_script` does once a host is ready; the metadata server knows its number."""
+    return f"""worker=$(curl -sSf -H 'Metadata-Flavor: Google' {WORKER})
+if [ "$worker" = 0 ]; then       # the other hosts' folders hold nothing new
+  nohup .venv/bin/python -m helpers.remote push $RUN_DIR gs://{bucket}/run --every 300 \\
+      > sync.log 2>&1 &
+fi
+nohup bash -euc '
+.venv/bin/python 02_data.py      # every host makes the same rows; 03 compares their hashes
+.venv/bin/python 03_train.py     # joins the other hosts
+[ "$0" = 0 ] || exit 0           # the first host goes on alone
+.venv/bin/python 04_merge.py
+' "$worker" > run.log 2>&1 &     # goes on when the connection drops
 tail -f run.log                  # Ctrl-C stops the watching, not the run
 """
 
 
 def all_hosts_commands(name, slice_name, zone, spot):
-    """Make a slice of several hosts, hand `vm.sh` to each of them and start it on all at once."""
+    """Make a slice of several hosts, hand the script to each and start it on all at once."""
     words = ["gcloud", "compute", "tpus", "tpu-vm"]
     everywhere = [f"--zone={zone}", "--worker=all"]
     return [classic_command(name, slice_name, zone, spot),
-            [*words, "scp", "vm.sh", f"{name}:", *everywhere],
-            [*words, "ssh", name, *everywhere, "--command=bash vm.sh"]]
+            [*words, "scp", "vm_hosts.sh", f"{name}:", *everywhere],
+            [*words, "ssh", name, *everywhere, "--command=bash vm_hosts.sh"]]
 
 
 def list_commands(zones, bucket):

@@ -82,6 +82,23 @@ def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
         unknown, 1e6, 1.0, speed=2_000.0)["at_least"]
 
 
+def test_a_quantised_base_is_no_faster_than_bfloat16_and_says_so():
+    """One bound for a slice: bfloat16's prediction or bound, where that fits."""
+    for kind, chips in (fit.SLICES | fit.ONE_CHIP).values():
+        for model in fit.LENGTHS:
+            whole = fit.best_fit(kind, chips, model)
+            for dtype in ("int8", "nf4"):
+                found = fit.best_fit(kind, chips, model, dtype)
+                if whole.fits and found.fits and not found.compiled:
+                    cost = fit.run_cost(found, 9_220_000, 1.0)
+                    steps = fit.run_cost(whole, 9_220_000, 1.0)["minutes"]["optimizer steps"]
+                    same_work = whole.remat == "NONE" or found.remat != "NONE"
+                    assert cost["at_least"] and (
+                        cost["minutes"]["optimizer steps"] >= steps or not same_work), str(found)
+    int8 = fit.best_fit("v5p", 4, base_dtype="int8")
+    assert int8.speed is None and int8.bound == fit.best_fit("v5p", 4).speed
+
+
 def test_the_renters_table_has_every_slice_and_base_and_json_can_hold_it():
     rows = fit.renters_rows()
     assert [(found.slice, found.base_dtype) for found, _ in rows] == [

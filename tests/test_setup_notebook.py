@@ -27,6 +27,8 @@ from helpers.gcloud import (
     connect_command,
     create_command,
     delete_commands,
+    hosts_script,
+    last_lines_of_hosts,
     list_commands,
     shell,
     vm_script,
@@ -88,6 +90,8 @@ def test_every_new_machine_ends_by_itself():
         if command[1:4] == ["compute", "instances", "create"]:
             assert "--max-run-duration=6h" in command
             assert "--instance-termination-action=DELETE" in command
+            disk = "hyperdisk-balanced" if "ct6e" in str(command) else "pd-balanced"
+            assert f"--boot-disk-type={disk}" in command  # a v6e takes no persistent disk
             assert "--maintenance-policy=TERMINATE" in command
 
 
@@ -97,7 +101,31 @@ def test_a_slice_of_several_hosts_is_started_on_all_of_them():
                       "--zone=us-east5-a", "--accelerator-type=v5p-32"]
     for command in (copy, start):
         assert "--worker=all" in command and "--zone=us-east5-a" in command
-    assert start[-1] == "--command=bash vm.sh" and copy[5:7] == ["vm.sh", "vm:"]
+    assert start[-1] == "--command=bash vm_hosts.sh" and copy[5:7] == ["vm_hosts.sh", "vm:"]
+
+
+@pytest.mark.parametrize(("worker", "merges"), [(0, True), (3, False)])
+def test_on_several_hosts_all_train_and_the_first_one_merges_and_copies(tmp_path, worker, merges):
+    """The script's own last lines, with stand-ins for the metadata server and the notebooks."""
+    script = hosts_script("https://example.org/x.git", "a-bucket", "31b")
+    assert parses(script) and script.endswith(last_lines_of_hosts("a-bucket"))
+    before = vm_script("https://example.org/x.git", "a-bucket", "31b", "01", "04").splitlines()[:-4]
+    assert script.startswith("\n".join(before) + "\n")  # what 01 says about the two scripts
+    log, python = tmp_path / "log", tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/usr/bin/env bash\necho "$*" >> {log}\n')
+    (tmp_path / "curl").write_text(f'#!/usr/bin/env bash\necho "$*" > {tmp_path}/asked\necho {worker}\n')
+    (tmp_path / "tail").write_text("#!/usr/bin/env bash\nsleep 0.2\n")
+    for program in (python, tmp_path / "curl", tmp_path / "tail"):
+        program.chmod(0o755)
+    text = "set -euo pipefail\n" + last_lines_of_hosts("a-bucket") + "wait\n"
+    run = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=60, env={
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN_DIR": "/there"})
+    assert run.returncode == 0, run.stderr
+    assert "agent-worker-number" in (tmp_path / "asked").read_text()
+    done = sorted(log.read_text().splitlines())
+    assert done == ["-m helpers.remote push /there gs://a-bucket/run --every 300"] * merges + [
+        "02_data.py", "03_train.py", *["04_merge.py"] * merges]
 
 
 def test_slices_are_consistent():
@@ -167,6 +195,7 @@ done
     ("check_devices", (1, "cpu", 0), (0, "none", 0), "sees 0 x none"),
     ("check_huge_pages", ("always", 4), ("madvise", 4), f"echo always > {HUGE_PAGES}"),
     ("check_huge_pages", ("madvise", 0), ("", 1), "are unknown"),
+    ("check_huge_pages", ("", 0), ("never", 8), "start slowly"),
     ("check_icarus", ("Icarus Verilog version 11.0 (stable) ()",), ("",), "apt-get install"),
     ("check_icarus", ("Icarus Verilog version 12.0 (stable)",),
      ("Icarus Verilog version 13.0 (devel)",), "11 or 12 is needed"),
@@ -176,6 +205,10 @@ def test_checks_can_pass_and_fail(name, good, bad, says):
     assert check(*good)[0] is True
     fine, message = check(*bad)
     assert fine is False and says in message and "\n" not in message
+
+
+def test_huge_pages_without_a_tpu_are_said_to_be_fine():
+    assert checks.check_huge_pages("madvise", 0) == (True, "madvise (no TPU here, so fine)")
 
 
 def test_worst_case_is_chips_times_hours():

@@ -11,7 +11,7 @@
     const size = data.checkpointGb[row.model] / data.gbPerS / 60;
     const step = row.rows * row.length * data.fill;
     const rounds = Math.floor(tokens / step / data.every) + 1;
-    const speed = row.predicted ? "predicted from the compiled program" : "at least: chips at their peak";
+    const speed = row.predicted ? "predicted from the compiled program" : "at least: no time is predicted";
     const parts = [
       ["download the base", size, `assumed: ${data.gbPerS} GB/s`],
       ["load it onto the chips", size, `assumed: ${data.gbPerS} GB/s`],
