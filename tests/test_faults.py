@@ -955,6 +955,25 @@ def a_kernel_that_says_why_it_dies(world):
 
 # -- Environments -------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("text, value", [("7", 7), (" -1 ", -1), ("", 3), ("abc", None)])
+def test_a_number_in_the_environment(monkeypatch, text, value):
+    """TILE_SIZE, MAX_STEPS."""
+    monkeypatch.setenv("TILE_SIZE", text)
+    if value is not None:
+        assert run.env("TILE_SIZE", 3) == value
+    else:
+        with pytest.raises(run.UserError, match="TILE_SIZE=abc is not a number.* such as 3"):
+            run.env("TILE_SIZE", 3)
+
+
+@fault("cannot be written", "Set RUN_DIR")
+def a_read_only_folder_for_a_notebook_that_holds_no_lock(world):
+    """00 and 11: said before the work whose figures have no place."""
+    yield
+    yield world.small_disk(f"mount -o remount,ro {world.run}; "
+                           f"{sys.executable} -c 'import helpers; helpers.machine()'")
+
+
 @fault("JAX_PLATFORMS=cuda", "Unset it")
 def a_platform_that_is_not_here(world):
     yield
@@ -1488,6 +1507,21 @@ def notebook_03_on_zeroed_tokens(world):
     np.save(path, tokens)
     yield
     yield script(world, "03_train.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env, says", [
+    ({"BASE_DTYPE": "int7"}, "base_dtype='int7' is unknown.*nf4"),
+    ({"BASE_DTYPE": "nf4"}, "tile_size=0 is impossible for nf4.*32"),
+    ({"BASE_DTYPE": "int8", "TILE_SIZE": "48"}, "tile_size=48 does not divide.*These divide: 32"),
+    ({"BASE_DTYPE": "int8", "TILE_SIZE": "x"}, "TILE_SIZE=x is not a number"),
+    ({"BASE_DTYPE": "int8"}, "trained on another base: base_dtype: bfloat16 there, int8 here")])
+def test_a_storage_that_03_cannot_train_on_is_one_line(world, env, says):
+    finished(world, "data", "train")
+    before = content(world.run / "train")
+    done = script(world, "03_train.py", **env)
+    assert done.returncode == 1 and re.search(says, done.text), done.text
+    assert "Traceback" not in done.text and content(world.run / "train") == before
 
 
 @fault("4 rows|rows", code=0, slow=True)
