@@ -104,8 +104,8 @@ class Settings:
     alpha: float = 64.0                # the adapter counts alpha / rank times
     targets: str = gemma.TARGETS       # which matrices get adapters
     partial: bool = False              # True: some matrices are left out on purpose
-    base_dtype: str = os.environ.get("BASE_DTYPE", "bfloat16")  # of the frozen base; int8, nf4: 11
-    tile_size: int = int(os.environ.get("TILE_SIZE", "0"))      # its input weights per scale
+    base_dtype: str = helpers.env("BASE_DTYPE", "bfloat16")  # of the frozen base; int8, nf4: 11
+    tile_size: int = helpers.env("TILE_SIZE", 0)  # its input weights per scale
     int8_products: bool = False        # multiply in int8, too (11)
     a_init: str = "he"                 # A's first values; "peft" is PEFT's scale
     # ── Optimizer ──
@@ -117,7 +117,7 @@ class Settings:
     rows_per_step: int = 2             # packed rows of 4,096 tokens, about 8.4 examples
     rows_per_device: int = 2           # of a micro-batch, on each part of the fsdp axis
     epochs: float = 1.0
-    max_steps: int = int(os.environ.get("MAX_STEPS", "0"))  # 0: all; else the schedule is shorter
+    max_steps: int = helpers.env("MAX_STEPS", 0)  # 0: all; else the schedule is shorter
     dtype: str = "bfloat16"            # of the arithmetic; adapters are float32
     remat: str = "NONE"                # or BLOCK, DECODER: what the backward pass computes again
     attention_block: int = 1_024       # queries at a time
