@@ -195,7 +195,7 @@ ax.axvline(need, color=style.BLACK, linewidth=1.2)
 ax.text(need + 4, -0.85, f"the 31B checkpoint, {need:g} GB", fontsize=9)
 for row, size in enumerate(places.values()):
     ax.text(size + 4, row, f"{size:.0f}", va="center", fontsize=9)
-ax.set(xlabel="GB", title="Free space on a v5p-8's classic boot disk is too small for the checkpoint",
+ax.set(xlabel="GB", title="The checkpoint needs more than a v5p-8's classic boot disk has free",
        ylim=(4.6, -1.3), xlim=(0, 450))
 ax.grid(axis="y", visible=False)
 style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data sheet")
@@ -281,7 +281,8 @@ print("\nvm_hosts.sh is vm.sh, with these in place of its last four lines:\n")
 print(gcloud.last_lines_of_hosts(cfg.bucket))
 
 # %% [markdown]
-# HOSTSTEST
+# The training loop is tested on two processes of one CPU machine; the commands as a whole are not:
+# expect to finish by hand from the bucket.
 #
 # We cannot run `gcloud` here. Tests make sure that every command, as printed, is valid shell and
 # arrives word for word; whether Google still knows an option they cannot say.

@@ -92,7 +92,7 @@ from helpers import chat, gemma, hardware, pictures, quantized, remote, style, t
 #
 # ## 1. Load the model and ask it
 # First the settings. Rank, alpha, learning rate, warm-up and weight decay of the full size are those
-# of a published recipe for this model; [10](10_published.ipynb) sets the two runs side by side. You
+# of a published recipe for this model ([10](10_published.ipynb) asks what holds of it). You
 # need not understand every field now: each is explained where it is used. With your own data set
 # `epochs` to 3 or so: the tiny recipe reads only a quarter of its rows, because that is enough.
 
