@@ -84,8 +84,8 @@ import numpy as np
 import pandas as pd
 
 from helpers import architecture, pictures, remote, weights
-from helpers.merge import (check, check_room, export_text, if_smaller, model_card, no_change, norm_table,
-                           recompute, restore_adapters, split_targets, to_make)
+from helpers.merge import (check, check_room, export_text, if_smaller, model_card, no_change,
+                           norm_table, recompute, restore_adapters, split_targets, to_make)
 from helpers.run import digest, read_leftover
 
 # %% [markdown]
@@ -418,7 +418,8 @@ for name, why in todo.items():
 
 # %%
 adapter_bytes = sum(a.nbytes + b.nbytes for a, b in adapters.values())
-check_room(helpers.run_dir(), {name: adapter_bytes if name == "adapter" else total for name in todo})
+check_room(helpers.run_dir(),
+           {name: adapter_bytes if name == "adapter" else total for name in todo})
 if record.get("inputs") != inputs:
     record_path.unlink(missing_ok=True)
     shutil.rmtree(helpers.run_dir("merged_text"), ignore_errors=True)
