@@ -108,7 +108,7 @@ class Settings:
 
 
 FULL = Settings()
-E2B = replace(FULL)
+E2B = FULL
 TINY = replace(FULL, text_only=True, write_base=True, ask=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
