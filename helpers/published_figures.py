@@ -101,7 +101,8 @@ def histogram(six, five):
             ax.text(x + offset, height + 1, height, ha="center", fontsize=9)
     never, drawn = [bars[0] for bars in six.values()], [bars[0] for bars in five.values()]
     ax.set(xlabel="samples of five that pass", ylabel="problems",
-           title=f"{never[0]} and {never[1]} problems are never solved; five bars show {drawn[0]} and {drawn[1]}")
+           title=f"{never[0]} and {never[1]} problems are never solved; five bars show "
+           f"{drawn[0]} and {drawn[1]}")
     ax.grid(axis="x", visible=False)
     ax.legend()
     style.finish(fig, "10_histogram", "digitised from the authors' PDF, p. 11: 156 problems, n = 5")
@@ -129,5 +130,6 @@ def cost(total_cost, claim, alone):
     ax.axhline(alone, color=style.GREY, linestyle=":", linewidth=1.2)
     style.label_line(ax, 30, alone, "serving alone", style.GREY, xytext=(0, -9))
     ax.set(xlabel="hours of serving after one training run", ylabel="cost, GPU / TPU",
-           ylim=(0.85, 2.3), title=f"{claim} times cheaper is training and an hour of serving; with a day, {day:.2f}")
+           ylim=(0.85, 2.3), title=f"{claim} times cheaper is training and an hour of serving; "
+           f"with a day, {day:.2f}")
     style.finish(fig, "10_cost", "published rates (arXiv S9), recomputed")
