@@ -47,7 +47,9 @@ for arguments in job["serve"]:
     print(json.dumps([args.served_model_name, args.tensor_parallel_size, args.data_parallel_size,
                       args.enable_prefix_caching, args.max_model_len]))
     print(json.dumps({"config": args.additional_config, "quantization": args.quantization,
-                      "kv": args.kv_cache_dtype, "lora": bool(args.lora_modules)}))
+                      "kv": args.kv_cache_dtype, "lora": bool(args.lora_modules),
+                      "step": args.max_num_batched_tokens, "limits": args.limit_mm_per_prompt,
+                      "whole": args.disable_chunked_mm_input}))
 for arguments in job["bench"]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
@@ -102,7 +104,7 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter):
     bench = [server_bench.bench_arguments(client, record, TINY, (256, 64), rate, 30, 7, "x.json")
              for rate in TINY.rates]
     commands = every_command(adapter)
-    wrong = vllm_part(commands[0]) + ["--disable-chunked-mm-inputs-please"]
+    wrong = vllm_part(commands[0]) + ["--limit-mm-per-prompts-please", "x"]
     done = parse([vllm_part(command) for command in commands], bench, wrong)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "unrecognized arguments" in done.stderr and done.stdout.rstrip().endswith("refused")
@@ -117,6 +119,9 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter):
                          "act_qtype": "float8_e4m3fn"}]
     assert not any(rules[:4]) and rules[6] is None and read[6]["quantization"] == "fp8"
     assert [entry["lora"] for entry in read] == [False, False, True, True, True, False, False]
+    nothing = {"image": 0, "video": 0, "audio": 0}
+    assert [entry["limits"] for entry in read] == [nothing] * 3 + [{}] + [nothing] * 3
+    assert {(entry["step"], entry["whole"]) for entry in read} == {(2048, False)}
 
 
 @needs_vllm
