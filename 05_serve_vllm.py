@@ -26,8 +26,8 @@
 # | **Time and cost** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
 #
 # The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed
-# as the command to run there, and a test has vLLM's own parser read every flag of it. Terms are in
-# the
+# as the command to run there: vLLM's own parser reads every flag of it in a test, and no TPU of ours
+# has run it. Terms are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
@@ -66,7 +66,7 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
-# %
+# %%
 # Where this notebook stands.
 helpers.you_are_here("05")
 
@@ -78,9 +78,9 @@ helpers.you_are_here("05")
 # batching**). That is what a server does better than a loop over `generate`.
 #
 # The engine decides what runs: `tpu-docker` and `gpu-docker` start a container, `cpu` starts vLLM's
-# CPU build. Every cell after the start is the same for all three. What computes below is not: JAX
-# models on a TPU, PyTorch models elsewhere. These settings are the only place that says what the
-# server is. 06 takes its floors and its price from them, and 07 its server.
+# CPU build. Every cell after the start is the same for all three. Underneath, vLLM runs JAX models
+# on a TPU and PyTorch models elsewhere. These settings are the only place that says what the server
+# is. 06 takes its floors and its price from them, and 07 its server and the base.
 
 # %%
 import time
@@ -91,7 +91,7 @@ import yaml
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import charts, chat, flags, physics, server, style, weights
+from helpers import charts, chat, flags, physics, remote, server, style, weights
 from helpers.machine import published
 
 pd.set_option("display.max_colwidth", None)
@@ -105,12 +105,15 @@ class Settings:
     port: int = 8000                # 0: any free port
     host: str = "127.0.0.1"         # only this machine; section 9 says what another one exposes
     max_model_len: int = 16_384     # prompt + answer, tokens; 06 needs 15,360 + 512
+    max_num_batched_tokens: int = 2048  # of one step; a longer prompt takes several (section 6)
     tensor_parallel: int = 8        # chips that share every matrix
     data_parallel: int = 1          # copies of the model
     kv_cache_dtype: str = "auto"    # auto: bfloat16, as the model; or "fp8"
     quantization: str = ""          # weights: "" as merged, bfloat16; or "fp8", "int8" (section 5)
     implementation: str = ""        # on a TPU: "" is vLLM's choice, "vllm" is torchax (section 10)
     flags: tuple = ()               # further flags of `vllm serve`
+    image: str = ""                 # of the container; "": the one shown in section 4
+    base: str = ""                  # for 07: path, hub id or gs://; "": as in merge.json
     chip: str = "v6e"               # a name of helpers.chip, for 06; "" where none is on sale
     timeout: float = 3600.0         # seconds until healthy; a TPU compiles first
     adapter: bool = False           # also serve base + adapter beside it: a CPU has room for two
@@ -127,7 +130,8 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # ## 2. Start it
 # First: is this the model that was merged? On the real machines `merged/` has travelled from the
 # v5p-8 through a bucket. Half a shard gives fluent nonsense, which looks like a bad fine-tune. So
-# we compare every file with the SHA-256 in `merge.json`. (62 GB take about a minute, once.)
+# we compare every file with the SHA-256 in `merge.json`. (62 GB take about a minute, once.) Second:
+# 07 compares with the base model. Can this machine have it? We ask now, hours before it is needed.
 
 # %%
 def check_files(folder, hashes):
@@ -144,6 +148,8 @@ recipe = merge["recipe"]
 count = check_files(merged, merge["files"])
 print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
       f"base {recipe['base_model']}, model {server.model_hash(merge)[:12]}")
+base = cfg.base or recipe["base_path"]
+remote.check(base)  # raises where 07 could neither find nor fetch it
 
 # %% [markdown]
 # `start_as` runs the command of section 4 in the background, records it in `serve/server.json`, and
@@ -156,10 +162,11 @@ def options_for(cfg, model, model_hash=""):
     """What the settings say about the server, in the form that travels to 06 and 07."""
     return server.Options(
         engine=cfg.engine, model=str(model), name=cfg.name, model_hash=model_hash, host=cfg.host,
-        port=cfg.port, max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
+        port=cfg.port, max_model_len=cfg.max_model_len,
+        max_num_batched_tokens=cfg.max_num_batched_tokens, tensor_parallel=cfg.tensor_parallel,
         data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
         quantization=cfg.quantization, implementation=cfg.implementation, flags=cfg.flags,
-        chip=cfg.chip, timeout=cfg.timeout)
+        image=cfg.image, base=cfg.base, chip=cfg.chip, timeout=cfg.timeout)
 
 
 # %%
@@ -267,12 +274,22 @@ display(flags.explain(tpu).rename_axis(None).style.set_table_styles(left))
 
 # %% [markdown]
 # What this means: nothing here is specific to the tuned model; it mounts `merged/`, that is all.
+# Most of this is common practice. Two lines are not, and both make a start on a TPU more likely:
+#
+# - **Text only.** Gemma 4 can see, our server need not. Without the limit, a step must be able to
+#   hold a whole video of 2,496 tokens, and the E2B's ends before it starts. A published log has the
+#   E2B healthy on one v6e chip after 346 s in this way (vLLM 0.29; repository xbill9/gemma4-dev).
+# - **The image's tag.** Upstream tags its releases like this: v0.19.0 to v0.27.0 are in use, 0.32.0
+#   we know from PyPI alone. If Docker finds no such tag, set `image`. To pin the exact image, give
+#   it the answer of `docker inspect --format '{{index .RepoDigests 0}}' vllm/vllm-tpu:v0.32.0`.
+#
 # The same function gives the command for two H100 cards and for this CPU. And if you keep services
 # in Docker Compose, the container is a file, too: `docker compose up` in its folder starts what
 # section 2 starts by hand.
 
 # %%
-gpu = command_for(replace(FULL, engine="gpu-docker", tensor_parallel=2, chip="h100"))
+gpu = command_for(replace(FULL, engine="gpu-docker", tensor_parallel=2, chip="h100",
+                          max_num_batched_tokens=8192))
 cpu = server.command(options_for(replace(TINY, port=8000), "runs/tiny/merged"))
 print(server.shown(cpu))
 flags.explain(gpu), flags.explain(cpu)  # both pass: no flag without a reason
@@ -324,19 +341,20 @@ charts.draw_memory(plans, v6e.hbm, SHARE)
 # %% [markdown]
 # Row by row (arithmetic, not measured; activations come off what is left):
 #
-# 1. **No window.** A cache manager that gives sliding layers room for the whole context, as the
-#    published runs suggest ([10](10_published.ipynb), section 5).
-# 2. **Tensor parallel 8**, our first choice. The full layers' cache is stored twice over.
-# 3. **Two copies at tensor parallel 4.** No double cache, but double weights. At 4,096 tokens that
-#    costs more than it saves, at 16,384 the two are level. It promises speed, because no chip works
-#    on a head that it shares.
-# 4. **An fp8 cache** doubles the room and changes the answers a little. It is used only if the
-#    command says `--kv-cache-dtype fp8`.
-# 5. **Both**: two copies with an fp8 cache.
-# 6. **fp8 weights as well**, our second choice, should the first not fit. Upstream's release tests
-#    say "not enough HBM" of their bfloat16 benchmark (with pictures), and its daily one runs this
-#    layout (tpu-inference, August 2026). A v6e has no fp8 arithmetic, so fp8 saves memory there and
-#    no time; `quantization="int8"` saves both. Either makes another model: let 07 judge it.
+# 1. **No window.** A cache manager that gives sliding layers room for the whole context. The
+#    published runs suggest it ([10](10_published.ipynb), section 5), and the log of section 4 shows
+#    it for the E2B: all its layers have the same number of blocks.
+# 2. **Tensor parallel 8**, our first choice. It may not fit; then take row 6. Upstream's release
+#    tests say "not enough HBM" of their bfloat16 benchmark, which serves pictures; ours does not. A
+#    start that ends with `RESOURCE_EXHAUSTED` after ten minutes has cost 3.59 USD.
+# 3. **Two copies** at tensor parallel 4 store no head twice, but all weights. Rows 4 and 5 are 2
+#    and 3 with **an fp8 cache**: twice the room. A v6e stores it as e5m2, with two bits of
+#    mantissa, so judge it with 07.
+#
+# Row 6 has **fp8 weights as well** and is our second choice. Upstream runs it daily, with steps of
+# 4,096 tokens, and reported it as what works on a v6e (tpu-inference #2333, 2026). A v6e has no fp8
+# arithmetic, so fp8 saves memory there and no time; `quantization="int8"` should save both (int8 has
+# twice the peak; unverified). Either makes another model, and that is for 07 to judge, too.
 #
 # The second choice is the same function with other settings. What is new in its command:
 
@@ -346,12 +364,13 @@ print(flags.news(command_for(SECOND), tpu))
 # %% [markdown]
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
-# step up to a **bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them: 8 of the 10
-# minutes to the first answer on the published machine. With the cache on a volume the next start
-# reads them. Rounding up costs too, and how much depends on where in its bucket a step lands:
+# step up to a **bucket**: 16, 32, 64 … 2,048, which is our `--max-num-batched-tokens`. (4,096 would
+# be one program more, and fewer steps for a long prompt.) A cold start compiles all of them: 8 of
+# the 10 minutes to the first answer on the published machine. With the cache on a volume the next
+# start reads them. Rounding up costs too, and how much depends on where in its bucket a step lands:
 
 # %%
-def padded(tokens, smallest=16, largest=2048):
+def padded(tokens, smallest=16, largest=FULL.max_num_batched_tokens):
     """Tokens the chip computes for `tokens`: whole steps of the largest bucket, then one more."""
     whole, rest = divmod(tokens, largest)
     size = smallest
@@ -377,9 +396,10 @@ for what, n in {"one sequence decoding": 1, "30 sequences decoding": 30, "a prom
 # 1,440 GB that a ct6e-standard-8t has (published).
 #
 # ```bash
-# command -v docker || sudo apt-get install -y docker.io
+# command -v docker || sudo apt-get install -y docker.io docker-compose-v2
 # sudo usermod -aG docker "$USER"   # once, then log in again: docker without sudo
 # export SIZE=31b RUN_DIR=/dev/shm/run TMPDIR=/dev/shm BUCKET=my-gemma4-bucket
+# export HF_TOKEN=...               # 07 fetches the base from the hub, 62 GB
 # mkdir -p "$RUN_DIR"
 # gcloud storage rsync --recursive --exclude='^(train/checkpoints|cache|jax_cache)/' \
 #     "gs://$BUCKET/run" "$RUN_DIR"
@@ -525,6 +545,8 @@ assert again["pid"] == record["pid"]
 # |---|---|---|
 # | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m helpers.server stop` with that `RUN_DIR`, or `port=0` |
 # | `out of memory` at the start | another process holds the chips or the memory; or the cache does not fit | stop it (on a TPU: `docker ps`), lower `max_model_len` |
+# | `manifest for vllm/vllm-tpu:v0.32.0 not found` | the release has no such tag | `image="vllm/vllm-tpu:latest"`, and note its digest (section 4) |
+# | `Automatically using fp8_e5m2` in the log, though `--kv-cache-dtype` is `auto` | a message only: in the log of section 4, `regular_attn_dtype=bfloat16` follows it | nothing |
 # | `Conflict. The container name` | an earlier container was not removed | `docker rm -f` and the name in the message |
 # | `starting ...` for 8 minutes, then healthy | the first compilation | keep the volume `vllm-xla-cache`; raise `timeout` if it is more |
 # | answers run to `max_tokens` | `generation_config.json` lost its `eos_token_id` | run 04 again; it carries the base's file over |
