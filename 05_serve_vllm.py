@@ -25,9 +25,9 @@
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json` (process, port, command), `serve/server.log`, `serve/docker-compose.yml` |
 # | **Time and cost** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
 #
-# The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed
-# as the command to run there: vLLM's own parser reads every flag of it in a test, and no TPU of ours
-# has run it. Terms are in the
+# The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed as
+# the command to run there; vLLM's own parser has read every flag of it, no TPU of ours has. Terms
+# are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
@@ -84,7 +84,7 @@ helpers.you_are_here("05")
 
 # %%
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 import yaml
@@ -131,7 +131,7 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # First: is this the model that was merged? On the real machines `merged/` has travelled from the
 # v5p-8 through a bucket. Half a shard gives fluent nonsense, which looks like a bad fine-tune. So
 # we compare every file with the SHA-256 in `merge.json`. (62 GB take about a minute, once.) Second:
-# 07 compares with the base model. Can this machine have it? We ask now, hours before it is needed.
+# can this machine have the base, with which 07 compares? Better asked now than hours later.
 
 # %%
 def check_files(folder, hashes):
@@ -160,13 +160,9 @@ remote.check(base)  # raises where 07 could neither find nor fetch it
 # %%
 def options_for(cfg, model, model_hash=""):
     """What the settings say about the server, in the form that travels to 06 and 07."""
-    return server.Options(
-        engine=cfg.engine, model=str(model), name=cfg.name, model_hash=model_hash, host=cfg.host,
-        port=cfg.port, max_model_len=cfg.max_model_len,
-        max_num_batched_tokens=cfg.max_num_batched_tokens, tensor_parallel=cfg.tensor_parallel,
-        data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
-        quantization=cfg.quantization, implementation=cfg.implementation, flags=cfg.flags,
-        image=cfg.image, base=cfg.base, chip=cfg.chip, timeout=cfg.timeout)
+    settings = asdict(cfg)
+    del settings["adapter"]
+    return server.Options(model=str(model), model_hash=model_hash, **settings)
 
 
 # %%
@@ -264,9 +260,8 @@ tpu = command_for(FULL)
 print(server.shown(tpu))
 
 # %% [markdown]
-# Every flag is there for a reason, and a flag without one should not be. `flags.explain` holds the
-# reasons, first of Docker's flags, then of vLLM's, and refuses a command with a flag that it cannot
-# explain.
+# `flags.explain` holds a reason for every flag, first Docker's, then vLLM's, and refuses a command
+# with one that it cannot explain.
 
 # %%
 left = [{"selector": "th, td", "props": "text-align: left"}]
@@ -274,18 +269,13 @@ display(flags.explain(tpu).rename_axis(None).style.set_table_styles(left))
 
 # %% [markdown]
 # What this means: nothing here is specific to the tuned model; it mounts `merged/`, that is all.
-# Most of this is common practice. Two lines are not, and both make a start on a TPU more likely:
+# **Text only** is not common practice. Gemma 4 can see, and pictures on a TPU take steps that hold
+# a whole video, 2,496 tokens; a server with smaller ones may end at its start. In a published log
+# the E2B without pictures is healthy on one v6e chip after 346 s (vLLM 0.29,
+# github.com/xbill9/gemma4-dev, September 2026).
 #
-# - **Text only.** Gemma 4 can see, our server need not. Without the limit, a step must be able to
-#   hold a whole video of 2,496 tokens, and the E2B's ends before it starts. A published log has the
-#   E2B healthy on one v6e chip after 346 s in this way (vLLM 0.29; repository xbill9/gemma4-dev).
-# - **The image's tag.** Upstream tags its releases like this: v0.19.0 to v0.27.0 are in use, 0.32.0
-#   we know from PyPI alone. If Docker finds no such tag, set `image`. To pin the exact image, give
-#   it the answer of `docker inspect --format '{{index .RepoDigests 0}}' vllm/vllm-tpu:v0.32.0`.
-#
-# The same function gives the command for two H100 cards and for this CPU. And if you keep services
-# in Docker Compose, the container is a file, too: `docker compose up` in its folder starts what
-# section 2 starts by hand.
+# The same function gives the command for two H100 cards and for this CPU. For Docker Compose the
+# container is a file: `docker compose up` in its folder starts what section 2 starts by hand.
 
 # %%
 gpu = command_for(replace(FULL, engine="gpu-docker", tensor_parallel=2, chip="h100",
@@ -341,20 +331,18 @@ charts.draw_memory(plans, v6e.hbm, SHARE)
 # %% [markdown]
 # Row by row (arithmetic, not measured; activations come off what is left):
 #
-# 1. **No window.** A cache manager that gives sliding layers room for the whole context. The
-#    published runs suggest it ([10](10_published.ipynb), section 5), and the log of section 4 shows
-#    it for the E2B: all its layers have the same number of blocks.
-# 2. **Tensor parallel 8**, our first choice. It may not fit; then take row 6. Upstream's release
-#    tests say "not enough HBM" of their bfloat16 benchmark, which serves pictures; ours does not. A
-#    start that ends with `RESOURCE_EXHAUSTED` after ten minutes has cost 3.59 USD.
-# 3. **Two copies** at tensor parallel 4 store no head twice, but all weights. Rows 4 and 5 are 2
-#    and 3 with **an fp8 cache**: twice the room. A v6e stores it as e5m2, with two bits of
-#    mantissa, so judge it with 07.
+# 1. **No window.** A cache manager that gives sliding layers room for the whole context, as the
+#    published runs suggest ([10](10_published.ipynb), section 5). In the log of section 4 all layers
+#    have the same number of blocks.
+# 2. **Tensor parallel 8**, our first choice. It may not fit; then take row 6. Upstream's bfloat16
+#    benchmark did not ("not enough HBM"), but with pictures. Ten minutes that end with
+#    `RESOURCE_EXHAUSTED` cost 3.59 USD.
+# 3. **Two copies** store no head twice, but all weights. Rows 4 and 5 are 2 and 3 with **an fp8
+#    cache**: twice the room, stored as e5m2 on a v6e (two bits of mantissa). Judge it with 07.
 #
-# Row 6 has **fp8 weights as well** and is our second choice. Upstream runs it daily, with steps of
-# 4,096 tokens, and reported it as what works on a v6e (tpu-inference #2333, 2026). A v6e has no fp8
-# arithmetic, so fp8 saves memory there and no time; `quantization="int8"` should save both (int8 has
-# twice the peak; unverified). Either makes another model, and that is for 07 to judge, too.
+# Row 6 has **fp8 weights as well**: our second choice, and what upstream found to work on a v6e
+# (tpu-inference #2333). A v6e has no fp8 arithmetic, so fp8 saves memory there and no time;
+# `quantization="int8"` should save both (int8 has twice the peak; unverified).
 #
 # The second choice is the same function with other settings. What is new in its command:
 
@@ -364,10 +352,10 @@ print(flags.news(command_for(SECOND), tpu))
 # %% [markdown]
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
-# step up to a **bucket**: 16, 32, 64 … 2,048, which is our `--max-num-batched-tokens`. (4,096 would
-# be one program more, and fewer steps for a long prompt.) A cold start compiles all of them: 8 of
-# the 10 minutes to the first answer on the published machine. With the cache on a volume the next
-# start reads them. Rounding up costs too, and how much depends on where in its bucket a step lands:
+# step up to a **bucket**: 16, 32, 64 … 2,048, our `--max-num-batched-tokens`. (Upstream's daily
+# test takes 4,096: one program more.) A cold start compiles all of them: 8 of the 10 minutes to the
+# first answer on the published machine. With the cache on a volume the next start reads them.
+# Rounding up costs too, and how much depends on where in its bucket a step lands:
 
 # %%
 def padded(tokens, smallest=16, largest=FULL.max_num_batched_tokens):
@@ -545,16 +533,13 @@ assert again["pid"] == record["pid"]
 # |---|---|---|
 # | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m helpers.server stop` with that `RUN_DIR`, or `port=0` |
 # | `out of memory` at the start | another process holds the chips or the memory; or the cache does not fit | stop it (on a TPU: `docker ps`), lower `max_model_len` |
-# | `manifest for vllm/vllm-tpu:v0.32.0 not found` | the release has no such tag | `image="vllm/vllm-tpu:latest"`, and note its digest (section 4) |
-# | `Automatically using fp8_e5m2` in the log, though `--kv-cache-dtype` is `auto` | a message only: in the log of section 4, `regular_attn_dtype=bfloat16` follows it | nothing |
-# | `Conflict. The container name` | an earlier container was not removed | `docker rm -f` and the name in the message |
+# | `manifest for vllm/vllm-tpu:v0.32.0 not found` | PyPI has 0.32.0, the newest image tag that we saw used is v0.27.0 | `image="vllm/vllm-tpu:latest"`; better its digest, by `docker inspect --format '{{index .RepoDigests 0}}'` |
+# | the log says `Automatically using fp8_e5m2` | a message only: `regular_attn_dtype=bfloat16` follows in the log of section 4 | nothing |
 # | `starting ...` for 8 minutes, then healthy | the first compilation | keep the volume `vllm-xla-cache`; raise `timeout` if it is more |
 # | answers run to `max_tokens` | `generation_config.json` lost its `eos_token_id` | run 04 again; it carries the base's file over |
 # | fluent answers to another question | the server rendered another template | section 7; copy `chat_template.jinja` into the folder |
 # | `JAX does not support per-request seed` | a request with `seed` on a TPU | leave it out; 07 saves its samples instead |
-# | `logit_bias` changes nothing | vLLM on TPU (tpu-inference 0.32.0) stores it and never applies it | do without |
 # | E2B fails with `implementation="vllm"` | torchax does not pass vLLM's own E2B tests on v6e (support matrix, August 2026) | leave it empty: flax_nnx passes |
-# | `The model ... does not exist` | the client says another name | `cfg.name` is the name, see `client.models.list()` |
 #
 # ### Exercises
 # 1. How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?
@@ -578,8 +563,6 @@ assert again["pid"] == record["pid"]
 # for choice in client.chat.completions.create(**drawn).choices:
 #     print(choice.finish_reason, len(choice.message.content))
 # ```
-#
-# The prompt is computed once per answer here, because the prefix cache is off.
 # </details>
 #
 # Next: [06 · How fast is it, and could it be?](06_bench.ipynb)
