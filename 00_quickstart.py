@@ -103,6 +103,7 @@ def answer(model, requests):
     return train.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
+judge.icarus_version()  # needed in section 4: missing, it is said now
 problems = judge.load_problems("data/tiny_eval")
 requests = [problem.prompt for problem in problems]
 counter = next(request for request in requests if "counter state goes up" in request)

@@ -102,7 +102,7 @@ def machine(devices=0, always=""):
         except metadata.PackageNotFoundError:
             found.append(f"{package} (absent)")
     print("\n".join(" | ".join(found[place:place + 4]) for place in range(0, len(found), 4)))
-    print(f"{hardware.here()} | size {size()} | results in {run_dir()}")
+    print(f"{hardware.here()} | size {size()} | results in {run.writable(run_dir())}")
     if devices:
         _start_jax(devices)
 

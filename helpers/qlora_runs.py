@@ -269,6 +269,9 @@ def run(variant, seed):
     began = time.perf_counter()
     model, mesh, path = fit(variant, seed, run_dir("qlora", f"{variant}-{seed}"))
     log = pd.read_json(path, lines=True)
+    if "val_loss" not in log or log.val_loss.isna().all():
+        raise UserError(f"{path} has no validation loss: it was damaged after training. Delete "
+                        f"{path.parent} and run this again.")
     models = {"as trained": model}
     if VARIANTS[variant]["base_dtype"] != "bfloat16":
         models |= {f"merged into {into}": merged(model, mesh, into)

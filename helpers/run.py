@@ -224,6 +224,31 @@ def run_dir_path():
     return chosen.relative_to(Path.cwd()) if chosen.is_relative_to(Path.cwd()) else chosen
 
 
+def writable(folder):
+    """Return `folder` if files can be made in it: said before work whose results it is to hold.
+
+    Raises:
+      UserError: they cannot.
+    """
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{folder} cannot be written. Set RUN_DIR to a folder of yours.")
+    return folder
+
+
+def env(name, default):
+    """An environment variable as a value of `default`'s type; `default` where it is unset or empty.
+
+    Raises:
+      UserError: it is not such a value.
+    """
+    text = os.environ.get(name, "").strip()
+    try:
+        return type(default)(text) if text else default
+    except ValueError as error:
+        raise UserError(f"{name}={text} is not a number. Set it to one such as {default}, or unset "
+                        "it.") from error
+
+
 def temporary_dir():
     """Where temporary files go: `TMPDIR`, else what Python chooses.
 
