@@ -435,7 +435,7 @@ def show(table, columns):
 
 
 def compared(live, stored, columns):
-    """Whether it is "the same as stored": one live row against one stored, in the columns it has."""
+    """Whether a live row is "the same as stored", in the columns that the stored one has."""
     before = stored.reindex(columns=[*columns]).dropna(axis="columns")
     same = before.size and np.allclose(
         before.to_numpy(float), live[[*before]].to_numpy(float), rtol=1e-4)
