@@ -35,6 +35,14 @@ def test_memory_trace_and_parts_are_drawn(here, table):
     assert {path.stem for path in here.glob("*.png")} == {"08_memory", "08_trace", "08_parts"}
 
 
+def test_waits_are_those_of_the_chip_s_own_track():
+    events = [{"ph": "M", "name": "thread_name", "tid": 1},
+              {"ph": "X", "name": "MLP", "tid": 1, "dur": 3.0},
+              {"ph": "X", "name": "wait: all-gather", "tid": 1, "dur": 1.0},
+              {"ph": "X", "name": "all-gather", "tid": 2, "dur": 9.0}]
+    assert figures.waiting(events) == 0.25
+
+
 def test_the_road_s_factors_multiply_to_the_ratio(here, table):
     steps = dryrun.road_steps(table, ["published", "ours"], ["published", "ours"])
     assert [label for label, _, _ in steps] == ["packed rows", "ours"]
