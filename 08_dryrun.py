@@ -281,7 +281,8 @@ print(f"trace for ui.perfetto.dev: {trace}")
 
 # %% [markdown]
 # Each gap is a collective that stops the chip: the compiler gathers activations before a block and
-# scatters its sum after it, and nothing is computed meanwhile. The output matrix takes more than a quarter of these two layers. In all 60 it is 1 %: 17 of 1,371 ms.
+# scatters its sum after it, and nothing is computed meanwhile. The output matrix takes more than a
+# quarter of these two layers. In all 60 it is 1 %: 17 of 1,371 ms.
 #
 # ## 5. Where the time goes
 # Each instruction knows the line of Python it came from, so the sum splits by part of the model and
