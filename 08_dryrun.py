@@ -598,9 +598,9 @@ dryrun.shares(table, ["published", "ours"]).style.format(forms, precision=2)
 # <details><summary>Solution</summary>
 #
 # Add `replace(ONE_ROW, recipe="one row of 16,384", sequence_length=16_384)` to `SEARCH` in
-# `helpers/dryrun.py` and run with `DRYRUN=full`. What to expect: arguments take 16.7 of 95.7 GiB, and a row of 4,096 needs 25.5
-# GiB of temporaries. If these grew with the length alone, 12,700 tokens would be the end; scores
-# grow faster. `SEARCH` has a row of 8,192 to hold against that.
+# `helpers/dryrun.py` and run with `DRYRUN=full`. What to expect: arguments take 16.7 of 95.7 GiB,
+# and a row of 4,096 needs 25.5 GiB of temporaries. If these grew with the length alone, 12,700
+# tokens would be the end; scores grow faster. `SEARCH` has a row of 8,192 to hold against that.
 #
 # </details>
 #
