@@ -417,9 +417,9 @@ print(f"the kernel's products in 60 layers, one row: {dryrun.splash_floor() * 1e
 # half of the peak the kernel would still save 115 of 1,371 ms.
 #
 # If you have a chip, two lines before section 8 of 03 switch it on:
-# `from helpers import dryrun`, then `gemma.attend = dryrun.splash_on(mesh, block=512)`. Blocks of
-# 1,024 are refused in the full-attention layers: they need 20.9 MiB of on-chip memory, and the
-# compiler allows 16. Ask for more (`xla_tpu_scoped_vmem_limit_kib`) before you try them.
+# `from helpers import dryrun`, then `gemma.attend = dryrun.splash_on(mesh, block=512)`. Two layers
+# of our step compile with it. Blocks of 1,024 need 20.9 MiB of on-chip memory in the full-attention
+# layers: the compiler's own limit of 16 MiB refuses them, 32 MiB (section 5) take them.
 #
 # ## 7. The table
 # Every idea is a row at full depth. `DRYRUN=full python 08_dryrun.py` compiles what is not stored or
