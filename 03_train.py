@@ -616,7 +616,8 @@ print(f"{found}{', nothing left to train' * (step == steps)}; "
 
 # %% [markdown]
 # Compile the step ahead of its first call, which also tells what it needs in memory: a step that
-# does not fit is refused here. This takes seconds now and minutes for the 31B.
+# does not fit is refused here. This takes seconds now and minutes for the 31B. (On a v5p the
+# compiler is asked for larger tiles: [08](08_dryrun.ipynb), section 5.)
 
 # %%
 state, frozen = train.start(model, optimizer, mesh)
@@ -624,8 +625,8 @@ state = train.restore(manager, state)
 began = time.perf_counter()
 with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
     jitted = train.jit_train_step(model, optimizer, loss_fn, state)
-    compiled = jitted.lower(
-        state.adapters, state.opt_state, frozen, train.to_mesh(batch, mesh)).compile()
+    lowered = jitted.lower(state.adapters, state.opt_state, frozen, train.to_mesh(batch, mesh))
+    compiled = lowered.compile(train.compiler_options(jax.devices()[0].device_kind))
 compile_seconds = time.perf_counter() - began
 held = train.memory_of(compiled, state, frozen)
 compiled = quantized.callable_step(jitted, compiled, frozen)  # another way for 4-bit weights

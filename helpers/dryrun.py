@@ -67,17 +67,20 @@ class Recipe:
     base_dtype: str = "bfloat16"  # how the frozen base is stored (11); or int8, nf4
     tile_size: int = 0            # its input weights per scale
     int8_products: bool = False   # its products in int8, forward and backward
+    one_sum: bool = False         # LoRA reads a copy: one sum over chips for one input
+    vmem_kib: int = 0             # on-chip memory that a product may use; 0: the compiler's 16 MiB
 
 
 PUBLISHED = Recipe("published", trainer="tunix", sequence_length=3072, remat="DECODER",
                    compute_dtype="float32", loss="one-hot", fill=0.30, attention_block=0)
 OURS = Recipe("ours", micro_batch=2)
+FASTER = replace(OURS, recipe="ours, faster", one_sum=True, vmem_kib=train.VMEM_KIB)
 ONE_ROW = replace(OURS, recipe="ours, one row", micro_batch=1)
 DENSE = replace(ONE_ROW, recipe="ours, one row, dense attention", attention_block=0)
 BFLOAT16 = replace(PUBLISHED, recipe="published + bfloat16", compute_dtype="bfloat16")
 ROAD = [PUBLISHED, BFLOAT16,
         replace(BFLOAT16, recipe="published + bfloat16, no remat", remat="NONE"),
-        DENSE, ONE_ROW, OURS]
+        DENSE, ONE_ROW, OURS, FASTER]
 SEARCH = [replace(OURS, recipe="four rows, BLOCK remat", micro_batch=4, remat="BLOCK"),
           replace(ONE_ROW, recipe="one row of 8,192", sequence_length=8192, loss="4096"),
           replace(OURS, recipe="all positions in the loss", loss="4095"),
@@ -100,8 +103,11 @@ QUANTISED = [NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, lo
 FEW = {"layers": 2, "sequence_length": 2048, "micro_batch": 1}  # of the live compile
 LIVE = [replace(PUBLISHED, **FEW), replace(OURS, loss="1024", **FEW)]
 FLAG = [replace(recipe, flag=flag) for recipe in LIVE for flag in (False, True)]
+SIX = [replace(recipe, layers=6) for recipe in (
+    OURS, FASTER, replace(OURS, recipe="ours, int8 products", one_sum=True, base_dtype="int8",
+                          int8_products=True))]
 RECIPES = [PUBLISHED, DENSE, ONE_ROW, OURS, *ELSEWHERE[:2], *ROAD[1:3], *FLAG, *ELSEWHERE[2:],
-           *SEARCH, *QUANTISED]
+           *SEARCH, *QUANTISED, *SIX, FASTER]
 
 
 def real_tokens(recipe):
@@ -131,9 +137,10 @@ def lower_ours(recipe, mesh, config):
     if recipe.attention_block:
         gemma.use_block_attention(model, recipe.attention_block)
     config.remat_config = RematConfig[recipe.remat]
-    model = gemma.inject_lora(model, RANK, ALPHA, mesh, provider=quantized.provider(
-        recipe.base_dtype, RANK, ALPHA, tile_size=recipe.tile_size,
-        int8_products=recipe.int8_products))
+    provider = quantized.provider(recipe.base_dtype, RANK, ALPHA, tile_size=recipe.tile_size,
+                                  int8_products=recipe.int8_products)
+    provider.share = recipe.one_sum
+    model = gemma.inject_lora(model, RANK, ALPHA, mesh, provider=provider)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_200)
     optimizer = train.make_optimizer(schedule, weight_decay=0.001, max_grad_norm=1.0)
     state, frozen = train.start(model, optimizer, mesh)
@@ -200,7 +207,8 @@ def compile_recipe(recipe):
     mesh = gemma.make_mesh(config, devices=compiler.devices_of(recipe.topology))
     lowered = (lower_published(recipe, mesh, config) if recipe.trainer == "tunix"
                else lower_ours(recipe, mesh, config))
-    options = {"xla_llvm_disable_expensive_passes": True} if recipe.flag else None
+    options = train.compiler_options(mesh.devices.flat[0].device_kind, recipe.vmem_kib) or {}
+    options |= {"xla_llvm_disable_expensive_passes": True} if recipe.flag else {}
     start = time.process_time()
     try:
         program, refusal = lowered.compile(compiler_options=options), ""
@@ -352,9 +360,9 @@ def stored_rows(path):
 
 
 def predict(recipe, text, folder):
-    """The time model's columns; a full-depth row's profile is stored beside the table."""
+    """The time model's columns; the profile of six or all layers is stored beside the table."""
     found = timing.predict(text, slice_of(recipe))
-    if not recipe.layers and found.seconds:
+    if recipe.layers in (0, 6) and found.seconds:
         profile = timing.summary(found, chip(SLICES[recipe.topology].chip))
         write_text(Path(folder) / "profiles" / f"{name_of(recipe)}.json",
                            json.dumps(profile) + "\n")
@@ -401,6 +409,45 @@ def stored_profile(recipe):
     """The profile that `predict` stored for a recipe, or None."""
     path = FOLDER / "profiles" / f"{name_of(recipe)}.json"
     return json.loads(path.read_text()) if path.exists() else None
+
+
+# ── what stands between a step and a faster one ───────────────────────────────────────────────────
+
+
+def milliseconds(rows):
+    """All of a profile's rows."""
+    return 1e3 * sum(row["seconds"] for row in rows)
+
+
+def whole(recipe, depth=60):
+    """(a profile's rows for all layers, where from): compiled, or reckoned from six layers."""
+    full, few = stored_profile(recipe), stored_profile(replace(recipe, layers=6))
+    if full:
+        return full["profile"], "all layers compiled"
+    return timing.deeper(few["profile"], depth / 6), "reckoned from six layers"
+
+
+def losses(rows, tokens, base):
+    """What each part takes and loses against its own limit, and the speed if it lost nothing.
+
+    Args:
+      rows: of a profile.
+      tokens: real tokens of the step.
+      base: tokens per second to compare with.
+    """
+    total, table = milliseconds(rows), {}
+    for what, (seconds, limit) in timing.gaps(rows).items():
+        lost = 1e3 * (seconds - limit)
+        table[what] = {"ms": 1e3 * seconds, "at its limit, ms": 1e3 * limit, "lost, ms": lost,
+                       "times published without": 1e3 * tokens / (total - lost) / base}
+    return pd.DataFrame(table).T
+
+
+def with_int8(rows):
+    """Milliseconds of a step if products with frozen weights, and nothing else, took half."""
+    frozen = [row for row in rows if row["part"] in ("MLP", "projections")
+              and row["what"] == "compute"]
+    return milliseconds(rows) - milliseconds(frozen) / 2
 
 
 # ── tables to look at ─────────────────────────────────────────────────────────────────────────────
@@ -479,7 +526,8 @@ def road_steps(table, names, labels):
 
 
 ROAD_LABELS = ["published", "bfloat16 arrays", "no remat", "our step", "attention by blocks",
-               "two rows at once"]
+               "two rows at once",
+               "one sum, on-chip memory"]
 
 
 def road(table):

@@ -868,8 +868,8 @@ ONCE = ("output matrix", "other")  # parts that do not grow with the number of l
 def deeper(rows, times):
     """A `profile` of so many times as many layers: what each layer has counts so many times.
 
-    Good to a percent or so: the first layer is cheaper than the others (nothing below it is
-    trained), and is multiplied like them.
+    Good to a few percent. What layers share, such as masks, is multiplied like the rest, and the
+    first layer counts like the others, though it is cheaper: nothing below it is trained.
     """
     return [row | {name: times * row[name] for name in ("seconds", "at_peak", "count", "flops")
                    if row[name] is not None and row["part"] not in ONCE} for row in rows]

@@ -273,6 +273,17 @@ def make_eval_step(model, loss_fn):
     return eval_step
 
 
+# Of the TPU v5p's compiler: a product may use 32 MiB of the on-chip memory, not 16 (08, section 5).
+VMEM_KIB = 32_768
+
+
+def compiler_options(device_kind, vmem_kib=VMEM_KIB):
+    """What `compile` is asked for: options for a v5p ("TPU v5" to JAX), none for other devices."""
+    if device_kind != "TPU v5" or not vmem_kib:
+        return None
+    return {"xla_tpu_scoped_vmem_limit_kib": str(vmem_kib)}
+
+
 def jit_train_step(model, optimizer, loss_fn, state):
     """`make_train_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU.
 

@@ -5,6 +5,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -21,7 +22,8 @@ from flax import nnx
 from tunix.models.gemma4.model import AttentionType
 
 import helpers
-from helpers import compiler, dryrun, gemma
+from helpers import compiler, dryrun, gemma, train
+from helpers import program as timing
 from helpers.machine import published
 
 SOURCE = "08_dryrun.py"
@@ -217,6 +219,56 @@ def test_block_attention_is_tunix_attention(fields):
         np.testing.assert_allclose(a, b, atol=1e-4 * max(abs(a).max(), 1e-6))
 
 
+def contracted(makers, value):
+    """How many numbers a product sums up that made a value (4: LoRA's rank here), 0 for no product."""
+    line = makers.get(value)
+    while line is not None and line.primitive.name in ("transpose", "reshape", "convert_element_type"):
+        line = makers.get(line.invars[0])
+    if line is None or line.primitive.name != "dot_general":
+        return 0
+    left = line.params["dimension_numbers"][0][0]
+    return int(np.prod([line.invars[0].aval.shape[axis] for axis in left]))
+
+
+def test_lora_s_copy_of_the_input_changes_the_order_of_sums_and_nothing_else():
+    """Gradients of two base products meet each other first, so that XLA can sum them at once."""
+    model = dryrun.small_model(num_layers=2)
+    mesh = gemma.make_mesh(model.config, (1, 1), jax.devices()[:1])
+    gemma.use_block_attention(model, 64)
+    rng, found = np.random.default_rng(3), {}
+    tokens, ids = jnp.asarray(rng.integers(0, 96, (1, 128))), packed(rng, 1, 128)
+    for share in (False, True):
+        provider = gemma.lora_provider(4, 4.0)
+        provider.share = share
+        tuned = gemma.inject_lora(model, 4, 4.0, mesh, provider=provider)
+        for pair in gemma.adapted_modules(tuned).values():
+            shape = pair["b"].get_value().shape
+            pair["b"].set_value(jnp.asarray(rng.normal(size=shape), "float32") if not found
+                                else found[False][2].pop(0))
+        kept = [pair["b"].get_value() for pair in gemma.adapted_modules(tuned).values()]
+        graph, adapters, rest = nnx.split(tuned, nnx.LoRAParam, ...)
+
+        def value(adapters, graph=graph, rest=rest):
+            mask = jnp.tril(ids[:, :, None] == ids[:, None, :])
+            return jnp.mean(nnx.merge(graph, adapters, rest)(tokens, attention_mask=mask)[0] ** 2)
+        traced = jax.jit(jax.value_and_grad(value)).trace(adapters)
+        makers = {out: line for line in traced.jaxpr.eqns for out in line.outvars}
+        both = [line for line in traced.jaxpr.eqns if line.primitive.name == "add_any"
+                and all(contracted(makers, one) not in (0, 4) for one in line.invars)]
+        found[share] = (traced.lower().compile()(adapters), len(both), kept)
+    (before, apart, _), (after, together, _) = found[False], found[True]
+    assert together >= apart + 3, "gate and up twice, queries and keys at least once"
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_only_a_v5p_is_asked_for_larger_tiles():
+    assert train.compiler_options("TPU v5") == {"xla_tpu_scoped_vmem_limit_kib": "32768"}
+    assert train.compiler_options("TPU v5", 0) is train.compiler_options("cpu") is None
+    faster = dryrun.FASTER
+    assert faster.vmem_kib == train.VMEM_KIB and faster.one_sum == gemma.SharedInputs.share
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 100])
 def test_splash_equals_blocks_on_packed_rows(window):
@@ -365,3 +417,12 @@ def test_setup_dryrun_where_libtpu_has_no_wheel(tmp_path):
                           env=os.environ | {"PATH": f"{uname.parent}:{os.environ['PATH']}"})
     assert done.returncode == 0 and "no wheel for Darwin arm64" in done.stdout
     assert "stored results" in done.stdout and not (tmp_path / ".libtpu").exists()
+
+
+def test_six_layers_reckoned_to_sixty_are_the_sixty_that_were_compiled():
+    """Section 5's rule, on the step that is stored at both depths."""
+    profiles = ROOT / "data" / "dryrun" / "profiles"
+    six, sixty = (json.loads((profiles / f"v5p8_31b_{name}.json").read_text())["profile"]
+                  for name in ("6layers_ours", "ours"))
+    reckoned = sum(row["seconds"] for row in timing.deeper(six, 10))
+    assert reckoned == pytest.approx(sum(row["seconds"] for row in sixty), rel=0.03)

@@ -45,6 +45,7 @@ OPTIONS = {
     "reduce-scatter of two": {"xla_tpu_relayout_group_size_threshold_for_reduce_scatter": "1",
                               "xla_tpu_use_minor_sharding_for_major_trivial_input": True},
     "64 MiB of VMEM": {"xla_tpu_scoped_vmem_limit_kib": "65536"},
+    "32 MiB of VMEM": {"xla_tpu_scoped_vmem_limit_kib": "32768"},
 }
 # (mesh, what cuts the residual stream, whether the MLP's weights are gathered, options, and
 # perhaps "int8": stored weights in int8, multiplied in int8, forward and backward)
@@ -56,7 +57,8 @@ MLP = [((1, 4), "width", False, "", "int8"), ((1, 4), "tokens", True, "", "int8"
        ((1, 4), "tokens", False, "collective matmul, conservative"),
        ((1, 4), "width", False, "async, one step"), ((1, 4), "width", False, "async, sums too"),
        ((1, 4), "tokens", True, ""), ((1, 4), "tokens", True, "async, one step"),
-       ((1, 4), "width", False, "64 MiB of VMEM"), ((2, 2), "width", False, ""),
+       ((1, 4), "width", False, "32 MiB of VMEM"), ((1, 4), "width", False, "64 MiB of VMEM"),
+       ((2, 2), "width", False, ""),
        ((2, 2), "width", False, "reduce-scatter of two")]
 
 
