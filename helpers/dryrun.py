@@ -365,7 +365,7 @@ def predict(recipe, text, folder):
     if recipe.layers in (0, 6) and found.seconds:
         profile = timing.summary(found, chip(SLICES[recipe.topology].chip))
         write_text(Path(folder) / "profiles" / f"{name_of(recipe)}.json",
-                           json.dumps(profile) + "\n")
+                   json.dumps(profile) + "\n")
     return columns_of(recipe, found)
 
 
@@ -526,8 +526,7 @@ def road_steps(table, names, labels):
 
 
 ROAD_LABELS = ["published", "bfloat16 arrays", "no remat", "our step", "attention by blocks",
-               "two rows at once",
-               "one sum, on-chip memory"]
+               "two rows at once", "one sum, on-chip memory"]
 
 
 def road(table):
