@@ -269,7 +269,7 @@ print(f"{size / 1e6:.0f} MB over the links {' and '.join(dimensions)}: {seconds 
 # ### The program as a trace
 # A prediction knows when each instruction starts, so it can be written as the trace that a profiler
 # would have recorded: drop the file on [ui.perfetto.dev](https://ui.perfetto.dev). Its picture is
-# from the live compile or, without one, from a stored trace (two rows of 4,096).
+# from the live compile or, without one, from the stored trace of the same program.
 
 # %%
 trace = Path("data/dryrun/trace_2layers.json.gz")
