@@ -209,7 +209,7 @@ print(counter, ask(counter), sep="\n")
 # That is our up-down counter, now over HTTP. ✏️ **Your own request**: change the text, run the cell
 # again. Left the base model, right the tuned one. (An accelerator has no room for both, so there
 # you see the tuned one alone. The tiny model knows small modules and this way of asking: leave the
-# first sentence as it is.)
+# first sentence as it is. Read its answer closely, ports included: only a judge, as in 07, knows.)
 
 # %%
 MINE = """I would like you to implement a module named TopModule with the following interface. \
@@ -217,9 +217,9 @@ All ports are one bit unless otherwise specified.
 
  - input a (4 bits)
  - input b (4 bits)
- - output y (4 bits)
+ - output result (4 bits)
 
-The output y is the bitwise AND of a and b."""  # ← your own request
+The output result is the bitwise AND of a and b."""  # ← your own request
 
 columns = {"tuned": ask(MINE)}
 if other and server.healthy(other):
