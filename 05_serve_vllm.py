@@ -84,7 +84,7 @@ helpers.you_are_here("05")
 
 # %%
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import yaml
@@ -160,9 +160,13 @@ remote.check(base)  # raises where 07 could neither find nor fetch it
 # %%
 def options_for(cfg, model, model_hash=""):
     """What the settings say about the server, in the form that travels to 06 and 07."""
-    settings = asdict(cfg)
-    del settings["adapter"]
-    return server.Options(model=str(model), model_hash=model_hash, **settings)
+    return server.Options(
+        engine=cfg.engine, model=str(model), name=cfg.name, model_hash=model_hash, host=cfg.host,
+        port=cfg.port, max_model_len=cfg.max_model_len, image=cfg.image, base=cfg.base,
+        max_num_batched_tokens=cfg.max_num_batched_tokens, tensor_parallel=cfg.tensor_parallel,
+        data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
+        quantization=cfg.quantization, implementation=cfg.implementation, flags=cfg.flags,
+        chip=cfg.chip, timeout=cfg.timeout)
 
 
 # %%
@@ -229,7 +233,8 @@ style.side_by_side(columns, MINE)
 # %% [markdown]
 # A person would rather read along. With `stream=True` the server sends each token as soon as it has
 # it. The wait for the first piece is the **time to first token** (TTFT, the prefill); the pace
-# after it is the **time per output token** (TPOT, decode). Notebook 06 measures both under load.
+# after it is the **time per output token** (TPOT, decode). One request, and the first one that is
+# streamed, says little about either; notebook 06 asks often, alone and under load.
 
 # %%
 client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
