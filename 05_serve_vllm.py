@@ -544,7 +544,6 @@ assert again["pid"] == record["pid"]
 # | answers run to `max_tokens` | `generation_config.json` lost its `eos_token_id` | run 04 again; it carries the base's file over |
 # | fluent answers to another question | the server rendered another template | section 7; copy `chat_template.jinja` into the folder |
 # | `JAX does not support per-request seed` | a request with `seed` on a TPU | leave it out; 07 saves its samples instead |
-# | E2B fails with `implementation="vllm"` | torchax does not pass vLLM's own E2B tests on v6e (support matrix, August 2026) | leave it empty: flax_nnx passes |
 #
 # ### Exercises
 # 1. How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?
