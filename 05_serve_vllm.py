@@ -84,7 +84,7 @@ helpers.you_are_here("05")
 
 # %%
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import yaml
@@ -160,9 +160,13 @@ remote.check(base)  # raises where 07 could neither find nor fetch it
 # %%
 def options_for(cfg, model, model_hash=""):
     """What the settings say about the server, in the form that travels to 06 and 07."""
-    settings = asdict(cfg)
-    del settings["adapter"]
-    return server.Options(model=str(model), model_hash=model_hash, **settings)
+    return server.Options(
+        engine=cfg.engine, model=str(model), name=cfg.name, model_hash=model_hash, host=cfg.host,
+        port=cfg.port, max_model_len=cfg.max_model_len, image=cfg.image, base=cfg.base,
+        max_num_batched_tokens=cfg.max_num_batched_tokens, tensor_parallel=cfg.tensor_parallel,
+        data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
+        quantization=cfg.quantization, implementation=cfg.implementation, flags=cfg.flags,
+        chip=cfg.chip, timeout=cfg.timeout)
 
 
 # %%
@@ -209,7 +213,7 @@ print(counter, ask(counter), sep="\n")
 # That is our up-down counter, now over HTTP. ✏️ **Your own request**: change the text, run the cell
 # again. Left the base model, right the tuned one. (An accelerator has no room for both, so there
 # you see the tuned one alone. The tiny model knows small modules and this way of asking: leave the
-# first sentence as it is.)
+# first sentence as it is. Read its answer closely, ports included: only a judge, as in 07, knows.)
 
 # %%
 MINE = """I would like you to implement a module named TopModule with the following interface. \
@@ -217,9 +221,9 @@ All ports are one bit unless otherwise specified.
 
  - input a (4 bits)
  - input b (4 bits)
- - output y (4 bits)
+ - output result (4 bits)
 
-The output y is the bitwise AND of a and b."""  # ← your own request
+The output result is the bitwise AND of a and b."""  # ← your own request
 
 columns = {"tuned": ask(MINE)}
 if other and server.healthy(other):
@@ -229,7 +233,8 @@ style.side_by_side(columns, MINE)
 # %% [markdown]
 # A person would rather read along. With `stream=True` the server sends each token as soon as it has
 # it. The wait for the first piece is the **time to first token** (TTFT, the prefill); the pace
-# after it is the **time per output token** (TPOT, decode). Notebook 06 measures both under load.
+# after it is the **time per output token** (TPOT, decode). One request, and the first one that is
+# streamed, says little about either; notebook 06 asks often, alone and under load.
 
 # %%
 client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
@@ -539,7 +544,6 @@ assert again["pid"] == record["pid"]
 # | answers run to `max_tokens` | `generation_config.json` lost its `eos_token_id` | run 04 again; it carries the base's file over |
 # | fluent answers to another question | the server rendered another template | section 7; copy `chat_template.jinja` into the folder |
 # | `JAX does not support per-request seed` | a request with `seed` on a TPU | leave it out; 07 saves its samples instead |
-# | E2B fails with `implementation="vllm"` | torchax does not pass vLLM's own E2B tests on v6e (support matrix, August 2026) | leave it empty: flax_nnx passes |
 #
 # ### Exercises
 # 1. How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?
