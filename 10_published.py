@@ -112,7 +112,6 @@ class Settings:
 
 
 cfg = Settings()
-VERDICT = ["section", "claim", "verdict", "evidence"]  # columns of section 11
 
 # %% [markdown]
 # An answer is made in two phases. *Prefill* reads the whole prompt and ends with the first token;
@@ -710,7 +709,7 @@ figures.cost(total_cost, claim, hourly["gpu"] / hourly["tpu"])
 # main ones of 25; the others are in `verdicts.csv`.
 
 # %%
-words(pd.DataFrame([
+verdicts = [
     ("8.3", "More compute makes TPU prefill faster", "holds",
      f"cold, at 1 request/s, {gpu_cold / tpu_cold:.1f} times at 4,096 tokens; the peaks differ "
      f"{PEAK['tpu'] / PEAK['gpu']:.1f} times"),
@@ -724,10 +723,11 @@ words(pd.DataFrame([
      f"{len(differ)} differ: " + ", ".join(differ.index)),
     ("5.3", "... because of the hardware", "cannot be known",
      f"both ran below {math.ceil(100 * utilisation['6N, share of peak'].max())} % of peak; prices "
-     f"alone give {equal:.2f}")], columns=VERDICT))
+     f"alone give {equal:.2f}")]
 
 # %%
 words(pd.DataFrame([
+    *verdicts,
     ("6.2", "The quality gap is not significant at n = 5", "does not hold",
      f"z = {z:.1f} against sampling, p = {flip:.4f} over problems ({sound_p:.4f} without the "
      "disputed ones)"),
@@ -735,7 +735,7 @@ words(pd.DataFrame([
      "one training run on each side"),
     ("9", "1.82 times cheaper with a day of serving", "does not hold",
      f"{day:.2f}; one hour gives {total_cost('gpu', 1) / total_cost('tpu', 1):.2f}")],
-    columns=VERDICT))
+    columns=["section", "claim", "verdict", "evidence"]))
 
 # %% [markdown]
 # What this means: directions are often right; sizes and causes often do not hold, or were not
