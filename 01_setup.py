@@ -280,8 +280,8 @@ print("\nvm_hosts.sh is vm.sh, with these in place of its last four lines:\n")
 print(gcloud.last_lines_of_hosts(cfg.bucket))
 
 # %% [markdown]
-# The training loop is tested on two processes of one CPU machine; the commands as a whole are not:
-# expect to finish by hand from the bucket.
+# Tested on one CPU machine: 03 as a script in two processes, and who merges and copies. A real
+# slice's network and `--worker=all` are not: be ready to finish by hand from the bucket.
 #
 # We cannot run `gcloud` here. Tests make sure that every command, as printed, is valid shell and
 # arrives word for word; whether Google still knows an option they cannot say.
