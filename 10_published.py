@@ -181,8 +181,7 @@ config = helpers.read_json("data/configs/gemma4_31b.json")
 hardware = table("hardware_inference").set_index("spec")
 count = {side: int(hardware.loc["accelerator_count", side]) for side in ("tpu", "gpu")}
 chip = {"tpu": helpers.chip("v6e"), "gpu": helpers.chip("h100")}
-PEAK = {side: count[side] * chip[side].flops for side in count}            # FLOP/s
-BANDWIDTH = {side: count[side] * chip[side].bandwidth for side in count}   # bytes/s
+PEAK = {side: count[side] * chip[side].flops for side in count}  # FLOP/s
 
 
 def service_floor(side, tokens):
@@ -553,8 +552,7 @@ display(differ)
 # by Kaiming's rule with a = sqrt(5), if its default was kept (the GPU's code is not public). So the
 # TPU's A starts 2.45 times larger, and the same learning rate is not the same recipe: an update of
 # B acts through A.
-
-# %% [markdown]
+#
 # Nor does the loss figure show that the two agree: it maps the GPU's curve onto the TPU's first and
 # last value. The curve in its own units (`loss_curve_digitized.csv`) ends at a mean of 0.12 to 0.14,
 # not at the published 0.072, and is flat from a tenth of the epoch on.
