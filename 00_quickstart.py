@@ -34,8 +34,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys
@@ -103,6 +103,7 @@ def answer(model, requests):
     return train.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
+judge.icarus_version()  # needed in section 4: missing, it is said now
 problems = judge.load_problems("data/tiny_eval")
 requests = [problem.prompt for problem in problems]
 counter = next(request for request in requests if "counter state goes up" in request)
@@ -159,7 +160,8 @@ progress = helpers.Progress(STEPS, "step", every=20)
 with gemma.use_mesh(mesh):
     for number in range(STEPS):
         picked = order[number * ROWS:(number + 1) * ROWS]
-        batch = train.Batch(**{name: array[None, picked] for name, array in rows.items()})  # [1,4,T]
+        # [1 micro-batch, 4 rows, 512 tokens]
+        batch = train.Batch(**{name: array[None, picked] for name, array in rows.items()})
         adapters, optimizer_state, metrics = step(
             adapters, optimizer_state, frozen, train.to_mesh(batch, mesh))
         losses.append(float(metrics["loss"]))

@@ -37,8 +37,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys
@@ -167,7 +167,7 @@ words(pd.DataFrame([slice_row(*row) for row in chosen]))
 #
 # For your own tokens and prices there is a page,
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md);
-# [08](08_dryrun.ipynb) §10 explains the numbers, [11](11_qlora.ipynb) a base in int8. The 922 tokens
+# [08](08_dryrun.ipynb) §8 explains the numbers, [11](11_qlora.ipynb) a base in int8. The 922 tokens
 # are those of the published recipe: counted with Gemma 3's tokenizer, without our system sentence
 # and the empty thought before an answer. 02 counts yours.
 #

@@ -34,8 +34,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys
@@ -113,7 +113,7 @@ TINY = replace(FULL, base="assets/tiny_gemma4", source="data/tiny", rows=4_000, 
                evaluation="data/tiny_eval", max_tokens=384, sequence_length=512)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # Your own data (section 2):
-# cfg = replace(cfg, source="/content/yours.jsonl", system="One sentence that opens every prompt.",
+# cfg = replace(cfg, source="../yours.jsonl", system="One sentence that opens every prompt.",
 #               validation=0.1, evaluation="")
 
 # %% [markdown]
@@ -137,7 +137,7 @@ for column, text in (counter.items() if isinstance(counter, dict) else [("text",
 # ## 2. Your own data
 # Nothing here is specific to hardware but the dataset. Set `source` to a file, a folder or a
 # dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
-# sentence. Before the first cell, name a run directory of its own
+# sentence. A path starts from the repository: what you upload to Colab is `../yours.jsonl`. Before the first cell, name a run directory of its own
 # (`os.environ["RUN_DIR"] = "/content/mine"`), or it takes the place of the Verilog run.
 #
 # Each row may have any of these forms; the first four below all mean the same chat.

@@ -34,8 +34,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys
@@ -104,8 +104,8 @@ class Settings:
     alpha: float = 64.0                # the adapter counts alpha / rank times
     targets: str = gemma.TARGETS       # which matrices get adapters
     partial: bool = False              # True: some matrices are left out on purpose
-    base_dtype: str = os.environ.get("BASE_DTYPE", "bfloat16")  # of the frozen base; int8, nf4: 11
-    tile_size: int = int(os.environ.get("TILE_SIZE", "0"))      # its input weights per scale
+    base_dtype: str = helpers.env("BASE_DTYPE", "bfloat16")  # of the frozen base; int8, nf4: 11
+    tile_size: int = helpers.env("TILE_SIZE", 0)  # its input weights per scale
     int8_products: bool = False        # multiply in int8, too (11)
     a_init: str = "he"                 # A's first values; "peft" is PEFT's scale
     # ── Optimizer ──
@@ -117,7 +117,7 @@ class Settings:
     rows_per_step: int = 2             # packed rows of 4,096 tokens, about 8.4 examples
     rows_per_device: int = 2           # of a micro-batch, on each part of the fsdp axis
     epochs: float = 1.0
-    max_steps: int = int(os.environ.get("MAX_STEPS", "0"))  # 0: all; else the schedule is shorter
+    max_steps: int = helpers.env("MAX_STEPS", 0)  # 0: all; else the schedule is shorter
     dtype: str = "bfloat16"            # of the arithmetic; adapters are float32
     remat: str = "NONE"                # or BLOCK, DECODER: what the backward pass computes again
     attention_block: int = 1_024       # queries at a time
@@ -155,8 +155,8 @@ print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} toke
 # %% [markdown]
 # Now load. The config comes from the model's `config.json`, a *mesh* arranges the devices (section
 # 3), and `load_base` calls Tunix's loader, which reads the Hugging Face files and puts each weight
-# onto its devices. We ask for bfloat16 by name: Tunix's default is float32 arithmetic, even over
-# bfloat16 weights. (`base_dtype` can store the frozen weights in fewer bits, the subject of
+# onto its devices. We ask for bfloat16 by name: Tunix's default is float32 arrays, even over
+# bfloat16 weights, which a TPU reads at twice the bytes and still multiplies in bfloat16. (`base_dtype` can store the frozen weights in fewer bits, the subject of
 # notebook 11; everything below stays the same.)
 
 # %%
@@ -257,7 +257,7 @@ kernel = quantized.stored(weight)  # [D, F], as the model keeps it
 print(f"{kernel.shape}, {kernel.sharding.spec}; a device holds "
       f"{kernel.sharding.shard_shape(kernel.shape)}")
 jax.debug.visualize_array_sharding(kernel, use_color=False, scale=0.5)
-product = jax.jit(jnp.dot)(x[0], kernel)
+product = jax.jit(jnp.dot)(x[0], kernel.astype(x.dtype))  # 4 bits are not promoted
 print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked for that")
 
 # %% [markdown]
@@ -665,7 +665,7 @@ style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
 #
 # ### Watch it from elsewhere
 # The same numbers go to `train/tensorboard` while you train. `tensorboard --logdir
-# runs/tiny/train` (`pip install tensorboard`) shows them in a browser:
+# runs/tiny/train` (`pip install tensorboard`) shows them in a browser (here without smoothing):
 
 # %%
 Image("assets/figures/tensorboard.png", width=735)
@@ -834,7 +834,7 @@ fit.style.format("{:.4g}")
 # %% [markdown]
 # If a step does not fit, `remat` (rematerialisation) trades time for memory. The backward pass then
 # computes again what it would have kept: the inside of attention and MLP (`BLOCK`) or whole layers
-# (`DECODER`). The settings take the least that fits the slice, from these compiled sizes:
+# (`DECODER`). The settings take the least that 08 has compiled for the slice:
 
 # %%
 for name, size in (("v5p-8", "31b"), ("v6e-8", "31b"), ("v6e-1", "e2b"), ("v5e-1", "e2b")):
@@ -860,8 +860,11 @@ manager.close()
 
 # %% [markdown]
 # Drag the `.trace.json.gz` into [Perfetto](https://ui.perfetto.dev), which runs in the browser. On a
-# TPU each chip is a line of operations: look for gaps, and for all-gathers and all-reduces that
-# nothing overlaps. On a CPU it is a demonstration: the simulated devices share the same cores.
+# TPU use XProf, which also has time by operation, roofline and memory (`pip install xprof`, `xprof
+# --logdir` with this folder). Each chip is a line of operations: look for gaps, and for all-gathers
+# and all-reduces that nothing overlaps. Then compare the time by operation with the table of
+# [08](08_dryrun.ipynb): nobody has published that yet. On a CPU this is a demonstration: the
+# simulated devices share the same cores.
 #
 # ## 15. On a real slice
 # **E2B on one Colab chip.** Choose a v5e-1 or v6e-1 runtime, open this page, Run All. Section 1 stops

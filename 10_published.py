@@ -35,8 +35,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys

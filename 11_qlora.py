@@ -33,8 +33,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys
@@ -96,13 +96,15 @@ print(f"A v5e-4 costs {dollars:.2f} USD an hour, a v5p-8 {other:.2f}")
 # %%
 fig, ax = style.figure(9, 2.4)
 left = np.zeros(len(held))
-for part, color in zip(held["int8"], style.CYCLE):
-    width = np.array([parts[part] for parts in held.values()])
-    if width.any():
-        ax.barh(list(held), width, left=left, color=color, label=part)
+names = dict.fromkeys(part for parts in held.values() for part, gib in parts.items() if gib)
+for part, color in zip(names, style.CYCLE):  # a compiled row knows its temporaries as one sum
+    width = np.array([parts.get(part, 0.0) for parts in held.values()])
+    ax.barh(list(held), width, left=left, color=color, label=part)
     left += width
 ax.axvline(found.limit, color=style.BLACK)
 ax.invert_yaxis()
+style.label_line(ax, found.limit, 1.5, f"a program may use\n{found.limit:.2f} GiB of a chip",
+                 style.BLACK)
 fig.legend(loc="outside right center", fontsize=8)
 ax.set(title="The 31B on four v5e chips: only a quantised base fits", xlabel="GiB of one chip")
 style.finish(fig, "11_answer", "estimated by helpers/fit.py, which 08's compiled rows check")
@@ -221,10 +223,6 @@ for name, one in (("bfloat16", plain), ("nf4", nnx.split(model, nnx.LoRAParam, .
     print(f"{name}: {1024 * quantized.gib(state):.2f} MiB")
 
 # %% [markdown]
-# **Not yet from top to bottom:** 03's first two sections call the model before it has adapters, and a
-# quantised model answers only with them, so `BASE_DTYPE=int8` stops there today with a `TypeError`.
-# The step, the checkpoints and the merges below work and are tested by their functions.
-#
 # In 03 this is one setting, `base_dtype` (and `tile_size`), and the recipe remembers it: a
 # checkpoint trained on another storage is refused before anything is loaded. What is left in
 # bfloat16 is left on purpose. For the 31B, from its shapes alone:
@@ -358,16 +356,18 @@ runs, loss = lab.stored("runs.csv"), lab.stored("loss.csv")
 wanted = len(lab.VARIANTS) * len(lab.SEEDS)
 print(f"{len(runs)} of {wanted} runs are stored; python -m helpers.qlora_runs makes the others")
 fig, (left, right) = style.figure(10, 3.4, columns=2, width_ratios=[2, 1])
-for color, (name, each) in zip(style.CYCLE, loss.groupby("variant", sort=False)):
+looks = zip(style.CYCLE, ("-", "--", ":", "-."))  # curves that lie on each other stay visible
+for (color, line), (name, each) in zip(looks, loss.groupby("variant", sort=False)):
     for number, (seed, one) in enumerate(each.dropna(subset="loss").groupby("seed")):
         smooth = one.loss.rolling(6, min_periods=1, center=True).mean()
-        left.plot(one.step, smooth, color=color, alpha=0.7, label="" if number else name)
+        left.plot(one.step, smooth, line, color=color, label="" if number else name)
     last = runs[runs.variant == name].val_loss
     right.plot([name] * len(last), last, "o", color=color)
 left.set(title="Training loss of the stored runs", xlabel="step", ylabel="nats per token",
          yscale="log")
 left.legend()
-right.set(title="Validation loss at the end", ylim=(0, None))
+right.set(title="Validation loss at the end", ylim=(0, 1.25 * runs.val_loss.max()))
+right.margins(x=0.2)
 right.tick_params(axis="x", rotation=20)
 style.finish(fig, "11_loss", "data/qlora/loss.csv: the tiny base on one CPU device, measured")
 

@@ -35,8 +35,8 @@
 # Three cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
-# %%
-# Find the repository. Colab opens a notebook without it, so there we clone it.
+# %% cellView="form"
+# @title Find the repository. Colab opens a notebook without it, so there we clone it.
 import os
 import subprocess
 import sys
@@ -384,7 +384,7 @@ if cfg.full:
 # Everything below is computed from the stored rows. Where runs are missing, it says so.
 
 # %%
-table = nca.stored(STORE)
+table = nca.stored(STORE, plan)
 missing, planned = nca.missing(table, plan), nca.order(plan)
 print(f"{len(planned) - len(missing)} of {len(planned)} runs are stored"
       + (f", made {min(table.made)} to {max(table.made)} with JAX {', '.join(set(table.jax))}"

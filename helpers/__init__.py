@@ -19,6 +19,7 @@ from helpers.run import (
     check_stamp,
     choose,
     content_hash,
+    env,
     phase,
     read_json,
     require,
@@ -34,7 +35,7 @@ from helpers.style import you_are_here
 
 __all__ = [
     "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "check_stamp",
-    "chip", "choose", "content_hash", "install", "machine", "phase", "read_json", "require",
-    "run_dir", "same_size", "sha256_file", "show_source", "size", "stamp", "will_it_fit", "write_json",
-    "write_text", "you_are_here",
+    "chip", "choose", "content_hash", "env", "install", "machine", "phase", "read_json",
+    "require", "run_dir", "same_size", "sha256_file", "show_source", "size", "stamp", "will_it_fit",
+    "write_json", "write_text", "you_are_here",
 ]

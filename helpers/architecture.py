@@ -22,6 +22,11 @@ TARGETS = f".*({'|'.join(HF_NAMES)})"
 PEFT_TARGETS = (r"model\.(language_model\.)?layers\.\d+\."
                 r"(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)")
 
+# What the text part of every Gemma 4's config.json has.
+REQUIRED = {"layer_types": list, **dict.fromkeys(
+    ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+     "sliding_window", "vocab_size"), int)}
+
 
 @dataclass(frozen=True)
 class Module:
@@ -125,18 +130,22 @@ def read_config(source):
     """A config.json as a dict, from a model folder, the file itself, or such a dict.
 
     Raises:
-      UserError: the file is missing or no JSON.
+      UserError: the file is missing, or no JSON object.
     """
     if isinstance(source, dict):
         return source
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: {source} holds no Hugging Face model.") from error
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is a JSON {type(found).__name__} and no object, so it describes "
+                        "no model. Download it again.")
+    return found
 
 
 def text_config(config):
@@ -146,9 +155,13 @@ def text_config(config):
       UserError: it does not describe a Gemma 4.
     """
     text = config.get("text_config") or config
-    if text.get("model_type") != "gemma4_text" or "layer_types" not in text:
+    kind = text.get("model_type") if isinstance(text, dict) else type(text).__name__
+    if kind != "gemma4_text":
         raise UserError("this config.json is not a Gemma 4's (31B, E2B, E4B, 26B-A4B or tiny): its "
-                        f"text part has model_type {text.get('model_type')}.")
+                        f"text part has model_type {kind}.")
+    if lacking := [key for key, kind in REQUIRED.items() if not isinstance(text.get(key), kind)]:
+        raise UserError(f"this config.json of a Gemma 4 says nothing usable about "
+                        f"{', '.join(lacking)}. Download it again.")
     return text
 
 

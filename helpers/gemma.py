@@ -277,10 +277,14 @@ def probe(model, provider, mesh):
 
     Qwix finds the matrices by running the model on a dummy of two tokens (one would mean decoding).
     That happens without arithmetic, and without rematerialisation, which it cannot see through.
+    Providers that modules of the model have already are taken off first, so that none is nested.
     """
     rows = mesh.shape["fsdp"]
 
     def adapt(model):
+        for _, module in model.iter_modules():
+            module.__class__ = getattr(module, "_unquantized_type", type(module))
+            vars(module).pop("qwix_rngs", None)  # a None, to which Flax would not let Qwix assign
         return qwix.apply_lora_to_model(
             model, provider, jnp.ones((rows, 2), jnp.int32),
             positions=jnp.tile(jnp.arange(2), (rows, 1)),

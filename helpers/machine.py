@@ -87,6 +87,8 @@ def machine(devices=0, always=""):
     """
     import psutil  # not at the top: `helpers` is imported before anything is installed
     quiet()
+    run.one_line_errors()
+    run.allow_open_files()
     if always:
         run.always(always)
     cores, folder = os.cpu_count(), temporary_dir()
@@ -100,7 +102,7 @@ def machine(devices=0, always=""):
         except metadata.PackageNotFoundError:
             found.append(f"{package} (absent)")
     print("\n".join(" | ".join(found[place:place + 4]) for place in range(0, len(found), 4)))
-    print(f"{hardware.here()} | size {size()} | results in {run_dir()}")
+    print(f"{hardware.here()} | size {size()} | results in {run.writable(run_dir())}")
     if devices:
         _start_jax(devices)
 

@@ -28,7 +28,15 @@ from flax import nnx
 from tunix.models.gemma4.model import Gemma4
 
 from helpers import gemma, pretrain, style
-from helpers.run import UserError, digest, write_text
+from helpers.run import (
+    Taken,
+    UserError,
+    alone,
+    digest,
+    one_line_errors,
+    read_table,
+    write_text,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 CHANNELS, HIDDEN = 4, 16               # of the network that is a rule
@@ -392,11 +400,16 @@ def first_stage(plan, kind, seed, out):
     Args:
       kind: "nca", "shuffled" or "text".
       out: folder; gets `first-<kind>-<seed>.csv` and, for the next arms, the weights.
+
+    Raises:
+      UserError: another process is making it.
     """
     name = f"first-{kind}-{seed}"
     table, weights = Path(out) / f"{name}.csv", Path(out) / f"{name}-{recipe(plan)}.npz"
     graph, params = fresh_model(plan, seed)
-    if not (table.exists() and weights.exists()):
+    if is_made(table, plan, "first") and (found := pretrain.load_state(weights, params)):
+        return found[0], int(read_run(table).all_tokens.iloc[-1])
+    with alone(Path(out) / f".{name}.lock"):
         print(f"── {name}", flush=True)
         if kind == "text":
             _, batches, validation, seen = text_batches(plan, seed)
@@ -410,7 +423,7 @@ def first_stage(plan, kind, seed, out):
         pretrain.save_state(weights, params, [])
         _store(table, plan, name.rpartition("-")[0], seed, "first", points(history, batches))
         state.unlink(missing_ok=True)
-    return pretrain.load_state(weights, params)[0], int(pd.read_csv(table).all_tokens.iloc[-1])
+    return params, int(read_run(table).all_tokens.iloc[-1])
 
 
 def run(plan, arm, seed, out):
@@ -437,34 +450,77 @@ def compare(plan, out, runs=None):
     """All runs of the comparison that `out` does not have yet, one after the other.
 
     It can be stopped and started again at any moment: a finished run is not repeated, one that was
-    cut off goes on from its last saved state with the same numbers.
+    cut off goes on from its last saved state with the same numbers. What another process is making
+    is left to it, and said.
     """
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     for arm, seed in runs or order(plan):
         path = out / f"{arm}-{seed}.csv"
-        if path.exists() and set(pd.read_csv(path, dtype=str).recipe) == {recipe(plan)}:
+        if is_made(path, plan):
             continue
         begun = time.perf_counter()
-        run(plan, arm, seed, out)
+        try:
+            with alone(out / f".{path.stem}.lock"):
+                run(plan, arm, seed, out)
+        except Taken as busy:
+            print(f"{path.stem} is left out: {busy}", flush=True)
+            continue
         print(f"{path.name}: {(time.perf_counter() - begun) / 60:.1f} min", flush=True)
         jax.clear_caches()  # every run compiles its own steps; the old ones only take memory
 
 
+def is_made(path, plan, stage="text"):
+    """Is this the file of a run of this plan that was trained to its end?
+
+    One that cannot be read, or that ends early, counts as absent, and is said.
+    """
+    if not Path(path).exists():
+        return False
+    try:
+        table = read_run(path)
+    except UserError:
+        print(f"{path} is unreadable and counts as absent", flush=True)
+        return False
+    same = set(table.recipe) == {recipe(plan)} and set(table.stage) == {stage}
+    return same and _whole(table, plan)
+
+
+def _whole(table, plan):
+    """Does the table of one run reach the run's last step?"""
+    arm, stage = table.arm.iloc[0], table.stage.iloc[0]
+    steps = plan.text_steps if stage == "text" else 1 if arm == "first-text" else plan.first_steps
+    return table.step.max() >= steps
+
+
 # -- Stored results -------------------------------------------------------------------------------
 
-def stored(folder):
+def stored(folder, plan=None):
     """All stored points as one table, empty where nothing is stored yet.
 
+    With a `plan`, runs that end before its last step are left out, and said.
+
     Raises:
-      UserError: the runs were made from different plans.
+      UserError: a file is damaged, or the runs were made from different plans.
     """
-    found = [pd.read_csv(path, dtype=dict.fromkeys(("recipe", "jax", "flax", "tunix"), str))
-             for path in sorted(Path(folder).glob("*.csv"))]
+    found = []
+    for path in sorted(Path(folder).glob("*.csv")):
+        found.append(read_run(path))
+        if plan and not _whole(found[-1], plan):
+            print(f"{path} ends at step {found.pop().step.max()} and is left out")
     table = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=COLUMNS)
     if table.recipe.nunique() > 1:
         raise UserError(f"{folder} mixes runs of different plans: delete those of the older one.")
     return table
+
+
+def read_run(path):
+    """One run's points, as they were written.
+
+    Raises:
+      UserError: it is no such table: empty, cut off, or edited.
+    """
+    return read_table(path, ("arm", "seed", "stage", "step", "val_loss", "recipe"),
+                      dtype=dict.fromkeys(("recipe", "jax", "flax", "tunix"), str))
 
 
 def missing(table, plan):
@@ -596,10 +652,13 @@ def main():
                         os.environ, help="folder of results and states; the same one to go on")
     parser.add_argument("runs", nargs="*", help="such as scratch-0 nca-0; all of them if none")
     chosen = parser.parse_args()
+    one_line_errors()
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(Path(chosen.out) / "compiled"))
-    runs = [(name.rpartition("-")[0], int(name.rpartition("-")[2])) for name in chosen.runs]
-    compare(Plan(), chosen.out, runs)
+    known = {f"{arm}-{seed}": (arm, seed) for arm, seed in order(Plan())}
+    if unknown := [name for name in chosen.runs if name not in known]:
+        raise UserError(f"there is no run {', '.join(unknown)}. There are {', '.join(known)}.")
+    compare(Plan(), chosen.out, [known[name] for name in chosen.runs])
 
 
 if __name__ == "__main__":

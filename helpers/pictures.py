@@ -68,7 +68,8 @@ def layer_on_chips(cut):
                                 fc="#F2F2F2", lw=1))
     ax.text(4.9, -0.85, "after attn_vec_einsum: the four partial results are added "
             "(reduce-scatter, then all-gather)", ha="center", va="center", fontsize=9)
-    ax.text(8.3, 2.7, "grey: A, whole\non every chip.\n\ntp=8 would need\n8 KV heads,\nthere are "
+    ax.text(8.3, 2.5, "coloured: W below,\nB above it.\ngrey: A, whole\non every chip.\n\n"
+            "tp=8 would need\n8 KV heads,\nthere are "
             f"{cut['k_einsum', 'W']['shape'][0]}.", fontsize=8)
     ax.set(xlim=(-0.05, 9.8), ylim=(-1.1, 5.6), aspect="equal")
     ax.axis("off")

@@ -4,8 +4,9 @@ Letters in shape comments: B rows, T tokens, V vocabulary. Id 0 is padding, 2 `<
 """
 
 import json
-import os
 import time
+import zipfile
+import zlib
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from helpers.run import Progress
+from helpers.run import Progress, atomic_file
 
 
 def inputs_of(name, shape):
@@ -136,18 +137,29 @@ def validation_loss(params, batches, evaluate):
 
 def save_state(path, tree, history):
     """All arrays and the history in one file, written beside and renamed."""
-    beside = path.with_name(f".{path.stem}.partial.npz")
     arrays = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-    np.savez(beside, history=json.dumps(history), **arrays)
-    os.replace(beside, path)
+    with atomic_file(path) as file:
+        np.savez(file, history=json.dumps(history), **arrays)
 
 
 def load_state(path, tree):
-    """The arrays in the structure of `tree`, and the history."""
-    with np.load(path) as stored:
-        leaves = [jnp.asarray(stored[f"leaf{i}"]) for i in range(len(jax.tree.leaves(tree)))]
-        return jax.tree.unflatten(jax.tree.structure(tree), leaves), json.loads(
-            str(stored["history"]))
+    """The arrays in the structure of `tree`, and the history.
+
+    None where no such state is stored; one that cannot be read counts as none, and is said.
+    """
+    if not Path(path).exists():
+        return None
+    wanted, kind = jax.tree.flatten(tree)
+    try:
+        with np.load(path) as stored:
+            leaves = [stored[f"leaf{i}"] for i in range(len(wanted))]
+            history = json.loads(str(stored["history"]))
+        if list(map(np.shape, leaves)) != list(map(np.shape, wanted)):
+            raise ValueError("another model's")
+    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error):
+        print(f"{path} is unreadable and counts as absent", flush=True)
+        return None
+    return jax.tree.unflatten(kind, map(jnp.asarray, leaves)), history
 
 
 def pretrain(params, moments, step, evaluate, batches, validation, steps, path, every=100,
@@ -169,8 +181,8 @@ def pretrain(params, moments, step, evaluate, batches, validation, steps, path, 
       after every `every` steps and the last, val_loss.
     """
     path, history = Path(path), []
-    if path.exists():
-        (params, moments), history = load_state(path, (params, moments))
+    if found := load_state(path, (params, moments)):
+        (params, moments), history = found
         print(f"resuming after step {len(history)}")
     saved = time.monotonic()
     progress = Progress(steps - len(history), "step", every=10)

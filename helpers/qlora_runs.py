@@ -19,7 +19,15 @@ import optax
 import pandas as pd
 
 from helpers import answers, chat, gemma, judge, quantized, stats, train
-from helpers.run import read_json, run_dir, write_text
+from helpers.run import (
+    UserError,
+    alone,
+    one_line_errors,
+    read_json,
+    read_table,
+    run_dir,
+    write_text,
+)
 
 BASE = "assets/tiny_gemma4"
 STORED = Path("data/qlora")
@@ -35,6 +43,9 @@ VARIANTS = {  # how the base is stored, and in what its products are computed
 ANSWERS = 3          # drawn answers per problem, beside the greedy one
 TEMPERATURE = 0.8
 ANSWER_TOKENS = 192
+# What the tables of data/qlora/ need in every row.
+COLUMNS = {"runs.csv": ("variant", "seed", "val_loss"), "loss.csv": ("variant", "seed", "step"),
+           "answers.csv": ("variant", "seed", "model", "problem", "plan", "c", "n")}
 
 
 def world():
@@ -63,8 +74,17 @@ def fit(variant, seed, folder, steps=SETTINGS["steps"], validate_every=19, data=
       steps: optimizer steps of four rows, and the schedule's length.
       validate_every: steps between validation losses.
       data: 02's folder; None is RUN_DIR's.
+
+    Raises:
+      UserError: another process trains in this folder.
     """
     data, folder = Path(data or run_dir("data")), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        return _fit(variant, seed, folder, steps, validate_every, data)
+
+
+def _fit(variant, seed, folder, steps, validate_every, data):
     model, mesh = build(variant, seed)
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, SETTINGS["learning_rate"], min(SETTINGS["warmup_steps"], steps // 2), steps)
@@ -176,18 +196,28 @@ def cosine(a, b):
 
 
 def add_rows(name, rows):
-    """Append rows to a table of data/qlora/, as a whole file."""
-    path = STORED / name
-    old = [pd.read_csv(path)] if path.exists() else []
+    """Put one run's rows into a table of data/qlora/, in place of those it had; a whole file."""
     STORED.mkdir(exist_ok=True)
-    write_text(path, pd.concat([*old, rows], ignore_index=True).to_csv(
-        index=False, float_format="%.6g"))
+    with alone(STORED, wait=True):
+        path = STORED / name
+        old = [stored(name)] if path.exists() else []
+        run = ["variant", "seed"]
+        others = [table[~table.set_index(run).index.isin(rows.set_index(run).index)]
+                  for table in old]
+        write_text(path, pd.concat([*others, rows], ignore_index=True).to_csv(
+            index=False, float_format="%.6g"))
 
 
 def stored(name):
-    """A table of data/qlora/, empty if there is none."""
+    """A table of data/qlora/, empty if there is none.
+
+    Raises:
+      UserError: it is damaged.
+    """
     path = STORED / name
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["variant", "seed"])
+    if path.exists():
+        return read_table(path, COLUMNS[name])
+    return pd.DataFrame(columns=[*COLUMNS[name], *(["loss"] if name == "loss.csv" else [])])
 
 
 def scores(table, model, plan="drawn"):
@@ -204,6 +234,8 @@ def scores(table, model, plan="drawn"):
     """
     table = table[table.plan == plan].assign(share=lambda rows: rows.c / rows.n)
     shares = table.pivot_table(index="problem", columns=["model", "variant"], values="share")
+    if ("as trained", "bfloat16") not in shares:  # nothing to compare with
+        return pd.DataFrame(columns=["seeds", "pass@1"])
     first, rows = shares["as trained", "bfloat16"], {}
     for variant in VARIANTS:
         if (model, variant) not in shares:
@@ -231,12 +263,15 @@ def merge_scores(table):
 
 def run(variant, seed):
     """Train, ask and judge one variant, unless it is stored; its rows go to data/qlora/."""
-    done = stored("runs.csv")
+    done, *_ = map(stored, COLUMNS)  # all of them: damage is said before hours of training
     if len(done) and ((done.variant == variant) & (done.seed == seed)).any():
         return
     began = time.perf_counter()
     model, mesh, path = fit(variant, seed, run_dir("qlora", f"{variant}-{seed}"))
     log = pd.read_json(path, lines=True)
+    if "val_loss" not in log or log.val_loss.isna().all():
+        raise UserError(f"{path} has no validation loss: it was damaged after training. Delete "
+                        f"{path.parent} and run this again.")
     models = {"as trained": model}
     if VARIANTS[variant]["base_dtype"] != "bfloat16":
         models |= {f"merged into {into}": merged(model, mesh, into)
@@ -258,8 +293,12 @@ def run(variant, seed):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        run(sys.argv[1], int(sys.argv[2]))
-    else:
-        for seed, variant in itertools.product(SEEDS, VARIANTS):
-            run(variant, seed)
+    one_line_errors()
+    known = {(variant, str(seed)): (variant, seed)
+             for seed, variant in itertools.product(SEEDS, VARIANTS)}
+    asked = [tuple(sys.argv[1:])] if sys.argv[1:] else list(known)
+    if asked[0] not in known:
+        raise UserError(f"no run is called {' '.join(asked[0])}. Say a variant and a seed: "
+                        f"{', '.join(VARIANTS)}; {', '.join(map(str, SEEDS))}.")
+    for name in asked:
+        run(*known[name])

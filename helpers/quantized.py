@@ -84,7 +84,7 @@ class Dequantized(StoredProducts):
 
 
 class QuantizedBase(Casts, Dequantized):
-    """A quantised base alone."""
+    """A quantised base alone: finds what to quantise (`plan`), and lets it run (`answering`)."""
 
 
 class AdaptedBase(Casts, gemma.Float32Lora):
@@ -481,10 +481,9 @@ def _fill(hull, array):
 
 
 def quantize(model, mesh, base_dtype, tile_size=0):
-    """Quantise the matrices of a Gemma 4 in place, one at a time; returns the model.
+    """Quantise the matrices of a Gemma 4 one at a time, in place; returns it `answering`.
 
-    Works on an abstract model, too. The model cannot run before `gemma.inject_lora` has given it a
-    provider that knows quantised weights.
+    Works on an abstract model, too.
     """
     if base_dtype == "bfloat16":
         return model
@@ -494,7 +493,20 @@ def quantize(model, mesh, base_dtype, tile_size=0):
         if not isinstance(weight, jax.ShapeDtypeStruct):
             _fill(hull, quantize_weight(weight, hull.how))
         setattr(module, path[-1], hull)
-    return model
+    return answering(model)
+
+
+def answering(model):
+    """A quantised model that runs by itself, and so does the MLP of each layer; shares its arrays.
+
+    Qwix intercepts the call of one module, so each that is called from outside needs it. Inside the
+    model's own call an MLP's interception does nothing: both have the same provider, which has no
+    rules, because what is to be quantised is. `gemma.inject_lora` replaces them by its own.
+    """
+    base = QuantizedBase([])
+    for layer in model.layers:
+        layer.mlp = qwix.quantize_model(layer.mlp, base, skip_nnx_init=True)
+    return qwix.quantize_model(model, base, skip_nnx_init=True)
 
 
 def abstract_base(config, mesh, base_dtype="bfloat16", tile_size=0):
@@ -532,7 +544,7 @@ def _rule(mapping, name):
 
 
 def load_base(source, config, mesh, base_dtype="bfloat16", tile_size=0):
-    """`gemma.load_base` for a base of one of `BASE_DTYPES`, placed on the mesh.
+    """`gemma.load_base` for a base of one of `BASE_DTYPES`, placed on the mesh; it can be asked.
 
     A quantised one is read a layer at a time and quantised a matrix at a time on the host, so the
     bfloat16 model is never whole in a chip's memory, nor in the host's (its files are mapped).
@@ -571,4 +583,4 @@ def load_base(source, config, mesh, base_dtype="bfloat16", tile_size=0):
     if todo:
         raise UserError(f"the weights in {folder} do not belong to its config.json: {len(todo)} "
                         f"are missing, for example {min(todo)}.")
-    return model
+    return answering(model)

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ SIZES = {
     "31b": Size("google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
                 ("v5p-8", "v5p-32", "v6e-8")),
 }
+OPEN_FILES = 256  # the fewest that a kernel, a server and their sockets get by with
 _always = ""
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,8 +65,9 @@ def _hide_traceback(kind, error, trace):
 def disk_problem(error, path=None):
     """What to do where a file cannot be written; "" for any other error.
 
-    The disk is full, the folder is read-only, the file is larger than allowed, or something else
-    has its name. `path` is what was being written. Without it the error has to name its file.
+    The disk is full, the folder is read-only, the file is larger than allowed, something else has
+    its name, or too many files are open. `path` is what was being written. Without it the error has
+    to name its file.
     """
     code, text = getattr(error, "errno", None), str(error)
     file = path or getattr(error, "filename", None) or "a file"
@@ -82,6 +85,10 @@ def disk_problem(error, path=None):
     if code == errno.EFBIG:
         return (f"{file} is larger than the file system of {there} or `ulimit -f` allows. Set "
                 "RUN_DIR elsewhere, or lift the limit.")
+    if code in (errno.EMFILE, errno.ENFILE):
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (f"too many open files: `ulimit -n` is {allowed}. Run this again from a shell that "
+                "allows more (`ulimit -n 4096`).")
     if code in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
         return _in_the_way(*(name for name in (getattr(error, "filename2", None), path) if name))
     return ""
@@ -107,6 +114,21 @@ def _one_line(path):
         if said := disk_problem(error, path):
             raise UserError(said) from error
         raise
+
+
+def allow_open_files():
+    """Let this process and its children open as many files as they may need.
+
+    Raises:
+      UserError: the system allows fewer than `OPEN_FILES`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < OPEN_FILES:
+        raise UserError(f"no more than {most} files may be open at once here (`ulimit -Hn`), and "
+                        f"the series needs {OPEN_FILES}. Start it from a shell that allows more.")
 
 
 def always(name):
@@ -200,6 +222,31 @@ def run_dir_path():
     """Where the run directory is or will be, as a short path if it is below this one."""
     chosen = Path(os.environ.get("RUN_DIR") or Path("runs") / size()).expanduser()
     return chosen.relative_to(Path.cwd()) if chosen.is_relative_to(Path.cwd()) else chosen
+
+
+def writable(folder):
+    """Return `folder` if files can be made in it: said before work whose results it is to hold.
+
+    Raises:
+      UserError: they cannot.
+    """
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{folder} cannot be written. Set RUN_DIR to a folder of yours.")
+    return folder
+
+
+def env(name, default):
+    """An environment variable as a value of `default`'s type; `default` where it is unset or empty.
+
+    Raises:
+      UserError: it is not such a value.
+    """
+    text = os.environ.get(name, "").strip()
+    try:
+        return type(default)(text) if text else default
+    except ValueError as error:
+        raise UserError(f"{name}={text} is not a number. Set it to one such as {default}, or unset "
+                        "it.") from error
 
 
 def temporary_dir():
@@ -353,16 +400,58 @@ def writing():
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     name = os.environ.get("JPY_SESSION_NAME", "a notebook") if shell else sys.argv[0]
     who = Path(name or "Python").stem
-    if shell is None and sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _hide_traceback
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError):  # somebody else's stream
-                stream.reconfigure(errors="replace")  # a terminal that is not UTF-8
-    elif shell and not any(isinstance(other, _OneWriter) for other in shell.ast_transformers):
+    one_line_errors()
+    if shell and not any(isinstance(other, _OneWriter) for other in shell.ast_transformers):
         shell.ast_transformers.append(_OneWriter(who))
         shell.events.register("post_execute", _lock.release)
-        shell.set_custom_exc((Exception,), _show_error)
     _lock.take(who)
+
+
+def one_line_errors():
+    """Show what the reader can mend (a full disk, Ctrl-C) as one line, in a script or a kernel."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell:
+        shell.set_custom_exc((Exception,), _show_error)
+    elif sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _hide_traceback
+    for stream in () if shell else (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # somebody else's stream
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8
+
+
+class Taken(UserError):
+    """Another process is at work there."""
+
+
+@contextlib.contextmanager
+def alone(path, wait=False):
+    """Be the only process in this block, as told by a file or folder that all of them name.
+
+    For what is not the run directory's: results that several commands add to. A file is made, and
+    gone afterwards; the lock ends with the process, however that ends.
+
+    Raises:
+      Taken: another process is in it, unless we are to `wait`.
+    """
+    path = Path(path)
+    with _one_line(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        what = path.name.removeprefix(".").removesuffix(".lock")
+        raise Taken(f"{what} in {path.parent} is being made by another process. Wait until it "
+                        "is done, then run this again.") from None
+    except OSError:  # some network and FUSE mounts know no locks
+        pass
+    try:
+        yield
+    finally:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 class _OneWriter(ast.NodeTransformer):
@@ -399,13 +488,24 @@ def write_text(path, text):
     Raises:
       UserError: the disk is full, or the folder may not be written.
     """
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def atomic_file(path):
+    """Yield a binary file beside `path`; it becomes `path` only when the block succeeds.
+
+    Raises:
+      UserError: the disk is full, or the folder may not be written.
+    """
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with _one_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(beside, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(beside, "wb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)
@@ -460,6 +560,25 @@ def read_leftover(path, otherwise):
             return found
     print(f"{path} is unreadable and counts as absent", flush=True)
     return otherwise
+
+
+def read_table(path, columns, **options):
+    """A CSV file that a run stored, as a pandas table in which `columns` are complete.
+
+    Raises:
+      UserError: it is empty, cut off, or lacks one of them.
+    """
+    import pandas as pd
+    try:
+        table = pd.read_csv(path, **options)
+        whole = Path(path).read_bytes().endswith(b"\n")
+        if not (whole and len(table) and table[list(columns)].notna().all(axis=None)):
+            raise ValueError("it is cut off")
+    except (KeyError, ValueError, pd.errors.ParserError) as error:  # ValueError: UTF-8, too
+        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}). Take it from the "
+                        "repository again (git checkout), or delete it: what it held then counts "
+                        "as missing.") from error
+    return table
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 Colours are Okabe and Ito's colour-blind-safe set (https://jfly.uni-koeln.de/color/).
 """
 
-from helpers.run import run_dir
+from helpers.run import atomic_file, run_dir
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, BLACK, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#222222", "#8A8A8A"
@@ -35,9 +35,8 @@ def finish(fig, name, source=""):
     import matplotlib.pyplot as plt
     if source:
         fig.supxlabel(f"Source: {source}", fontsize=8, color=GREY, x=0.01, ha="left")
-    path = run_dir("figures", f"{name}.png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path)
+    with atomic_file(run_dir("figures", f"{name}.png")) as file:
+        fig.savefig(file, format="png")
     plt.show()
     plt.close(fig)
 
@@ -133,12 +132,12 @@ def show_tokens(pieces, mask, name, title="", columns=110):
 # Where a notebook stands: (number, name, what it leaves for the next one, its size tiny and 31B).
 # Sizes: files of a finished tiny run; 31B: 2,290 rows x 4,096 x 13 bytes, 472.5 M float32 adapter
 # weights (03), the published checkpoint.
-ROAD = (("01", "set up", "", "tiny | 31B:"), ("02", "data", "packed rows", "8 MB | 122 MB"),
-        ("03", "train", "adapters", "1.7 MB | 1.9 GB"),
-        ("04", "merge", "a model", "7 MB | 62.5 GB"),
+ROAD = (("01", "set up", "", ""), ("02", "data", "packed rows", "tiny 8 MB\n31B 122 MB"),
+        ("03", "train", "adapters", "tiny 1.7 MB\n31B 1.9 GB"),
+        ("04", "merge", "a model", "tiny 7 MB\n31B 62.5 GB"),
         ("05", "serve", "HTTP", ""), ("06", "benchmark", "", ""), ("07", "evaluate", "", ""))
-BESIDE = {"00": (0, "00 quickstart"), "09": (1, "09 tiny base"), "12": (1.95, "12 automata first"),
-          "08": (2.9, "08 dry run"), "11": (3.85, "11 QLoRA"), "10": (5, "10 published")}
+BESIDE = {"00": (0, "00 quickstart"), "08": (1.6, "08 dry run"), "09": (2.6, "09 tiny base"),
+          "10": (3.6, "10 published"), "11": (4.6, "11 QLoRA"), "12": (5.6, "12 automata")}
 
 
 def you_are_here(number):
@@ -154,7 +153,7 @@ def you_are_here(number):
     from matplotlib.patches import FancyBboxPatch
     if number not in BESIDE and number not in {stop[0] for stop in ROAD}:
         raise KeyError(number)
-    fig, ax = figure(10, 1.75)
+    fig, ax = figure(10, 1.85)
 
     def box(x, y, text, mark, width=0.62, height=0.5):
         ax.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height,
@@ -167,15 +166,16 @@ def you_are_here(number):
         if place < len(ROAD) - 1:
             ax.annotate("", (place + 0.63, 0), (place + 0.37, 0),
                         arrowprops={"arrowstyle": "->", "color": GREY})
-        ax.text(place + 0.5, 0.45, leaves, ha="center", fontsize=8, color=BLACK)
-        ax.text(place + 0.5, 0.32, size, ha="center", fontsize=8, color=GREY)
+        ax.text(place + 0.5, 0.57, leaves, ha="center", fontsize=8, color=BLACK)
+        ax.text(place + 0.5, 0.545, size, ha="center", va="top", fontsize=7, color=GREY)
     for other, (place, text) in BESIDE.items():
         box(place, -0.62, text, other == number, width=0.8, height=0.2)
-    for first, last, text in ((-0.3, 3.3, "v5p-8: 4 TPU chips, JAX"), (3.7, 4.3, "v6e-8, vLLM"),
-                              (4.7, 6.3, "any machine, over HTTP")):
-        ax.plot((first, last), (0.68, 0.68), color=GREEN, lw=2)
-        ax.text((first + last) / 2, 0.74, text, ha="center", fontsize=8, color=GREEN)
-    ax.set(xlim=(-0.45, 6.45), ylim=(-0.8, 0.95))
+    ax.text(0.62, -0.62, "appendices:", ha="left", va="center", fontsize=8, color=GREY)
+    for first, last, text in ((-0.3, 3.3, "31B: a v5p-8, 4 TPU chips, JAX"),
+                              (3.7, 4.3, "v6e-8, vLLM"), (4.7, 6.3, "any machine, over HTTP")):
+        ax.plot((first, last), (0.78, 0.78), color=GREEN, lw=2)
+        ax.text((first + last) / 2, 0.83, text, ha="center", fontsize=8, color=GREEN)
+    ax.set(xlim=(-0.45, 6.45), ylim=(-0.8, 1.02))
     ax.axis("off")
     plt.show()
     plt.close(fig)

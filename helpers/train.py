@@ -287,7 +287,7 @@ def jit_train_step(model, optimizer, loss_fn, state):
 # ── Tables and memory ──
 
 
-def mesh_table(config, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256), widths=(1, 2, 4, 8, 16)):
+def mesh_table(config, sizes=(1, 2, 4, 8, 16, 32), widths=(1, 2, 4, 8, 16)):
     """Which (fsdp, tp) meshes can hold a model, for every number of devices."""
     def cell(devices, tp):
         fits = devices % tp == 0 and not gemma.mesh_problem(config, devices // tp, tp)
@@ -511,7 +511,7 @@ class StepLog:
         records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
         records = [record for record in records if record["step"] <= step]
         self.validations = [record["val_loss"] for record in records if "val_loss" in record]
-        self.start, self.first = time.perf_counter(), step
+        self.begun, self.first = time.perf_counter(), step
         if self.active:
             write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
             folder = self.path.with_name("tensorboard")
@@ -545,13 +545,15 @@ class StepLog:
         """Log one optimizer step, and print the first, the last and every few."""
         self.write(record)
         step = record["step"]
-        if step % self.every == 0 or step in (self.first + 1, self.steps):
-            left = (time.perf_counter() - self.start) / (step - self.first) * (self.steps - step)
+        done = step - self.first - 1  # the first step warms up, and is not in the time left
+        self.begun = self.begun if done else time.perf_counter()
+        if step % self.every == 0 or not done or step == self.steps:
+            left = (time.perf_counter() - self.begun) / max(1, done) * (self.steps - step)
+            eta = f" | eta {int(left) // 60}m{int(left) % 60:02d}s" if done else ""
             print(f"step {step}/{self.steps} | loss {record['loss']:.4f} | lr "
                   f"{record['learning_rate']:.2e} | grad norm {record['grad_norm']:.2f} | "
                   f"{record['seconds']:.2f} s/step | "
-                  f"{record['real_tokens'] / record['seconds']:,.0f} real tok/s | "
-                  f"eta {int(left) // 60}m{int(left) % 60:02d}s", flush=True)
+                  f"{record['real_tokens'] / record['seconds']:,.0f} real tok/s{eta}", flush=True)
         if self.watch and self.active:
             self.watch(self.path)
 

@@ -481,6 +481,26 @@ def test_a_full_disk_while_answers_are_saved(world):
     assert saved and all(json.loads(line)["text"] for line in saved[:-1])
 
 
+FIGURE = """
+from helpers import style
+fig, ax = style.figure(9, 9)
+ax.imshow([[i * j % 97 for i in range(400)] for j in range(400)])
+style.finish(fig, "00_x")
+"""
+
+
+@fault("disk of .* is full", r"old\n00_x.png\n")
+def a_full_disk_while_a_figure_is_saved(world):
+    """The figure of the last run stays, and no half of this one."""
+    path = world.folder / "figure.py"
+    path.write_text(FIGURE)
+    yield
+    yield world.small_disk(
+        f"mkdir {world.run}/figures; cd {world.run}/figures; echo old > 00_x.png; "
+        f"PYTHONPATH={ROOT} MPLBACKEND=agg {sys.executable} {path}; code=$?; "
+        "cat 00_x.png; ls -A; exit $code", size="16k")
+
+
 @fault("notebooks is a file and in the way")
 def a_file_where_a_folder_belongs(world):
     world.notebooks()
@@ -890,6 +910,17 @@ def the_kernel_killed(world):
 
 
 @fault("interrupted", "run this again", code=-signal.SIGINT)
+def a_script_interrupted_that_holds_nothing(world):
+    """As 00 and 11 do: they say what this machine is, and write nothing that another needs."""
+    child = world.start(sys.executable, "-c", "import time, helpers; helpers.machine()\n"
+                        "print('goes on', flush=True); time.sleep(60)")
+    world.until(child, "goes on")
+    yield
+    child.send_signal(signal.SIGINT)
+    yield world.ended(child)
+
+
+@fault("interrupted", "run this again", code=-signal.SIGINT)
 def a_script_interrupted(world):
     child = world.start(sys.executable, "-c", WRITER + "time.sleep(60)")
     world.until(child, "writes")
@@ -924,6 +955,25 @@ def a_kernel_that_says_why_it_dies(world):
 
 # -- Environments -------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("text, value", [("7", 7), (" -1 ", -1), ("", 3), ("abc", None)])
+def test_a_number_in_the_environment(monkeypatch, text, value):
+    """TILE_SIZE, MAX_STEPS."""
+    monkeypatch.setenv("TILE_SIZE", text)
+    if value is not None:
+        assert run.env("TILE_SIZE", 3) == value
+    else:
+        with pytest.raises(run.UserError, match="TILE_SIZE=abc is not a number.* such as 3"):
+            run.env("TILE_SIZE", 3)
+
+
+@fault("cannot be written", "Set RUN_DIR")
+def a_read_only_folder_for_a_notebook_that_holds_no_lock(world):
+    """00 and 11: said before the work whose figures have no place."""
+    yield
+    yield world.small_disk(f"mount -o remount,ro {world.run}; "
+                           f"{sys.executable} -c 'import helpers; helpers.machine()'")
+
+
 @fault("JAX_PLATFORMS=cuda", "Unset it")
 def a_platform_that_is_not_here(world):
     yield
@@ -936,6 +986,42 @@ def a_package_of_the_environment_is_missing(world):
     (world.project / "helpers/__init__.py").write_text("import no_such_package\n")
     yield
     yield world.run_all("01")
+
+
+@fault("no more than 24 files may be open", "shell")
+def a_shell_that_allows_too_few_open_files(world):
+    world.notebooks()
+    yield
+    yield world.ended(world.start("bash", "-c", "ulimit -n 24; ./run_all.sh 01", cwd=world.project))
+
+
+@fault("no more than 24 files may be open", "shell")
+def too_few_open_files_for_a_script(world):
+    yield
+    command = f"ulimit -n 24; {sys.executable} -c 'import helpers; helpers.machine()'"
+    yield world.ended(world.start("bash", "-c", command))
+
+
+@fault("1 notebooks", code=0)
+def a_limit_of_open_files_that_can_be_lifted(world):
+    world.notebooks()
+    yield
+    yield world.ended(world.start("bash", "-c", "ulimit -Sn 24; ./run_all.sh 01",
+                                  cwd=world.project))
+
+
+@fault("Error: too many open files: `ulimit -n` is 300", "ulimit -n 4096")
+def a_cell_that_runs_out_of_open_files(world):
+    world.notebooks(n02='''
+        from helpers.run import writing
+        writing()
+
+        # %%
+        files = [open("/dev/null") for _ in range(400)]
+        ''')
+    yield
+    yield world.ended(world.start("bash", "-c", "ulimit -n 300; ./run_all.sh 02",
+                                  cwd=world.project))
 
 
 @fault("Python 3.12.1", "3.11", "rm -rf .venv")
@@ -1114,6 +1200,26 @@ def test_a_base_that_is_gone_is_one_line(name, monkeypatch):
     assert name in str(raised.value) and len(str(raised.value).splitlines()) == 1
 
 
+CONFIG = json.loads((ROOT / "assets/tiny_gemma4/config.json").read_text())
+
+
+@pytest.mark.parametrize("config, says", [
+    ([CONFIG], "is a JSON list and no object"), (None, "is a JSON NoneType and no object"),
+    ({**CONFIG, "text_config": [1]}, "not a Gemma 4's"),
+    ({key: value for key, value in CONFIG.items() if key != "hidden_size"}, "hidden_size"),
+    ({**CONFIG, "layer_types": 6}, "layer_types")])
+def test_a_config_that_describes_no_model_is_one_line(tmp_path, config, says):
+    from helpers import gemma
+    base = shutil.copytree(ROOT / "assets/tiny_gemma4", tmp_path / "base")
+    (base / "config.json").write_text(json.dumps(config))
+    with pytest.raises(run.UserError, match=says) as raised:
+        gemma.config_from_hf(base)
+    assert len(str(raised.value).splitlines()) == 1
+    if not isinstance(config, dict):
+        with pytest.raises(run.UserError, match=says):
+            chat.load_tokenizer(base)
+
+
 @fault("here/runs", code=0)
 def a_relative_run_dir_is_relative_to_where_one_stands(world):
     world.notebooks(n01="import os; print(os.environ['RUN_DIR'])")
@@ -1239,6 +1345,144 @@ def an_executed_copy_half_written_is_run_again(world):
     yield tool(world, "--execute")
 
 
+# -- Results that are stored in the repository: 11 and 12 ----------------------------------------
+
+def small_plan():
+    from helpers import nca
+    return nca, nca.Plan(text_steps=2, first_steps=2, rows_per_step=2, tokens_per_step=256, every=2,
+                         documents=2_000, validation=1, model=(("num_layers", 1), ("hidden_dim", 32)))
+
+
+def points(nca, plan, arm="scratch", seed=0, steps=None):
+    """A stored run with invented losses, as text."""
+    import pandas as pd
+    steps = np.arange(1, (steps or plan.text_steps) + 1)
+    return pd.DataFrame({"arm": arm, "seed": seed, "stage": "text", "step": steps,
+                         "text_tokens": steps, "all_tokens": steps, "train_loss": 1.0,
+                         "val_loss": 1 / steps, "seconds": 1.0, "recipe": nca.recipe(plan),
+                         "jax": "1", "flax": "1", "tunix": "1", "made": "2026-01-01"},
+                        columns=nca.COLUMNS).to_csv(index=False)
+
+
+@pytest.mark.parametrize("harm", [
+    lambda text: text[:len(text) // 2], lambda text: "", lambda text: text[:-1],
+    lambda text: text.replace("val_loss", "loss"), lambda text: text + '"', lambda text: "\0\xff",
+    lambda text: text.replace("scratch", "", 1)])
+def test_a_damaged_result_of_12_is_named_and_never_taken_for_one(tmp_path, harm, capsys):
+    nca, plan = small_plan()
+    whole = points(nca, plan)
+    (tmp_path / "scratch-0.csv").write_text(whole)
+    assert len(nca.stored(tmp_path, plan)) == 2 and nca.is_made(tmp_path / "scratch-0.csv", plan)
+    (tmp_path / "scratch-0.csv").write_bytes(harm(whole).encode("latin-1"))
+    with pytest.raises(run.UserError, match=r"scratch-0\.csv is damaged .*git checkout") as raised:
+        nca.stored(tmp_path, plan)
+    assert len(str(raised.value).splitlines()) == 1
+    assert not nca.is_made(tmp_path / "scratch-0.csv", plan)
+    assert "counts as absent" in capsys.readouterr().out
+
+
+def test_a_result_of_12_that_ends_early_is_no_result(tmp_path, capsys):
+    """Its last loss would count as the run's."""
+    nca, plan = small_plan()
+    (tmp_path / "nca-0.csv").write_text(points(nca, plan, "nca", steps=1))
+    table = nca.stored(tmp_path, plan)
+    assert table.empty and ("nca", 0) in nca.missing(table, plan)
+    assert "nca-0.csv ends at step 1 and is left out" in capsys.readouterr().out
+    assert not nca.is_made(tmp_path / "nca-0.csv", plan)
+
+
+@pytest.mark.parametrize("harm", ["half", "empty", "text", "another"])
+def test_a_damaged_state_counts_as_absent_and_is_said(tmp_path, harm, capsys):
+    from helpers import pretrain
+    tree, path = {"a": np.ones((40, 40)), "b": np.zeros(3)}, tmp_path / "state.npz"
+    pretrain.save_state(path, tree, [{"step": 1}])
+    assert pretrain.load_state(path, tree)[1] == [{"step": 1}]
+    if harm == "another":
+        tree["b"] = np.zeros(4)
+    else:
+        path.write_bytes({"half": path.read_bytes()[:3000], "empty": b"", "text": b"no"}[harm])
+    assert pretrain.load_state(path, tree) is None
+    assert "state.npz is unreadable and counts as absent" in capsys.readouterr().out
+
+
+RUN_OF_12 = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from helpers import run
+import test_faults
+run.one_line_errors()
+nca, plan = test_faults.small_plan()
+store = nca._store
+if sys.argv[1:] == ["slow"]:
+    def _store(*arguments):
+        print("about to store", flush=True)
+        time.sleep(60)
+    nca._store = _store
+nca.compare(plan, {out!r}, [("scratch", 0)])
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_12_is_made_by_one_process_and_goes_on_after_a_kill(world):
+    """Killed at the last moment; the states that it saved are used."""
+    path, out = world.folder / "run.py", world.run / "out"
+    path.write_text(RUN_OF_12.format(tests=str(ROOT / "tests"), out=str(out)))
+    first = world.start(sys.executable, path, "slow", PYTHONPATH=str(ROOT))
+    world.until(first, "about to store")
+    second = world.ended(world.start(sys.executable, path, PYTHONPATH=str(ROOT)))
+    assert second.returncode == 0 and not list(out.glob("*.csv"))
+    assert "scratch-0 is left out: scratch-0 in" in second.text, second.text
+    first.kill()
+    first.wait()
+    third = world.ended(world.start(sys.executable, path, PYTHONPATH=str(ROOT)))
+    assert "resuming after step 2" in third.text and "step 1" not in third.text, third.text
+    assert [file.name for file in out.iterdir()] == ["scratch-0.csv"]
+
+
+@fault("there is no run scratch-x", "scratch-0")
+def a_run_of_12_that_there_is_not(world):
+    yield
+    yield world.ended(world.start(sys.executable, "-m", "helpers.nca", "--out", world.run / "out",
+                                  "scratch-x"))
+
+
+@fault("no run is called int7 42", "nf4", "43")
+def a_run_of_11_that_there_is_not(world):
+    yield
+    yield world.ended(world.start(sys.executable, "-m", "helpers.qlora_runs", "int7", "42"))
+
+
+@fault("live in .*qlora is being made by another process", intact=("qlora",))
+def two_trainings_of_11_in_one_folder(world):
+    code = "from helpers import run; run.one_line_errors()\nwith run.alone({!r}): " \
+           "print('trains', flush=True); import time; time.sleep(60)"
+    world.file("qlora/live/log.jsonl")
+    first = world.start(sys.executable, "-c", code.format(str(world.run / "qlora/live")))
+    world.until(first, "trains")
+    yield
+    second = world.python("from helpers import run, qlora_runs; run.one_line_errors()\n"
+                          "qlora_runs.fit('nf4', 42, run.run_dir('qlora', 'live'), steps=1)")
+    first.kill()
+    yield second
+
+
+def test_rows_of_11_are_stored_once_however_often_they_are_added(tmp_path, monkeypatch):
+    """A run that was killed between two of its three tables is made again."""
+    import pandas as pd
+    from helpers import qlora_runs as lab
+    monkeypatch.setattr(lab, "STORED", tmp_path / "qlora")
+    for variant, seed, loss in (("int8", 42, 1.0), ("int8", 43, 2.0), ("int8", 42, 3.0)):
+        lab.add_rows("runs.csv", pd.DataFrame({"variant": [variant], "seed": seed, "val_loss": loss}))
+    assert lab.stored("runs.csv").val_loss.tolist() == [2.0, 3.0]
+    path = tmp_path / "qlora/runs.csv"
+    path.write_text(path.read_text()[:-3])
+    with pytest.raises(run.UserError, match=r"runs\.csv is damaged .*git checkout"):
+        lab.stored("runs.csv")
+    path.unlink()
+    assert lab.stored("runs.csv").empty and lab.scores(lab.stored("answers.csv"), "as trained").empty
+    assert lab.merge_scores(lab.stored("answers.csv")).empty
+
+
 # -- Whole notebooks on a finished run: slow ----------------------------------------------------
 
 def finished(world, *parts):
@@ -1263,6 +1507,21 @@ def notebook_03_on_zeroed_tokens(world):
     np.save(path, tokens)
     yield
     yield script(world, "03_train.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env, says", [
+    ({"BASE_DTYPE": "int7"}, "base_dtype='int7' is unknown.*nf4"),
+    ({"BASE_DTYPE": "nf4"}, "tile_size=0 is impossible for nf4.*32"),
+    ({"BASE_DTYPE": "int8", "TILE_SIZE": "48"}, "tile_size=48 does not divide.*These divide: 32"),
+    ({"BASE_DTYPE": "int8", "TILE_SIZE": "x"}, "TILE_SIZE=x is not a number"),
+    ({"BASE_DTYPE": "int8"}, "trained on another base: base_dtype: bfloat16 there, int8 here")])
+def test_a_storage_that_03_cannot_train_on_is_one_line(world, env, says):
+    finished(world, "data", "train")
+    before = content(world.run / "train")
+    done = script(world, "03_train.py", **env)
+    assert done.returncode == 1 and re.search(says, done.text), done.text
+    assert "Traceback" not in done.text and content(world.run / "train") == before
 
 
 @fault("4 rows|rows", code=0, slow=True)
@@ -1366,6 +1625,7 @@ def half_a_record_beside_a_server(world):
 @fault("theirs.csv is left out", code=0, intact=("bench/theirs.csv",), slow=True)
 def a_broken_table_of_another_machine(world):
     finished(world, "data", "train", "merged", "merge.json", "bench", "serve")
+    served_here(world)
     world.file("bench/theirs.csv", '"a\n\x00')
     yield
     yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
@@ -1403,6 +1663,7 @@ def sigterm_while_a_server_is_up(world):
 @fault("24 measurements", code=0, gone=("serve/server.json",), slow=True)
 def notebook_06_alone(world):
     finished(world, "data", "train", "merged", "adapter", "merge.json", "bench", "serve")
+    served_here(world)
     yield
     yield world.ended(world.start("./run_all.sh", "06", cwd=ROOT), 900)
 

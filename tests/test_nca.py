@@ -290,9 +290,11 @@ def test_the_comparison_goes_on_run_by_run(tmp_path, capsys):
 
 def test_the_order_holds_every_run_once_and_the_main_arms_first():
     runs = nca.order(nca.Plan())
-    assert len(runs) == len(set(runs)) == 5 * len(nca.MAIN) + 3 * len(nca.OTHERS)
+    plan = nca.Plan()
+    assert len(runs) == len(set(runs)) == (plan.main_seeds * len(nca.MAIN)
+                                           + plan.other_seeds * len(nca.OTHERS))
     assert runs[:4] == [("scratch", 0), ("nca", 0), ("shuffled", 0), ("text", 0)]
-    assert max(seed for arm, seed in runs if arm in nca.OTHERS) == 2
+    assert max(seed for arm, seed in runs if arm in nca.OTHERS) == plan.other_seeds - 1
 
 
 # -- Results --------------------------------------------------------------------------------------
@@ -346,7 +348,10 @@ def made_up(folder, runs, plan):
                      ).to_csv(folder / f"{arm}-{seed}.csv", index=False)
 
 
-@pytest.mark.parametrize("count", (0, 1, 3, 35))
+ALL_RUNS = len(nca.order(nca.Plan()))
+
+
+@pytest.mark.parametrize("count", (0, 1, 3, ALL_RUNS))
 def test_the_conclusions_of_the_notebook_need_no_complete_comparison(tmp_path, monkeypatch, capsys,
                                                                      count):
     """The cells from section 8 on, as they stand, beside none, some and all runs."""
@@ -367,10 +372,11 @@ def test_the_conclusions_of_the_notebook_need_no_complete_comparison(tmp_path, m
         if cell.cell_type == "code":
             exec(cell.source, space)
     said = capsys.readouterr().out
-    assert f"{count} of 35 runs are stored" in said
-    assert ("missing: none" in said) == (count == 35) and ("Preliminary" in said) == (count < 35)
+    assert f"{count} of {ALL_RUNS} runs are stored" in said
+    assert ("missing: none" in said) == ("Preliminary" not in said) == (count == ALL_RUNS)
     assert ("No pair" in said) == (count < 2)
-    assert space["results"].pairs.sum() == {0: 0, 1: 0, 3: 2, 35: 30}[count]
+    others = ALL_RUNS - plan.main_seeds  # all but scratch itself
+    assert space["results"].pairs.sum() == {0: 0, 1: 0, 3: 2, ALL_RUNS: others}[count]
     assert len(list(tmp_path.glob("figures/12_*.png"))) == 4
 
 

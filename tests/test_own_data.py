@@ -70,10 +70,10 @@ def run(source, tmp_path, *changes):
     script = tmp_path / source
     script.write_text(f'{COLAB}{DRIVE.replace("/content", str(tmp_path))}'
                       f'del sys.modules["google.colab"]\n{text}')
-    env = {name: value for name, value in os.environ.items() if name not in ("RUN_DIR", "XLA_FLAGS")}
+    env = {name: value for name, value in os.environ.items()
+           if name not in ("RUN_DIR", "SIZE", "XLA_FLAGS")}
     done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, env={
-        **env, "SIZE": "e2b", "MPLBACKEND": "agg", "MAX_STEPS": "2",
-        "VERILOG_EVAL_DIR": str(tmp_path / "verilog-eval")})
+        **env, "MPLBACKEND": "agg", "MAX_STEPS": "2"})  # the size is set by the page's block
     assert done.returncode == 0, done.stdout[-1_500:] + done.stderr[-3_000:]
     return done.stdout
 
@@ -100,9 +100,6 @@ def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
     drive.mkdir(parents=True)
     (drive / "my_chats.jsonl").write_text("".join(
         json.dumps(row) + "\n" for row in rows_of_every_form()))
-    exam = tmp_path / "verilog-eval" / "dataset_spec-to-rtl"
-    exam.mkdir(parents=True)
-    (exam / "Prob001_x_prompt.txt").write_text("I would like you to implement a module.")
 
     small = f"cfg = replace(cfg, base={str(base)!r}, max_tokens=128, sequence_length=256)\n"
     said = run("02_data.py", tmp_path, (r"^# cfg = replace\(cfg, source=[^\n]*\n", IN_02.replace(
@@ -113,9 +110,10 @@ def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
     assert meta["val_examples"] > 0
 
     choose = re.search(r"^cfg = helpers\.choose\(.*?\)\n", (ROOT / "03_train.py").read_text(), re.M)[0]
-    run("03_train.py", tmp_path,
+    said = run("03_train.py", tmp_path,
         (r"helpers\.machine\(devices=4\)", "helpers.machine(devices=1)"),  # one chip
         (re.escape(choose), f"{choose}{IN_03}cfg = replace(cfg, rank=4, answer_tokens=4)\n"))
+    assert "asked:\nWhat is" in said, "the running example is one of one's own"
     recipe = helpers.read_json(drive / "gemma4" / "train" / "recipe.json")
     assert recipe["epochs"] == 3.0 and recipe["final_step"] == 2 and recipe["system"] == meta["system"]
 
@@ -128,3 +126,9 @@ def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
     changed = {name for name in before if not np.array_equal(before[name], merged[name])}
     assert any("q_proj" in name for name in changed)
     assert not any("norm" in name or "embed" in name for name in changed)
+
+    script = tmp_path / "ask.py"  # the block that asks without a server, with another library
+    script.write_text(f"import os\nos.environ['RUN_DIR'] = {str(drive / 'gemma4')!r}\n"
+                      + ASK.replace("max_new_tokens=200", "max_new_tokens=4"))
+    done = subprocess.run([ROOT / ".venv-serve/bin/python", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3_000:]

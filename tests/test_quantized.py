@@ -112,6 +112,30 @@ def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
 
 
+@pytest.mark.parametrize("base_dtype, tile_size", [("int8", 0), ("nf4", 32)])
+def test_a_quantised_base_answers_before_it_has_adapters(base_dtype, tile_size):
+    """As 03 asks it: the model, one MLP by itself and compiled, and still with adapters on it."""
+    config = gemma.config_from_hf(TINY, dtype="float32")
+    mesh = one_device(config)
+    model = quantized.load_base(TINY, config, mesh, base_dtype, tile_size)
+    plain = quantized.dequantize_into(gemma.load_base(TINY, config, mesh), model)
+    tokens, mask = np.arange(3, 51)[None], np.tril(np.ones((1, 48, 48), bool))
+    x = jax.random.normal(jax.random.key(0), (1, 8, config.embed_dim))
+    logits = nnx.jit(lambda one: one(tokens, attention_mask=mask)[0])
+    graph, state = nnx.split(model.layers[0].mlp)
+    with gemma.use_mesh(mesh):
+        wanted = [np.asarray(logits(plain)), np.asarray(plain.layers[0].mlp(x))]
+        found = [np.asarray(logits(model)), np.asarray(model.layers[0].mlp(x))]
+        found.append(np.asarray(jax.jit(lambda state: nnx.merge(graph, state)(x))(state)))
+        gemma.use_block_attention(model, 16)
+        tuned = gemma.inject_lora(model, 4, 8.0, mesh, provider=quantized.provider(
+            base_dtype, 4, 8.0, tile_size=tile_size))
+        found += [np.asarray(logits(model)), np.asarray(logits(tuned))]
+    for ours, theirs in zip(found, (*wanted, wanted[1], wanted[0], wanted[0]), strict=True):
+        assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
+    assert not hasattr(tuned.layers[0].mlp, "_unquantized_type")  # one provider, not two nested
+
+
 @pytest.mark.parametrize("tiles", [{}, {1: 4}, {0: 2, 1: 4}])
 def test_dequantised_nf4_is_qwix_s_without_its_gather(tiles):
     weight = jnp.asarray(np.random.default_rng(0).normal(size=(6, 16, 5)), jnp.bfloat16)
@@ -384,6 +408,41 @@ def test_the_written_base_is_the_one_that_was_trained_on(trained, tmp_path):
     assert config["quantized_base"] == {"base_dtype": "nf4", "tile_size": 16}
 
 
+@test_merge.needs_serve
+@pytest.mark.slow
+def test_peft_loads_the_adapter_with_the_base_that_it_states(trained, tmp_path):
+    """PEFT is given the adapter's folder alone: its logits are those of the trained NF4 model."""
+    _, as_trained = weights.storage_of(trained.recipe)
+    plan = load("04_merge.py", "no_change")(trained.targets, test_merge.PREFIX)
+    test_merge.nb.merge_model(
+        trained.base, tmp_path / "dequantized", plan, trained.scale, 1 << 16, as_trained)
+    test_merge.nb.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters,
+                                trained.recipe, test_merge.PREFIX, str(tmp_path / "dequantized"))
+    index = tmp_path / "dequantized" / "model.safetensors.index.json"  # transformers' always has:
+    index.write_text(json.dumps({"metadata": {}} | json.loads(index.read_text())))
+    np.save(tmp_path / "prompts.npy", trained.prompts)
+    code = """
+import sys, warnings, numpy as np, torch
+from pathlib import Path
+from peft import AutoPeftModelForCausalLM, PeftConfig
+folder = Path(sys.argv[1])
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    assert PeftConfig.from_pretrained(folder / "adapter").base_model_name_or_path == str(
+        folder / "dequantized")
+assert any("quantized_base" in str(one.message) for one in said), [str(one.message) for one in said]
+model = AutoPeftModelForCausalLM.from_pretrained(
+    folder / "adapter", dtype=torch.float32, attn_implementation="eager",
+    key_mapping={"^model.language_model.": "model."}).eval()
+with torch.no_grad():
+    np.save(folder / "logits.npy", model(torch.tensor(np.load(folder / "prompts.npy"))).logits)
+"""
+    test_merge.serve("-c", code, tmp_path)
+    found = np.load(tmp_path / "logits.npy")
+    assert np.abs(found - logits_on(trained, trained.base, "nf4", 16)).max() < 1e-3
+    assert np.abs(found - trained.after).max() > 0.1  # beside the base that was not quantised
+
+
 def test_merge_in_memory_is_the_merge_of_files(trained):
     config = gemma.config_from_hf(trained.base, dtype="float32")
     mesh = one_device(config)
@@ -416,7 +475,7 @@ def test_base_dtype_through_03_04_05_and_07(base_dtype, tile_size, least, tmp_pa
         whole = run / name
         (shutil.copytree if whole.is_dir() else shutil.copy)(whole, tmp_path / name)
     env = {**os.environ, "SIZE": "tiny", "RUN_DIR": str(tmp_path), "BASE_DTYPE": base_dtype,
-           "TILE_SIZE": str(tile_size), "MPLBACKEND": "agg"}
+           "TILE_SIZE": str(tile_size), "MAX_STEPS": "38", "MPLBACKEND": "agg"}
     for number in ("03", "04", "05", "07"):
         notebook = next(conftest.ROOT.glob(f"{number}_*.py"))
         done = subprocess.run([sys.executable, notebook.name], cwd=conftest.ROOT, env=env,

@@ -62,6 +62,25 @@ def test_unknown_size_lists_the_known_ones(monkeypatch):
         helpers.size()
 
 
+def test_what_was_made_at_another_size_is_refused(monkeypatch):
+    monkeypatch.setenv("SIZE", "e2b")
+    helpers.same_size("e2b", "02_data.py")
+    with pytest.raises(helpers.UserError, match=r'02_data.py ran at size tiny.*"SIZE"\] = "tiny"'):
+        helpers.same_size("tiny", "02_data.py")
+
+
+def test_the_first_step_which_compiles_is_not_in_the_time_left(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
+    progress = run.Progress(11, "step", every=1)
+    for seconds in (100.0, 2.0):
+        now[0] += seconds
+        progress.update()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "step 1/11 | the first after 1m40s"
+    assert second == "step 2/11 | 0.5/s | left 18s"
+
+
 def test_missing_input_names_the_notebook(tmp_path):
     with pytest.raises(helpers.UserError, match="Run 03_train first"):
         helpers.require(tmp_path / "nothing", "03_train")
@@ -163,7 +182,7 @@ def other_python(tmp_path):
 
 def opening(python, folder, **env):
     """The opening cells up to the installation, run by this Python in this folder."""
-    cells = (ROOT / "tools/opening.txt").read_text().split("# %%\n")[1:3]
+    cells = re.split("# %%.*\n", (ROOT / "tools/opening.txt").read_text())[2:4]
     return subprocess.run([str(python), "-c", "\n".join(cells)], cwd=folder, capture_output=True,
                           text=True, env={**os.environ, "REPOSITORY_URL": "nowhere", **env})
 
@@ -206,7 +225,7 @@ def test_run_all_stops_there_in_a_notebook(tmp_path, monkeypatch):
     from nbclient.exceptions import CellExecutionError
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    first = (ROOT / "tools/opening.txt").read_text().split("# %%\n")[1]
+    first = re.split("# %%.*\n", (ROOT / "tools/opening.txt").read_text())[2]
     cells = [nbformat.v4.new_code_cell(text) for text in (first, "print('went on')")]
     client = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=60, kernel_name="python3",
                             resources={"metadata": {"path": str(tmp_path)}})

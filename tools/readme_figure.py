@@ -96,7 +96,7 @@ def draw_answers(texts, target):
     matplotlib.use("agg")
     from helpers import style
     fig, axes = style.figure(9.6, 2.35, columns=3, width_ratios=(1, 0.75, 1.1))
-    titles = ("You ask", "Before training", "After two minutes of LoRA on two CPU cores")
+    titles = ("You ask", "Before training", "After 76 steps of LoRA on two CPU cores")
     colors = (style.BLACK, style.RED, style.BLUE)
     for ax, title, color, text in zip(axes, titles, colors, texts, strict=True):
         ax.set_axis_off()

@@ -47,6 +47,7 @@ try:
     from helpers.run import (
         UserError,
         _lock,
+        allow_open_files,
         disk_problem,
         read_json,
         read_leftover,
@@ -118,6 +119,7 @@ def settle(start):
     os.environ["SIZE"] = size()
     os.environ["RUN_DIR"] = str(run_dir_path())
     os.environ["SERVER_OWNER"] = str(os.getpid())  # a server ends when its owner has ended
+    allow_open_files()
     temporary_dir()
     run_dir()
 
