@@ -162,7 +162,8 @@ words(pd.DataFrame([slice_row(*row) for row in chosen]))
 # %% [markdown]
 # A v5p-8 holds all of the 31B's step without recomputation, in bfloat16, for about an hour; for E2B
 # one chip is enough. *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the
-# model's shapes, a tenth of the chip left free. *≥*: no time is predicted, and it takes no less.
+# model's shapes, a tenth of the chip left free. *≥*: no time is predicted, and it takes no less; such
+# bounds rule a slice out, but do not rank slices, since they are loosest where nothing is compiled.
 #
 # For your own tokens and prices there is a page,
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md);
@@ -280,8 +281,8 @@ print("\nvm_hosts.sh is vm.sh, with these in place of its last four lines:\n")
 print(gcloud.last_lines_of_hosts(cfg.bucket))
 
 # %% [markdown]
-# The training loop is tested on two processes of one CPU machine; the commands as a whole are not:
-# expect to finish by hand from the bucket.
+# Tested on one CPU machine: 03 as a script in two processes, and who merges and copies. A real
+# slice's network and `--worker=all` are not: be ready to finish by hand from the bucket.
 #
 # We cannot run `gcloud` here. Tests make sure that every command, as printed, is valid shell and
 # arrives word for word; whether Google still knows an option they cannot say.

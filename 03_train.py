@@ -876,9 +876,10 @@ manager.close()
 # **Beyond four chips.** All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh
 # (4, 4), which 08 has compiled; a v5p-64 would get (8, 4). A step has `rows_per_device` rows for
 # each part of `fsdp`, so an epoch has fewer, larger steps, and the learning rate is yours to find
-# again. Every host runs this notebook as a script, all at once
-# ([01](01_setup.ipynb) has the command). Each reads the whole batch and keeps its devices' rows,
-# and all write one checkpoint together, so `CHECKPOINTS` has to be a bucket.
+# again. Every host runs this notebook as a script, all at once ([01](01_setup.ipynb) §4 has the
+# commands, and what of them is tested). Each reads the whole batch and keeps its devices' rows, and
+# all write one checkpoint together, so `CHECKPOINTS` has to be a bucket. The first host's log is
+# copied to the others when training ends.
 
 # %% [markdown]
 # ## Recap

@@ -112,7 +112,6 @@ class Settings:
 
 
 cfg = Settings()
-VERDICT = ["section", "claim", "verdict", "evidence"]  # columns of section 11
 
 # %% [markdown]
 # An answer is made in two phases. *Prefill* reads the whole prompt and ends with the first token;
@@ -182,8 +181,7 @@ config = helpers.read_json("data/configs/gemma4_31b.json")
 hardware = table("hardware_inference").set_index("spec")
 count = {side: int(hardware.loc["accelerator_count", side]) for side in ("tpu", "gpu")}
 chip = {"tpu": helpers.chip("v6e"), "gpu": helpers.chip("h100")}
-PEAK = {side: count[side] * chip[side].flops for side in count}            # FLOP/s
-BANDWIDTH = {side: count[side] * chip[side].bandwidth for side in count}   # bytes/s
+PEAK = {side: count[side] * chip[side].flops for side in count}  # FLOP/s
 
 
 def service_floor(side, tokens):
@@ -554,8 +552,7 @@ display(differ)
 # by Kaiming's rule with a = sqrt(5), if its default was kept (the GPU's code is not public). So the
 # TPU's A starts 2.45 times larger, and the same learning rate is not the same recipe: an update of
 # B acts through A.
-
-# %% [markdown]
+#
 # Nor does the loss figure show that the two agree: it maps the GPU's curve onto the TPU's first and
 # last value. The curve in its own units (`loss_curve_digitized.csv`) ends at a mean of 0.12 to 0.14,
 # not at the published 0.072, and is flat from a tenth of the epoch on.
@@ -710,7 +707,7 @@ figures.cost(total_cost, claim, hourly["gpu"] / hourly["tpu"])
 # main ones of 25; the others are in `verdicts.csv`.
 
 # %%
-words(pd.DataFrame([
+verdicts = [
     ("8.3", "More compute makes TPU prefill faster", "holds",
      f"cold, at 1 request/s, {gpu_cold / tpu_cold:.1f} times at 4,096 tokens; the peaks differ "
      f"{PEAK['tpu'] / PEAK['gpu']:.1f} times"),
@@ -724,10 +721,11 @@ words(pd.DataFrame([
      f"{len(differ)} differ: " + ", ".join(differ.index)),
     ("5.3", "... because of the hardware", "cannot be known",
      f"both ran below {math.ceil(100 * utilisation['6N, share of peak'].max())} % of peak; prices "
-     f"alone give {equal:.2f}")], columns=VERDICT))
+     f"alone give {equal:.2f}")]
 
 # %%
 words(pd.DataFrame([
+    *verdicts,
     ("6.2", "The quality gap is not significant at n = 5", "does not hold",
      f"z = {z:.1f} against sampling, p = {flip:.4f} over problems ({sound_p:.4f} without the "
      "disputed ones)"),
@@ -735,7 +733,7 @@ words(pd.DataFrame([
      "one training run on each side"),
     ("9", "1.82 times cheaper with a day of serving", "does not hold",
      f"{day:.2f}; one hour gives {total_cost('gpu', 1) / total_cost('tpu', 1):.2f}")],
-    columns=VERDICT))
+    columns=["section", "claim", "verdict", "evidence"]))
 
 # %% [markdown]
 # What this means: directions are often right; sizes and causes often do not hold, or were not

@@ -402,7 +402,8 @@ display(lab.merge_scores(answers).style.format(precision=3))
 # rows. Hours and dollars are for the published 10,000 examples of 922 tokens, with loading,
 # compiling and saving. Only bfloat16 on a v5p-8 has a predicted time. *≥* is a bound: storage alone
 # saves no time and dequantising costs some, so a quantised base is no faster than bfloat16 there.
-# Where bfloat16 does not fit, the bound is the chips' peak. int8 arithmetic is not in these numbers.
+# Where no bfloat16 program is compiled for a slice, the bound is the chips' peak alone, and looser.
+# int8 arithmetic is not in these numbers.
 
 # %%
 rows = []
@@ -421,9 +422,10 @@ forms = {"GiB": "{:.1f}", "of": "{:.2f}"}
 table.style.format(forms, na_rep="-")
 
 # %% [markdown]
-# Read it by slice. With eight v5e or v6e chips `fsdp` is 2, and we assume that each chip then keeps
-# the other half's nf4 weights as gathered bfloat16 copies: so nf4 fits a v5e-4 and no v5e-8. On a v5e-4 and a v5e-8 quantising decides whether the model trains at all. On a
-# v6e it buys less recomputation: a third of the arithmetic. On a v5p-8 everything fits anyway.
+# Read it by slice. On a v5e-4 and a v5e-8 quantising decides whether the model trains at all. On a
+# v6e it buys less recomputation. On a v5p-8 everything fits anyway. With eight v5e or v6e chips
+# `fsdp` is 2, and we assume that each chip then keeps the other half's nf4 weights as gathered
+# bfloat16 copies: so nf4 fits a v5e-4 and no v5e-8.
 #
 # ## 10. Serving a quantised base
 # Section 8 makes a bfloat16 model, so nothing changes for the server. Three things are possible

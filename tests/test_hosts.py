@@ -104,6 +104,21 @@ def test_notebook_03_as_a_script_on_two_hosts(tmp_path):
     data = Path(os.environ.get("RUN_DIR", ROOT / "runs" / "tiny")) / "data"
     if not data.is_dir():
         pytest.skip(f"no {data}: ./run_all.sh makes it")
+    for attempt in range(3):  # gloo gives up after 30 s if a process of a busy machine is late
+        codes, said = script_on_two_hosts(tmp_path / str(attempt), data)
+        if not any("Gloo context initialization failed" in text for text in said):
+            break
+    assert codes == [0, 0], said[0][-3000:] + said[1][-3000:]
+    assert "4 x cpu (simulated), 2 hosts" in said[0] and "from checkpoint 1" in said[0]
+    folder = tmp_path / str(attempt)
+    for name in ("log.jsonl", "recipe.json", "answers.json"):
+        first, second = ((folder / f"host{host}" / "train" / name).read_text() for host in (0, 1))
+        assert first == second, name
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["1", "4"]
+
+
+def script_on_two_hosts(tmp_path, data):
+    """([exit status of 03 on either host], [what it said])."""
     address, started, few = free_address(), [], "--xla_force_host_platform_device_count"
     for host in range(2):
         folder = tmp_path / f"host{host}"
@@ -112,15 +127,9 @@ def test_notebook_03_as_a_script_on_two_hosts(tmp_path):
             [sys.executable, "03_train.py"], cwd=ROOT, stdout=open(tmp_path / f"{host}.txt", "w"),
             stderr=subprocess.STDOUT, env={
                 **os.environ, "SIZE": "tiny", "RUN_DIR": str(folder), "MPLBACKEND": "agg",
-                "MAX_STEPS": "22", "CHECKPOINTS": str(tmp_path / "checkpoints"), "JAX_NUM_PROCESSES": "2",
+                "MAX_STEPS": "4", "CHECKPOINTS": str(tmp_path / "checkpoints"), "JAX_NUM_PROCESSES": "2",
                 "JAX_PROCESS_ID": str(host), "JAX_COORDINATOR_ADDRESS": address, "JAX_PLATFORMS": "cpu",
                 # 03 asks for four devices where nobody has; here it is two on each of two hosts
                 "XLA_FLAGS": f"{few}=4 {few}=2 --xla_llvm_disable_expensive_passes=true"}))
     codes = [process.wait(3600) for process in started]
-    said = (tmp_path / "0.txt").read_text()
-    assert codes == [0, 0], said[-3000:] + (tmp_path / "1.txt").read_text()[-3000:]
-    assert "4 x cpu (simulated), 2 hosts" in said and "from checkpoint 20" in said
-    for name in ("log.jsonl", "recipe.json", "answers.json"):
-        first, second = ((tmp_path / f"host{host}" / "train" / name).read_text() for host in (0, 1))
-        assert first == second, name
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["20", "22"]
+    return codes, [(tmp_path / f"{host}.txt").read_text() for host in range(2)]

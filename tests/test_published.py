@@ -108,6 +108,25 @@ def test_results_of_the_whole_notebook(tmp_path):
     assert len(list((tmp_path / "figures").glob("10_*.png"))) == 5
 
 
+def test_the_logs_of_a_burst_agree_with_themselves():
+    """Throughput and latencies of one run imply the same seconds, within a per cent."""
+    import pandas as pd
+    burst = pd.read_csv(PUBLISHED / "bench_small_burst.csv").set_index("metric")[["tpu", "gpu"]].astype(float)
+    by_latency = (burst.loc["median_ttft"] + (burst.loc["output_len"] - 1) * burst.loc["median_tpot"]) / 1e3
+    by_rate = burst.loc["prompts"] * burst.loc["output_len"] / burst.loc["output_throughput"]
+    assert (abs(by_latency / by_rate - 1) < 0.01).all()
+
+
+def test_the_tpus_loss_curve_ends_where_the_notebook_says():
+    import pandas as pd
+    loss = pd.read_csv(PUBLISHED / "loss_curve_digitized.csv")
+    curve = loss[loss.series == "tpu_smooth20"]
+    last = curve[curve.progress >= 0.9].value
+    assert 0.115 < last.min() < last.max() < 0.145  # 0.12 to 0.14
+    middle = curve[(curve.progress >= 0.1) & (curve.progress < 0.55)].value.mean()
+    assert abs(middle - curve[curve.progress >= 0.55].value.mean()) < 0.02  # flat from a tenth on
+
+
 def cells_of_tables(text):
     """Words between the bars of the Markdown tables of a notebook's source, links by their text."""
     text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "")
