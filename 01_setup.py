@@ -80,13 +80,12 @@ helpers.you_are_here("01")
 
 # %%
 import platform
-import textwrap
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 from IPython.display import display
 
-from helpers import checks, fit, gcloud, hardware, style
+from helpers import checks, fit, gcloud, style
 from helpers.machine import published
 
 pd.set_option("display.max_colwidth", None)
@@ -150,7 +149,7 @@ def slice_row(found, price, tokens=10_000 * 922):
     least = "≥ " * cost["at_least"] if found.fits else ""
     how = "compiled" if found.compiled else "estimated"
     return {"slice": found.slice, "model": found.model, "base": found.base_dtype,
-            "GiB a chip": f"{found.total:.0f} of {found.limit:.0f} ({how})",
+            "GiB a chip": f"{found.total:.0f} of {found.limit:.0f}",
             "fits": f"yes ({how}), remat={found.remat}" if found.fits else f"no ({how})",
             "hours": f"{least}{cost['hours']:.1f}" if found.fits else "",
             "USD": f"{least}{cost['dollars']:.0f}" if found.fits else ""}
@@ -167,9 +166,9 @@ words(pd.DataFrame([slice_row(*row) for row in chosen]))
 #
 # For your own tokens and prices there is a page,
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md);
-# [08](08_dryrun.ipynb) §10 explains the numbers, [11](11_qlora.ipynb) a base in int8. The 922 tokens
-# were counted by the authors of the published recipe, with Gemma 3's tokenizer and without a system
-# sentence. 02 counts yours.
+# [08](08_dryrun.ipynb) §8 explains the numbers, [11](11_qlora.ipynb) a base in int8. The 922 tokens
+# are those of the published recipe: counted with Gemma 3's tokenizer, without our system sentence
+# and the empty thought before an answer. 02 counts yours.
 #
 # One name misleads. The 8 in `v5p-8` counts TensorCores, two per chip, and JAX treats the two as one
 # device: it sees 4. The 8 in `v6e-8` counts chips: JAX sees 8. Some layers of the 31B have only 4
@@ -195,7 +194,7 @@ ax.axvline(need, color=style.BLACK, linewidth=1.2)
 ax.text(need + 4, -0.85, f"the 31B checkpoint, {need:g} GB", fontsize=9)
 for row, size in enumerate(places.values()):
     ax.text(size + 4, row, f"{size:.0f}", va="center", fontsize=9)
-ax.set(xlabel="GB", title="Free space on a v5p-8's classic boot disk is too small for the checkpoint",
+ax.set(xlabel="GB", title="The checkpoint needs more than a v5p-8's classic boot disk has free",
        ylim=(4.6, -1.3), xlim=(0, 450))
 ax.grid(axis="y", visible=False)
 style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data sheet")
@@ -281,7 +280,8 @@ print("\nvm_hosts.sh is vm.sh, with these in place of its last four lines:\n")
 print(gcloud.last_lines_of_hosts(cfg.bucket))
 
 # %% [markdown]
-# HOSTSTEST
+# The training loop is tested on two processes of one CPU machine; the commands as a whole are not:
+# expect to finish by hand from the bucket.
 #
 # We cannot run `gcloud` here. Tests make sure that every command, as printed, is valid shell and
 # arrives word for word; whether Google still knows an option they cannot say.
@@ -315,7 +315,7 @@ for command in (*gcloud.list_commands((cfg.train_zone, cfg.serve_zone), cfg.buck
 
 # %%
 wanted = fit.will_it_fit("v5p", 4)
-cost = fit.run_cost(wanted, 10_000 * 922, fit.price("v5p", 4))
+cost = fit.run_cost(wanted, 10_000 * 922, fit.price("v5p", 4))  # 922: see section 2
 rows = [("03", part, minutes, fit.WHERE_FROM[part]) for part, minutes in cost["minutes"].items()]
 rows += [("beside it", *row) for row in fit.around_03("31b")]
 parts = pd.DataFrame(rows, columns=["when", "part", "minutes", "where from"])

@@ -92,7 +92,7 @@ from helpers import chat, gemma, hardware, pictures, quantized, remote, style, t
 #
 # ## 1. Load the model and ask it
 # First the settings. Rank, alpha, learning rate, warm-up and weight decay of the full size are those
-# of a published recipe for this model; [10](10_published.ipynb) sets the two runs side by side. You
+# of a published recipe for this model ([10](10_published.ipynb) asks what holds of it). You
 # need not understand every field now: each is explained where it is used. With your own data set
 # `epochs` to 3 or so: the tiny recipe reads only a quarter of its rows, because that is enough.
 
@@ -126,6 +126,7 @@ class Settings:
     validate_every: int = 100
     validation_rows: int = 64
     checkpoint_every: int = 100
+    checkpoints_kept: int = 3
     checkpoints: str = os.environ.get("CHECKPOINTS", "")  # gs://...; empty: below RUN_DIR
     answer_tokens: int = 512           # of the answers shown before and after
     fresh: bool = False                # True throws this run's checkpoints and log away
@@ -133,7 +134,8 @@ class Settings:
 
 
 FULL = Settings(remat=hardware.remat_here("31b"))
-E2B = replace(FULL, rows_per_step=4, rows_per_device=1, remat=hardware.remat_here("e2b"))
+E2B = replace(FULL, rows_per_step=4, rows_per_device=1, remat=hardware.remat_here("e2b"),
+              checkpoint_every=300, checkpoints_kept=2)  # 1.14 GB each: Google Drive is small
 TINY = replace(FULL, rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                rows_per_device=2, epochs=0.25, attention_block=128, log_every=10,
                validate_every=20, validation_rows=8, checkpoint_every=20, answer_tokens=160)
@@ -255,7 +257,7 @@ kernel = quantized.stored(weight)  # [D, F], as the model keeps it
 print(f"{kernel.shape}, {kernel.sharding.spec}; a device holds "
       f"{kernel.sharding.shard_shape(kernel.shape)}")
 jax.debug.visualize_array_sharding(kernel, use_color=False, scale=0.5)
-product = jax.jit(jnp.dot)(x[0], kernel)
+product = jax.jit(jnp.dot)(x[0], kernel.astype(x.dtype))  # 4 bits are not promoted
 print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked for that")
 
 # %% [markdown]
@@ -606,7 +608,7 @@ recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
 if cfg.fresh and checkpoints.exists():
     checkpoints.rmtree()
-manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, last=steps)
+manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
 step = train.refuse_another_recipe(manager, recipe)
 found = f"resuming from step {step} of {steps}" if step else f"starting at step 0 of {steps}"
 print(f"{found}{', nothing left to train' * (step == steps)}; "

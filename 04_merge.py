@@ -84,8 +84,8 @@ import numpy as np
 import pandas as pd
 
 from helpers import architecture, pictures, remote, weights
-from helpers.merge import (check, export_text, if_smaller, model_card, no_change, norm_table,
-                           recompute, restore_adapters, split_targets, to_make)
+from helpers.merge import (check, check_room, export_text, if_smaller, model_card, no_change,
+                           norm_table, recompute, restore_adapters, split_targets, to_make)
 from helpers.run import digest, read_leftover
 
 # %% [markdown]
@@ -108,7 +108,7 @@ class Settings:
 
 
 FULL = Settings()
-E2B = replace(FULL, text_only=True)
+E2B = FULL
 TINY = replace(FULL, text_only=True, write_base=True, ask=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
@@ -414,9 +414,12 @@ for name, why in todo.items():
 
 # %% [markdown]
 # An old `merge.json` goes before anything is touched, and the new one comes when all is done: what
-# it describes is finished.
+# it describes is finished. That all of it has room is asked first.
 
 # %%
+adapter_bytes = sum(a.nbytes + b.nbytes for a, b in adapters.values())
+check_room(helpers.run_dir(),
+           {name: adapter_bytes if name == "adapter" else total for name in todo})
 if record.get("inputs") != inputs:
     record_path.unlink(missing_ok=True)
     shutil.rmtree(helpers.run_dir("merged_text"), ignore_errors=True)

@@ -25,9 +25,9 @@
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json` (process, port, command), `serve/server.log`, `serve/docker-compose.yml` |
 # | **Time and cost** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; 2 to 3 minutes when the compile cache is warm (our estimate) |
 #
-# The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed
-# as the command to run there, and a test has vLLM's own parser read every flag of it. Terms are in
-# the
+# The outputs shown are those of the tiny run on two CPU cores. What only a TPU can do is printed as
+# the command to run there; vLLM's own parser has read every flag of it, no TPU of ours has. Terms
+# are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
@@ -66,7 +66,7 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
-# %
+# %%
 # Where this notebook stands.
 helpers.you_are_here("05")
 
@@ -78,20 +78,20 @@ helpers.you_are_here("05")
 # batching**). That is what a server does better than a loop over `generate`.
 #
 # The engine decides what runs: `tpu-docker` and `gpu-docker` start a container, `cpu` starts vLLM's
-# CPU build. Every cell after the start is the same for all three. What computes below is not: JAX
-# models on a TPU, PyTorch models elsewhere. These settings are the only place that says what the
-# server is. 06 takes its floors and its price from them, and 07 its server.
+# CPU build. Every cell after the start is the same for all three. Underneath, vLLM runs JAX models
+# on a TPU and PyTorch models elsewhere. These settings are the only place that says what the server
+# is. 06 takes its floors and its price from them, and 07 its server and the base.
 
 # %%
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 import yaml
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import charts, chat, flags, physics, server, style, weights
+from helpers import charts, chat, flags, physics, remote, server, style, weights
 from helpers.machine import published
 
 pd.set_option("display.max_colwidth", None)
@@ -105,12 +105,15 @@ class Settings:
     port: int = 8000                # 0: any free port
     host: str = "127.0.0.1"         # only this machine; section 9 says what another one exposes
     max_model_len: int = 16_384     # prompt + answer, tokens; 06 needs 15,360 + 512
+    max_num_batched_tokens: int = 2048  # of one step; a longer prompt takes several (section 6)
     tensor_parallel: int = 8        # chips that share every matrix
     data_parallel: int = 1          # copies of the model
     kv_cache_dtype: str = "auto"    # auto: bfloat16, as the model; or "fp8"
     quantization: str = ""          # weights: "" as merged, bfloat16; or "fp8", "int8" (section 5)
     implementation: str = ""        # on a TPU: "" is vLLM's choice, "vllm" is torchax (section 10)
     flags: tuple = ()               # further flags of `vllm serve`
+    image: str = ""                 # of the container; "": the one shown in section 4
+    base: str = ""                  # for 07: path, hub id or gs://; "": as in merge.json
     chip: str = "v6e"               # a name of helpers.chip, for 06; "" where none is on sale
     timeout: float = 3600.0         # seconds until healthy; a TPU compiles first
     adapter: bool = False           # also serve base + adapter beside it: a CPU has room for two
@@ -127,7 +130,8 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # ## 2. Start it
 # First: is this the model that was merged? On the real machines `merged/` has travelled from the
 # v5p-8 through a bucket. Half a shard gives fluent nonsense, which looks like a bad fine-tune. So
-# we compare every file with the SHA-256 in `merge.json`. (62 GB take about a minute, once.)
+# we compare every file with the SHA-256 in `merge.json`. (62 GB take about a minute, once.) Second:
+# can this machine have the base, with which 07 compares? Better asked now than hours later.
 
 # %%
 def check_files(folder, hashes):
@@ -144,6 +148,8 @@ recipe = merge["recipe"]
 count = check_files(merged, merge["files"])
 print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
       f"base {recipe['base_model']}, model {server.model_hash(merge)[:12]}")
+base = cfg.base or recipe["base_path"]
+remote.check(base)  # raises where 07 could neither find nor fetch it
 
 # %% [markdown]
 # `start_as` runs the command of section 4 in the background, records it in `serve/server.json`, and
@@ -154,12 +160,9 @@ print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
 # %%
 def options_for(cfg, model, model_hash=""):
     """What the settings say about the server, in the form that travels to 06 and 07."""
-    return server.Options(
-        engine=cfg.engine, model=str(model), name=cfg.name, model_hash=model_hash, host=cfg.host,
-        port=cfg.port, max_model_len=cfg.max_model_len, tensor_parallel=cfg.tensor_parallel,
-        data_parallel=cfg.data_parallel, kv_cache_dtype=cfg.kv_cache_dtype,
-        quantization=cfg.quantization, implementation=cfg.implementation, flags=cfg.flags,
-        chip=cfg.chip, timeout=cfg.timeout)
+    settings = asdict(cfg)
+    del settings["adapter"]
+    return server.Options(model=str(model), model_hash=model_hash, **settings)
 
 
 # %%
@@ -257,9 +260,8 @@ tpu = command_for(FULL)
 print(server.shown(tpu))
 
 # %% [markdown]
-# Every flag is there for a reason, and a flag without one should not be. `flags.explain` holds the
-# reasons, first of Docker's flags, then of vLLM's, and refuses a command with a flag that it cannot
-# explain.
+# `flags.explain` holds a reason for every flag, first Docker's, then vLLM's, and refuses a command
+# with one that it cannot explain.
 
 # %%
 left = [{"selector": "th, td", "props": "text-align: left"}]
@@ -267,12 +269,17 @@ display(flags.explain(tpu).rename_axis(None).style.set_table_styles(left))
 
 # %% [markdown]
 # What this means: nothing here is specific to the tuned model; it mounts `merged/`, that is all.
-# The same function gives the command for two H100 cards and for this CPU. And if you keep services
-# in Docker Compose, the container is a file, too: `docker compose up` in its folder starts what
-# section 2 starts by hand.
+# **Text only** is not common practice. Gemma 4 can see, and pictures on a TPU take steps that hold
+# a whole video, 2,496 tokens; a server with smaller ones may end at its start. In a published log
+# the E2B without pictures is healthy on one v6e chip after 346 s (vLLM 0.29,
+# github.com/xbill9/gemma4-dev, September 2026).
+#
+# The same function gives the command for two H100 cards and for this CPU. For Docker Compose the
+# container is a file: `docker compose up` in its folder starts what section 2 starts by hand.
 
 # %%
-gpu = command_for(replace(FULL, engine="gpu-docker", tensor_parallel=2, chip="h100"))
+gpu = command_for(replace(FULL, engine="gpu-docker", tensor_parallel=2, chip="h100",
+                          max_num_batched_tokens=8192))
 cpu = server.command(options_for(replace(TINY, port=8000), "runs/tiny/merged"))
 print(server.shown(cpu))
 flags.explain(gpu), flags.explain(cpu)  # both pass: no flag without a reason
@@ -325,18 +332,17 @@ charts.draw_memory(plans, v6e.hbm, SHARE)
 # Row by row (arithmetic, not measured; activations come off what is left):
 #
 # 1. **No window.** A cache manager that gives sliding layers room for the whole context, as the
-#    published runs suggest ([10](10_published.ipynb), section 5).
-# 2. **Tensor parallel 8**, our first choice. The full layers' cache is stored twice over.
-# 3. **Two copies at tensor parallel 4.** No double cache, but double weights. At 4,096 tokens that
-#    costs more than it saves, at 16,384 the two are level. It promises speed, because no chip works
-#    on a head that it shares.
-# 4. **An fp8 cache** doubles the room and changes the answers a little. It is used only if the
-#    command says `--kv-cache-dtype fp8`.
-# 5. **Both**: two copies with an fp8 cache.
-# 6. **fp8 weights as well**, our second choice, should the first not fit. Upstream's release tests
-#    say "not enough HBM" of their bfloat16 benchmark (with pictures), and its daily one runs this
-#    layout (tpu-inference, August 2026). A v6e has no fp8 arithmetic, so fp8 saves memory there and
-#    no time; `quantization="int8"` saves both. Either makes another model: let 07 judge it.
+#    published runs suggest ([10](10_published.ipynb), section 5). In the log of section 4 all layers
+#    have the same number of blocks.
+# 2. **Tensor parallel 8**, our first choice. It may not fit; then take row 6. Upstream's bfloat16
+#    benchmark did not ("not enough HBM"), but with pictures. Ten minutes that end with
+#    `RESOURCE_EXHAUSTED` cost 3.59 USD.
+# 3. **Two copies** store no head twice, but all weights. Rows 4 and 5 are 2 and 3 with **an fp8
+#    cache**: twice the room, stored as e5m2 on a v6e (two bits of mantissa). Judge it with 07.
+#
+# Row 6 has **fp8 weights as well**: our second choice, and what upstream found to work on a v6e
+# (tpu-inference #2333). A v6e has no fp8 arithmetic, so fp8 saves memory there and no time;
+# `quantization="int8"` should save both (int8 has twice the peak; unverified).
 #
 # The second choice is the same function with other settings. What is new in its command:
 
@@ -346,12 +352,13 @@ print(flags.news(command_for(SECOND), tpu))
 # %% [markdown]
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
-# step up to a **bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them: 8 of the 10
-# minutes to the first answer on the published machine. With the cache on a volume the next start
-# reads them. Rounding up costs too, and how much depends on where in its bucket a step lands:
+# step up to a **bucket**: 16, 32, 64 … 2,048, our `--max-num-batched-tokens`. (Upstream's daily
+# test takes 4,096: one program more.) A cold start compiles all of them: 8 of the 10 minutes to the
+# first answer on the published machine. With the cache on a volume the next start reads them.
+# Rounding up costs too, and how much depends on where in its bucket a step lands:
 
 # %%
-def padded(tokens, smallest=16, largest=2048):
+def padded(tokens, smallest=16, largest=FULL.max_num_batched_tokens):
     """Tokens the chip computes for `tokens`: whole steps of the largest bucket, then one more."""
     whole, rest = divmod(tokens, largest)
     size = smallest
@@ -377,9 +384,10 @@ for what, n in {"one sequence decoding": 1, "30 sequences decoding": 30, "a prom
 # 1,440 GB that a ct6e-standard-8t has (published).
 #
 # ```bash
-# command -v docker || sudo apt-get install -y docker.io
+# command -v docker || sudo apt-get install -y docker.io docker-compose-v2
 # sudo usermod -aG docker "$USER"   # once, then log in again: docker without sudo
 # export SIZE=31b RUN_DIR=/dev/shm/run TMPDIR=/dev/shm BUCKET=my-gemma4-bucket
+# export HF_TOKEN=...               # 07 fetches the base from the hub, 62 GB
 # mkdir -p "$RUN_DIR"
 # gcloud storage rsync --recursive --exclude='^(train/checkpoints|cache|jax_cache)/' \
 #     "gs://$BUCKET/run" "$RUN_DIR"
@@ -525,14 +533,13 @@ assert again["pid"] == record["pid"]
 # |---|---|---|
 # | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m helpers.server stop` with that `RUN_DIR`, or `port=0` |
 # | `out of memory` at the start | another process holds the chips or the memory; or the cache does not fit | stop it (on a TPU: `docker ps`), lower `max_model_len` |
-# | `Conflict. The container name` | an earlier container was not removed | `docker rm -f` and the name in the message |
+# | `manifest for vllm/vllm-tpu:v0.32.0 not found` | PyPI has 0.32.0, the newest image tag that we saw used is v0.27.0 | `image="vllm/vllm-tpu:latest"`; better its digest, by `docker inspect --format '{{index .RepoDigests 0}}'` |
+# | the log says `Automatically using fp8_e5m2` | a message only: `regular_attn_dtype=bfloat16` follows in the log of section 4 | nothing |
 # | `starting ...` for 8 minutes, then healthy | the first compilation | keep the volume `vllm-xla-cache`; raise `timeout` if it is more |
 # | answers run to `max_tokens` | `generation_config.json` lost its `eos_token_id` | run 04 again; it carries the base's file over |
 # | fluent answers to another question | the server rendered another template | section 7; copy `chat_template.jinja` into the folder |
 # | `JAX does not support per-request seed` | a request with `seed` on a TPU | leave it out; 07 saves its samples instead |
-# | `logit_bias` changes nothing | vLLM on TPU (tpu-inference 0.32.0) stores it and never applies it | do without |
 # | E2B fails with `implementation="vllm"` | torchax does not pass vLLM's own E2B tests on v6e (support matrix, August 2026) | leave it empty: flax_nnx passes |
-# | `The model ... does not exist` | the client says another name | `cfg.name` is the name, see `client.models.list()` |
 #
 # ### Exercises
 # 1. How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?
@@ -556,8 +563,6 @@ assert again["pid"] == record["pid"]
 # for choice in client.chat.completions.create(**drawn).choices:
 #     print(choice.finish_reason, len(choice.message.content))
 # ```
-#
-# The prompt is computed once per answer here, because the prefix cache is off.
 # </details>
 #
 # Next: [06 · How fast is it, and could it be?](06_bench.ipynb)

@@ -24,7 +24,7 @@
 # | **Needs** | the server of 05; one that has ended is started again. No JAX, no accelerator of its own |
 # | **Reads** | `serve/server.json`, `serve/options.json`, `merge.json` of 04, the model's `config.json`, 03's log |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
-# | **Time and cost** | tiny: two to three minutes. 31b: at least 144 minutes of load on a v6e-8, 52 USD at 21.52 USD/h (section 4 computes it); with warm-ups and queues about three hours, 65 USD (our estimate) |
+# | **Time and cost** | tiny: about four minutes. 31b: at least 144 minutes of load on a v6e-8, 52 USD at 21.52 USD/h (section 4 computes it); with warm-ups and queues about three hours, 65 USD (our estimate) |
 #
 # The outputs shown are a rehearsal on two CPU cores. Method and client are the real ones; the
 # numbers describe two busy CPU cores and nothing else. Terms are in the
@@ -66,7 +66,7 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
-# %
+# %%
 # Where this notebook stands.
 helpers.you_are_here("06")
 

@@ -67,7 +67,7 @@ helpers.install()
 # What this machine is. Every result below was made with these versions.
 helpers.machine()
 
-# %
+# %%
 # Where this notebook stands.
 helpers.you_are_here("07")
 
@@ -76,7 +76,8 @@ helpers.you_are_here("07")
 # A **plan** says how answers are drawn: which prompt, how many per problem, and how random. The
 # first plan is the main one. `ours` is the wording that training used, `official` is verilog-eval's
 # own, and `examples` shows two solved problems first. **Greedy** means always the likeliest token.
-# How the models are served is not said here: 05 left that in `serve/options.json`.
+# How the models are served, and where the base is, is not said here: 05 left that in
+# `serve/options.json`.
 
 # %%
 import itertools
@@ -87,12 +88,13 @@ from importlib import metadata
 import pandas as pd
 from IPython.display import display
 
-from helpers import answers, charts, chat, evaluation, judge, server, stats
+from helpers import answers, charts, chat, evaluation, judge, remote, server, stats
 from helpers.evaluation import Plan
 
 pd.set_option("display.max_colwidth", 110)
 
-PUBLISHED, GREEDY = Plan("published"), Plan("greedy", n=1, temperature=0.0, top_p=1.0)
+FIVE = Plan("five samples")  # at temperature 0.8, top-p 0.95, as the published run drew them
+GREEDY = Plan("greedy", n=1, temperature=0.0, top_p=1.0)
 MANY, OFFICIAL = Plan("n=20", n=20, temperature=0.85), Plan("official", "official", 20, 0.85)
 OFFICIAL_GREEDY = replace(GREEDY, name="official greedy", prompt="official")
 EXAMPLES = Plan("two examples", "examples")
@@ -107,11 +109,10 @@ class Settings:
     completion: str = "{checkout}/dataset_code-complete-iccad2023"  # "": no such plan
     disputed: tuple = ("Prob099", "Prob118", "Prob134", "Prob135", "Prob153")  # section 5
     # ── Sampling ──
-    plans: tuple = (MANY, PUBLISHED, GREEDY, OFFICIAL, OFFICIAL_GREEDY, EXAMPLES, COMPLETE)
+    plans: tuple = (MANY, FIVE, GREEDY, OFFICIAL, OFFICIAL_GREEDY, EXAMPLES, COMPLETE)
     max_tokens: int = 2048     # longer answers are cut, and counted as what they are
     in_flight: int = 64        # requests at once; vLLM computes them together
     patience: float = 900.0    # seconds to wait for a server that stopped answering
-    base_model: str = ""       # where the base is on this machine; "": as in train/recipe.json
     # ── Statistics ──
     resamples: int = 10_000    # bootstrap draws
     other_runs: tuple = ()     # run directories of further training seeds, judged by this notebook
@@ -120,7 +121,7 @@ class Settings:
 FULL = Settings()
 E2B = replace(FULL, in_flight=32)
 TINY = replace(FULL, problems="data/tiny_eval", completion="", disputed=(), max_tokens=192,
-               patience=30.0, plans=(PUBLISHED, GREEDY, OFFICIAL_GREEDY, EXAMPLES))
+               patience=30.0, plans=(FIVE, GREEDY, OFFICIAL_GREEDY, EXAMPLES))
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
@@ -210,17 +211,13 @@ print("network cut off by:", " ".join(judge.network_guard()) or "nothing (not al
 #
 # | an answer tries to | first wall | second wall |
 # |---|---|---|
-# | read, write, call or disable what belongs to testbench or reference | every name of theirs carries a secret drawn for this answer | in the compiled program, no reference crosses the border except by a port |
-# | use or override their constants (`good1.P`, `defparam`) | the secret names | it must compile alone, with no declaration outside its module that has a name of theirs |
-# | instantiate the reference, hang a module into the testbench (`bind`) | empty modules have the plain names | no scope of one side lies below the other |
-# | change their text by macros, open comments or conditions | their copy holds no directive and no comment | whatever it makes of the text lacks the secret names |
-# | drive an input | drivers and directions of all inputs are counted | no driver crosses the border |
-# | stop early, print, write files, read arguments | calls not on a list of harmless ones are refused | a pass needs as many samples as the reference had, and the line needs a mark that nobody can guess; the simulator may write no file and has no network |
-# | include files | the text names none | the compiler lists the files that it read |
+# | read the reference or the testbench | every name of theirs carries a secret drawn for this answer | in the compiled program, no reference crosses the border except by a port |
+# | stop early, print, write files | calls not on a list of harmless ones are refused | a pass needs as many samples as the reference had, and the line a mark that nobody can guess |
 # | never end, fill the memory | limits on processor time, memory and output | a limit by the clock |
 #
-# `$random` is refused because the testbench draws its stimuli from the same stream. `tests/hostile`
-# holds what we tried, and a generator that writes over a thousand attacks.
+# The other five kinds, and what we tried of each, are in
+# [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md). A
+# generator there writes over a thousand attacks more.
 #
 # ## 5. The ceiling
 # Before any model, we judge each problem's own reference. What even that cannot win, nobody can. We
@@ -247,8 +244,6 @@ for task, verdicts in references.items():
           f"show 0 mismatches, {len(winnable[task])} problems can be won")
 if version < (12,):
     print("Icarus is older than 12, which verilog-eval asks for: some references may not compile.")
-
-# %%
 lost = [(p.name, v) for p, v in zip(problems, references["spec-to-rtl"], strict=True)
         if not v.passed]
 if lost:
@@ -275,7 +270,7 @@ meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
 evaluation.check_story(merged, merge, meta, recipe)
 options = server.options()
-base = helpers.require(cfg.base_model or recipe["base_path"], "01_setup.py")
+base = remote.stage(options.base or recipe["base_path"])  # fetched, if it is not here yet
 models = {"tuned": merged, "base": base}
 
 # %%
@@ -298,7 +293,9 @@ print(f"longest prompt {longest} tokens of {options.max_model_len}")
 # Each answer is one line of `samples.jsonl`, written as it arrives, with a **key**: a hash of
 # model, serving options, plan and prompt. Killed anywhere, the next run asks for what is missing
 # and nothing else. So judging again never draws again; re-drawing only the failures would inflate
-# the score. A request that the server fails is no answer: nothing is scored while one remains.
+# the score. A request that the server fails is no answer: nothing is scored while one remains. (The
+# server's prefix cache is off here, too. Reading a prompt of 300 tokens once for each of its
+# answers costs the 31B about a minute in all, at 40 % of the chips' peak: less than a dollar.)
 
 # %%
 helpers.show_source(evaluation.plan_jobs)
@@ -420,13 +417,14 @@ able = len(winnable["spec-to-rtl"])
 print(f"{len(names)} problems, {able} winnable: no model can be above {able / len(names):.3f}; "
       f"{sum(name.startswith(cfg.disputed) for name in names)} are disputed; "
       f"training seeds: {1 + len(cfg.other_runs)}")
-display(board.round(3))
+display(evaluation.readable(board))
 
 # %% [markdown]
 # What this means: compare the rows of one model. The same weights, asked in another wording, are
-# another model. The tiny one has only ever seen ours, and under `official` it scores close to
-# nothing. So a pass@k belongs to a model *and* a prompt, and whoever cites one must name both.
-# (Name further training seeds in `other_runs`; pass@k is then estimated run by run and averaged.)
+# another model. The tiny one has only ever seen ours: look at its rows under `official greedy`. So
+# a pass@k belongs to a model *and* a prompt, and whoever cites one must name both. (Name further
+# training seeds in `other_runs`; pass@k is then estimated run by run and averaged. Columns that
+# would only repeat `all`, such as that without disputed problems, are left out.)
 #
 # ## 11. Two models on the same problems
 # Two intervals that overlap do not settle whether one model is better. Both models met the same
@@ -466,9 +464,9 @@ print("solved only when tuned:", *sorted(solved["tuned", main] - solved["base", 
 print("solved only with examples:", *sorted(solved["base", rival] - solved["tuned", main]) or ["-"])
 
 # %% [markdown]
-# What this means: against the silent base any test is won. The examples are the real question, and
-# there the comparison has something to do: it finds problems on both sides. The red bars are what
-# tuning has cost. A p-value answers one question: would the difference hold on other problems? It
+# What this means: against the silent base any test is won. The examples are the real question. The
+# two lists name the problems that one side solves and the other never does; a red bar is a problem
+# on which tuning has cost something. A p-value answers one question: would the difference hold on other problems? It
 # knows nothing of another training seed, unless several were run, and nothing of another prompt.
 #
 # ## 12. Reading one failure
@@ -589,9 +587,9 @@ assert not server.record_path().exists(), "a server was left running"
 # <details><summary>Solution</summary>
 #
 # Add it before section 6 asks: `models["early"] = Path("runs/early/merged")`, and compare
-# `paired(("early", main), ("tuned", main), 1)`. Tried once on the tiny model: 29 of 38 greedy
-# answers pass at step 40, 31 at the end, and of five answers at temperature 0.8 three pass at step
-# 40 and nearly four at the end (119 and 144 of 190).
+# `paired(("early", main), ("tuned", main), 1)`. In one run of its own on the tiny model, 29 of 38
+# greedy answers passed at step 40 and 31 at the end; of five answers at temperature 0.8 three passed
+# at step 40 and nearly four at the end (119 and 144 of 190).
 # </details>
 #
 # Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU

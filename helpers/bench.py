@@ -5,6 +5,7 @@ regime at one request rate. Every measurement of a point, a *repeat*, is one JSO
 No JAX here: this runs beside a server.
 """
 
+import collections
 import dataclasses
 import json
 import math
@@ -236,14 +237,19 @@ def repeat_further(client, record, options, cfg, folder, results):
                 kept = finished(options, cfg, regime, rate, repeat, folder, "left out")
                 if kept:
                     results = [*results, kept]
+    more, progress = collections.Counter(), None
     while again := _unsettled(results, cfg.at_most):
+        most = sum(cfg.at_most - repeat for _, _, repeat, _ in again)
+        progress = progress or Progress(most, "further repeats, at most", every=20.0)
         for regime, rate, repeat, requests in again:
-            print(f"{regime[0]}/{regime[1]} at {rate:g}/s: repeats more than {LIMIT:.0%} apart for "
-                  f"no reason we know; measuring it again, repeat {repeat + 1} of {cfg.at_most}",
-                  flush=True)
+            more[regime, rate] += 1
             rate = next(known for known in cfg.rates if known == rate)  # 4, not 4.0, in its name
             results = [*results, measure(client, record, options, cfg, regime, rate, requests,
                                          repeat, folder)]
+            progress.update()
+    if more:
+        print(f"{len(more)} points, whose repeats were more than {LIMIT:.0%} apart for no reason "
+              f"we know, were measured again, up to {max(more.values())} times each")
     return results
 
 

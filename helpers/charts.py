@@ -8,7 +8,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from helpers import judge, style, waves
-from helpers.bench import REGIME, capacities, kept_up, short
+from helpers.bench import REGIME, kept_up, short
 
 INF = math.inf
 LOOKS = list(zip(style.CYCLE, "osD^vP", strict=True)) * 4  # colour and marker: grey prints, too
@@ -159,8 +159,7 @@ def draw_throughput(table, source):
         knee = kept_up(part)[0]
         if knee:
             ax.plot(place[knee], middle[knee], "*", ms=17, color=color, mec=style.BLACK, zorder=5)
-        most = np.median(capacities(part))
-        ends.append((x[-1], middle.iloc[-1], f"{title_of(key, curves)}: {most:.3g}/s", color))
+        ends.append((x[-1], middle.iloc[-1], title_of(key, curves), color))
     knees = " and ".join(f"{short(kept_up(part)[0]) if kept_up(part)[0] else 'none of these rates'}"
                          + "/s" * bool(kept_up(part)[0]) + f" of {title_of(key, curves)}"
                          for key, part in list(curves.items())[:3])
@@ -198,12 +197,14 @@ def draw_latency(table, source):
         else:
             ax.set_ylim(bottom=0)
         style.label_ends(ax, ends)
-    factor = (table.ttft_p50_ms / table.ttft_queue_floor_ms).groupby(table.rate).median() \
-        if "ttft_queue_floor_ms" in table else None
+    points = table.groupby([*REGIME, "rate"]).median(numeric_only=True)  # as 06's table beside it
+    factor = points.ttft_p50_ms / points.ttft_queue_floor_ms \
+        if "ttft_queue_floor_ms" in points else None
     left.set(ylabel="milliseconds (log scale)",
              title="First token" + ("" if factor is None else
-                                    f": {factor.min():.2g} to {factor.max():.2g} times its floor"))
-    between = table.groupby([*REGIME, "rate"]).tpot_p50_ms.median()
+                                    f": {short(factor.min())} to {short(factor.max())} times its "
+                                    "floor"))
+    between = points.tpot_p50_ms
     right.set(ylabel="milliseconds",
               title=f"Each further token: {between.min():.2g} to {between.max():.2g} ms")
     style.finish(fig, "06_latency", f"{source}; line: median, band: up to p99")

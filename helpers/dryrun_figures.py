@@ -33,7 +33,8 @@ def draw_trace(path, name):
         ax.broken_barh([(event["ts"] / 1e3, event["dur"] / 1e3)], (-event["tid"] - 0.4, 0.8),
                        color=color, lw=0)
     ax.set_yticks([-tid for tid in lanes], lanes.values())
-    ax.set(title="Two layers of our step on one chip of a v5p-8", xlabel="ms")
+    ax.set(title="The chip computes nearly all the time: two layers of our step on a v5p",
+           xlabel="ms")
     ax.grid(axis="y", visible=False)
     seen = {event["name"] for event in events if event["ph"] == "X"}
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for part, color in COLORS.items()
@@ -42,6 +43,16 @@ def draw_trace(path, name):
                [*(part for part in COLORS if part in seen), "waits for the links"],
                loc="outside right", fontsize=8)
     style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
+
+
+def memory_title(table):
+    """What the table says of two and of three rows at once, as far as it has them."""
+    needs, limit = table.set_index("recipe").hbm_gib.astype(float), table.limit_gib.iloc[0]
+    fits = needs.index[table.fits.astype(str) == "True"]
+    if {"ours", "three rows"} <= set(fits) and "two rows, dense attention" not in fits:
+        return ("Two rows fit only with attention by blocks; three leave "
+                f"{limit - needs['three rows']:.1f} GiB")
+    return "HBM of one chip while a micro-step runs"
 
 
 def draw_memory(table):
@@ -62,31 +73,36 @@ def draw_memory(table):
     ax.annotate(f"limit {limit:.1f} GiB ", (limit, places[0] + 0.45), fontsize=9, va="bottom",
                 ha="right")
     ax.set_yticks(places, table.recipe)
-    ax.set(title="HBM of one chip while a micro-step runs", xlabel="GiB")
+    ax.set(title=memory_title(table), xlabel="GiB of HBM on one chip while a micro-step runs")
     ax.grid(axis="y", visible=False)
     fig.legend(loc="outside upper right", ncols=4, fontsize=9)
     style.finish(fig, "08_memory", "compiled for a v5p-8 (libtpu, no TPU), 31B, all 60 layers")
 
 
 def draw_road(steps):
-    """Factors as bars on a logarithmic axis, from the first speed to the last."""
-    fig, ax = style.figure(9, 1.2 + 0.75 * (len(steps) + 2))
+    """Factors as bars on a logarithmic axis from the published speed, 1, to ours.
+
+    Args:
+      steps: [(label, real tokens per second before, after)], from `dryrun.road`.
+    """
+    fig, ax = style.figure(9, 1.4 + 0.7 * (len(steps) + 1))
     first, last = steps[0][1], steps[-1][2]
-    bars = [("published", first, ""), *((label, end, f"x {end / start:.2f}")
-                                        for label, start, end in steps), ("ours", last, "")]
-    low = 10 ** np.floor(np.log10(first))
-    for place, (label, end, factor) in enumerate(bars):
-        start = steps[place - 1][1] if factor else low
-        color = {"": style.BLUE}.get(factor, style.GREEN if end > start else style.RED)
-        color = style.GREY if label == "published" else color
-        ax.barh(-place, end - start, left=start, color=color, height=0.6)
-        ax.annotate(f"{end:,.0f}  {factor}", (end, -place), xytext=(4, 0),
+    for place, (label, start, end) in enumerate([*steps, ("all together", first, last)]):
+        color = style.GREEN if end > start else style.RED
+        color = style.BLUE if place == len(steps) else color
+        ax.barh(-place, (end - start) / first, left=start / first, color=color, height=0.6)
+        ax.annotate(f"x {end / start:.2f}", (max(start, end) / first, -place), xytext=(4, 0),
                     textcoords="offset points", va="center", fontsize=9)
-    ax.set_yticks([-place for place in range(len(bars))], [label for label, _, _ in bars])
-    ax.set(xscale="log", xlim=(low, 3 * last), xlabel="real tokens per second",
+    ax.set_yticks([-place for place in range(len(steps) + 1)],
+                  [*(label for label, _, _ in steps), "all together"])
+    ax.set(xscale="log", xlim=(0.9, 1.4 * last / first),
+           xlabel=f"times the published real tokens per second ({first:,.0f})",
            title=f"Packing is the longest stretch: {steps[0][2] / first:.1f} of {last / first:.1f} "
            "times the published speed")
-    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ticks = [tick for tick in (1, 2, 3, 4, 5, 6, 8, 10, 15) if tick < 1.4 * last / first]
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.set_xticks([], minor=True)
+    ax.axvline(1, color=style.GREY, lw=1)
     ax.grid(axis="y", visible=False)
     style.finish(fig, "08_road", "predicted for a v5p-8 from the compiled programs, not measured")
 
@@ -100,8 +116,13 @@ def draw_strip(ax, top, pieces, width, colors):
         left += count * width
 
 
-def draw_parts(profiles):
-    """For each recipe: time by part of the model, the parts in order, and 40 ms of it enlarged."""
+def draw_parts(profiles, tokens):
+    """For each recipe: time by part of the model, the parts in order, and 40 ms of it enlarged.
+
+    Args:
+      profiles: {name: profile}, from `dryrun.stored_profile`.
+      tokens: {name: real tokens of its micro-step}.
+    """
     fig, axes = style.figure(11, 1.4 + 1.6 * len(profiles), rows=2, height_ratios=(5, 3))
     colors, seen, ticks = COLORS | WAITS, {}, []
     for place, (name, profile) in enumerate(profiles.items()):
@@ -114,9 +135,13 @@ def draw_parts(profiles):
             left += seconds
         draw_strip(axes[0], top - 0.85, profile["strip"], profile["clock"] / 400, colors)
         draw_strip(axes[1], -1.2 * place, profile["zoom"], 1e3 * timing.ZOOM / 400, colors)
-        ticks += [(top, f"{name}, by part"), (top - 0.85, "in order")]
+        ticks += [(top, f"{name} ({tokens[name]:,.0f} real\ntokens), by part"),
+                  (top - 0.85, "in order")]
     axes[0].set_yticks(*map(list, zip(*ticks)))
-    axes[0].set(title="One micro-step on one chip of a v5p-8", xlabel="seconds")
+    speeds = [f"{1e6 * profile['seconds'] / tokens[name]:,.0f} ms ({name})"
+              for name, profile in profiles.items()]
+    axes[0].set(title=f"1,000 real tokens take {' or '.join(speeds)}: one micro-step on one chip",
+                xlabel="seconds")
     axes[1].set_yticks([-1.2 * place for place in range(len(profiles))], list(profiles))
     axes[1].set(title="40 ms around its middle", xlabel="ms")
     for ax in axes:

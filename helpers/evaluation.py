@@ -370,6 +370,13 @@ def scores(runs, names, winnable, disputed, task_of, draws):
     return pd.DataFrame(rows, columns=columns).set_index(["plan", "score", "model"]).sort_index()
 
 
+def readable(board):
+    """`scores` for reading: three digits, and no column that only repeats `all`."""
+    same = [name for name in ("winnable", "undisputed", "lowest seed", "highest seed")
+            if (board[name] == board["all"]).all()]
+    return board.drop(columns=same).round(3)
+
+
 def summary_of(frame, board, label):
     """What one model's answers came to: scores, categories, how answers ended, tokens."""
     rows = board.reset_index()

@@ -25,6 +25,7 @@ REASONS = {
     "--dtype": "bfloat16, as trained and merged",
     "--kv-cache-dtype": "said, so that nobody has to guess: auto = the model's dtype = bfloat16",
     "--max-model-len": "prompt + answer; more would reserve and compile for more",
+    "--max-num-batched-tokens": "tokens of one step: a longer prompt is read in pieces (section 6)",
     "--tensor-parallel-size": "chips that share every matrix: 8, or 4 with two copies (section 5)",
     "--data-parallel-size": "independent copies of the model behind one port",
     "--no-enable-prefix-caching": "06 measures prefill, and a cached prompt has none; turn it on "
@@ -35,8 +36,8 @@ REASONS = {
     "--enable-lora": "serve an adapter beside its base (section 10)",
     "--lora-modules": "the adapter's name, as clients say it, and its folder",
     "--max-lora-rank": "the smallest that vLLM offers and that holds ours",
-    "--disable-chunked-mm-input": "vLLM on TPU cannot split an image over two steps; a long text "
-                                  "prompt is still read in pieces of 2,048 tokens",
+    "--limit-mm-per-prompt": "text only: nothing is compiled or kept for pictures, and no step "
+                             "has to hold a whole video (2,496 tokens)",
     "--enforce-eager": "CPU: no compilation; a start takes 25 s instead of 38 to 55 (measured)",
 }
 

@@ -123,6 +123,15 @@ def to_make(record, inputs, wanted):
     return found
 
 
+def check_room(folder, sizes):
+    """Raise a `UserError` if `folder` has no room for new {name: bytes}; old ones go afterwards."""
+    free, need = shutil.disk_usage(folder).free, 1.01 * sum(sizes.values())
+    if free < need:
+        raise UserError(f"{folder} has {free / 1e9:.2f} GB free, "
+                        f"{', '.join(f'{name}/' for name in sizes)} need {need / 1e9:.2f}. "
+                        "Set RUN_DIR elsewhere.")
+
+
 def export_text(merged, out, prefix):
     """The language model of `merged` under transformers' own names; returns {file: sha256}."""
     config, files, index, size = architecture.read_config(merged), {}, {}, 0

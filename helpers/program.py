@@ -506,7 +506,8 @@ def part_of(stack, op_name, product, moves):
         if name.startswith(("Embedder.decode", "_default_loss_fn", "make_loss", "make_micro_loss")):
             return "output matrix"
         if name.startswith(("Attention.", "BlockAttention.", "attend", "apply_rope")):
-            return "projections" if product and "Provider" in provider else "attention"
+            weight = provider and any(name.startswith("Einsum.__call__") for name in names)
+            return "projections" if product and weight else "attention"
     return "output matrix" if "log_softmax" in op_name else "other"
 
 
@@ -859,6 +860,37 @@ def profile(prediction, spec):
               "at_peak": bound if what == "compute" else None, "count": count, "flops": flops}
              for (what, part, direction), (seconds, bound, count, flops) in rows.items()]
     return sorted(table, key=lambda row: -row["seconds"])
+
+
+ONCE = ("output matrix", "other")  # parts that do not grow with the number of layers
+
+
+def deeper(rows, times):
+    """A `profile` of so many times as many layers: what each layer has counts so many times.
+
+    Good to a percent or so: the first layer is cheaper than the others (nothing below it is
+    trained), and is multiplied like them.
+    """
+    return [row | {name: times * row[name] for name in ("seconds", "at_peak", "count", "flops")
+                   if row[name] is not None and row["part"] not in ONCE} for row in rows]
+
+
+def gaps(rows):
+    """What stands between a step and the chip's limits, from a `profile`.
+
+    Returns:
+      {what: (seconds, seconds at its own limit)}, the largest difference first: parts of the model
+      that grow with the layers, waits for the links, and the rest. The limit of a wait is nothing:
+      the links could carry while the chip computes.
+    """
+    found = defaultdict(lambda: [0.0, 0.0])
+    for row in rows:
+        what = (row["part"] if row["part"] in PARTS[:6] else "conversions, optimizer, other")
+        what = what if row["what"] in ("compute", "copy") else "waits for the links"
+        found[what][0] += row["seconds"]
+        found[what][1] += row["at_peak"] or 0.0
+    return dict(sorted(((what, tuple(pair)) for what, pair in found.items()),
+                       key=lambda one: one[1][1] - one[1][0]))
 
 
 def longest(prediction, count=10):

@@ -408,11 +408,8 @@ def stage(source, weights=True):
     Raises:
       UserError: nothing is there, or there is no room.
     """
-    source = str(source)
-    if Path(source).is_dir():
-        return Path(source)
-    target = Path(os.environ.get("TMPDIR", "/tmp")) / "base" / source.removeprefix("gs://")
-    if (target / ".complete").exists():
+    source, target = str(source), _staged(source)
+    if Path(source).is_dir() or (target / ".complete").exists():
         return target
     if source.startswith("gs://"):
         if not pull(source, target, only=lambda name: weights or not name.endswith(".safetensors")):
@@ -427,8 +424,37 @@ def stage(source, weights=True):
     return target
 
 
-def _from_hub(source, target, weights):
-    """Fetch the files that we use of a model on the hub; an interrupted fetch goes on."""
+def check(source):
+    """Raise where `stage(source)` would, hours before it is needed; fetches nothing.
+
+    Raises:
+      UserError: nothing is there, or there is no room.
+    """
+    source, target = str(source), _staged(source)
+    if Path(source).is_dir() or (target / ".complete").exists():
+        return
+    if source.startswith("gs://"):
+        there = objects(source)
+        if "config.json" not in there:
+            raise UserError(f"{source} is empty, or has no config.json: it holds no model.")
+        target.mkdir(parents=True, exist_ok=True)
+        room(target, sum(int(entry["size"]) for entry in there.values()) - folder_size(target),
+             f"the weights of {source}")
+    elif source.count("/") == 1 and not local_path(source):
+        _hub_files(source, target, weights=True)
+    else:
+        raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
+
+
+def _staged(source):
+    """Where `stage` puts a model: the directory itself, or a place under TMPDIR."""
+    if Path(source).is_dir():
+        return Path(source)
+    return Path(os.environ.get("TMPDIR", "/tmp")) / "base" / str(source).removeprefix("gs://")
+
+
+def _hub_files(source, target, weights):
+    """(The commit, bytes, patterns) of the files that we use of a model on the hub, with room."""
     patterns = ["*.json", "*.jinja", "tokenizer*"] + ["*.safetensors"] * weights
     try:
         info = huggingface_hub.HfApi().model_info(source, files_metadata=True)
@@ -439,10 +465,16 @@ def _from_hub(source, target, weights):
     size = sum(file.size or 0 for file in huggingface_hub.utils.filter_repo_objects(
         info.siblings, allow_patterns=patterns, key=lambda file: file.rfilename))
     target.mkdir(parents=True, exist_ok=True)
+    room(target, size - folder_size(target), f"the weights of {source}")
+    return info.sha, size, patterns
+
+
+def _from_hub(source, target, weights):
+    """Fetch the files that we use of a model on the hub; an interrupted fetch goes on."""
+    commit, size, patterns = _hub_files(source, target, weights)
     there = functools.partial(folder_size, target)
-    room(target, size - there(), f"the weights of {source}")
     with phase(f"staging {size / 1e9:.1f} GB of {source} in {target}", total=size, count=there):
-        huggingface_hub.snapshot_download(source, revision=info.sha, local_dir=target,
+        huggingface_hub.snapshot_download(source, revision=commit, local_dir=target,
                                           allow_patterns=patterns)
 
 

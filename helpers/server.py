@@ -36,6 +36,7 @@ from helpers.vllm_cpu import DONE
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
 CONTAINER = "gemma4-vllm"  # `start` adds a mark of the run directory
 PYTHON, LAUNCHER = ".venv-serve/bin/python", "helpers/vllm_cpu.py"
+TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
 MARK, CLIENT_MARK, OWNER = "GEMMA4_SERVER", "GEMMA4_CLIENT", "SERVER_OWNER"  # in the environment
@@ -56,11 +57,13 @@ class Options:
         against ("": not checked).
       name: what clients ask for.
       port: 0 takes any free one.
+      max_num_batched_tokens: tokens of one step at the most; a longer prompt takes several steps.
       kv_cache_dtype: as vLLM's flag; "auto" is the model's own, bfloat16.
       quantization: "" (bfloat16), "int8" or "fp8": weights and arithmetic.
       implementation: MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" (torchax).
       flags: further flags of `vllm serve`.
       image: the container's image; "": the one in `IMAGES`.
+      base: the model that 07 compares with, as `remote.stage` takes it; "": that of the training.
       chip: a name of `helpers.chip`; "" where there is no data sheet (a CPU).
       timeout: seconds until healthy.
     """
@@ -72,6 +75,7 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 0
     max_model_len: int = 1024
+    max_num_batched_tokens: int = 2048
     tensor_parallel: int = 1
     data_parallel: int = 1
     kv_cache_dtype: str = "auto"
@@ -79,6 +83,7 @@ class Options:
     implementation: str = ""
     flags: tuple = ()
     image: str = ""
+    base: str = ""
     chip: str = ""
     timeout: float = 180.0
 
@@ -99,8 +104,8 @@ class Options:
 
     def serving(self):
         """What `vllm_command` wants to know, beside engine, model, name, port and host."""
-        names = ("max_model_len", "tensor_parallel", "data_parallel", "kv_cache_dtype",
-                 "quantization", "implementation", "flags", "image")
+        names = ("max_model_len", "max_num_batched_tokens", "tensor_parallel", "data_parallel",
+                 "kv_cache_dtype", "quantization", "implementation", "flags", "image")
         return {name: getattr(self, name) for name in names}
 
     def measured(self):
@@ -155,9 +160,9 @@ def command(options, model=None, name=None, port=None, **more):
 # -- The command -------------------------------------------------------------------------------
 
 def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1024,
-                 tensor_parallel=1, data_parallel=1, kv_cache_dtype="auto", quantization="",
-                 implementation="", flags=(), image="", adapter=None, results=None,
-                 container=CONTAINER):
+                 max_num_batched_tokens=2048, tensor_parallel=1, data_parallel=1,
+                 kv_cache_dtype="auto", quantization="", implementation="", flags=(), image="",
+                 adapter=None, results=None, container=CONTAINER):
     """The command that serves `model` under `name`, as a list for `subprocess`.
 
     Args:
@@ -176,6 +181,7 @@ def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1
     serve = ["serve", inside, "--served-model-name", name, "--host", host, "--port", str(port),
              "--dtype", "bfloat16", "--kv-cache-dtype", kv_cache_dtype,
              "--max-model-len", str(max_model_len),
+             "--max-num-batched-tokens", str(max_num_batched_tokens),
              "--tensor-parallel-size", str(tensor_parallel),
              "--data-parallel-size", str(data_parallel),
              "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
@@ -207,7 +213,7 @@ def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1
     else:
         docker += ["--gpus", "all"]
     return [*docker, "--entrypoint", "vllm", image or IMAGES[engine], *serve,
-            "--disable-chunked-mm-input", *flags]
+            "--limit-mm-per-prompt", TEXT_ONLY, *flags]
 
 
 def _quantization_flags(engine, quantization):
@@ -587,7 +593,7 @@ def _ready(record, slot, timeout):
 
 
 def _wait(record, timeout, every=10.0):
-    said, last = time.monotonic() - record["launched"], ""
+    said = time.monotonic() - record["launched"]
     while True:
         waited = time.monotonic() - record["launched"]
         if not _lives(record):
@@ -603,10 +609,9 @@ def _wait(record, timeout, every=10.0):
             raise UserError(f"the server was not healthy within {timeout:.0f} s and was stopped; "
                             f"it last said: {tail(record['log'])[:200]}\nIts log is "
                             f"{record['log']}.")
-        if waited - said >= every:
-            said, now = waited, tail(record["log"])[:90]
-            print(f"starting ... {waited:3.0f} s" + f" | {now}" * (now != last), flush=True)
-            last = now
+        if waited - said >= (every if waited < 6 * every else 3 * every):
+            said = waited
+            print(f"starting ... {waited:3.0f} s", flush=True)
         time.sleep(0.25)
 
 

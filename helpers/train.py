@@ -383,13 +383,13 @@ def start(model, optimizer, mesh):
     return State(0, adapters, jax.jit(optimizer.init, out_shardings=shardings)(adapters)), frozen
 
 
-def open_checkpoints(folder, every, last):
-    """Orbax's manager of a folder, local or gs://: saves every few steps, keeps the newest 3."""
+def open_checkpoints(folder, every, last, keep=3):
+    """Orbax's manager of a folder, local or gs://: saves every few steps, keeps the newest few."""
     handlers = {"model_params": ocp.PyTreeCheckpointHandler(), "data": ocp.JsonCheckpointHandler(),
                 "optimizer_state": ocp.PyTreeCheckpointHandler()}
     return ocp.CheckpointManager(folder, item_handlers=handlers, options=(
         ocp.CheckpointManagerOptions(save_interval_steps=every, save_on_steps=[last],
-                                     max_to_keep=3, create=True)))
+                                     max_to_keep=keep, create=True)))
 
 
 def save(manager, state, recipe):

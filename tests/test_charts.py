@@ -75,6 +75,21 @@ def test_latency_shows_floors_under_the_first_token_and_starts_the_other_at_zero
     left, right = drawn[0][1].axes
     assert any(line.get_linestyle() == "--" for line in left.lines)
     assert right.get_ylim()[0] == 0 and right.get_yscale() == "linear"
+    assert "First token: 10 to 32 times its floor" in left.get_title(loc="left")
+
+
+def test_the_factor_over_the_floor_is_that_of_each_regime_as_in_the_table(drawn):
+    """Two prompt lengths pooled at one rate would hide the ends: 06's table goes from 10 to 320."""
+    slow = table().assign(input_len=768, ttft_p50_ms=lambda rows: 10 * rows.ttft_p50_ms)
+    charts.draw_latency(pd.concat([table(), slow], ignore_index=True), "here")
+    left = drawn[0][1].axes[0]
+    assert "First token: 10 to 320 times its floor" in left.get_title(loc="left")
+
+
+def test_the_end_of_a_throughput_curve_repeats_no_other_number(drawn):
+    charts.draw_throughput(table(), "here")
+    texts = [text.get_text() for text in drawn[0][1].axes[0].texts]
+    assert "256/64" in texts and not any("256/64:" in text for text in texts)
 
 
 @pytest.mark.parametrize("problems, named", [(38, True), (156, False)])

@@ -3,7 +3,6 @@
     .venv/bin/python -m pytest tests/test_dryrun.py
 """
 
-import ast
 import dataclasses
 import importlib.util
 import os
@@ -22,7 +21,7 @@ from flax import nnx
 from tunix.models.gemma4.model import AttentionType
 
 import helpers
-from helpers import gemma
+from helpers import compiler, dryrun, gemma
 from helpers.machine import published
 
 SOURCE = "08_dryrun.py"
@@ -100,8 +99,8 @@ def test_flops_are_those_of_the_whole_model():
 
 
 def test_ours_is_what_notebook_03_trains_with():
-    full, rank, alpha = load("03_train.py", "Settings")(), *load(SOURCE, "RANK", "ALPHA")
-    assert (rank, alpha, gemma.TARGETS) == (full.rank, full.alpha, full.targets)
+    full = load("03_train.py", "Settings")()
+    assert (dryrun.RANK, dryrun.ALPHA, gemma.TARGETS) == (full.rank, full.alpha, full.targets)
     ours = table("v5p-8_31b").set_index("recipe").loc["ours"]  # tp=4, so fsdp=1
     assert (ours.micro_batch, ours.remat, ours.compute_dtype, ours.attention_block) == (
         full.rows_per_device, full.remat, full.dtype, full.attention_block)
@@ -132,16 +131,9 @@ def test_the_compiler_does_not_count_the_kernel():
 # ── what is compiled ────────────────────────────────────────────────────────────────────────────
 
 @pytest.fixture(scope="module")
-def notebook():
-    names = ("Recipe", "PUBLISHED", "OURS", "RANK", "ALPHA", "lower_ours", "lower_published",
-             "small_model", "logits_and_gradient", "splash_attend", "model_config")
-    return dict(zip(names, load(SOURCE, *names), strict=True))
-
-
-@pytest.fixture(scope="module")
-def small(notebook):
+def small():
     """Mesh and a config of the 31B's structure that lowers in seconds."""
-    config = notebook["small_model"]().config
+    config = dryrun.small_model().config
     config.dtype = config.param_dtype = jnp.dtype("bfloat16")
     return gemma.make_mesh(config, (1, 1), jax.devices()[:1]), config
 
@@ -151,37 +143,36 @@ def sizes(arrays, dtype):
     return sum(leaf.size for leaf in jax.tree.leaves(arrays) if leaf.dtype == dtype and leaf.size > 1)
 
 
-def test_only_the_published_step_returns_the_frozen_weights(notebook, small):
+def test_only_the_published_step_returns_the_frozen_weights(small):
     mesh, config = small
     short = {"sequence_length": 64, "remat": "NONE"}
     model = gemma.abstract_base(config, mesh)
     base = sizes(nnx.state(model), jnp.bfloat16)
     adapters = nnx.state(gemma.inject_lora(model, 64, 64.0, mesh), nnx.LoRAParam)
-    ours = notebook["lower_ours"](
-        dataclasses.replace(notebook["OURS"], loss="16", **short), mesh, config).out_info
+    ours = dryrun.lower_ours(
+        dataclasses.replace(dryrun.OURS, loss="16", **short), mesh, config).out_info
     assert sizes(ours, jnp.bfloat16) == 0
     assert sizes(ours, jnp.float32) == 3 * sizes(adapters, jnp.float32), "adapters, Adam's moments"
-    theirs = notebook["lower_published"](
-        dataclasses.replace(notebook["PUBLISHED"], **short), mesh, config).out_info
+    theirs = dryrun.lower_published(
+        dataclasses.replace(dryrun.PUBLISHED, **short), mesh, config).out_info
     assert sizes(theirs, jnp.bfloat16) > base > 0
     assert sizes(theirs, jnp.float32) < sizes(adapters, jnp.float32), "the sum of the gradients"
 
 
-def test_published_adapts_350_modules_and_ours_360(notebook):
+def test_published_adapts_350_modules_and_ours_360():
     """Their pattern by its own rule (the whole path must match) on the modules of the 31B."""
-    config = notebook["model_config"](notebook["OURS"])
+    config = dryrun.model_config(dryrun.OURS)
     names = gemma.expected_modules(config)
-    pattern = next(node.value for node in ast.walk(ast.parse((ROOT / SOURCE).read_text()))
-                   if isinstance(node, ast.Constant) and str(node.value).startswith(".*q_einsum|"))
+    pattern = dryrun.PUBLISHED_MODULES
     missed = [name for name in names if not re.fullmatch(pattern, name)]
     assert len(names) == 360 and len(names) - len(missed) == 350
     assert all(name.endswith("k_einsum") for name in missed)
 
 
-def test_configs_have_the_real_depth(notebook):
-    config = notebook["model_config"](notebook["OURS"])
+def test_configs_have_the_real_depth():
+    config = dryrun.model_config(dryrun.OURS)
     assert (config.num_layers, config.num_global_kv_heads) == (60, 4)
-    few = notebook["model_config"](dataclasses.replace(notebook["OURS"], layers=2))
+    few = dryrun.model_config(dataclasses.replace(dryrun.OURS, layers=2))
     assert few.num_layers == 2 and [kind.name for kind in few.attention_pattern] == [
         "LOCAL_SLIDING", "GLOBAL"]
 
@@ -213,29 +204,29 @@ TWO = (AttentionType.LOCAL_SLIDING, AttentionType.GLOBAL)
     {"num_layers": 2},
     {"num_layers": 4, "frac_shared_layers": 0.5, "num_kv_heads": 1, "num_global_kv_heads": None,
      "k_eq_v_global": False}], ids=["31b", "e2b"])
-def test_block_attention_is_tunix_attention(notebook, fields):
+def test_block_attention_is_tunix_attention(fields):
     rng = np.random.default_rng(1)
     tokens, ids = jnp.asarray(rng.integers(0, 96, (1, 192))), packed(rng, 1, 192)
-    model = notebook["small_model"](attention_pattern=TWO, **fields)
-    dense = notebook["logits_and_gradient"](model, tokens, ids)
+    model = dryrun.small_model(attention_pattern=TWO, **fields)
+    dense = dryrun.logits_and_gradient(model, tokens, ids)
     paths = list(nnx.to_flat_state(nnx.state(model)).paths)
     gemma.use_block_attention(model, 64)
     assert list(nnx.to_flat_state(nnx.state(model)).paths) == paths, "checkpoints would differ"
-    blocks = notebook["logits_and_gradient"](model, tokens, ids)
+    blocks = dryrun.logits_and_gradient(model, tokens, ids)
     for a, b in zip(dense, blocks, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4 * max(abs(a).max(), 1e-6))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 100])
-def test_splash_equals_blocks_on_packed_rows(notebook, window):
+def test_splash_equals_blocks_on_packed_rows(window):
     rng = np.random.default_rng(2)
     q, k, v = (jnp.asarray(rng.normal(size=(1, 256, heads, 128)) * 0.3, jnp.float32)
                for heads in (4, 2, 2))
     ids = packed(rng, 1, 256)
     mask = jnp.tril(ids[:, :, None] == ids[:, None, :])
     ours = jax.jit(gemma.attend, static_argnums=(4, 5))(q, k, v, mask, window, 128)
-    kernel = notebook["splash_attend"](q, k, v, ids, window, 128, interpret=True)
+    kernel = dryrun.splash_attend(q, k, v, ids, window, 128, interpret=True)
     np.testing.assert_allclose(ours, kernel, atol=1e-4)
 
 
@@ -269,54 +260,67 @@ class Program:
 
 def test_operations_of_unknown_cost_are_counted():
     """XLA's cost analysis adds -1 second for each, but not for those inside a fusion."""
-    count = load(SOURCE, "unknown_costs")
+    count = dryrun.unknown_costs
     assert count(TEXT) == 1
     assert count(TEXT.replace("tpu_custom_call", "PrepareAsyncCallDone")) == 2
 
 
-def test_table_resumes_and_refusals_are_rows(tmp_path, notebook, monkeypatch):
-    run_table, _, recipe_class, settings, *_ = load(
-        SOURCE, "run_table", "stored_rows", "Recipe", "Settings", "key_of", "table_name", "times", "measure",
-        "unknown_costs", "Slice", "SLICES", "ONE")
+def test_table_resumes_and_refusals_are_rows(tmp_path, monkeypatch):
+    run_table, recipe_class = dryrun.run_table, dryrun.Recipe
     calls, version = [], {"jax": "1"}
 
     def fake(recipe):
         calls.append(recipe.recipe)
         refused = "RESOURCE_EXHAUSTED: Used 112.60G of 95.74G hbm"
         return (None, refused, 1.0) if recipe.recipe == "big" else (Program(), "", 1.0)
-    run_table.__globals__.update(compile_recipe=fake, versions=lambda: dict(version),
-                                 predict=lambda *_: {"unknown_share": 0.01})
+    monkeypatch.setattr(dryrun, "compile_recipe", fake)
+    monkeypatch.setattr(dryrun, "versions", lambda: dict(version))
+    monkeypatch.setattr(dryrun, "predict", lambda *_: {"unknown_share": 0.01})
     recipes = [recipe_class("ours"), recipe_class("big")]
-    run_table(recipes, settings(), tmp_path)
-    run_table(recipes, settings(), tmp_path)
+    run_table(recipes, folder=tmp_path)
+    run_table(recipes, folder=tmp_path)
     assert calls == ["ours", "big"], "the second run compiles nothing"
     rows = pd.read_csv(tmp_path / "v5p-8_31b.csv").set_index("recipe")
     assert rows.loc["ours", "hbm_gib"] == 9 and rows.loc["ours", "seconds_roofline"] == 1
     assert rows.loc["ours", "real_tokens_per_second"] == pytest.approx(4096 * 0.95 / 2)
     assert rows.loc["big", "hbm_gib"] == 112.6 and not rows.loc["big", "fits"]
     elsewhere = recipe_class("ours", topology="v6e-8")  # its bound is above the guess: no estimate
-    monkeypatch.setattr(Program, "cost_analysis", lambda self: {
-        "flops": 9e15, "bytes accessed": 1e9, "optimal_seconds": -100.0})
-    run_table([elsewhere], settings(), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "cost_analysis", lambda self: {
+            "flops": 9e15, "bytes accessed": 1e9, "optimal_seconds": -100.0})
+        run_table([elsewhere], folder=tmp_path)
     alone = pd.read_csv(tmp_path / "v6e-8_31b.csv")
     assert {"seconds_estimate", "real_tokens_per_second"} <= set(alone), "empty columns are columns"
     assert alone.seconds_estimate.isna().all() and alone.hours_from[0] == "roofline"
-    monkeypatch.undo()
     assert calls.pop() == "ours"
     version["jax"] = "2"
-    run_table(recipes[:1], settings(), tmp_path)
+    run_table(recipes[:1], folder=tmp_path)
     assert calls == ["ours", "big", "ours"], "other versions are compiled again"
     assert len(pd.read_csv(tmp_path / "v5p-8_31b.csv")) == 2, "and replace their row"
 
 
-def test_both_wordings_of_a_refusal_say_how_much_was_asked_for(notebook):
-    measure, recipe, settings, *_ = load(
-        SOURCE, "measure", "Recipe", "Settings", "times", "versions", "Slice", "SLICES", "ONE")
-    measure.__globals__["versions"] = dict
+def test_both_wordings_of_a_refusal_say_how_much_was_asked_for(monkeypatch):
+    monkeypatch.setattr(dryrun, "versions", dict)
     for text, gib in (("Ran out of memory in memory space hbm. Used 112.60G of 95.74G hbm.", 112.6),
                       ("total memory required for HLO temporaries (18.01G) exceeds", 18.01)):
-        row = measure(recipe("big"), None, f"RESOURCE_EXHAUSTED: {text}", 1.0, settings())
+        row = dryrun.measure(dryrun.Recipe("big"), None, f"RESOURCE_EXHAUSTED: {text}", 1.0)
         assert row["hbm_gib"] == gib and row["note"] == "out of HBM" and not row["fits"]
+
+
+def test_the_compiler_is_found_where_it_is_said_to_be(tmp_path, monkeypatch):
+    library = tmp_path / "libtpu" / "libtpu.so"
+    library.parent.mkdir()
+    library.touch()
+    (tmp_path / "libtpu-9.8.dist-info").mkdir()
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(library))
+    assert compiler.find() == str(library) and compiler.version() == "9.8"
+    before = dict(os.environ)
+    try:
+        assert compiler.start() == str(library)
+        assert os.environ["JAX_PLATFORMS"] == "tpu_compiler,cpu"
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.mark.slow

@@ -8,9 +8,10 @@ import json
 import matplotlib
 import pandas as pd
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT
 
 matplotlib.use("Agg")
+from helpers import dryrun  # noqa: E402
 from helpers import dryrun_figures as figures  # noqa: E402
 
 
@@ -30,12 +31,12 @@ def test_memory_trace_and_parts_are_drawn(here, table):
     figures.draw_trace(ROOT / "data/dryrun/trace_2layers.json.gz", "08_trace")
     figures.draw_parts({name: json.loads(
         (ROOT / f"data/dryrun/profiles/v5p8_31b_{name}.json").read_text())
-        for name in ("published", "ours")})
+        for name in ("published", "ours")}, {"published": 921.6, "ours": 7_782.4})
     assert {path.stem for path in here.glob("*.png")} == {"08_memory", "08_trace", "08_parts"}
 
 
 def test_the_road_s_factors_multiply_to_the_ratio(here, table):
-    steps = load("08_dryrun.py", "road_steps")(table, ["published", "ours"], ["published", "ours"])
+    steps = dryrun.road_steps(table, ["published", "ours"], ["published", "ours"])
     assert [label for label, _, _ in steps] == ["packed rows", "ours"]
     assert steps[0][2] / steps[0][1] == pytest.approx(0.95 / 0.30)
     speed = table.set_index("recipe").tokens_per_second_predicted
@@ -45,3 +46,23 @@ def test_the_road_s_factors_multiply_to_the_ratio(here, table):
     assert factor == pytest.approx(speed["ours"] / speed["published"])
     figures.draw_road(steps)
     assert (here / "08_road.png").exists()
+
+
+def test_the_memory_figure_s_title_is_what_the_table_says(table):
+    assert figures.memory_title(table) == (
+        "Two rows fit only with attention by blocks; three leave 0.3 GiB")
+    assert "Two rows" not in figures.memory_title(table[table.recipe == "published"])
+
+
+def test_a_row_that_is_not_predicted_shares_the_next_one_s_step(table):
+    names = [recipe.recipe for recipe in dryrun.ROAD if recipe.recipe in set(table.recipe)]
+    alone = table.assign(seconds_predicted=table.seconds_predicted.where(
+        table.recipe.isin(["published", "ours"])))
+    labels = [label for label, _, _ in dryrun.road(alone)]
+    assert labels == ["packed rows", ",\n".join(dryrun.ROAD_LABELS[1:names.index("ours") + 1])]
+    known = table[table.recipe.isin(names)].assign(seconds_predicted=1.0)
+    known["tokens_per_second_predicted"] = known.recipe.map(
+        {name: 100.0 * place for place, name in enumerate(names, 1)})
+    steps = dryrun.road(known)
+    assert len(steps) == len(names), "one step between two rows each, and packing"
+    assert steps[-1][2] == 100.0 * len(names)

@@ -945,6 +945,16 @@ def test_scores_by_seed_and_without_disputed_problems():
     assert row["winnable"] == 0.5 and row["undisputed"] == row["all"]
 
 
+def test_the_board_for_reading_leaves_out_what_only_repeats():
+    names = ["Prob001_a", "Prob099_b"]
+    runs = {("tuned", "five"): [[(1, 2), (2, 2)]]}
+    everything = {"spec-to-rtl": set(names)}
+    plain = scores(runs, names, everything, (), {"five": "spec-to-rtl"}, 50)
+    assert list(evaluation.readable(plain)) == ["all", "low", "high", "answers"]
+    disputed = scores(runs, names, everything, ("Prob099",), {"five": "spec-to-rtl"}, 50)
+    assert list(evaluation.readable(disputed)) == ["all", "low", "high", "undisputed", "answers"]
+
+
 def test_another_run_must_hold_the_same_problems_and_plan(tmp_path):
     path = tmp_path / "eval" / "tuned" / "summary.json"
     path.parent.mkdir(parents=True)

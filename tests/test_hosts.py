@@ -6,9 +6,11 @@ localhost and gloo between CPU devices.
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +19,16 @@ import train_driver
 from conftest import ROOT
 
 
-def run_hosts(folder, hosts, shape, steps):
-    """Train on four devices spread over so many processes; returns what the first one logged."""
+def free_address():
+    """localhost with a port that nobody uses now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    started = []
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def run_hosts(folder, hosts, shape, steps):
+    """Train on four devices spread over so many processes; returns what the first one logged."""
+    address, started = free_address(), []
     for host in range(hosts):
         own = {"JAX_NUM_PROCESSES": str(hosts), "JAX_PROCESS_ID": str(host),
                "JAX_COORDINATOR_ADDRESS": address} if hosts > 1 else {}
@@ -60,3 +66,61 @@ def test_two_hosts_train_what_one_trains(tmp_path, shape):
         np.testing.assert_allclose(first[name], second[name], atol=1e-3)
     _, again = run_hosts(tmp_path / "two", 2, shape, steps)  # restores on both hosts, nothing to do
     assert f"training from step {steps}" in again and "training from step 0" in said
+
+
+LOG = """
+import sys
+from pathlib import Path
+from helpers import train
+from helpers.machine import join_hosts
+join_hosts()
+log = train.StepLog(Path(sys.argv[1]) / "log.jsonl", 2, 1)
+log.rewind(0)
+for step in range(1, 301):
+    log.write({"step": step, "loss": 1 / step})
+log.close()
+"""
+
+
+def test_the_first_hosts_log_is_on_every_host_when_training_ends(tmp_path):
+    """Each host has a folder of its own, as /dev/shm of a TPU VM is, and 03 reads the log there."""
+    address, started = free_address(), []
+    for host in range(2):
+        (tmp_path / str(host)).mkdir()
+        started.append(subprocess.Popen(
+            [sys.executable, "-c", LOG, str(tmp_path / str(host))], cwd=ROOT, stderr=subprocess.PIPE,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_PROCESSES": "2",
+                 "JAX_PROCESS_ID": str(host), "JAX_COORDINATOR_ADDRESS": address}))
+    said = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said[0].decode()[-2000:]
+    first, second = ((tmp_path / host / "log.jsonl").read_text() for host in "01")
+    assert first == second and len(first.splitlines()) == 300
+
+
+@pytest.mark.slow
+@pytest.mark.series
+def test_notebook_03_as_a_script_on_two_hosts(tmp_path):
+    """The whole notebook on two processes with folders of their own; only checkpoints are shared."""
+    data = Path(os.environ.get("RUN_DIR", ROOT / "runs" / "tiny")) / "data"
+    if not data.is_dir():
+        pytest.skip(f"no {data}: ./run_all.sh makes it")
+    address, started, few = free_address(), [], "--xla_force_host_platform_device_count"
+    for host in range(2):
+        folder = tmp_path / f"host{host}"
+        shutil.copytree(data, folder / "data")
+        started.append(subprocess.Popen(
+            [sys.executable, "03_train.py"], cwd=ROOT, stdout=open(tmp_path / f"{host}.txt", "w"),
+            stderr=subprocess.STDOUT, env={
+                **os.environ, "SIZE": "tiny", "RUN_DIR": str(folder), "MPLBACKEND": "agg",
+                "MAX_STEPS": "22", "CHECKPOINTS": str(tmp_path / "checkpoints"), "JAX_NUM_PROCESSES": "2",
+                "JAX_PROCESS_ID": str(host), "JAX_COORDINATOR_ADDRESS": address, "JAX_PLATFORMS": "cpu",
+                # 03 asks for four devices where nobody has; here it is two on each of two hosts
+                "XLA_FLAGS": f"{few}=4 {few}=2 --xla_llvm_disable_expensive_passes=true"}))
+    codes = [process.wait(3600) for process in started]
+    said = (tmp_path / "0.txt").read_text()
+    assert codes == [0, 0], said[-3000:] + (tmp_path / "1.txt").read_text()[-3000:]
+    assert "4 x cpu (simulated), 2 hosts" in said and "from checkpoint 20" in said
+    for name in ("log.jsonl", "recipe.json", "answers.json"):
+        first, second = ((tmp_path / f"host{host}" / "train" / name).read_text() for host in (0, 1))
+        assert first == second, name
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["20", "22"]

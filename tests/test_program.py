@@ -312,7 +312,7 @@ STACK = {
             "FeedForward.block", "DecoderLayer.block", "Gemma4.__call__"],
     "projections": ["PtqProvider.einsum", "LoraProvider.einsum", "Einsum.__call__",
                     "BlockAttention.block", "Gemma4.__call__"],
-    "attention": ["attend", "BlockAttention.block", "Gemma4.__call__"],
+    "attention": ["PtqProvider.einsum", "LoraProvider.einsum", "attend", "BlockAttention.block", "Gemma4.__call__"],
     "LoRA": ["LoraProvider.dot_general", "Float32Lora.dot_general", "FeedForward.block"],
     "norms": ["RMSNorm.__call__", "DecoderLayer.block", "Gemma4.__call__"],
     "output matrix": ["PtqProvider.dot", "Embedder.decode", "Gemma4.__call__"],
@@ -377,6 +377,20 @@ def test_profile_and_longest_add_up_to_the_whole():
     for table in (program.profile(found, V5P.spec), program.longest(found, 99)):
         assert sum(row["seconds"] for row in table) == pytest.approx(found.seconds)
     assert program.longest(found)[0]["seconds"] >= program.longest(found)[1]["seconds"]
+
+
+def test_gaps_and_deeper_keep_every_second():
+    rows = program.profile(predict(MIXED, V5P), V5P.spec)
+    rows += [row | {"part": "MLP", "at_peak": row["at_peak"] and 1e-4} for row in rows]
+    whole = sum(row["seconds"] for row in rows)
+    found = program.gaps(rows)
+    assert sum(seconds for seconds, _ in found.values()) == pytest.approx(whole)
+    assert found["waits for the links"][1] == 0 and found["MLP"][1] == pytest.approx(1e-4)
+    lost = [seconds - limit for seconds, limit in found.values()]
+    assert lost == sorted(lost, reverse=True)
+    once = sum(row["seconds"] for row in rows if row["part"] in program.ONCE)
+    ten = sum(row["seconds"] for row in program.deeper(rows, 10))
+    assert once > 0 and ten == pytest.approx(once + 10 * (whole - once))
 
 
 def test_the_strip_shows_the_wait_where_it_is():

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -104,7 +105,36 @@ def test_results_of_the_whole_notebook(tmp_path):
     assert found["pass@5_p"] == pytest.approx(0.607, abs=0.001)       # McNemar, 6 against 9
     assert found["cost_ratio_24h"] == 1.135
     assert found["claims"] == {"match": 55, "substantive": 24, "rounding": 6, "draft": 5}
-    assert len(list((tmp_path / "figures").glob("10_*.png"))) == 6
+    assert len(list((tmp_path / "figures").glob("10_*.png"))) == 5
+
+
+def cells_of_tables(text):
+    """Words between the bars of the Markdown tables of a notebook's source, links by their text."""
+    text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "")
+    return {cell.strip() for line in text.splitlines() if line.startswith("# |")
+            for cell in line.removeprefix("# ").split("|")}
+
+
+def test_every_correction_is_stored_and_ten_are_shown():
+    """10 shows some of the stored corrections in their own words, and names their number."""
+    import pandas as pd
+    stored = pd.read_csv(PUBLISHED / "corrections.csv")
+    source = (ROOT / NOTEBOOK).read_text()
+    shown = stored.published.isin(cells_of_tables(source)) & stored.this_series.isin(
+        cells_of_tables(source))
+    assert shown.sum() == 10 and f"Ten of the {len(stored)} corrections" in source
+    assert stored.notna().all().all() and not stored.published.duplicated().any()
+
+
+def test_verdicts_in_the_notebook_are_the_stored_ones():
+    """Claim and verdict of each computed line of section 11 stand in verdicts.csv, too."""
+    import pandas as pd
+    stored = pd.read_csv(PUBLISHED / "verdicts.csv", dtype=str)
+    source = (ROOT / NOTEBOOK).read_text()
+    lines = re.findall(r'^    \(?\[?\(?"(\d(?:\.\d)?)", "([^"]+)", "(\w[\w ]+)",$', source, re.M)
+    assert len(lines) == 9 and f"main ones of {len(stored)}" in source
+    known = set(stored[["section", "claim", "verdict"]].itertuples(index=False, name=None))
+    assert set(lines) <= known
 
 
 def test_without_the_disputed_problems_by_random_signs():

@@ -4,6 +4,7 @@ The life-cycle tests start a small stand-in process instead of vLLM, so they tak
 server is started by the tests marked `slow` and by the series.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -16,14 +17,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT, load, parse as tree
 
 import helpers
 from helpers import bench as server_bench
-from helpers import flags, physics, server
+from helpers import flags, physics, remote, server
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_vllm = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve")
@@ -47,7 +49,9 @@ for arguments in job["serve"]:
     print(json.dumps([args.served_model_name, args.tensor_parallel_size, args.data_parallel_size,
                       args.enable_prefix_caching, args.max_model_len]))
     print(json.dumps({"config": args.additional_config, "quantization": args.quantization,
-                      "kv": args.kv_cache_dtype, "lora": bool(args.lora_modules)}))
+                      "kv": args.kv_cache_dtype, "lora": bool(args.lora_modules),
+                      "step": args.max_num_batched_tokens, "limits": args.limit_mm_per_prompt,
+                      "whole": args.disable_chunked_mm_input}))
 for arguments in job["bench"]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
@@ -102,7 +106,7 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter):
     bench = [server_bench.bench_arguments(client, record, TINY, (256, 64), rate, 30, 7, "x.json")
              for rate in TINY.rates]
     commands = every_command(adapter)
-    wrong = vllm_part(commands[0]) + ["--disable-chunked-mm-inputs-please"]
+    wrong = vllm_part(commands[0]) + ["--limit-mm-per-prompts-please", "x"]
     done = parse([vllm_part(command) for command in commands], bench, wrong)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "unrecognized arguments" in done.stderr and done.stdout.rstrip().endswith("refused")
@@ -117,6 +121,9 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter):
                          "act_qtype": "float8_e4m3fn"}]
     assert not any(rules[:4]) and rules[6] is None and read[6]["quantization"] == "fp8"
     assert [entry["lora"] for entry in read] == [False, False, True, True, True, False, False]
+    nothing = {"image": 0, "video": 0, "audio": 0}
+    assert [entry["limits"] for entry in read] == [nothing] * 3 + [{}] + [nothing] * 3
+    assert {(entry["step"], entry["whole"]) for entry in read} == {(2048, False)}
 
 
 @needs_vllm
@@ -242,6 +249,76 @@ def test_options_that_are_none_say_what_to_run(tmp_path, monkeypatch):
             server.options()
 
 
+# -- The base, which 07 compares with --------------------------------------------------------------
+
+BASE = "google/gemma-4-31B-it"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub that has BASE and nothing else, and the list of what was fetched from it."""
+    import huggingface_hub
+    taken, file = [], SimpleNamespace(rfilename="config.json", size=2)
+
+    def model_info(self, name, **_):
+        if name != BASE:
+            raise OSError("404 not found")
+        return SimpleNamespace(siblings=[file], sha="abc")
+
+    def snapshot_download(name, local_dir, **_):
+        taken.append(name)
+        (local_dir / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "shm"))
+    return taken
+
+
+def test_a_base_on_the_hub_is_asked_for_by_05_fetched_by_07_and_mounted(hub, tmp_path):
+    """At 31b `base_path` is a hub id: 07 said that it is missing, after the hours of 06."""
+    options_for, FULL = load("05_serve_vllm.py", "options_for", "FULL", "Settings")[:2]
+    options, recipe = options_for(FULL, tmp_path), {"base_path": BASE}
+    remote.check(recipe["base_path"])
+    assert not hub, "05 only asks"
+    line = next(node for node in tree(ROOT / "07_eval.py").body if isinstance(node, ast.Assign)
+                and getattr(node.targets[0], "id", "") == "base")
+    space = {"remote": remote, "options": options, "recipe": recipe}
+    exec(compile(ast.Module([line], []), "07_eval.py", "exec"), space)
+    assert hub == [BASE]
+    assert f"{tmp_path}/shm/base/{BASE}:/model:ro" in server.command(options, model=space["base"])
+    (tmp_path / "mine").mkdir()
+    space["options"] = options_for(replace(FULL, base=str(tmp_path / "mine")), tmp_path)
+    exec(compile(ast.Module([line], []), "07_eval.py", "exec"), space)
+    assert space["base"] == tmp_path / "mine" and hub == [BASE]
+
+
+def test_a_base_that_cannot_be_had_is_said_without_fetching(hub, tmp_path):
+    for name, words in ((BASE + "-typo", "hub does not give google/gemma-4-31B-it-typo"),
+                        ("/nowhere/base", "neither a directory, nor a hub id")):
+        with pytest.raises(helpers.UserError, match=words):
+            remote.check(name)
+    remote.check(tmp_path)
+    assert not hub
+
+
+def test_05_asks_for_the_base_before_it_starts_anything(tmp_path):
+    """The notebook itself at 31b, with a merged folder of one file and no network."""
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / "config.json").write_text("{}")
+    recipe = {"rank": 8, "base_model": BASE, "base_path": BASE}
+    (tmp_path / "merge.json").write_text(json.dumps({
+        "step": 1, "recipe": recipe, "files": {"config.json": hashlib.sha256(b"{}").hexdigest()}}))
+    done = subprocess.run([sys.executable, "05_serve_vllm.py"], cwd=ROOT, capture_output=True,
+                          text=True, env={**os.environ, "SIZE": "31b", "RUN_DIR": str(tmp_path),
+                                          "HF_HUB_OFFLINE": "1", "TMPDIR": str(tmp_path),
+                                          "MPLBACKEND": "agg"})
+    assert done.returncode and "1 files as merged" in done.stdout, done.stderr[-2000:]
+    assert done.stderr.strip().splitlines()[-2].startswith(
+        f"Error: the Hugging Face hub does not give {BASE}"), done.stderr[-2000:]
+    assert not (tmp_path / "serve" / "options.json").exists()
+
+
 # -- What 05 computes ----------------------------------------------------------------------------
 
 def test_memory_plan_against_arithmetic_by_hand():
@@ -260,7 +337,7 @@ def test_memory_plan_against_arithmetic_by_hand():
 
 
 def test_padding_to_buckets_against_brute_force():
-    padded = load("05_serve_vllm.py", "padded")
+    padded = load("05_serve_vllm.py", "padded", "Settings", "FULL")[0]
     buckets = [16 * 2**i for i in range(8)]
     for tokens in (*range(1, 5000, 7), 16, 17, 2048, 2049, 4096):
         whole, rest = 0, tokens

@@ -1,6 +1,6 @@
 """Compile variants of a training step's parts for a v5p-8 and store what the time model says.
 
-    .venv/bin/python tools/step_search.py [NAME ...]     data/dryrun/search.csv (08, section 9)
+    .venv/bin/python tools/step_search.py [NAME ...]     data/dryrun/search.csv (08, section 5)
 
 Needs libtpu (`./setup.sh dryrun`), no TPU. Without names all rows that are not stored are compiled:
 the MLP of one layer with its adapters takes 10 to 40 CPU seconds, layers of the whole step two to
@@ -9,7 +9,6 @@ seven CPU minutes.
 
 import csv
 import datetime
-import os
 import sys
 import time
 from pathlib import Path
@@ -185,19 +184,16 @@ def lower_step(layers, mesh_shape, late):
 
     from tunix.models.gemma4 import model as gemma4
 
-    from helpers import gemma
-    source = (ROOT / "08_dryrun.py").read_text()
-    source = source[:source.index("# %% [markdown]\n# ## 5. Live")]
-    space = {"__name__": "dryrun", "__file__": str(ROOT / "08_dryrun.py")}
-    exec(compile(source, "08_dryrun.py", "exec"), space)
+    from helpers import compiler, dryrun, gemma
+    compiler.register()
     if late:
         gemma.attend = attend_late
         gemma4.FeedForward.block = lambda self, x: self.down_proj(
             gated(self.gate_proj(x), self.up_proj(x)))
-    recipe = dataclasses.replace(space["OURS"], layers=layers)
-    config = space["model_config"](recipe)
-    mesh = gemma.make_mesh(config, mesh_shape, devices=space["devices_of"](recipe.topology))
-    return mesh, space["lower_ours"](recipe, mesh, config)
+    recipe = dataclasses.replace(dryrun.OURS, layers=layers)
+    config = dryrun.model_config(recipe)
+    mesh = gemma.make_mesh(config, mesh_shape, devices=compiler.devices_of(recipe.topology))
+    return mesh, dryrun.lower_ours(recipe, mesh, config)
 
 
 def stored():
@@ -219,14 +215,9 @@ def store(rows):
     beside.replace(TABLE)
 
 
-def libtpu_version():
-    """Of the library in .libtpu/."""
-    wheel = next((ROOT / ".libtpu").glob("libtpu-*.dist-info"))
-    return wheel.name.removeprefix("libtpu-").removesuffix(".dist-info")
-
-
 def result(name, mesh, program, cpu, options):
     """One row: what the time model says of a compiled program."""
+    from helpers import compiler
     from helpers import program as timing
     places = tuple(tuple(device.coords) for device in mesh.devices.flat)
     found = timing.predict(program.as_text(), timing.Slice("v5p", (2, 2, 1), places))
@@ -234,25 +225,23 @@ def result(name, mesh, program, cpu, options):
             "compute": f"{1e3 * found.compute:.2f}", "waits": f"{1e3 * found.exposed:.2f}",
             "temp_gib": f"{program.memory_analysis().temp_size_in_bytes / 2**30:.2f}",
             "compile_cpu_seconds": f"{cpu:.0f}", "options": options,
-            "libtpu": libtpu_version(), "date": str(datetime.date.today())}
+            "libtpu": compiler.version(), "date": str(datetime.date.today())}
 
 
 def refused(name, options):
     """The row of a program that needs more memory than there is: the compiler said no."""
+    from helpers import compiler
     return {"program": name, "milliseconds": "", "compute": "", "waits": "", "temp_gib": "",
-            "compile_cpu_seconds": "", "options": options, "libtpu": libtpu_version(),
+            "compile_cpu_seconds": "", "options": options, "libtpu": compiler.version(),
             "date": str(datetime.date.today())}
 
 
 def main():
     """Compile what is asked for and not stored."""
-    os.environ |= {"TPU_LIBRARY_PATH": str(ROOT / ".libtpu/libtpu/libtpu.so"),
-                   "JAX_PLATFORMS": "tpu_compiler,cpu", "TPU_SKIP_MDS_QUERY": "1",
-                   "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",
-                   "TPU_WORKER_ID": "0", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    from helpers import compiler
+    compiler.start()
     import jax
-    from jax.experimental import topologies
-    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
+    devices = compiler.devices_of("v5p-8")
     wanted = {name_of(*row): (lambda row=row: lower_mlp(devices, *row), row[3]) for row in MLP}
     wanted |= {step_name(*row): (lambda row=row: lower_step(*row[:3]), row[3]) for row in STEP}
     for name, (lower, options) in wanted.items():

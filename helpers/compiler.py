@@ -1,0 +1,98 @@
+"""The TPU's own compiler on a machine without a TPU: find it, start JAX with it, describe slices.
+
+`start` comes before JAX is imported, `register` after it. Only the standard library is imported at
+the top, so that `start` can come first.
+"""
+
+import functools
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helpers.hardware import chip
+
+ROOT = Path(__file__).resolve().parent.parent
+PLATFORM = "tpu_compiler"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A TPU slice: its topology's name, how many chips of which kind, options for the compiler."""
+
+    topology: str
+    chips: int
+    chip: str
+    options: dict = field(default_factory=dict, hash=False)
+
+
+ONE = {"chips_per_host_bounds": (1, 1, 1)}
+SLICES = {"v5p-8": Slice("v5p:2x2x1", 4, "v5p"), "v5p-32": Slice("v5p:2x2x4", 16, "v5p"),
+          "v6e-8": Slice("v6e:2x4", 8, "v6e"), "v6e-1": Slice("v6e:1x1", 1, "v6e", ONE),
+          "v5e-1": Slice("v5e:1x1", 1, "v5e", ONE), "v5e-4": Slice("v5e:2x2", 4, "v5e"),
+          "v5e-8": Slice("v5e:2x4", 8, "v5e"), "v6e-4": Slice("v6e:2x2", 4, "v6e")}
+
+
+def find():
+    """The library's path, or an empty string: TPU_LIBRARY_PATH, .libtpu/, or an installed wheel."""
+    wheel = importlib.util.find_spec("libtpu")
+    places = [os.environ.get("TPU_LIBRARY_PATH", ""), ROOT / ".libtpu/libtpu/libtpu.so"]
+    folders = wheel.submodule_search_locations if wheel else ()
+    places += [f"{folder}/libtpu.so" for folder in folders]
+    return next((str(Path(place).resolve()) for place in places if place and Path(place).is_file()),
+                "")
+
+
+def start():
+    """Set what libtpu and JAX read when they start; returns the library's path, "" if none is here.
+
+    Where the library is, what to take this machine for, not to ask the cloud about it, and that two
+    processes may load it at once: its lock guards a chip, and there is none.
+    """
+    library = find()
+    if library:
+        os.environ |= {"TPU_LIBRARY_PATH": library, "JAX_PLATFORMS": f"{PLATFORM},cpu",
+                       "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8",
+                       "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
+                       "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    return library
+
+
+@functools.cache
+def register():
+    """Make devices that nobody owns JAX's first backend; what is computed stays on the CPU.
+
+    Tunix asks `jax.devices()` for its platform and leaves its sharding constraints out on a CPU.
+    With this it traces the program that a TPU would get.
+    """
+    import jax
+    from jax.extend.backend import register_backend_factory
+    register_backend_factory(PLATFORM, lambda: devices_of("v5p-8")[0].client, priority=500)
+    jax.config.update("jax_default_device", jax.devices("cpu")[0])
+
+
+def devices_of(name):
+    """The devices of a slice ("v5p-8"), for compiling only."""
+    from jax.experimental import topologies
+    piece = SLICES[name]
+    return topologies.get_topology_desc(
+        platform="tpu", topology_name=piece.topology, **piece.options).devices
+
+
+def slice_table():
+    """A DataFrame: what each slice has and costs. Peaks are of bfloat16, for the whole slice."""
+    import pandas as pd
+    rows = {}
+    for name, piece in SLICES.items():
+        spec = chip(piece.chip)
+        rows[name] = {"chips": piece.chips, "HBM GiB per chip": spec.hbm / 2**30,
+                      "peak TFLOP/s": piece.chips * spec.flops / 1e12,
+                      "HBM TB/s": piece.chips * spec.bandwidth / 1e12,
+                      "USD per hour": piece.chips * spec.dollars_per_hour}
+    return pd.DataFrame(rows).T
+
+
+def version():
+    """The library's version: of the wheel beside it, or "unknown"."""
+    wheel = next(Path(find()).parent.parent.glob("libtpu-*.dist-info"), Path("libtpu-unknown"))
+    return wheel.name.removeprefix("libtpu-").removesuffix(".dist-info")
