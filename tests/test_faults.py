@@ -1521,9 +1521,9 @@ def the_quickstart_without_icarus(world):
 
 
 @fault("Error: interrupted", code=-signal.SIGINT, slow=True)
-def the_quickstart_interrupted_while_it_trains(world):
+def the_quickstart_interrupted(world):
     child = world.start(sys.executable, "-u", "00_quickstart.py", MPLBACKEND="agg")
-    world.until(child, "compiling the step")
+    world.until(child, "answers of the base")
     yield
     time.sleep(5)
     child.send_signal(signal.SIGINT)
