@@ -452,8 +452,15 @@ def compare(plan, out, runs=None):
     It can be stopped and started again at any moment: a finished run is not repeated, one that was
     cut off goes on from its last saved state with the same numbers. What another process is making
     is left to it, and said.
+
+    Raises:
+      UserError: `out` is no folder of ours.
     """
     out = Path(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a file of that name, a read-only disk
+        raise UserError(f"{out} cannot be made ({error.strerror}). Name another folder.") from error
     for arm, seed in runs or order(plan):
         path = out / f"{arm}-{seed}.csv"
         if is_made(path, plan):

@@ -1446,6 +1446,13 @@ def a_run_of_12_that_there_is_not(world):
                                   "scratch-x"))
 
 
+@pytest.mark.parametrize("out", ["/proc/no/where", __file__])
+def test_a_folder_for_12_that_cannot_be_made_is_one_line(out):
+    nca, plan = small_plan()
+    with pytest.raises(run.UserError, match=f"{out} cannot be made .*Name another folder"):
+        nca.compare(plan, out)
+
+
 @fault("no run is called int7 42", "nf4", "43")
 def a_run_of_11_that_there_is_not(world):
     yield
@@ -1496,6 +1503,31 @@ def finished(world, *parts):
 
 def script(world, name, **env):
     return world.ended(world.start(sys.executable, name, cwd=ROOT, MPLBACKEND="agg", **env), 900)
+
+
+@fault("Icarus Verilog .* is missing", "apt-get install", slow=True)
+def the_quickstart_without_icarus(world):
+    """Said before the minutes of training, not after them."""
+    tools = world.folder / "tools"
+    tools.mkdir()
+    for folder in os.environ["PATH"].split(":"):
+        for tool in Path(folder).glob("*"):
+            if tool.name not in ("iverilog", "vvp") and not (tools / tool.name).is_symlink():
+                (tools / tool.name).symlink_to(tool)
+    yield
+    done = script(world, "00_quickstart.py", PATH=str(tools))
+    assert "answers of the base" not in done.text
+    yield done
+
+
+@fault("Error: interrupted", code=-signal.SIGINT, slow=True)
+def the_quickstart_interrupted(world):
+    child = world.start(sys.executable, "-u", "00_quickstart.py", MPLBACKEND="agg")
+    world.until(child, "answers of the base")
+    yield
+    time.sleep(5)
+    child.send_signal(signal.SIGINT)
+    yield world.ended(child)
 
 
 @fault("tokens.npy has changed", "02_data", intact=("data",), slow=True)
