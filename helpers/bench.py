@@ -248,8 +248,8 @@ def repeat_further(client, record, options, cfg, folder, results):
                                          repeat, folder)]
             progress.update()
     if more:
-        print(f"{len(more)} points, whose repeats were more than {LIMIT:.0%} apart for no reason "
-              f"we know, were measured again, up to {max(more.values())} times each")
+        print(f"points whose repeats were more than {LIMIT:.0%} apart for no reason we know: "
+              f"{len(more)}, measured again, up to {max(more.values())} times each")
     return results
 
 

@@ -523,8 +523,8 @@ def test_a_point_that_disagrees_is_measured_again_and_nothing_is_dropped(quiet, 
     assert client.names[9:] == ["256-64_4_3", "256-64_4_4", "256-64_4_5"], "this point and no other"
     assert len(results) == 12 and len({r["series"]["seed"] for r in results}) == 12
     said = capsys.readouterr().out
-    assert said.count("1 points, whose repeats were more than 20% apart for no reason we know, were "
-                      "measured again, up to 3 times each") == 1, "one line, not one for each"
+    assert said.count("more than 20% apart for no reason we know: 1, measured again, up to 3 times "
+                      "each") == 1, "one line, not one for each"
     table = use("compared")(results)
     assert use("reasons")(table, results)[256, 64, 4.0] == why
     assert "unknown" not in "".join(use("reasons")(table, results).values())
