@@ -393,7 +393,7 @@ display(dryrun.losses(rows, tokens, base).style.format("{:,.1f}").format(
 # - **MLP, projections, output matrix.** They run at more than nine tenths of the peak. In bfloat16
 #   nothing is left here; int8 halves the limit itself.
 #
-# So eight times is reached by reckoning. Ten times in bfloat16 would need all waits gone and a part
+# So eight times is reached. Ten times in bfloat16 would need all waits gone and a part
 # of attention's loss as well. A v5p multiplies int8 twice as fast, but only products with frozen
 # weights gain: MLP and projections. If they kept their share of the peak and rounding cost nothing,
 # int8 would give at most this:
@@ -564,8 +564,8 @@ print(f"recommended: {best.recipe} ({best.hbm_gib:.1f} of {best.limit_gib:.1f} G
 
 # %% [markdown]
 # The prediction's ratio is the largest, and the tokens per second behind it are the fewest: the
-# estimate flatters both steps, the published one more. Among our rows `ours` is the only one
-# predicted so far. By the estimate one row of 8,192 tokens is level with it.
+# estimate flatters both steps, the published one more. Among our rows only `ours` and
+# `ours, faster` are predicted so far.
 #
 # The road from the published recipe to ours is a product of factors. The axis is logarithmic and
 # starts at the published speed, so a factor has the same length wherever it stands. Rows that are
@@ -577,8 +577,7 @@ figures.draw_road(dryrun.road(table))
 # %% [markdown]
 # Packing alone gives 0.95 / 0.30 = 3.2 times as many real tokens. The other changes make the rest
 # together. "Our step" is notebook 03's: float32 adapters on 360 modules, and nothing is returned
-# that was not donated. `ours, faster` is not on the road yet: nobody has compiled its 60 layers, so
-# its 8.2 times is reckoned from six (section 5).
+# that was not donated. "One sum, on-chip memory" are the two changes of section 5.
 #
 # One change is missing, because it changes nothing. The published recipe praises
 # `--xla_llvm_disable_expensive_passes`, but LLVM is XLA's back end for CPUs and GPUs. Two layers of
