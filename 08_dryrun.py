@@ -343,7 +343,8 @@ display(longest.style.hide(axis="index").format({"ms": "{:,.1f}"}))
 helpers.show_source(gemma.SharedInputs, train.compiler_options)
 
 # %% [markdown]
-# A program of six layers compiles in minutes. Here they are before and after both changes.
+# A program of six layers compiles in minutes. Here they are before and after both changes, and with
+# int8 products.
 
 # %%
 dryrun.show(dryrun.stored("v5p-8_31b_6layers"), {
@@ -403,12 +404,12 @@ best = dryrun.with_int8(rows)
 print(f"int8, at best: {best:,.0f} ms, {1e3 * tokens / best / base:.2f} times the published speed")
 
 # %% [markdown]
-# "At best" is far from what a compiler made so far. Six layers with int8 products, their weights
-# rounded in every step, take 131.7 ms instead of 156.8 (compiled before the two changes; not a row
-# of the table). Ten times that saving would leave `ours` at 1.12 s: 8.7 times the published speed.
-# What both changes and int8 give together, nobody compiled. In 11's products, sums over the chips
-# travel in 32 bits, and rounding needs a token's largest number, which may lie on another chip. So
-# ten times is not reached, and int8 stays an option that is off.
+# "At best" is far from what the compiler makes. The table above has six layers with 11's int8
+# products: they compute less, but wait more than twice as long, because their sums over the chips
+# travel in 32 bits, and rounding needs a token's largest number, which may lie on another chip. In
+# all they are slower than `ours`. (Weights rounded in every step, a product that we did not keep,
+# took 131.7 ms, which would be 8.7 times the published speed at sixty layers.) So ten times is not
+# reached, and int8 stays an option that is off.
 #
 # ### What else was tried
 # Changes on parts of the program, where a compilation takes seconds to minutes: the MLP of one
