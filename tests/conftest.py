@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.chdir(ROOT)
@@ -24,6 +26,25 @@ def parse(path):
         return ast.parse(Path(path).read_text())
     finally:
         gc.enable()
+
+
+# The same for pytest, which parses every module that it rewrites: while it collects, and at the end.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection():
+    """No collection of garbage while test modules are parsed."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """From here on the collector works again."""
+    gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    """No collection while what reports the end is imported."""
+    gc.disable()
 
 
 def load(source, *names):

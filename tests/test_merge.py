@@ -589,7 +589,7 @@ def run(world, tmp_path_factory):
     base = shutil.copytree(world.base, folder / "base")
     helpers.write_json(folder / "train" / "recipe.json", world.recipe | {
         "base_path": str(base), "base_sha256": weights.fingerprint(base), "final_step": 20,
-        "checkpoints": "train/checkpoints", "adapter_dtype": "float32", "learning_rate": 1e-3})
+        "size": "tiny", "checkpoints": "train/checkpoints", "adapter_dtype": "float32", "learning_rate": 1e-3})
     helpers.write_json(folder / "data" / "meta.json", {
         "source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped"})
 
