@@ -110,10 +110,11 @@ ax.set(title="The 31B on four v5e chips: only a quantised base fits", xlabel="Gi
 style.finish(fig, "11_answer", "estimated by helpers/fit.py, which 08's compiled rows check")
 
 # %% [markdown]
-# **Yes**, by this estimate: at less than a third of a v5p-8's price per hour, with int8 already.
-# The base's weights are what shrinks; adapters, their moments and the activations stay. The line is
-# what a program may use of a chip; an estimate has to leave a tenth of it free to count as fitting.
-# (NF4 has room to recompute less, hence its longer bar of activations.)
+# **Yes**, at less than a third of a v5p-8's price per hour, with int8 already: the TPU's compiler
+# made that whole step for a v5e-4. Nobody has run it. The base's weights are what shrinks; adapters,
+# their moments and the activations stay. The line is what a program may use of a chip; an estimate,
+# like NF4's here, has to leave a tenth of it free to count as fitting. (NF4 has room to recompute
+# less, hence its longer bar of activations.)
 #
 # The rest of this notebook is about whether one *should*: what quantising does to a weight, to a
 # gradient, to a trained model, and what has to be right for it.
@@ -407,7 +408,7 @@ display(lab.merge_scores(answers).style.format(precision=3))
 # ## 9. What it buys
 # For every slice and storage, the best step that fits: the least recomputation, then the longest
 # rows. Hours and dollars are for the published 10,000 examples of 922 tokens, with loading,
-# compiling and saving. Only bfloat16 on a v5p-8 has a predicted time. *≥* is a bound: storage alone
+# compiling and saving. Only bfloat16 on a v5p-8 and int8 on a v5e-4 have a predicted time. *≥* is a bound: storage alone
 # saves no time and dequantising costs some, so a quantised base is no faster than bfloat16 there.
 # Where no bfloat16 program is compiled for a slice, the bound is the chips' peak alone, and looser.
 # int8 arithmetic is not in these numbers.
@@ -430,7 +431,7 @@ table.style.format(forms, na_rep="-")
 
 # %% [markdown]
 # Read it by slice. On a v5e-4 and a v5e-8 quantising decides whether the model trains at all. On a
-# v6e it buys less recomputation. On a v5p-8 everything fits anyway. With eight v5e or v6e chips
+# v6e it can buy less recomputation, about a tenth of the FLOPs. On a v5p-8 everything fits anyway. With eight v5e or v6e chips
 # `fsdp` is 2, and we assume that each chip then keeps the other half's nf4 weights as gathered
 # bfloat16 copies: so nf4 fits a v5e-4 and no v5e-8.
 #
@@ -439,7 +440,7 @@ table.style.format(forms, na_rep="-")
 # beside that; none has run on a TPU here, so all are **unverified**:
 #
 # - **int8 on a TPU**: vLLM's JAX models quantise through Qwix after loading bfloat16
-#   (`quantization="int8"` in 05, whose section 4 prints the command). Their rounding is not ours:
+#   (`quantization="int8"` in 05, whose section 5 prints the command). Their rounding is not ours:
 #   weights and activations, per channel. Evaluate it again.
 # - **fp8 on a v6e** saves memory and no time: that chip has no fp8 arithmetic.
 # - **Base + adapter on a TPU** only with vLLM's PyTorch models: `MODEL_IMPL_TYPE=vllm` and one

@@ -29,7 +29,7 @@ from helpers.machine import published
 SOURCE = "08_dryrun.py"
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
 CHIPS = {"v5p-8": ("v5p", 4), "v5p-32": ("v5p", 16), "v6e-8": ("v6e", 8), "v6e-1": ("v6e", 1),
-         "v5e-1": ("v5e", 1)}
+         "v5e-1": ("v5e", 1), "v5e-4": ("v5e", 4)}
 
 
 def table(name):
