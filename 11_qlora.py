@@ -408,10 +408,10 @@ display(lab.merge_scores(answers).style.format(precision=3))
 # ## 9. What it buys
 # For every slice and storage, the best step that fits: the least recomputation, then the longest
 # rows. Hours and dollars are for the published 10,000 examples of 922 tokens, with loading,
-# compiling and saving. Only bfloat16 on a v5p-8 and int8 on a v5e-4 have a predicted time. *≥* is a bound: storage alone
-# saves no time and dequantising costs some, so a quantised base is no faster than bfloat16 there.
-# Where no bfloat16 program is compiled for a slice, the bound is the chips' peak alone, and looser.
-# int8 arithmetic is not in these numbers.
+# compiling and saving. Only bfloat16 on a v5p-8 and int8 on a v5e-4 have a predicted time. *≥* is a
+# bound: storage alone saves no time and dequantising costs some, so a quantised base is no faster
+# than bfloat16 there. Where no bfloat16 program is compiled for a slice, the bound is the chips'
+# peak alone, and looser. int8 arithmetic is not in these numbers.
 
 # %%
 rows = []
