@@ -408,18 +408,15 @@ def stage(source, weights=True):
     Raises:
       UserError: nothing is there, or there is no room.
     """
-    source, target = str(source), _staged(source)
-    if Path(source).is_dir() or (target / ".complete").exists():
-        return target
-    if source.startswith("gs://"):
+    source = str(source)
+    kind, target = _place(source)
+    if kind == "bucket":
         if not pull(source, target, only=lambda name: weights or not name.endswith(".safetensors")):
             if not (target / "config.json").is_file():
-                raise UserError(f"{source} is empty, or has no config.json: it holds no model.")
-    elif source.count("/") == 1 and not local_path(source):
+                raise _no_model(source)
+    elif kind == "hub":
         _from_hub(source, target, weights)
-    else:
-        raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
-    if weights:
+    if weights and kind != "here":
         (target / ".complete").touch()
     return target
 
@@ -430,27 +427,39 @@ def check(source):
     Raises:
       UserError: nothing is there, or there is no room.
     """
-    source, target = str(source), _staged(source)
-    if Path(source).is_dir() or (target / ".complete").exists():
-        return
-    if source.startswith("gs://"):
+    source = str(source)
+    kind, target = _place(source)
+    if kind == "bucket":
         there = objects(source)
         if "config.json" not in there:
-            raise UserError(f"{source} is empty, or has no config.json: it holds no model.")
+            raise _no_model(source)
         target.mkdir(parents=True, exist_ok=True)
         room(target, sum(int(entry["size"]) for entry in there.values()) - folder_size(target),
              f"the weights of {source}")
-    elif source.count("/") == 1 and not local_path(source):
+    elif kind == "hub":
         _hub_files(source, target, weights=True)
-    else:
-        raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
 
 
-def _staged(source):
-    """Where `stage` puts a model: the directory itself, or a place under TMPDIR."""
+def _place(source):
+    """(where a model is: "here", in a "bucket" or on the "hub"; the directory that `stage` gives).
+
+    Raises:
+      UserError: it is nowhere.
+    """
     if Path(source).is_dir():
-        return Path(source)
-    return Path(os.environ.get("TMPDIR", "/tmp")) / "base" / str(source).removeprefix("gs://")
+        return "here", Path(source)
+    target = Path(os.environ.get("TMPDIR", "/tmp")) / "base" / source.removeprefix("gs://")
+    if (target / ".complete").exists():
+        return "here", target
+    if source.startswith("gs://"):
+        return "bucket", target
+    if source.count("/") == 1 and not local_path(source):
+        return "hub", target
+    raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
+
+
+def _no_model(source):
+    return UserError(f"{source} is empty, or has no config.json: it holds no model.")
 
 
 def _hub_files(source, target, weights):

@@ -522,7 +522,7 @@ class StepLog:
         records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
         records = [record for record in records if record["step"] <= step]
         self.validations = [record["val_loss"] for record in records if "val_loss" in record]
-        self.begun, self.first = time.perf_counter(), step
+        self.first = step
         if self.active:
             write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
             folder = self.path.with_name("tensorboard")
@@ -557,7 +557,8 @@ class StepLog:
         self.write(record)
         step = record["step"]
         done = step - self.first - 1  # the first step warms up, and is not in the time left
-        self.begun = self.begun if done else time.perf_counter()
+        if not done:
+            self.begun = time.perf_counter()
         if step % self.every == 0 or not done or step == self.steps:
             left = (time.perf_counter() - self.begun) / max(1, done) * (self.steps - step)
             eta = f" | eta {int(left) // 60}m{int(left) % 60:02d}s" if done else ""

@@ -1,6 +1,7 @@
 """Shared by the tests: where the repository is, and how to import what one notebook defines."""
 
 import ast
+import contextlib
 import gc
 import os
 import sys
@@ -14,37 +15,41 @@ os.chdir(ROOT)
 os.environ.setdefault("SIZE", "tiny")
 
 
-def parse(path):
-    """The syntax tree of a Python file.
+@contextlib.contextmanager
+def no_garbage_collection():
+    """For blocks that parse Python.
 
     CPython 3.11 (gh-106905): `ast.parse` fails with "AST constructor recursion depth mismatch" if a
     finaliser that the collector runs meanwhile parses something itself, as a traceback printed for
-    an abandoned task does. So no collection here.
+    an abandoned task does.
     """
+    before = gc.isenabled()
     gc.disable()
     try:
-        return ast.parse(Path(path).read_text())
+        yield
     finally:
-        gc.enable()
+        if before:
+            gc.enable()
 
 
-# The same for pytest, which parses every module that it rewrites: while it collects, and at the end.
-
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection():
-    """No collection of garbage while test modules are parsed."""
-    gc.disable()
+    """pytest parses every test module that it rewrites."""
+    with no_garbage_collection():
+        return (yield)
 
 
-def pytest_collection_finish():
-    """From here on the collector works again."""
-    gc.enable()
-
-
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish():
-    """No collection while what reports the end is imported."""
-    gc.disable()
+    """So it does with what it imports for its last words."""
+    with no_garbage_collection():
+        return (yield)
+
+
+def parse(path):
+    """The syntax tree of a Python file."""
+    with no_garbage_collection():
+        return ast.parse(Path(path).read_text())
 
 
 def load(source, *names):
