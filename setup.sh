@@ -113,6 +113,10 @@ need_chromium() {
   say "Chromium is missing, and tests/test_browser.py needs it. Run: sudo apt-get install -y chromium" >&2
 }
 
+files_open() { [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 256 ]; }
+files_open || ulimit -Sn "$(ulimit -Hn)"
+files_open || stop "no more than $(ulimit -n) files may be open in this shell. Run: ulimit -n 4096"
+
 # Two notebooks that are opened together would install into one environment at the same time.
 if [ -z "${SETUP_LOCKED:-}" ] && [ -w . ] && command -v flock >/dev/null; then
   exec 9>.setup.lock

@@ -159,7 +159,11 @@ def text_config(config):
     if kind != "gemma4_text":
         raise UserError("this config.json is not a Gemma 4's (31B, E2B, E4B, 26B-A4B or tiny): its "
                         f"text part has model_type {kind}.")
-    if lacking := [key for key, kind in REQUIRED.items() if not isinstance(text.get(key), kind)]:
+    lacking = [key for key, kind in REQUIRED.items() if not isinstance(text.get(key), kind)]
+    rope = text.get("rope_parameters") or {}
+    if not isinstance(rope, dict) or not all(isinstance(one, dict) for one in rope.values()):
+        lacking.append("rope_parameters")
+    if lacking:
         raise UserError(f"this config.json of a Gemma 4 says nothing usable about "
                         f"{', '.join(lacking)}. Download it again.")
     return text

@@ -436,16 +436,23 @@ def alone(path, wait=False):
     path = Path(path)
     with _one_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        os.close(descriptor)
-        what = path.name.removeprefix(".").removesuffix(".lock")
-        raise Taken(f"{what} in {path.parent} is being made by another process. Wait until it "
+        flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    how, ours = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), False
+    while not ours:  # the file that we waited for is gone when its owner is done: lock the new one
+        with _one_line(path):
+            descriptor = os.open(path, flags, 0o644)
+        try:
+            fcntl.flock(descriptor, how)
+            ours = path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+        except BlockingIOError:
+            os.close(descriptor)
+            what = path.name.removeprefix(".").removesuffix(".lock")
+            raise Taken(f"{what} in {path.parent} is being made by another process. Wait until it "
                         "is done, then run this again.") from None
-    except OSError:  # some network and FUSE mounts know no locks
-        pass
+        except OSError:  # some network and FUSE mounts know no locks
+            ours = True
+        if not ours:
+            os.close(descriptor)
     try:
         yield
     finally:

@@ -995,6 +995,13 @@ def a_shell_that_allows_too_few_open_files(world):
     yield world.ended(world.start("bash", "-c", "ulimit -n 24; ./run_all.sh 01", cwd=world.project))
 
 
+@fault("no more than 10 files may be open", "shell")
+def too_few_open_files_for_setup(world):
+    shutil.copy(ROOT / "setup.sh", world.run)
+    yield
+    yield world.ended(world.start("bash", "-c", "ulimit -n 10; ./setup.sh train", cwd=world.run))
+
+
 @fault("no more than 24 files may be open", "shell")
 def too_few_open_files_for_a_script(world):
     yield
@@ -1207,7 +1214,9 @@ CONFIG = json.loads((ROOT / "assets/tiny_gemma4/config.json").read_text())
     ([CONFIG], "is a JSON list and no object"), (None, "is a JSON NoneType and no object"),
     ({**CONFIG, "text_config": [1]}, "not a Gemma 4's"),
     ({key: value for key, value in CONFIG.items() if key != "hidden_size"}, "hidden_size"),
-    ({**CONFIG, "layer_types": 6}, "layer_types")])
+    ({**CONFIG, "layer_types": 6}, "layer_types"),
+    ({**CONFIG, "rope_parameters": [1]}, "rope_parameters"),
+    ({**CONFIG, "rope_parameters": {"full_attention": 3}}, "rope_parameters")])
 def test_a_config_that_describes_no_model_is_one_line(tmp_path, config, says):
     from helpers import gemma
     base = shutil.copytree(ROOT / "assets/tiny_gemma4", tmp_path / "base")
@@ -1453,6 +1462,21 @@ def test_a_folder_for_12_that_cannot_be_made_is_one_line(out):
         nca.compare(plan, out)
 
 
+@fault("first-nca-0 in .* is being made by another process", code=0, gone=("nca/first-nca-0.csv",))
+def two_runs_of_12_with_one_first_stage(world):
+    """The second one leaves the run out, and makes neither half of it."""
+    first = world.start(sys.executable, "-c", "from helpers import run\n"
+                        "with run.alone(run.run_dir('nca', '.first-nca-0.lock')):\n"
+                        "    print('trains', flush=True); import time; time.sleep(60)")
+    world.until(first, "trains")
+    yield
+    second = world.start(sys.executable, "-m", "helpers.nca", "--out", str(world.run / "nca"),
+                         "attention-0")
+    done = world.ended(second)
+    first.kill()
+    yield done
+
+
 @fault("no run is called int7 42", "nf4", "43")
 def a_run_of_11_that_there_is_not(world):
     yield
@@ -1471,6 +1495,22 @@ def two_trainings_of_11_in_one_folder(world):
                           "qlora_runs.fit('nf4', 42, run.run_dir('qlora', 'live'), steps=1)")
     first.kill()
     yield second
+
+
+def test_who_waited_for_a_lock_has_it_when_its_file_was_made_anew(tmp_path):
+    code = ("import sys; from helpers import run\nprint('waits', flush=True)\n"
+            "with run.alone(sys.argv[1], wait=True):\n    print('in', flush=True); input()")
+    path = tmp_path / "a.lock"
+    with run.alone(path):
+        waiting = subprocess.Popen([sys.executable, "-c", code, path], text=True,
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert waiting.stdout.readline() == "waits\n"
+        time.sleep(0.5)
+    assert waiting.stdout.readline() == "in\n"
+    with pytest.raises(run.Taken), run.alone(path):
+        pass
+    waiting.communicate("\n")
+    assert waiting.returncode == 0 and not path.exists()
 
 
 def test_rows_of_11_are_stored_once_however_often_they_are_added(tmp_path, monkeypatch):
