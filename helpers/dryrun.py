@@ -398,11 +398,20 @@ def run_table(recipes, keep="", again=False, folder=FOLDER):
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     kept.write_bytes(gzip.compress(text.encode(), 6))
             row = {**row, **(predict(recipe, text, folder) if text else {})}
-        rows = [old for old in stored_rows(path)  # read anew: another process may have added some
-                if key_of(old | versions()) != key_of(wanted)]
-        row = {name: f"{value:.6g}" if isinstance(value, float) else value
-               for name, value in row.items()}
-        write_text(path, pd.DataFrame([*rows, row]).to_csv(index=False))
+        store(recipe, row, folder)
+
+
+def store(recipe, row, folder=FOLDER):
+    """Put the row of a recipe into its table; one that stood there for it is replaced."""
+    path = Path(folder) / f"{table_name(recipe)}.csv"
+    key = key_of(dataclasses.asdict(recipe) | versions())
+    rows = [old for old in stored_rows(path)  # read anew: another process may have added some
+            if key_of(old | versions()) != key]
+    def text(value):  # pandas would make 0 to 0.0 beside an older row that lacks the column
+        return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+    row = {name: text(value) for name, value in row.items()}
+    write_text(path, pd.DataFrame([*rows, row]).to_csv(index=False))
 
 
 def stored_profile(recipe):

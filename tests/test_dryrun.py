@@ -25,6 +25,7 @@ import helpers
 from helpers import compiler, dryrun, gemma, train
 from helpers import program as timing
 from helpers.machine import published
+from helpers.run import write_text
 
 SOURCE = "08_dryrun.py"
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
@@ -350,6 +351,25 @@ def test_table_resumes_and_refusals_are_rows(tmp_path, monkeypatch):
     run_table(recipes[:1], folder=tmp_path)
     assert calls == ["ours", "big", "ours"], "other versions are compiled again"
     assert len(pd.read_csv(tmp_path / "v5p-8_31b.csv")) == 2, "and replace their row"
+
+
+def test_a_row_is_found_again_beside_one_without_its_columns(tmp_path):
+    older = {"recipe": "ours", **dryrun.versions()}
+    write_text(tmp_path / "v5p-8_31b.csv", pd.DataFrame([older]).to_csv(index=False))
+    newer = dryrun.FASTER
+    dryrun.store(newer, dataclasses.asdict(newer) | dryrun.versions() | {"hours": None}, tmp_path)
+    wanted = dryrun.key_of(dataclasses.asdict(newer) | dryrun.versions())
+    keys = [dryrun.key_of(row) for row in dryrun.stored_rows(tmp_path / "v5p-8_31b.csv")]
+    assert len(keys) == 2 and wanted in keys
+
+
+def test_every_stored_row_is_a_recipe_of_the_table():
+    """Else `DRYRUN=full` would compile it again each time."""
+    blank = dict.fromkeys(dryrun.versions(), "")
+    known = {dryrun.key_of(dataclasses.asdict(recipe) | blank) for recipe in dryrun.RECIPES}
+    for path in TABLES:
+        for row in dryrun.stored_rows(path):
+            assert dryrun.key_of(row | blank) in known, row["recipe"]
 
 
 def test_both_wordings_of_a_refusal_say_how_much_was_asked_for(monkeypatch):

@@ -1,0 +1,75 @@
+"""Rows of data/dryrun/ compiled again and compared with what is stored.
+
+    .venv/bin/python tests/remake_dryrun.py --out FOLDER               five rows, drawn with seed 0
+    .venv/bin/python tests/remake_dryrun.py --out FOLDER --without     those without a predicted time
+
+Needs the TPU's compiler (`./setup.sh dryrun`). A row with all sixty layers takes about nine CPU
+minutes and up to 13 GB. What FOLDER holds already is not compiled again. A row that comes out equal
+and lacked a predicted time is stored with it.
+"""
+
+import argparse
+import dataclasses
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+LATER = {"compile_cpu_seconds", "date"}  # what another run may change
+
+
+def differences(old, new):
+    """{column: (stored, made again)} of two rows as text, where both say something."""
+    return {name: (value, new[name]) for name, value in old.items()
+            if name not in LATER and value != "" and str(new.get(name, "")) not in ("", value)}
+
+
+def main():
+    """The commands in this file's first lines; the exit code is 1 if a row differs."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the rows made again")
+    parser.add_argument("--rows", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--without", action="store_true",
+                        help="instead of drawing: those without a predicted time")
+    given = parser.parse_args()
+    os.chdir(ROOT)
+    from helpers import compiler, dryrun
+    from helpers.run import UserError
+
+    if not compiler.start():
+        raise UserError("the TPU's compiler is missing. Run: ./setup.sh dryrun")
+    compiler.register()
+
+    def stored(recipe, folder):
+        wanted = dryrun.key_of(dataclasses.asdict(recipe) | dryrun.versions())
+        rows = dryrun.stored_rows(Path(folder) / f"{dryrun.table_name(recipe)}.csv")
+        return next((row for row in rows if dryrun.key_of(row) == wanted), None)
+
+    there = [recipe for recipe in dryrun.RECIPES if stored(recipe, dryrun.FOLDER)]
+    drawn = ([recipe for recipe in there if not stored(recipe, dryrun.FOLDER).get("unknown_share")
+              and not stored(recipe, dryrun.FOLDER).get("note")] if given.without
+             else random.Random(given.seed).sample(there, given.rows))
+    failed = 0
+    for recipe in drawn:
+        dryrun.run_table([recipe], folder=given.out)
+        old, new = stored(recipe, dryrun.FOLDER), stored(recipe, given.out)
+        wrong = differences(old, new)
+        failed += bool(wrong)
+        print(f"{dryrun.name_of(recipe)}: {wrong or 'equal'}", flush=True)
+        if not wrong and not old.get("unknown_share"):
+            dryrun.store(recipe, new)
+            profile = Path("profiles", f"{dryrun.name_of(recipe)}.json")
+            if (given.out / profile).exists():
+                shutil.copy(given.out / profile, dryrun.FOLDER / profile)
+    print(f"{len(drawn) - failed} of {len(drawn)} rows came out equal")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
