@@ -874,7 +874,7 @@ def a_kernel_that_is_finishing_a_copy_gets_its_time(world):
     yield outcome
 
 
-@fault("busy", code=0)
+@fault("busy", code=0, slow=True)
 def a_hangup_under_nohup_is_ignored(world):
     world.notebooks(n03="import time; print('busy', flush=True); time.sleep(3)")
     child = world.start("nohup", "./run_all.sh", "03", cwd=world.project)
@@ -1319,7 +1319,8 @@ def stored(world):
     (world.project / "notebooks").symlink_to(world.run / "stored")
 
 
-@fault(r"03_step\.py, line \d+, does not parse", "no notebook was changed", intact=("stored",))
+@fault(r"03_step\.py, line \d+, does not parse", "no notebook was changed", intact=("stored",),
+       slow=True)
 def a_source_that_does_not_parse(world):
     stored(world)
     (world.project / "03_step.py").write_text(HEADER + "# %%\ndef (:\n")
@@ -1462,7 +1463,8 @@ def test_a_folder_for_12_that_cannot_be_made_is_one_line(out):
         nca.compare(plan, out)
 
 
-@fault("first-nca-0 in .* is being made by another process", code=0, gone=("nca/first-nca-0.csv",))
+@fault("first-nca-0 in .* is being made by another process", code=0,
+       gone=("nca/first-nca-0.csv",), slow=True)
 def two_runs_of_12_with_one_first_stage(world):
     """The second one leaves the run out, and makes neither half of it."""
     first = world.start(sys.executable, "-c", "from helpers import run\n"
@@ -1483,7 +1485,7 @@ def a_run_of_11_that_there_is_not(world):
     yield world.ended(world.start(sys.executable, "-m", "helpers.qlora_runs", "int7", "42"))
 
 
-@fault("live in .*qlora is being made by another process", intact=("qlora",))
+@fault("live in .*qlora is being made by another process", intact=("qlora",), slow=True)
 def two_trainings_of_11_in_one_folder(world):
     code = "from helpers import run; run.one_line_errors()\nwith run.alone({!r}): " \
            "print('trains', flush=True); import time; time.sleep(60)"
