@@ -107,7 +107,7 @@ style.label_line(ax, found.limit, 1.5, f"a program may use\n{found.limit:.2f} Gi
                  style.BLACK)
 fig.legend(loc="outside right center", fontsize=8)
 ax.set(title="The 31B on four v5e chips: only a quantised base fits", xlabel="GiB of one chip")
-style.finish(fig, "11_answer", "estimated by helpers/fit.py, which 08's compiled rows check")
+style.finish(fig, "11_answer", "compiled where 08 has the step, else estimated by helpers/fit.py")
 
 # %% [markdown]
 # **Yes**, at less than a third of a v5p-8's price per hour, with int8 already: the TPU's compiler
@@ -342,8 +342,7 @@ print(" → ".join(kind.__name__ for kind in quantized.Int8Lora.__mro__[:6]))
 # ## 7. What it costs in quality
 # The table of gradients is a promise; here is the test. The tiny base, trained with each storage as
 # notebook 03 trains it (half as many steps: 38), judged as in 07. Three seeds each make twelve
-# runs; `data/qlora/` holds those that have been made, and the cell below counts them. A short one
-# runs live:
+# runs, which `data/qlora/` holds. A short one runs live:
 
 # %%
 live, live_mesh, path = lab.fit(
@@ -374,32 +373,48 @@ style.finish(fig, "11_loss", "data/qlora/loss.csv: the tiny base on one CPU devi
 
 # %% [markdown]
 # Then what counts: 38 problems, three drawn answers each (temperature 0.8), judged by simulation.
-# The interval is over problems, seeds averaged. With a single seed, differences of a few points
-# say nothing.
+# The interval is over problems, seeds averaged; the difference to bfloat16 is paired by problem.
 
 # %%
 answers = lab.stored("answers.csv")
-lab.scores(answers, "as trained").style.format(precision=3, na_rep="-")
+scores = lab.scores(answers, "as trained")
+scores.style.format(precision=3, na_rep="-")
+
+# %%
+drawn = answers[(answers.plan == "drawn") & (answers.model == "as trained")]
+each = drawn.groupby(["variant", "seed"])[["c", "n"]].sum()
+fig, ax = style.figure(8, 2.6)
+for name, row in scores.iterrows():
+    ax.plot([row["from"], row["to"]], [name, name], color=style.GREY, lw=5, alpha=0.4)
+    ax.plot(each.loc[name].c / each.loc[name].n, [name] * int(row["seeds"]), "o", color=style.BLUE)
+    ax.plot(row["pass@1"], name, "|", color=style.BLACK, ms=16, mew=2)
+ax.set(xlim=(0, 1), xlabel="pass@1, drawn answers", title="Seeds differ more than storages")
+ax.margins(y=0.15)
+ax.invert_yaxis()
+style.finish(fig, "11_quality", "data/qlora/answers.csv, measured; dots: seeds; bar: 95 % over problems")
 
 # %% [markdown]
-# So far there is one seed of each. In it int8 answers as many problems as bfloat16, whether it is
-# only stored or multiplied as well. NF4 loses ten points of its drawn answers. Its greedy answers
-# (in `runs.csv`) are not worse, and its validation loss is the lowest of the four. The interval
-# is over problems: it cannot say what another seed would give. Two runs through 03, 04, 05 and 07
-# with as many steps, which a slow test of `tests/test_quantized.py` repeats, scored 0.584 (int8)
-# and 0.579 (NF4). So read it as "int8 is safe here, NF4 has to be measured on your task".
+# Over three seeds the four are equal within the noise. int8 lies between one point below and two
+# above bfloat16, NF4 between five below and two above. The seeds lie much further apart than the
+# storages. A warning comes with that: with seed 42 alone, NF4 looked *ten points worse* than
+# bfloat16. Two more seeds took that away, so never judge a storage by one run. The interval is over
+# problems: another task could still tell them apart.
+#
+# Two runs through 03, 04, 05 and 07 with as many steps, which a slow test of
+# `tests/test_quantized.py` repeats, scored 0.584 (int8) and 0.579 (NF4). So on this task a quantised
+# base costs nothing that 38 problems can see. On yours, measure.
 #
 # ## 8. Merging: to which base does the adapter belong?
 # The adapter was trained beside the *dequantised* weights and has learned to make up for their
 # errors. Merged into the bfloat16 base, it makes up for errors that are not there. So 04 can do
-# both (`into`). What they score, as far as runs are stored:
+# both (`into`). What they score:
 
 # %%
 display(lab.merge_scores(answers).style.format(precision=3))
 
 # %% [markdown]
-# Ship the one that scores higher. Where they are within each other's interval, take
-# `dequantized`, the default: it is the model that training has validated, rounded once.
+# Here all are within each other's interval. Ship the one that scores higher on your task; if none
+# does, take `dequantized`, the default: it is the model that training has validated, rounded once.
 #
 # Either way `merged/` is bfloat16 and is served like any other. The PEFT adapter says what it
 # belongs to: `base_model_name_or_path` is the folder `dequantized/` where 04 wrote it, and

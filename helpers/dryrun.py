@@ -94,7 +94,7 @@ ELSEWHERE = [replace(E2B, topology="v6e-1"),
              replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
                      remat="BLOCK")]
 NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", sequence_length=2048, loss="1024",
-             base_dtype="nf4", tile_size=32)
+             base_dtype="nf4", tile_size=32, one_sum=True)
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8", tile_size=0)
 QUANTISED = [NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
              replace(INT8, topology="v5e-8", micro_batch=2),
