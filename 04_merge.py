@@ -682,7 +682,7 @@ if cfg.upload:
 # | `... has no adapter` | the LoRA pattern in 03 missed a module, as the published one misses `k_einsum` | correct the pattern, train again; a merge would lose it silently |
 # | `A is (...), rank 64 needs (...)` | checkpoint and recipe come from two runs | use the `train/` folder of one run |
 # | `is damaged or cut short` | an interrupted download | download the named file again |
-# | `GB free, the merged model needs` | the disk is too small for a second copy | `RUN_DIR=/dev/shm/run` |
+# | `GB free, for merged/ it takes` | the disk is too small for a second copy | `RUN_DIR=/dev/shm/run` |
 # | HF answers nonsense from `merged/`, with a warning that weights were `newly initialized` | the text class wants other tensor names | load `merged_text/`, or pass `key_mapping={"^model.language_model.": "model."}` |
 # | vLLM with `--enable-lora` differs from the merged model | an adapter without the copied `v_proj` | use `adapter/` as written here |
 #

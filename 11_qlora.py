@@ -391,7 +391,7 @@ for name, row in scores.iterrows():
 ax.set(xlim=(0, 1), xlabel="pass@1, drawn answers", title="Seeds differ more than storages")
 ax.margins(y=0.15)
 ax.invert_yaxis()
-style.finish(fig, "11_quality", "data/qlora/answers.csv, measured; dots: seeds; bar: 95 % over problems")
+style.finish(fig, "11_quality", "data/qlora/answers.csv, measured; a dot a seed, bar: 95 %")
 
 # %% [markdown]
 # Over three seeds the four are equal within the noise. int8 lies between one point below and two

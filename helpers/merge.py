@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 import pandas as pd
 
 from helpers import architecture, weights
-from helpers.run import UserError, atomic_dir, digest, run_dir, sha256_file, write_json
+from helpers.run import UserError, atomic_dir, digest, room, run_dir, sha256_file, write_json
 
 FLOATS = ("BF16", "F16", "F32")  # what the sum can be rounded to
 
@@ -125,11 +125,7 @@ def to_make(record, inputs, wanted):
 
 def check_room(folder, sizes):
     """Raise a `UserError` if `folder` has no room for new {name: bytes}; old ones go afterwards."""
-    free, need = shutil.disk_usage(folder).free, 1.01 * sum(sizes.values())
-    if free < need:
-        raise UserError(f"{folder} has {free / 1e9:.2f} GB free, "
-                        f"{', '.join(f'{name}/' for name in sizes)} need {need / 1e9:.2f}. "
-                        "Set RUN_DIR elsewhere.")
+    room(folder, 1.01 * sum(sizes.values()), ", ".join(f"{name}/" for name in sizes))
 
 
 def export_text(merged, out, prefix):

@@ -15,7 +15,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -24,10 +23,11 @@ from pathlib import Path
 
 import huggingface_hub
 
-from helpers.run import UserError, disk_problem, local_path, phase
+from helpers.run import UserError, disk_problem, local_path, phase, room
 
 STEPS = "train/checkpoints"  # below the run directory; each step is a folder named by its number
 MARK = ".complete"
+LARGER = "Point TMPDIR to a larger place (on a TPU VM: /dev/shm)."
 LAST_PASS = 20  # seconds that a copy has after SIGTERM; a spot machine is given thirty
 # What a writer has not finished yet: hidden files beside their targets, and Orbax's own folders.
 PARTIAL = (".orbax-checkpoint-tmp", ".partial", ".incomplete")
@@ -352,7 +352,7 @@ def pull(address, folder, only=None):
     missing = {name: entry for name, entry in wanted.items() if not _here(folder, name)}
     size = sum(entry["size"] for entry in missing.values())
     folder.mkdir(parents=True, exist_ok=True)
-    room(folder, size, f"the files of {address}")
+    room(folder, size, f"the files of {address}", LARGER)
     fetched = [0]
     if missing:
         with phase(f"fetching {size / 1e9:.2f} GB from {address}", total=max(size, 1),
@@ -435,7 +435,7 @@ def check(source):
             raise _no_model(source)
         target.mkdir(parents=True, exist_ok=True)
         room(target, sum(int(entry["size"]) for entry in there.values()) - folder_size(target),
-             f"the weights of {source}")
+             f"the weights of {source}", LARGER)
     elif kind == "hub":
         _hub_files(source, target, weights=True)
 
@@ -474,7 +474,7 @@ def _hub_files(source, target, weights):
     size = sum(file.size or 0 for file in huggingface_hub.utils.filter_repo_objects(
         info.siblings, allow_patterns=patterns, key=lambda file: file.rfilename))
     target.mkdir(parents=True, exist_ok=True)
-    room(target, size - folder_size(target), f"the weights of {source}")
+    room(target, size - folder_size(target), f"the weights of {source}", LARGER)
     return info.sha, size, patterns
 
 
@@ -494,14 +494,6 @@ def folder_size(folder):
         with contextlib.suppress(FileNotFoundError):
             size += file.lstat().st_size if not file.is_dir() else 0
     return size
-
-
-def room(folder, size, what):
-    """Raise a `UserError` if `folder` has not `size` bytes free for `what`."""
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise UserError(f"{what} need {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free. "
-                        "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
 
 
 def main():

@@ -224,6 +224,23 @@ def run_dir_path():
     return chosen.relative_to(Path.cwd()) if chosen.is_relative_to(Path.cwd()) else chosen
 
 
+def room(folder, size, what, instead="Set RUN_DIR elsewhere."):
+    """Say before the first byte that a disk is too small.
+
+    Args:
+      folder: where `size` bytes are to be written.
+      what: needs them, for the message.
+      instead: what to do about it.
+
+    Raises:
+      UserError: that much is not free.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise UserError(f"{folder} has {free / 1e9:.2f} GB free, for {what} it takes "
+                        f"{size / 1e9:.2f}. {instead}")
+
+
 def writable(folder):
     """Return `folder` if files can be made in it: said before work whose results it is to hold.
 

@@ -18,7 +18,15 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from helpers.run import Progress, UserError, atomic_dir, folder_hashes, read_json, sha256_file
+from helpers.run import (
+    Progress,
+    UserError,
+    atomic_dir,
+    folder_hashes,
+    read_json,
+    room,
+    sha256_file,
+)
 
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64,
           "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
@@ -187,10 +195,7 @@ def rewrite(base, out, changed, change, block_bytes):
     assert set(changed) <= set(tensors), set(changed) - set(tensors)
     shards = sorted({tensor.file for tensor in tensors.values()})
     total = sum(shard.stat().st_size for shard in shards)
-    free = shutil.disk_usage(out.parent).free
-    if free < total * 1.01:
-        raise UserError(f"{out.parent} has {free / 1e9:.2f} GB free, {out.name}/ needs "
-                        f"{total / 1e9:.2f}. Set RUN_DIR elsewhere.")
+    room(out.parent, 1.01 * total, f"{out.name}/")
     progress = Progress(total >> 20, "MiB written:")
     try:
         with atomic_dir(out) as folder:

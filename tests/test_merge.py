@@ -495,7 +495,7 @@ def test_room_for_all_folders_is_asked_before_any_is_written(tmp_path, monkeypat
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=12e9))
     check_room(tmp_path, {"merged": 10.2e9, "adapter": 0.4e9})
     check_room(tmp_path, {})
-    with refused("12.00 GB free, merged/, merged_text/ need 19.70"):
+    with refused("12.00 GB free, for merged/, merged_text/ it takes 19.70"):
         check_room(tmp_path, {"merged": 10.2e9, "merged_text": 9.3e9})
     source = (ROOT / "04_merge.py").read_text()
     assert source.index("check_room(helpers") < source.index("record_path.unlink")
@@ -503,7 +503,7 @@ def test_room_for_all_folders_is_asked_before_any_is_written(tmp_path, monkeypat
 
 def test_disk_too_small_is_said_before_the_first_byte(world, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with refused("has 0.00 GB free, merged/ needs"):
+    with refused("has 0.00 GB free, for merged/ it takes"):
         nb.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
     assert list(tmp_path.iterdir()) == []
 

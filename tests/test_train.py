@@ -37,7 +37,7 @@ from tensorboardX.proto import event_pb2
 from tunix.models.gemma4 import model as gemma4
 
 import helpers
-from helpers import gemma, hardware, merge, remote, train, weights
+from helpers import gemma, hardware, merge, remote, run, train, weights
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 CONFIGS = ROOT / "data" / "configs"
@@ -830,8 +830,8 @@ def test_missing_weights_and_full_disks_are_said(tmp_path):
         remote.stage(tmp_path / "nothing")
     with pytest.raises(helpers.UserError, match="holds no .*safetensors"):
         gemma.load_base(tmp_path, config, gemma.make_mesh(config))
-    with pytest.raises(helpers.UserError, match="the weights need 1000000000.0 GB"):
-        remote.room(tmp_path, 10**18, "the weights")
+    with pytest.raises(helpers.UserError, match="for the weights it takes 1000000000.00. Point"):
+        run.room(tmp_path, 10**18, "the weights", remote.LARGER)
 
 
 def test_staging_from_the_hub_asks_room_for_the_files_it_takes(tmp_path, monkeypatch):
