@@ -627,10 +627,12 @@ display(one_chip.style.hide(axis="index"))
 # the site. These are the compiled rows behind it, beside the v5p-8's of section 7.
 
 # %%
-others = pd.concat(map(dryrun.stored, ("v6e-1_e2b", "v5e-1_e2b", "v5p-32_31b", "v6e-8_31b")))
-dryrun.show(others, {"topology": "slice", "size": "model", "micro_batch": "rows",
-                     "sequence_length": "tokens a row", "remat": "remat", "hbm_gib": "sum GiB",
-                     "limit_gib": "limit GiB", "fits": "fits",
+NAMES = ("v6e-1_e2b", "v5e-1_e2b", "v5e-1_e4b", "v5p-32_31b", "v6e-8_31b", "v6e-4_31b", "v5e-8_31b",
+         "v5e-4_31b")
+others = pd.concat(map(dryrun.stored, NAMES)).fillna({"base_dtype": "bfloat16"})
+dryrun.show(others, {"topology": "slice", "size": "model", "base_dtype": "base",
+                     "micro_batch": "rows", "sequence_length": "tokens a row", "remat": "remat",
+                     "hbm_gib": "sum GiB", "limit_gib": "limit GiB", "fits": "fits",
                      "seconds_predicted": "s, predicted", "seconds_roofline": "s, roofline"})
 
 # %% [markdown]

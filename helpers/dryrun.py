@@ -99,7 +99,9 @@ INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8", tile_size=0
 QUANTISED = [NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
              replace(INT8, topology="v5e-8", micro_batch=2),
              replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batch=2,
-                     sequence_length=4096, loss="2048", remat="BLOCK")]
+                     sequence_length=4096, loss="2048", remat="BLOCK"),
+             replace(INT8, topology="v5e-1", size="e2b", sequence_length=4096, loss="2048"),
+             replace(NF4, topology="v5e-1", size="e4b")]
 FEW = {"layers": 2, "sequence_length": 2048, "micro_batch": 1}  # of the live compile
 LIVE = [replace(PUBLISHED, **FEW), replace(OURS, loss="1024", **FEW)]
 FLAG = [replace(recipe, flag=flag) for recipe in LIVE for flag in (False, True)]

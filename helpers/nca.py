@@ -259,9 +259,9 @@ MAIN = {
     "nca": Arm("automata", "nca"),
     "shuffled": Arm("shuffled frames", "shuffled"),
     "text": Arm("as many tokens of text", "text"),
+    "attention": Arm("automata, attention only", "nca", ("attention",)),
 }
 OTHERS = {
-    "attention": Arm("automata, attention only", "nca", ("attention",)),
     "slow": Arm("automata, a tenth of the rate", "nca", slow=True),
     "mlp": Arm("automata, MLP only", "nca", ("mlp",)),
     "norms": Arm("automata, norms only", "nca", ("norms",)),
