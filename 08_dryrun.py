@@ -612,7 +612,7 @@ print(fit.will_it_fit("v6e", 8, remat="BLOCK", rows=4))
 # %%
 rented = dryrun.renters_table(fit.renters_rows(), MY_TOKENS, MY_PRICES)
 display(rented.style.hide(axis="index"))
-one_chip = dryrun.renters_table(fit.renters_rows(("e2b",), fit.ONE_CHIP), MY_TOKENS, MY_PRICES)
+one_chip = dryrun.renters_table(fit.renters_rows(fit.SMALL, fit.ONE_CHIP), MY_TOKENS, MY_PRICES)
 display(one_chip.style.hide(axis="index"))
 
 # %% [markdown]

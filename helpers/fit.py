@@ -25,13 +25,16 @@ SPARE = 0.10           # an estimate must leave this share of the HBM free; it m
 BASE_BYTES = {"bfloat16": 2.0, "int8": 1.0, "nf4": 0.5}  # of a weight
 TILE = 32              # weights that share a bfloat16 scale (nf4); int8 has one a channel
 REMATS = ("NONE", "BLOCK", "DECODER")  # from the fastest to the smallest
-LENGTHS = {"31b": (4096, 2048), "e2b": (2048, 1024)}  # tokens of a row, the better first
+# Tokens of a row, the better first.
+LENGTHS = {"31b": (4096, 2048), "e2b": (2048, 1024), "e4b": (2048, 1024)}
 SLICES = {"v5p-8": ("v5p", 4), "v5p-32": ("v5p", 16), "v6e-8": ("v6e", 8), "v6e-4": ("v6e", 4),
           "v5e-8": ("v5e", 8), "v5e-4": ("v5e", 4)}  # the renter's table
+SMALL = ("e2b", "e4b")  # models that one chip may hold
 ONE_CHIP = {"v6e-1": ("v6e", 1), "v5e-1": ("v5e", 1)}
 
 # What a run does beside its steps, and where the numbers come from. Nothing here was timed by us.
-CHECKPOINT_GB = {"31b": 62.5, "e2b": 10.2}  # published; Google's repository on the hub
+# Published: Google's repositories on the hub. E4B: its matrices here and 0.45 B of its towers.
+CHECKPOINT_GB = {"31b": 62.5, "e2b": 10.2, "e4b": 16.0}
 GB_PER_S = 0.2         # assumed, of the hub, the disk and the bucket alike
 COMPILE_MINUTES = 15   # three programs of five minutes; published: 3 to 8 minutes for one
 EVERY = 100            # steps between two validations and saves (03)
@@ -190,11 +193,11 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
     Args:
       kind: v5p, v5e or v6e.
       chips: of the slice (a v5p-8 has four).
-      model: 31b or e2b.
+      model: 31b, e2b or e4b.
       base_dtype: of the frozen base: bfloat16, int8 or nf4 (11).
       remat: what the backward pass computes again: NONE, BLOCK or DECODER.
       rows: computed at once, over all chips; None: two on a v5p-8, else one for each part of fsdp.
-      row_length: tokens of a row; None: 4,096 for the 31B, 2,048 for E2B.
+      row_length: tokens of a row; None: 4,096 for the 31B, else 2,048.
 
     Returns:
       A `Fit`: compiled where data/dryrun/ has that row, else estimated.
@@ -324,7 +327,7 @@ def page_data():
              "speed": fit.speed or fit.bound, "predicted": fit.speed is not None,
              "price": dollars}
             for fit, dollars in [*renters_rows(("31b",)),
-                                 *renters_rows(("e2b",), ONE_CHIP | SLICES)]]
+                                 *renters_rows(SMALL, ONE_CHIP | SLICES)]]
     return {"rows": rows, "fill": FILL, "every": EVERY, "heldOut": HELD_OUT, "gbPerS": GB_PER_S,
             "compileMinutes": COMPILE_MINUTES, "checkpointGb": CHECKPOINT_GB,
             "savedGb": {model: 12 * adapter_parameters(model) / 1e9 for model in CHECKPOINT_GB}}

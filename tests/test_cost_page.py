@@ -47,11 +47,12 @@ def shown(page, **wanted):
 
 @pytest.mark.parametrize("model, base, slice_name, tokens, price", [
     ("31b", "bfloat16", "v5p-8", 9_220_000, 16.80), ("31b", "int8", "v6e-4", 123_456_789, 3.5),
-    ("31b", "bfloat16", "v5e-4", 1_000, 1.0), ("e2b", "bfloat16", "v5e-1", 50_000_000, 0.6)])
+    ("31b", "bfloat16", "v5e-4", 1_000, 1.0), ("e2b", "bfloat16", "v5e-1", 50_000_000, 0.6),
+    ("e4b", "nf4", "v5e-1", 50_000_000, 0.6)])
 def test_hours_and_dollars_are_those_of_run_cost(page, model, base, slice_name, tokens, price):
     slices, parts, title = shown(page, model=model, base=base, unit="tokens", amount=tokens,
                                  slice=slice_name, price=price)
-    names = fit.ONE_CHIP | fit.SLICES if model == "e2b" else fit.SLICES
+    names = fit.ONE_CHIP | fit.SLICES if model in fit.SMALL else fit.SLICES
     assert [line[0] for line in slices] == list(names)
     for line in slices:
         kind, chips = names[line[0]]

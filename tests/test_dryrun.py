@@ -30,7 +30,7 @@ from helpers.run import write_text
 SOURCE = "08_dryrun.py"
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
 CHIPS = {"v5p-8": ("v5p", 4), "v5p-32": ("v5p", 16), "v6e-8": ("v6e", 8), "v6e-1": ("v6e", 1),
-         "v5e-1": ("v5e", 1), "v5e-4": ("v5e", 4)}
+         "v5e-1": ("v5e", 1), "v5e-4": ("v5e", 4), "v5e-8": ("v5e", 8), "v6e-4": ("v6e", 4)}
 
 
 def table(name):
@@ -109,8 +109,8 @@ def test_ours_is_what_notebook_03_trains_with():
         full.rows_per_device, full.remat, full.dtype, full.attention_block)
 
 
-@pytest.mark.parametrize("name", ["v6e-1_e2b", "v5e-1_e2b"])
-def test_e2b_fits_one_chip(name):
+@pytest.mark.parametrize("name", ["v6e-1_e2b", "v5e-1_e2b", "v5e-1_e4b"])
+def test_a_small_model_fits_one_chip(name):
     assert table(name).fits.astype(bool).any()
 
 

@@ -107,4 +107,4 @@ def test_the_renters_table_has_every_slice_and_base_and_json_can_hold_it():
     assert {"v5p-8", "v5p-32", "v6e-8"} <= fitting
     assert not next(f for f, _ in rows if (f.slice, f.base_dtype) == ("v5e-4", "bfloat16")).fits
     page = json.loads(json.dumps(fit.page_data()))
-    assert len(page["rows"]) == 3 * (2 * len(fit.SLICES) + len(fit.ONE_CHIP))
+    assert len(page["rows"]) == 3 * (3 * len(fit.SLICES) + 2 * len(fit.ONE_CHIP))
