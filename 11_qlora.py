@@ -421,17 +421,19 @@ display(lab.merge_scores(answers).style.format(precision=3))
 # `quantized_base` names storage and tile, which PEFT prints as a key that it does not know.
 #
 # ## 9. What it buys
-# For every slice and storage, the best step that fits: the least recomputation, then the longest
-# rows. Hours and dollars are for the published 10,000 examples of 922 tokens, with loading,
-# compiling and saving. Only bfloat16 on a v5p-8 and int8 on a v5e-4 have a predicted time. *≥* is a
-# bound: storage alone saves no time and dequantising costs some, so a quantised base is no faster
-# than bfloat16 there. Where no bfloat16 program is compiled for a slice, the bound is the chips'
-# peak alone, and looser. int8 arithmetic is not in these numbers.
+# For every slice and storage, the best step that fits: a compiled one if there is any, then the one
+# with the least recomputation and the longest rows. Hours and dollars are for the published 10,000
+# examples of 922 tokens, with loading, compiling and saving. A plain number is *predicted* from the
+# compiled program. *≥* is only a bound, since no time is predicted: storage alone saves no time and
+# dequantising costs some, so a quantised base is no faster than bfloat16 there; and where no bfloat16
+# program is compiled for a slice either, the bound is the chips' peak, and looser. Do not rank a
+# *≥* against a plain number. int8 arithmetic is not in these numbers.
 
 # %%
 rows = []
 for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 8),
-                           ("31b", "v6e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1)):
+                           ("31b", "v6e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1),
+                           ("e4b", "v5e", 1)):
     for dtype in quantized.BASE_DTYPES:
         found = fit.best_fit(kind, chips, model, dtype)
         cost = fit.run_cost(found, 10_000 * 922, fit.price(kind, chips))
@@ -445,11 +447,26 @@ forms = {"GiB": "{:.1f}", "of": "{:.2f}"}
 table.style.format(forms, na_rep="-")
 
 # %% [markdown]
-# Read it by slice. On a v5e-4 and a v5e-8 quantising decides whether the model trains at all. On a
-# v6e it can buy less recomputation, about a tenth of the FLOPs. On a v5p-8 everything fits anyway. With eight v5e or v6e chips
-# `fsdp` is 2, and we assume that each chip then keeps the other half's nf4 weights as gathered
-# bfloat16 copies: so nf4 fits a v5e-4 and no v5e-8.
+# Read it by slice:
 #
+# - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all. Four chips are the cheapest
+#   way that has a predicted time, 12 dollars. Eight are faster by half only, since `fsdp` is 2 there
+#   and each chip waits for the other half of the weights.
+# - **v6e-4**: int8 takes half as long as on a v5e-4 for the same money, with rows of 4,096.
+# - **v6e-8**: int8 leaves room for `BLOCK`, which recomputes less than `DECODER`.
+# - **v5p-8**: everything fits in bfloat16, and that is the one to take.
+# - **v5e-1**: E2B needs no quantising; with int8 its rows may be twice as long, 14.3 of 15.75 GiB
+#   (compiled, next cell). E4B trains there with NF4, 14.6 GiB (compiled), not in bfloat16 (by the
+#   estimate). Both compiled programs have 3 to 4 % of their work in instructions without a known
+#   cost, so neither gets a time.
+#
+# With eight chips we assume that each keeps the other half's nf4 weights as gathered bfloat16
+# copies: so by the estimate nf4 fits a v5e-4 and no v5e-8.
+
+# %%
+print(fit.will_it_fit("v5e", 1, "e2b", "int8", "DECODER", row_length=4096))
+
+# %% [markdown]
 # ## 10. Serving a quantised base
 # Section 8 makes a bfloat16 model, so nothing changes for the server. Three things are possible
 # beside that; none has run on a TPU here, so all are **unverified**:
