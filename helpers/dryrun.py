@@ -98,6 +98,7 @@ NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", sequence_length=204
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8", tile_size=0)
 QUANTISED = [NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
              replace(INT8, topology="v5e-8", micro_batch=2),
+             replace(NF4, topology="v5e-8", micro_batch=2),
              replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batch=2,
                      sequence_length=4096, loss="2048", remat="BLOCK"),
              replace(INT8, topology="v5e-1", size="e2b", sequence_length=4096, loss="2048"),
