@@ -84,6 +84,7 @@ from IPython.display import Image
 from tunix.sft import peft_trainer
 
 from helpers import chat, gemma, hardware, pictures, quantized, remote, style, train, weights
+from helpers.fit import settings_here
 
 # %% [markdown]
 # The libraries: JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax
@@ -133,12 +134,13 @@ class Settings:
     seed: int = 42
 
 
-FULL = Settings(remat=hardware.remat_here("31b"))
-E2B = replace(FULL, rows_per_step=4, rows_per_device=1, remat=hardware.remat_here("e2b"),
-              checkpoint_every=300, checkpoints_kept=2)  # 1.14 GB each: Google Drive is small
-TINY = replace(FULL, rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
-               rows_per_device=2, epochs=0.25, attention_block=128, log_every=10,
-               validate_every=20, validation_rows=8, checkpoint_every=20, answer_tokens=160)
+FULL = replace(Settings(), **settings_here("31b", Settings.base_dtype))
+E2B = Settings(rows_per_step=4, rows_per_device=1,
+               checkpoint_every=300, checkpoints_kept=2)  # 1.14 GB each: Google Drive is small
+E2B = replace(E2B, **settings_here("e2b", Settings.base_dtype))
+TINY = Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
+                rows_per_device=2, epochs=0.25, attention_block=128, log_every=10,
+                validate_every=20, validation_rows=8, checkpoint_every=20, answer_tokens=160)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
@@ -156,8 +158,9 @@ print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} toke
 # Now load. The config comes from the model's `config.json`, a *mesh* arranges the devices (section
 # 3), and `load_base` calls Tunix's loader, which reads the Hugging Face files and puts each weight
 # onto its devices. We ask for bfloat16 by name: Tunix's default is float32 arrays, even over
-# bfloat16 weights, which a TPU reads at twice the bytes and still multiplies in bfloat16. (`base_dtype` can store the frozen weights in fewer bits, the subject of
-# notebook 11; everything below stays the same.)
+# bfloat16 weights, which a TPU reads at twice the bytes and still multiplies in bfloat16.
+# (`base_dtype` can store the frozen weights in fewer bits, the subject of notebook 11; everything
+# below stays the same.)
 
 # %%
 config = gemma.config_from_hf(base, dtype=cfg.dtype)

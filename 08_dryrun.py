@@ -590,9 +590,10 @@ figures.draw_road(dryrun.road(table))
 # The same question for every slice: which base dtype, which recomputation, how many hours and
 # dollars for *your* tokens at *your* price. Change the two lines below. `will_it_fit` answers with
 # a compiled row where there is one. Else it adds up the parts: what the step is handed, what the
-# backward pass reads again, logits, gradients, weights gathered from other chips. For every
-# compiled row the sum is within a tenth of the compiler's (`tests/test_fit.py`), so an estimate has
-# to leave a tenth of the chip free.
+# backward pass reads again, logits, gradients, weights gathered from other chips. For all compiled
+# rows but one the sum is within a tenth of the compiler's (`tests/test_fit.py`), so an estimate has
+# to leave a tenth of the chip free. The one is int8 with `BLOCK` on a v6e-8: there is room, and the
+# compiler takes half as much again for several layers at once.
 
 # %%
 MY_TOKENS = dryrun.SAMPLES * dryrun.TOKENS_PER_SAMPLE
@@ -619,8 +620,9 @@ display(one_chip.style.hide(axis="index"))
 # What this means: for 9.2 million tokens the fixed part of a v5p-8's hour is longer than its steps,
 # so a faster step buys little, and a second epoch costs only its steps. *At least* can rule a slice
 # out, and no more: the same slice may need three times that. A v5e-8 or v5e-4 holds the 31B only
-# with a quantised base (11). The v6e-8's `DECODER` is the least recomputation that was *compiled*
-# there, with two rows; by the estimate above the four rows that 03 would run fit with `BLOCK`.
+# with a quantised base (11). On a v6e-8 the four rows that 03 would run fit with `BLOCK`: a third
+# more tokens a second than a v5p-8 is predicted to make, of which more than two fifths of the time
+# is waiting for the other half of the weights.
 #
 # The table with fields to fill in is the page
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) of

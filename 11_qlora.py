@@ -467,6 +467,15 @@ table.style.format(forms, na_rep="-")
 print(fit.will_it_fit("v5e", 1, "e2b", "int8", "DECODER", row_length=4096))
 
 # %% [markdown]
+# To train the 31B on a v5e-4, set `max_tokens` and `sequence_length` to 2,048 in 02 and say what
+# neither notebook guesses:
+#
+# ```bash
+# SIZE=31b BASE_DTYPE=int8 ./run_all.sh 01 04    # or BASE_DTYPE=nf4 TILE_SIZE=32
+# ```
+#
+# 03 takes `remat` and `rows_per_device` from the compiled row of the slice it finds.
+#
 # ## 10. Serving a quantised base
 # Section 8 makes a bfloat16 model, so nothing changes for the server. Three things are possible
 # beside that; none has run on a TPU here, so all are **unverified**:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers import architecture, physics
-from helpers.hardware import CORES, chip
+from helpers.hardware import CORES, chip, compiled_fit, here
 from helpers.run import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,12 +183,17 @@ def estimate(model, fsdp, tp, base_dtype, remat, rows, row_length):
             "gradients": adapters / 2,  # of the adapters, in float32, and a copy in bfloat16
             "activations": tokens * kept / GIB,
             "logits": rows / fsdp * row_length / 2 * vocabulary / tp * 8 / GIB,
-            "gathered weights": base * (fsdp - 1) * _gathered(base_dtype)}
+            "gathered weights": _gathered(config, base_dtype) * (fsdp - 1) / (fsdp * tp) / GIB}
 
 
-def _gathered(base_dtype):
-    """Copies of the other parts' weights that the compiler keeps from the forward pass on."""
-    return 2.0 / BASE_BYTES[base_dtype] if base_dtype == "nf4" else 1.0
+def _gathered(config, base_dtype):
+    """Bytes of all matrices' bfloat16 copies that the compiler keeps from the forward pass on.
+
+    Of a bfloat16 base it keeps what it has gathered from the other chips, embeddings aside. Of a
+    quantised one, as far as rows are compiled, half of that at most: the rest is gathered again.
+    """
+    kept = 1.0 if base_dtype == "bfloat16" else 0.5
+    return kept * 2.0 * sum(module.size for module in architecture.modules(config))
 
 
 def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", rows=None,
@@ -265,6 +270,18 @@ def best_fit(kind, chips, model="31b", base_dtype="bfloat16"):
             if found.fits:
                 return found
     return found
+
+
+def settings_here(size, base_dtype="bfloat16"):
+    """Settings of 03 with which its step is compiled for this machine: remat and rows_per_device.
+
+    Empty if no such row is stored, or none that fits.
+    """
+    row = compiled_fit(here().slice, size, base_dtype)
+    if row is None:
+        return {}
+    fsdp, _ = mesh_of(size, int(row["chips"]))
+    return {"remat": row["remat"], "rows_per_device": int(row["micro_batch"]) // fsdp}
 
 
 def run_cost(fit, tokens, dollars_per_hour, speed=None):

@@ -320,12 +320,6 @@ def compiled_fit(slice_name, size, base_dtype="bfloat16"):
                default=None)
 
 
-def remat_here(size):
-    """The least recomputation with which 03's step of a size fits this machine; NONE if unknown."""
-    row = compiled_fit(here().slice, size)
-    return row["remat"] if row else "NONE"
-
-
 def what_fits(slice_name, size):
     """One sentence on training this size on this slice, from the compiled table of notebook 08."""
     row = compiled_fit(slice_name, size)

@@ -639,13 +639,17 @@ def draw_tokens(frames, world):
 
 
 def draw_arms(ax, table, arms, column):
-    """Validation curves of the text stage: a thin line a seed, a thick one for the arm's mean."""
+    """Validation curves of the text stage: a thin line a seed, a thick one for the arm's mean.
+
+    The mean is drawn where all of an arm's seeds have a point: `longer` ends after 264 or 265 steps.
+    """
     text = table[table.stage == "text"]
     for arm in [arm for arm in arms if arm in set(text.arm)]:
         runs = text[text.arm == arm]
         for _, run in runs.groupby("seed"):
             ax.plot(run[column] / 1e6, run.val_loss, color=COLOURS[arm], lw=0.6, alpha=0.5)
-        mean = runs.groupby("step")[[column, "val_loss"]].mean()
+        whole = runs.groupby("step").seed.transform("count") == runs.seed.nunique()
+        mean = runs[whole].groupby("step")[[column, "val_loss"]].mean()
         ax.plot(mean[column] / 1e6, mean.val_loss, color=COLOURS[arm], lw=2, label=arm)
     ax.set(xlabel=f"{column.replace('_', ' ')}, millions", yscale="log",
            yticks=(0.2, 0.3, 0.5, 1, 2, 5), yticklabels=("0.2", "0.3", "0.5", "1", "2", "5"))

@@ -4,6 +4,7 @@
 """
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -70,6 +71,18 @@ def test_quantised_weights_take_what_their_bits_say():
     """31B: 29.3 of 30.7 billion weights are quantised, embeddings are not (TPU.md's 29.9, 16.5)."""
     sizes = [fit.held("31b", 1, 1, dtype)[0] for dtype in ("bfloat16", "int8", "nf4")]
     assert sizes == pytest.approx([57.18, 29.9, 18.0], abs=0.2)
+
+
+@pytest.mark.parametrize("name, size, dtype, expected", [
+    ("v5p-8", "31b", "bfloat16", {"remat": "NONE", "rows_per_device": 2}),
+    ("v6e-8", "31b", "bfloat16", {"remat": "BLOCK", "rows_per_device": 2}),  # four over fsdp=2
+    ("v5e-8", "31b", "int8", {"remat": "DECODER", "rows_per_device": 1}),
+    ("v5e-4", "31b", "nf4", {"remat": "DECODER", "rows_per_device": 1}),
+    ("v5e-4", "31b", "bfloat16", {}), ("", "31b", "bfloat16", {}), ("v5e-4", "31b", "int7", {})])
+def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
+        monkeypatch, name, size, dtype, expected):
+    monkeypatch.setattr(fit, "here", lambda: SimpleNamespace(slice=name))
+    assert fit.settings_here(size, dtype) == expected
 
 
 def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
