@@ -606,9 +606,7 @@ print(fit.will_it_fit("v6e", 8, remat="BLOCK", rows=4))
 # these from assumptions that it states: 0.2 GB/s for every byte that moves, a quarter of an hour
 # for three compilations. Hours are *predicted* where a stored row is. *At least* (≥) means that no
 # time is: the compiled bfloat16 program at the chips' peaks stands in for it, or, where none is
-# compiled, its arithmetic alone. Storage saves no time, so int8 and nf4 get bfloat16's bound. Where
-# `fsdp` is above 1 we assume that a chip keeps gathered bfloat16 copies of the other chips' nf4
-# weights: so nf4 can need more than int8 there.
+# compiled, its arithmetic alone. Storage saves no time, so int8 and nf4 get bfloat16's bound.
 
 # %%
 rented = dryrun.renters_table(fit.renters_rows(), MY_TOKENS, MY_PRICES)

@@ -459,9 +459,6 @@ table.style.format(forms, na_rep="-")
 #   (compiled, next cell). E4B trains there with NF4, 14.6 GiB (compiled), not in bfloat16 (by the
 #   estimate). Both compiled programs have 3 to 4 % of their work in instructions without a known
 #   cost, so neither gets a time.
-#
-# With eight chips we assume that each keeps the other half's nf4 weights as gathered bfloat16
-# copies: so by the estimate nf4 fits a v5e-4 and no v5e-8.
 
 # %%
 print(fit.will_it_fit("v5e", 1, "e2b", "int8", "DECODER", row_length=4096))
