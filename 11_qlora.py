@@ -452,9 +452,9 @@ table.style.format(forms, na_rep="-")
 # - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all. Four chips are the cheapest
 #   way that has a predicted time, 12 dollars. Eight are faster by half only, since `fsdp` is 2 there
 #   and each chip waits for the other half of the weights.
-# - **v6e-4**: int8 takes half as long as on a v5e-4 for the same money, with rows of 4,096.
-# - **v6e-8**: int8 leaves room for `BLOCK`, which recomputes less than `DECODER`.
-# - **v5p-8**: everything fits in bfloat16, and that is the one to take.
+# - **v6e-4**: int8 takes half as long as on a v5e-4 for about the same money, with rows of 4,096.
+# - **v6e-8, v5p-8**: everything fits in bfloat16, so take that. On a v6e-8 its four rows at a time
+#   wait less per token than the two rows that were compiled with int8.
 # - **v5e-1**: E2B needs no quantising; with int8 its rows may be twice as long, 14.3 of 15.75 GiB
 #   (compiled, next cell). E4B trains there with NF4, 14.6 GiB (compiled), not in bfloat16 (by the
 #   estimate). Both compiled programs have 3 to 4 % of their work in instructions without a known
