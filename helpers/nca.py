@@ -641,7 +641,7 @@ def draw_tokens(frames, world):
 def draw_arms(ax, table, arms, column):
     """Validation curves of the text stage: a thin line a seed, a thick one for the arm's mean.
 
-    The mean is drawn where all of an arm's seeds have a point: `longer` ends after 264 or 265 steps.
+    The mean stands where all of an arm's seeds have a point: `longer` ends after 264 or 265 steps.
     """
     text = table[table.stage == "text"]
     for arm in [arm for arm in arms if arm in set(text.arm)]:
