@@ -71,7 +71,7 @@ helpers.you_are_here("03")
 
 # %%
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import jax
 import jax.numpy as jnp
@@ -134,10 +134,9 @@ class Settings:
     seed: int = 42
 
 
-FULL = replace(Settings(), **settings_here("31b", Settings.base_dtype))
-E2B = Settings(rows_per_step=4, rows_per_device=1,
-               checkpoint_every=300, checkpoints_kept=2)  # 1.14 GB each: Google Drive is small
-E2B = replace(E2B, **settings_here("e2b", Settings.base_dtype))
+FULL = Settings(**settings_here("31b", Settings.base_dtype))
+E2B = Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
+               **{"rows_per_device": 1} | settings_here("e2b", Settings.base_dtype))
 TINY = Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                 rows_per_device=2, epochs=0.25, attention_block=128, log_every=10,
                 validate_every=20, validation_rows=8, checkpoint_every=20, answer_tokens=160)

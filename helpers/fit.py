@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers import architecture, physics
-from helpers.hardware import CORES, chip, compiled_fit, here
+from helpers import architecture, hardware, physics
+from helpers.hardware import CORES, chip
 from helpers.run import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -277,7 +277,7 @@ def settings_here(size, base_dtype="bfloat16"):
 
     Empty if no such row is stored, or none that fits.
     """
-    row = compiled_fit(here().slice, size, base_dtype)
+    row = hardware.compiled_fit(hardware.here().slice, size, base_dtype)
     if row is None:
         return {}
     fsdp, _ = mesh_of(size, int(row["chips"]))

@@ -202,11 +202,16 @@ def arrays(shape):
 
 def bytes_of(shape, hbm_only=False):
     """Bytes of all arrays in a shape's text, without padding; on request only those in HBM."""
-    total = 0
+    return sum(each_bytes(shape, hbm_only))
+
+
+def each_bytes(shape, hbm_only=False):
+    """The same array by array, in order."""
+    found = []
     for dtype, sizes, memory in arrays(shape):
         bits = BITS.get(dtype) if dtype in BITS else int(re.search(r"\d+", dtype)[0])
-        total += 0 if hbm_only and memory else math.prod(sizes) * bits // 8
-    return total
+        found.append(0 if hbm_only and memory else math.prod(sizes) * bits // 8)
+    return found
 
 
 @dataclass
@@ -381,6 +386,8 @@ class Program:
         shapes = self.shapes[computation]
         read = [bytes_of(shapes.get(name, ""), True) for name in line.operands]
         written = bytes_of(line.shape, True)
+        if (line.called or "").startswith("async_collective_fusion"):
+            return self._own_bytes(line, read)
         if line.opcode in LOOKUPS:
             read[0] = min(read[0], bytes_of(line.shape))
         elif line.opcode == "dynamic-update-slice":
@@ -389,6 +396,19 @@ class Program:
             read = [min(size, self._read_inside(line.called, place)) if size else 0
                     for place, size in enumerate(read)]
         return sum(read) + written
+
+    def _own_bytes(self, line, read):
+        """Bytes of a product that is fused with a transfer: the transfer's buffers pass through it.
+
+        XLA hands them in and out as the same memory (`output_to_operand_aliasing`).
+        """
+        aliases = line.attribute(r"output_to_operand_aliasing=\{(.*?\))\}") or ""
+        pairs = re.findall(r"\{(\d*)\}: \((\d+),", aliases)
+        through = {int(place) for _, place in pairs}
+        kept = sum(size for place, size in enumerate(read) if place not in through)
+        written = each_bytes(line.shape, True)
+        same = {int(place or 0) for place, _ in pairs}
+        return kept + sum(size for place, size in enumerate(written) if place not in same)
 
     def _read_inside(self, name, place):
         """Bytes that a fused computation reads of its parameter number `place`, at most."""
@@ -494,7 +514,9 @@ def part_of(stack, op_name, product, moves):
     provider = next((name for file, name, _ in stack if "Provider." in name or "Lora." in name), "")
     equation = re.search(r"[\w,]+->\w+", op_name)
     low_rank = bool(equation) and "r" in equation[0]
-    if low_rank or "_compute_lora_delta" in names or (product and "Lora" in provider):
+    stored = any(name.startswith("Dequantized.weight") for name in names)  # a quantised base's own
+    adapter = product and "Lora" in provider and not stored
+    if low_rank or "_compute_lora_delta" in names or adapter:
         return "LoRA"
     if moves and not product:
         return "conversions"

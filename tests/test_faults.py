@@ -56,6 +56,11 @@ def fault(*says, code=1, intact=(), gone=(), slow=False):
     return add
 
 
+def hears_hangups():
+    """In a child: SIGHUP ends it again, should these tests have been started under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class World:
     """A run directory, and a project of small notebooks around the real helpers and scripts."""
 
@@ -117,7 +122,7 @@ class World:
     def start(self, *command, cwd=ROOT, **env):
         child = subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE,
                                  stderr=subprocess.STDOUT, start_new_session=True,
-                                 env={**os.environ, **env})
+                                 env={**os.environ, **env}, preexec_fn=hears_hangups)
         self.children.append(child)
         return child
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 import helpers
-from helpers import fit, gemma
+from helpers import fit, gemma, hardware
 from helpers.run import UserError
 
 NAMES = fit.SLICES | fit.ONE_CHIP
@@ -81,7 +81,7 @@ def test_quantised_weights_take_what_their_bits_say():
     ("v5e-4", "31b", "bfloat16", {}), ("", "31b", "bfloat16", {}), ("v5e-4", "31b", "int7", {})])
 def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
         monkeypatch, name, size, dtype, expected):
-    monkeypatch.setattr(fit, "here", lambda: SimpleNamespace(slice=name))
+    monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice=name))
     assert fit.settings_here(size, dtype) == expected
 
 

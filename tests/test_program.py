@@ -305,6 +305,22 @@ def test_a_table_that_is_looked_up_counts_what_is_read():
     assert made.hbm_bytes(made.computations["main"][-1], "main") == 2 * 16 * 5376 * 2 + 16 * 4
 
 
+def test_what_a_transfer_hands_through_a_product_is_not_read_by_it():
+    """A v5e-8's gathers run inside small products, whose operands then include what is gathered."""
+    lines = ("%w = bf16[64,32]{1,0} parameter(1)\n%x = bf16[8,64]{1,0} parameter(2)\n"
+             "%all = bf16[5376,5376]{1,0} parameter(3)\n"
+             "%f = (bf16[8,32]{1,0}, bf16[5376,5376]{1,0}) fusion(%w, %x, %all), kind=kOutput, "
+             "output_to_operand_aliasing={{1}: (2, {})}, calls=%async_collective_fusion.7")
+    inside = ("%async_collective_fusion.7 (a: bf16[64,32], b: bf16[8,64], c: bf16[5376,5376]) -> "
+              "(bf16[8,32], bf16[5376,5376]) {\n  %a = bf16[64,32]{1,0} parameter(0)\n"
+              "  %b = bf16[8,64]{1,0} parameter(1)\n  %c = bf16[5376,5376]{1,0} parameter(2)\n"
+              "  %p = bf16[8,32]{1,0} convolution(%b, %a), dim_labels=bf_io->bf\n"
+              "  ROOT %t = (bf16[8,32]{1,0}, bf16[5376,5376]{1,0}) tuple(%p, %c)\n}\n")
+    made = program.Program(text(lines, inside))
+    line = next(one for one in made.computations["main"] if one.name == "f")
+    assert made.hbm_bytes(line, "main") == 2 * (64 * 32 + 8 * 64 + 8 * 32)
+
+
 # ── parts of the model ──────────────────────────────────────────────────────────────────────────
 
 STACK = {
@@ -323,6 +339,14 @@ STACK = {
 def test_the_stack_names_the_part(part):
     stack = [("/x/site-packages/a.py", name, 1) for name in STACK[part]]
     assert program.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == part
+
+
+def test_a_quantised_base_s_product_is_no_adapter_s():
+    stack = ["Dequantized.weight_dot", "StoredProducts.dot_general", "LoraProvider.dot_general",
+             "Linear.__call__", "FeedForward.block"]
+    stack = [("/x/a.py", name, 1) for name in stack]
+    assert program.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == "MLP"
+    assert program.part_of(stack[1:], "jit(step)/jvp()/dot_general", True, False) == "LoRA"
 
 
 def test_pass_and_part_from_the_name():

@@ -850,7 +850,7 @@ def test_staging_from_the_hub_asks_room_for_the_files_it_takes(tmp_path, monkeyp
 
 @pytest.mark.parametrize("name, size, remat", [
     ("v5e-1", "e2b", "DECODER"), ("v6e-1", "e2b", "NONE"), ("v5p-8", "31b", "NONE"),
-    ("v6e-8", "31b", "DECODER"), ("", "e2b", "NONE")])
+    ("v6e-8", "31b", "BLOCK"), ("", "e2b", "NONE")])
 def test_what_is_recomputed_follows_the_machine(monkeypatch, name, size, remat):
     """data/dryrun/ has the row that fits, and the settings are that one."""
     monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice=name))
