@@ -24,9 +24,9 @@ HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 def shell(command):
     """A command as one would type it: quoted where needed, one option per line."""
-    words = [shlex.quote(word) for word in command]
-    return " ".join(f"\\\n    {word}" if word.startswith(("--", "'--")) and len(word) > 2 else word
-                    for word in words)
+    first, *words = [shlex.quote(word) for word in command]
+    return " ".join([first, *(f"\\\n    {word}" if word.startswith(("--", "'--")) and len(word) > 2
+                              else word for word in words)])
 
 
 def create_command(name, slice_name, zone, hours, spot):

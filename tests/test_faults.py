@@ -56,9 +56,12 @@ def fault(*says, code=1, intact=(), gone=(), slow=False):
     return add
 
 
+@pytest.fixture(scope="module", autouse=True)
 def hears_hangups():
-    """In a child: SIGHUP ends it again, should these tests have been started under nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """What these tests start is ended by SIGHUP, even if they were started under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 class World:
@@ -122,7 +125,7 @@ class World:
     def start(self, *command, cwd=ROOT, **env):
         child = subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE,
                                  stderr=subprocess.STDOUT, start_new_session=True,
-                                 env={**os.environ, **env}, preexec_fn=hears_hangups)
+                                 env={**os.environ, **env})
         self.children.append(child)
         return child
 

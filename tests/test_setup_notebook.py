@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from helpers import checks
@@ -70,6 +70,7 @@ def test_every_command_parses_and_arrives_unchanged():
 
 @settings(deadline=None)
 @given(st.lists(st.text(min_size=1), min_size=1))
+@example(["--0"])
 def test_shell_quotes_anything(words):
     words = [re.sub(r"[\x00\r\ud800-\udfff]", "x", word) for word in words]
     assert shlex.split(re.sub(r" \\\n    (?=--|'--)", " ", shell(words))) == words
