@@ -619,8 +619,8 @@ display(one_chip.style.hide(axis="index"))
 # so a faster step buys little, and a second epoch costs only its steps. *At least* can rule a slice
 # out, and no more: the same slice may need three times that. A v5e-8 or v5e-4 holds the 31B only
 # with a quantised base (11). On a v6e-8 the four rows that 03 would run fit with `BLOCK`: a third
-# more tokens a second than a v5p-8 is predicted to make, of which more than two fifths of the time
-# is waiting for the other half of the weights.
+# more tokens a second than a v5p-8 makes (predicted), though two fifths of that step are spent
+# waiting for the other half of the weights.
 #
 # The table with fields to fill in is the page
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) of

@@ -545,10 +545,10 @@ if shown_arms:
 
 # %% [markdown]
 # The MLPs alone cost more than everything together, in both of their seeds (two are too few for the
-# table's verdict); the norms do nothing. Attention starts behind, catches up within some fifty steps,
-# and is then a little ahead, by less than its interval. So far that fits the paper: what carries over well is the
-# attention. `slow` shows the price of protecting what was learned: at a tenth of the rate it has not
-# caught up when the stage ends.
+# table's verdict); the norms do nothing. Attention starts behind, catches up within some fifty
+# steps, and is then a little ahead, by less than its interval. So far that fits the paper: what
+# carries over well is the attention. `slow` shows the price of protecting what was learned: at a
+# tenth of the rate it has not caught up when the stage ends.
 #
 # ## 11. What others found
 # The paper's own numbers come from a 1.6 B Llama, 164 million tokens of each first stage, and 4 to

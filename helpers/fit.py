@@ -167,7 +167,7 @@ def estimate(model, fsdp, tp, base_dtype, remat, rows, row_length):
     """{what: GiB of one chip} of a training step, added up from the model's shapes.
 
     Within a tenth of the compiler's sum, but for one stored row: int8 on a v6e-8 with BLOCK needs
-    14.0 GiB by this and 21.6 compiled. Where a chip has room the compiler's schedule works on
+    13.6 GiB by this and 21.6 compiled. Where a chip has room the compiler's schedule works on
     several layers of the backward pass at once and keeps the MLPs' activations of them all.
     """
     config = _config(model)
