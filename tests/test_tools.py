@@ -35,6 +35,13 @@ def test_a_directory_is_synced_before_and_after_it_gets_its_name(tmp_path, monke
     assert (tmp_path / "made" / "deep" / "file").read_text() == "x"
 
 
+def test_the_tools_load_no_grammar_of_addresses():
+    """jsonschema would build one wherever Jupyter Lab is installed, a second at every start."""
+    code = "import sys; sys.path.insert(0, 'tools'); import notebooks; print('lark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
 def test_peak_memory_is_that_of_this_run_only(tmp_path, monkeypatch):
     """Another process in the repository, compiling for an hour with 10 GiB, say, does not count."""
     monkeypatch.setenv("RUN_DIR", str(tmp_path))

@@ -19,6 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel
+sys.modules.setdefault("rfc3987_syntax", None)  # Jupyter Lab brings it; a second to load, unused
 
 import jupytext
 import nbformat
