@@ -6,7 +6,6 @@ that a run does beside its steps. Standard library only: 01 and the site's cost 
 Letters: D width, N query heads, K key and value heads, H head size, F width of an MLP.
 """
 
-import csv
 import functools
 import math
 from dataclasses import dataclass, field
@@ -115,15 +114,10 @@ def mesh_of(model, chips):
 
 
 def _stored(name, model):
-    """Rows of notebook 03's step at full depth that are stored for a slice, as dicts of text."""
-    path = ROOT / "data" / "dryrun" / f"{name}_{model}.csv"
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file)
-                if (row["trainer"], row["layers"], row["compute_dtype"]) == ("03", "0", "bfloat16")
-                and row["attention_block"] != "0" and row["args_gib"]
-                and int(row["loss"]) == int(row["sequence_length"]) // 2]
+    """Rows of notebook 03's step as it is today: block attention, logits where trained."""
+    return [row for row in hardware.compiled_rows(name, model)
+            if row["compute_dtype"] == "bfloat16" and row["attention_block"] != "0"
+            and row["args_gib"] and int(row["loss"]) == int(row["sequence_length"]) // 2]
 
 
 def held(model, fsdp, tp, base_dtype="bfloat16"):

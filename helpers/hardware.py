@@ -294,6 +294,21 @@ def huge_pages(root=None, environ=os.environ):
     return found[1] if found else ""
 
 
+def compiled_rows(slice_name, size):
+    """Rows of notebook 03's step at full depth in data/dryrun/, as dicts of text.
+
+    Args:
+      slice_name: such as v6e-8.
+      size: such as 31b.
+    """
+    path = ROOT / "data" / "dryrun" / f"{slice_name}_{size}.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file)
+                if (row["trainer"], row["layers"]) == ("03", "0")]
+
+
 def compiled_fit(slice_name, size, base_dtype="bfloat16"):
     """How notebook 03's step fits a slice: the row of data/dryrun/ that recomputes least.
 
@@ -308,13 +323,8 @@ def compiled_fit(slice_name, size, base_dtype="bfloat16"):
       The row as a dict of strings (`remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
       `limit_gib` ...), or None if no row of full depth is stored or none fits.
     """
-    path = ROOT / "data" / "dryrun" / f"{slice_name}_{size}.csv"
-    if not path.exists():
-        return None
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file)
-                if row["trainer"] == "03" and row["layers"] == "0" and row["fits"] == "True"
-                and (row.get("base_dtype") or "bfloat16") == base_dtype]
+    rows = [row for row in compiled_rows(slice_name, size) if row["fits"] == "True"
+            and (row.get("base_dtype") or "bfloat16") == base_dtype]
     order = ("NONE", "BLOCK", "DECODER")
     return min(rows, key=lambda row: (order.index(row["remat"]), row["recipe"] != "ours"),
                default=None)
