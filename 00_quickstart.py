@@ -103,7 +103,6 @@ def answer(model, requests):
     return train.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
-judge.icarus_version()  # needed in section 4: missing, it is said now
 problems = judge.load_problems("data/tiny_eval")
 requests = [problem.prompt for problem in problems]
 counter = next(request for request in requests if "counter state goes up" in request)
@@ -118,7 +117,7 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 # Each row of `data/tiny` is a request and a good answer. The model reads both as one row of tokens,
 # but only the answer is trained (blue). That is the *loss mask*. To waste no work on padding,
 # several examples share a row of 512 tokens. In the picture `·` is a space and `↵` a line break;
-# `<|channel>thought … <channel|>` is the empty thought with which Gemma 4 opens an answer. Notebook
+# `<|channel>thought … <channel|>` is the empty thought that ends the prompt. Notebook
 # 02 explains all of this.
 
 # %%
@@ -133,7 +132,7 @@ style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shorte
                   f"{len(shortest[0])} tokens are read, {sum(shortest[1])} of them are trained")
 
 # %% [markdown]
-# ## 3. Fine-tune with LoRA, for two minutes
+# ## 3. Fine-tune with LoRA, for two to three minutes
 # The weights stay frozen. Beside each weight matrix we train two thin matrices, A and B; their
 # product A·B is added to the frozen one. JAX compiles a whole optimizer step into one program.
 
@@ -192,8 +191,8 @@ style.side_by_side({"base": before[place], "tuned": after[place]}, counter)
 # %% [markdown]
 # ## 5. Your own request
 # **Change the text and run the cell again.** This model is tiny and knows small modules in plain
-# words: gates, multiplexers, adders, counters, shift registers. Keep the first sentence as it is,
-# the only way of asking that it knows; try another width, other names, or swap up and down.
+# words: gates, multiplexers, adders, counters, shift registers. Keep the form, an
+# opening sentence, the ports, one sentence of behaviour; try another width, other names, or swap up and down.
 
 # %%
 def ask(request):

@@ -21,9 +21,9 @@
 # | | |
 # |---|---|
 # | **Needs** | any machine with two CPU cores; no accelerator, no network |
-# | **Takes** | the tiny base, `data/` from notebook 02, stored runs in `data/qlora/` and `data/dryrun/` |
+# | **Takes** | the tiny base, `runs/tiny/data` of notebook 02 (made here if it is missing), stored runs in `data/qlora/` and `data/dryrun/` |
 # | **Makes** | `figures/11_*.png` |
-# | **Costs** | about three minutes |
+# | **Costs** | about five minutes |
 #
 # The outputs shown are those of two CPU cores. Terms are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
@@ -62,7 +62,7 @@ helpers.install()
 
 # %%
 # What this machine is. Every result below was made with these versions.
-helpers.machine()
+helpers.machine(always="tiny")
 
 
 # %% [markdown]
@@ -114,7 +114,7 @@ style.finish(fig, "11_answer", "compiled where 08 has the step, else estimated b
 # made both quantised steps for a v5e-4. Nobody has run them. The base's weights are what shrinks;
 # adapters, their moments and the activations stay. The line is what a program may use of a chip.
 # NF4 leaves three GiB more, and pays for it in time: 1.36 s a step where int8 takes 1.09 (predicted,
-# section 9), because each weight has to be unpacked before it is multiplied.
+# [08](08_dryrun.ipynb)), because each weight has to be unpacked before it is multiplied.
 #
 # The rest of this notebook is about whether one *should*: what quantising does to a weight, to a
 # gradient, to a trained model, and what has to be right for it.
@@ -268,10 +268,12 @@ assert apart[0] < 0.05
 # (Bfloat16 rounds in another order here; `tests/test_quantized.py` compares in float32, to 1e-4.)
 #
 # Training follows gradients, so these count more. We compare the adapters' gradients with those of
-# the unquantised model, kind by kind: 1 is the same direction, 0 is none of it. Two more variants
-# come along, which the next two sections explain.
+# the unquantised model, kind by kind: 1 is the same direction, 0 is none of it. The column *int8
+# arithmetic* is what section 6 explains.
 
 # %%
+if not helpers.run_dir("data", "train").is_dir():
+    helpers.catch_up("02")  # half a minute
 rows = train.PackedRows(helpers.require(helpers.run_dir("data", "train"), "02_data.py"))
 batch = train.Batch(**{name: array[:2] for name, array in rows.arrays.items()})
 with helpers.phase("gradients of four models"):
@@ -331,12 +333,12 @@ helpers.show_source(quantized.int8_dot, quantized._int8_backward)
 # %% [markdown]
 # The gradient for the input is a product with the same weight, so it is int8 as well. Rounding is
 # treated as if it were not there, which is the *straight-through* estimate that trap 1 lacks.
-# Parity is the column `int8 arithmetic` of the table above. The class stands between LoRA and
+# How close it comes is the column `int8 arithmetic` of the table above. The class stands between LoRA and
 # Qwix's own provider, so the adapters' own products stay in bfloat16:
 
 # %%
 helpers.show_source(quantized.Int8Products, quantized.Int8Lora)
-print(" → ".join(kind.__name__ for kind in quantized.Int8Lora.__mro__[:6]))
+print(" → ".join(kind.__name__ for kind in quantized.Int8Lora.__mro__[:9]))
 
 # %% [markdown]
 # ## 7. What it costs in quality
@@ -421,8 +423,8 @@ display(lab.merge_scores(answers).style.format(precision=3))
 # `quantized_base` names storage and tile, which PEFT prints as a key that it does not know.
 #
 # ## 9. What it buys
-# For every slice and storage, the best step that fits: a compiled one if there is any, then the one
-# with the least recomputation and the longest rows. Hours and dollars are for the published 10,000
+# For every slice and storage, the best step that fits: a compiled one if there is any that leaves a
+# tenth of the chip free, then the one with the least recomputation and the longest rows. Hours and dollars are for the published 10,000
 # examples of 922 tokens, with loading, compiling and saving. A plain number is *predicted* from the
 # compiled program. *≥* is only a bound, since no time is predicted: storage alone saves no time and
 # dequantising costs some, so a quantised base is no faster than bfloat16 there; and where no bfloat16
@@ -438,7 +440,8 @@ for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 
         found = fit.best_fit(kind, chips, model, dtype)
         cost = fit.run_cost(found, 10_000 * 922, fit.price(kind, chips))
         rows.append({"slice": found.slice, "model": model, "base": dtype, "fits": found.fits,
-                     "remat": found.remat, "row": found.row_length, "GiB": found.total,
+                     "remat": found.remat, "rows": f"{found.rows} x {found.row_length:,}",
+                     "GiB": found.total,
                      "of": found.limit, "known": "compiled" if found.compiled else "estimated",
                      **{name: f"{'≥ ' * cost['at_least']}{cost[of]:.1f}" if found.fits else None
                         for name, of in (("hours", "hours"), ("USD", "dollars"))}})
@@ -478,7 +481,7 @@ print(fit.will_it_fit("v5e", 1, "e2b", "int8", "DECODER", row_length=4096))
 # beside that; none has run on a TPU here, so all are **unverified**:
 #
 # - **int8 on a TPU**: vLLM's JAX models quantise through Qwix after loading bfloat16
-#   (`quantization="int8"` in 05, whose section 5 prints the command). Their rounding is not ours:
+#   (`quantization="int8"` in 05; its section 5 prints such a command for fp8). Their rounding is not ours:
 #   weights and activations, per channel. Evaluate it again.
 # - **fp8 on a v6e** saves memory and no time: that chip has no fp8 arithmetic.
 # - **Base + adapter on a TPU** only with vLLM's PyTorch models: `MODEL_IMPL_TYPE=vllm` and one
@@ -507,7 +510,7 @@ print(fit.will_it_fit("v5e", 1, "e2b", "int8", "DECODER", row_length=4096))
 #
 # <details><summary>Solution</summary>
 #
-# The column is there: about a tenth less error, for half a bit more per weight.
+# The column is there: about 7 % less error, for half a bit more per weight.
 # </details>
 #
 # 2. Train only the attention on an NF4 base (`targets=".*_einsum", partial=True`). Is the MLP

@@ -131,8 +131,8 @@ style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw si
 # %% [markdown]
 # ## 2. A rule is a small network with random weights
 # "Neural" means only that. A 3 x 3 convolution looks at the neighbours' states, two small matrices
-# follow, and the likeliest state wins. The nine neighbours of a cell at the edge include cells of
-# the opposite edge: the grid is a torus, so no cell is special.
+# follow, and the likeliest state wins. A cell at the edge has neighbours at the opposite edge:
+# the grid is a torus, so no cell is special.
 
 # %%
 helpers.show_source(nca.next_frame)
@@ -158,7 +158,7 @@ assert (moved == np.roll(corner, (-1, -1), (0, 1))).all()
 
 # %% [markdown]
 # ## 3. Thousands of worlds at once
-# Training needs millions of tokens, each film from a rule of its own. Written down as one thinks
+# Training needs very many tokens, each film from a rule of its own. Written down as one thinks
 # of it, that is a loop over films around a loop over frames. In JAX, `scan` runs over time, and
 # `vmap` turns the function of one rule into a function of thousands.
 
@@ -198,14 +198,14 @@ print(f"{max(speed.values()) / min(speed.values()):.0f} times as fast; {equal:.1
 assert equal > 0.99
 
 # %% [markdown]
-# At this speed the data is free: a training step takes about a second for two thousand tokens. (A
+# At this speed the data is free: a training step of two thousand tokens takes seconds. (A
 # film may differ where two states are equally likely up to rounding.)
 
 # %% [markdown]
 # ## 4. From cells to tokens
 # A language model reads a row of numbers. A patch of 2 x 2 cells is one token: its four states are
-# the digits of a number in base 4, so there are 256 different ones. Two marks, for the start and the
-# end of a frame, complete the vocabulary. A frame makes 18 tokens and a film of ten frames fills a
+# the digits of a number in base 4, so there are 256 different ones. Ids 0 to 2 are padding and two marks,
+# for the start and the end of a frame, so patch p is token p + 3. A frame makes 18 tokens and a film of ten frames fills a
 # row of 180 to the last position.
 
 # %%
@@ -226,8 +226,8 @@ fig.suptitle("The same film as cells and as tokens", x=0.01, ha="left", fontweig
 style.finish(fig, "12_tokens", "drawn here; blue: the same patch as one frame before")
 
 # %% [markdown]
-# The model predicts each token from all before it. The first frame cannot be predicted, it is a
-# random start, so its tokens are read but not trained on. From then on a patch depends on itself
+# The model predicts each token from all before it. The first frame cannot be predicted,
+# nothing in the row comes before it, so its tokens are read but not trained on. From then on a patch depends on itself
 # and its surroundings 18 tokens earlier, through a rule that nobody tells the model. It changes with
 # every row, so it cannot be memorised: it has to be worked out from the frames so far.
 
@@ -271,7 +271,7 @@ means.assign(rules=pd.Series(label).value_counts()).round(2)
 # %% [markdown]
 # ## 6. A fair comparison
 # A model that read more tokens, or more text, or started from better numbers, proves nothing about
-# automata. So every arm below has the same text stage: 120 steps of 09's recipe, the same documents
+# automata. So every arm below but `longer` has the same text stage: 120 steps of 09's recipe, the same documents
 # in the same order for the same seed, the same fresh embedder. They differ in what came before.
 
 # %%
@@ -402,7 +402,7 @@ assert table.empty or set(table.recipe) == {nca.recipe(plan)}, "stored from anot
 # %% [markdown]
 # First: did the first stage learn anything? If it did not, there is nothing to transfer. Below the
 # upper line the model knows which patches are common; below the lower one it uses the past. The dots
-# of this run have to lie where the stored curve starts.
+# are training losses of this run; the next cell compares its validation losses with the stored ones.
 
 # %%
 first = table[(table.stage == "first") & (table.arm != "first-text")]
@@ -608,8 +608,8 @@ published.assign(gain=better.map("{:.1%}".format)).rename_axis("perplexity, arXi
 #
 # <details><summary>Solution</summary>
 #
-# Set `plan: nca.Plan = nca.Plan(world=nca.World(band=(5, 30)))` in section 1 and run sections 5
-# and 7. The loss falls quickly, because after one frame every token can be copied from 18 positions
+# Set `plan: nca.Plan = nca.Plan(world=nca.World(band=(5, 30)))` in section 1 and run sections 1,
+# 5, 6 and 7. The loss falls quickly, because after one frame every token can be copied from 18 positions
 # before. That is one attention pattern, and nothing about rules. (The stored comparison is of another
 # plan then, and section 8 says so.)
 # </details>

@@ -99,7 +99,7 @@ need_icarus() {
   command -v iverilog >/dev/null && return
   say "installing Icarus Verilog"
   apt_install iverilog && command -v iverilog >/dev/null && return
-  say "Icarus Verilog is missing, and notebooks 02 and 07 need it. Run: sudo apt-get install -y iverilog" >&2
+  say "Icarus Verilog is missing, and notebooks 00, 07 and 09 need it. Run: sudo apt-get install -y iverilog" >&2
 }
 
 need_chromium() {

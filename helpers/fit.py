@@ -204,7 +204,7 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
       row_length: tokens of a row; None: 4,096 for the 31B, else 2,048.
 
     Returns:
-      A `Fit`: compiled where data/dryrun/ has that row, else estimated.
+      A `Fit`: compiled where data/dryrun/ has such a row (of several the fastest), else estimated.
 
     Raises:
       UserError: an unknown word, or a mesh or rows that cannot be.
@@ -219,9 +219,10 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
     if rows % fsdp:
         raise UserError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
     wanted = (base_dtype, remat, rows, row_length)
-    for row in _stored(name, model):
-        if _shape(row) == wanted:
-            return _compiled(name, model, kind, chips, row)
+    compiled = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
+                if _shape(row) == wanted]
+    if compiled:
+        return max(compiled, key=lambda found: found.speed or 0)
     parts = estimate(model, fsdp, tp, base_dtype, remat, rows, row_length)
     whole = base_dtype != "bfloat16" and best_fit(kind, chips, model)  # storage saves no time
     passes = 4 if remat == "NONE" else 6  # of 2 N FLOPs: forward, backward and perhaps again

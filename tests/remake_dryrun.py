@@ -10,6 +10,7 @@ and lacked a predicted time is stored with it.
 
 import argparse
 import dataclasses
+import math
 import os
 import random
 import shutil
@@ -22,10 +23,19 @@ sys.path.insert(0, str(ROOT))
 LATER = {"compile_cpu_seconds", "date"}  # what another run may change
 
 
+def equal(one, other):
+    """Are two fields the same, numbers to their sixth digit?"""
+    try:
+        return math.isclose(float(one), float(other), rel_tol=1e-5)
+    except ValueError:
+        return one == other
+
+
 def differences(old, new):
     """{column: (stored, made again)} of two rows as text, where both say something."""
     return {name: (value, new[name]) for name, value in old.items()
-            if name not in LATER and value != "" and str(new.get(name, "")) not in ("", value)}
+            if name not in LATER and value != "" and str(new.get(name, "")) != ""
+            and not equal(value, str(new[name]))}
 
 
 def main():

@@ -65,6 +65,25 @@ def test_prose_edit_keeps_outputs_and_code_edit_drops_them(project):
     assert "without outputs" in tool(project, "--check").stdout
 
 
+def test_outputs_older_than_the_results_they_show_are_refused_and_made_again(project):
+    """An executed copy from before is no way out; a prose edit keeps the mark, as it does outputs."""
+    table, source = project / "data" / "dryrun" / "rows.csv", project / "01_one.py"
+    table.parent.mkdir(parents=True)
+    table.write_text("a\n1\n")
+    show = "print(open('data/dryrun/rows.csv').read().split())"
+    source.write_text(source.read_text().replace("print(1 + 1)", show))
+    tool(project, "--execute")
+    source.write_text(source.read_text().replace("# # One", "# # Uno"))
+    tool(project)
+    assert tool(project, "--check").returncode == 0
+    table.write_text("a\n2\n")
+    answer = tool(project, "--check")
+    assert answer.returncode == 1 and "before data/dryrun changed" in answer.stdout
+    tool(project, "--execute")
+    assert tool(project, "--check").returncode == 0
+    assert "'2'" in (project / "notebooks" / "01_one.ipynb").read_text()
+
+
 def test_check_refuses_orphans_errors_and_absolute_paths(project):
     tool(project, "--execute")
     (project / "notebooks" / "02_gone.ipynb").write_text("{}")

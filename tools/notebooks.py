@@ -35,6 +35,9 @@ from helpers.run import UserError, write_text
 FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
+# Stored results that a notebook shows: its outputs are as old as they were when it was executed.
+READS = {"01": ("data/dryrun",), "03": ("data/dryrun/v5p-8_31b.csv",), "08": ("data/dryrun",),
+         "10": ("data/published",), "11": ("data/dryrun", "data/qlora"), "12": ("data/nca",)}
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|tmp|work|private|var/folders)/[\w.-]+")
 
@@ -56,6 +59,24 @@ def build(source):
     return notebook
 
 
+def made_from(source):
+    """{folder or file of stored results: hash of its tables} for those that a notebook shows."""
+    found = {}
+    for name in READS.get(source.stem[:2], ()):
+        path, digest = ROOT / name, hashlib.sha256()
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.suffix in (".csv", ".json"):
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        found[name] = digest.hexdigest()[:12]
+    return found
+
+
+def outdated(source, notebook):
+    """The stored results that have changed since a notebook was executed."""
+    then = notebook.metadata.get("made_from", {})
+    return [name for name, digest in made_from(source).items() if then.get(name) != digest]
+
+
 def code_cells(notebook):
     """The code cells of a notebook."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -67,6 +88,8 @@ def keep_outputs(new, old):
         return False
     for cell, before in zip(code_cells(new), code_cells(old)):
         cell.outputs, cell.execution_count = before.outputs, before.execution_count
+    if "made_from" in old.metadata:
+        new.metadata["made_from"] = old.metadata["made_from"]
     return True
 
 
@@ -138,7 +161,8 @@ def output_text(notebook):
 
 def tidy(notebook):
     """Join stream outputs, drop versions, times and terminal colours: diffs should be quiet."""
-    notebook.metadata = nbformat.from_dict(METADATA)
+    kept = {name: notebook.metadata[name] for name in ("made_from",) if name in notebook.metadata}
+    notebook.metadata = nbformat.from_dict(METADATA | kept)
     for cell in code_cells(notebook):
         cell.metadata.pop("execution", None)
         joined = []
@@ -250,7 +274,7 @@ def execute(source, folder, **options):
     Raises:
       SystemExit: a cell failed. The copy, with the error in it, is written all the same.
     """
-    notebook = build(source)
+    notebook, stored_results = build(source), made_from(source)
     folder.mkdir(parents=True, exist_ok=True)
     copy = folder / f"{source.stem}.ipynb"
     print(f"== {source.stem} ==", flush=True)
@@ -278,6 +302,8 @@ def execute(source, folder, **options):
     if failed:
         print(f"\n{failed}\n\n{source.stem} failed after {took:.0f} s: {shown(copy)}",
               file=sys.stderr, flush=True)
+    if stored_results:
+        notebook.metadata["made_from"] = stored_results
     try:
         write_text(copy, text_of(tidy(notebook)))
     except UserError as error:
@@ -310,6 +336,8 @@ def problems():
             found.append(f"out of date: {shown(target)}")
         elif not has_outputs(old):
             found.append(f"without outputs: {shown(target)}")
+        elif changed := outdated(source, old):
+            found.append(f"executed before {' and '.join(changed)} changed: {shown(target)}")
         if has_error(old):
             found.append(f"holds an error output: {shown(target)}")
         private = PRIVATE_PATHS.search(output_text(old))
@@ -341,23 +369,25 @@ def update():
 def execute_stored(every):
     """Store outputs for the notebooks that have none (or all), from a run at the tiny size.
 
-    A copy that `run_all.sh` executed counts as a run, if its code is that of the source.
+    One that shows stored results counts as having none once they change. A copy that `run_all.sh`
+    executed counts as a run, if its code is that of the source.
     """
     os.environ |= {"SIZE": "tiny", "SERVER_OWNER": str(os.getpid())}
     folder = Path(os.environ.get("RUN_DIR", ROOT / "runs" / "tiny")) / "notebooks"
     for source in sources():
         notebook, copy = current(source), folder / f"{source.stem}.ipynb"
-        if has_outputs(notebook) and not every:
+        if has_outputs(notebook) and not outdated(source, notebook) and not every:
             continue
-        if every or not adopt(notebook, copy):
+        if every or not adopt(source, notebook, copy):
             notebook = execute(source, folder)
         write_text(target_of(source), text_of(notebook))
 
 
-def adopt(notebook, copy):
-    """Take the outputs of an executed copy; False if its code differs or it did not finish."""
+def adopt(source, notebook, copy):
+    """Take the outputs of an executed copy; False if its code or what it shows is not today's, or
+    if it did not finish."""
     executed = stored(copy)
-    if executed is None or has_error(executed):
+    if executed is None or has_error(executed) or outdated(source, executed):
         return False
     if any(cell.execution_count is None for cell in code_cells(executed)):
         return False
@@ -407,7 +437,8 @@ def main():
     parser = argparse.ArgumentParser(prog="update_notebooks.sh", description=__doc__)
     parser.add_argument("--check", action="store_true",
                         help="change nothing; exit 1 if a notebook is out of date, an orphan, "
-                             "without outputs, or has an error or an absolute path in its outputs")
+                             "without outputs, older than the stored results that it shows, or "
+                             "has an error or an absolute path in its outputs")
     parser.add_argument("--execute", action="store_true",
                         help="give outputs to the notebooks that have none, run at the tiny size")
     parser.add_argument("--all", action="store_true",
