@@ -113,7 +113,7 @@ style.finish(fig, "11_answer", "compiled where 08 has the step, else estimated b
 # **Yes**, at less than a third of a v5p-8's price per hour, with int8 already: the TPU's compiler
 # made both quantised steps for a v5e-4. Nobody has run them. The base's weights are what shrinks;
 # adapters, their moments and the activations stay. The line is what a program may use of a chip.
-# NF4 leaves three GiB more, and pays for it in time: 1.36 s a step where int8 takes 1.09 (predicted,
+# NF4 leaves three GiB more, and pays for it in time: 1.36 s a step where int8 takes 1.08 (predicted,
 # [08](08_dryrun.ipynb)), because each weight has to be unpacked before it is multiplied.
 #
 # The rest of this notebook is about whether one *should*: what quantising does to a weight, to a
@@ -453,7 +453,7 @@ table.style.format(forms, na_rep="-")
 # Read it by slice:
 #
 # - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all. Four chips are the cheapest
-#   way that has a predicted time, 12 dollars. Eight are faster by half only, since `fsdp` is 2 there
+#   way that has a predicted time, 11 dollars. Eight are faster by half only, since `fsdp` is 2 there
 #   and each chip waits for the other half of the weights.
 # - **v6e-4**: int8 takes half as long as on a v5e-4 for about the same money, with rows of 4,096.
 # - **v6e-8, v5p-8**: everything fits in bfloat16, so take that. On a v6e-8 its four rows at a time

@@ -76,23 +76,24 @@ PUBLISHED = Recipe("published", trainer="tunix", sequence_length=3072, remat="DE
 OURS = Recipe("ours", micro_batch=2)
 FASTER = replace(OURS, recipe="ours, faster", one_sum=True, vmem_kib=train.VMEM_KIB)
 ONE_ROW = replace(OURS, recipe="ours, one row", micro_batch=1)
+ONE_FASTER = replace(FASTER, recipe="ours, one row, faster", micro_batch=1)
 DENSE = replace(ONE_ROW, recipe="ours, one row, dense attention", attention_block=0)
 BFLOAT16 = replace(PUBLISHED, recipe="published + bfloat16", compute_dtype="bfloat16")
 ROAD = [PUBLISHED, BFLOAT16,
         replace(BFLOAT16, recipe="published + bfloat16, no remat", remat="NONE"),
-        DENSE, ONE_ROW, OURS, FASTER]
+        DENSE, ONE_ROW, ONE_FASTER, FASTER]
 SEARCH = [replace(OURS, recipe="four rows, BLOCK remat", micro_batch=4, remat="BLOCK"),
           replace(ONE_ROW, recipe="one row of 8,192", sequence_length=8192, loss="4096"),
           replace(OURS, recipe="all positions in the loss", loss="4095"),
           replace(OURS, recipe="three rows", micro_batch=3),
           replace(DENSE, recipe="two rows, dense attention", micro_batch=2)]
-E2B = Recipe("ours", size="e2b", sequence_length=2048, loss="1024")
+E2B = Recipe("ours", size="e2b", sequence_length=2048, loss="1024", one_sum=True)
 ELSEWHERE = [replace(E2B, topology="v6e-1"),
              replace(E2B, recipe="ours, DECODER remat", topology="v5e-1", remat="DECODER"),
              replace(OURS, recipe="ours, DECODER remat", topology="v6e-8", remat="DECODER"),
-             replace(OURS, topology="v5p-32", micro_batch=8),
+             replace(FASTER, recipe="ours", topology="v5p-32", micro_batch=8),
              replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
-                     remat="BLOCK")]
+                     remat="BLOCK", one_sum=True)]
 NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", sequence_length=2048, loss="1024",
              base_dtype="nf4", tile_size=32, one_sum=True)
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8", tile_size=0)
@@ -110,7 +111,7 @@ SIX = [replace(recipe, layers=6) for recipe in (
     OURS, FASTER, replace(OURS, recipe="ours, int8 products", one_sum=True, base_dtype="int8",
                           int8_products=True))]
 RECIPES = [PUBLISHED, DENSE, ONE_ROW, OURS, *ELSEWHERE[:2], *ROAD[1:3], *FLAG, *ELSEWHERE[2:],
-           *SEARCH, *QUANTISED, *SIX, FASTER]
+           *SEARCH, *QUANTISED, *SIX, FASTER, ONE_FASTER]
 
 
 def real_tokens(recipe):
@@ -518,10 +519,14 @@ def ratio(table, recipe, base="published", column="tokens_per_second_predicted")
     return speed[recipe] / speed[base]
 
 
-def recommend(table, spare):
-    """The fastest predicted row of notebook 03's step that leaves `spare` of the HBM free."""
+def recommend(table, spare, rows=2):
+    """The fastest predicted program of 03's whole optimizer step that leaves `spare` of the HBM free.
+
+    Args:
+      rows: of an optimizer step. A program with fewer is one of several micro-steps.
+    """
     fits = table[(table.trainer == "03") & table.seconds_predicted.notna()
-                 & (table.hbm_gib <= (1 - spare) * table.limit_gib)]
+                 & (table.micro_batch >= rows) & (table.hbm_gib <= (1 - spare) * table.limit_gib)]
     return fits.loc[fits.tokens_per_second_predicted.idxmax()]
 
 
@@ -538,7 +543,7 @@ def road_steps(table, names, labels):
 
 
 ROAD_LABELS = ["published", "bfloat16 arrays", "no remat", "our step", "attention by blocks",
-               "two rows at once", "one sum, on-chip memory"]
+               "one sum, on-chip memory", "two rows at once"]
 
 
 def road(table):

@@ -36,15 +36,19 @@ ONE_CHIP = {"v6e-1": ("v6e", 1), "v5e-1": ("v5e", 1)}
 CHECKPOINT_GB = {"31b": 62.5, "e2b": 10.2, "e4b": 16.0}
 GB_PER_S = 0.2         # assumed, of the hub, the disk and the bucket alike
 COMPILE_MINUTES = 15   # three programs of five minutes; published: 3 to 8 minutes for one
-EVERY = 100            # steps between two validations and saves (03)
-HELD_OUT = 64          # rows of a validation (03), each a forward pass: a third of a step's work
+EVERY = 100            # optimizer steps between two validations, as in 03
+HELD_OUT = 64          # rows of a validation, as in 03
+STEP_ROWS = {"31b": 2, "e2b": 4, "e4b": 4}          # of an optimizer step, as in 03
+SAVE_EVERY = {"31b": 100, "e2b": 300, "e4b": 300}   # optimizer steps, as in 03
+# A step is 2 FLOPs a weight and token forward and 2 backward; recomputing is 2 more.
+FORWARD = {"NONE": 1 / 2, "BLOCK": 1 / 3, "DECODER": 1 / 3}  # share of a step's work
 
 
 WHERE_FROM = {
     "download the base": f"assumed: {GB_PER_S} GB/s", "load it onto the chips": "the same",
     "compile": "three programs; published: 3 to 8 minutes for one",
     "optimizer steps": "predicted from the compiled program (08)",
-    "validate": "a forward pass taken as a third of a step",
+    "validate": "a forward pass: a half of a step's work, a third if it recomputes",
     "save": f"assumed: {GB_PER_S} GB/s, nothing overlaps"}
 
 
@@ -59,9 +63,9 @@ class Fit:
       limit: GiB of a chip that XLA can use.
       compiled: the numbers are the TPU compiler's; else an estimate.
       speed: real tokens per second as predicted from the compiled program (08), or None.
-      bound: real tokens per second that cannot be exceeded: of a compiled program at the chips'
-        peaks of arithmetic and memory, else of the arithmetic alone. A quantised base that is not
-        compiled gets no better one than bfloat16's on the same slice, since storage saves no time.
+      bound: real tokens per second that cannot be exceeded: the arithmetic, of the compiled program
+        if there is one, at the chips' peak. A quantised base that is not compiled gets no better
+        one than bfloat16's on the same slice, since storage saves no time.
     """
 
     slice: str
@@ -246,19 +250,25 @@ def _compiled(name, model, kind, chips, row):
     parts = {"base weights": base, "adapters and Adam": adapters,
              "temporaries": float(row["hbm_gib"]) - base - adapters}
     speed = row.get("tokens_per_second_predicted")
+    tokens, flops = float(row["real_tokens_per_step"]), float(row["flops_per_chip"])
     return Fit(name, model, *_shape(row), chips, parts, chip(kind).hbm / GIB, True,
-               float(speed) if speed else None, float(row["real_tokens_per_second_roofline"]))
+               float(speed) if speed else None, tokens / (flops / chip(kind).flops))
 
 
 def best_fit(kind, chips, model="31b", base_dtype="bfloat16"):
     """The `Fit` that 03 would train with: of the compiled ones, else of the estimated ones, the one
-    that recomputes least with the longest rows. If none fits, the smallest."""
+    that recomputes least with the longest rows. If none fits, the smallest.
+
+    Of compiled ones that recompute the same, one comes first that is a whole optimizer step; then
+    the fastest.
+    """
     name = slice_name(kind, chips)
     compiled = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
                 if _shape(row)[0] == base_dtype]
     fitting = [found for found in compiled if found.total <= (1 - SPARE) * found.limit]
     if fitting:
-        return min(fitting, key=lambda found: (REMATS.index(found.remat), -(found.speed or 0)))
+        return min(fitting, key=lambda found: (REMATS.index(found.remat),
+                                               found.rows < STEP_ROWS[model], -(found.speed or 0)))
     for length in LENGTHS[model]:
         for remat in REMATS:
             found = will_it_fit(kind, chips, model, base_dtype, remat, row_length=length)
@@ -279,6 +289,11 @@ def settings_here(size, base_dtype="bfloat16"):
     return {"remat": row["remat"], "rows_per_device": int(row["micro_batch"]) // fsdp}
 
 
+def step_tokens(fit):
+    """Real tokens of an optimizer step: `STEP_ROWS`, in one micro-step or several."""
+    return max(fit.rows, STEP_ROWS[fit.model]) * fit.row_length * FILL
+
+
 def run_cost(fit, tokens, dollars_per_hour, speed=None):
     """What a whole training run takes, as 03 would do it.
 
@@ -294,14 +309,14 @@ def run_cost(fit, tokens, dollars_per_hour, speed=None):
     """
     at_least = speed is None and fit.speed is None
     speed = speed or fit.speed or fit.bound
-    size, step = CHECKPOINT_GB[fit.model], fit.rows * fit.row_length * FILL
-    rounds = int(tokens / step) // EVERY + 1
-    saved = 12 * adapter_parameters(fit.model) / 1e9
+    size, saved = CHECKPOINT_GB[fit.model], 12 * adapter_parameters(fit.model) / 1e9
+    steps = int(tokens / step_tokens(fit))
+    validations, saves = steps // EVERY + 2, steps // SAVE_EVERY[fit.model] + 1  # the first, the last
+    work = validations * HELD_OUT * fit.row_length * FILL * FORWARD[fit.remat]
     minutes = {
         "download the base": size / GB_PER_S / 60, "load it onto the chips": size / GB_PER_S / 60,
         "compile": float(COMPILE_MINUTES), "optimizer steps": tokens / speed / 60,
-        "validate": rounds * HELD_OUT * fit.row_length * FILL / speed / 3 / 60,
-        "save": rounds * saved / GB_PER_S / 60}
+        "validate": work / speed / 60, "save": saves * saved / GB_PER_S / 60}
     hours = sum(minutes.values()) / 60
     return {"minutes": minutes, "hours": hours, "dollars": hours * dollars_per_hour,
             "at_least": at_least}
@@ -342,9 +357,11 @@ def page_data():
              "rows": fit.rows, "length": fit.row_length, "fits": fit.fits,
              "compiled": fit.compiled, "gib": round(fit.total, 2), "limit": round(fit.limit, 2),
              "speed": fit.speed or fit.bound, "predicted": fit.speed is not None,
+             "stepTokens": step_tokens(fit), "forward": FORWARD[fit.remat],
              "price": dollars}
             for fit, dollars in [*renters_rows(("31b",)),
                                  *renters_rows(SMALL, ONE_CHIP | SLICES)]]
-    return {"rows": rows, "fill": FILL, "every": EVERY, "heldOut": HELD_OUT, "gbPerS": GB_PER_S,
+    return {"rows": rows, "fill": FILL, "every": EVERY, "saveEvery": SAVE_EVERY,
+            "heldOut": HELD_OUT, "gbPerS": GB_PER_S,
             "compileMinutes": COMPILE_MINUTES, "checkpointGb": CHECKPOINT_GB,
             "savedGb": {model: 12 * adapter_parameters(model) / 1e9 for model in CHECKPOINT_GB}}

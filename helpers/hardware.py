@@ -312,7 +312,8 @@ def compiled_rows(slice_name, size):
 def compiled_fit(slice_name, size, base_dtype="bfloat16"):
     """How notebook 03's step fits a slice: the row of data/dryrun/ that recomputes least.
 
-    Among equals it is the row that is called "ours": what 03 does, not what was only tried.
+    Among equals it is one that was compiled as 03 computes today (one sum for one input), then the
+    one with the most rows at once.
 
     Args:
       slice_name: such as v6e-8.
@@ -326,8 +327,8 @@ def compiled_fit(slice_name, size, base_dtype="bfloat16"):
     rows = [row for row in compiled_rows(slice_name, size) if row["fits"] == "True"
             and (row.get("base_dtype") or "bfloat16") == base_dtype]
     order = ("NONE", "BLOCK", "DECODER")
-    return min(rows, key=lambda row: (order.index(row["remat"]), row["recipe"] != "ours"),
-               default=None)
+    return min(rows, key=lambda row: (order.index(row["remat"]), row.get("one_sum") != "True",
+                                      -int(row["micro_batch"])), default=None)
 
 
 def what_fits(slice_name, size):

@@ -93,13 +93,18 @@ class Slice:
 def read_groups(text, chips):
     """Groups of partitions, as lists, from either of XLA's notations.
 
-    `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[4,2]<=[2,4]T(1,0)`, `mesh['a'=2,'b'=2] {'b'}`; `{}` means all.
+    `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[4,2]<=[2,4]T(1,0)`, `mesh['a'=2,'b'=2] {'b'}`, where
+    `, device_ids=([2,2]T(1,0))` may stand before the last brace; `{}` means all.
     """
     if text.startswith("mesh["):
         head, _, tail = text.partition("]")
         axes = re.findall(r"'([^']+)'=(\d+)", head)
-        wanted = re.findall(r"'([^']+)'", tail.split("}")[0])
-        grid = np.arange(chips).reshape([int(size) for _, size in axes])
+        wanted = re.findall(r"'([^']+)'", tail[tail.index("{"):])
+        grid = np.arange(chips)
+        if ids := re.search(r"device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", tail):
+            grid = grid.reshape([int(size) for size in ids[1].split(",")])
+            grid = grid.transpose([int(place) for place in ids[2].split(",")]) if ids[2] else grid
+        grid = grid.reshape([int(size) for _, size in axes])
         last = [place for place, (name, _) in enumerate(axes) if name in wanted]
         first = [place for place in range(len(axes)) if place not in last]
         size = math.prod(int(axes[place][1]) for place in last)
@@ -183,7 +188,7 @@ FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after
 MOVES = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "convert", "copy",
          "transpose", "reshape", "broadcast", "slice", "concatenate", "pad", "dynamic-slice",
          "dynamic-update-slice", "reverse", "fusion", "iota", "reduce-precision"}
-GROUPS = (r"replica_groups=(mesh\[[^\]]*\] \{[^}]*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|"
+GROUPS = (r"replica_groups=(mesh\[[^\]]*\](?:, device_ids=\([^ ]*\))? \{[^}]*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|"
           r"\{.*?\}\}|\{\})")
 LOOKUPS = ("gather", "dynamic-slice", "slice")
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -212,6 +217,17 @@ def each_bytes(shape, hbm_only=False):
         bits = BITS.get(dtype) if dtype in BITS else int(re.search(r"\d+", dtype)[0])
         found.append(0 if hbm_only and memory else math.prod(sizes) * bits // 8)
     return found
+
+
+def written(shape):
+    """The part of an asynchronous start's shape that it writes.
+
+    A copy has (what it writes, what it reads, a context), all others ((operands), result, context).
+    """
+    if not shape.startswith("(("):
+        return ARRAY.search(shape)[0]
+    rest = shape[_closing(shape, 1) + 1:].lstrip(", ")
+    return rest[:_closing(rest, 0) + 1] if rest.startswith("(") else ARRAY.search(rest)[0]
 
 
 @dataclass
@@ -624,7 +640,7 @@ class _Clock:
         source = line
         if products and line.called:  # a fusion is named after its root; its product says more
             source = max(products, key=lambda one: bytes_of(one.shape))
-        elif not line.op_name:
+        elif not JAX_NAME.match(line.op_name):  # none, or one that XLA made up: reshape.46
             source = program.named(line, computation)
         stack = program.stack(source)
         moves = not transfer and all(one.opcode in MOVES for one in inner)
@@ -704,8 +720,7 @@ class _Clock:
 
     def copy(self, line, computation, count):
         """An asynchronous copy between memories: what it writes, at the speed of the HBM."""
-        first = ARRAY.search(line.shape)
-        size = bytes_of(first[0])
+        size = bytes_of(written(line.shape))
         start, end = self.take_links(size / self.spec.bandwidth, ("HBM",))
         about = {"part": "conversions", "direction": direction_of(line.op_name), "bytes": size}
         self.add(line, "copies", start, end - start, count, **about, opcode="copy")
@@ -768,7 +783,7 @@ def transfer_of(program, line, computation, where):
     along (`%async_collective_fusion`; they have cycles and are products like others), and one that
     calls `AsyncCollectiveDone`.
     """
-    found, inside, role, key = line, computation, "whole", line.name
+    found, inside, role, key = [line], computation, "whole", line.name
     if line.opcode.endswith("-start"):
         role = "start"
     if line.called:
@@ -776,30 +791,39 @@ def transfer_of(program, line, computation, where):
         inner = [one for one in lines if one.opcode.removesuffix("-start") in COLLECTIVES]
         if not inner or line.called.startswith("async_collective_fusion"):
             return None
-        found, inside = inner[0], line.called
+        found, inside = inner, line.called
         targets = {one.attribute(r'custom_call_target="([^"]+)"') for one in lines}
         for name, end in (("AsyncCollectiveStart", "start"), ("AsyncCollectiveDone", "done")):
             if name in targets:
-                role, key = end, f"channel {found.attribute(r'channel_id=([0-9]+)')}"
-    kind = found.opcode.removesuffix("-start")
-    if kind not in COLLECTIVES:
+                role, key = end, f"channel {found[0].attribute(r'channel_id=([0-9]+)')}"
+    if found[0].opcode.removesuffix("-start") not in COLLECTIVES:
         return None
-    shapes = program.shapes[inside]
+    jobs = [_job(one, program.shapes[inside], line.called or "", where) for one in found]
+    kinds, sizes, seconds, axes = zip(*jobs, strict=True)  # of one fusion: one after the other
+    return Transfer(kinds[0], role, sum(sizes), sum(seconds), tuple(sorted(set(sum(axes, ())))), key)
+
+
+def _job(found, shapes, fusion, where):
+    """(kind, bytes, seconds, links) of one collective; `fusion` is what contains it, or ""."""
+    kind = found.opcode.removesuffix("-start")
     size = sum(bytes_of(shapes.get(name, "")) for name in found.operands)
     if kind == "collective-permute":
         text = found.attribute(r"source_target_pairs=\{(.*?\})\}") or ""
         pairs = [tuple(map(int, pair)) for pair in re.findall(r"\{(\d+),(\d+)\}", text + "}")]
-        return Transfer(kind, role, size, *send_time(size, pairs, where), key)
-    groups = read_groups(found.attribute(GROUPS) or "{}", len(where.places))
-    if kind == "all-reduce" and "all-reduce-scatter" in (line.called or ""):
+        return kind, size, *send_time(size, pairs, where)
+    text = found.attribute(GROUPS)
+    if text is None and "replica_groups=" in found.rest:
+        raise ValueError(f"groups in a notation that is not known: {found.rest[:200]}")
+    groups = read_groups(text or "{}", len(where.places))
+    if kind == "all-reduce" and "all-reduce-scatter" in fusion:
         kind = "reduce-scatter"
     size *= len(groups[0]) if kind == "all-gather" else 1
     kind = kind.removeprefix("ragged-")
-    return Transfer(kind, role, size, *collective_time(kind, size, groups, where), key)
+    return kind, size, *collective_time(kind, size, groups, where)
 
 
 LIBRARY = re.compile(r"/(jax|jaxlib|flax|qwix|optax)/")
-WRAPPER = re.compile(r"\w*Lora\.|Einsum\.__call__|shard$")
+WRAPPER = re.compile(r"\w*Lora\.|SharedInputs\.|_OfTheInput\.|Einsum\.__call__|shard$")
 
 
 def source_line(stack):

@@ -7,7 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, load
 
 import helpers
 from helpers import fit, gemma, hardware
@@ -128,3 +128,19 @@ def test_the_renters_table_has_every_slice_and_base_and_json_can_hold_it():
     assert not next(f for f, _ in rows if (f.slice, f.base_dtype) == ("v5e-4", "bfloat16")).fits
     page = json.loads(json.dumps(fit.page_data()))
     assert len(page["rows"]) == 3 * (3 * len(fit.SLICES) + 2 * len(fit.ONE_CHIP))
+
+
+def test_a_run_validates_and_saves_as_often_as_03():
+    _, full, e2b = load("03_train.py", "Settings", "FULL", "E2B")
+    for name, settings in (("31b", full), ("e2b", e2b)):
+        assert fit.STEP_ROWS[name] == settings.rows_per_step
+        assert fit.SAVE_EVERY[name] == settings.checkpoint_every
+        assert (fit.EVERY, fit.HELD_OUT) == (settings.validate_every, settings.validation_rows)
+    one, two = (fit.will_it_fit("v5p", 4, rows=rows) for rows in (1, 2))
+    assert fit.step_tokens(one) == fit.step_tokens(two) == 2 * 4096 * fit.FILL  # 1: in two micro-steps
+    minutes = fit.run_cost(two, 250.5 * fit.step_tokens(two), 1.0)["minutes"]
+    rows = 4 * 64  # at steps 0, 100, 200 and 250
+    assert minutes["validate"] == pytest.approx(
+        rows * 4096 * fit.FILL / two.speed / 2 / 60), "a forward pass is half of a step's products"
+    saved = 12 * fit.adapter_parameters("31b") / 1e9 / fit.GB_PER_S / 60
+    assert minutes["save"] == pytest.approx(3 * saved)

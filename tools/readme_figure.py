@@ -38,8 +38,8 @@ def bars(table=TABLE):
         return []
     with open(table, newline="") as file:
         rows = {row["recipe"]: row["tokens_per_second_predicted"] for row in csv.DictReader(file)}
-    ours = [float(speed) for name, speed in rows.items() if name.startswith("ours") and speed]
-    speed = {"published": rows.get("published"), "ours": max(ours, default=None)}
+    ours = rows.get("ours, faster") or rows.get("ours")  # what 03 trains with
+    speed = {"published": rows.get("published"), "ours": ours}
     if not all(speed.values()):
         return []
     from helpers.machine import published

@@ -9,17 +9,19 @@
 
   function cost(row, tokens, price) {
     const size = data.checkpointGb[row.model] / data.gbPerS / 60;
-    const step = row.rows * row.length * data.fill;
-    const rounds = Math.floor(tokens / step / data.every) + 1;
+    const steps = Math.floor(tokens / row.stepTokens);
+    const validations = Math.floor(steps / data.every) + 2;  // the first and the last step's, too
+    const saves = Math.floor(steps / data.saveEvery[row.model]) + 1;
+    const work = validations * data.heldOut * row.length * data.fill * row.forward;
     const speed = row.predicted ? "predicted from the compiled program" : "at least: no time is predicted";
     const parts = [
       ["download the base", size, `assumed: ${data.gbPerS} GB/s`],
       ["load it onto the chips", size, `assumed: ${data.gbPerS} GB/s`],
       ["compile", data.compileMinutes, "assumed: three programs of five minutes"],
       ["optimizer steps", tokens / row.speed / 60, speed],
-      ["validate", rounds * data.heldOut * row.length * data.fill / row.speed / 3 / 60,
-       "a forward pass taken as a third of a step"],
-      ["save", rounds * data.savedGb[row.model] / data.gbPerS / 60, `assumed: ${data.gbPerS} GB/s`]];
+      ["validate", work / row.speed / 60,
+       "a forward pass: a half of a step's work, a third if it recomputes"],
+      ["save", saves * data.savedGb[row.model] / data.gbPerS / 60, `assumed: ${data.gbPerS} GB/s`]];
     const hours = parts.reduce((sum, part) => sum + part[1], 0) / 60;
     return {parts, hours, dollars: hours * price};
   }
