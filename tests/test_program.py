@@ -418,6 +418,15 @@ def test_the_line_of_source_is_the_model_s():
         program._instruction("  " + line))[0][1] == "LoraProvider.dot_general"
 
 
+def test_a_name_that_xla_made_up_hides_nothing():
+    inside = ("%made_up (q: bf16[1024,8192]) -> bf16[1024,8192] {\n"
+              "  %q = bf16[1024,8192]{1,0} parameter(0)\n"
+              "  ROOT %e = bf16[1024,8192]{1,0} exponential(%q), "
+              'metadata={op_name="jit(s)/jvp()/exp" stack_frame_id=3}\n}\n')
+    line = work("a", 10, more=', metadata={op_name="reshape.46"}').replace("%body", "%made_up")
+    assert predict(text(line, FRAMES + inside), V5P).events[0].line == "tunix/models/gemma4/model.py:990"
+
+
 # ── tables, strip, trace ────────────────────────────────────────────────────────────────────────
 
 MIXED = text("\n".join([work("a", 1_000_000), GATHER_START, work("b", 100_000), GATHER_DONE,
