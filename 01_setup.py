@@ -34,7 +34,7 @@
 
 # %% [markdown]
 # ## Before we start
-# Three cells that open every notebook: find the repository, install what is missing, and say what
+# Cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
 # %% cellView="form"
@@ -139,8 +139,8 @@ words(pd.DataFrame([(name, "✓" if fine else "✗", text) for name, (fine, text
 # ## 2. What fits where
 # What do you have to rent? A *chip* is what you pay for. A *slice* is a set of chips, driven by one
 # virtual machine (VM), the *host*, or by several. *HBM* is the memory on a chip: a training step has
-# to fit in there. Each line below is a slice with the least recomputation that fits (`remat`: what
-# the backward pass computes again to save memory), for a whole run on 10,000 examples of 922 tokens.
+# to fit in there. Each line below is a slice with the least recomputation that is compiled and fits, else
+# estimated (`remat`: what the backward pass computes again to save memory), for a whole run on 10,000 examples of 922 tokens.
 
 # %%
 def slice_row(found, price, tokens=10_000 * 922):
@@ -178,7 +178,8 @@ words(pd.DataFrame([slice_row(*row) for row in chosen]))
 #
 # ### 62.5 GB have to fit somewhere
 # The 31B checkpoint is downloaded before it is loaded. Where is there room for it? On a classic TPU
-# VM 85 of the boot disk's 97 GB are taken when you arrive (published: arXiv 2605.25645, S2.3).
+# VM 85 of the boot disk's 97 GB are taken when you arrive (published: arXiv 2605.25645, S2.3, and its
+# authors' setup notes).
 
 # %%
 train = published("hardware_training", "spec", "tpu")
@@ -260,12 +261,13 @@ print(gcloud.vm_script(REPOSITORY_URL, cfg.bucket, cfg.vm_size, "01", "04"))
 # - The image has Python 3.10 and Tunix needs 3.11, so that comes first, from deadsnakes, Ubuntu's
 #   usual archive of other Pythons.
 # - `setup.sh` sees the chips and installs JAX for TPU, with its driver and compiler (libtpu) pinned.
-# - This notebook runs first, and stops the script if a check of section 1 fails.
+# - This notebook runs first, and stops the script if a check of section 1 fails (huge pages
+#   only warn).
 # - Checkpoints and compiled programs go straight into the bucket. The rest of the run is copied
 #   there every five minutes and fetched at the start, so the same script resumes on a new VM.
 #
 # A spot machine has thirty seconds between the warning and the end; nothing that is cut off then
-# comes back as if it were whole. The serving VM needs Docker instead of JAX and the same fetch
+# comes back as if it were whole. The serving VM needs Docker, too, and the same fetch
 # ([05](05_serve_vllm.ipynb), section 6).
 #
 # ### More than one host

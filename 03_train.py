@@ -21,17 +21,17 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v5p-8 (4 chips, 95 GiB each). e2b: one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
+# | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each). e2b: one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json`, TensorBoard events, figures |
-# | **Time and cost** | tiny: 3.6 minutes on two idle CPU cores (measured). 31b: about an hour, of which the steps are 0.39 h and 6.5 USD (predicted, [08](08_dryrun.ipynb)). e2b: no less than 0.15 h of steps on a v6e and 0.31 h on a v5e (roofline, 08) |
+# | **Time and cost** | tiny: 3.6 minutes on two idle CPU cores (measured). 31b: about an hour, of which the steps are 0.39 h and 6.5 USD (predicted, [08](08_dryrun.ipynb)). e2b: 0.09 h of steps on a v6e (predicted), no less than 0.20 h on a v5e (the arithmetic at its peak, 08) |
 #
 # The outputs shown are those of the tiny run on two CPU cores. `HF_TOKEN` is read from the
 # environment if the hub asks for a licence.
 
 # %% [markdown]
 # ## Before we start
-# Three cells that open every notebook: find the repository, install what is missing, and say what
+# Cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
 # %% cellView="form"

@@ -31,7 +31,7 @@
 
 # %% [markdown]
 # ## Before we start
-# Three cells that open every notebook: find the repository, install what is missing, and say what
+# Cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
 # %% cellView="form"
@@ -102,7 +102,7 @@ class Settings:
     samples: int = 24        # tensors that are re-read and recomputed at the end
     into: str = "dequantized"  # of a quantised run: the base it multiplied with, or "bfloat16"
     write_base: bool = False   # and write that base, dequantized/: the one the adapter belongs to
-    text_only: bool = False  # also write merged_text/, for transformers' AutoModelForCausalLM
+    text_only: bool = False  # also write merged_text/, for transformers' Gemma4ForCausalLM
     ask: bool = False        # load merged/ on the CPU and ask it; 05 does so with a server
     upload: str = ""         # a hub repository, "you/name", to publish merged/ to; empty: none
 
@@ -523,9 +523,9 @@ pictures.adapter_path(
 # The picture follows the pair that needs the most care. Above, it ends in the weights; below, it
 # stays a pair of its own, and a server adds its product for every token.
 #
-# For transformers there may be a third folder. Its text class, `Gemma4ForCausalLM`, does not know
-# the names of the real checkpoint, `model.language_model.…`: it fills the model with random weights
-# and only warns. `merged_text/` holds the same bytes under the names that class expects, without
+# For transformers there may be a third folder. `AutoModelForCausalLM` reads a real model's `merged/`
+# as it is. But who asks for the text class by name, `Gemma4ForCausalLM`, gets random weights and only
+# a warning: it does not know the checkpoint's names, `model.language_model.…`. `merged_text/` holds the same bytes under the names that class expects, without
 # the vision tower. Then the record of it all is written.
 
 # %%
@@ -671,7 +671,7 @@ if cfg.upload:
 # |---|---|---|
 # | `merged/` | base + `(alpha / r) · (A B)ᵀ` | float32 sum, one rounding; every other byte is the base's |
 # | `adapter/` | the adapters alone, float32 | loads in PEFT and in vLLM, same log-probabilities up to rounding |
-# | `merged_text/` | `merged/`, renamed | loads in `AutoModelForCausalLM` without a warning |
+# | `merged_text/` | `merged/`, renamed | loads in the text class `Gemma4ForCausalLM` without a warning |
 # | `merge.json` | hashes of all of it | a copy can be checked; a second run is free |
 #
 # ### What can go wrong
@@ -682,7 +682,7 @@ if cfg.upload:
 # | `... has no adapter` | the LoRA pattern in 03 missed a module, as the published one misses `k_einsum` | correct the pattern, train again; a merge would lose it silently |
 # | `A is (...), rank 64 needs (...)` | checkpoint and recipe come from two runs | use the `train/` folder of one run |
 # | `is damaged or cut short` | an interrupted download | download the named file again |
-# | `GB free, for merged/ it takes` | the disk is too small for a second copy | `RUN_DIR=/dev/shm/run` |
+# | `GB free, for merged/ … it takes` | the disk is too small for a second copy | `RUN_DIR=/dev/shm/run` |
 # | HF answers nonsense from `merged/`, with a warning that weights were `newly initialized` | the text class wants other tensor names | load `merged_text/`, or pass `key_mapping={"^model.language_model.": "model."}` |
 # | vLLM with `--enable-lora` differs from the merged model | an adapter without the copied `v_proj` | use `adapter/` as written here |
 #

@@ -32,7 +32,7 @@
 
 # %% [markdown]
 # ## Before we start
-# Three cells that open every notebook: find the repository, install what is missing, and say what
+# Cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
 # %% cellView="form"
@@ -280,7 +280,7 @@ display(flags.explain(tpu).rename_axis(None).style.set_table_styles(left))
 # github.com/xbill9/gemma4-dev, September 2026).
 #
 # The same function gives the command for two H100 cards and for this CPU. For Docker Compose the
-# container is a file: `docker compose up` in its folder starts what section 2 starts by hand.
+# container is a file: `docker compose up` in its folder starts the 31B's server above.
 
 # %%
 gpu = command_for(replace(FULL, engine="gpu-docker", tensor_parallel=2, chip="h100",
@@ -392,7 +392,7 @@ for what, n in {"one sequence decoding": 1, "30 sequences decoding": 30, "a prom
 # command -v docker || sudo apt-get install -y docker.io docker-compose-v2
 # sudo usermod -aG docker "$USER"   # once, then log in again: docker without sudo
 # export SIZE=31b RUN_DIR=/dev/shm/run TMPDIR=/dev/shm BUCKET=my-gemma4-bucket
-# export HF_TOKEN=...               # 07 fetches the base from the hub, 62 GB
+# # 07 fetches the base from the hub, 62 GB; only if it asks who you are: export HF_TOKEN=hf_...
 # mkdir -p "$RUN_DIR"
 # gcloud storage rsync --recursive --exclude='^(train/checkpoints|cache|jax_cache)/' \
 #     "gs://$BUCKET/run" "$RUN_DIR"
@@ -481,7 +481,8 @@ assert onward["token_ids"][:count] == first["token_ids"]
 # vLLM can also load the base and add the adapter's product at every matrix (`--enable-lora`): one
 # base, many fine-tunes, switched by the model's name. On a TPU vLLM's JAX models have no LoRA, so
 # there one merges. Its PyTorch models on TPU do (`implementation="vllm"`), but upstream tests that
-# with a small Qwen alone, so for Gemma 4 it is **unverified**. The command would differ by this:
+# with a small Qwen alone, so for Gemma 4 it is **unverified**. The command would differ by this
+# (with the rank of this run's adapter; the 31B's has 64):
 
 # %%
 torchax = replace(FULL, implementation="vllm", name="gemma4-base")

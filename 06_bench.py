@@ -32,7 +32,7 @@
 
 # %% [markdown]
 # ## Before we start
-# Three cells that open every notebook: find the repository, install what is missing, and say what
+# Cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
 # %% cellView="form"
@@ -382,7 +382,7 @@ print("flags:", *(sorted(set(table.flag) - {""}) or ["none: every median lies ab
 #
 # ## 9. What a token costs
 # A machine costs the same whether it works or not. So a token is cheapest when the machine is full,
-# and that is where users wait longest. The figure shows this trade: each point is one rate, and
+# and there users queue. The figure shows this trade: each point is one rate, and
 # the dotted line is the TTFT of the objective. (In dollars where your chips have a published price
 # or `dollars_per_hour` is set; else in hours of the machine, because a CPU's price would be
 # invented.)
@@ -433,7 +433,7 @@ print("server stopped" if ours else f"{record['model']} stays at {record['base_u
 # - The knee is the last rate that was kept up with. Beyond it, latency is the length of the queue.
 # - A point is trusted because of how it was made: cold cache, fresh seed, enough load, repeats, all
 #   of them kept.
-# - A floor stands beside each latency. A token is cheapest where users wait longest.
+# - A floor stands beside each latency. A token is cheapest on a full machine, where users queue.
 #
 # ### What can go wrong
 #

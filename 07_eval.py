@@ -24,7 +24,7 @@
 # | **Needs** | a serving machine as in notebook 05, and Icarus Verilog (version 12 if there is a choice) |
 # | **Reads** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `train/recipe.json` from 03, `data/meta.json` from 02, the base model, a verilog-eval folder |
 # | **Writes** | `eval/{base,tuned}/samples.jsonl` and `summary.json`, `eval/comparison.json`, figures |
-# | **Time and cost** | tiny: about a minute and a half on two cores. 31b: 8,892 answers per model, 30 to 54 USD on a v6e-8 with two starts of the server (our estimate: 600 tokens an answer, at the published 1,400 to 3,000 tokens/s) |
+# | **Time and cost** | tiny: about a minute and a half on two cores. 31b: 8,892 answers per model, 28 to 53 USD on a v6e-8 with two starts of the server (our estimate: 600 tokens an answer, at the published 1,400 to 3,000 tokens/s) |
 #
 # The outputs shown are those of the tiny run, on a small benchmark of our own in verilog-eval's
 # file layout. Every answer is saved before it is judged, so a second run asks for nothing and needs
@@ -33,7 +33,7 @@
 
 # %% [markdown]
 # ## Before we start
-# Three cells that open every notebook: find the repository, install what is missing, and say what
+# Cells that open every notebook: find the repository, install what is missing, and say what
 # this machine is.
 
 # %% cellView="form"
@@ -561,7 +561,7 @@ assert not server.record_path().exists(), "a server was left running"
 # print(math.ceil((1.96 * d.std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# About 2,600, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
+# About 2,700, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
 # time; to find it four times out of five takes 2.8 instead of 1.96, and twice as many. A difference
 # of two points on 156 problems is not a result.
 # </details>
@@ -581,8 +581,9 @@ assert not server.record_path().exists(), "a server was left running"
 # you would accept.
 # </details>
 #
-# 3. Is the last checkpoint better than an earlier one? Merge step 40 (`step = 40` in 04's settings,
-#    into a run directory of its own), and compare it with the last.
+# 3. Is the last checkpoint better than an earlier one? Merge step 40 into a run directory of its own
+#    (`mkdir runs/early`, copy `data/` and `train/` of `runs/tiny` into it, then 04 with `step = 40` and
+#    `RUN_DIR=runs/early`), and compare it with the last.
 #
 # <details><summary>Solution</summary>
 #

@@ -235,7 +235,7 @@ def draw_cost(table, slo, source):
     unit = "USD" if priced else "hours of the machine"
     ax.set(xlabel="p99 of the time to first token, ms (log scale)",
            ylabel=f"{unit} per million output tokens",
-           title="The cheaper the token, the longer the unluckiest hundredth waits")
+           title="A full machine makes cheap tokens, and queues")
     style.finish(fig, "06_cost", source)
 
 

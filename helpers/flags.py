@@ -10,7 +10,8 @@ DOCKER = {
     "--network": "the server listens on the machine's own 127.0.0.1, without port mapping",
     "--shm-size": "shared memory between vLLM's processes; Docker's default of 64 MB is too little",
     "-v": "the merged model (read-only), 06's results, and the XLA cache on a named volume",
-    "-e": "no calls to the hub; up to an hour to be ready; the XLA cache's place; whose model code",
+    "-e": "no calls to the hub; up to an hour to be ready; the XLA cache's place; "
+          "MODEL_IMPL_TYPE: whose model code",
     "--privileged": "the container needs the TPU's device files and may lock memory",
     "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here; "
                     "the image, vLLM's command and the model's folder follow",

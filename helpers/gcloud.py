@@ -85,7 +85,7 @@ def _first_lines(repository, bucket, size):
 sudo add-apt-repository -y ppa:deadsnakes/ppa
 sudo apt-get update -q
 sudo apt-get install -y -q python3.11 python3.11-venv python3.11-dev git iverilog
-git clone {shlex.quote(repository)} gemma4-on-tpu
+[ -d gemma4-on-tpu ] || git clone {shlex.quote(repository)} gemma4-on-tpu
 cd gemma4-on-tpu
 export SIZE={size}
 export TMPDIR=/dev/shm HF_HOME=/dev/shm/huggingface RUN_DIR=/dev/shm/run  # not the boot disk

@@ -8,6 +8,7 @@ A folder stands for the mounted Drive, one CPU device for the chip. The rows are
 about the way.
 """
 
+import ast
 import json
 import os
 import re
@@ -35,6 +36,21 @@ sys.modules["google.colab"] = types.SimpleNamespace(drive=types.SimpleNamespace(
 
 def test_every_form_on_the_page_is_understood():
     assert [data.form_of(row) for row in FORMS] == ["chat", "ShareGPT", "Alpaca", "completion"]
+
+
+@pytest.mark.parametrize("source, block", [("02_data.py", IN_02), ("03_train.py", IN_03)])
+def test_a_block_uses_only_names_that_its_notebook_has(source, block):
+    """The rehearsal below is slow; a name that the notebook no longer imports shows at once here."""
+    def names(text, kind):
+        return {node.id for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Name) and isinstance(node.ctx, kind)}
+
+    def imported(text):
+        return {(alias.asname or alias.name).partition(".")[0] for node in ast.walk(ast.parse(text))
+                if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    whole = (ROOT / source).read_text()
+    known = names(whole, ast.Store) | imported(whole) | imported(block)
+    assert names(block, ast.Load) <= known
 
 
 def e2b_with_few_layers(folder):
