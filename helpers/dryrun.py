@@ -520,7 +520,7 @@ def ratio(table, recipe, base="published", column="tokens_per_second_predicted")
 
 
 def recommend(table, spare, rows=2):
-    """The fastest predicted program of 03's whole optimizer step that leaves `spare` of the HBM free.
+    """The fastest predicted program of 03's whole optimizer step that leaves `spare` of HBM free.
 
     Args:
       rows: of an optimizer step. A program with fewer is one of several micro-steps.

@@ -311,7 +311,8 @@ def run_cost(fit, tokens, dollars_per_hour, speed=None):
     speed = speed or fit.speed or fit.bound
     size, saved = CHECKPOINT_GB[fit.model], 12 * adapter_parameters(fit.model) / 1e9
     steps = int(tokens / step_tokens(fit))
-    validations, saves = steps // EVERY + 2, steps // SAVE_EVERY[fit.model] + 1  # the first, the last
+    validations = steps // EVERY + 2  # the first and the last step's, too
+    saves = steps // SAVE_EVERY[fit.model] + 1
     work = validations * HELD_OUT * fit.row_length * FILL * FORWARD[fit.remat]
     minutes = {
         "download the base": size / GB_PER_S / 60, "load it onto the chips": size / GB_PER_S / 60,

@@ -188,7 +188,8 @@ FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after
 MOVES = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "convert", "copy",
          "transpose", "reshape", "broadcast", "slice", "concatenate", "pad", "dynamic-slice",
          "dynamic-update-slice", "reverse", "fusion", "iota", "reduce-precision"}
-GROUPS = (r"replica_groups=(mesh\[[^\]]*\](?:, device_ids=\([^ ]*\))? \{[^}]*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|"
+GROUPS = (r"replica_groups=(mesh\[[^\]]*\](?:, device_ids=\([^ ]*\))? \{[^}]*\}|"
+          r"\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|"
           r"\{.*?\}\}|\{\})")
 LOOKUPS = ("gather", "dynamic-slice", "slice")
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -411,7 +412,19 @@ class Program:
         elif line.called and any(read):
             read = [min(size, self._read_inside(line.called, place)) if size else 0
                     for place, size in enumerate(read)]
+            if update := self._updated_inside(line.called):
+                place, size = update
+                read[place], written = 0, min(written, size)
         return sum(read) + written
+
+    def _updated_inside(self, name):
+        """(number of the parameter that a fusion updates in place, bytes it writes there), or None."""
+        lines = self.computations.get(name) or [None]
+        if lines[-1] is None or lines[-1].opcode != "dynamic-update-slice":
+            return None
+        target, update = lines[-1].operands[:2]
+        places = {one.name: int(one.inside) for one in lines if one.opcode == "parameter"}
+        return (places[target], bytes_of(self.shapes[name][update])) if target in places else None
 
     def _own_bytes(self, line, read):
         """Bytes of a product that is fused with a transfer: the transfer's buffers pass through it.
@@ -800,7 +813,8 @@ def transfer_of(program, line, computation, where):
         return None
     jobs = [_job(one, program.shapes[inside], line.called or "", where) for one in found]
     kinds, sizes, seconds, axes = zip(*jobs, strict=True)  # of one fusion: one after the other
-    return Transfer(kinds[0], role, sum(sizes), sum(seconds), tuple(sorted(set(sum(axes, ())))), key)
+    links = tuple(sorted(set(sum(axes, ()))))
+    return Transfer(kinds[0], role, sum(sizes), sum(seconds), links, key)
 
 
 def _job(found, shapes, fusion, where):

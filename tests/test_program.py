@@ -418,6 +418,16 @@ def test_the_line_of_source_is_the_model_s():
         program._instruction("  " + line))[0][1] == "LoraProvider.dot_general"
 
 
+def test_an_update_in_place_writes_what_is_new():
+    inside = ("%put (q: bf16[1024,8192], r: bf16[8,8192]) -> bf16[1024,8192] {\n"
+              "  %q = bf16[1024,8192]{1,0} parameter(0)\n  %r = bf16[8,8192]{1,0} parameter(1)\n"
+              "  %zero = s32[] constant(0)\n"
+              "  ROOT %u = bf16[1024,8192]{1,0} dynamic-update-slice(%q, %r, %zero, %zero)\n}\n")
+    line = ("%new = bf16[8,8192]{1,0} constant({...})\n"
+            + work("a", 10, "%p, %new").replace("%body", "%put"))
+    assert predict(text(line, inside), V5P).bytes == 2 * 8 * 8192 * 2
+
+
 def test_a_name_that_xla_made_up_hides_nothing():
     inside = ("%made_up (q: bf16[1024,8192]) -> bf16[1024,8192] {\n"
               "  %q = bf16[1024,8192]{1,0} parameter(0)\n"
