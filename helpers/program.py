@@ -418,7 +418,7 @@ class Program:
         return sum(read) + written
 
     def _updated_inside(self, name):
-        """(number of the parameter that a fusion updates in place, bytes written there), or None."""
+        """(number of the parameter that a fusion updates in place, bytes it writes), or None."""
         lines = self.computations.get(name) or [None]
         if lines[-1] is None or lines[-1].opcode != "dynamic-update-slice":
             return None
