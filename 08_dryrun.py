@@ -583,9 +583,10 @@ print(f"recommended: {best.recipe} ({best.hbm_gib:.1f} of {best.limit_gib:.1f} G
 figures.draw_road(dryrun.road(table))
 
 # %% [markdown]
-# Packing alone gives 0.95 / 0.30 = 3.2 times as many real tokens. "Our step" is notebook 03's: float32 adapters on 360 modules, and nothing is returned
-# that was not donated. Its rows are longer, which costs dense attention more than the rest gains;
-# blocks make up for it. "One sum, on-chip memory" are the two changes of section 5.
+# Packing alone gives 0.95 / 0.30 = 3.2 times as many real tokens. "Our step" is notebook 03's:
+# float32 adapters on 360 modules, and nothing is returned that was not donated. Its rows are longer,
+# which costs dense attention more than the rest gains; blocks make up for it. "One sum, on-chip
+# memory" are the two changes of section 5.
 #
 # One change is missing, because it changes nothing. The published recipe praises
 # `--xla_llvm_disable_expensive_passes`, but LLVM is XLA's back end for CPUs and GPUs. Two layers of
