@@ -162,7 +162,9 @@ cfg
 # `ours` is notebook 03 at size 31b. Its packed rows count as 95 % real; notebook 02 projects 98 %
 # for lengths like CodeV-R1's. Only trained positions meet the output matrix there, as many as the
 # fullest row has. We assume 2,048 of 4,096, while the published mean share is 15 %. `ours, faster`
-# adds two changes that section 5 finds. 03 trains with them; the other rows were compiled before.
+# adds two changes that section 5 finds, and 03 trains with them. So does `ours, one row, faster`;
+# the other v5p-8 rows were compiled without. Section 8's slices have one sum, except a v6e-8 with
+# `DECODER`, and on a v5p more on-chip memory.
 
 # %%
 pd.DataFrame({recipe.recipe: dataclasses.asdict(recipe)
@@ -282,7 +284,7 @@ figures.draw_trace(trace, "08_trace")
 print(f"trace for ui.perfetto.dev: {trace}")
 
 # %% [markdown]
-# Each gap is a collective that stops the chip: the compiler gathers activations before a block and
+# Each red piece is a collective that stops the chip: the compiler gathers activations before a block and
 # scatters its sum after it, and nothing is computed meanwhile. The output matrix takes more than a
 # quarter of these two layers. In all 60 it is 1 %: 17 of 1,371 ms.
 #
@@ -320,7 +322,8 @@ for name, profile in profiles.items():
 # and a quarter of a v6e's 256. So rank 128 should cost hardly more (not compiled).
 #
 # These ten lines take longest in our step, all layers together. What the wrappers of Qwix and Flax
-# do inside counts for the line that called them.
+# do inside counts for the line that called them. (Line numbers are those of the day it was
+# compiled; the code has moved since.)
 
 # %%
 longest = pd.DataFrame(profiles["ours"]["longest"]).assign(ms=lambda rows: 1e3 * rows.seconds)
@@ -406,12 +409,12 @@ print(f"int8, at best: {best:,.0f} ms, {1e3 * tokens / best / base:.2f} times th
 
 # %% [markdown]
 # "At best" is far from what the compiler makes. The table above has six layers with 11's int8
-# products and the first of the two changes (one sum, not more on-chip memory): they compute less, but
-# wait more than twice as long, because their sums over the chips travel in 32 bits, and rounding
+# products and the first of the two changes (one sum, not more on-chip memory): they compute less,
+# but wait more than twice as long, because their sums over the chips travel in 32 bits, and rounding
 # needs a token's largest number, which may lie on another chip. In all they are slower than `ours`,
-# by a little, and than `ours, faster` by a lot. (Weights rounded in every step, a product that we did not keep,
-# took 131.7 ms, which would be 8.7 times the published speed at sixty layers.) So ten times is not
-# reached, and int8 stays an option that is off.
+# by a little, and than `ours, faster` by a lot. (Weights
+# rounded in every step, a product that we did not keep, took 131.7 ms before the two changes.) So
+# ten times is not reached, and int8 stays an option that is off.
 #
 # ### What else was tried
 # Changes on parts of the program, where a compilation takes seconds to minutes: the MLP of one
@@ -503,8 +506,8 @@ print(f"the kernel's products in 60 layers, one row: {dryrun.splash_floor() * 1e
 # Of the splash rows the compiler counts only what surrounds the kernel: the kernel is a black box
 # to its cost model and enters with nothing. A step with it would look faster than it can be, so it
 # stays out of the table until someone measures it. Its FLOPs can be counted by hand: for our two
-# rows 75 ms at the peak, where attention by blocks takes 264 ms, its own products included. At half
-# of the peak the kernel would still save 115 of 1,371 ms.
+# rows 75 ms at the peak, where attention by blocks takes 240 ms, its own products included. At half
+# of the peak the kernel would still save 91 of 1,179 ms.
 #
 # If you have a chip, two lines before section 8 of 03 switch it on:
 # `from helpers import dryrun`, then `gemma.attend = dryrun.splash_on(mesh, block=512)`. Two layers
@@ -515,8 +518,8 @@ print(f"the kernel's products in 60 layers, one row: {dryrun.splash_floor() * 1e
 # Every idea is a row at full depth. `DRYRUN=full python 08_dryrun.py` compiles what is not stored or
 # not predicted yet, one row at a time, and writes after each: stop it whenever you like. A row is
 # compiled again if its recipe or a library's version changed. A change of notebook 03's step it
-# does not see; "the same as stored" in section 3 is the check for that. `data/dryrun/README.md`
-# explains columns and switches.
+# does not see; "the same as stored" in section 3 is the check for that, as far as `ours` goes: the
+# two changes of section 5 are not in it. `data/dryrun/README.md` explains columns and switches.
 
 # %%
 if (cfg.full_table or cfg.again) and libtpu:
@@ -599,8 +602,8 @@ figures.draw_road(dryrun.road(table))
 # dollars for *your* tokens at *your* price. Change the two lines below. `will_it_fit` answers with
 # a compiled row where there is one. Else it adds up the parts: what the step is handed, what the
 # backward pass reads again, logits, gradients, weights gathered from other chips. For all compiled
-# rows but one the sum is within a tenth of the compiler's (`tests/test_fit.py`), so an estimate has
-# to leave a tenth of the chip free. The one is int8 with `BLOCK` on a v6e-8: there is room, and the
+# rows of 03's step but one the sum is within a tenth of the compiler's (`tests/test_fit.py`), so an
+# estimate has to leave a tenth of the chip free. The one is int8 with `BLOCK` on a v6e-8: there is room, and the
 # compiler takes half as much again for several layers at once.
 
 # %%
@@ -613,7 +616,8 @@ print(fit.will_it_fit("v6e", 8, remat="BLOCK", rows=4))
 # A run is more than its steps: it downloads, loads, compiles, validates and saves. `run_cost` adds
 # these from assumptions that it states: 0.2 GB/s for every byte that moves, a quarter of an hour
 # for three compilations. Hours are *predicted* where a stored row is. *At least* (≥) means that no
-# time is: the arithmetic at the chips' peak stands in for it. Storage saves no time, so int8 and nf4 get bfloat16's bound.
+# time is: the arithmetic at the chips' peak stands in for it. Storage saves no time, so int8 and nf4
+# get bfloat16's bound, unless they recompute less.
 
 # %%
 rented = dryrun.renters_table(fit.renters_rows(), MY_TOKENS, MY_PRICES)
@@ -623,7 +627,7 @@ display(one_chip.style.hide(axis="index"))
 
 # %% [markdown]
 # What this means: for 9.2 million tokens the fixed part of a v5p-8's hour is longer than its steps,
-# so a faster step buys little, and a second epoch costs only its steps. *At least* can rule a slice
+# so a faster step buys little, and a second epoch costs only its steps, validations and saves. *At least* can rule a slice
 # out, and no more: the same slice may need three times that. A v5e-8 or v5e-4 holds the 31B only
 # with a quantised base (11). On a v6e-8 the four rows that 03 would run fit with `BLOCK`: two
 # fifths more tokens a second than a v5p-8 makes (predicted), though nearly two fifths of that step
@@ -668,14 +672,15 @@ dryrun.validation(table).style.format("{:.3f}")
 
 # %%
 forms = {"real tokens/s": "{:,.0f}", "waits": "{:.0%}", "share of peak": "{:.0%}"}
-dryrun.shares(table, ["published", "ours"]).style.format(forms, precision=2)
+dryrun.shares(table, ["published", "ours", "ours, faster"]).style.format(forms, precision=2)
 
 # %% [markdown]
 # ## Recap
 # - The TPU's compiler answers on a machine without a TPU: what fits, FLOPs, bytes, and a schedule
 #   from which the time can be predicted.
 # - Packing is the largest factor, 3.2 times: 70 % of the published positions were padding.
-# - The estimate missed about as much in the products as in the links.
+# - The estimate missed about as much in the published step's products as in its links; in ours it is
+#   mostly the links.
 # - A step must not return what it does not change.
 # - A kernel that the cost model cannot see into makes any estimate look good. We left it out.
 #

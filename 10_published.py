@@ -289,8 +289,8 @@ figures.sweep(ttft, cfg.context_16k, f"about 16k in, {cfg.prompts_16k} prompts")
 # What this means: three of the twelve series, the GPU's at 4,096 and 8,192 tokens and the TPU's at
 # 8,192, behave as serving does: the more load, the longer the wait. In the other nine TTFT *falls*
 # from 1 to 2 requests per second and then stays within a factor of 1.4 up to 16 (section 5 counts),
-# while most floors rise; five of the nine end up clearly below theirs. The point in doubt at 4,096
-# tokens is possible in one draw of thirty; the other three are within 5 % of their floor.
+# while, by 64, most floors rise; five of the nine end up clearly below theirs. The point in doubt at 4,096
+# tokens is possible in one draw of twenty-five; the other three are within 5 % of their floor.
 
 # %% [markdown]
 # ## 5. More load, less waiting
@@ -388,7 +388,7 @@ figures.queue(ttft, cfg.context_16k)
 # What this means: from 4 requests a second on three series are flat. The GPU at 4,096 and 8,192
 # tokens and the TPU at 8,192 are a plain queue, at 40, 38 and 25 % of peak: credible numbers for a
 # real server. No constant explains the others. Their "speed" grows with the load, for five of the
-# nine until it passes what the chips can do.
+# nine past what the chips can do; the two 16k series are past it from 2 requests a second on.
 #
 # ## 7. The headline, 23.6 times
 # It divides a GPU at 4,096 tokens that queues by a TPU that answers from its cache. The sweep's own
@@ -554,7 +554,7 @@ display(differ)
 # B acts through A.
 #
 # Nor does the loss figure show that the two agree: it maps the GPU's curve onto the TPU's first and
-# last value. The curve in its own units (`loss_curve_digitized.csv`) ends at a mean of 0.12 to 0.14,
+# last value. The TPU's curve in its own units (`loss_curve_digitized.csv`) ends at a mean of 0.12 to 0.14,
 # not at the published 0.072, and is flat from a tenth of the epoch on.
 #
 # ## 9. The evaluation
@@ -808,7 +808,7 @@ helpers.write_json(helpers.run_dir("published.json"), {
 #
 # <details><summary>Solutions</summary>
 #
-# 1. `463_345 / 1600 * physics.prefill_flops(config, 1600) / (4 * chip["tpu"].flops)` is about 7.5:
+# 1. `463_345 / 1600 * physics.prefill_flops(config, 1600) / (4 * chip["tpu"].flops)` is about 7.6:
 #    seven times what the chips can do. A prefix cache again, most likely.
 # 2. z grows with the square root of the number of samples: 4.46 at five, so `5 * (2 / 4.46) ** 2`
 #    is about one sample per problem. The problems, not the samples, limit this comparison.
