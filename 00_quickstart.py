@@ -117,8 +117,8 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 # Each row of `data/tiny` is a request and a good answer. The model reads both as one row of tokens,
 # but only the answer is trained (blue). That is the *loss mask*. To waste no work on padding,
 # several examples share a row of 512 tokens. In the picture `·` is a space and `↵` a line break;
-# `<|channel>thought … <channel|>` is the empty thought that ends the prompt. Notebook
-# 02 explains all of this.
+# `<|channel>thought … <channel|>` is the empty thought that ends the prompt. Notebook 02 explains all
+# of this.
 
 # %%
 found = [data.clean(row) for row in data.read_rows("data/tiny")[:1_500]]
@@ -191,8 +191,9 @@ style.side_by_side({"base": before[place], "tuned": after[place]}, counter)
 # %% [markdown]
 # ## 5. Your own request
 # **Change the text and run the cell again.** This model is tiny and knows small modules in plain
-# words: gates, multiplexers, adders, counters, shift registers. Keep the form, an
-# opening sentence, the ports, one sentence of behaviour; try another width, other names, or swap up and down.
+# words: gates, multiplexers, adders, counters, shift registers. Keep the form:
+# an opening sentence, the ports, one sentence of behaviour. Try another width, other names, or swap
+# up and down.
 
 # %%
 def ask(request):

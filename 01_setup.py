@@ -139,8 +139,9 @@ words(pd.DataFrame([(name, "✓" if fine else "✗", text) for name, (fine, text
 # ## 2. What fits where
 # What do you have to rent? A *chip* is what you pay for. A *slice* is a set of chips, driven by one
 # virtual machine (VM), the *host*, or by several. *HBM* is the memory on a chip: a training step has
-# to fit in there. Each line below is a slice with the least recomputation that is compiled and fits, else
-# estimated (`remat`: what the backward pass computes again to save memory), for a whole run on 10,000 examples of 922 tokens.
+# to fit in there. Each line below is a slice with the least recomputation that is compiled and
+# fits, else estimated (`remat`: what the backward pass computes again to save memory), for a whole
+# run on 10,000 examples of 922 tokens.
 
 # %%
 def slice_row(found, price, tokens=10_000 * 922):

@@ -525,8 +525,9 @@ pictures.adapter_path(
 #
 # For transformers there may be a third folder. `AutoModelForCausalLM` reads a real model's `merged/`
 # as it is. But who asks for the text class by name, `Gemma4ForCausalLM`, gets random weights and only
-# a warning: it does not know the checkpoint's names, `model.language_model.…`. `merged_text/` holds the same bytes under the names that class expects, without
-# the vision tower. Then the record of it all is written.
+# a warning: it does not know the checkpoint's names, `model.language_model.…`. `merged_text/` holds
+# the same bytes under the names that class expects, without the vision tower. Then the record of it
+# all is written.
 
 # %%
 if "merged_text" in todo:

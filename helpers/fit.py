@@ -40,8 +40,8 @@ EVERY = 100            # optimizer steps between two validations, as in 03
 HELD_OUT = 64          # rows of a validation, as in 03
 STEP_ROWS = {"31b": 2, "e2b": 4, "e4b": 4}          # of an optimizer step, as in 03
 SAVE_EVERY = {"31b": 100, "e2b": 300, "e4b": 300}   # optimizer steps, as in 03
-# A step is 2 FLOPs a weight and token forward and 2 backward; recomputing is 2 more.
-FORWARD = {"NONE": 1 / 2, "BLOCK": 1 / 3, "DECODER": 1 / 3}  # share of a step's work
+# FLOPs of a step for a weight and a token: 2 forward, 2 backward, 2 more if it recomputes.
+STEP_FLOPS = {"NONE": 4, "BLOCK": 6, "DECODER": 6}
 
 
 WHERE_FROM = {
@@ -223,14 +223,13 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
     if rows % fsdp:
         raise UserError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
     wanted = (base_dtype, remat, rows, row_length)
-    compiled = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
-                if _shape(row) == wanted]
-    if compiled:
-        return max(compiled, key=lambda found: found.speed or 0)
+    same = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
+            if _shape(row) == wanted]
+    if same:
+        return max(same, key=lambda found: found.speed or 0)
     parts = estimate(model, fsdp, tp, base_dtype, remat, rows, row_length)
     whole = base_dtype != "bfloat16" and best_fit(kind, chips, model)  # storage saves no time
-    passes = 4 if remat == "NONE" else 6  # of 2 N FLOPs: forward, backward and perhaps again
-    work = passes * physics.parameters(_config(model))["matmul"] / FILL
+    work = STEP_FLOPS[remat] * physics.parameters(_config(model))["matmul"] / FILL
     bound = chips * spec.flops / work
     if whole and whole.fits and (remat == "NONE") <= (whole.remat == "NONE"):
         bound = min(bound, whole.speed or whole.bound)
@@ -313,7 +312,7 @@ def run_cost(fit, tokens, dollars_per_hour, speed=None):
     steps = int(tokens / step_tokens(fit))
     validations = steps // EVERY + 2  # the first and the last step's, too
     saves = steps // SAVE_EVERY[fit.model] + 1
-    work = validations * HELD_OUT * fit.row_length * FILL * FORWARD[fit.remat]
+    work = validations * HELD_OUT * fit.row_length * FILL * 2 / STEP_FLOPS[fit.remat]
     minutes = {
         "download the base": size / GB_PER_S / 60, "load it onto the chips": size / GB_PER_S / 60,
         "compile": float(COMPILE_MINUTES), "optimizer steps": tokens / speed / 60,
@@ -358,7 +357,7 @@ def page_data():
              "rows": fit.rows, "length": fit.row_length, "fits": fit.fits,
              "compiled": fit.compiled, "gib": round(fit.total, 2), "limit": round(fit.limit, 2),
              "speed": fit.speed or fit.bound, "predicted": fit.speed is not None,
-             "stepTokens": step_tokens(fit), "forward": FORWARD[fit.remat],
+             "stepTokens": step_tokens(fit), "forward": 2 / STEP_FLOPS[fit.remat],
              "price": dollars}
             for fit, dollars in [*renters_rows(("31b",)),
                                  *renters_rows(SMALL, ONE_CHIP | SLICES)]]

@@ -419,8 +419,8 @@ class Program:
 
     def _updated_inside(self, name):
         """(number of the parameter that a fusion updates in place, bytes it writes), or None."""
-        lines = self.computations.get(name) or [None]
-        if lines[-1] is None or lines[-1].opcode != "dynamic-update-slice":
+        lines = self.computations.get(name)
+        if not lines or lines[-1].opcode != "dynamic-update-slice":
             return None
         target, update = lines[-1].operands[:2]
         places = {one.name: int(one.inside) for one in lines if one.opcode == "parameter"}

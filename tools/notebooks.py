@@ -161,8 +161,7 @@ def output_text(notebook):
 
 def tidy(notebook):
     """Join stream outputs, drop versions, times and terminal colours: diffs should be quiet."""
-    kept = {name: notebook.metadata[name] for name in ("made_from",) if name in notebook.metadata}
-    notebook.metadata = nbformat.from_dict(METADATA | kept)
+    notebook.metadata = nbformat.from_dict(METADATA)
     for cell in code_cells(notebook):
         cell.metadata.pop("execution", None)
         joined = []
@@ -302,10 +301,11 @@ def execute(source, folder, **options):
     if failed:
         print(f"\n{failed}\n\n{source.stem} failed after {took:.0f} s: {shown(copy)}",
               file=sys.stderr, flush=True)
+    tidy(notebook)
     if stored_results:
         notebook.metadata["made_from"] = stored_results
     try:
-        write_text(copy, text_of(tidy(notebook)))
+        write_text(copy, text_of(notebook))
     except UserError as error:
         what = "" if failed else f"{source.stem} ran to its end, and what it wrote is kept. "
         raise SystemExit(f"{what}{shown(copy)} could not be saved: {error}") from None
