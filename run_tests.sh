@@ -17,12 +17,6 @@ case "${1:-}" in
   ;;
 esac
 short="not kills"
-case "$suite" in
-fast) marks="$short and not slow" ;;
-slow) marks="$short and slow" ;;
-all) marks="$short" ;;
-*) marks="$suite" ;;
-esac
 export SIZE=tiny RUN_DIR="${RUN_DIR:-runs/test}"
 mkdir -p "$RUN_DIR"
 log="$RUN_DIR/pytest-$suite.log"
@@ -38,7 +32,18 @@ esac
 case "$suite" in
 fast | slow | all) ./run_all.sh 00 07 ;;
 esac
-processes=()
-[ "$suite" = fast ] && processes=(-n 2 --dist loadfile) # slow tests start servers, and want all cores
-.venv/bin/python -m pytest -m "$marks" "${processes[@]}" "$@" | tee "$log"
-printf 'run_tests: %s passed, results in %s; %s ends with\n%s\n' "$suite" "$RUN_DIR" "$log" "$(tail -n 1 "$log")"
+# Fast tests in two processes; slow ones start servers and kernels, and want every core themselves.
+failed=0
+run() { .venv/bin/python -m pytest "$@" | tee -a "$log" || failed=1; }
+rm -f "$log"
+case "$suite" in
+fast | all) run -m "$short and not slow" -n 2 --dist loadfile "$@" ;;
+esac
+case "$suite" in
+slow | all) run -m "$short and slow" "$@" ;;
+kills) run -m kills "$@" ;;
+esac
+outcome="$([ "$failed" = 0 ] && echo passed || echo FAILED)"
+printf 'run_tests: %s %s, results in %s; %s ends with\n' "$suite" "$outcome" "$RUN_DIR" "$log"
+grep -E '^=+ .* in [0-9.]+s.* =+$' "$log" || tail -n 1 "$log"
+exit "$failed"
