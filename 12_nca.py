@@ -260,7 +260,7 @@ style.finish(fig, "12_complexity", "drawn here; triangles: the six films of sect
 # how many different patches a film has.
 
 # %%
-groups = {"better than the band": scores < low, "kept": inside, "worse": scores > high}
+groups = {"compress better": scores < low, "kept": inside, "compress worse": scores > high}
 changed = (frames[:, 1:] != frames[:, :-1]).mean((1, 2, 3))
 used = [len(np.unique(film)) for film in nca.patches(frames, world.states)]
 facts = pd.DataFrame({"cells that change": changed, "different patches": used})
@@ -408,13 +408,14 @@ assert table.empty or set(table.recipe) == {nca.recipe(plan)}, "stored from anot
 first = table[(table.stage == "first") & (table.arm != "first-text")]
 fig, ax = style.figure(width=8.5)
 for (arm, seed), run in first.groupby(["arm", "seed"]):
-    ax.plot(run.step, run.val_loss, color=nca.COLOURS[arm.removeprefix("first-")], lw=1.2,
-            label=arm.removeprefix("first-") if seed == first.seed.min() else None)
+    name = arm.removeprefix("first-")
+    ax.plot(run.step, run.val_loss, color=nca.COLOURS[name], lw=1.2,
+            label=nca.ARMS[name].label if seed == first.seed.min() else None)
 ax.plot(live.step, live.loss, ".", color=style.RED, ms=4, label="this run, each step")
-for level, name in ((same_for_all, "same guess for all films"), (for_each_film, "for each film")):
+levels = {"same guess for all films": (same_for_all, 0.8), "for each film": (for_each_film, 0.01)}
+for name, (level, left) in levels.items():
     ax.axhline(level, color=style.GREY, ls="--", lw=1)
-    ax.text(*((1, level) if level == for_each_film else (plan.first_steps * 0.8, level)), name,
-            color=style.GREY, va="bottom", fontsize=9)
+    ax.text(left * plan.first_steps, level, name, color=style.GREY, va="bottom", fontsize=9)
 ax.set(xlabel="step of the first stage", ylabel="loss per token, nats",
        title="What the model learns from films", xlim=(0, plan.first_steps))
 ax.legend(loc="upper center")
