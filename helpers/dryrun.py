@@ -8,6 +8,7 @@ first where something is compiled.
 
 import dataclasses
 import datetime
+import gc
 import gzip
 import json
 import re
@@ -403,6 +404,9 @@ def run_table(recipes, keep="", again=False, folder=FOLDER):
                     kept.write_bytes(gzip.compress(text.encode(), 6))
             row = {**row, **(predict(recipe, text, folder) if text else {})}
         store(recipe, row, folder)
+        compiled = text = None  # a program of sixty layers takes gigabytes, and so will the next one
+        jax.clear_caches()
+        gc.collect()
 
 
 def store(recipe, row, folder=FOLDER):

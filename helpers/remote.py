@@ -42,11 +42,12 @@ def _storage():
 
     gcsfs takes a second to import, and most readers have no bucket, so it is done here.
     """
-    # Ordinary buckets only: gcsfs asks for each bucket's kind by another protocol otherwise.
+    # Ordinary buckets only. gcsfs's other class asks for each bucket's kind by another protocol, for
+    # up to a minute a file where nobody answers; who imported gcsfs before us has that one.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    import gcsfs
+    from gcsfs.core import GCSFileSystem
     anonymous = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
-    return gcsfs.GCSFileSystem(token="anon" if anonymous else None, skip_instance_cache=True)
+    return GCSFileSystem(token="anon" if anonymous else None, skip_instance_cache=True)
 
 
 def _troubles():

@@ -1758,8 +1758,9 @@ def served_here(world):
         server.write_options(replace(known, model=str(world.run / "merged")))
 
 
-@fault("disk of .* is full", slow=True)
+@fault(r"GB free, for merged/.*Set RUN_DIR", slow=True)
 def a_full_disk_in_04(world):
+    """Said before anything is written."""
     finished(world, "data", "train")
     full, run_dir = world.folder / "full", world.run
     size = sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file())

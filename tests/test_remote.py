@@ -163,6 +163,17 @@ def test_an_empty_folder_is_not_a_missing_or_refused_bucket(storage, tmp_path, m
         remote._storage.cache_clear()
 
 
+def test_a_gcsfs_that_somebody_imported_first_does_not_choose_the_protocol(storage):
+    """Its default class asks by gRPC for a bucket's kind, a minute a file where nobody answers."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import gcsfs; from helpers import remote\n"
+         "assert gcsfs.GCSFileSystem is not gcsfs.core.GCSFileSystem\n"
+         "print(type(remote._storage()) is gcsfs.core.GCSFileSystem)"],
+        cwd=ROOT, text=True, capture_output=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("GCSFS")})
+    assert done.stdout.strip() == "True", done.stderr
+
+
 def test_a_termination_signal_leaves_the_newest_step_marked(storage, run, tmp_path):
     """SIGTERM while the command sleeps: one more pass, then it ends by itself."""
     command = subprocess.Popen([sys.executable, "-m", "helpers.remote", "push", str(run),
