@@ -535,9 +535,9 @@ figures.draw_memory(table)
 
 # %% [markdown]
 # Recomputing buys memory, not speed: with `BLOCK` four rows at once need less than half of the HBM,
-# and a quarter of the speed is lost (by the estimate). Letting all positions meet the output matrix
-# costs 1.6 GiB. Three rows leave 0.3 GiB, which code and fragmentation would take: treat them as
-# not fitting.
+# and a fifth of the speed is lost, as the next table predicts. Letting all positions meet the output
+# matrix costs 1.6 GiB and 1 % of the time. Three rows leave 0.3 GiB, which code and fragmentation
+# would take: treat them as not fitting.
 #
 # Then the time of one micro-step: *predicted* by the time model, with what the chip waits in it,
 # and beside it the compiler's estimate and the roofline. None is measured. Hours and dollars follow
@@ -551,9 +551,6 @@ dryrun.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
                     "seconds_roofline": "s, roofline"})
 
 # %% [markdown]
-# *Not predicted yet*: the row was compiled before the time model was written, and its text was not
-# kept. Each takes ten CPU minutes to compile again.
-#
 # ### How many times?
 # Five times the published real tokens per second is what this series set out for. `published` and
 # `ours, faster`, which 03 runs, come from the same code and the same compiler. All three times see
