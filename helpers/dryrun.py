@@ -404,7 +404,7 @@ def run_table(recipes, keep="", again=False, folder=FOLDER):
                     kept.write_bytes(gzip.compress(text.encode(), 6))
             row = {**row, **(predict(recipe, text, folder) if text else {})}
         store(recipe, row, folder)
-        compiled = text = None  # a program of sixty layers takes gigabytes, and so will the next one
+        compiled = text = None  # a program of sixty layers takes gigabytes, as will the next one
         jax.clear_caches()
         gc.collect()
 

@@ -42,7 +42,7 @@ def _storage():
 
     gcsfs takes a second to import, and most readers have no bucket, so it is done here.
     """
-    # Ordinary buckets only. gcsfs's other class asks for each bucket's kind by another protocol, for
+    # Ordinary buckets only. gcsfs's other class asks for each bucket's kind by another protocol,
     # up to a minute a file where nobody answers; who imported gcsfs before us has that one.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     from gcsfs.core import GCSFileSystem
