@@ -282,8 +282,8 @@ def temporary_dir():
 def local_path(name):
     """Is this name, of a model or a dataset, clearly meant as a path on this machine?"""
     text = str(name)
-    return (text.startswith(("/", ".", "~")) or text.count("/") > 1 and "://" not in text
-            or "/" in text and Path(text.split("/")[0]).is_dir())
+    return "://" not in text and (text.startswith(("/", ".", "~")) or text.count("/") > 1
+                                  or "/" in text and Path(text.split("/")[0]).is_dir())
 
 
 def require(path, notebook):
