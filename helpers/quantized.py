@@ -310,7 +310,7 @@ def check_run(cfg, config, mesh, checkpoints):
     check(config, mesh, **here)
     if cfg.fresh or not epath.Path(checkpoints).exists():
         return
-    with train.open_checkpoints(epath.Path(checkpoints).resolve(), 1, 0) as manager:
+    with train.open_checkpoints(checkpoints, 1, 0) as manager:
         step, saved = train.newest_recipe(manager)
     there = {key: (saved or here).get(key, value) for key, value in gemma.UNQUANTISED.items()}
     different = [f"{key}: {there[key]} there, {here[key]} here"

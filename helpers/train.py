@@ -398,6 +398,8 @@ def open_checkpoints(folder, every, last, keep=3):
     """Orbax's manager of a folder, local or gs://: saves every few steps, keeps the newest few."""
     handlers = {"model_params": ocp.PyTreeCheckpointHandler(), "data": ocp.JsonCheckpointHandler(),
                 "optimizer_state": ocp.PyTreeCheckpointHandler()}
+    if "://" not in str(folder):  # Orbax wants an absolute path
+        folder = Path(folder).resolve()
     return ocp.CheckpointManager(folder, item_handlers=handlers, options=(
         ocp.CheckpointManagerOptions(save_interval_steps=every, save_on_steps=[last],
                                      max_to_keep=keep, create=True)))

@@ -11,12 +11,14 @@ import threading
 import time
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 import train_driver
 from conftest import ROOT
 from test_faults import world  # noqa: F401  (a fixture)
 
-from helpers import UserError, remote, train
+from helpers import UserError, gemma, quantized, remote, train
 
 
 @pytest.fixture(scope="session")
@@ -172,6 +174,22 @@ def test_a_gcsfs_that_somebody_imported_first_does_not_choose_the_protocol(stora
         cwd=ROOT, text=True, capture_output=True,
         env={name: value for name, value in os.environ.items() if not name.startswith("GCSFS")})
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_checkpoints_of_another_base_in_a_bucket_are_refused(storage, tmp_path, monkeypatch):
+    """The address was made a path once: an empty folder, in which nothing was to be refused."""
+    monkeypatch.chdir(tmp_path)
+    config = gemma.config_from_hf(ROOT / "assets" / "tiny_gemma4")
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    address = "gs://runs/other-base/checkpoints"
+    with train.open_checkpoints(address, 1, 2) as manager:
+        state = train.State(2, {"a": jnp.ones(2)}, {"b": jnp.ones(2)}, {})
+        train.save(manager, state, {"rank": 4, "base_dtype": "int8"})
+        manager.wait_until_finished()
+    ours = SimpleNamespace(base_dtype="bfloat16", tile_size=0, int8_products=False, fresh=False)
+    with pytest.raises(UserError, match="int8 there, bfloat16 here"):
+        quantized.check_run(ours, config, mesh, address)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_termination_signal_leaves_the_newest_step_marked(storage, run, tmp_path):
