@@ -91,7 +91,7 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
     evaluate = jax.jit(train.make_eval_step(model, run.loss_fn))
     run.validate = lambda adapters: float(evaluate(adapters, run.frozen, held_out))
     run.recipe = {"rank": rank, "steps": steps}
-    checkpoints = os.environ.get("CHECKPOINTS") or (folder / "checkpoints").resolve()
+    checkpoints = os.environ.get("CHECKPOINTS") or folder / "checkpoints"
     run.manager = train.open_checkpoints(checkpoints, checkpoint_every, steps)
     train.refuse_another_recipe(run.manager, run.recipe)
     run.state = train.restore(run.manager, run.state)
