@@ -168,7 +168,6 @@ def place(model, mesh):
     return model
 
 
-
 def unused_tensors(config, table):
     """{Tunix's name: array} of keys' and values' weights that no file holds and no layer uses.
 

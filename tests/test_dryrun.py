@@ -407,6 +407,7 @@ def test_a_live_compile_gives_the_stored_numbers(tmp_path):
     assert "the same as stored" in done.stdout
 
 
+@pytest.mark.slow
 def test_without_libtpu_the_notebook_says_so_and_shows_what_is_stored(tmp_path):
     """A copy of the repository has no .libtpu: what a reader on macOS or Windows sees."""
     if importlib.util.find_spec("libtpu"):

@@ -112,7 +112,8 @@ def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("base_dtype, tile_size", [("int8", 0), ("nf4", 32)])
+@pytest.mark.parametrize("base_dtype, tile_size", [
+    pytest.param("int8", 0, marks=pytest.mark.slow), ("nf4", 32)])
 def test_a_quantised_base_answers_before_it_has_adapters(base_dtype, tile_size):
     """As 03 asks it: the model, one MLP by itself and compiled, and still with adapters on it."""
     config = gemma.config_from_hf(TINY, dtype="float32")
@@ -172,14 +173,16 @@ def test_int8_product_and_gradient(equation, left, right):
 
 
 @pytest.mark.parametrize("name, layers, tp, per_layer, shared", [
-    ("31b", 12, 4, 0, 0), ("e2b", 35, 1, 2, 20),
-    pytest.param("31b", 60, 4, 0, 0, marks=pytest.mark.slow)])
+    ("31b", 12, 4, 0, 0), ("e2b-small", 10, 1, 2, 5),
+    *(pytest.param(*case, marks=pytest.mark.slow)
+      for case in (("e2b", 35, 1, 2, 20), ("31b", 60, 4, 0, 0)))])
 def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_layer, shared):
     """31B and E2B, abstractly: all that LoRA reaches; not norms, embedders, per-layer inputs."""
-    config = gemma.config_from_hf(f"data/configs/gemma4_{name}.json", num_layers=layers)
+    source = random_gemma.E2B if name == "e2b-small" else f"data/configs/gemma4_{name}.json"
+    config = gemma.config_from_hf(source, num_layers=layers)
     devices = np.array(jax.devices()[:1] * tp).reshape(1, tp)
     mesh = jax.sharding.Mesh(devices, ("fsdp", "tp"))
-    model = quantized.abstract_base(config, mesh, "nf4", 32)
+    model = quantized.abstract_base(config, mesh, "nf4", tile := 16 if layers == 10 else 32)
     state = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(nnx.state(model))}
     stored = {path.removesuffix(".array.qvalue"): leaf for path, leaf in state.items()
               if path.endswith(".array.qvalue")}
@@ -197,16 +200,16 @@ def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_laye
     assert len(left) == len(embedder) + per_layer * config.num_layers
     plain = gemma.abstract_base(config, mesh)
     assert quantized.count(model) == quantized.count(plain)
-    if layers != 12:  # all of them
+    if layers in (35, 60):  # all of them
         held = fit.held(name, 1, tp, "nf4")[0]
         assert quantized.gib(nnx.state(model)) == pytest.approx(held, rel=0.02)
     for path, hull in ((path, quantized.module_at(model, path)) for path in (
             ("layers", 0, "attn", "attn_vec_einsum", "w"), ("layers", 0, "mlp", "down_proj", "kernel"))):
         values, scale = (getattr(hull.array, part).get_value() for part in ("qvalue", "scale"))
-        assert math.prod(values.shape) == 32 * math.prod(scale.shape), path
+        assert math.prod(values.shape) == tile * math.prod(scale.shape), path
         scale.sharding.shard_shape(scale.shape)  # raises if an axis does not divide
     adapted = gemma.inject_lora(model, 8, 8.0, mesh, provider=quantized.provider(
-        "nf4", 8, 8.0, tile_size=32))
+        "nf4", 8, 8.0, tile_size=tile))
     assert set(gemma.adapted_modules(adapted)) == set(gemma.expected_modules(config))
 
 
@@ -319,6 +322,7 @@ def test_an_old_checkpoint_that_says_nothing_is_of_a_bfloat16_base(tmp_path):
         quantized.check_run(Run(), config, mesh, folder)
 
 
+@pytest.mark.slow
 def test_resume_is_bit_for_bit(tmp_path):
     """Six steps in one go, and killed after three: the same adapters, on a quantised base."""
     def build(folder, stop=None):

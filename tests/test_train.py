@@ -449,6 +449,7 @@ def test_the_step_with_its_sharding_constraints_computes_the_same(tiny, monkeypa
     assert shardings(plain) == shardings(sharded)
 
 
+@pytest.mark.slow
 def test_validation_and_greedy_text_with_their_sharding_constraints(tiny, monkeypatch):
     """The other two programs of 03, with the constraints that a CPU leaves out forced on."""
     model, mesh = tiny[:2]
