@@ -123,7 +123,7 @@ def done(folder, number):
                 row = json.loads(line)
                 place = (path.parent.name, row["plan"], row["problem"], row["index"])
                 assert place not in found, f"{place} twice"
-                found[place] = {key: row[key] for key in ("key", "finish") if key in row}
+                found[place] = row
     return found
 
 
