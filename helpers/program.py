@@ -513,6 +513,7 @@ def _product_flops(line, lhs, rhs):
 PARTS = ("MLP", "output matrix", "projections", "attention", "LoRA", "norms", "conversions",
          "optimizer", "other")
 DIRECTIONS = ("forward", "recomputed", "backward", "rest")
+QUANTISED = ("Dequantized.weight", "Int8Products.weight", "int8_dot", "int8_einsum")  # helpers.quantized
 UPDATE = re.compile(r"^(Optimizer\.|MultiSteps|scale_by_|global_norm|clip_by_|apply_updates|tree_|"
                     r"add_decayed|safe_increment|make_optimizer)")
 
@@ -543,7 +544,7 @@ def part_of(stack, op_name, product, moves):
     provider = next((name for file, name, _ in stack if "Provider." in name or "Lora." in name), "")
     equation = re.search(r"[\w,]+->\w+", op_name)
     low_rank = bool(equation) and "r" in equation[0]
-    stored = any(name.startswith("Dequantized.weight") for name in names)  # a quantised base's own
+    stored = any(name.startswith(QUANTISED) for name in names)  # a quantised base's own product
     adapter = product and "Lora" in provider and not stored
     if low_rank or "_compute_lora_delta" in names or adapter:
         return "LoRA"
