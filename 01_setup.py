@@ -152,6 +152,7 @@ def slice_row(found, price, tokens=10_000 * 922):
     return {"slice": found.slice, "model": found.model, "base": found.base_dtype,
             "GiB a chip": f"{found.total:.0f} of {found.limit:.0f}",
             "fits": f"yes ({how}), remat={found.remat}" if found.fits else f"no ({how})",
+            "real tokens/s": found.pace if found.fits else "",
             "hours": f"{least}{cost['hours']:.1f}" if found.fits else "",
             "USD": f"{least}{cost['dollars']:.0f}" if found.fits else ""}
 
@@ -163,8 +164,8 @@ words(pd.DataFrame([slice_row(*row) for row in chosen]))
 # %% [markdown]
 # A v5p-8 holds all of the 31B's step without recomputation, in bfloat16, for about an hour; for E2B
 # one chip is enough. *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the
-# model's shapes, a tenth of the chip left free. *≥*: no time is predicted, and it takes no less; such
-# bounds rule a slice out, but do not rank slices, since they are loosest where nothing is compiled.
+# model's shapes, a tenth of the chip left free. *≥*: no time is predicted, and it takes no less (*≤*:
+# is no faster); such bounds rule a slice out, but do not rank slices, since they are loosest where nothing is compiled.
 #
 # For your own tokens and prices there is a page,
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md);

@@ -89,7 +89,8 @@ SEARCH = [replace(OURS, recipe="four rows, BLOCK remat", micro_batch=4, remat="B
           replace(OURS, recipe="three rows", micro_batch=3),
           replace(DENSE, recipe="two rows, dense attention", micro_batch=2)]
 E2B = Recipe("ours", size="e2b", sequence_length=2048, loss="1024", one_sum=True)
-ELSEWHERE = [replace(E2B, topology="v6e-1"),
+E2B_V6E = replace(E2B, topology="v6e-1")
+ELSEWHERE = [E2B_V6E,
              replace(E2B, recipe="ours, DECODER remat", topology="v5e-1", remat="DECODER"),
              replace(OURS, recipe="ours, DECODER remat", topology="v6e-8", remat="DECODER"),
              replace(FASTER, recipe="ours", topology="v5p-32", micro_batch=8),
@@ -280,9 +281,14 @@ def slice_of(recipe):
     return timing.Slice(piece.chip, (*sizes, 1)[:3], places)
 
 
+def unknown_share(found):
+    """The share of FLOPs or bytes, whichever is more, of which a prediction knows no cost."""
+    return 1.0 if found.opaque else max(found.unknown_flops, found.unknown_bytes)
+
+
 def columns_of(recipe, found):
     """What a `program.Prediction` says, as columns; empty where too much has no known cost."""
-    row = {"unknown_share": 1.0 if found.opaque else max(found.unknown_flops, found.unknown_bytes)}
+    row = dict.fromkeys(PREDICTED) | {"unknown_share": unknown_share(found)}
     if found.seconds is None:
         return row
     tokens = real_tokens(recipe)
@@ -436,6 +442,37 @@ def milliseconds(rows):
     return 1e3 * sum(row["seconds"] for row in rows)
 
 
+def without_cycles(recipes):
+    """What the compiled programs of some recipes hold without a count of cycles, from the profiles.
+
+    Returns:
+      A DataFrame, a line for each recipe and opcode that takes or may take more than a microsecond:
+      how many, their bytes, and the time they are given: bytes at the HBM's speed for what only
+      moves bytes, nothing for the rest.
+    """
+    lines = []
+    for recipe in recipes:
+        profile, spec = stored_profile(recipe), chip(SLICES[recipe.topology].chip)
+        for kind, known in (("moved", "moves bytes"), ("unknown", "cost unknown")):
+            for entry in profile[kind]:
+                seconds = entry["bytes"] / spec.bandwidth
+                if seconds > 1e-6:
+                    lines.append({
+                        "recipe": f"{recipe.topology} {recipe.recipe}", "": known,
+                        "instruction": entry["opcode"], "count": entry["count"],
+                        "MB": entry["bytes"] / 1e6, "ms given": 1e3 * seconds * (kind == "moved"),
+                        "of the step": seconds / profile["seconds"]})
+    return pd.DataFrame(lines)
+
+
+def parts_beside(recipes):
+    """Milliseconds by part of the model for several recipes side by side, from their profiles."""
+    columns = {recipe.recipe: by_part(stored_profile(recipe), real_tokens(recipe))["all"]
+               for recipe in recipes}
+    table = pd.DataFrame(columns).fillna(0.0)
+    return table.loc[table.max(axis=1).sort_values(ascending=False).index]
+
+
 def whole(recipe, depth=60):
     """(a profile's rows for all layers, where from): compiled, or reckoned from six layers."""
     full, few = stored_profile(recipe), stored_profile(replace(recipe, layers=6))
@@ -491,7 +528,7 @@ def show(table, columns):
         why = table.unknown_share.notna().map({True: "costs unknown", False: "not predicted yet"})
         known = table.seconds_predicted.map(forms.pop("seconds_predicted").format)
         table = table.assign(seconds_predicted=known.where(
-            table.seconds_predicted.notna(), why.where(table.args_gib.notna(), "")))
+            table.seconds_predicted.notna(), why.where(table.temp_gib.notna(), "")))
     look = table.reset_index(drop=True).reindex(columns=list(columns)).style.hide(axis="index")
     look = look.format(forms, na_rep="").relabel_index(list(columns.values()), axis="columns")
     return look.set_table_styles([
@@ -608,10 +645,10 @@ def renters_table(rows, tokens, prices):
             "fits": "yes" if found.fits else "no", "remat": found.remat,
             "rows": f"{found.rows} x {found.row_length:,}", "GiB a chip": f"{found.total:.1f}",
             "limit": f"{found.limit:.1f}", "from": "compiled" if found.compiled else "estimated",
-            "steps alone, h": f"{least}{steps / 60:.2f}", "whole run, h": f"{least}"
-            f"{cost['hours']:.2f}", "USD": f"{least}{cost['dollars']:.2f}"})
+            "real tokens/s": found.pace, "steps alone, h": f"{least}{steps / 60:.2f}",
+            "whole run, h": f"{least}{cost['hours']:.2f}", "USD": f"{least}{cost['dollars']:.2f}"})
     table = pd.DataFrame(lines)
-    table.loc[table.fits == "no", ["steps alone, h", "whole run, h", "USD"]] = ""
+    table.loc[table.fits == "no", ["real tokens/s", "steps alone, h", "whole run, h", "USD"]] = ""
     return table
 
 
@@ -739,8 +776,11 @@ def compile_attention(kind, how):
     ids = jax.ShapeDtypeStruct((1, 4_096), jnp.int32, sharding=NamedSharding(mesh, whole))
     program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*shapes, ids).compile()
     cost, memory = program.cost_analysis(), program.memory_analysis()
+    places = tuple(tuple(device.coords) for device in mesh.devices.flat)
+    found = timing.predict(program.as_text(), timing.Slice("v5p", (2, 2, 1), places))
     return {"kind": kind, "attention": how, "flops_per_chip": cost["flops"],
-            "bytes_per_chip": cost["bytes accessed"], "seconds_estimate": cost["optimal_seconds"],
+            "bytes_per_chip": cost["bytes accessed"], "seconds_predicted": found.seconds,
+            "unknown_share": unknown_share(found), "seconds_estimate": cost["optimal_seconds"],
             "temp_gib": memory.temp_size_in_bytes / 2**30} | versions() | {
                 "date": str(datetime.date.today())}
 
@@ -748,7 +788,7 @@ def compile_attention(kind, how):
 def attention_table(compile_missing=False):
     """One attention layer alone: dense, by blocks, the kernel; compiled if asked and not stored."""
     table = stored("attention_v5p-8")
-    if compile_missing and not len(table):
+    if compile_missing and not table.unknown_share.notna().any():
         compiler.register()
         table = pd.DataFrame([compile_attention(kind, how) for kind in ("sliding", "full")
                               for how in ("dense", "blocks", "splash")])

@@ -91,6 +91,11 @@ class Fit:
         """Does it? An estimate has to leave `SPARE` of the chip free."""
         return self.total <= self.limit * (1.0 if self.compiled else 1 - SPARE)
 
+    @property
+    def pace(self):
+        """Real tokens per second as text: predicted, or what the arithmetic allows at most (≤)."""
+        return f"≤ {self.bound:,.0f}" if self.speed is None else f"{self.speed:,.0f}"
+
     def __str__(self):
         how = "compiled" if self.compiled else "estimated"
         return (f"{self.model}, {self.base_dtype} base, on a {self.slice}: "
@@ -358,7 +363,7 @@ def page_data():
              "compiled": fit.compiled, "gib": round(fit.total, 2), "limit": round(fit.limit, 2),
              "speed": fit.speed or fit.bound, "predicted": fit.speed is not None,
              "stepTokens": step_tokens(fit), "forward": 2 / STEP_FLOPS[fit.remat],
-             "price": dollars}
+             "pace": fit.pace, "price": dollars}
             for fit, dollars in [*renters_rows(("31b",)),
                                  *renters_rows(SMALL, ONE_CHIP | SLICES)]]
     return {"rows": rows, "fill": FILL, "every": EVERY, "saveEvery": SAVE_EVERY,

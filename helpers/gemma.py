@@ -426,8 +426,9 @@ class BlockAttention(gemma4.Attention):
             value *= jax.lax.rsqrt(jnp.mean(jnp.square(value), axis=-1, keepdims=True) + 1e-6)
             key = gemma4.apply_rope(self._key_norm(key), segment_pos, **rope)
         sliding = self.attn_type == gemma4.AttentionType.LOCAL_SLIDING
-        mixed = attend(query, key, value, attn_mask,
-                       config.sliding_window_size if sliding else None, self.size)
+        with jax.named_scope("attention"):  # a name in profiles, as in `train.make_loss`
+            mixed = attend(query, key, value, attn_mask,
+                           config.sliding_window_size if sliding else None, self.size)
         output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
         return {"k": key, "v": value}, output, (key, value)
 

@@ -842,14 +842,14 @@ WRAPPER = re.compile(r"\w*Lora\.|SharedInputs\.|_OfTheInput\.|Einsum\.__call__|s
 
 
 def source_line(stack):
-    """`file:line` of the innermost call that is not a library's or a wrapper's, or ""."""
+    """`file:line, function` of the innermost call that is no library's and no wrapper's, or ""."""
     if not stack:
         return ""
-    file, _, line = next((place for place in stack if not LIBRARY.search(place[0])
+    file, function, line = next((place for place in stack if not LIBRARY.search(place[0])
                           and not WRAPPER.match(place[1])), stack[0])
     path = Path(file.rsplit("site-packages/", 1)[-1])
     short = path if "site-packages/" in file else Path(*path.parts[-1 - ("helpers" in path.parts):])
-    return f"{short}:{line}"
+    return f"{short}:{line}, {function}"
 
 
 def predict(program, where):

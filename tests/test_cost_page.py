@@ -62,7 +62,8 @@ def test_hours_and_dollars_are_those_of_run_cost(page, model, base, slice_name, 
         assert line[1] == ("yes" if found.fits else "no")
         assert line[2].endswith("compiled" if found.compiled else "estimated")
         least = "≥ " if cost["at_least"] else ""
-        assert line[4:] == ([f"{least}{cost['hours']:.2f}", f"{least}{cost['dollars']:.2f}"]
+        assert line[4] == (found.pace if found.fits else "")
+        assert line[5:] == ([f"{least}{cost['hours']:.2f}", f"{least}{cost['dollars']:.2f}"]
                             if found.fits else ["", ""])
         if line[0] == slice_name and found.fits:
             assert {name: minutes for name, minutes, _ in parts} == {

@@ -374,6 +374,8 @@ def test_a_quantised_base_s_product_is_no_adapter_s():
              "Linear.__call__", "FeedForward.block"]
     stack = [("/x/a.py", name, 1) for name in stack]
     assert program.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == "MLP"
+    int8 = [("/x/a.py", "Int8Products.weight_dot", 1), *stack[1:]]
+    assert program.part_of(int8, "jit(step)/jvp()/dot_general", True, False) == "MLP"
     assert program.part_of(stack[1:], "jit(step)/jvp()/dot_general", True, False) == "LoRA"
 
 

@@ -36,7 +36,7 @@ FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
 # Stored results that a notebook shows: its outputs are as old as they were when it was executed.
-READS = {"01": ("data/dryrun",), "03": ("data/dryrun/v5p-8_31b.csv",), "08": ("data/dryrun",),
+READS = {"01": ("data/dryrun",), "03": ("data/dryrun",), "08": ("data/dryrun",),
          "10": ("data/published",), "11": ("data/dryrun", "data/qlora"), "12": ("data/nca",)}
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|tmp|work|private|var/folders)/[\w.-]+")

@@ -46,6 +46,7 @@ OPTIONS = {
                               "xla_tpu_use_minor_sharding_for_major_trivial_input": True},
     "64 MiB of VMEM": {"xla_tpu_scoped_vmem_limit_kib": "65536"},
     "32 MiB of VMEM": {"xla_tpu_scoped_vmem_limit_kib": "32768"},
+    "async, 32 MiB of VMEM": STEPS | {"xla_tpu_scoped_vmem_limit_kib": "32768"},
 }
 # (mesh, what cuts the residual stream, whether the MLP's weights are gathered, options, and
 # perhaps "int8": stored weights in int8, multiplied in int8, forward and backward)
@@ -62,14 +63,16 @@ MLP = [((1, 4), "width", False, "", "int8"), ((1, 4), "tokens", True, "", "int8"
        ((2, 2), "width", False, "reduce-scatter of two")]
 
 
-# (layers of the whole step, mesh, softmax normalised late and an own GELU gradient, options)
+# (layers of the whole step, mesh, softmax normalised late and an own GELU gradient, options, and
+# perhaps True: with one sum, as 03 trains; its on-chip memory is an option)
 STEP = [(2, (1, 4), False, ""), (2, (1, 4), True, ""), (2, (2, 2), True, "async"),
-        (6, (2, 2), False, "async")]
+        (6, (2, 2), False, "async"), (6, (1, 4), False, "async, 32 MiB of VMEM", True)]
 
 
-def step_name(layers, mesh, late, options):
+def step_name(layers, mesh, late, options, one_sum=False):
     """What a row of the whole step is called."""
-    words = [f"{layers} layers of the step, mesh {mesh}", "softmax normalised late" * late, options]
+    words = [f"{layers} layers of the step, mesh {mesh}", "softmax normalised late" * late,
+             "one sum" * one_sum, options]
     return ", ".join(word for word in words if word)
 
 
@@ -180,7 +183,7 @@ def gated(gate, up):
     return product(gate, up)
 
 
-def lower_step(layers, mesh_shape, late):
+def lower_step(layers, mesh_shape, late, _="", one_sum=False):
     """Notebook 03's step with a few of the 31B's layers, by 08's own functions, lowered."""
     import dataclasses
 
@@ -192,7 +195,7 @@ def lower_step(layers, mesh_shape, late):
         gemma.attend = attend_late
         gemma4.FeedForward.block = lambda self, x: self.down_proj(
             gated(self.gate_proj(x), self.up_proj(x)))
-    recipe = dataclasses.replace(dryrun.OURS, layers=layers)
+    recipe = dataclasses.replace(dryrun.OURS, layers=layers, one_sum=one_sum)
     config = dryrun.model_config(recipe)
     mesh = gemma.make_mesh(config, mesh_shape, devices=compiler.devices_of(recipe.topology))
     return mesh, dryrun.lower_ours(recipe, mesh, config)
@@ -245,7 +248,7 @@ def main():
     import jax
     devices = compiler.devices_of("v5p-8")
     wanted = {name_of(*row): (lambda row=row: lower_mlp(devices, *row), row[3]) for row in MLP}
-    wanted |= {step_name(*row): (lambda row=row: lower_step(*row[:3]), row[3]) for row in STEP}
+    wanted |= {step_name(*row): (lambda row=row: lower_step(*row), row[3]) for row in STEP}
     for name, (lower, options) in wanted.items():
         if name in stored() or (sys.argv[1:] and name not in sys.argv[1:]):
             continue

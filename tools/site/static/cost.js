@@ -1,5 +1,5 @@
 // The page "What will it cost me?": hours and dollars of a training run, from the stored tables.
-// The same sums as helpers/fit.py's run_cost; tests/test_browser.py compares the two.
+// The same sums as helpers/fit.py's run_cost; tests/test_cost_page.py compares the two.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("cost-data").textContent);
@@ -58,6 +58,7 @@
       return [row.slice, row.fits ? "yes" : "no",
         `${row.gib.toFixed(1)} of ${row.limit.toFixed(1)}, ${row.compiled ? "compiled" : "estimated"}`,
         row.fits ? {NONE: "nothing", BLOCK: "blocks", DECODER: "layers"}[row.remat] : "",
+        row.fits ? row.pace : "",
         row.fits ? least(row) + sum.hours.toFixed(2) : "",
         row.fits ? least(row) + sum.dollars.toFixed(2) : ""];
     }));
