@@ -865,7 +865,9 @@ manager.close()
 # Drag the `.trace.json.gz` into [Perfetto](https://ui.perfetto.dev), which runs in the browser. On a
 # TPU use XProf, which also has time by operation, roofline and memory (`pip install xprof`, `xprof
 # --logdir` with this folder). Each chip is a line of operations: look for gaps, and for all-gathers
-# and all-reduces that nothing overlaps. Then compare the time by operation with the table of
+# and all-reduces that nothing overlaps. Our parts carry names (`hidden_states`, in it `attention`, then
+# `output_matrix`, `loss`, `optimizer`); Tunix's MLP, projections and norms are found by their line of
+# source. Then compare the time by operation with the table of
 # [08](08_dryrun.ipynb): nobody has published that yet. On a CPU this is a demonstration: the
 # simulated devices share the same cores.
 #
