@@ -513,7 +513,8 @@ def _product_flops(line, lhs, rhs):
 PARTS = ("MLP", "output matrix", "projections", "attention", "LoRA", "norms", "conversions",
          "optimizer", "other")
 DIRECTIONS = ("forward", "recomputed", "backward", "rest")
-QUANTISED = ("Dequantized.weight", "Int8Products.weight", "int8_dot", "int8_einsum")  # helpers.quantized
+# Of helpers.quantized: a stored base weight's own product.
+QUANTISED = ("Dequantized.weight", "Int8Products.weight", "int8_dot", "int8_einsum")
 UPDATE = re.compile(r"^(Optimizer\.|MultiSteps|scale_by_|global_norm|clip_by_|apply_updates|tree_|"
                     r"add_decayed|safe_increment|make_optimizer)")
 
