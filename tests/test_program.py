@@ -415,7 +415,7 @@ StackFrames
 def test_the_line_of_source_is_the_model_s():
     line = work("a", 10, more=', metadata={op_name="jit(s)/jvp()/dot" stack_frame_id=3}')
     found = predict(text(line, FRAMES), V5P).events[0]
-    assert found.line == "tunix/models/gemma4/model.py:990"
+    assert found.line == "tunix/models/gemma4/model.py:990, FeedForward.block"
     assert program.Program(text(line, FRAMES)).stack(
         program._instruction("  " + line))[0][1] == "LoraProvider.dot_general"
 
@@ -436,7 +436,8 @@ def test_a_name_that_xla_made_up_hides_nothing():
               "  ROOT %e = bf16[1024,8192]{1,0} exponential(%q), "
               'metadata={op_name="jit(s)/jvp()/exp" stack_frame_id=3}\n}\n')
     line = work("a", 10, more=', metadata={op_name="reshape.46"}').replace("%body", "%made_up")
-    assert predict(text(line, FRAMES + inside), V5P).events[0].line == "tunix/models/gemma4/model.py:990"
+    assert predict(text(line, FRAMES + inside), V5P).events[0].line.startswith(
+        "tunix/models/gemma4/model.py:990")
 
 
 # ── tables, strip, trace ────────────────────────────────────────────────────────────────────────
