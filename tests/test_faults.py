@@ -1812,13 +1812,9 @@ def a_damaged_newest_checkpoint_in_03(world):
     yield done
 
 
-@fault("the kernel died", "memory", intact=("data",), slow=True)
-def too_little_memory_for_03(world):
-    """The compiler ends the process: the line is run_all.sh's, with the kernel's last words."""
-    finished(world, "data")
-    yield
-    yield world.ended(world.start("bash", "-c", "ulimit -v 3500000; ./run_all.sh 03", cwd=ROOT), 600)
-
+# Too little memory in 03 has no row. Under `ulimit -v` it depends on the moment whether the compiler
+# ends the process or JAX raises, and a limit that the system enforces (a cgroup) takes root. What
+# such an end looks like from outside, a kernel that was killed, is `the_kernel_killed`.
 
 @fault("step 8\\d|step \\d+", "whole", slow=True)
 def a_damaged_newest_checkpoint_in_04(world):
