@@ -213,7 +213,8 @@ pd.Series({name: problem or "kept" for name, (_, _, problem) in found.items()})
 
 # %% [markdown]
 # Now all rows. A row can also be broken in plainer ways: a line that is no JSON, a missing column,
-# a value that is not text. Each is a counted drop, shown with one example.
+# a value that is not text. Each is a counted drop, shown with one example. Rows that are there twice
+# stay, and teach twice; we count them, too. (A prompt is held out with all its rows, section 8.)
 
 # %%
 if cfg.reasoning not in ("stripped", "kept"):
@@ -224,7 +225,9 @@ dropped = Counter(problem for _, problem in cleaned if problem)
 shown = {problem: repr(row)[-100:] for row, (_, problem) in zip(rows, cleaned) if problem}
 display(pd.DataFrame([(problem, count, shown[problem]) for problem, count in dropped.items()],
                      columns=["dropped because", "rows", "the end of one of them"]))
-print(f"{len(examples):,} of {len(rows):,} rows are usable")
+same, again = data.repeats(examples)
+print(f"{len(examples):,} of {len(rows):,} rows are usable; {same:,} of them repeat an earlier "
+      f"one, {again:,} its prompt alone")
 if not examples:
     raise helpers.UserError(f"No row of {cfg.source} is usable: {dict(dropped)}. Section 2 of 02 "
                             "shows the forms that a row can have.")

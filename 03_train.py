@@ -611,10 +611,8 @@ checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoint
 if cfg.fresh and checkpoints.exists():
     checkpoints.rmtree()
 manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
-step = train.refuse_another_recipe(manager, recipe)
-found = f"resuming from step {step} of {steps}" if step else f"starting at step 0 of {steps}"
-print(f"{found}{', nothing left to train' * (step == steps)}; "
-      f"checkpoints in {cfg.checkpoints or 'train/checkpoints'}")
+train.refuse_another_recipe(manager, recipe)
+print(f"checkpoints in {cfg.checkpoints or 'train/checkpoints'}")
 
 # %% [markdown]
 # Compile the step ahead of its first call, which also tells what it needs in memory: a step that
@@ -623,7 +621,9 @@ print(f"{found}{', nothing left to train' * (step == steps)}; "
 
 # %%
 state, frozen = train.start(model, optimizer, mesh)
-state = train.restore(manager, state)
+state = train.restore(manager, state)  # of the newest checkpoint that is whole
+found = f"resuming from step {state.step}" if state.step else "starting at step 0"
+print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 began = time.perf_counter()
 with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
     jitted = train.jit_train_step(model, optimizer, loss_fn, state)

@@ -86,7 +86,7 @@ import pandas as pd
 from helpers import architecture, pictures, remote, weights
 from helpers.merge import (check, check_room, export_text, if_smaller, model_card, no_change,
                            norm_table, recompute, restore_adapters, split_targets, to_make)
-from helpers.run import digest, read_leftover
+from helpers.run import differences, digest, read_leftover, stamp
 
 # %% [markdown]
 # ## 1. One matrix, by hand
@@ -387,9 +387,15 @@ def merge_model(base, out, plan, scale, block_bytes, as_trained=lambda rows: row
     return files, hashes, {name: np.sqrt(sums).tolist() for name, sums in norms.items()}
 
 # %% [markdown]
-# A second run must not repeat this, and must not trust what it finds either. `merge.json` says what
-# the result was made from (step, scale, hashes of adapters, base and recipe) and holds a hash of
-# every file. What was made from something else, or has other bytes now, is made again.
+# A second run must not repeat this, and must not trust what it finds either. So a result carries a
+# **stamp**, all that it was made from, and who finds it compares. (06 does so with each measurement.)
+
+# %%
+helpers.show_source(stamp, differences)
+
+# %% [markdown]
+# The stamp in `merge.json` has step, scale, and hashes of adapters, base and recipe; beside it is a
+# hash of every file. What was made from something else, or has other bytes now, is made again.
 #
 # (A run on a quantised base, notebook 11, multiplied with rounded weights, and those belong to its
 # adapters: `as_trained` turns the rows of the files into them. For a bfloat16 base it does nothing.)
@@ -398,8 +404,8 @@ def merge_model(base, out, plan, scale, block_bytes, as_trained=lambda rows: row
 record_path, out = helpers.run_dir("merge.json"), helpers.run_dir("merged")
 adapter_hashes = {path: hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
                   for path, (a, b) in adapters.items()}
-inputs = {"step": step, "scale": scale, "adapters": digest(adapter_hashes), "base": base_sha256,
-          "recipe": digest(recipe)} | ({"into": cfg.into} if storage else {})
+inputs = stamp(step=step, scale=scale, adapters=digest(adapter_hashes), base=base_sha256,
+               recipe=digest(recipe), **({"into": cfg.into} if storage else {}))
 wanted = {"merged": "files", "adapter": "adapter_files"}
 if storage and cfg.into == "dequantized":
     plan |= no_change(left_alone, prefix)  # without adapters, but quantised like the others

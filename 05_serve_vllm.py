@@ -134,7 +134,7 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # can this machine have the base, with which 07 compares? Better asked now than hours later.
 
 # %%
-def check_files(folder, hashes):
+def check_merged(folder, hashes):
     """Raise unless the folder holds the files of merge.json, with the bytes they had, no more."""
     if bad := weights.verify(folder, hashes):
         raise helpers.UserError(f"{folder} is not what 04_merge wrote: {bad}. Copy it again, "
@@ -145,7 +145,7 @@ def check_files(folder, hashes):
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
 recipe = merge["recipe"]
-count = check_files(merged, merge["files"])
+count = check_merged(merged, merge["files"])
 print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
       f"base {recipe['base_model']}, model {server.model_hash(merge)[:12]}")
 base = cfg.base or recipe["base_path"]
@@ -176,7 +176,7 @@ beside = replace(options, model=merge.get("adapter_base", recipe["base_path"]),
                  name="gemma4-base", model_hash="", port=0)
 side = dict(slot="adapter", adapter=helpers.run_dir("adapter"))
 if cfg.adapter:
-    check_files(side["adapter"], merge["adapter_files"])
+    check_merged(side["adapter"], merge["adapter_files"])
     server.start_as(beside, wait=False, **side)
 try:
     record = server.start_as(options)

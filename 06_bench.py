@@ -442,7 +442,7 @@ print("server stopped" if ours else f"{record['model']} stays at {record['base_u
 # | `no server was ever started` | 05 did not run | run 05 |
 # | `is no longer what 05_serve_vllm checked` | 04 ran again, or the files were copied | run 05 again; it verifies them and starts the server |
 # | `the server is not idle` | another client, or one that was interrupted in a container | end it; `docker top` and the container's name show it |
-# | `was made with another …: measuring it anew` | a setting or the model changed since | nothing; put the setting back if you did not mean it |
+# | `was made from something else (… was … and is …): measuring it anew` | a setting or the model changed since | nothing; put the setting back if you did not mean it |
 # | `stopped after 7 of 24 points` | the server died under load; its reason is in the line | lower the load or the memory share; run again to continue |
 # | `exceed the server's max-model-len` | prompt + answer is longer than 05 allowed | raise `max_model_len` in 05, or drop the regime |
 # | `none of 30 requests completed` | every request was refused; the server's words follow | usually a wrong model name or a prompt that is too long |

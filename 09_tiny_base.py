@@ -221,7 +221,7 @@ tokenizer_config = {
     "clean_up_tokenization_spaces": False, "model_max_length": 2048, "padding_side": "left",
     "extra_special_tokens": [CONTROL[number] for number in (50, 98, 100, 101, 105, 106)]}
 helpers.write_json(out / "tokenizer_config.json", tokenizer_config)
-shutil.copy(ASSETS / "chat_template.jinja", out)
+helpers.write_text(out / "chat_template.jinja", (ASSETS / "chat_template.jinja").read_text())
 
 from helpers import chat
 
@@ -363,7 +363,7 @@ state_file = out / f"state-{name}.npz"
 params, history = pretrain.pretrain(params, optimizer.init(params), step, evaluate, batches,
                                     validation, run_steps, state_file)
 log = pd.DataFrame(history)
-log.to_csv(out / "pretrain_log.csv", index=False, float_format="%.6f")
+helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_format="%.6f"))
 log.iloc[[0, 1, -1]]
 
 # %% [markdown]
@@ -469,12 +469,15 @@ def to_hf(model):
 
 # %%
 import ml_dtypes
-from safetensors.numpy import save_file
+from safetensors.numpy import save
+
+from helpers.run import atomic_file
 
 nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(jnp.float32), params))
 tensors = {name: np.ascontiguousarray(array.astype(ml_dtypes.bfloat16))
            for name, array in to_hf(model).items()}
-save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
+with atomic_file(out / "model.safetensors") as file:  # beside it, then renamed
+    file.write(save(tensors, metadata={"format": "pt"}))
 mesh = gemma.make_mesh(model_config, (1, 1), jax.devices()[:1])
 again = gemma.load_base(out, model_config, mesh)
 with gemma.use_mesh(mesh):

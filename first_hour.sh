@@ -6,6 +6,7 @@
 #   ./first_hour.sh --fresh         forget what an earlier call measured
 # Results: RUN_DIR/first_hour/report.json, and a block of Markdown to send as an issue.
 set -euo pipefail
+case "${RUN_DIR:-/}" in /* | \~*) ;; *) export RUN_DIR="$PWD/$RUN_DIR" ;; esac # relative to where one stands
 cd "$(dirname "$0")"
 python=.venv/bin/python
 [ -x "$python" ] || python=python3 # before setup.sh has run; the script is standard library only

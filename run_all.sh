@@ -18,10 +18,20 @@ done
 
 set -m # setup.sh in a process group of its own, to be ended as a whole
 ./setup.sh train </dev/null &
-trap 'kill -- -$! 2>/dev/null; exit 143' TERM
-trap 'kill -- -$! 2>/dev/null; exit 130' INT
-trap 'kill -- -$! 2>/dev/null; exit 129' HUP
-wait $!
+setup=$!
+ended() { # ended SIGNAL NUMBER
+  kill -- "-$setup" 2>/dev/null
+  echo "run_all: ended by SIG$1 while setting up; what was installed is kept" >&2
+  exit $((128 + $2))
+}
+trap 'ended TERM 15' TERM
+trap 'ended INT 2' INT
+trap 'ended HUP 1' HUP
+# A shell that ends the group when this one ends without a word (kill -9).
+exec 9> >(trap '' TERM INT HUP; read -r _ || kill -- "-$setup" 2>/dev/null)
+wait "$setup"
+echo ended >&9
+exec 9>&-
 set +m
 export PYTHONUNBUFFERED=1
 exec .venv/bin/python tools/series.py "$here" "$@"

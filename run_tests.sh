@@ -8,6 +8,7 @@
 # The long suites go on where they were stopped. Anything else is handed to pytest.
 # Every suite's output is RUN_DIR/pytest-SUITE.log (default runs/test), its last line the result.
 set -euo pipefail
+case "${RUN_DIR:-/}" in /* | \~*) ;; *) export RUN_DIR="$PWD/$RUN_DIR" ;; esac # relative to where one stands
 cd "$(dirname "$0")"
 suite=fast
 case "${1:-}" in

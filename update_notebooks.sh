@@ -5,6 +5,7 @@
 #   ./update_notebooks.sh --check            change nothing, exit 1 if something is out of date
 #   ./update_notebooks.sh --repository URL   write another clone address and Colab badge everywhere
 set -euo pipefail
+case "${RUN_DIR:-/}" in /* | \~*) ;; *) export RUN_DIR="$PWD/$RUN_DIR" ;; esac # relative to where one stands
 cd "$(dirname "$0")"
 python=.venv/bin/python
 if ! [ -x "$python" ]; then ./setup.sh train; fi

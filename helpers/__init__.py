@@ -16,7 +16,6 @@ from helpers.run import (
     atomic_dir,
     catch_up,
     check_files,
-    check_stamp,
     choose,
     content_hash,
     env,
@@ -27,15 +26,14 @@ from helpers.run import (
     same_size,
     sha256_file,
     size,
-    stamp,
     write_json,
     write_text,
 )
 from helpers.style import you_are_here
 
 __all__ = [
-    "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "check_stamp",
-    "chip", "choose", "content_hash", "env", "install", "machine", "phase", "read_json",
-    "require", "run_dir", "same_size", "sha256_file", "show_source", "size", "stamp", "will_it_fit",
-    "write_json", "write_text", "you_are_here",
+    "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "chip", "choose",
+    "content_hash", "env", "install", "machine", "phase", "read_json", "require", "run_dir",
+    "same_size", "sha256_file", "show_source", "size", "will_it_fit", "write_json", "write_text",
+    "you_are_here",
 ]

@@ -21,7 +21,7 @@ import pandas as pd
 import scipy.stats
 
 from helpers import hardware, physics, server
-from helpers.run import Progress, UserError, read_json, run_dir, write_text
+from helpers.run import Progress, UserError, differences, read_json, run_dir, stamp, write_text
 
 INF = math.inf
 LIMIT = 0.2  # repeats further apart than this need a reason
@@ -150,9 +150,9 @@ def point_name(regime, rate, repeat):
 def made_by(options, cfg, rate):
     """What shaped a point, beside its name: the server, the model, the load and the CPU, if any."""
     fastest = max(rate for rate in cfg.rates if rate < INF)
-    return {**options.measured(), "seconds": cfg.seconds, "min_requests": cfg.min_requests,
-            "warmups": cfg.warmups, "burst_of": fastest if rate == INF else 0,
-            "cores": 0 if options.chip else os.cpu_count()}
+    return stamp(**options.measured(), seconds=cfg.seconds, min_requests=cfg.min_requests,
+                 warmups=cfg.warmups, burst_of=fastest if rate == INF else 0,
+                 cores=0 if options.chip else os.cpu_count())
 
 
 def finished(options, cfg, regime, rate, repeat, folder, otherwise="measuring it anew"):
@@ -165,12 +165,10 @@ def finished(options, cfg, regime, rate, repeat, folder, otherwise="measuring it
     except UserError as error:
         print(f"{error} ({otherwise})")
         return None
-    found, wanted = result.get("series", {}).get("made_by", {}), made_by(options, cfg, rate)
-    other = [key for key in wanted if found.get(key, "unknown") != wanted[key]]
-    other = other if found else ["version of this notebook"]
-    if other:
-        print(f"{path.name} was made with another {', '.join(other)}: {otherwise}")
-    return None if other else result
+    apart = differences(result.get("series", {}).get("made_by"), made_by(options, cfg, rate))
+    if apart:
+        print(f"{path.name} was made from something else ({'; '.join(apart)}): {otherwise}")
+    return None if apart else result
 
 
 def measure(client, record, options, cfg, regime, rate, requests, repeat, folder):

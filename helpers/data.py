@@ -206,6 +206,13 @@ def clean(row, need_reasoning=False):
     return example, ""
 
 
+def repeats(examples):
+    """(Examples that equal an earlier one, further ones that ask what an earlier one asks)."""
+    asked = {digest(example["before"]) for example in examples}
+    different = {digest([example["before"], example["answer"]]) for example in examples}
+    return len(examples) - len(different), len(different) - len(asked)
+
+
 def as_messages(example, system, reasoning="stripped"):
     """A training chat: the prompt, and the model's answer with or without its reasoning."""
     answer = {"role": "assistant", "content": example["answer"]}

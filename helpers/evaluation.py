@@ -141,10 +141,21 @@ def check_story(merged, merge, meta, recipe):
 
 # -- Answers -------------------------------------------------------------------------------------
 
+def identity(folder):
+    """One hash of a model: of every byte for `merged/`, whose hashes merge.json has, else a sample.
+
+    `check_story` has compared those with the files.
+    """
+    record = run_dir("merge.json")
+    if record.exists() and Path(folder).resolve() == run_dir("merged").resolve():
+        return server.model_hash(read_json(record))
+    return weights.fingerprint(folder)
+
+
 def made_by(folder, options, max_tokens):
     """What shapes an answer beside plan and prompt: the model, how it is served, and the limits."""
     names = ("engine", "kv_cache_dtype", "quantization", "implementation", "max_model_len", "flags")
-    return [weights.fingerprint(folder), max_tokens, [getattr(options, name) for name in names]]
+    return [identity(folder), max_tokens, [getattr(options, name) for name in names]]
 
 
 def plan_jobs(plans, tasks, prompts, maker):

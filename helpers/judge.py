@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.run import Progress, UserError
+from helpers.run import Progress, UserError, write_text
 
 CATEGORIES = ("pass", "mismatch", "timeout", "runtime", "compile", "syntax", "refused", "no code")
 REPOSITORY = "https://github.com/NVlabs/verilog-eval"
@@ -712,7 +712,7 @@ def _judge_in(folder, problem, code, limits, waves):
                                          file=limits.file if waves else 0, alone=True)
     if waves and (folder / "wave.vcd").exists():
         wave = (folder / "wave.vcd").read_text(errors="replace").replace(f"_{secret}", "")
-        Path(waves).write_text(wave)
+        write_text(waves, wave)
     lines = (compiled + printed).splitlines()
     printed = _disown(printed, mark)
     log += printed.replace(f"_{secret}", "").replace(mark, "")

@@ -15,7 +15,16 @@ import orbax.checkpoint as ocp
 import pandas as pd
 
 from helpers import architecture, weights
-from helpers.run import UserError, atomic_dir, digest, room, run_dir, sha256_file, write_json
+from helpers.run import (
+    UserError,
+    atomic_dir,
+    differences,
+    digest,
+    room,
+    run_dir,
+    sha256_file,
+    write_json,
+)
 
 FLOATS = ("BF16", "F16", "F32")  # what the sum can be rounded to
 
@@ -110,10 +119,10 @@ def no_change(targets, prefix):
 
 def to_make(record, inputs, wanted):
     """{folder: why it must be made}. `wanted`: {folder: name of its hashes in the record}."""
-    old = record.get("inputs", {})
-    if old != inputs:
-        changed = [key for key in {**old, **inputs} if old.get(key) != inputs.get(key)]
-        return dict.fromkeys(wanted, f"other {', '.join(changed)}" if record else "not there yet")
+    if not record:
+        return dict.fromkeys(wanted, "not there yet")
+    if apart := differences(record.get("inputs"), inputs):
+        return dict.fromkeys(wanted, "; ".join(apart))
     found = {}
     for folder, key in wanted.items():
         bad = weights.verify(run_dir(folder), record[key])

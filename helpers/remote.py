@@ -23,7 +23,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from helpers.run import UserError, disk_problem, local_path, phase, room
+from helpers.run import UserError, alone, disk_problem, local_path, phase, room, temporary_dir
 
 STEPS = "train/checkpoints"  # below the run directory; each step is a folder named by its number
 MARK = ".complete"
@@ -404,22 +404,32 @@ def stage(source, weights=True):
     """A local directory for a local path, a Hugging Face id or a gs:// address.
 
     Remote models go to TMPDIR (on a TPU VM: /dev/shm, because its boot disk is too small), once.
-    Without `weights` only config, tokenizer and chat template are fetched.
+    Without `weights` only config, tokenizer and chat template are fetched. Of several processes one
+    fetches, and the others wait for it.
 
     Raises:
       UserError: nothing is there, or there is no room.
     """
     source = str(source)
     kind, target = _place(source)
+    if kind == "here":
+        return target
+    with alone(target.with_name(f".{target.name}.lock"), wait=True):
+        if _place(source)[0] != "here":  # nobody fetched it while we waited
+            _stage(source, kind, target, weights)
+    return target
+
+
+def _stage(source, kind, target, weights):
+    """Fetch a model from a bucket or the hub."""
     if kind == "bucket":
         if not pull(source, target, only=lambda name: weights or not name.endswith(".safetensors")):
             if not (target / "config.json").is_file():
                 raise _no_model(source)
-    elif kind == "hub":
+    else:
         _from_hub(source, target, weights)
-    if weights and kind != "here":
+    if weights:
         (target / ".complete").touch()
-    return target
 
 
 def check(source):
@@ -449,7 +459,7 @@ def _place(source):
     """
     if Path(source).is_dir():
         return "here", Path(source)
-    target = Path(os.environ.get("TMPDIR", "/tmp")) / "base" / source.removeprefix("gs://")
+    target = temporary_dir() / "base" / source.removeprefix("gs://")
     if (target / ".complete").exists():
         return "here", target
     if source.startswith("gs://"):

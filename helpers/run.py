@@ -27,7 +27,7 @@ class Size:
     slices: tuple = ()
 
 
-# A new size is one entry here; `tests/test_sizes.py` says which notebooks do not know it.
+# A new size is one entry here; `tests/test_setup.py` says which notebooks do not know it.
 SIZES = {
     "tiny": Size("the tiny Gemma 4 in assets/: any laptop, Colab CPU or CI machine"),
     "e2b": Size("google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)", ("v5e-1", "v6e-1")),
@@ -454,7 +454,7 @@ def alone(path, wait=False):
     with _one_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
-    how, ours = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), False
+    how, ours = fcntl.LOCK_EX | fcntl.LOCK_NB, False
     while not ours:  # the file that we waited for is gone when its owner is done: lock the new one
         with _one_line(path):
             descriptor = os.open(path, flags, 0o644)
@@ -462,10 +462,13 @@ def alone(path, wait=False):
             fcntl.flock(descriptor, how)
             ours = path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
         except BlockingIOError:
-            os.close(descriptor)
-            what = path.name.removeprefix(".").removesuffix(".lock")
-            raise Taken(f"{what} in {path.parent} is being made by another process. Wait until it "
-                        "is done, then run this again.") from None
+            busy = (f"{path.name.removeprefix('.').removesuffix('.lock')} in {path.parent} is "
+                    "being made by another process")
+            if not wait:
+                os.close(descriptor)
+                raise Taken(f"{busy}. Wait until it is done, then run this again.") from None
+            print(f"{busy}; waiting for it", flush=True)
+            how = fcntl.LOCK_EX
         except OSError:  # some network and FUSE mounts know no locks
             ours = True
         if not ours:
@@ -721,33 +724,35 @@ def digest(value):
 
 
 def stamp(**facts):
-    """What an artifact is made from, to be stored in it: settings as they are, files by their hash.
+    """What an artifact is made from, to be stored in it: hashes of its inputs, and settings.
 
-    A `Path` stands for the content of that file or folder. The result is JSON, so that it equals
-    itself after being read back.
+    It has been JSON once, so that it equals itself after being read back.
     """
-    return json.loads(json.dumps({name: content_hash(fact) if isinstance(fact, Path) else fact
-                                  for name, fact in facts.items()}))
+    return json.loads(json.dumps(facts))
 
 
 def differences(made, wanted):
-    """What is not the same in two stamps, a text for each; empty if `made` has all of `wanted`."""
-    def short(value):
-        text = value if isinstance(value, str) else json.dumps(value)
-        return f"{text[:60]}..." if len(text) > 64 else text
-    made = made if isinstance(made, dict) else {}
-    return [f"{name} was {short(made.get(name))} and is {short(fact)}"
-            for name, fact in wanted.items() if name not in made or made[name] != fact]
+    """How two stamps differ, a text for each fact; empty if the same made both."""
+    def short(fact):
+        text = fact if isinstance(fact, str) else json.dumps(fact)
+        return f"{text[:12]}..." if len(text) > 40 else text or "empty"
+    if not made or not isinstance(made, dict):
+        return ["nothing says what it was made from"]
+    both = {name: (made.get(name, "unset"), wanted.get(name, "unset"))
+            for name in {**wanted, **made}}
+    return [f"{name} was {short(old)} and is {short(new)}"
+            for name, (old, new) in both.items() if old != new]
 
 
-def check_stamp(what, made, wanted, remedy):
-    """Refuse an artifact that was made from something else.
+def wrong_files(folder, hashes, there):
+    """{name: "missing", "unexpected" or "changed"} of the files `there`, by {name: SHA-256}.
 
-    Raises:
-      UserError: names what differs, and says `remedy`.
+    Large files are read once per state (`content_hash`).
     """
-    if apart := differences(made, wanted):
-        raise UserError(f"{what} was made from something else: {'; '.join(apart)}. {remedy}")
+    bad = {name: "missing" for name in sorted(set(hashes) - set(there))}
+    bad |= {name: "unexpected" for name in sorted(set(there) - set(hashes))}
+    found = folder_hashes(folder, set(hashes) & set(there))
+    return bad | {name: "changed" for name, value in found.items() if value != hashes[name]}
 
 
 def check_files(folder, hashes, remedy, besides=()):
@@ -756,13 +761,9 @@ def check_files(folder, hashes, remedy, besides=()):
     Raises:
       UserError: a file is missing, changed or new; names it, and says `remedy`.
     """
-    folder = Path(folder)
-    there = _names(folder) - set(besides)
-    wrong = [f"{name} is missing" for name in sorted(set(hashes) - there)]
-    wrong += [f"{name} is not of it" for name in sorted(there - set(hashes))]
-    found = folder_hashes(folder, set(hashes) & there)
-    wrong += [f"{name} has changed" for name, value in found.items() if value != hashes[name]]
-    if wrong:
+    said = {"missing": "is missing", "unexpected": "is not of it", "changed": "has changed"}
+    bad = wrong_files(folder, hashes, _names(Path(folder)) - set(besides))
+    if wrong := [f"{name} {said[what]}" for name, what in bad.items()]:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UserError(f"{folder} is not what was written: {', '.join(wrong[:3])}{more}. {remedy}")
 

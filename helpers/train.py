@@ -465,11 +465,10 @@ def restore(manager, state, at=0):
 
 
 def refuse_another_recipe(manager, recipe):
-    """The step to continue from, 0 without a checkpoint.
+    """Raise where the newest checkpoint, or another host of this run, trains something else.
 
     Raises:
-      UserError: the newest checkpoint trains something else, and the message names the
-        differences; or another host of this run does.
+      UserError: names the differences.
     """
     step, saved = newest_recipe(manager)
     saved = gemma.UNQUANTISED | (saved or {})
@@ -480,7 +479,6 @@ def refuse_another_recipe(manager, recipe):
                         f"{'; '.join(differences)}.\n"
                         "Set fresh=True to throw it away, or RUN_DIR to keep it.")
     same_on_all_hosts(recipe, "recipe (settings, data or base model)")
-    return step
 
 
 def same_on_all_hosts(value, what):

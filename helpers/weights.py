@@ -5,7 +5,6 @@ header, a JSON header with name, dtype, shape and byte range of every tensor, th
 back to back.
 """
 
-import errno
 import hashlib
 import json
 import math
@@ -22,10 +21,10 @@ from helpers.run import (
     Progress,
     UserError,
     atomic_dir,
-    folder_hashes,
     read_json,
     room,
     sha256_file,
+    wrong_files,
 )
 
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64,
@@ -133,7 +132,7 @@ def fingerprint(folder):
 def verify(folder, expected):
     """Compare the files of a folder with the SHA-256 each should have; returns what is wrong.
 
-    Large files are read once per state (`helpers.run.content_hash`), so 62 GB are not hashed by
+    Large files are read once per state (`helpers.run.wrong_files`), so 62 GB are not hashed by
     every notebook.
 
     Args:
@@ -145,11 +144,9 @@ def verify(folder, expected):
       if all is well.
     """
     folder = Path(folder)
-    found = folder_hashes(folder, [name for name in expected if (folder / name).is_file()])
-    bad = {name: "missing" for name in expected if name not in found}
-    bad |= {name: "changed" for name in found if found[name] != expected[name]}
-    return bad | {path.name: "unexpected" for path in sorted(folder.glob("*.safetensors"))
-                  if path.name not in expected}
+    there = {name for name in expected if (folder / name).is_file()}
+    there |= {file.name for file in folder.glob("*.safetensors")}
+    return wrong_files(folder, expected, there)
 
 
 def write_tensors(path, entries):
@@ -176,7 +173,7 @@ def rewrite(base, out, changed, change, block_bytes):
     """Copy a model folder to `out`, letting `change` replace the values of some matrices.
 
     Order, layout and headers stay, and every other tensor and file, byte for byte. The folder
-    appears     when it is complete.
+    appears when it is complete.
 
     Args:
       changed: names of the matrices to change, [rows, columns].
@@ -197,20 +194,13 @@ def rewrite(base, out, changed, change, block_bytes):
     total = sum(shard.stat().st_size for shard in shards)
     room(out.parent, 1.01 * total, f"{out.name}/")
     progress = Progress(total >> 20, "MiB written:")
-    try:
-        with atomic_dir(out) as folder:
-            files = {shard.name: _rewrite_file(shard, folder / shard.name, changed, change,
-                                               block_bytes, hashes, progress) for shard in shards}
-            for side in sorted(base.iterdir()):
-                if side.is_file() and side.suffix not in (".safetensors", ".bin", ".gguf"):
-                    shutil.copyfile(side, folder / side.name)
-                    files[side.name] = sha256_file(side)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        shutil.rmtree(out.with_name(f".{out.name}.partial"), ignore_errors=True)
-        raise UserError(f"the disk of {out.parent} is full; the unfinished copy is gone. "
-                        "Free some space or set RUN_DIR, then run again.") from error
+    with atomic_dir(out) as folder:
+        files = {shard.name: _rewrite_file(shard, folder / shard.name, changed, change, block_bytes,
+                                           hashes, progress) for shard in shards}
+        for side in sorted(base.iterdir()):
+            if side.is_file() and side.suffix not in (".safetensors", ".bin", ".gguf"):
+                shutil.copyfile(side, folder / side.name)
+                files[side.name] = sha256_file(side)
     return files, hashes
 
 

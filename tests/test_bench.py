@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -321,8 +322,8 @@ def test_points_of_another_server_model_or_load_are_made_anew_and_that_is_said(b
             (replace(CPU, tensor_parallel=2), cfg, "tensor_parallel", 2),
             (replace(CPU, model_hash="of another merge"), cfg, "model_hash", 2),
             (replace(CPU, kv_cache_dtype="fp8", quantization="fp8"), cfg,
-             "kv_cache_dtype, quantization", 2),
-            (CPU, replace(cfg, seconds=40.0), "seconds", 2),
+             "kv_cache_dtype was auto and is fp8; quantization", 2),
+            (CPU, replace(cfg, seconds=40.0), "seconds was 2.5 and is 40.0", 2),
             (CPU, replace(cfg, warmups=2), "warmups", 2),
             (CPU, replace(cfg, rates=(4, 8, INF)), "burst_of", 2)):  # 8/s is new, inf another burst
         sweep(FakeClient(folder), bench, cfg)  # as it was
@@ -330,7 +331,8 @@ def test_points_of_another_server_model_or_load_are_made_anew_and_that_is_said(b
         client = FakeClient(folder)
         sweep(client, bench, settings, options)
         assert client.calls == calls, what
-        assert f"was made with another {what}: measuring it anew" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert re.search(rf"was made from something else \({what}[^;]*\): measuring it anew", said)
     first = sweep(FakeClient(folder), bench, cfg)
     for path in folder.glob("*.json"):  # as the series wrote them before they said what made them
         found = json.loads(path.read_text())
@@ -338,6 +340,7 @@ def test_points_of_another_server_model_or_load_are_made_anew_and_that_is_said(b
         path.write_text(json.dumps(found))
     old = FakeClient(folder)
     assert len(sweep(old, bench, cfg)) == len(first) == old.calls
+    assert "nothing says what it was made from" in capsys.readouterr().out
 
 
 def test_a_server_that_dies_leaves_the_finished_points_and_one_line(bench):

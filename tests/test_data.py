@@ -531,6 +531,16 @@ def test_a_mistake_is_one_line_and_leaves_no_data(tmp_path, change, complaint):
 
 # ── Overlap, split, cache ──
 
+def test_repeats_are_counted_once_each():
+    """Whole examples first; what is left asks the same and answers something else."""
+    rows = [{"prompt": "a", "completion": "1"}, {"prompt": "b", "completion": "1"},
+            {"prompt": "a", "completion": "1"}, {"prompt": "a", "completion": "1"},
+            {"prompt": "a", "completion": "2"}, {"instruction": "b", "output": "1"}]
+    examples = [data.clean(row)[0] for row in rows]
+    assert data.repeats(examples) == (3, 1)
+    assert data.repeats(examples[:2]) == data.repeats([]) == (0, 0)
+
+
 def test_overlap_equals_brute_force():
     overlap, words_of = data.overlap, data.words_of
     rng = np.random.default_rng(0)

@@ -34,11 +34,11 @@ sys.path.insert(0, str(ROOT / "tests" / "hostile"))
 
 import generate  # noqa: E402
 
-from helpers import answers, evaluation, judge, waves  # noqa: E402
+from helpers import answers, evaluation, judge, waves, weights  # noqa: E402
 from helpers.evaluation import (  # noqa: E402
-    Plan, all_prompts, check_story, counts, made_by, messages_for, other_counts, per_problem,
-    plan_jobs, read_samples, refuse_errors, sample, scores)
-from helpers.run import UserError  # noqa: E402
+    Plan, all_prompts, check_story, counts, identity, made_by, messages_for, other_counts,
+    per_problem, plan_jobs, read_samples, refuse_errors, sample, scores)
+from helpers.run import UserError, folder_hashes, write_json  # noqa: E402
 from helpers.stats import compare, pass_at_k, score  # noqa: E402
 
 NOTEBOOK = "07_eval.py"
@@ -713,6 +713,23 @@ def test_answers_belong_to_the_model_and_the_options_that_shape_them(tmp_path):
     assert made_by(tmp_path, options, 8) != first
     (tmp_path / "config.json").write_text("{ }")
     assert made_by(tmp_path, options, 7) != first
+
+
+def test_answers_belong_to_every_byte_of_the_merged_model(tmp_path, monkeypatch):
+    """Between the blocks that a fingerprint samples, too; another folder has its fingerprint."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    merged, base = tmp_path / "merged", tmp_path / "base"
+    for folder in (merged, base):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(bytes(1 << 22))
+    write_json(tmp_path / "merge.json", {"files": folder_hashes(merged)})
+    first, other = identity(merged), identity(base)
+    for folder in (merged, base):
+        with open(folder / "model.safetensors", "r+b") as file:
+            file.seek((1 << 22) - 1)
+            file.write(b"1")
+    write_json(tmp_path / "merge.json", {"files": folder_hashes(merged)})
+    assert identity(merged) != first and identity(base) == other == weights.fingerprint(base)
 
 
 def test_lines_that_are_no_answers_are_skipped(jobs, tmp_path):

@@ -669,8 +669,8 @@ def test_what_must_be_made_and_why(tmp_path, monkeypatch):
     make = lambda record, inputs=inputs, wanted=wanted: nb.to_make(record, inputs, wanted)
     assert make(record) == {}
     assert make({}) == {"merged": "not there yet", "adapter": "not there yet"}
-    assert make(record, inputs | {"step": 10}) == dict.fromkeys(wanted, "other step")
-    assert make(record, inputs | {"recipe": "r"}) == dict.fromkeys(wanted, "other recipe")
+    assert make(record, inputs | {"step": 10}) == dict.fromkeys(wanted, "step was 20 and is 10")
+    assert make(record, inputs | {"recipe": "r"}) == dict.fromkeys(wanted, "recipe was unset and is r")
     (tmp_path / "adapter" / "config.json").write_text("{ }")
     assert make(record) == {"adapter": "config.json changed"}
     (tmp_path / "adapter" / "config.json").unlink()
@@ -693,7 +693,7 @@ def test_another_recipe_or_step_is_merged_anew(run):
     path = run.folder / "train" / "recipe.json"
     recipe = json.loads(path.read_text())
     try:
-        for change, why in (({"reasoning": "kept"}, "other recipe"), ({"final_step": 10}, "other step, recipe")):
+        for change, why in (({"reasoning": "kept"}, "recipe was "), ({"final_step": 10}, "step was 20 and is 10; recipe was ")):
             helpers.write_json(path, recipe | change)
             done = run.execute()
             assert f"making merged/: {why}" in done.stdout, done.stdout + done.stderr[-900:]

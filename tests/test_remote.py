@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import jax
@@ -309,6 +310,37 @@ def test_a_copy_survives_a_storage_that_is_away(run, tmp_path, monkeypatch):
     second.kill()
     second.wait()
     command.stdout.close()
+
+
+def test_two_that_stage_one_model_fetch_it_once(storage, tmp_path, monkeypatch, capsys):
+    """Two runs with one TMPDIR: the second waits for the first, and finds all of it."""
+    source, disk = tmp_path / "model", tmp_path / "disk"
+    for name in ("config.json", "model.safetensors"):
+        source.mkdir(exist_ok=True)
+        (source / name).write_text(name)
+    disk.mkdir()
+    monkeypatch.setenv("TMPDIR", str(disk))
+    remote.push(source, "gs://runs/base/twice")
+    fetched, fetch = [], remote._fetch
+
+    def slow(address, folder, missing, count):
+        fetched.append(sorted(missing))
+        time.sleep(1)
+        fetch(address, folder, missing, count)
+    monkeypatch.setattr(remote, "_fetch", slow)
+    with ThreadPoolExecutor(2) as pool:
+        both = set(pool.map(remote.stage, ["gs://runs/base/twice"] * 2))
+    assert both == {disk / "base/runs/base/twice"}
+    assert fetched == [["config.json", "model.safetensors"]]
+    assert "twice in" in (said := capsys.readouterr().out) and "waiting for it" in said
+    assert {name: text for name, text in tree(both.pop()).items() if text} == tree(source)
+    assert not list(disk.rglob("*.lock"))
+
+
+def test_a_model_is_staged_in_no_folder_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/no/such/folder")
+    with pytest.raises(UserError, match="TMPDIR=/no/such/folder.*mkdir -p"):
+        remote.stage("gs://runs/base/any")
 
 
 def test_a_signal_is_what_it_was_after_a_copy():

@@ -364,22 +364,22 @@ def test_prompts_think_only_where_training_did():
 
 
 def test_a_changed_or_missing_file_is_not_served(tmp_path):
-    check_files = load("05_serve_vllm.py", "check_files")
+    check_merged = load("05_serve_vllm.py", "check_merged")
     (tmp_path / "a").write_text("one")
     (tmp_path / "b").write_text("two")
     hashes = {n: hashlib.sha256((tmp_path / n).read_bytes()).hexdigest() for n in "ab"}
-    assert check_files(tmp_path, hashes) == 2
+    assert check_merged(tmp_path, hashes) == 2
     (tmp_path / "a").write_text("0ne")
     with pytest.raises(helpers.UserError, match="'a': 'changed'.*Copy it again"):
-        check_files(tmp_path, hashes)
+        check_merged(tmp_path, hashes)
     (tmp_path / "b").unlink()
     with pytest.raises(helpers.UserError, match="'b': 'missing'"):
-        check_files(tmp_path, hashes)
+        check_merged(tmp_path, hashes)
     (tmp_path / "a").write_text("one")
     (tmp_path / "b").write_text("two")
     (tmp_path / "model-2.safetensors").write_text("of an earlier merge")
     with pytest.raises(helpers.UserError, match="'model-2.safetensors': 'unexpected'"):
-        check_files(tmp_path, hashes)
+        check_merged(tmp_path, hashes)
 
 
 # -- The life of a server ------------------------------------------------------------------------

@@ -132,6 +132,12 @@ def unparsable():
     return found
 
 
+def refuse_unparsable():
+    """Raise a `SystemExit` with a line for each source that does not parse."""
+    if wrong := unparsable():
+        raise SystemExit("\n".join([*wrong, "no notebook was changed"]))
+
+
 def text_of(notebook):
     """The file's text."""
     return nbformat.writes(notebook) + "\n"
@@ -352,8 +358,7 @@ def update():
     Raises:
       SystemExit: a source does not parse; then nothing is changed.
     """
-    if wrong := unparsable():
-        raise SystemExit("\n".join([*wrong, "no notebook was changed"]))
+    refuse_unparsable()
     FOLDER.mkdir(exist_ok=True)
     for orphan in FOLDER.glob("*.ipynb"):
         if not (ROOT / f"{orphan.stem}.py").exists():
@@ -451,6 +456,7 @@ def main():
         raise SystemExit(1 if found else 0)
     else:
         if options.repository:
+            refuse_unparsable()
             set_repository(options.repository)
         update()
         if options.execute:

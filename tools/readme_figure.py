@@ -21,6 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from helpers.run import atomic_file
+
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
 ANSWERS = ROOT / "assets" / "figures" / "before_after.svg"
@@ -74,8 +77,14 @@ def draw(points, target):
     ax.grid(axis="y", visible=False)
     fig.supxlabel("Source: notebook 08, data/dryrun/v5p-8_31b.csv; measured: arXiv 2605.25645, "
                   "S5.1", fontsize=8, color=style.GREY, x=0.01, ha="left")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(target, metadata={"Date": None, "Description": described(points)})
+    save(fig, target, described(points))
+
+
+def save(fig, target, description):
+    """Write a figure as SVG or PNG, whole, with what it shows in its metadata."""
+    with atomic_file(target) as file:
+        fig.savefig(file, format=target.suffix[1:],
+                    metadata={"Date": None, "Description": description})
 
 
 def answers(folder):
@@ -107,8 +116,7 @@ def draw_answers(texts, target):
                 transform=ax.transAxes, color=style.BLACK)
     fig.supxlabel(f"Tiny Gemma 4, greedy answers to {EXAMPLE}, one of 38 held-out problems",
                   fontsize=8, color=style.GREY, x=0.01, ha="left")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(target, metadata={"Date": None, "Description": json.dumps(texts)})
+    save(fig, target, json.dumps(texts))
 
 
 def shown_lines(code, before=()):

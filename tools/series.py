@@ -87,9 +87,10 @@ WRITES = {
 READS = {
     "03": {"data/meta.json": "02"},
     "04": {"train/recipe.json": "03", "data/meta.json": "02"},
-    "05": {"merge.json": "04", "data/samples.json": "02"},
-    "06": {"merge.json": "04"},
-    "07": {"merge.json": "04", "train/recipe.json": "03", "data/meta.json": "02"},
+    "05": {"merged": "04", "merge.json": "04", "data/samples.json": "02"},
+    "06": {"merged": "04", "merge.json": "04", "serve/options.json": "05"},
+    "07": {"merged": "04", "merge.json": "04", "serve/options.json": "05",
+           "train/recipe.json": "03", "data/meta.json": "02"},
 }
 
 
@@ -215,6 +216,8 @@ class Times:
         found = read_leftover(self.path, {})
         self.seconds, self.peak = found.get("seconds"), found.get("peak_gib")
         if not isinstance(self.seconds, dict) or not isinstance(self.peak, (int, float)):
+            if found:
+                print(f"{self.path} has another form and counts as absent", flush=True)
             self.seconds, self.peak = {}, 0.0
         self.memory.start()
 
