@@ -137,7 +137,8 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
         train.save(manager, state, train.recipe_of(cfg))
         manager.wait_until_finished()
         for changes in ({"rank": 5}, {"alpha": 7.0}, {"targets": "q_einsum"}, {"dtype": "float32"},
-                        {"learning_rate": 1e-4}, {"warmup_steps": 3}, {"base_dtype": "nf4"}):
+                        {"learning_rate": 1e-4}, {"warmup_steps": 3}, {"max_grad_norm": 0.5},
+                        {"base_dtype": "nf4"}):
             (name, value), = changes.items()
             said = re.escape(f"{name}: {getattr(cfg, name)} there, {value} here")
             with pytest.raises(helpers.UserError, match=said):
