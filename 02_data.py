@@ -336,22 +336,10 @@ print(f"{len(some)} rows agree with transformers; typed control tokens stay text
 # is their way in our code, with Gemma 4's tokens.
 
 # %%
-def published_row(tokenizer, prompt, answer):
-    """Ids and mask the published way: tokenise all, then each piece again, and add up lengths."""
-    def encode(text):  # the adapter's default adds both, whatever the caller asks for
-        return [tokenizer.bos_token_id, *tokenizer.encode(text, add_special_tokens=False),
-                tokenizer.eos_token_id]
-
-    pieces = ["<|turn>user\n", f"{prompt}<turn|>\n", "<|turn>model\n", f"{answer}<turn|>\n"]
-    ids = encode("".join(pieces))
-    ends = 1 + np.cumsum([len(encode(piece)) for piece in pieces])
-    mask = [ends[2] <= place < ends[3] for place in range(len(ids))]
-    return ids, mask
-
-
+helpers.show_source(data.published_row)
 prompt, answer = running[-2]["content"], running[-1]["content"]
 ids, mask = chat.render(tokenizer, [*running[:-1], {"role": "assistant", "content": answer}])
-their_ids, their_mask = published_row(tokenizer, prompt, answer)
+their_ids, their_mask = data.published_row(tokenizer, prompt, answer)
 target = chat.answer_ids(tokenizer, answer) + [special[chat.TURN_END]]
 start = next(place for place in range(len(their_ids))
              if their_ids[place:place + len(target)] == target)
@@ -515,13 +503,8 @@ style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 # percentile 2,553, longest 3,072; counted by h2loop on 10,000 rows).
 
 # %%
-def codev_lengths(count, seed):
-    """Lengths like CodeV-R1's: log-normal with its published mean and 99th percentile."""
-    drawn = np.random.default_rng(seed).lognormal(6.707, 0.489, count)
-    return np.clip(drawn, 64, 3_072).astype(int)
-
-
-like = codev_lengths(10_000, cfg.seed)
+helpers.show_source(data.codev_lengths)
+like = data.codev_lengths(10_000, cfg.seed)
 real = like.sum() / len(packing.fill_rows(like, 4_096, cfg.seed)) / 4_096
 unpacked = like.mean() / 3_072
 print(f"packed into rows of 4,096: {real:.1%} real tokens; one per row of 3,072, as published: "
@@ -616,7 +599,7 @@ print(f"trained: {batch.loss_mask.mean():.1%} of this batch; examples in its row
 #
 # ### Exercises
 # 1. `fill_rows` takes the examples in random order. Best fit can do better if the longest come
-#    first. Try it on `codev_lengths`.
+#    first. Try it on `data.codev_lengths`.
 #
 # <details><summary>Solution</summary>
 #
@@ -631,7 +614,7 @@ print(f"trained: {batch.loss_mask.mean():.1%} of this batch; examples in its row
 #         bisect.insort(gaps, gap - length)
 #     return len(gaps)
 #
-# like = codev_lengths(10_000, 42)
+# like = data.codev_lengths(10_000, 42)
 # print(like.sum() / rows_needed(like, 4_096) / 4_096)
 # ```
 #

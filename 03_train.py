@@ -71,7 +71,7 @@ helpers.you_are_here("03")
 
 # %%
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -432,9 +432,8 @@ pictures.collectives()
 # T tokens. Grain shuffles and stacks them.
 
 # %%
-helpers.show_source(train.Batch, train.make_dataset)
-micro_rows = cfg.rows_per_device * fsdp
-micro_batches = max(1, cfg.rows_per_step // micro_rows)
+helpers.show_source(train.Batch, train.micro_batches_of, train.make_dataset)
+micro_batches, micro_rows = train.micro_batches_of(cfg, fsdp)
 rows_per_step = micro_batches * micro_rows
 train_rows = train.PackedRows(data / "train")
 dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)
@@ -584,10 +583,9 @@ helpers.show_source(train.train)
 # row holds about four examples of this data at full size, so two rows are a batch of about eight.
 
 # %%
-steps = max(1, round(cfg.epochs * len(train_rows) / rows_per_step))
-steps = min(steps, cfg.max_steps or steps)
-schedule = optax.warmup_cosine_decay_schedule(
-    0.0, cfg.learning_rate, min(cfg.warmup_steps, steps // 2), steps)
+helpers.show_source(train.steps_of, train.make_schedule)
+steps = train.steps_of(cfg, len(train_rows), rows_per_step)
+schedule = train.make_schedule(cfg, steps)
 optimizer = train.make_optimizer(schedule, cfg.weight_decay, cfg.max_grad_norm)
 print(f"{steps} steps, {cfg.epochs:g} epochs, about "
       f"{rows_per_step * meta['examples_per_row']:.1f} examples a step")
@@ -601,12 +599,11 @@ if steps < 20 and not cfg.max_steps:
 # is named. Starting over is never silent: it takes another `RUN_DIR`, or `fresh=True`.
 
 # %%
-recipe = {key: asdict(cfg)[key] for key in (
-    "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
-    "max_grad_norm", "dtype", "seed", *gemma.UNQUANTISED)}
-recipe |= {"base_model": meta["base_model"], "base_sha256": weights.fingerprint(base),
-           "steps": steps, "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
-           "template_sha256": meta["template_sha256"]}
+helpers.show_source(train.recipe_of)
+recipe = train.recipe_of(cfg) | {
+    "base_model": meta["base_model"], "base_sha256": weights.fingerprint(base), "steps": steps,
+    "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
+    "template_sha256": meta["template_sha256"]}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
 if cfg.fresh and checkpoints.exists():
     checkpoints.rmtree()

@@ -72,20 +72,20 @@ helpers.you_are_here("04")
 # %%
 import hashlib
 import math
-import re
 import shutil
 from dataclasses import dataclass, replace
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU on this machine stays free for others
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pandas as pd
 
 from helpers import architecture, pictures, remote, weights
-from helpers.merge import (check, check_room, export_text, if_smaller, model_card, no_change,
-                           norm_table, recompute, restore_adapters, split_targets, to_make)
+from helpers.merge import (FACTORS, add_delta, check, check_room, export_text, if_smaller,
+                           k_factors, kv_factors, merge_model, mlp_factors, model_card, no_change,
+                           norm_table, o_factors, plan_merge, q_factors, recompute,
+                           restore_adapters, split_targets, to_make, write_adapter)
 from helpers.run import differences, digest, read_leftover, stamp
 
 # %% [markdown]
@@ -260,10 +260,7 @@ def proof(kind, factors, einsum, adapters, width):
 # one axis, in that order.
 
 # %%
-def q_factors(a, b):
-    return {"q_proj": (a, b.reshape(b.shape[0], -1))}
-
-
+helpers.show_source(q_factors)
 proof("q_einsum", q_factors, "td,dr,rnh->tnh", adapters, lambda a, b: a.shape[0])
 
 # %% [markdown]
@@ -273,11 +270,7 @@ proof("q_einsum", q_factors, "td,dr,rnh->tnh", adapters, lambda a, b: a.shape[0]
 # PEFT run would have trained two independent `A`s.)
 
 # %%
-def kv_factors(a, b):
-    rank = b.shape[0]
-    return {"k_proj": (a, b[:, 0].reshape(rank, -1)), "v_proj": (a, b[:, 1].reshape(rank, -1))}
-
-
+helpers.show_source(kv_factors)
 proof("kv_einsum", kv_factors, "td,dr,rckh->tckh", adapters, lambda a, b: a.shape[0])
 
 # %% [markdown]
@@ -287,10 +280,7 @@ proof("kv_einsum", kv_factors, "td,dr,rckh->tckh", adapters, lambda a, b: a.shap
 # heads and a larger head size.
 
 # %%
-def k_factors(a, b):
-    return {"k_proj": (a, b.reshape(b.shape[0], -1))}
-
-
+helpers.show_source(k_factors)
 if any(target.kind == "k_einsum" for target in targets):
     proof("k_einsum", k_factors, "td,dr,rkh->tkh", adapters, lambda a, b: a.shape[0])
 
@@ -300,37 +290,17 @@ if any(target.kind == "k_einsum" for target in targets):
 # into the input axis of `o_proj`.
 
 # %%
-def o_factors(a, b):
-    return {"o_proj": (a.reshape(-1, a.shape[-1]), b)}
-
-
+helpers.show_source(o_factors)
 proof("attn_vec_einsum", o_factors, "tnh,nhr,rd->td", adapters, lambda a, b: math.prod(a.shape[:2]))
 
 # %% [markdown]
 # ### 4.5 MLP: `gate_proj`, `up_proj`, `down_proj`
-# Plain matrices on both sides, and the same names, as in section 1.
+# Plain matrices on both sides, and the same names, as in section 1. `FACTORS` is the table of these
+# functions by kind.
 
 # %%
-def mlp_factors(kind):
-    return lambda a, b: {kind: (a, b)}
-
-
-FACTORS = {"q_einsum": q_factors, "kv_einsum": kv_factors, "k_einsum": k_factors,
-           "attn_vec_einsum": o_factors,
-           **{kind: mlp_factors(kind) for kind in ("gate_proj", "up_proj", "down_proj")}}
+helpers.show_source(mlp_factors, plan_merge)
 proof("down_proj", FACTORS["down_proj"], "tf,fr,rd->td", adapters, lambda a, b: a.shape[0])
-
-
-def plan_merge(targets, adapters, prefix):
-    """{name of a tensor in the base: (A [in, r], B [r, out])}, every adapter exactly once."""
-    plan = {}
-    for target in targets:
-        factors = FACTORS[target.kind](*adapters[target.path])
-        for name in target.names:
-            plan[f"{prefix}{name}.weight"] = factors[name.rpartition(".")[2]]
-    return plan
-
-
 plan = plan_merge(targets, adapters, prefix)
 print(f"{len(plan)} of {len(tensors)} tensors will change")
 
@@ -345,16 +315,7 @@ print(f"{len(plan)} of {len(tensors)} tensors will change")
 # once moves a value by at most 2⁻⁸ = 0.39 % of itself.
 
 # %%
-@jax.jit
-def add_delta(rows, a, b, scale):
-    """rows [m, in] + scale · (a [in, r] b [r, m])ᵀ; also the squared norms of what went in."""
-    base = rows.astype(jnp.float32)
-    delta = scale * jnp.einsum("ir,rm->mi", a, b, precision="highest")
-    merged = (base + delta).astype(rows.dtype)
-    lost = merged.astype(jnp.float32) - (base + delta)
-    return merged, jnp.stack([jnp.vdot(part, part) for part in (base, delta, lost)])
-
-
+helpers.show_source(add_delta)
 name = next(iter(plan))
 a, b = plan[name][0], plan[name][1][:, :64]  # its first 64 rows, on a random base
 rows = np.random.default_rng(0).normal(size=(64, len(a))).astype(ml_dtypes.bfloat16)
@@ -371,20 +332,7 @@ assert error.max() < 2**-8 * 1.01
 # through untouched.
 
 # %%
-def merge_model(base, out, plan, scale, block_bytes, as_trained=lambda rows: rows):
-    """Write base + delta as a complete model folder; returns (files, tensors, norms)."""
-    norms = {name: np.zeros(3) for name in plan}
-
-    def change(name, rows, first):
-        a, b = plan[name]
-        merged, sums = add_delta(as_trained(rows), a, b[:, first:first + len(rows)], scale)
-        norms[name] += sums
-        if not np.isfinite(norms[name]).all():
-            raise helpers.UserError(f"{base}: {name} has NaN or Inf. Download it again.")
-        return np.asarray(merged)
-
-    files, hashes = weights.rewrite(base, out, plan, change, block_bytes)
-    return files, hashes, {name: np.sqrt(sums).tolist() for name, sums in norms.items()}
+helpers.show_source(merge_model)
 
 # %% [markdown]
 # A second run must not repeat this, and must not trust what it finds either. So a result carries a
@@ -478,31 +426,7 @@ if cfg.ask and told:
 # finds no such module and ignores it. A test fails on the day vLLM no longer needs this.
 
 # %%
-def write_adapter(out, targets, adapters, recipe, prefix, base_name=""):
-    """The adapters as PEFT stores them; returns {file: sha256}."""
-    entries, outer = {}, f"base_model.model.{prefix}"
-    for target in targets:
-        factors = FACTORS[target.kind](*adapters[target.path])
-        if target.kind == "k_einsum":
-            factors["v_proj"] = factors["k_proj"]  # for vLLM, see above
-        block = next(iter(target.names)).rpartition(".")[0]
-        for module, (a, b) in factors.items():
-            for letter, matrix in (("A", a.T), ("B", b.T)):
-                entries[f"{outer}{block}.{module}.lora_{letter}.weight"] = (
-                    "F32", matrix.shape, [matrix])
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
-              "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
-              "base_model_name_or_path": base_name or recipe["base_model"], "inference_mode": True,
-              "target_modules": architecture.PEFT_TARGETS}  # the language model's layers only
-    if recipe.get("base_dtype", "bfloat16") != "bfloat16":  # PEFT names what it does not know
-        config["quantized_base"] = {key: recipe[key] for key in ("base_dtype", "tile_size")}
-    if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
-        names = sorted(re.escape(name) for target in targets for name in target.names)
-        config["target_modules"] = rf"model\.(language_model\.)?({'|'.join(names)})"
-    with helpers.atomic_dir(out) as folder:
-        weights.write_tensors(folder / "adapter_model.safetensors", entries)
-        helpers.write_json(folder / "adapter_config.json", config)
-    return {file.name: helpers.sha256_file(file) for file in sorted(out.iterdir())}
+helpers.show_source(write_adapter)
 
 # %%
 adapter_out = helpers.run_dir("adapter")

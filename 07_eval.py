@@ -88,7 +88,7 @@ from importlib import metadata
 import pandas as pd
 from IPython.display import display
 
-from helpers import answers, charts, chat, evaluation, judge, remote, server, stats
+from helpers import answers, charts, chat, evaluation, judge, server, stats
 from helpers.evaluation import Plan
 
 pd.set_option("display.max_colwidth", 110)
@@ -270,7 +270,7 @@ meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
 evaluation.check_story(merged, merge, meta, recipe)
 options = server.options()
-base = remote.stage(options.base or recipe["base_path"])  # fetched, if it is not here yet
+base = evaluation.fetch_base(options, recipe)
 models = {"tuned": merged, "base": base}
 
 # %%

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers.hardware import chip
+from helpers.hardware import chip, chips_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORM = "tpu_compiler"
@@ -26,11 +26,15 @@ class Slice:
     options: dict = field(default_factory=dict, hash=False)
 
 
-ONE = {"chips_per_host_bounds": (1, 1, 1)}
-SLICES = {"v5p-8": Slice("v5p:2x2x1", 4, "v5p"), "v5p-32": Slice("v5p:2x2x4", 16, "v5p"),
-          "v6e-8": Slice("v6e:2x4", 8, "v6e"), "v6e-1": Slice("v6e:1x1", 1, "v6e", ONE),
-          "v5e-1": Slice("v5e:1x1", 1, "v5e", ONE), "v5e-4": Slice("v5e:2x2", 4, "v5e"),
-          "v5e-8": Slice("v5e:2x4", 8, "v5e"), "v6e-4": Slice("v6e:2x2", 4, "v6e")}
+def _slice(name, shape):
+    kind, chips = chips_of(name)
+    one = {"chips_per_host_bounds": (1, 1, 1)} if chips == 1 else {}
+    return Slice(f"{kind}:{shape}", chips, kind, one)
+
+
+SLICES = {name: _slice(name, shape) for name, shape in {
+    "v5p-8": "2x2x1", "v5p-32": "2x2x4", "v6e-8": "2x4", "v6e-1": "1x1", "v5e-1": "1x1",
+    "v5e-4": "2x2", "v5e-8": "2x4", "v6e-4": "2x2"}.items()}
 
 
 def find():

@@ -237,6 +237,28 @@ def short_enough(examples, max_tokens, tokenizer):
     return kept
 
 
+# ── The published recipe, to compare with ──
+
+
+def published_row(tokenizer, prompt, answer):
+    """Ids and mask the published way: tokenise all, then each piece again, and add up lengths."""
+    def encode(text):  # the adapter's default adds both, whatever the caller asks for
+        return [tokenizer.bos_token_id, *tokenizer.encode(text, add_special_tokens=False),
+                tokenizer.eos_token_id]
+
+    pieces = ["<|turn>user\n", f"{prompt}<turn|>\n", "<|turn>model\n", f"{answer}<turn|>\n"]
+    ids = encode("".join(pieces))
+    ends = 1 + np.cumsum([len(encode(piece)) for piece in pieces])
+    mask = [ends[2] <= place < ends[3] for place in range(len(ids))]
+    return ids, mask
+
+
+def codev_lengths(count, seed):
+    """Lengths like CodeV-R1's: log-normal with its published mean and 99th percentile."""
+    drawn = np.random.default_rng(seed).lognormal(6.707, 0.489, count)
+    return np.clip(drawn, 64, 3_072).astype(int)
+
+
 # ── Comparing with an evaluation set ──
 
 

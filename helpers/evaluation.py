@@ -17,7 +17,7 @@ import numpy as np
 import openai
 import pandas as pd
 
-from helpers import answers, chat, judge, server, stats, weights
+from helpers import answers, chat, judge, remote, server, stats, weights
 from helpers.run import Progress, UserError, read_json, require, run_dir, write_text
 
 
@@ -137,6 +137,11 @@ def check_story(merged, merge, meta, recipe):
     if changed:
         raise UserError(f"data/meta.json and train/recipe.json differ in {changed}: 02 ran "
                         "again after 03. Train again (03, 04, 05), or restore the data.")
+
+
+def fetch_base(options, recipe):
+    """The folder of the base that 07 compares with: 05's choice, or what 03 trained on."""
+    return remote.stage(options.base or recipe["base_path"])  # fetched, if it is not here yet
 
 
 # -- Answers -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers import architecture, hardware, physics
-from helpers.hardware import CORES, chip
+from helpers.hardware import CORES, chip, chips_of
 from helpers.run import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,10 +26,10 @@ TILE = 32              # weights that share a bfloat16 scale (nf4); int8 has one
 REMATS = ("NONE", "BLOCK", "DECODER")  # from the fastest to the smallest
 # Tokens of a row, the better first.
 LENGTHS = {"31b": (4096, 2048), "e2b": (2048, 1024), "e4b": (2048, 1024)}
-SLICES = {"v5p-8": ("v5p", 4), "v5p-32": ("v5p", 16), "v6e-8": ("v6e", 8), "v6e-4": ("v6e", 4),
-          "v5e-8": ("v5e", 8), "v5e-4": ("v5e", 4)}  # the renter's table
+SLICES = {name: chips_of(name)  # the renter's table
+          for name in ("v5p-8", "v5p-32", "v6e-8", "v6e-4", "v5e-8", "v5e-4")}
 SMALL = ("e2b", "e4b")  # models that one chip may hold
-ONE_CHIP = {"v6e-1": ("v6e", 1), "v5e-1": ("v5e", 1)}
+ONE_CHIP = {name: chips_of(name) for name in ("v6e-1", "v5e-1")}
 
 # What a run does beside its steps, and where the numbers come from. Nothing here was timed by us.
 # Published: Google's repositories on the hub. E4B: its matrices here and 0.45 B of its towers.

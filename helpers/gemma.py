@@ -6,6 +6,7 @@ Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
 
 import contextlib
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +169,17 @@ def place(model, mesh):
     return model
 
 
+def gib(tree):
+    """GiB that one device holds of a tree of arrays, real or abstract; two 4-bit numbers a byte."""
+    return sum(math.prod(array.sharding.shard_shape(array.shape)) * bits(array.dtype)
+               for array in jax.tree.leaves(tree)) / 8 / 2**30
+
+
+def bits(dtype):
+    """Of one number."""
+    return 4 if dtype in (jnp.int4, jnp.uint4) else 8 * dtype.itemsize
+
+
 def unused_tensors(config, table):
     """{Tunix's name: array} of keys' and values' weights that no file holds and no layer uses.
 
@@ -200,6 +212,7 @@ def load_base(source, config, mesh):
     if not table:
         raise UserError(f"{folder} holds no *.safetensors file.")
     filler = unused_tensors(config, table)
+    # Tunix's public loader takes no tensors beside those of the files, so we call what it calls.
     arrange = tensor_names._make_preprocess_fn(config)
     dtypes = {dtype for dtype, _ in table.values()}  # Tunix's fast reader assumes there is one
     try:

@@ -90,6 +90,12 @@ def chip(name):
     return CHIPS[name]
 
 
+def chips_of(slice_name):
+    """(kind, chips) of a TPU slice by Google's name, which counts TensorCores: ("v5p", 4)."""
+    kind, cores = slice_name.split("-")
+    return kind, int(cores) // CORES.get(kind, 1)
+
+
 def chip_of(device_kind):
     """Name of the chip behind a JAX device's `device_kind`; None for a CPU or an unknown chip."""
     return DEVICE_KINDS.get(device_kind)

@@ -1,14 +1,17 @@
-"""Notebook 04's plumbing: reading a checkpoint without a model, checks, and the files around it.
+"""The merge: reading a checkpoint without a model, checks, the algebra, and the files it makes.
 
-The arithmetic of the merge (which axes fold, what is added, when it is rounded) is in the notebook.
-Importing this file imports JAX but starts no device.
+Notebook 04 shows the algebra (which axes fold, what is added, when it is rounded) and proves it.
+Importing this file imports JAX but starts no device. Letters: D width, N query heads, K key and
+value heads, H head size, r rank.
 """
 
 import contextlib
+import re
 import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
@@ -110,11 +113,84 @@ def split_targets(targets, adapters, recipe):
     return [t for t in targets if wanted(t)], [t for t in targets if not wanted(t)]
 
 
+# ── The algebra ──
+
+
+def q_factors(a, b):
+    """A (D, r) and B (r, N, H), as two plain matrices."""
+    return {"q_proj": (a, b.reshape(b.shape[0], -1))}
+
+
+def kv_factors(a, b):
+    """A (D, r), which both share, and B (r, 2, K, H): keys first, then values."""
+    rank = b.shape[0]
+    return {"k_proj": (a, b[:, 0].reshape(rank, -1)), "v_proj": (a, b[:, 1].reshape(rank, -1))}
+
+
+def k_factors(a, b):
+    """A (D, r) and B (r, K, H), where the values are the keys' projection."""
+    return {"k_proj": (a, b.reshape(b.shape[0], -1))}
+
+
+def o_factors(a, b):
+    """A (N, H, r) and B (r, D): here the input has heads."""
+    return {"o_proj": (a.reshape(-1, a.shape[-1]), b)}
+
+
+def mlp_factors(kind):
+    """Of an MLP's projection: plain matrices already."""
+    return lambda a, b: {kind: (a, b)}
+
+
+FACTORS = {"q_einsum": q_factors, "kv_einsum": kv_factors, "k_einsum": k_factors,
+           "attn_vec_einsum": o_factors,
+           **{kind: mlp_factors(kind) for kind in ("gate_proj", "up_proj", "down_proj")}}
+
+
+def plan_merge(targets, adapters, prefix):
+    """{name of a tensor in the base: (A [in, r], B [r, out])}, every adapter exactly once."""
+    plan = {}
+    for target in targets:
+        factors = FACTORS[target.kind](*adapters[target.path])
+        for name in target.names:
+            plan[f"{prefix}{name}.weight"] = factors[name.rpartition(".")[2]]
+    return plan
+
+
+@jax.jit
+def add_delta(rows, a, b, scale):
+    """rows [m, in] + scale · (a [in, r] b [r, m])ᵀ; also the squared norms of what went in."""
+    base = rows.astype(jnp.float32)
+    delta = scale * jnp.einsum("ir,rm->mi", a, b, precision="highest")
+    merged = (base + delta).astype(rows.dtype)
+    lost = merged.astype(jnp.float32) - (base + delta)
+    return merged, jnp.stack([jnp.vdot(part, part) for part in (base, delta, lost)])
+
+
+def merge_model(base, out, plan, scale, block_bytes, as_trained=lambda rows: rows):
+    """Write base + delta as a complete model folder; returns (files, tensors, norms)."""
+    norms = {name: np.zeros(3) for name in plan}
+
+    def change(name, rows, first):
+        a, b = plan[name]
+        merged, sums = add_delta(as_trained(rows), a, b[:, first:first + len(rows)], scale)
+        norms[name] += sums
+        if not np.isfinite(norms[name]).all():
+            raise UserError(f"{base}: {name} has NaN or Inf. Download it again.")
+        return np.asarray(merged)
+
+    files, hashes = weights.rewrite(base, out, plan, change, block_bytes)
+    return files, hashes, {name: np.sqrt(sums).tolist() for name, sums in norms.items()}
+
+
 def no_change(targets, prefix):
     """A plan that adds nothing: for matrices that are only to be dequantised."""
     return {f"{prefix}{name}.weight": (np.zeros((inputs, 1), np.float32),
                                        np.zeros((1, outputs), np.float32))
             for target in targets for name, (outputs, inputs) in target.names.items()}
+
+
+# ── What is written ──
 
 
 def to_make(record, inputs, wanted):
@@ -135,6 +211,33 @@ def to_make(record, inputs, wanted):
 def check_room(folder, sizes):
     """Raise a `UserError` if `folder` has no room for new {name: bytes}; old ones go afterwards."""
     room(folder, 1.01 * sum(sizes.values()), ", ".join(f"{name}/" for name in sizes))
+
+
+def write_adapter(out, targets, adapters, recipe, prefix, base_name=""):
+    """The adapters as PEFT stores them; returns {file: sha256}."""
+    entries, outer = {}, f"base_model.model.{prefix}"
+    for target in targets:
+        factors = FACTORS[target.kind](*adapters[target.path])
+        if target.kind == "k_einsum":
+            factors["v_proj"] = factors["k_proj"]  # for vLLM, whose k_proj adapter reaches K only
+        block = next(iter(target.names)).rpartition(".")[0]
+        for module, (a, b) in factors.items():
+            for letter, matrix in (("A", a.T), ("B", b.T)):
+                entries[f"{outer}{block}.{module}.lora_{letter}.weight"] = (
+                    "F32", matrix.shape, [matrix])
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
+              "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
+              "base_model_name_or_path": base_name or recipe["base_model"], "inference_mode": True,
+              "target_modules": architecture.PEFT_TARGETS}  # the language model's layers only
+    if recipe.get("base_dtype", "bfloat16") != "bfloat16":  # PEFT names what it does not know
+        config["quantized_base"] = {key: recipe[key] for key in ("base_dtype", "tile_size")}
+    if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
+        names = sorted(re.escape(name) for target in targets for name in target.names)
+        config["target_modules"] = rf"model\.(language_model\.)?({'|'.join(names)})"
+    with atomic_dir(out) as folder:
+        weights.write_tensors(folder / "adapter_model.safetensors", entries)
+        write_json(folder / "adapter_config.json", config)
+    return {file.name: sha256_file(file) for file in sorted(out.iterdir())}
 
 
 def export_text(merged, out, prefix):

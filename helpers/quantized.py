@@ -23,6 +23,7 @@ from tunix.models.gemma4 import params_safetensors as tensor_names
 from tunix.utils.torch_utils import torch_key_to_jax_key
 
 from helpers import architecture, gemma, remote, train
+from helpers.gemma import gib  # 03 and 11 ask for it here
 from helpers.run import Progress, UserError
 from helpers.weights import open_model
 
@@ -438,16 +439,6 @@ def dequantize_into(plain, quantised):
     return plain
 
 
-def gib(tree):
-    """GiB that one device holds of a tree of arrays, real or abstract; two 4-bit numbers a byte."""
-    return sum(math.prod(array.sharding.shard_shape(array.shape)) * _bits(array.dtype)
-               for array in jax.tree.leaves(tree)) / 8 / 2**30
-
-
-def _bits(dtype):
-    return 4 if dtype in (jnp.int4, jnp.uint4) else 8 * dtype.itemsize
-
-
 def count(model):
     """Parameters of a base, however they are stored: scales are not counted."""
     return sum(variable.size for path, variable in nnx.to_flat_state(nnx.state(model))
@@ -461,7 +452,7 @@ def callable_step(jitted, compiled, frozen):
     time ("input layouts that disagree": it asks for 4 bits an element and reads 0 off the array).
     The jitted function takes them, and finds the same program in the compilation cache.
     """
-    small = any(_bits(array.dtype) < 8 for array in jax.tree.leaves(frozen))
+    small = any(gemma.bits(array.dtype) < 8 for array in jax.tree.leaves(frozen))
     return jitted if small else compiled
 
 

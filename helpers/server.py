@@ -127,7 +127,7 @@ def options_path():
 def write_options(options):
     """Leave `Options` for 06 and 07, with the state of the files that they were decided for."""
     write_json(options_path(), {**dataclasses.asdict(options), "chips": options.chips,
-                                "files": _fingerprint(options.model)})
+                                "files": _file_states(options.model)})
 
 
 def _read_options():
@@ -499,7 +499,7 @@ def running(slot="server"):
     return record is not None and _lives(record) and healthy(record)
 
 
-def _fingerprint(*folders):
+def _file_states(*folders):
     """Names, sizes and times of the served files: a model that was merged again is another one."""
     files = sorted(path for folder in folders if folder for path in Path(folder).iterdir()
                    if path.is_file())
@@ -549,7 +549,7 @@ def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, sl
     options = {"results": run_dir("bench"), "container": container_name(slot), **options}
     options["results"].mkdir(parents=True, exist_ok=True)  # else Docker makes it, as root
     wanted = vllm_command(engine, model, name, 0, host=host, **options)
-    files = _fingerprint(model, options.get("adapter"))
+    files = _file_states(model, options.get("adapter"))
     path, log = record_path(slot), run_dir("serve", f"{slot}.log")
     record, owner = _record(slot), _lease(owner)
     if record and (record["wanted"], record["files"]) == (wanted, files) \
@@ -649,7 +649,7 @@ def bring_up(owner=None):
       UserError: 05 has not run, or the files that it checked have changed since.
     """
     found, files = _read_options()
-    if not Path(found.model).is_dir() or _fingerprint(found.model) != files:
+    if not Path(found.model).is_dir() or _file_states(found.model) != files:
         raise UserError(f"{found.model} is no longer what 05_serve_vllm checked and served. "
                         "Run 05 again.")
     if not running():

@@ -28,6 +28,7 @@ from tensorboardX import SummaryWriter
 
 from helpers import architecture, chat, gemma, remote
 from helpers.data import check_data
+from helpers.gemma import gib
 from helpers.run import (
     UserError,
     digest,
@@ -139,6 +140,12 @@ class PackedRows:
         return Batch(**{field: np.asarray(array[row]) for field, array in self.arrays.items()})
 
 
+def micro_batches_of(cfg, fsdp):
+    """(micro-batches of a step, rows of one) on a mesh with so many parts of `fsdp`."""
+    micro_rows = cfg.rows_per_device * fsdp
+    return max(1, cfg.rows_per_step // micro_rows), micro_rows
+
+
 def make_dataset(rows, micro_batches, micro_rows, seed):
     """An endless, shuffled, seekable stream of the batches of the steps."""
     dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
@@ -222,6 +229,18 @@ def make_loss(capacity):
 
 
 # ── Optimizer and step ──
+
+
+def steps_of(cfg, rows, rows_per_step):
+    """Optimizer steps of a run on so many packed rows."""
+    steps = max(1, round(cfg.epochs * rows / rows_per_step))
+    return min(steps, cfg.max_steps or steps)
+
+
+def make_schedule(cfg, steps):
+    """step -> learning rate: warm-up from zero, then a cosine down to zero."""
+    return optax.warmup_cosine_decay_schedule(
+        0.0, cfg.learning_rate, min(cfg.warmup_steps, steps // 2), steps)
 
 
 def make_optimizer(schedule, weight_decay, max_grad_norm):
@@ -331,10 +350,9 @@ def memory_of(compiled, state, frozen):
     Raises:
       UserError: it is more than the device has.
     """
-    from helpers import quantized  # it imports this module
     said = compiled.memory_analysis()
-    held = {"base weights": quantized.gib(frozen), "adapters": quantized.gib(state.adapters),
-            "Adam's moments": quantized.gib(state.opt_state),
+    held = {"base weights": gib(frozen), "adapters": gib(state.adapters),
+            "Adam's moments": gib(state.opt_state),
             "temporaries of the step": said.temp_size_in_bytes / 2**30,
             "fresh outputs": (said.output_size_in_bytes - said.alias_size_in_bytes) / 2**30}
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30
@@ -410,6 +428,13 @@ def save(manager, state, recipe):
     manager.save(state.step, custom_metadata={"recipe": recipe}, args=ocp.args.Composite(
         model_params=ocp.args.PyTreeSave(state.adapters),
         optimizer_state=ocp.args.PyTreeSave(state.opt_state), data=ocp.args.JsonSave(state.data)))
+
+
+def recipe_of(cfg):
+    """The settings that decide what is trained; a checkpoint is stored with them."""
+    return {key: getattr(cfg, key) for key in (
+        "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
+        "max_grad_norm", "dtype", "seed", *gemma.UNQUANTISED)}
 
 
 # What Orbax and TensorStore raise for a checkpoint of which a file is missing, cut off or damaged.

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-import optax
 import pytest
 from conftest import ROOT, load, parse
 
@@ -48,7 +47,7 @@ def rows():
 
 
 def test_every_field_of_the_table_exists():
-    assert len(rows()) == 10
+    assert rows()
     for what, where in rows().items():
         places = re.split(r"\b(\d\d) (?=`)", where)[1:]
         for number, fields in zip(places[::2], places[1::2], strict=True) or [(what, "")]:
@@ -117,13 +116,36 @@ class Rows:
 
 
 def test_batch():
-    """A step's rows are cut into micro-batches of `rows_per_device` per fsdp device, as in 03."""
-    for changes, shape in (({}, (2, 2, 8)), ({"rows_per_step": 8}, (4, 2, 8)),
-                           ({"rows_per_device": 4}, (1, 4, 8))):
-        cfg = tiny("03_train.py", **changes)
-        micro_rows = cfg.rows_per_device  # on one device
-        dataset = train.make_dataset(Rows(), cfg.rows_per_step // micro_rows, micro_rows, cfg.seed)
+    """A step's rows are cut into micro-batches of `rows_per_device` per fsdp device."""
+    for fsdp, changes, shape, steps in (
+            (1, {}, (2, 2, 8), 10), (1, {"rows_per_step": 8}, (4, 2, 8), 5),
+            (1, {"rows_per_device": 4}, (1, 4, 8), 10), (2, {}, (1, 4, 8), 10),
+            (4, {}, (1, 8, 8), 5)):  # never less than one micro-batch
+        cfg = tiny("03_train.py", epochs=1.0, max_steps=0, **changes)
+        parts, micro_rows = train.micro_batches_of(cfg, fsdp)
+        dataset = train.make_dataset(Rows(), parts, micro_rows, cfg.seed)
         assert next(iter(dataset)).tokens.shape == shape
+        assert train.steps_of(cfg, len(Rows()), parts * micro_rows) == steps
+        assert train.make_schedule(cfg, steps)(steps) == 0  # the schedule ends with the run
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
+    """The settings that say what is trained travel with it; how it is computed may change."""
+    cfg = tiny("03_train.py")
+    state = train.State(1, {"a": np.ones(2)}, {"m": np.ones(2)}, {})
+    with train.open_checkpoints(tmp_path, 1, 1) as manager:
+        train.save(manager, state, train.recipe_of(cfg))
+        manager.wait_until_finished()
+        for changes in ({"rank": 5}, {"alpha": 7.0}, {"targets": "q_einsum"}, {"dtype": "float32"},
+                        {"learning_rate": 1e-4}, {"warmup_steps": 3}, {"max_grad_norm": 0.5},
+                        {"base_dtype": "nf4"}):
+            (name, value), = changes.items()
+            said = re.escape(f"{name}: {getattr(cfg, name)} there, {value} here")
+            with pytest.raises(helpers.UserError, match=said):
+                train.refuse_another_recipe(
+                    manager, train.recipe_of(tiny("03_train.py", **changes)))
+        same = tiny("03_train.py", remat="BLOCK", rows_per_device=1)
+        assert train.refuse_another_recipe(manager, train.recipe_of(same)) == 1
 
 
 def test_number_of_chips_in_training():
@@ -190,13 +212,25 @@ def test_prompt():
     assert lengths[0] > lengths[1]
 
 
+def test_07_refuses_a_prompt_that_was_not_trained(tmp_path):
+    """02's settings, as its meta.json has them, against those that 03 trained with."""
+    def told(**changes):
+        cfg = tiny("02_data.py", **changes)
+        return {"system": cfg.system, "reasoning": cfg.reasoning, "template_sha256": "the same"}
+    evaluation.check_story(tmp_path, {"files": {}}, told(), told())
+    for changes in ({"system": "Be brief."}, {"reasoning": "kept"}):
+        with pytest.raises(helpers.UserError, match=re.escape(f"differ in {[*changes]}")):
+            evaluation.check_story(tmp_path, {"files": {}}, told(**changes), told())
+
+
 def test_learning_rate():
     """AdamW's first step is the learning rate, whatever the gradient; warm-up starts from zero."""
     steps = []
     for rate in (5e-3, 1e-2):
         cfg = tiny("03_train.py", learning_rate=rate, warmup_steps=10)
-        schedule = optax.warmup_cosine_decay_schedule(0.0, cfg.learning_rate, cfg.warmup_steps, 100)
-        assert schedule(0) == 0 and schedule(10) == pytest.approx(rate)
+        schedule = train.make_schedule(cfg, 100)
+        assert schedule(0) == 0 and schedule(10) == pytest.approx(rate) and schedule(100) == 0
+        assert train.make_schedule(cfg, 8)(4) == pytest.approx(rate)  # a short run warms up sooner
         optimizer = train.make_optimizer(cfg.learning_rate, 0.0, cfg.max_grad_norm)
         weights = {"a": np.ones(3, np.float32)}
         update, _ = optimizer.update(weights, optimizer.init(weights), weights)

@@ -6,6 +6,7 @@
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,22 @@ def test_shell_lines_pass_shellcheck_and_call_scripts_that_exist(path):
                 assert step.get("shell") == "bash", "without it a pipe hides the first exit status"
             for script in re.findall(r"(?:\./|\.github/)[\w.]+\.sh", step["run"]):
                 assert os.access(ROOT / script, os.X_OK), script
+
+
+def test_what_ci_keeps_of_a_failure_is_what_run_tests_writes(tmp_path):
+    """run_tests.sh with stand-ins for what it calls: the log that is uploaded is there."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name, does in (("setup.sh", "true"), ("run_all.sh", "true"),
+                       (".venv/bin/python", "echo '== 1 failed in 0.1s =='; false")):
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    shutil.copy(ROOT / "run_tests.sh", tmp_path)
+    done = subprocess.run([tmp_path / "run_tests.sh"], text=True, capture_output=True, env={
+        name: value for name, value in os.environ.items() if name != "RUN_DIR"})
+    assert done.returncode == 1 and "fast FAILED" in done.stdout, done.stderr
+    kept = jobs_of(ROOT / ".github/workflows/ci.yml")["test"]["steps"][-1]["with"]["path"].split()
+    logs = [name for name in kept if "pytest" in name]
+    assert logs and all(list(tmp_path.glob(name)) for name in logs), kept
 
 
 def test_the_names_to_upgrade_are_ours_and_installed():

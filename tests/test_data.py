@@ -588,9 +588,8 @@ def test_rendering_is_cached_by_content(tmp_path, monkeypatch):
 
 def test_the_published_mask_is_six_ids_late():
     """6 ids late, and into the <eos>; counted here without the function's own arithmetic."""
-    published_row = load(NOTEBOOK, "published_row")
     tokenizer, answer = TOKENIZERS["tiny"], "```verilog\nmodule m;\nendmodule\n```"
-    ids, mask = published_row(tokenizer, "question", answer)
+    ids, mask = data.published_row(tokenizer, "question", answer)
     target = chat.answer_ids(tokenizer, answer)
     start = next(i for i in range(len(ids)) if ids[i:i + len(target)] == target)
     assert mask.index(True) == start + 6 and mask[-1] and ids[-1] == tokenizer.eos_token_id
@@ -638,7 +637,7 @@ def test_packing_follows_the_seed():
 
 def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
     """Against a plain search for the fullest row, and against Grain's packer on CodeV-R1's lengths."""
-    fill_rows, codev_lengths = packing.fill_rows, load(NOTEBOOK, "codev_lengths")
+    fill_rows = packing.fill_rows
     lengths = np.random.default_rng(1).integers(1, 100, 300)
     expected, free = [], []
     for example in np.random.default_rng(3).permutation(300):
@@ -652,7 +651,7 @@ def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
     assert fill_rows(lengths, 100, 3) == expected
 
     import grain
-    like = codev_lengths(2_000, 7)
+    like = data.codev_lengths(2_000, 7)
     source = grain.MapDataset.source([{"ids": np.zeros(n, np.int8)} for n in like]).seed(7).shuffle()
     theirs = sum(1 for _ in grain.experimental.BestFitPackIterDataset(
         source.to_iter_dataset(), length_struct={"ids": 4_096}, num_packing_bins=512, seed=7))
@@ -663,11 +662,10 @@ def test_packing_of_codev_lengths_is_full_fast_and_small():
     """10,000 examples into rows of 4,096: at least 95 % real ids, at most 60 s and 2 GB."""
     program = f"""
 import resource, sys, time
-sys.path[:0] = [{str(ROOT / 'tests')!r}]
+sys.path.insert(0, {str(ROOT)!r})
 import numpy as np
-from conftest import load
+from helpers.data import codev_lengths
 from helpers.packing import pack_arrays
-codev_lengths = load({NOTEBOOK!r}, "codev_lengths")
 n = codev_lengths(10_000, 7)
 assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
 assert abs(np.percentile(n, 99.5) - 2894) < 180

@@ -2090,7 +2090,3 @@ def test_fault(world, row):
     while world.left() and time.monotonic() < end:
         time.sleep(0.1)
     assert not world.left()
-
-
-def test_the_table_is_long_enough():
-    assert len(FAULTS) >= 40

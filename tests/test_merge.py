@@ -7,12 +7,15 @@
 import copy
 import errno
 import hashlib
+import http.server
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +26,7 @@ import random_gemma
 from conftest import ROOT, load
 
 import helpers
-from helpers import architecture, gemma, weights
+from helpers import architecture, gemma, merge, weights
 from helpers import run as run_files
 
 sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
@@ -32,10 +35,7 @@ import bench_merge  # noqa: E402
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: run ./setup.sh serve")
 RANK, ALPHA, PREFIX = 4, 8.0, "model.language_model."
-NAMES = ("Settings", "digest", "to_make", "recompute", "export_text", "norm_table",
-         "proof", "model_card", "split_targets")
-nb = SimpleNamespace(**{**vars(bench_merge.notebook()), **dict(zip(NAMES, load(
-    "04_merge.py", *NAMES, *(name for name in vars(bench_merge.notebook())))))})
+proof = load("04_merge.py", "proof")
 TINY = random_gemma.TINY | {"vocab_size": 512, "hidden_size": 96, "intermediate_size": 160}
 
 
@@ -105,12 +105,12 @@ def make_world(folder, config, seed=0):
     save(folder / "checkpoints", model, RANK, ALPHA, (10, 20))
     text = json.loads((base / "config.json").read_text())
     targets = architecture.modules(text)
-    _, adapters, notes = nb.restore_adapters(folder / "checkpoints", 20)
+    _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 20)
     recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets), "base_model": "random"}
     return SimpleNamespace(folder=folder, base=base, prompts=prompts, before=before, targets=targets,
                            after=logits(model, mesh, prompts), adapters=adapters, notes=notes,
                            recipe=recipe, tensors=weights.open_model(base), scale=ALPHA / RANK,
-                           plan=nb.plan_merge(targets, adapters, PREFIX))
+                           plan=merge.plan_merge(targets, adapters, PREFIX))
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +121,8 @@ def world(tmp_path_factory):
 @pytest.fixture(scope="module")
 def merged(world):
     out = world.folder / "merged"
-    world.files, world.hashes, world.norms = nb.merge_model(world.base, out, world.plan, world.scale,
-                                                            1 << 16)
+    world.files, world.hashes, world.norms = merge.merge_model(
+        world.base, out, world.plan, world.scale, 1 << 16)
     return out
 
 
@@ -147,7 +147,7 @@ def test_map_has_the_shapes_that_qwix_makes(config, tmp_path):
 def test_restore_needs_nothing_but_the_checkpoint(world):
     assert set(world.adapters) == {target.path for target in world.targets}
     assert world.notes == {"rank": RANK, "alpha": ALPHA}
-    nb.check(world.targets, world.adapters, world.tensors, PREFIX, world.recipe, world.notes)
+    merge.check(world.targets, world.adapters, world.tensors, PREFIX, world.recipe, world.notes)
 
 
 def test_merged_gives_the_logits_of_the_adapters(world, merged):
@@ -162,18 +162,18 @@ def test_merged_gives_the_logits_of_the_adapters(world, merged):
 def test_merged_e2b_gives_the_logits_of_the_adapters(config, tmp_path):
     """Shared keys and values, per-layer inputs, one KV head, wide MLPs in the shared layers."""
     world = make_world(tmp_path, config)
-    nb.check(world.targets, world.adapters, world.tensors, PREFIX, world.recipe, world.notes)
-    nb.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
+    merge.check(world.targets, world.adapters, world.tensors, PREFIX, world.recipe, world.notes)
+    merge.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
     model, mesh = tunix(tmp_path / "merged")
     found = logits(model, mesh, world.prompts)
     assert np.abs(found - world.after).max() < 1e-3 < 0.1 < np.abs(found - world.before).max()
 
 
-@pytest.mark.parametrize("kind", sorted(nb.FACTORS))
+@pytest.mark.parametrize("kind", sorted(merge.FACTORS))
 def test_every_kind_contributes(world, kind, tmp_path):
     only = [target for target in world.targets if target.kind == kind]
-    plan = nb.plan_merge(only, world.adapters, PREFIX)
-    _, hashes, norms = nb.merge_model(world.base, tmp_path / "merged", plan, world.scale, 1 << 16)
+    plan = merge.plan_merge(only, world.adapters, PREFIX)
+    _, hashes, norms = merge.merge_model(world.base, tmp_path / "merged", plan, world.scale, 1 << 16)
     assert {name for name, entry in hashes.items() if "merged" in entry} == set(plan)
     assert all(entry["merged"] != entry["base"] for entry in hashes.values() if "merged" in entry)
     model, mesh = tunix(tmp_path / "merged")
@@ -200,7 +200,7 @@ def test_bfloat16_sum_is_rounded_once(world, tmp_path, block):
     """Against the whole matrix in float64 with the einsum of training, for every merged tensor."""
     import ml_dtypes
     base = random_gemma.write(tmp_path / "base", TINY, 3, ml_dtypes.bfloat16)
-    nb.merge_model(base, tmp_path / "merged", world.plan, world.scale, block)
+    merge.merge_model(base, tmp_path / "merged", world.plan, world.scale, block)
     before, after = weights.open_model(base), weights.open_model(tmp_path / "merged")
     einsums = {"q_einsum": ("dr,rnh->nhd",), "kv_einsum": ("dr,rkh->khd", "dr,rkh->khd"),
                "k_einsum": ("dr,rkh->khd",), "attn_vec_einsum": ("nhr,rd->dnh",)}
@@ -221,7 +221,7 @@ def test_norms_are_those_of_the_delta(world, merged):
     name = f"{PREFIX}layers.5.self_attn.k_proj.weight"
     a, b = (np.float64(matrix) for matrix in world.plan[name])
     assert world.norms[name][1] == pytest.approx(np.linalg.norm(a @ b) * world.scale, rel=1e-4)
-    table = nb.norm_table({"norms": [{"tensor": name, "base": 2.0, "delta": 1.0, "rounding": 0.1}]})
+    table = merge.norm_table({"norms": [{"tensor": name, "base": 2.0, "delta": 1.0, "rounding": 0.1}]})
     assert table.loc[0, ["layer", "kind", "delta %", "rounding %"]].tolist() == [5, "k", 50, 10]
 
 
@@ -243,7 +243,7 @@ def flip(path, at):
 
 
 def test_recomputing_accepts_the_result_and_sees_another(world, merged, tmp_path):
-    check = lambda folder, scale: nb.recompute(world.base, folder, world.plan, scale, 100)
+    check = lambda folder, scale: merge.recompute(world.base, folder, world.plan, scale, 100)
     many, same, worst = check(merged, world.scale)
     assert many == len(world.plan) and same > 10 and worst <= 0.5
     assert check(merged, world.scale * 1.01)[2] > 0.5, "another scale goes unnoticed"
@@ -267,12 +267,12 @@ def test_vision_tower_and_nested_config_stay(world, tmp_path):
     (base / "model.safetensors.index.json").write_text(json.dumps(index))
     nested = {"model_type": "gemma4", "text_config": TINY, "vision_config": {}, "dtype": "float32"}
     (base / "config.json").write_text(json.dumps(nested))
-    _, hashes, _ = nb.merge_model(base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
+    _, hashes, _ = merge.merge_model(base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
     assert all("merged" not in hashes[name] for name in extra)
     before, after = weights.open_model(base), weights.open_model(tmp_path / "merged")
     for name in extra:
         assert np.array_equal(before[name].data(), after[name].data())
-    nb.export_text(tmp_path / "merged", tmp_path / "text", PREFIX)
+    merge.export_text(tmp_path / "merged", tmp_path / "text", PREFIX)
     text = weights.open_model(tmp_path / "text")
     assert not any("vision" in name or "language_model" in name for name in text)
     config = json.loads((tmp_path / "text" / "config.json").read_text())
@@ -281,7 +281,7 @@ def test_vision_tower_and_nested_config_stay(world, tmp_path):
 
 def test_adapter_shares_a_and_repeats_k_as_v(world, tmp_path):
     from safetensors.numpy import load_file
-    nb.write_adapter(tmp_path / "adapter", world.targets, world.adapters, world.recipe, PREFIX)
+    merge.write_adapter(tmp_path / "adapter", world.targets, world.adapters, world.recipe, PREFIX)
     weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     inside = "base_model.model.model.language_model.layers.{}.self_attn.{}.lora_{}.weight"
     equal = lambda i, letter: np.array_equal(weights[inside.format(i, "k_proj", letter)],
@@ -296,7 +296,7 @@ def attention_only(world):
     """(modules to merge, adapters, recipe) as if 03 had trained attention alone, on purpose."""
     adapters = {path: pair for path, pair in world.adapters.items() if ".attn." in path}
     recipe = world.recipe | {"n_modules": len(adapters), "partial": True}
-    targets, alone = nb.split_targets(world.targets, adapters, recipe)
+    targets, alone = merge.split_targets(world.targets, adapters, recipe)
     assert {target.path for target in targets} == set(adapters)
     assert {target.kind for target in alone} == {"gate_proj", "up_proj", "down_proj"}
     return targets, adapters, recipe
@@ -305,24 +305,24 @@ def attention_only(world):
 def test_what_was_left_out_on_purpose_stays_as_it_was(world, tmp_path, capsys):
     import re
     targets, adapters, recipe = attention_only(world)
-    nb.check(targets, adapters, world.tensors, PREFIX, recipe, world.notes)
-    plan = nb.plan_merge(targets, adapters, PREFIX)
-    nb.merge_model(world.base, tmp_path / "merged", plan, world.scale, 1 << 16)
+    merge.check(targets, adapters, world.tensors, PREFIX, recipe, world.notes)
+    plan = merge.plan_merge(targets, adapters, PREFIX)
+    merge.merge_model(world.base, tmp_path / "merged", plan, world.scale, 1 << 16)
     after = weights.open_model(tmp_path / "merged")
     for name, tensor in world.tensors.items():
         same = np.array_equal(tensor.data(), after[name].data())
         assert same == (name not in plan) and (".self_attn." in name or same), name
-    nb.write_adapter(tmp_path / "adapter", targets, adapters, recipe, PREFIX)
+    merge.write_adapter(tmp_path / "adapter", targets, adapters, recipe, PREFIX)
     pattern = json.loads((tmp_path / "adapter/adapter_config.json").read_text())["target_modules"]
     matched = {name for name in world.tensors
                if re.fullmatch(pattern, name.removesuffix(".weight"))}
     assert matched == set(plan)
-    nb.proof("down_proj", None, "", adapters, None)
+    proof("down_proj", None, "", adapters, None)
     assert "down_proj: no adapter" in capsys.readouterr().out
     # The same checkpoint without the word `partial` is a mistake.
-    assert nb.split_targets(world.targets, adapters, world.recipe) == (world.targets, [])
+    assert merge.split_targets(world.targets, adapters, world.recipe) == (world.targets, [])
     with refused("has no adapter"):
-        nb.check(world.targets, adapters, world.tensors, PREFIX, world.recipe, world.notes)
+        merge.check(world.targets, adapters, world.tensors, PREFIX, world.recipe, world.notes)
 
 
 # ── What is refused ──
@@ -387,7 +387,7 @@ def test_folder_without_a_model(tmp_path):
 def check_with(world, **changes):
     parts = dict(targets=world.targets, adapters=world.adapters, tensors=world.tensors, prefix=PREFIX,
                  recipe=world.recipe, notes=world.notes) | changes
-    nb.check(**parts)
+    merge.check(**parts)
 
 
 def test_base_of_another_shape(world, tmp_path):
@@ -441,16 +441,16 @@ def test_nan_in_the_base(world, copied, tmp_path):
         file.seek(tensor.start)
         file.write(np.float32(np.nan).tobytes())
     with refused("up_proj.weight has NaN or Inf"):
-        nb.merge_model(copied, tmp_path / "merged", world.plan, world.scale, 1 << 16)
+        merge.merge_model(copied, tmp_path / "merged", world.plan, world.scale, 1 << 16)
     assert not (tmp_path / "merged").exists()
 
 
 def test_step_that_does_not_exist(world):
     with refused(r"no finished step 15; it has \[10, 20\]"):
-        nb.restore_adapters(world.folder / "checkpoints", 15)
-    assert nb.restore_adapters(world.folder / "checkpoints", 0)[0] == 20
+        merge.restore_adapters(world.folder / "checkpoints", 15)
+    assert merge.restore_adapters(world.folder / "checkpoints", 0)[0] == 20
     with refused("is missing. Run 03_train.py first"):
-        nb.restore_adapters(world.folder / "nowhere", 0)
+        merge.restore_adapters(world.folder / "nowhere", 0)
 
 
 def test_damaged_checkpoint(world, tmp_path):
@@ -459,7 +459,7 @@ def test_damaged_checkpoint(world, tmp_path):
         if file.is_file() and file.parent.name == "d":
             file.write_bytes(file.read_bytes()[:10])
     with refused("step 20 in .* cannot be read.*(?s:.)Step 10 is whole") as error:
-        nb.restore_adapters(tmp_path / "checkpoints", 20)
+        merge.restore_adapters(tmp_path / "checkpoints", 20)
     one_line(error)
 
 
@@ -477,7 +477,7 @@ def test_any_damaged_file_of_a_step_is_one_line(world, tmp_path, harm):
         place = shutil.copytree(source, tmp_path / str(number))
         harm(place / file)
         try:
-            _, found, notes = nb.restore_adapters(place, 20)
+            _, found, notes = merge.restore_adapters(place, 20)
         except helpers.UserError as error:
             refusals += 1
             assert "cannot be read" in str(error) and "Step 10 is whole" in str(error) or \
@@ -491,41 +491,35 @@ def test_any_damaged_file_of_a_step_is_one_line(world, tmp_path, harm):
 
 def test_room_for_all_folders_is_asked_before_any_is_written(tmp_path, monkeypatch):
     """merged/ alone would fit: that merged_text/ does not is known before the first byte."""
-    from helpers.merge import check_room
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=12e9))
-    check_room(tmp_path, {"merged": 10.2e9, "adapter": 0.4e9})
-    check_room(tmp_path, {})
+    merge.check_room(tmp_path, {"merged": 10.2e9, "adapter": 0.4e9})
+    merge.check_room(tmp_path, {})
     with refused("12.00 GB free, for merged/, merged_text/ it takes 19.70"):
-        check_room(tmp_path, {"merged": 10.2e9, "merged_text": 9.3e9})
-    source = (ROOT / "04_merge.py").read_text()
-    assert source.index("check_room(helpers") < source.index("record_path.unlink")
+        merge.check_room(tmp_path, {"merged": 10.2e9, "merged_text": 9.3e9})
 
 
 def test_disk_too_small_is_said_before_the_first_byte(world, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with refused("has 0.00 GB free, for merged/ it takes"):
-        nb.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
+        merge.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
     assert list(tmp_path.iterdir()) == []
 
 
 CHILD = """
 import sys
-sys.path[:0] = ["tests", "tests/benchmarks"]
-import json, shutil
+import shutil
 from types import SimpleNamespace
 from pathlib import Path
-import bench_merge
 import helpers
-from helpers import architecture
-nb = bench_merge.notebook()
+from helpers import architecture, merge
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
 if "--believe-there-is-room" in sys.argv:
     shutil.disk_usage = lambda path: SimpleNamespace(free=1e18)
-step, adapters, _ = nb.restore_adapters(folder / "checkpoints", 1)
+step, adapters, _ = merge.restore_adapters(folder / "checkpoints", 1)
 targets = architecture.modules(architecture.read_config(folder / "base"))
-plan = nb.plan_merge(targets, adapters, "model.language_model.")
+plan = merge.plan_merge(targets, adapters, "model.language_model.")
 try:
-    nb.merge_model(folder / "base", out, plan, 1.0, 1 << 18)
+    merge.merge_model(folder / "base", out, plan, 1.0, 1 << 18)
 except helpers.UserError as error:
     sys.exit(f"refused: {error}")
 """
@@ -557,7 +551,7 @@ def test_disk_full_without_namespaces(world, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(shutil, "copyfile", full)
     with refused("the disk of .* is full"):
-        nb.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
+        merge.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -593,9 +587,9 @@ def run(world, tmp_path_factory):
     helpers.write_json(folder / "data" / "meta.json", {
         "source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped"})
 
-    def execute():
-        env = os.environ | {"RUN_DIR": str(folder), "SIZE": "tiny", "MPLBACKEND": "agg"}
-        return subprocess.run([sys.executable, "04_merge.py"], cwd=ROOT, env=env, text=True,
+    def execute(source="04_merge.py", **more):
+        env = os.environ | {"RUN_DIR": str(folder), "SIZE": "tiny", "MPLBACKEND": "agg", **more}
+        return subprocess.run([sys.executable, source], cwd=ROOT, env=env, text=True,
                               capture_output=True)
     return SimpleNamespace(folder=folder, base=base, execute=execute)
 
@@ -666,7 +660,7 @@ def test_what_must_be_made_and_why(tmp_path, monkeypatch):
     hashes = {"config.json": hashlib.sha256(b"{}").hexdigest()}
     inputs, wanted = {"step": 20, "base": "x"}, {"merged": "files", "adapter": "adapter_files"}
     record = {"inputs": inputs, "files": hashes, "adapter_files": hashes, "text_files": {}}
-    make = lambda record, inputs=inputs, wanted=wanted: nb.to_make(record, inputs, wanted)
+    make = lambda record, inputs=inputs, wanted=wanted: merge.to_make(record, inputs, wanted)
     assert make(record) == {}
     assert make({}) == {"merged": "not there yet", "adapter": "not there yet"}
     assert make(record, inputs | {"step": 10}) == dict.fromkeys(wanted, "step was 20 and is 10")
@@ -686,6 +680,27 @@ def test_an_unreadable_record_counts_as_absent(tmp_path, text, capsys):
     assert run_files.read_leftover(path, {}) == {} and capsys.readouterr().out == ""
     path.write_text(text, errors="surrogateescape")
     assert run_files.read_leftover(path, {}) == {} and "counts as absent" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_what_an_earlier_merge_made(run, tmp_path):
+    """The notebook with another recipe than it merged, and room for nothing."""
+    if not (run.folder / "merge.json").exists():
+        assert run.execute().returncode == 0
+    (tmp_path / "sitecustomize.py").write_text(
+        "import shutil\nfrom types import SimpleNamespace\n"
+        "shutil.disk_usage = lambda path: SimpleNamespace(free=1000)\n")
+    path = run.folder / "train" / "recipe.json"
+    recipe = path.read_text()
+    made = lambda: {file: file.read_bytes() for file in run.folder.glob("[am]*/*")} | {
+        "record": (run.folder / "merge.json").read_bytes()}
+    before = made()
+    try:
+        helpers.write_json(path, json.loads(recipe) | {"reasoning": "kept"})
+        done = run.execute(PYTHONPATH=str(tmp_path))
+    finally:
+        path.write_text(recipe)
+    assert done.returncode == 1 and "GB free, for merged/, adapter/, merged_text/" in done.stderr
+    assert "making merged/: other recipe" in done.stdout and made() == before
 
 
 @pytest.mark.slow
@@ -709,19 +724,50 @@ def test_the_card_is_valid_and_says_how_the_model_does(world):
     record = {"step": 20, "recipe": world.recipe | {"learning_rate": 1e-3, "base_model": "google/x"}}
     data = {"source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped"}
     score = lambda value: {"pass@1": value, "pass@1_interval": [value / 2, 1.0], "n_problems": 156}
-    card = nb.model_card(record, data, {"base": score(0.25), "tuned": score(0.5),
+    card = merge.model_card(record, data, {"base": score(0.25), "tuned": score(0.5),
                                         "plan": {"n": 5, "temperature": 0.8}})
     _, head, text = card.split("---\n", 2)
     assert yaml.safe_load(head) == {"base_model": "google/x", "license": "apache-2.0",
                                     "tags": ["verilog", "lora"]}
     assert "tuned: pass@1 0.500 [0.250, 1.000] on 156 problems, 5 answers each" in text
-    assert "not run yet" not in text and "not run yet" in nb.model_card(record, data, None)
+    assert "not run yet" not in text and "not run yet" in merge.model_card(record, data, None)
 
 
-def test_nothing_is_uploaded_unless_asked_for():
-    assert load("04_merge.py", "FULL", "E2B", "TINY", "Settings")[0].upload == ""
-    source = (ROOT / "04_merge.py").read_text()
-    assert source.count("HfApi()") == 1 and "if cfg.upload:\n    from huggingface_hub" in source
+@pytest.fixture
+def hub():
+    """A hub that refuses everything, and the requests that came."""
+    asked = []
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            size = int(self.headers.get("Content-Length", 0))
+            asked.append((self.path, json.loads(self.rfile.read(size) or b"null")))
+            self.send_error(403)
+
+        do_GET = do_HEAD = do_PUT = do_POST
+
+        def log_message(self, *_):
+            pass
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=web.serve_forever, daemon=True).start()
+    yield SimpleNamespace(asked=asked, env={
+        "HF_ENDPOINT": f"http://127.0.0.1:{web.server_port}", "HF_TOKEN": "hf_x",
+        "HF_HUB_OFFLINE": "0"})
+    web.shutdown()
+    web.server_close()
+
+
+def test_nothing_is_uploaded_unless_asked_for(run, hub, tmp_path):
+    assert not any(cfg.upload for cfg in load("04_merge.py", "FULL", "E2B", "TINY", "Settings")[:3])
+    done = run.execute(**hub.env)
+    assert done.returncode == 0 and hub.asked == [], done.stderr[-2000:]
+    source, asking = (ROOT / "04_merge.py").read_text(), tmp_path / "04_merge.py"
+    asking.write_text(re.sub(r"(?m)^cfg = helpers\.choose.*$",
+                             r'\g<0>\ncfg = replace(cfg, upload="me/model")', source))
+    done = run.execute(asking, **hub.env)
+    made = dict(hub.asked).get("/api/repos/create")
+    assert done.returncode and made, (hub.asked, done.stderr[-2000:])
+    assert (made["name"], made["visibility"]) == ("model", "private")
 
 
 @pytest.mark.parametrize("damage, message", [
@@ -785,12 +831,12 @@ def parity(folder, dtype, prompts):
     shifted = scores - scores.max(-1, keepdims=True)
     found = {"Tunix with adapters": shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))}
     targets = architecture.modules(config)
-    _, adapters, notes = nb.restore_adapters(folder / "checkpoints", 1)
+    _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 1)
     recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets), "base_model": "tiny"}
-    nb.check(targets, adapters, weights.open_model(base), PREFIX, recipe, notes)
-    plan = nb.plan_merge(targets, adapters, PREFIX)
-    nb.merge_model(base, folder / "merged", plan, ALPHA / RANK, 8 << 20)
-    nb.write_adapter(folder / "adapter", targets, adapters, recipe, PREFIX)
+    merge.check(targets, adapters, weights.open_model(base), PREFIX, recipe, notes)
+    plan = merge.plan_merge(targets, adapters, PREFIX)
+    merge.merge_model(base, folder / "merged", plan, ALPHA / RANK, 8 << 20)
+    merge.write_adapter(folder / "adapter", targets, adapters, recipe, PREFIX)
     k_only(folder / "adapter", folder / "adapter_k_only")
     job = {"dtype": dtype, "prompts": prompts, "max_lora_rank": 8, **{
         name: str(folder / name) for name in ("base", "merged", "adapter", "adapter_k_only")}}
@@ -850,7 +896,7 @@ def test_five_paths_agree_in_bfloat16(tmp_path, prompts):
 @needs_serve
 @pytest.mark.slow
 def test_text_only_folder_loads_without_a_warning(world, merged, tmp_path):
-    nb.export_text(merged, tmp_path / "text", PREFIX)
+    merge.export_text(merged, tmp_path / "text", PREFIX)
     code = """
 import sys, warnings, logging, numpy as np, torch
 from transformers import AutoModelForCausalLM
@@ -875,7 +921,7 @@ def test_adapter_loads_on_the_text_and_the_multimodal_class(world, tmp_path, whi
     """PEFT attaches every matrix except the copies of k_proj, and nothing in the vision tower."""
     parts = (attention_only(world) if which == "attention"
              else (world.targets, world.adapters, world.recipe))
-    nb.write_adapter(tmp_path / "adapter", *parts, PREFIX)
+    merge.write_adapter(tmp_path / "adapter", *parts, PREFIX)
     (tmp_path / "text.json").write_text(json.dumps(TINY))
     code = """
 import json, sys, warnings, torch

@@ -19,10 +19,9 @@ import qwix
 import random_gemma
 import test_merge
 import train_driver
-from conftest import load
 from flax import nnx
 
-from helpers import fit, gemma, quantized, train, weights
+from helpers import fit, gemma, merge, quantized, train, weights
 from helpers.run import UserError
 
 KINDS = ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum", "gate_proj", "up_proj", "down_proj")
@@ -387,7 +386,7 @@ def test_merge_into_either_base(trained, into, tmp_path):
     """The merged folder's logits are those of the adapters beside the base that they went into."""
     name, as_trained = weights.storage_of(trained.recipe, into)
     assert name == "nf4, tiles of 16"
-    test_merge.nb.merge_model(
+    merge.merge_model(
         trained.base, tmp_path / "merged", trained.plan, trained.scale, 1 << 16, as_trained)
     model, mesh = test_merge.tunix(tmp_path / "merged")
     found = test_merge.logits(model, mesh, trained.prompts)
@@ -396,7 +395,7 @@ def test_merge_into_either_base(trained, into, tmp_path):
         assert np.abs(found - trained.after).max() < 1e-3 < 0.1 < np.abs(found - wanted).max()
     else:
         assert np.abs(found - wanted).max() < 1e-3 < 0.1 < np.abs(found - trained.after).max()
-        *_, worst = test_merge.nb.recompute(
+        *_, worst = merge.recompute(
             trained.base, tmp_path / "merged", trained.plan, trained.scale, 8, as_trained)
         assert worst <= 0.5
 
@@ -404,13 +403,13 @@ def test_merge_into_either_base(trained, into, tmp_path):
 def test_the_written_base_is_the_one_that_was_trained_on(trained, tmp_path):
     """dequantized/ and the adapter beside it are the trained model; the config names both."""
     _, as_trained = weights.storage_of(trained.recipe)
-    no_change = load("04_merge.py", "no_change")
-    test_merge.nb.merge_model(trained.base, tmp_path / "base", no_change(
-        trained.targets, test_merge.PREFIX), trained.scale, 1 << 16, as_trained)
+    plan = merge.no_change(trained.targets, test_merge.PREFIX)
+    merge.merge_model(
+        trained.base, tmp_path / "base", plan, trained.scale, 1 << 16, as_trained)
     found = logits_on(trained, tmp_path / "base")
     assert np.abs(found - logits_on(trained, trained.base, "nf4", 16)).max() < 1e-3
-    test_merge.nb.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters,
-                                trained.recipe, test_merge.PREFIX, str(tmp_path / "base"))
+    merge.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters,
+                        trained.recipe, test_merge.PREFIX, str(tmp_path / "base"))
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(tmp_path / "base")
     assert config["quantized_base"] == {"base_dtype": "nf4", "tile_size": 16}
@@ -421,11 +420,11 @@ def test_the_written_base_is_the_one_that_was_trained_on(trained, tmp_path):
 def test_peft_loads_the_adapter_with_the_base_that_it_states(trained, tmp_path):
     """PEFT is given the adapter's folder alone: its logits are those of the trained NF4 model."""
     _, as_trained = weights.storage_of(trained.recipe)
-    plan = load("04_merge.py", "no_change")(trained.targets, test_merge.PREFIX)
-    test_merge.nb.merge_model(
+    plan = merge.no_change(trained.targets, test_merge.PREFIX)
+    merge.merge_model(
         trained.base, tmp_path / "dequantized", plan, trained.scale, 1 << 16, as_trained)
-    test_merge.nb.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters,
-                                trained.recipe, test_merge.PREFIX, str(tmp_path / "dequantized"))
+    merge.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters,
+                        trained.recipe, test_merge.PREFIX, str(tmp_path / "dequantized"))
     index = tmp_path / "dequantized" / "model.safetensors.index.json"  # transformers' always has:
     index.write_text(json.dumps({"metadata": {}} | json.loads(index.read_text())))
     np.save(tmp_path / "prompts.npy", trained.prompts)

@@ -4,8 +4,8 @@ The life-cycle tests start a small stand-in process instead of vLLM, so they tak
 server is started by the tests marked `slow` and by the series.
 """
 
-import ast
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -21,11 +21,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import ROOT, load, parse as tree
+from conftest import ROOT, load
 
 import helpers
 from helpers import bench as server_bench
-from helpers import flags, physics, remote, server
+from helpers import evaluation, flags, physics, remote, server
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_vllm = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve")
@@ -281,16 +281,12 @@ def test_a_base_on_the_hub_is_asked_for_by_05_fetched_by_07_and_mounted(hub, tmp
     options, recipe = options_for(FULL, tmp_path), {"base_path": BASE}
     remote.check(recipe["base_path"])
     assert not hub, "05 only asks"
-    line = next(node for node in tree(ROOT / "07_eval.py").body if isinstance(node, ast.Assign)
-                and getattr(node.targets[0], "id", "") == "base")
-    space = {"remote": remote, "options": options, "recipe": recipe}
-    exec(compile(ast.Module([line], []), "07_eval.py", "exec"), space)
+    base = evaluation.fetch_base(options, recipe)
     assert hub == [BASE]
-    assert f"{tmp_path}/shm/base/{BASE}:/model:ro" in server.command(options, model=space["base"])
+    assert f"{tmp_path}/shm/base/{BASE}:/model:ro" in server.command(options, model=base)
     (tmp_path / "mine").mkdir()
-    space["options"] = options_for(replace(FULL, base=str(tmp_path / "mine")), tmp_path)
-    exec(compile(ast.Module([line], []), "07_eval.py", "exec"), space)
-    assert space["base"] == tmp_path / "mine" and hub == [BASE]
+    mine = options_for(replace(FULL, base=str(tmp_path / "mine")), tmp_path)
+    assert evaluation.fetch_base(mine, recipe) == tmp_path / "mine" and hub == [BASE]
 
 
 def test_a_base_that_cannot_be_had_is_said_without_fetching(hub, tmp_path):
@@ -803,6 +799,44 @@ def test_a_container_outlives_its_client_and_is_ended_all_the_same(docker):
     assert "stop -t 30 " + container.name in (docker / "calls").read_text()
 
 
+def test_05_in_another_layout_and_what_06_and_07_make_of_it(docker, tmp_path):
+    """05 itself at 31b, up to its running server; then 06's floors and 07's server of the base."""
+    run, base = tmp_path / "run", tmp_path / "base"
+    config = (ROOT / "data/configs/gemma4_31b.json").read_text()
+    (run / "merged" / "config.json").write_text(config)
+    base.mkdir()
+    recipe = {"rank": 8, "base_model": "31B", "base_path": str(base)}
+    helpers.write_json(run / "merge.json", {
+        "step": 1, "recipe": recipe,
+        "files": {"config.json": hashlib.sha256(config.encode()).hexdigest()}})
+    start = (ROOT / "05_serve_vllm.py").read_text().split("# ## 3. Talk to it")[0]
+    source, count = re.subn(
+        r"(?m)^cfg = helpers\.choose.*$", r"\g<0>\ncfg = replace(cfg, port=0, timeout=30.0, "
+        "tensor_parallel=4, data_parallel=2, kv_cache_dtype='fp8')", start)
+    assert count == 1
+    (tmp_path / "05_serve_vllm.py").write_text(source)
+    done = subprocess.run([sys.executable, tmp_path / "05_serve_vllm.py"], cwd=ROOT, text=True,
+                          capture_output=True, env={**os.environ, "SIZE": "31b"})
+    assert done.returncode == 0 and "1 files as merged" in done.stdout, done.stderr[-2000:]
+    ours = [line.split() for line in (docker / "calls").read_text().splitlines()][-1]
+    # 06: one request has half of the chips, and its cache is read in one byte a number.
+    options, config = server.options(), json.loads(config)
+    plain = replace(options, tensor_parallel=8, data_parallel=1, kv_cache_dtype="auto")
+    two, eight = (server_bench.machine_of(one, config) for one in (options, plain))
+    assert (two.system, two.peak) == (eight.system, eight.peak / 2) == ("v6e-8", 4 * 918e12)
+    cache = [server_bench.step_bytes(config, one, 1, 4096) - server_bench.step_bytes(config, one)
+             for one in (plain, options)]
+    assert cache[0] > 2 * cache[1] > 0, "tp 8 stores the four heads of full layers twice"
+    # 07: the same container with the base in it.
+    server.start_as(options, evaluation.fetch_base(options, recipe))
+    theirs = [line.split() for line in (docker / "calls").read_text().splitlines()][-1]
+    for command in (ours, theirs):
+        for flag, value in (("--tensor-parallel-size", "4"), ("--data-parallel-size", "2"),
+                            ("--kv-cache-dtype", "fp8")):
+            assert command[command.index(flag) + 1] == value
+    assert f"{run}/merged:/model:ro" in ours and f"{base}:/model:ro" in theirs
+
+
 CLIENT = """
 import sys
 from helpers import server
@@ -941,12 +975,6 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
 
 
 def test_no_server_survives_this_file():
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline")
-                if b"fake.py\0healthy" in _read(path) or b"fake.py\0family" in _read(path)]
-
-
-def _read(path):
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not [words for words in commands for script, mode in itertools.pairwise(words)
+                if script.endswith("fake.py") and mode in ("healthy", "family")]

@@ -36,7 +36,7 @@ FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
 # Stored results that a notebook shows: its outputs are as old as they were when it was executed.
-READS = {"01": ("data/dryrun",), "03": ("data/dryrun",), "08": ("data/dryrun",),
+SHOWS = {"01": ("data/dryrun",), "03": ("data/dryrun",), "08": ("data/dryrun",),
          "10": ("data/published",), "11": ("data/dryrun", "data/qlora"), "12": ("data/nca",)}
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|tmp|work|private|var/folders)/[\w.-]+")
@@ -62,7 +62,7 @@ def build(source):
 def made_from(source):
     """{folder or file of stored results: hash of its tables} for those that a notebook shows."""
     found = {}
-    for name in READS.get(source.stem[:2], ()):
+    for name in SHOWS.get(source.stem[:2], ()):
         path, digest = ROOT / name, hashlib.sha256()
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             if file.suffix in (".csv", ".json"):
@@ -237,6 +237,7 @@ def end_kernel(kernel, seconds=2.0, longest=25.0):
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         status = Path(f"/proc/{kernel.pid}/status")
+        # psutil does not say which signals are caught
         caught = re.search(r"SigCgt:\s*(\w+)", status.read_text()) if status.exists() else None
         busy = caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1
         kernel.terminate()

@@ -23,10 +23,9 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from conftest import load  # noqa: E402
+sys.path.insert(0, str(ROOT))
 from helpers import chat  # noqa: E402
-from helpers.data import render_all  # noqa: E402
+from helpers.data import codev_lengths, published_row, render_all  # noqa: E402
 from helpers.machine import quiet  # noqa: E402
 from helpers.packing import pack_arrays  # noqa: E402
 
@@ -56,7 +55,6 @@ def main():
     parser.add_argument("--rows", type=int, default=10_000)
     count = parser.parse_args().rows
     quiet()
-    published_row, codev_lengths = load("02_data.py", "published_row", "codev_lengths")
     tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
     examples = codev_like(tokenizer, codev_lengths(count, 0), 0)
     system = {"role": "system", "content": "Write the Verilog module that is asked for."}

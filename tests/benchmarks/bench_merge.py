@@ -21,11 +21,11 @@ import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
 
-from helpers import architecture  # noqa: E402 (not weights: .venv-serve, for PEFT, lacks ml_dtypes)
+from helpers import architecture  # noqa: E402 (no more: .venv-serve, for PEFT, lacks ml_dtypes)
 
 RANK, ALPHA = 64, 64.0
 WIDE = dict(model_type="gemma4_text", vocab_size=16384, hidden_size=5376, intermediate_size=21504,
@@ -36,15 +36,6 @@ WIDE = dict(model_type="gemma4_text", vocab_size=16384, hidden_size=5376, interm
             layer_types=["sliding_attention"] * 4 + ["full_attention"])
 QUICK = {**WIDE, "vocab_size": 512, "vocab_size_per_layer_input": 512, "hidden_size": 256,
          "intermediate_size": 1024, "head_dim": 32, "global_head_dim": 64}
-
-
-def notebook():
-    """The merge of the notebook, as a namespace."""
-    from types import SimpleNamespace
-    from conftest import load
-    names = ("FACTORS restore_adapters check q_factors kv_factors "
-             "k_factors o_factors mlp_factors plan_merge add_delta merge_model write_adapter").split()
-    return SimpleNamespace(**dict(zip(names, load("04_merge.py", *names), strict=True)))
 
 
 def tensor_shapes(text, targets):
@@ -146,15 +137,14 @@ def run_copy(folder):
 
 def run_stream(folder):
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from helpers import weights
-    nb = notebook()
+    from helpers import merge, weights
     text = json.loads((folder / "base" / "config.json").read_text())
-    _, adapters, notes = nb.restore_adapters(folder / "checkpoints", 1)
+    _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 1)
     targets = architecture.modules(text)
     recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets)}
-    nb.check(targets, adapters, weights.open_model(folder / "base"), "model.language_model.", recipe, notes)
-    plan = nb.plan_merge(targets, adapters, "model.language_model.")
-    nb.merge_model(folder / "base", folder / "stream", plan, ALPHA / RANK, 8 << 20)
+    merge.check(targets, adapters, weights.open_model(folder / "base"), "model.language_model.", recipe, notes)
+    plan = merge.plan_merge(targets, adapters, "model.language_model.")
+    merge.merge_model(folder / "base", folder / "stream", plan, ALPHA / RANK, 8 << 20)
 
 
 def run_everything(folder):
@@ -162,10 +152,10 @@ def run_everything(folder):
     os.environ["JAX_PLATFORMS"] = "cpu"
     import numpy as np
     from safetensors.numpy import load_file, save_file
-    nb = notebook()
+    from helpers import merge
     text = json.loads((folder / "base" / "config.json").read_text())
-    _, adapters, _ = nb.restore_adapters(folder / "checkpoints", 1)
-    plan = nb.plan_merge(architecture.modules(text), adapters, "model.language_model.")
+    _, adapters, _ = merge.restore_adapters(folder / "checkpoints", 1)
+    plan = merge.plan_merge(architecture.modules(text), adapters, "model.language_model.")
     state = {}
     for shard in sorted((folder / "base").glob("*.safetensors")):
         state.update(load_file(shard))
@@ -196,14 +186,14 @@ def run_peft(folder):
 def prepare(folder, text):
     """Base, checkpoint and PEFT adapter in `folder`; returns bytes of (base, largest, adapters)."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    nb = notebook()
+    from helpers import merge
     targets = architecture.modules(text)
     shapes = tensor_shapes(text, targets)
     total = write_base(folder / "base", text, shapes, 3)
     adapters = random_adapters(targets)
     write_checkpoint(folder / "checkpoints", adapters, [1])
     recipe = {"rank": RANK, "alpha": ALPHA, "base_model": "synthetic"}
-    nb.write_adapter(folder / "adapter", targets, adapters, recipe, "model.language_model.")
+    merge.write_adapter(folder / "adapter", targets, adapters, recipe, "model.language_model.")
     largest = max(2 * a * b for a, b in (s for s in shapes.values() if len(s) == 2))
     return total, largest, sum(a.nbytes + b.nbytes for a, b in adapters.values())
 
