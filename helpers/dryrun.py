@@ -631,6 +631,37 @@ def validation(table, overheads=(0.0, 0.25, 0.5)):
     return pd.DataFrame(lines).T
 
 
+def anchors(table):
+    """What others measured beside what is predicted of it, misses and unknowns included.
+
+    Args:
+      table: the rows of a v5p-8, for the published micro-step; the others are stored
+        (tools/anchors.py).
+
+    Returns:
+      A DataFrame: `ratio` is predicted over measured; empty where there is no prediction.
+    """
+    lines = [{"program": f"published 31B micro-step, {name}", "chip": "v5p", "chips": 4,
+              "measured_seconds": line["measured, s"], "predicted_is": "whole",
+              "predicted_seconds": line["measured, s"] * line["predicted / measured"],
+              "source": "data/published/training_results.csv: wall_clock"}
+             for name, line in validation(table, (0.0, 0.5)).iterrows()]
+    rows = pd.concat([pd.DataFrame(lines), pd.read_csv(FOLDER / "anchors.csv")], ignore_index=True)
+    return rows.assign(ratio=rows.predicted_seconds / rows.measured_seconds)
+
+
+def show_anchors(table):
+    """`anchors` to look at: milliseconds, and why where there is no prediction."""
+    rows = anchors(table)
+    how = rows.predicted_is.fillna("") + (": " + rows.note).where(rows.note.notna(), "")
+    look = pd.DataFrame({
+        "program": rows.program, "chips": rows.chips.astype(str) + " x " + rows.chip,
+        "measured, ms": 1e3 * rows.measured_seconds, "predicted, ms": 1e3 * rows.predicted_seconds,
+        "predicted / measured": rows.ratio, "the prediction is": how.str.removeprefix(": ")})
+    look = look.style.hide(axis="index").format("{:,.2f}", na_rep="", subset=look.columns[2:5])
+    return look.set_table_styles([{"selector": ".col0, .col5", "props": "text-align: left"}])
+
+
 def shares(table, names):
     """Tokens per second, hours and dollars as predicted, and the share of the chips' peak."""
     rows = table.set_index("recipe").loc[names]

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,9 @@ from helpers import compiler, dryrun, gemma, train
 from helpers import program as timing
 from helpers.machine import published
 from helpers.run import write_text
+
+sys.path.insert(0, str(ROOT / "tools"))
+import anchors  # noqa: E402
 
 SOURCE = "08_dryrun.py"
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
@@ -447,3 +451,121 @@ def test_six_layers_reckoned_to_sixty_are_the_sixty_that_were_compiled():
                   for name in ("6layers_ours", "ours"))
     reckoned = sum(row["seconds"] for row in timing.deeper(six, 10))
     assert reckoned == pytest.approx(sum(row["seconds"] for row in sixty), rel=0.03)
+
+
+# ── what others measured ────────────────────────────────────────────────────────────────────────
+
+SMALL = anchors.Shapes(layers=1, width=32, head_size=16, heads=2, inner=48, vocabulary=64,
+                       length=24, rows=2, micro_batches=2, block=8)
+
+
+def drawn(tree, seed=0):
+    """Float32 numbers in place of shapes."""
+    leaves, form = jax.tree.flatten(tree)
+    rng = np.random.default_rng(seed)
+    return form.unflatten([jnp.asarray(rng.normal(size=leaf.shape), jnp.float32) / 4
+                           for leaf in leaves])
+
+
+def test_the_restated_model_has_the_published_number_of_parameters():
+    params = anchors.parameter_shapes(anchors.FULL)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert f"{count / 1e6:.1f} {(count - params['embedding'].size) / 1e6:.1f}" == "163.6 130.0"
+    tokens = jax.ShapeDtypeStruct((4, 2_048), "int32")
+    for core in ("plain", "left out"):
+        hidden = jax.eval_shape(
+            lambda p, t, core=core: anchors.hidden_of(p, t, anchors.FULL, core), params, tokens)
+        assert hidden.shape == (4, 2_048, 1_024) and hidden.dtype == jnp.bfloat16
+
+
+def test_the_restated_attention_and_loss_are_jax_s():
+    query, key, value = (jnp.asarray(np.random.default_rng(seed).normal(size=(2, heads, 24, 16)),
+                                     jnp.float32) for seed, heads in enumerate((4, 1, 1)))
+    ours = anchors.attend(query, key, value, 8)
+    theirs = jax.nn.dot_product_attention(*(x.swapaxes(1, 2) for x in (query, key, value)),
+                                          is_causal=True, scale=1.0)
+    np.testing.assert_allclose(ours.swapaxes(1, 2), theirs, rtol=1e-4, atol=1e-5)
+    params = drawn(anchors.parameter_shapes(SMALL))
+    hidden, labels = value[:, 0, :, :] @ drawn(np.empty((16, 32))), jnp.arange(48).reshape(2, 24)
+    logits = 15 * jnp.tanh(hidden @ params["output"] / 15)
+    whole = -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], 2))
+    mine = anchors.loss_of(hidden, params["output"], labels, SMALL)
+    np.testing.assert_allclose(mine, whole, rtol=1e-5)
+
+
+def test_the_left_out_core_keeps_every_gradient_alive():
+    """Else the compiler would drop the projections, and a bound of less than the step."""
+    params, tokens = drawn(anchors.parameter_shapes(SMALL)), jnp.arange(48).reshape(2, 24)
+    grads = jax.grad(lambda p: jnp.sum(jnp.sin(anchors.hidden_of(p, tokens, SMALL, "left out"))))
+    layer = grads(params)["layers"][0]
+    assert all(abs(layer[name]).max() > 0 for name in layer)
+
+
+def test_positions_turn_by_their_distance_alone():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 1, 16)), jnp.float32)
+    row = anchors.turned(jnp.broadcast_to(x, (1, 1, 9, 16)))[0, 0]
+    products = row @ row.T
+    np.testing.assert_allclose(np.diagonal(products, 3), products[0, 3], rtol=1e-4)
+    assert abs(products[0, 1] - products[0, 0]) > 1e-3
+
+
+def test_the_kernel_s_products_are_counted_like_splash_floor():
+    """The same rule as 08's: 60 layers of which 10 are full, here with one kind of layer."""
+    shapes = dataclasses.replace(anchors.FULL, layers=10, length=4_096, block=512, rows=1, heads=32,
+                                 micro_batches=1, head_size=512)
+    peak = helpers.chip("v6e").flops
+    causal = dryrun.splash_floor(chips=1, window=4_096, peak=peak) * 10 * 512 / (
+        10 * 512 + 50 * 256)
+    assert anchors.attention_floor(shapes) == pytest.approx(causal)
+
+
+def test_anchors_are_what_was_measured_and_predicted():
+    rows = dryrun.anchors(table("v5p-8_31b"))
+    assert rows.source.str.len().gt(20).all() and rows.measured_seconds.gt(0).all()
+    known = rows[rows.predicted_seconds.notna()]
+    np.testing.assert_allclose(known.ratio, known.predicted_seconds / known.measured_seconds)
+    assert set(known.predicted_is) == {"whole", "lower", "upper"}
+    assert (known.unknown_share.dropna() <= timing.TRUSTED).all()
+    assert rows[rows.predicted_seconds.isna()].note.notna().all(), "says why it has no prediction"
+    step = known[known.tokens == 64 * 2_048].set_index("predicted_is")
+    assert step.loc["lower", "predicted_seconds"] <= step.loc["upper", "predicted_seconds"]
+    assert step.measured_seconds.eq(0.275).all()
+    share = dryrun.validation(table("v5p-8_31b"), (0.0,)).iloc[0]
+    assert rows.ratio[0] == pytest.approx(share["predicted / measured"])
+
+
+def test_the_stored_anchors_are_the_tool_s():
+    rows = pd.read_csv(anchors.TABLE, keep_default_na=False, dtype=str)
+    wanted = {(program[0], kind): program for program, kind, *_ in anchors.PROGRAMS.values()}
+    mine = rows[rows.predicted_is != ""].set_index(["program", "predicted_is"])
+    assert set(mine.index) == set(wanted) and list(rows) == list(anchors.COLUMNS)
+    for key, (_, measured, tokens, source) in wanted.items():
+        assert float(mine.loc[key].measured_seconds) == pytest.approx(measured, rel=1e-5)
+        assert (mine.loc[key].tokens, mine.loc[key].source) == (str(tokens), source)
+    others = rows[rows.predicted_is == ""]
+    assert list(others.program) == [row["program"] for row in anchors.OTHERS]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".libtpu/libtpu/libtpu.so").exists()
+                    and importlib.util.find_spec("libtpu") is None, reason="no libtpu on this machine")
+def test_anchors_compiled_again_are_the_stored_ones():
+    """Those that take seconds; a step takes minutes (tools/anchors.py makes its rows anew)."""
+    code = """
+        import sys
+        sys.path[:0] = [".", "tools"]
+        import anchors
+        from helpers import compiler
+        compiler.start(), compiler.register()
+        for name in ("loss", "product"):
+            text = anchors.PROGRAMS[name][3]().compile().as_text()
+            print("seconds:", anchors.result(name, text, 0.0)["predicted_seconds"])"""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, text=True,
+                          capture_output=True, timeout=1_800)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    found = [float(line.split()[1]) for line in done.stdout.splitlines() if "seconds:" in line]
+    rows = pd.read_csv(anchors.TABLE).set_index("program")
+    rows = rows.loc[[anchors.PROGRAMS[name][0][0] for name in ("loss", "product")]]
+    if set(rows.libtpu) != {compiler.version()}:
+        pytest.skip("the stored rows belong to another libtpu")
+    np.testing.assert_allclose(found, rows.predicted_seconds, rtol=1e-4)
