@@ -145,7 +145,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
                 train.refuse_another_recipe(
                     manager, train.recipe_of(tiny("03_train.py", **changes)))
         same = tiny("03_train.py", remat="BLOCK", rows_per_device=1)
-        assert train.refuse_another_recipe(manager, train.recipe_of(same)) == 1
+        train.refuse_another_recipe(manager, train.recipe_of(same))  # no complaint
 
 
 def test_number_of_chips_in_training():

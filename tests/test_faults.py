@@ -1604,6 +1604,7 @@ def test_who_waited_for_a_lock_has_it_when_its_file_was_made_anew(tmp_path):
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert waiting.stdout.readline() == "waits\n"
         time.sleep(0.5)
+    assert "waiting for it" in waiting.stdout.readline()
     assert waiting.stdout.readline() == "in\n"
     with pytest.raises(run.Taken), run.alone(path):
         pass
