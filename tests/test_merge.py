@@ -707,8 +707,10 @@ def test_a_full_disk_leaves_what_an_earlier_merge_made(run, tmp_path):
 def test_another_recipe_or_step_is_merged_anew(run):
     path = run.folder / "train" / "recipe.json"
     recipe = json.loads(path.read_text())
+    run.execute()
     try:
-        for change, why in (({"reasoning": "kept"}, "recipe was "), ({"final_step": 10}, "step was 20 and is 10; recipe was ")):
+        for change, why in (({"reasoning": "kept"}, "recipe was "),
+                            ({"final_step": 10}, "step was 20 and is 10; ")):
             helpers.write_json(path, recipe | change)
             done = run.execute()
             assert f"making merged/: {why}" in done.stdout, done.stdout + done.stderr[-900:]
