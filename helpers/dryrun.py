@@ -273,22 +273,22 @@ def times(recipe, flops, moved, guess):
 
 
 def slice_of(recipe):
-    """The slice as the time model sees it: its shape, and where the mesh puts each partition."""
-    piece = SLICES[recipe.topology]
+    """The slice of a recipe, with 03's mesh on it, as the time model sees it."""
+    return on_slice(recipe.topology, gemma.make_mesh(
+        model_config(recipe), devices=compiler.devices_of(recipe.topology)))
+
+
+def on_slice(topology, mesh):
+    """A slice as the time model sees it: its shape, and where the mesh puts each partition."""
+    piece = SLICES[topology]
     sizes = [int(size) for size in piece.topology.split(":")[1].split("x")]
-    mesh = gemma.make_mesh(model_config(recipe), devices=compiler.devices_of(recipe.topology))
     places = tuple(tuple(device.coords) for device in mesh.devices.flat)
     return timing.Slice(piece.chip, (*sizes, 1)[:3], places)
 
 
-def unknown_share(found):
-    """The share of FLOPs or bytes, whichever is more, of which a prediction knows no cost."""
-    return 1.0 if found.opaque else max(found.unknown_flops, found.unknown_bytes)
-
-
 def columns_of(recipe, found):
     """What a `program.Prediction` says, as columns; empty where too much has no known cost."""
-    row = dict.fromkeys(PREDICTED) | {"unknown_share": unknown_share(found)}
+    row = dict.fromkeys(PREDICTED) | {"unknown_share": found.unknown_share}
     if found.seconds is None:
         return row
     tokens = real_tokens(recipe)
@@ -807,11 +807,10 @@ def compile_attention(kind, how):
     ids = jax.ShapeDtypeStruct((1, 4_096), jnp.int32, sharding=NamedSharding(mesh, whole))
     program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*shapes, ids).compile()
     cost, memory = program.cost_analysis(), program.memory_analysis()
-    places = tuple(tuple(device.coords) for device in mesh.devices.flat)
-    found = timing.predict(program.as_text(), timing.Slice("v5p", (2, 2, 1), places))
+    found = timing.predict(program.as_text(), on_slice("v5p-8", mesh))
     return {"kind": kind, "attention": how, "flops_per_chip": cost["flops"],
             "bytes_per_chip": cost["bytes accessed"], "seconds_predicted": found.seconds,
-            "unknown_share": unknown_share(found), "seconds_estimate": cost["optimal_seconds"],
+            "unknown_share": found.unknown_share, "seconds_estimate": cost["optimal_seconds"],
             "temp_gib": memory.temp_size_in_bytes / 2**30} | versions() | {
                 "date": str(datetime.date.today())}
 

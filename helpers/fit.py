@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers import architecture, hardware, physics
-from helpers.hardware import CORES, chip, chips_of
+from helpers.hardware import chip, chips_of, slice_name
 from helpers.run import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,11 +110,6 @@ def _config(model):
     if model not in LENGTHS:
         raise UserError(f"model={model}: there are {', '.join(LENGTHS)}.")
     return architecture.read_config(path)
-
-
-def slice_name(kind, chips):
-    """Google's name of a slice: a v5p counts its TensorCores, two a chip."""
-    return f"{kind}-{chips * CORES.get(kind, 1)}"
 
 
 def mesh_of(model, chips):

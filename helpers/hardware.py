@@ -96,6 +96,11 @@ def chips_of(slice_name):
     return kind, int(cores) // CORES.get(kind, 1)
 
 
+def slice_name(kind, chips):
+    """The inverse of `chips_of`: "v5p-8" is four chips."""
+    return f"{kind}-{chips * CORES.get(kind, 1)}"
+
+
 def chip_of(device_kind):
     """Name of the chip behind a JAX device's `device_kind`; None for a CPU or an unknown chip."""
     return DEVICE_KINDS.get(device_kind)
@@ -124,7 +129,7 @@ class Hardware:
         """Google's name of the whole slice, such as v5p-8; "" without a TPU or without a kind."""
         if self.accelerator != "tpu" or not self.kind:
             return ""
-        return f"{self.kind}-{self.chips * self.hosts * CORES.get(self.kind, 1)}"
+        return slice_name(self.kind, self.chips * self.hosts)
 
     def __str__(self):
         if not self.accelerator:

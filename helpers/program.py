@@ -626,8 +626,13 @@ class Prediction:
     events: list
 
     @property
+    def unknown_share(self):
+        """The share of FLOPs or bytes, whichever is more, of which no cost is known."""
+        return 1.0 if self.opaque else max(self.unknown_flops, self.unknown_bytes)
+
+    @property
     def trusted(self):
-        return not self.opaque and max(self.unknown_flops, self.unknown_bytes) <= TRUSTED
+        return self.unknown_share <= TRUSTED
 
     @property
     def seconds(self):

@@ -22,8 +22,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import pandas as pd
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from helpers.run import write_text
+
 TABLE = ROOT / "data" / "dryrun" / "anchors.csv"
 CHIP, TOPOLOGY = "v6e", "v6e-1"
 
@@ -283,13 +287,8 @@ def stored():
 def store(rows):
     """Write the table in this file's order, beside and then over the old one."""
     order = [(program[0], kind) for program, kind, *_ in PROGRAMS.values()]
-    others = [dict.fromkeys(COLUMNS, "") | row for row in OTHERS]
-    beside = TABLE.with_suffix(".part")
-    with open(beside, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([rows[key] for key in order if key in rows] + others)
-    beside.replace(TABLE)
+    rows = [rows[key] for key in order if key in rows] + OTHERS
+    write_text(TABLE, pd.DataFrame(rows, columns=COLUMNS, dtype=object).to_csv(index=False))
 
 
 def result(name, text, cpu):
@@ -298,12 +297,11 @@ def result(name, text, cpu):
     from helpers import program as timing
     (program, measured, tokens, source), kind, note, _, added = PROGRAMS[name]
     found = timing.predict(text, timing.Slice(CHIP, (1, 1, 1)))
-    share = 1.0 if found.opaque else max(found.unknown_flops, found.unknown_bytes)
     seconds = f"{found.seconds + added():.6g}" if found.trusted else ""
     return {"program": program, "chip": CHIP, "chips": 1, "measured_seconds": f"{measured:.6g}",
             "predicted_seconds": seconds, "predicted_is": kind, "tokens": tokens,
-            "unknown_share": f"{share:.3g}", "note": note, "source": source, "options": "",
-            "compile_cpu_seconds": f"{cpu:.0f}", "libtpu": compiler.version(),
+            "unknown_share": f"{found.unknown_share:.3g}", "note": note, "source": source,
+            "options": "", "compile_cpu_seconds": f"{cpu:.0f}", "libtpu": compiler.version(),
             "jax": metadata.version("jax"), "date": str(datetime.date.today())}
 
 

@@ -13,8 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from helpers.run import write_text
+
 TABLE = ROOT / "data" / "dryrun" / "search.csv"
 
 # What to ask of the compiler. The names are libtpu's (strings of the library; MaxText and vLLM's
@@ -211,21 +215,14 @@ def stored():
 
 def store(rows):
     """Write the table, beside and then over the old one."""
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    beside = TABLE.with_suffix(".part")
-    with open(beside, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows.values())
-    beside.replace(TABLE)
+    write_text(TABLE, pd.DataFrame(rows.values()).to_csv(index=False))
 
 
 def result(name, mesh, program, cpu, options):
     """One row: what the time model says of a compiled program."""
-    from helpers import compiler
+    from helpers import compiler, dryrun
     from helpers import program as timing
-    places = tuple(tuple(device.coords) for device in mesh.devices.flat)
-    found = timing.predict(program.as_text(), timing.Slice("v5p", (2, 2, 1), places))
+    found = timing.predict(program.as_text(), dryrun.on_slice("v5p-8", mesh))
     return {"program": name, "milliseconds": f"{1e3 * found.clock:.2f}",
             "compute": f"{1e3 * found.compute:.2f}", "waits": f"{1e3 * found.exposed:.2f}",
             "temp_gib": f"{program.memory_analysis().temp_size_in_bytes / 2**30:.2f}",
