@@ -92,8 +92,8 @@ print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parame
 
 # %% [markdown]
 # `answer` renders requests with the model's own chat template and decodes greedily: always the
-# likeliest token. We ask for the 38 modules of a small benchmark that no training row asks for. One
-# of them, an up-down counter, is the running example of the whole series.
+# likeliest token. We ask for the 38 modules of a small benchmark. The training rows ask for the same
+# kinds of module; what none of them has is these combinations of widths and port names. One of them, an up-down counter, is the running example of the whole series.
 
 # %%
 def answer(model, requests):
@@ -150,7 +150,7 @@ print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} p
 # %% [markdown]
 # The loop: pick four rows, take a step, look at the loss. It is the usual cross-entropy per trained
 # token; guessing among all 1,280 tokens would cost 7.2. Thirty-six steps read each row at most
-# once, so nothing can be learned by heart.
+# once.
 
 # %%
 adapters, optimizer_state, losses = state.adapters, state.opt_state, []

@@ -139,9 +139,9 @@ words(pd.DataFrame([(name, "✓" if fine else "✗", text) for name, (fine, text
 # ## 2. What fits where
 # What do you have to rent? A *chip* is what you pay for. A *slice* is a set of chips, driven by one
 # virtual machine (VM), the *host*, or by several. *HBM* is the memory on a chip: a training step has
-# to fit in there. Each line below is a slice with the least recomputation that is compiled and
-# fits, else estimated (`remat`: what the backward pass computes again to save memory), for a whole
-# run on 10,000 examples of 922 tokens.
+# to fit in there. Each line below is a slice with the least recomputation with which the step
+# fits: as the compiler says where we compiled it, else by estimate (`remat`: what the backward pass
+# computes again to save memory). Hours and dollars are for a whole run on 10,000 examples of 922 tokens.
 
 # %%
 def slice_row(found, price, tokens=10_000 * 922):
@@ -163,13 +163,14 @@ words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
 # A v5p-8 holds all of the 31B's step without recomputation, in bfloat16, for about an hour; for E2B
-# one chip is enough. *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the
+# one chip is enough. By these predictions a v6e-8, on which we serve later, would train as well. We
+# train on the v5p-8 because there the predictions are held against a measured step, which is not so
+# for a v6e ([08](08_dryrun.ipynb) §9), and because its chips have three times the memory. *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the
 # model's shapes, a tenth of the chip left free. *≥*: no time is predicted, and it takes no less (*≤*:
 # is no faster); such bounds rule a slice out, but do not rank slices, since they are loosest where nothing is compiled.
 #
-# For your own tokens and prices there is a page,
-# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md);
-# [08](08_dryrun.ipynb) §8 explains the numbers, [11](11_qlora.ipynb) a base in int8. The 922 tokens
+# For your own tokens and prices, `./build_site.sh` makes a site with a page that computes all this
+# (*What will it cost me?*); [08](08_dryrun.ipynb) §8 explains the numbers, [11](11_qlora.ipynb) a base in int8. The 922 tokens
 # are those of the published recipe: counted with Gemma 3's tokenizer, without our system sentence
 # and the empty thought before an answer. 02 counts yours.
 #
@@ -241,9 +242,10 @@ for queued in (False, True):
 
 # %% [markdown]
 # ## 4. A bucket near the machine, and what runs on it
-# A spot machine takes its disk with it when it goes. So checkpoints live in a bucket, and so does a
-# copy of the base model that you do not want to download twice. Put the bucket into the machines'
-# region: reading 62.5 GB across an ocean costs time and egress charges.
+# A spot machine takes its disk with it when it goes. So checkpoints live in a bucket. Put it into the
+# machines' region: reading 62.5 GB across an ocean costs time and egress charges. (The base model is
+# downloaded from the hub by each new machine. A copy in the bucket works as well: name it as the
+# `base` of 02, `gs://…`.)
 
 # %%
 for command in (*gcloud.bucket_commands(cfg.bucket, cfg.train_zone),
@@ -304,14 +306,14 @@ budget = pd.DataFrame([
     for name, slice_name, zone, hours in vms])
 display(budget.style.hide(axis="index").format(precision=2, thousands=","))
 for command in (*gcloud.list_commands((cfg.train_zone, cfg.serve_zone), cfg.bucket),
-                *gcloud.delete_commands("gemma4-train", cfg.train_zone),
+                *(end for name, _, zone, _ in vms for end in gcloud.delete_commands(name, zone)),
                 gcloud.zones_command(cfg.train_slice)):
     print(gcloud.shell(command))
 
 # %% [markdown]
 # The guard turns a four-figure mistake into a two- or three-figure one, with a bucket left to pay for. The
-# `list` commands show what runs or is stored, the two `delete` commands end a VM made the current or
-# the classic way, and the last command says which zones offer the machine today.
+# `list` commands show what runs or is stored, the `delete` commands end each VM, made the current or the
+# classic way, and the last command says which zones offer the machine today.
 #
 # ### What one training run takes
 # The steps are not even half of it. 03 also downloads, loads, compiles, validates and saves, and the

@@ -24,7 +24,7 @@
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
 # | **Reads** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, verilog-eval's prompts by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own data (section 2) |
 # | **Writes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
-# | **Time and cost** | tiny: ten seconds; 10,000 rows of CodeV-R1: half a minute after the download (projected from `tests/benchmarks/bench_data.py`); both on two cores, no accelerator |
+# | **Time and cost** | tiny: about 17 seconds; 10,000 rows of CodeV-R1: half a minute after the download (projected from `tests/benchmarks/bench_data.py`); both on two cores, no accelerator |
 #
 # The outputs shown here are those of the tiny run on two CPU cores. Words that are new to you are
 # in the [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
@@ -498,7 +498,7 @@ style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 # Each colour is one example. A place costs a step nearly the same whether it holds text or padding,
 # so the lower picture trains several times as much text for the same arithmetic.
 #
-# The tiny examples are short and all alike, so what is left at the end of a row is coarse. Real
+# The tiny examples are short and all alike, so the gap at the end of a row is often nearly as long as an example. Real
 # ones vary more. Here are 10,000 lengths drawn like those published for CodeV-R1 (mean 922, 99th
 # percentile 2,553, longest 3,072; counted by h2loop on 10,000 rows).
 
@@ -508,7 +508,7 @@ like = data.codev_lengths(10_000, cfg.seed)
 real = like.sum() / len(packing.fill_rows(like, 4_096, cfg.seed)) / 4_096
 unpacked = like.mean() / 3_072
 print(f"packed into rows of 4,096: {real:.1%} real tokens; one per row of 3,072, as published: "
-      f"{unpacked:.1%}. The same text in {real / unpacked:.1f} times fewer places")
+      f"{unpacked:.1%}. The places needed fall to one in {real / unpacked:.1f}")
 assert real >= 0.95
 
 # %% [markdown]

@@ -493,7 +493,8 @@ with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()), helpers.phase(
 print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# It learns. Why write a loop of our own? For three reasons, each measured below.
+# It learns. Why write a loop of our own? For three reasons; two are measured below, the third is the
+# compiler's number.
 #
 # **Weighting.** With accumulation, Tunix averages each micro-batch and then the averages, so a token
 # counts more where few tokens are trained. We take one plain step of gradient descent both ways: on

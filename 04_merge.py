@@ -152,7 +152,7 @@ print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB in "
       + f"; trained on a base in {storage}, merged into {cfg.into}" * bool(storage))
 
 # %% [markdown]
-# Training computed `W x` and beside it `(alpha / r) · B A x`. Merging adds the second matrix to the
+# Training computed `x Wᵀ` and beside it `(alpha / r) · x A B`. Merging adds the second matrix to the
 # first, once and for all. Here is the whole merge, for the MLP's `down_proj` of the first layer. The
 # proof: a random input must give what the base and its adapter give together, up to the one
 # rounding of the sum to bfloat16.
@@ -182,8 +182,9 @@ for path in [path for path in adapters if path.endswith("down_proj")][:1]:
 # Tunix, which trained, and Hugging Face (HF), whose files everybody reads, cut the same network
 # differently. HF has flat `[out, in]` matrices, like `torch.nn.Linear`. Tunix keeps heads as an
 # axis of their own, and in *sliding* layers, which attend to a window of recent tokens, it stores
-# the projections to keys and values as one array. The *full* layers, which attend to all tokens,
-# use the keys as values, so there is only one projection to change.
+# the projections to keys and values as one array. In the 31B and the tiny model the *full* layers,
+# which attend to all tokens, use the keys as values, so there is only one projection to change; E2B
+# and E4B have both everywhere.
 
 # %%
 targets = architecture.modules(config)
@@ -336,7 +337,7 @@ helpers.show_source(merge_model)
 
 # %% [markdown]
 # A second run must not repeat this, and must not trust what it finds either. So a result carries a
-# **stamp**, all that it was made from, and who finds it compares. (06 does so with each measurement.)
+# **stamp**, all that it was made from, and whoever finds it compares. (06 does so with each measurement.)
 
 # %%
 helpers.show_source(stamp, differences)
@@ -454,7 +455,7 @@ pictures.adapter_path(
 # stays a pair of its own, and a server adds its product for every token.
 #
 # For transformers there may be a third folder. `AutoModelForCausalLM` reads a real model's `merged/`
-# as it is. But who asks for the text class by name, `Gemma4ForCausalLM`, gets random weights and only
+# as it is. But if you ask for the text class by name, `Gemma4ForCausalLM`, you get random weights and only
 # a warning: it does not know the checkpoint's names, `model.language_model.…`. `merged_text/` holds
 # the same bytes under the names that class expects, without the vision tower. Then the record of it
 # all is written.

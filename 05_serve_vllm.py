@@ -273,7 +273,10 @@ left = [{"selector": "th, td", "props": "text-align: left"}]
 display(flags.explain(tpu).rename_axis(None).style.set_table_styles(left))
 
 # %% [markdown]
-# What this means: nothing here is specific to the tuned model; it mounts `merged/`, that is all.
+# What this means: nothing here is specific to the tuned model; it mounts `merged/`, that is all. We
+# have not seen this image: vLLM's TPU package 0.32.0 is on PyPI, but the newest image that we saw used
+# is v0.27.0. `docker manifest inspect vllm/vllm-tpu:v0.32.0` answers before you rent.
+#
 # **Text only** is not common practice. Gemma 4 can see, and pictures on a TPU take steps that hold
 # a whole video, 2,496 tokens; a server with smaller ones may end at its start. In a published log
 # the E2B without pictures is healthy on one v6e chip after 346 s (vLLM 0.29,
@@ -339,8 +342,8 @@ charts.draw_memory(plans, v6e.hbm, SHARE)
 # 1. **No window.** A cache manager that gives sliding layers room for the whole context, as the
 #    published runs suggest ([10](10_published.ipynb), section 5). In the log of section 4 all layers
 #    have the same number of blocks.
-# 2. **Tensor parallel 8**, our first choice. It may not fit; then take row 6. Upstream's bfloat16
-#    benchmark did not ("not enough HBM"), but with pictures. Ten minutes that end with
+# 2. **Tensor parallel 8**, our first choice. It may not fit; then take row 6. vLLM's own benchmark on
+#    TPU did not fit in bfloat16 ("not enough HBM"), but that server had to hold pictures, too. Ten minutes that end with
 #    `RESOURCE_EXHAUSTED` cost 3.59 USD.
 # 3. **Two copies** store no head twice, but all weights. Rows 4 and 5 are 2 and 3 with **an fp8
 #    cache**: twice the room, stored as e5m2 on a v6e (two bits of mantissa). Judge it with 07.
@@ -390,7 +393,13 @@ for what, n in {"one sequence decoding": 1, "30 sequences decoding": 30, "a prom
 #
 # ```bash
 # command -v docker || sudo apt-get install -y docker.io docker-compose-v2
-# sudo usermod -aG docker "$USER"   # once, then log in again: docker without sudo
+# sudo usermod -aG docker "$USER"   # docker without sudo
+# ```
+#
+# The group counts from the next login, so log out and in again. Then:
+#
+# ```bash
+# cd gemma4-on-tpu
 # export SIZE=31b RUN_DIR=/dev/shm/run TMPDIR=/dev/shm BUCKET=my-gemma4-bucket
 # # 07 fetches the base from the hub, 62 GB; only if it asks who you are: export HF_TOKEN=hf_...
 # mkdir -p "$RUN_DIR"

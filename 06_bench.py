@@ -154,8 +154,9 @@ charts.draw_timeline(arrivals, (used.prompt_tokens, used.completion_tokens),
 # %% [markdown]
 # What this means: a user waits twice. The **time to first token** (TTFT, orange) is the prefill:
 # the whole prompt goes through the model. The **time per output token** (TPOT, blue) is one decode
-# step, repeated. Each white line is one piece of the answer. Both times grow when others use the
-# server, for different reasons, so we keep them apart.
+# step, repeated. Each white line is one piece of the answer; where none is seen, several arrived
+# together, because here server, client and model share two cores. Both times grow when others use
+# the server, for different reasons, so we keep them apart.
 #
 # ## 3. One point
 # vLLM brings its own client, `vllm bench serve`. It sends random prompts of a given length at a
@@ -278,14 +279,15 @@ charts.draw_requests(one, f"measured, {machine.system}, {label}, one repeat")
 # %%
 spread = table.groupby([*bench.REGIME, "rate"])[list(bench.COMPARED)].agg(
     lambda values: values.max() / values.min() - 1)
-spread.columns = ["delivered", "TTFT p50", "TPOT p50"]
+spread.columns = list(bench.COMPARED.values())
 spread.insert(0, "repeats", table.groupby([*bench.REGIME, "rate"]).size())
 spread["why more than 20 %"] = pd.Series(bench.reasons(table, results))
 display(bench.labelled(spread.droplevel("output_len"))
         .style.format("{:.0%}", subset=list(spread.columns[1:4])))
 
 # %% [markdown]
-# - `beyond the knee`: latency is the length of the queue there (next section).
+# - `beyond the knee`: less than 90 % of the rate was delivered; far beyond it, latency is the length
+#   of the queue (next section).
 # - `other programs used …`: we counted them.
 # - `too few requests …`: the 95 % bootstrap intervals of the repeats' medians still overlap.
 #
@@ -319,8 +321,8 @@ charts.draw_throughput(everything, f"measured, {machine.system}")
 
 # %% [markdown]
 # What this means: left of its star a curve lies on the diagonal, and there you cannot see how fast
-# a server is, because every server that keeps up delivers what is offered. Promise a rate left of
-# the star. (Put the `results.csv` of another machine into `bench/` under another name, and it is
+# a server is, because every server that keeps up delivers what is offered. Promise a rate at the star
+# or left of it. (Put the `results.csv` of another machine into `bench/` under another name, and it is
 # drawn beside ours.)
 #
 # When is a difference a difference? We ask that the ranges of the repeats do not touch. With three
@@ -391,7 +393,7 @@ print("flags:", *(sorted(set(table.flag) - {""}) or ["none: every median lies ab
 charts.draw_cost(everything, cfg.slo[0], f"measured, {machine.system}; medians of the repeats")
 
 # %%
-within = middle[middle.ttft_p99_ms <= cfg.slo[0]]
+within = middle[(middle.ttft_p99_ms <= cfg.slo[0]) & (middle.tpot_p99_ms <= cfg.slo[1])]
 best = (within if len(within) else middle).hours_per_million_output.idxmin()
 cheapest = middle.loc[best]
 answer = used.completion_tokens / cheapest.output_tok_s

@@ -150,8 +150,8 @@ display(evaluation.verdict_table(
     verdicts, answer=["right", "the wrong way", "prints the line itself", "prose"]))
 
 # %% [markdown]
-# What this means: only behaviour counts. Who merely looks for the line `Mismatches: 0` gives the
-# third answer a pass. (`<NA>`: it did not come to a count.)
+# What this means: only behaviour counts. A judge that merely looks for the line `Mismatches: 0`
+# gives the third answer a pass. (`<NA>`: it did not come to a count.)
 #
 # ## 3. The judge
 # `judge.judge` follows verilog-eval's rules: its command line, its 30 seconds, and its list of
@@ -561,7 +561,7 @@ assert not server.record_path().exists(), "a server was left running"
 # print(math.ceil((1.96 * d.std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# About 2,700, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
+# About 3,300, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
 # time; to find it four times out of five takes 2.8 instead of 1.96, and twice as many. A difference
 # of two points on 156 problems is not a result.
 # </details>

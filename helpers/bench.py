@@ -465,7 +465,7 @@ def labelled(frame):
 
 # -- Repeats ---------------------------------------------------------------------------------------
 
-COMPARED = ("delivered_rps", "ttft_p50_ms", "tpot_p50_ms")
+COMPARED = {"delivered_rps": "delivered", "ttft_p50_ms": "TTFT p50", "tpot_p50_ms": "TPOT p50"}
 REGIME = ["input_len", "output_len"]
 
 
@@ -516,7 +516,7 @@ def why_apart(part, raw, last):
       last: the knee of the regime.
     """
     found, others = [], part.others_cores.max()
-    for column in COMPARED:
+    for column, name in COMPARED.items():
         if part[column].max() <= (1 + LIMIT) * part[column].min():
             continue
         half = middle_half(part[column])
@@ -527,11 +527,12 @@ def why_apart(part, raw, last):
         elif column != "delivered_rps" and overlap([samples(result)[column] for result in raw]):
             found.append("too few requests to say it better")
         elif len(part) < ENOUGH:
-            found.append(f"unknown ({column}): measure again")
+            found.append(f"unknown ({name}): measure again")
         elif half <= LIMIT:
-            found.append(f"outliers: the middle half of {len(part)} is {half:.0%} apart")
+            found.append(f"{name}: outliers, the middle half of {len(part)} is {half:.0%} apart")
         else:
-            found.append(f"unstable: even the middle half of {len(part)} is {half:.0%} apart")
+            found.append(f"{name}: unstable, even the middle half of {len(part)} is {half:.0%} "
+                         "apart")
     return "; ".join(dict.fromkeys(found))
 
 
@@ -558,7 +559,7 @@ def capacities(part):
 
 def apart(first, second):
     """A sentence on whether two sets of repeats differ: their ranges, and what chance would do."""
-    shown = " and ".join(f"{np.mean(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+    shown = " and ".join(f"{np.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
                          for values in (first, second))
     if min(first) <= max(second) and min(second) <= max(first):
         return f"{shown}: within the spread, no evidence of a difference"

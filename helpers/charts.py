@@ -111,7 +111,8 @@ def draw_timeline(arrivals, tokens, source):
     ax.vlines(ms, -0.25, 0.25, color="white", lw=0.7)
     gap = (ms[-1] - ms[0]) / max(len(ms) - 1, 1)
     ax.text(0, 0.36, f"first token: {ms[0]:.0f} ms", color=style.ORANGE, fontsize=9)
-    ax.text(ms[-1], 0.36, f"then one every {gap:.1f} ms", color=style.BLUE, fontsize=9, ha="right")
+    ax.text(ms[-1], 0.36, f"then one every {gap:.1f} ms on average", color=style.BLUE, fontsize=9,
+            ha="right")
     ax.set(yticks=[], ylim=(-0.35, 0.75), xlim=(0, 1.02 * ms[-1]),
            xlabel="milliseconds since the request was sent",
            title=f"{tokens[0]} tokens in, {tokens[1]} out: {ms[-1]:.0f} ms, "
@@ -341,5 +342,6 @@ def draw_failure(path, log, name, source):
     first = min(told or seen or [0])
     fig, ax = style.figure(9, 0.9 + 0.36 * min(13, len(changes)))
     waves.draw_waves(ax, changes, first)
-    ax.set_title(f"{name}: the answer first differs at {first} ps")
-    style.finish(fig, "07_waveform", source + "; dashed: the testbench's first mismatch")
+    ax.set_title(f"{name}: first mismatch counted at {first} ps")
+    style.finish(fig, "07_waveform",
+                 source + "; dashed: the testbench's first mismatch; buses in hexadecimal")

@@ -172,7 +172,7 @@ def you_are_here(number):
         box(place, -0.62, text, other == number, width=0.8, height=0.2)
     ax.text(0.62, -0.62, "appendices:", ha="left", va="center", fontsize=8, color=GREY)
     for first, last, text in ((-0.3, 3.3, "31B: a v5p-8, 4 TPU chips, JAX"),
-                              (3.7, 4.3, "v6e-8, vLLM"), (4.7, 6.3, "any machine, over HTTP")):
+                              (3.7, 6.3, "v6e-8: vLLM and its clients")):
         ax.plot((first, last), (0.78, 0.78), color=GREEN, lw=2)
         ax.text((first + last) / 2, 0.83, text, ha="center", fontsize=8, color=GREEN)
     ax.set(xlim=(-0.45, 6.45), ylim=(-0.8, 1.02))

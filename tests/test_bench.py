@@ -453,7 +453,7 @@ def test_repeats_too_far_apart_say_why():
     assert why(steady) == ""
     shaky = steady.assign(ttft_p50_ms=[50.0, 60.0, 70.0])
     many = [point(requests=200, ttft=t) for t in (0.05, 0.06, 0.07)]  # no scatter: no overlap
-    assert why(shaky, many) == "unknown (ttft_p50_ms): measure again"
+    assert why(shaky, many) == "unknown (TTFT p50): measure again"
     assert why(shaky, many, last=2) == "beyond the knee"
     assert why(shaky.assign(others_cores=[0.0, 1.3, 0.0]), many) == \
         "other programs used up to 1.3 cores"
@@ -461,7 +461,7 @@ def test_repeats_too_far_apart_say_why():
     for result in wide:
         result["ttfts"] = rng.exponential(0.06, 20).tolist()
     assert why(shaky, wide) == "too few requests to say it better"
-    assert "unknown (delivered_rps)" in why(steady.assign(delivered_rps=[3, 4, 4]), wide, last=0)
+    assert "unknown (delivered)" in why(steady.assign(delivered_rps=[3, 4, 4]), wide, last=0)
 
 
 def test_intervals_of_medians_overlap_where_the_medians_are_the_same_and_else_not():
@@ -517,8 +517,8 @@ def quiet(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("moods, why", [
-    ((0.1, 0.11, 0.2, 0.1, 0.1, 0.11), "outliers: the middle half of 6 is 10% apart"),
-    ((0.1, 0.2, 0.1, 0.2, 0.1, 0.2), "unstable: even the middle half of 6 is 100% apart")])
+    ((0.1, 0.11, 0.2, 0.1, 0.1, 0.11), "TTFT p50: outliers, the middle half of 6 is 10% apart"),
+    ((0.1, 0.2, 0.1, 0.2, 0.1, 0.2), "TTFT p50: unstable, even the middle half of 6 is 100% apart")])
 def test_a_point_that_disagrees_is_measured_again_and_nothing_is_dropped(quiet, capsys, moods, why):
     client = Moody(quiet[0], moods)
     results = settle(client, quiet)
