@@ -320,6 +320,8 @@ def finishing(copy, seconds=LAST_PASS):
 def pull(address, folder, only=None):
     """Bring a copy back: what is missing here, of checkpoints only the steps that are whole there.
 
+    Of several processes that fetch into one folder, one does at a time.
+
     Args:
       address: gs://bucket/path.
       folder: made if it is not there.
@@ -350,15 +352,15 @@ def pull(address, folder, only=None):
         print(f"checkpoint {number} in {address} is not whole and stays there", flush=True)
     wanted = {name: entry for name, entry in wanted.items()
               if not _unfinished(name) and (only is None or only(name))}
-    missing = {name: entry for name, entry in wanted.items() if not _here(folder, name)}
-    size = sum(entry["size"] for entry in missing.values())
     folder.mkdir(parents=True, exist_ok=True)
-    room(folder, size, f"the files of {address}", LARGER)
-    fetched = [0]
-    if missing:
-        with phase(f"fetching {size / 1e9:.2f} GB from {address}", total=max(size, 1),
-                   count=lambda: fetched[0]):
-            _fetch(address, folder, missing, fetched)
+    with alone(folder, wait=True):
+        missing = {name: entry for name, entry in wanted.items() if not _here(folder, name)}
+        size, fetched = sum(entry["size"] for entry in missing.values()), [0]
+        room(folder, size, f"the files of {address}", LARGER)
+        if missing:
+            with phase(f"fetching {size / 1e9:.2f} GB from {address}", total=max(size, 1),
+                       count=lambda: fetched[0]):
+                _fetch(address, folder, missing, fetched)
     return len(missing)
 
 

@@ -85,6 +85,14 @@ def test_a_copy_comes_back_whole_and_without_what_was_unfinished(storage, run, t
     assert remote.pull("gs://runs/one", tmp_path / "back") == 0
 
 
+def test_two_that_fetch_into_one_folder_take_turns(storage, run, tmp_path):
+    remote.push(run, "gs://runs/turns")
+    with ThreadPoolExecutor() as pool:
+        counts = list(pool.map(lambda _: remote.pull("gs://runs/turns", tmp_path / "back"), range(3)))
+    assert sorted(counts) == [0, 0, 7]
+    assert tree(tmp_path / "back") == whole(run)
+
+
 def test_a_second_pass_sends_what_changed_and_removes_steps_that_were_removed(storage, run, tmp_path):
     copy = remote.Copy(run, "gs://runs/two")
     assert copy.once() == 7 and copy.once() == 0
