@@ -79,6 +79,7 @@ helpers.you_are_here("01")
 # so that one bucket is near both machines.
 
 # %%
+import itertools
 import platform
 from dataclasses import asdict, dataclass, replace
 
@@ -100,7 +101,7 @@ class Settings:
     serve_zone: str = "us-central1-b"
     spot: bool = True                    # cheaper, and may be taken away at any time
     train_hours: int = 3                 # the training machine deletes itself after this long
-    serve_hours: int = 6                 # the serving machine, too
+    serve_hours: int = 8                 # the serving machine, too
     bucket: str = "my-gemma4-bucket"     # must be free in all of Google Cloud: choose your own
     # ── What this machine must have ──
     checkpoint_gb: float = 62.5          # google/gemma-4-31B-it, published: arXiv 2605.25645, S2.3
@@ -211,8 +212,11 @@ style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data she
 #
 # ## 3. Create the machine
 # You need a Google Cloud project with billing, `gcloud` on your laptop, and quota for the slice
-# (*IAM & Admin, Quotas*; *spot*, spare capacity that may be taken back at any time, has a quota of
-# its own). The names are those of Google's documentation as read in 2026.
+# (*IAM & Admin, Quotas*). *Spot*, spare capacity that may be taken back at any time, has a quota of
+# its own, and so has each of the two APIs below: quota of one does not count for the other. The
+# Cloud TPU API may count a v5p in TensorCores, eight for a v5p-8
+# ([Google's page](https://cloud.google.com/tpu/docs/quota)). The names are those of Google's
+# documentation as read in 2026.
 
 # %%
 display(pd.DataFrame(gcloud.SLICES))
@@ -226,24 +230,26 @@ for name, slice_name, zone, hours in vms:
 # Two options matter for your money. `--max-run-duration` deletes the machine after that long,
 # whatever happens. `--provisioning-model=SPOT` takes spare capacity at a lower price. If there is
 # none, `FLEX_START` with `--request-valid-for-duration=2h` waits in line for it. The cloud-platform
-# scope lets the VM read and write your bucket. The type of the boot disk has to be said, too: a v6e
+# scope lets the VM ask for your bucket; section 4 gives it the right to. The type of the boot disk has to be said, too: a v6e
 # takes only Hyperdisk, a v5p balanced persistent disks
 # ([Google's table](https://cloud.google.com/tpu/docs/setup-persistent-disk)).
 #
 # Most guides on the web still show **the classic way**, the Cloud TPU API, which Google no longer
 # develops. It wants an *accelerator type* and a *runtime version* that fit each other: with the
 # wrong one the chips do not appear. It has no guard on run time, and a boot disk of 97 GB. The last
-# form waits in a queue.
+# form waits in a queue for two hours at most. Whoever gets no machine by the first form may get one
+# by these.
 
 # %%
-for queued in (False, True):
-    print(gcloud.shell(gcloud.classic_command(
-        "gemma4-train", cfg.train_slice, cfg.train_zone, cfg.spot, queued)))
+for queued, (name, slice_name, zone, _) in itertools.product((False, True), vms):
+    print(gcloud.shell(gcloud.classic_command(name, slice_name, zone, cfg.spot, queued)))
 
 # %% [markdown]
 # ## 4. A bucket near the machine, and what runs on it
 # A spot machine takes its disk with it when it goes. So checkpoints live in a bucket. Put it into the
-# machines' region: reading 62.5 GB across an ocean costs time and egress charges. (The base model is
+# machines' region: reading 62.5 GB across an ocean costs time and egress charges. The second command
+# lets the machines write to it: they act as the project's default service account, whose number
+# `gcloud projects describe PROJECT --format='value(projectNumber)'` knows. (The base model is
 # downloaded from the hub by each new machine. A copy in the bucket works as well: name it as the
 # `base` of 02, `gs://…`.)
 
@@ -271,8 +277,13 @@ print(gcloud.vm_script(REPOSITORY_URL, cfg.bucket, cfg.vm_size, "01", "04"))
 #   there every five minutes and fetched at the start, so the same script resumes on a new VM.
 #
 # A spot machine has thirty seconds between the warning and the end; nothing that is cut off then
-# comes back as if it were whole. The serving VM needs Docker, too, and the same fetch
-# ([05](05_serve_vllm.ipynb), section 6).
+# comes back as if it were whole. The serving VM gets `serve.sh`, which adds Docker and leaves out what
+# only training needs ([05](05_serve_vllm.ipynb), section 6):
+
+# %%
+print(gcloud.serving_script(REPOSITORY_URL, cfg.bucket, cfg.vm_size))
+
+# %% [markdown]
 #
 # ### More than one host
 # A v5p-8 is one VM with four chips. A v5p-32 is four such VMs. A program has to start on all of them
@@ -281,7 +292,8 @@ print(gcloud.vm_script(REPOSITORY_URL, cfg.bucket, cfg.vm_size, "01", "04"))
 # the first one merges, and copies its run to the bucket.
 
 # %%
-for command in gcloud.all_hosts_commands("gemma4-large", "v5p-32", cfg.train_zone, cfg.spot):
+large = ("gemma4-large", "v5p-32", FULL.train_zone)
+for command in gcloud.all_hosts_commands(*large, cfg.spot):
     print(gcloud.shell(command))
 print("\nvm_hosts.sh is vm.sh, with these in place of its last four lines:\n")
 print(gcloud.last_lines_of_hosts(cfg.bucket))
@@ -297,23 +309,25 @@ print(gcloud.last_lines_of_hosts(cfg.bucket))
 # A forgotten v6e-8 costs 516 dollars a day (24 × 21.52, the published rate). Three habits prevent
 # it: the run-time guard above, listing what runs before you close the laptop, and deleting what you
 # listed. The commands above ask for spot machines, which are cheaper than these on-demand rates.
+# Nothing ends a machine of the classic API, the v5p-32 among them, but you.
 
 # %%
 budget = pd.DataFrame([
     {"VM": name, "slice": slice_name, "USD/h, on demand": gcloud.worst_case(slice_name, 1),
-     "guard, h": hours, "USD at most": gcloud.worst_case(slice_name, hours),
+     "guard, h": hours, "USD at most": gcloud.worst_case(slice_name, hours or float("nan")),
      "USD if forgotten for a week": gcloud.worst_case(slice_name, 7 * 24)}
-    for name, slice_name, zone, hours in vms])
-display(budget.style.hide(axis="index").format(precision=2, thousands=","))
+    for name, slice_name, zone, hours in (*vms, (*large, None))])
+display(budget.style.hide(axis="index").format(precision=2, thousands=",", na_rep="no limit"))
 for command in (*gcloud.list_commands((cfg.train_zone, cfg.serve_zone), cfg.bucket),
-                *(end for name, _, zone, _ in vms for end in gcloud.delete_commands(name, zone)),
+                *(end for name, _, zone, *_ in (*vms, large)
+                  for end in gcloud.delete_commands(name, zone)),
                 gcloud.zones_command(cfg.train_slice)):
     print(gcloud.shell(command))
 
 # %% [markdown]
 # The guard turns a four-figure mistake into a two- or three-figure one, with a bucket left to pay for. The
-# `list` commands show what runs or is stored, the `delete` commands end each VM, made the current or the
-# classic way, and the last command says which zones offer the machine today.
+# `list` commands show what runs or is stored, the `delete` commands end each VM, made the current way,
+# the classic one or through the queue, and the last command says which zones offer the machine today.
 #
 # ### What one training run takes
 # The steps are not even half of it. 03 also downloads, loads, compiles, validates and saves, and the
@@ -367,13 +381,14 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # | `No module named jax`, or Tunix refuses to install | the image's own Python 3.10 | Python 3.11 from deadsnakes, then `./setup.sh train` |
 # | `No space left on device` while the model loads, sometimes in the middle of another traceback | the checkpoint is staged on the boot disk | `export TMPDIR=/dev/shm`, remove what is left under `/tmp/models` |
 # | `TPU is already in use` | an earlier Python still holds the chips, perhaps another notebook's kernel | shut that kernel down; `sudo lsof /dev/accel* /dev/vfio/*` names the process |
-# | JAX sees a CPU, or 0 devices | JAX without libtpu, or a runtime version of another generation | `./setup.sh train` on the VM itself; compare with section 3's table |
+# | JAX sees a CPU, or 0 devices | JAX without libtpu, or an image or runtime version of another generation | `./setup.sh train` on the VM itself; compare with section 3's table |
+# | no VM comes, or one comes whose chips do not start | no capacity, or one of the two APIs has trouble with this slice (users report both) | the same slice by the other API, section 3 |
 # | you expected 8 devices on a v5p-8 and see 4 | the 8 counts TensorCores, two per chip | nothing: 03 arranges four |
 # | the log file stays empty for minutes | Python buffers what goes to a file | `PYTHONUNBUFFERED=1`; `run_all.sh` sets it |
 # | the first step takes minutes and prints nothing | XLA compiles the step | wait: 3 to 8 minutes (published); 03 keeps the compilation on disk |
 # | the VM is gone | spot capacity was taken back, or the guard ended it | create it again and run the same script: it fetches the bucket and 03 resumes from its last checkpoint |
 # | a spot VM cannot be stopped | only deleting frees it | keep everything in the bucket, then delete |
-# | `does not have storage.objects.list access` | the bucket is in another project than the VM's service account | `gcloud storage buckets add-iam-policy-binding gs://BUCKET --member=serviceAccount:... --role=roles/storage.objectUser` |
+# | `does not have storage.objects.list access` | the VM's service account has no role on the bucket: it is of another project, or of an organisation that gives it none | the second command of section 4 |
 # | your connection closes when you kill a process with `pkill -f` | the pattern matches your own shell's command line | kill by process id |
 # | 401 or 403 from the hub | the page wants its terms accepted, or the token is wrong | accept them while logged in; set `HF_TOKEN` |
 #

@@ -39,13 +39,20 @@ def check_slice(found, slices):
         f"{found}: {found.trouble or 'a ' + ' or '.join(slices) + ' is needed'}")
 
 
-def check_devices(count, kind, chips):
-    """JAX must see every TPU chip of this machine; without one, a CPU will do."""
+def check_devices(count, kind, chips, said=""):
+    """JAX must see every TPU chip of this machine; without one, a CPU will do.
+
+    Args:
+      said: JAX's last words, if it saw nothing.
+    """
     fine = count == chips and kind.startswith("TPU") if chips else count > 0
     seen = f"{count} x {kind}"
-    return fine, seen if fine else (
-        f"JAX sees {seen}, not the {chips} chips of this machine. Run ./setup.sh train, which "
-        "installs JAX for TPU where there are chips")
+    if fine:
+        return True, seen
+    if said:
+        return False, f"JAX does not start here. It last said: {said}"
+    return False, (f"JAX sees {seen}, not the {chips} chips of this machine. Run ./setup.sh train, "
+                   "which installs JAX for TPU where there are chips")
 
 
 def check_huge_pages(setting, chips):
@@ -67,12 +74,25 @@ def check_icarus(first_line):
         "Run: sudo apt-get install -y iverilog")
 
 
-def count_devices():
-    """[devices, their kind, JAX's version], asked in a child process that then lets go of them."""
+def count_devices(timeout=600.0):
+    """[devices, their kind, JAX's version, ""], asked in a child process that then lets go of them.
+
+    Where JAX does not start there are 0 devices, and the last text is what it said.
+
+    Args:
+      timeout: seconds. One host of a larger slice waits for the others as long as they take.
+    """
     code = ("import json, jax; d = jax.local_devices(); "
-            "print(json.dumps([len(d), d[0].device_kind, jax.__version__]))")
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    return json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else [0, "none", "none"]
+            "print(json.dumps([len(d), d[0].device_kind, jax.__version__, '']))")
+    try:
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                             timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return [0, "none", "none", f"nothing in {timeout:.0f} s. Does every host of this slice run "
+                                   "the script?"]
+    if run.returncode == 0:
+        return json.loads(run.stdout.splitlines()[-1])
+    return [0, "none", "none", (run.stderr.strip().splitlines() or ["nothing"])[-1][:400]]
 
 
 def look(checkpoint_gb, slices):
@@ -85,7 +105,7 @@ def look(checkpoint_gb, slices):
     folder, machine = temporary_dir(), hardware.here()
     free_gb = shutil.disk_usage(folder).free / 1e9
     chips = machine.chips if machine.accelerator == "tpu" else 0
-    devices, kind, version = count_devices()
+    devices, kind, version, trouble = count_devices()
     iverilog = shutil.which("iverilog")
     said = (subprocess.run([iverilog, "-V"], capture_output=True, text=True).stdout
             if iverilog else "")
@@ -93,7 +113,7 @@ def look(checkpoint_gb, slices):
     checks = {"Python": check_python(sys.version_info),
               "room in TMPDIR": check_space(folder, free_gb, checkpoint_gb),
               "accelerator": check_slice(machine, slices),
-              "JAX": check_devices(devices, kind, chips),
+              "JAX": check_devices(devices, kind, chips, trouble),
               "huge pages": check_huge_pages(hardware.huge_pages(), chips),
               "Icarus Verilog": check_icarus(icarus)}
     return checks, {"machine": asdict(machine) | {"slice": machine.slice}, "jax": version,

@@ -159,7 +159,8 @@ def identity(folder):
 
 def made_by(folder, options, max_tokens):
     """What shapes an answer beside plan and prompt: the model, how it is served, and the limits."""
-    names = ("engine", "kv_cache_dtype", "quantization", "implementation", "max_model_len", "flags")
+    names = ("engine", "kv_cache_dtype", "quantization", "implementation", "environment",
+             "max_model_len", "flags")
     return [identity(folder), max_tokens, [getattr(options, name) for name in names]]
 
 

@@ -11,7 +11,8 @@ DOCKER = {
     "--shm-size": "shared memory between vLLM's processes; Docker's default of 64 MB is too little",
     "-v": "the merged model (read-only), 06's results, and the XLA cache on a named volume",
     "-e": "no calls to the hub; up to an hour to be ready; the XLA cache's place; "
-          "MODEL_IMPL_TYPE: whose model code",
+          "MODEL_IMPL_TYPE: whose model code; USE_BATCHED_RPA_KERNEL: the attention kernel with "
+          "which upstream tests the 31B",
     "--privileged": "the container needs the TPU's device files and may lock memory",
     "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here; "
                     "the image, vLLM's command and the model's folder follow",

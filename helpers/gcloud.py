@@ -42,12 +42,16 @@ def create_command(name, slice_name, zone, hours, spot):
 
 
 def classic_command(name, slice_name, zone, spot, queued=False):
-    """`gcloud` command for the same slice by the Cloud TPU API, at once or through a queue."""
+    """`gcloud` command for the same slice by the Cloud TPU API, at once or through a queue.
+
+    A request that waits in the queue expires: granted at night, it would be a machine without a
+    guard.
+    """
     kind = slice_name.split("-")[0]  # all slices of a kind have the same runtime
     runtime = next(SLICES[name]["classic runtime"] for name in SLICES if name.startswith(kind))
     if queued:
         words = ["queued-resources", "create", f"{name}-request", f"--node-id={name}",
-                 f"--runtime-version={runtime}"]
+                 f"--runtime-version={runtime}", "--valid-until-duration=2h"]
     else:
         words = ["tpu-vm", "create", name, f"--version={runtime}"]
     return ["gcloud", "compute", "tpus", *words, f"--zone={zone}",
@@ -55,10 +59,13 @@ def classic_command(name, slice_name, zone, spot, queued=False):
 
 
 def bucket_commands(bucket, zone):
-    """Make the bucket in the zone's region, and see where an existing one is."""
+    """Make the bucket in the zone's region, let the VMs write to it, and see where it is."""
     region = zone.rsplit("-", 1)[0]
     return [["gcloud", "storage", "buckets", "create", f"gs://{bucket}", f"--location={region}",
              "--uniform-bucket-level-access"],
+            ["gcloud", "storage", "buckets", "add-iam-policy-binding", f"gs://{bucket}",
+             "--member=serviceAccount:PROJECT_NUMBER-compute@developer.gserviceaccount.com",
+             "--role=roles/storage.objectUser"],
             ["gcloud", "storage", "buckets", "describe", f"gs://{bucket}",
              "--format=value(location)"]]
 
@@ -71,20 +78,45 @@ def connect_command(name, zone, classic=False):
 
 def vm_script(repository, bucket, size, first, last):
     """The shell commands for a fresh TPU VM: Python, the repository, this series' notebooks."""
-    return f"""{_first_lines(repository, bucket, size)}\
-nohup .venv/bin/python -m helpers.remote push $RUN_DIR gs://{bucket}/run --every 300 \\
-    > sync.log 2>&1 &            # every five minutes: a spot machine may go at any time
+    return f"""{_first_lines(repository, bucket, size)}{_fetch(bucket)}{_push(bucket)}\
 nohup ./run_all.sh {first} {last} > run.log 2>&1 &   # goes on when the connection drops
 tail -f run.log                  # Ctrl-C stops the watching, not the run
+"""
+
+
+def serving_script(repository, bucket, size):
+    """The same for the VM that serves: Docker as well, and the run without what training needs."""
+    left = ("train/checkpoints", "cache", "jax_cache")
+    return f"""{_first_lines(repository, bucket, size)}\
+command -v docker || sudo apt-get install -y -q docker.io docker-compose-v2
+sudo usermod -aG docker "$(id -un)"  # `sg` below makes it count without a new login
+gcloud storage rsync --recursive --exclude='^({"|".join(left)})/' gs://{bucket}/run $RUN_DIR ||
+  .venv/bin/python -m helpers.remote pull gs://{bucket}/run $RUN_DIR --without {" ".join(left)}
+{_push(bucket)}\
+nohup sg docker -c './run_all.sh 05 07' > run.log 2>&1 &
+tail -f run.log                  # Ctrl-C stops the watching, not the run
+"""
+
+
+def _fetch(bucket):
+    return (f".venv/bin/python -m helpers.remote pull gs://{bucket}/run $RUN_DIR"
+            "  # of an earlier machine, if any\n")
+
+
+def _push(bucket):
+    return f"""\
+nohup .venv/bin/python -m helpers.remote push $RUN_DIR gs://{bucket}/run --every 300 \\
+    > sync.log 2>&1 &            # every five minutes: a spot machine may go at any time
 """
 
 
 def _first_lines(repository, bucket, size):
     """What every TPU VM does before its notebooks."""
     return f"""set -euo pipefail
-sudo add-apt-repository -y ppa:deadsnakes/ppa
-sudo apt-get update -q
-sudo apt-get install -y -q python3.11 python3.11-venv python3.11-dev git iverilog
+sudo add-apt-repository -y -n ppa:deadsnakes/ppa
+for _ in $(seq 60); do sudo apt-get update -q && break; sleep 10; done  # a new VM may hold the lock
+sudo DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get install -y -q \\
+    -o DPkg::Lock::Timeout=600 python3.11 python3.11-venv python3.11-dev git iverilog
 [ -d gemma4-on-tpu ] || git clone {shlex.quote(repository)} gemma4-on-tpu
 cd gemma4-on-tpu
 export SIZE={size}
@@ -93,13 +125,12 @@ export CHECKPOINTS=gs://{bucket}/checkpoints JAX_COMPILATION_CACHE_DIR=gs://{buc
 sudo sh -c 'echo always > {HUGE_PAGES}'  # the TPU starts faster
 ./setup.sh train                 # .venv with requirements/tpu.txt, since there are chips here
 .venv/bin/python 01_setup.py     # the checks; stops here if one fails
-.venv/bin/python -m helpers.remote pull gs://{bucket}/run $RUN_DIR  # of an earlier machine, if any
 """
 
 
 def hosts_script(repository, bucket, size):
     """The same for every host of a larger slice: all train, the first one merges and copies."""
-    return _first_lines(repository, bucket, size) + last_lines_of_hosts(bucket)
+    return _first_lines(repository, bucket, size) + _fetch(bucket) + last_lines_of_hosts(bucket)
 
 
 def last_lines_of_hosts(bucket):
@@ -138,9 +169,11 @@ def list_commands(zones, bucket):
 
 
 def delete_commands(name, zone):
-    """End a VM that was made the current way, or the classic one."""
+    """End a VM that was made the current way, the classic one, or through the queue."""
+    tpus = ["gcloud", "compute", "tpus"]
     return [["gcloud", "compute", "instances", "delete", name, f"--zone={zone}"],
-            ["gcloud", "compute", "tpus", "tpu-vm", "delete", name, f"--zone={zone}"]]
+            [*tpus, "tpu-vm", "delete", name, f"--zone={zone}"],
+            [*tpus, "queued-resources", "delete", f"{name}-request", f"--zone={zone}", "--force"]]
 
 
 def zones_command(slice_name):

@@ -245,9 +245,9 @@ def _trouble(root, kind, chips, files):
     """Why these chips cannot be used now, in one line; "" if nothing is seen."""
     where = "/dev/accel*" if kind in ACCEL else "/dev/vfio/*"
     if not files:
-        return (f"the chips are on the PCI bus, but {where} is missing: the runtime version does "
-                "not fit them, or this container was started without its devices "
-                "(docker run --privileged)")
+        return (f"the chips are on the PCI bus, but {where} is missing: the image or runtime "
+                "version does not fit them, the driver lost them (sudo reboot), or this container "
+                "was started without its devices (docker run --privileged)")
     closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
     if closed:
         name = "/" + str(closed[0].relative_to(root))

@@ -41,8 +41,8 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lor
 QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
 MARK, CLIENT_MARK, OWNER = "GEMMA4_SERVER", "GEMMA4_CLIENT", "SERVER_OWNER"  # in the environment
 NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|MemoryError|"
-                       r"\bOOM\b|less than requested memory|KV cache.*(is needed|larger)|"
-                       r"No available memory")
+                       r"\bOOM\b|less than requested memory")
+NO_CACHE = re.compile(r"(?i)KV cache.*(is needed|larger)|No available memory")  # weights fit
 
 
 # -- Options -----------------------------------------------------------------------------------
@@ -61,6 +61,7 @@ class Options:
       kv_cache_dtype: as vLLM's flag; "auto" is the model's own, bfloat16.
       quantization: "" (bfloat16), "int8" or "fp8": weights and arithmetic.
       implementation: MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" (torchax).
+      environment: further variables of the server's process, as "NAME=value".
       flags: further flags of `vllm serve`.
       image: the container's image; "": the one in `IMAGES`.
       base: the model that 07 compares with, as `remote.stage` takes it; "": that of the training.
@@ -81,6 +82,7 @@ class Options:
     kv_cache_dtype: str = "auto"
     quantization: str = ""
     implementation: str = ""
+    environment: tuple = ()
     flags: tuple = ()
     image: str = ""
     base: str = ""
@@ -105,13 +107,14 @@ class Options:
     def serving(self):
         """What `vllm_command` wants to know, beside engine, model, name, port and host."""
         names = ("max_model_len", "max_num_batched_tokens", "tensor_parallel", "data_parallel",
-                 "kv_cache_dtype", "quantization", "implementation", "flags", "image")
+                 "kv_cache_dtype", "quantization", "implementation", "environment", "flags",
+                 "image")
         return {name: getattr(self, name) for name in names}
 
     def measured(self):
         """What a measurement of this server belongs to: all that shapes its speed, but no path."""
         return {"engine": self.engine, "model_hash": self.model_hash, "chip": self.chip,
-                **self.serving(), "flags": list(self.flags)}
+                **self.serving(), "environment": list(self.environment), "flags": list(self.flags)}
 
 
 def model_hash(merge):
@@ -137,7 +140,8 @@ def _read_options():
     with contextlib.suppress(UserError, TypeError, KeyError, ValueError):
         found = dict(read_json(options_path()))
         files, _ = found.pop("files"), found.pop("chips")
-        return Options(**{**found, "flags": tuple(found["flags"])}), files
+        lists = {name: tuple(found[name]) for name in ("environment", "flags")}
+        return Options(**{**found, **lists}), files
     raise UserError(f"{options_path()} is not what 05_serve_vllm writes. Run 05 again.")
 
 
@@ -161,8 +165,8 @@ def command(options, model=None, name=None, port=None, **more):
 
 def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1024,
                  max_num_batched_tokens=2048, tensor_parallel=1, data_parallel=1,
-                 kv_cache_dtype="auto", quantization="", implementation="", flags=(), image="",
-                 adapter=None, results=None, container=CONTAINER):
+                 kv_cache_dtype="auto", quantization="", implementation="", environment=(),
+                 flags=(), image="", adapter=None, results=None, container=CONTAINER):
     """The command that serves `model` under `name`, as a list for `subprocess`.
 
     Args:
@@ -201,11 +205,12 @@ def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1
         serve += ["--enable-lora", "--lora-modules", f"{name}-adapter={path}",
                   "--max-lora-rank", str(min(r for r in RANKS if r >= rank))]
     if engine == "cpu":
-        return ["env", "VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1",
+        return ["env", "VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", *environment,
                 PYTHON, LAUNCHER, *serve, "--enforce-eager", *flags]
     docker = ["docker", "run", "--rm", "--name", container, "--network", "host",
               "--shm-size", "16g", *(part for mount in mounts for part in ("-v", mount)),
-              "-e", "HF_HUB_OFFLINE=1", "-e", "VLLM_ENGINE_READY_TIMEOUT_S=3600"]
+              "-e", "HF_HUB_OFFLINE=1", "-e", "VLLM_ENGINE_READY_TIMEOUT_S=3600",
+              *(part for variable in environment for part in ("-e", variable))]
     if engine == "tpu-docker":
         docker += ["--privileged", "-v", "vllm-xla-cache:/xla_cache",
                    "-e", "VLLM_XLA_CACHE_PATH=/xla_cache"]
@@ -365,7 +370,10 @@ def reason(log, code=None):
         first = "killed by SIGKILL, as the kernel does when the machine is out of memory"
     how = "killed from outside" if code is None else f"exit status {code}"
     first = first[:400] or f"{how}, without an error of its own; it last said: {tail(log)}"
-    if NO_MEMORY.search(first):
+    if NO_CACHE.search(first):
+        first = (f"no room for the KV cache: {first}\nRaise --gpu-memory-utilization or (on a CPU) "
+                 "VLLM_CPU_KVCACHE_SPACE, lower --max-model-len, or quantise the weights.")
+    elif NO_MEMORY.search(first):
         first = (f"out of memory: {first}\nFree some, or lower --max-model-len, "
                  "--gpu-memory-utilization or (on a CPU) VLLM_CPU_KVCACHE_SPACE.")
     return first
@@ -522,7 +530,12 @@ def prepare(engine, image=""):
     """Make the serving environment or pull the image; once it is there, this takes a second."""
     command = ["bash", "setup.sh", "serve"] if engine == "cpu" else \
         ["docker", "pull", image or IMAGES[engine]]
-    if subprocess.run(command, cwd=ROOT).returncode:
+    try:
+        failed = subprocess.run(command, cwd=ROOT).returncode
+    except FileNotFoundError:
+        raise UserError(f"there is no {command[0]} here. Run: sudo apt-get install -y docker.io, "
+                        'then sudo usermod -aG docker "$USER", and log in again.') from None
+    if failed:
         raise UserError(f"`{shlex.join(command)}` failed, see above.")
 
 

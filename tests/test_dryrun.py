@@ -269,7 +269,7 @@ def test_lora_s_copy_of_the_input_changes_the_order_of_sums_and_nothing_else():
 
 
 def test_only_a_v5p_is_asked_for_larger_tiles():
-    assert train.compiler_options("TPU v5") == {"xla_tpu_scoped_vmem_limit_kib": "32768"}
+    assert train.compiler_options("TPU v5p") == train.compiler_options("TPU v5") == {"xla_tpu_scoped_vmem_limit_kib": "32768"}
     assert train.compiler_options("TPU v5", 0) is train.compiler_options("cpu") is None
     faster = dryrun.FASTER
     assert faster.vmem_kib == train.VMEM_KIB and faster.one_sum == gemma.SharedInputs.share

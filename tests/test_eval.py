@@ -703,7 +703,8 @@ def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):
 
 def test_answers_belong_to_the_model_and_the_options_that_shape_them(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    names = ("engine", "kv_cache_dtype", "quantization", "implementation", "max_model_len", "flags")
+    names = ("engine", "kv_cache_dtype", "quantization", "implementation", "environment",
+             "max_model_len", "flags")
     options = types.SimpleNamespace(**dict.fromkeys(names, ""), tensor_parallel=8)
     first = made_by(tmp_path, options, 7)
     assert made_by(tmp_path, types.SimpleNamespace(**vars(options) | {"tensor_parallel": 4}), 7) == first

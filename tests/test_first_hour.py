@@ -13,9 +13,10 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, load
 
 import helpers
+from helpers import server
 
 sys.path.insert(0, str(ROOT / "tools"))
 import first_hour
@@ -66,7 +67,7 @@ def test_the_report_has_the_numbers_and_the_prediction_beside_them(tmp_path):
     assert (found["slice"], found["chips"], found["hosts"]) == ("v5p-8", 4, 1)
     assert report["stages"]["train"]["result"]["trace"]["bytes"] == 10
     with open(ROOT / "data/dryrun/v5p-8_31b.csv", newline="") as file:
-        ours = next(row for row in csv.DictReader(file) if row["recipe"] == "ours")
+        ours = next(row for row in csv.DictReader(file) if row["recipe"] == "ours, faster")
     best = ours.get("seconds_predicted") or ours["seconds_estimate"]
     assert found["predicted"]["step_seconds"] == float(best) and not found["predicted"]["differs"]
     block = first_hour.markdown(report)
@@ -194,6 +195,41 @@ def test_the_prediction_is_the_slices_own_and_says_what_differs(tables):
     assert other["kind"].startswith("roofline") and other["real_tokens_per_second"] == 13840
     assert first_hour.prediction("v4-8", "31b", MACHINE, tables) is None
     assert first_hour.prediction("", "tiny", MACHINE, tables) is None
+
+
+def test_the_prediction_is_that_of_the_step_that_03_runs():
+    """data/dryrun has our step twice; 03 compiles the faster one."""
+    own = first_hour.prediction("v5p-8", "31b", MACHINE)
+    assert own["recipe"] == "ours, faster" and not own["differs"]
+
+
+def test_the_server_is_started_as_05_starts_it():
+    _, full, e2b, second, tiny = load("05_serve_vllm.py", "Settings", "FULL", "E2B", "SECOND", "TINY")
+    for settings, options in zip((full, second, e2b, tiny), (
+            *first_hour.SERVING["31b"], *first_hour.SERVING["e2b"], *first_hour.SERVING["tiny"]), strict=True):
+        for name in ("max_model_len", "tensor_parallel", "data_parallel", "kv_cache_dtype",
+                     "quantization", "implementation", "environment", "flags"):
+            assert options.get(name, getattr(server.Options("", "", ""), name)) == getattr(settings, name)
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_a_server_that_does_not_fit_is_started_the_second_way(monkeypatch, fails):
+    tried = []
+
+    def start(engine, model, name, **options):
+        tried.append(options)
+        if len(tried) <= fails:
+            raise helpers.UserError("out of memory")
+        return {"engine": engine}
+
+    monkeypatch.setattr(server, "start", start)
+    monkeypatch.setattr(server, "prepare", lambda engine: None)
+    if fails == 2:
+        with pytest.raises(helpers.UserError, match="out of memory"):
+            first_hour.start_server("31b", "model")
+    else:
+        assert first_hour.start_server("31b", "model")[1] == first_hour.SERVING["31b"][fails]
+    assert len(tried) == min(fails + 1, 2)
 
 
 @pytest.mark.parametrize("kind,chips,size,served", [

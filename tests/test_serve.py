@@ -601,6 +601,27 @@ def test_a_server_that_dies_while_nobody_waits_says_why_when_somebody_does(life)
     assert not server.record_path().exists() and gone([first["pid"]])
 
 
+@pytest.mark.parametrize(("line", "wanted", "unwanted"), [
+    ("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
+     "Raise --gpu-memory-utilization", "lower --gpu"),
+    ("ValueError: To serve one request, 9 GiB KV cache is needed, which is larger than the 2 available",
+     "Raise --gpu-memory-utilization", "lower --gpu"),
+    ("jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm",
+     "--gpu-memory-utilization", "Raise")])
+def test_what_to_do_about_memory_depends_on_whose_it_is(tmp_path, line, wanted, unwanted):
+    """vLLM's words of 0.32 (v1/core/kv_cache_utils.py): a cache without room wants a larger share."""
+    log = tmp_path / "server.log"
+    log.write_text(f"(EngineCore pid=1) ERROR 11-23 10:00:00 [core.py:1] {line}\n")
+    said = server.reason(log, 1)
+    assert wanted in said and unwanted not in said and line in said
+
+
+def test_without_docker_the_commands_that_bring_it_are_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(helpers.UserError, match="no docker here.*apt-get install -y docker.io"):
+        server.prepare("tpu-docker")
+
+
 def test_stop_ends_the_whole_family(life):
     record = life("family")
     end = time.monotonic() + 5

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from helpers.gcloud import (
     hosts_script,
     last_lines_of_hosts,
     list_commands,
+    serving_script,
     shell,
     vm_script,
     worst_case,
@@ -52,6 +54,7 @@ def every_command():
                 yield create_command("vm", name, zone, 6, spot)
                 yield classic_command("vm", name, zone, spot)
                 yield classic_command("vm", name, zone, spot, queued=True)
+                assert "--valid-until-duration=2h" in classic_command("vm", name, zone, spot, True)
             yield from bucket_commands("a-bucket", zone)
             yield connect_command("vm", zone)
             yield connect_command("vm", zone, classic=True)
@@ -145,21 +148,24 @@ def test_bucket_is_in_the_region_of_the_zone():
     assert "--location=us-central1" in bucket_commands("b", "us-central1-a")[0]
 
 
-def test_vm_script_runs_in_order(tmp_path):
+@pytest.mark.parametrize("serving", [False, True])
+def test_vm_script_runs_in_order(tmp_path, serving):
     """With stand-ins for sudo, git, gcloud and tail, the script does its steps one after the other."""
     log = tmp_path / "log"
     stand_in = f'#!/usr/bin/env bash\necho "$(basename "$0") $*" >> {log}\n'
-    for name in ("sudo", "gcloud", "tail"):
+    for name in ("sudo", "gcloud", "tail", "docker"):
         (tmp_path / name).write_text(stand_in)
+    (tmp_path / "sg").write_text('#!/usr/bin/env bash\n[ "$1 $2" = "docker -c" ] && exec bash -c "$3"\n')
     (tmp_path / "git").write_text(stand_in + f"""mkdir -p "$3/.venv/bin"
 for file in setup.sh run_all.sh .venv/bin/python; do
   cp {tmp_path}/sudo "$3/$file"
 done
 """)
     (tmp_path / "sleep").write_text(f"#!/usr/bin/env bash\nmkdir {tmp_path}/slept 2>/dev/null\n")
-    for name in ("sudo", "gcloud", "tail", "git", "sleep"):  # sleep succeeds once, then ends the loop
+    for name in ("sudo", "gcloud", "tail", "git", "sleep", "docker", "sg"):  # sleep succeeds once, then ends the loop
         (tmp_path / name).chmod(0o755)
-    text = vm_script("https://example.org/it's.git", "a-bucket", "31b", "01", "04")
+    here = "https://example.org/it's.git", "a-bucket", "31b"
+    text = serving_script(*here) if serving else vm_script(*here, "01", "04")
     assert parses(text)
     work = tmp_path / "work"
     work.mkdir()
@@ -169,16 +175,18 @@ done
     assert run.returncode == 0, run.stderr
     for _ in range(50):
         lines = log.read_text().splitlines()
-        if sum("helpers.remote" in line for line in lines) == 2 and any("run_all" in line for line in lines):
+        if any("remote push" in line for line in lines) and any("run_all" in line for line in lines):
             break
         time.sleep(0.1)
     order = [next(i for i, line in enumerate(lines) if word in line) for word in (
         "add-apt-repository", "apt-get update", "python3.11-venv", "git clone",
         f"sh -c echo always > {HUGE_PAGES}", "setup.sh train", "python 01_setup.py",
-        f"helpers.remote pull gs://a-bucket/run {tmp_path}/run")]
+        *(("usermod -aG docker", f"gcloud storage rsync --recursive --exclude=^(train/checkpoints|cache|"
+           f"jax_cache)/ gs://a-bucket/run {tmp_path}/run") if serving else
+          (f"helpers.remote pull gs://a-bucket/run {tmp_path}/run",)))]
     assert order == sorted(order), lines
     last = lines[order[-1] + 1:]  # these two in either order: both go on in the background
-    assert any("run_all.sh 01 04" in line for line in last)
+    assert any(f"run_all.sh {'05 07' if serving else '01 04'}" in line for line in last)
     assert any(f"helpers.remote push {tmp_path}/run gs://a-bucket/run --every 300" in line for line in last)
     assert "TMPDIR=/dev/shm" in text and "export SIZE=31b" in text
 
@@ -194,6 +202,7 @@ done
     ("check_slice", (V5P, ("v5p-8",)), (replace(V5P, hosts=4), ("v5p-8",)), "TPU v5p-32"),
     ("check_devices", (4, "TPU v5", 4), (1, "cpu", 4), "sees 1 x cpu, not the 4 chips"),
     ("check_devices", (1, "cpu", 0), (0, "none", 0), "sees 0 x none"),
+    ("check_devices", (4, "TPU v5", 4), (0, "none", 4, "RuntimeError: the chips are busy"), "are busy"),
     ("check_huge_pages", ("always", 4), ("madvise", 4), f"echo always > {HUGE_PAGES}"),
     ("check_huge_pages", ("madvise", 0), ("", 1), "are unknown"),
     ("check_huge_pages", ("", 0), ("never", 8), "start slowly"),
@@ -206,6 +215,20 @@ def test_checks_can_pass_and_fail(name, good, bad, says):
     assert check(*good)[0] is True
     fine, message = check(*bad)
     assert fine is False and says in message and "\n" not in message
+
+
+def test_what_jax_says_is_passed_on(monkeypatch, tmp_path):
+    """Not setup.sh is the cure where the TPU's library cannot start."""
+    assert checks.count_devices()[3] == ""
+    monkeypatch.setenv("JAX_PLATFORMS", "tpuu")
+    count, _, _, said = checks.count_devices()
+    assert count == 0 and "tpuu" in said
+    assert "setup.sh" not in checks.check_devices(count, "none", 4, said)[1]
+    slow = tmp_path / "python"
+    slow.write_text("#!/usr/bin/env bash\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    assert "Does every host" in checks.count_devices(timeout=0.2)[3]
 
 
 def test_huge_pages_without_a_tpu_are_said_to_be_fine():

@@ -28,6 +28,13 @@ PYTHON = str(ROOT / ".venv/bin/python")
 STEPS, WARM = 30, 3  # steps to train; the first ones warm caches up and are not counted
 PACKAGES = ("jax", "libtpu", "google-tunix", "qwix", "flax", "orbax-checkpoint")
 SERVING_SLICES = ("v6e-8",)
+# How the server is started, the first choice first; a test compares these with 05's settings.
+_BATCHED = ("USE_BATCHED_RPA_KERNEL=1",)
+SERVING = {
+    "tiny": ({"max_model_len": 1024},), "e2b": ({"max_model_len": 4096},),
+    "31b": ({"max_model_len": 16_384, "tensor_parallel": 8, "environment": _BATCHED},
+            {"max_model_len": 16_384, "tensor_parallel": 4, "data_parallel": 2,
+             "kv_cache_dtype": "fp8", "quantization": "fp8", "environment": _BATCHED})}
 # Requests of the one point of load: (prompt tokens, answer tokens, requests/s, how many).
 LOAD = {"tiny": (256, 64, 1.0, 8), "e2b": (1024, 128, 1.0, 30), "31b": (1024, 128, 1.0, 60)}
 # (key of data/dryrun's times, key of its tokens/s, what that number is), the best first.
@@ -227,7 +234,8 @@ def prediction(slice_name, size_name, machine, tables=ROOT / "data/dryrun"):
         return [f"{key} {row[key]} there, {value} here" for key, value in here.items()
                 if row[key] != str(value)]
 
-    for row in sorted(rows, key=lambda row: (len(apart(row)), row["recipe"] != "ours")):
+    for row in sorted(rows, key=lambda row: (len(apart(row)), row.get("one_sum") != "True",
+                                           row["recipe"] != "ours")):
         for seconds, tokens, kind in PREDICTIONS:
             if row.get(seconds) and row.get(tokens):
                 return {"kind": kind, "recipe": row["recipe"], "differs": apart(row),
@@ -259,15 +267,22 @@ def summary(report):
 
 
 def start_server(size_name, model):
-    """Serve the base model as 05 serves the tuned one. The only place that knows how."""
+    """(record, options) of the base model, served as 05 serves the tuned one.
+
+    The 31B falls back on 05's second choice: in bfloat16 it may not fit.
+    """
     from helpers import server
-    settings = {"tiny": ("cpu", 1, 1024), "e2b": ("tpu-docker", 1, 4096),
-                "31b": ("tpu-docker", 8, 16_384)}
-    engine, chips, length = settings[size_name]
+    engine = "cpu" if size_name == "tiny" else "tpu-docker"
     if engine != "cpu":
         server.prepare(engine)
-    return server.start(engine, model, "base", port=0, timeout=3600.0, max_model_len=length,
-                        tensor_parallel=chips)
+    first, *others = SERVING[size_name]
+    for options in (first, *others):
+        try:
+            return server.start(engine, model, "base", port=0, timeout=3600.0, **options), options
+        except UserError as error:
+            if options is (others or [first])[-1]:
+                raise
+            print(f"{error}\nthe second choice of 05:", flush=True)
 
 
 def serve():
@@ -277,7 +292,7 @@ def serve():
     prompt, answer, rate, count = LOAD[size()]
     results = run_dir("bench")
     try:
-        record = start_server(size(), base)
+        record, options = start_server(size(), base)
         with phase("one point of load"), server.Client(record, results,
                                                        results / "client.log") as client:
             client.run([
@@ -296,7 +311,7 @@ def serve():
             "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms")
     write_json(run_dir("serve.json"), {
         "engine": record["engine"], "image": server.IMAGES.get(record["engine"]),
-        "ready_seconds": record["ready_seconds"], "prompt_tokens": prompt,
+        "options": options, "ready_seconds": record["ready_seconds"], "prompt_tokens": prompt,
         "answer_tokens": answer, "requests_per_second": rate, "requests": count,
         **{key: found.get(key) for key in kept}})
 
