@@ -121,15 +121,9 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # pages (a TPU then starts slowly), no Verilog simulator (Icarus, which judges in 07).
 
 # %%
-def words(frame):
-    """A table of words: left-aligned, without row numbers."""
-    left = [{"selector": name, "props": "text-align: left"} for name in ("th", "td")]
-    return frame.style.hide(axis="index").set_table_styles(left)
-
-
 found, facts = checks.look(cfg.checkpoint_gb, cfg.slices)
-words(pd.DataFrame([(name, "✓" if fine else "✗", text) for name, (fine, text) in found.items()],
-                   columns=["check", "fine", "found"]))
+rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in found.items()]
+style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 
 # %% [markdown]
 # With a tick in every row the machine can run its part of the series. A cross says what to do about
@@ -160,7 +154,7 @@ def slice_row(found, price, tokens=10_000 * 922):
 
 chosen = [row for row in fit.renters_rows() if row[0].base_dtype != "nf4"]
 chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].compiled]
-words(pd.DataFrame([slice_row(*row) for row in chosen]))
+style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
 # A v5p-8 holds all of the 31B's step without recomputation, in bfloat16, for about an hour; for E2B
@@ -340,7 +334,7 @@ cost = fit.run_cost(wanted, 10_000 * 922, fit.price("v5p", 4))  # 922: see secti
 rows = [("03", part, minutes, fit.WHERE_FROM[part]) for part, minutes in cost["minutes"].items()]
 rows += [("beside it", *row) for row in fit.around_03("31b")]
 parts = pd.DataFrame(rows, columns=["when", "part", "minutes", "where from"])
-display(words(parts.assign(minutes=parts.minutes.map("{:.1f}".format))))
+display(style.words(parts.assign(minutes=parts.minutes.map("{:.1f}".format))))
 whole = parts.minutes.sum() / 60
 print(f"31B, 10,000 examples on a v5p-8: 03 {cost['hours']:.1f} h, {cost['dollars']:.0f} USD; from "
       f"create to delete {whole:.1f} h, {whole * fit.price('v5p', 4):.0f} USD")

@@ -173,7 +173,7 @@ with helpers.phase(f"loading {meta['base_model']} onto {mesh.size} devices, fsdp
     jax.block_until_ready(nnx.state(model))
 load_seconds = time.perf_counter() - began
 base_parameters = quantized.count(model)
-print(f"{base_parameters:,} parameters, {quantized.gib(nnx.state(model)):.4g} GiB per device")
+print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB per device")
 
 # %% [markdown]
 # And ask. The request is the up-down counter that goes through all notebooks (with your own data it
@@ -820,9 +820,9 @@ if not again:
 # six of section 4.
 
 # %%
-embedder = quantized.gib(nnx.state(shapes_31b.embedder))
-adapters_31b = 10 * quantized.gib(nnx.state(shapes_31b, nnx.LoRAParam))
-all_31b = quantized.gib(nnx.state(shapes_31b)) - embedder
+embedder = gemma.gib(nnx.state(shapes_31b.embedder))
+adapters_31b = 10 * gemma.gib(nnx.state(shapes_31b, nnx.LoRAParam))
+all_31b = gemma.gib(nnx.state(shapes_31b)) - embedder
 ours_31b = compiled_rows.loc["ours, faster"]
 on_paper = {"base weights": embedder + 10 * all_31b - adapters_31b, "adapters": adapters_31b,
             "Adam's moments": 2 * adapters_31b, "temporaries of the step": ours_31b.temp_gib,

@@ -109,7 +109,8 @@ class Settings:
     completion: str = "{checkout}/dataset_code-complete-iccad2023"  # "": no such plan
     disputed: tuple = ("Prob099", "Prob118", "Prob134", "Prob135", "Prob153")  # section 5
     # ── Sampling ──
-    plans: tuple = (MANY, FIVE, GREEDY, OFFICIAL, OFFICIAL_GREEDY, EXAMPLES, COMPLETE)
+    # The first is shown and compared, also with EXAMPLES: drawn in the same way.
+    plans: tuple = (FIVE, MANY, GREEDY, OFFICIAL, OFFICIAL_GREEDY, EXAMPLES, COMPLETE)
     max_tokens: int = 2048     # longer answers are cut, and counted as what they are
     in_flight: int = 64        # requests at once; vLLM computes them together
     patience: float = 900.0    # seconds to wait for a server that stopped answering
@@ -464,10 +465,16 @@ print("solved only when tuned:", *sorted(solved["tuned", main] - solved["base", 
 print("solved only with examples:", *sorted(solved["base", rival] - solved["tuned", main]) or ["-"])
 
 # %% [markdown]
-# What this means: against the silent base any test is won. The examples are the real question. The
-# two lists name the problems that one side solves and the other never does; a red bar is a problem
-# on which tuning has cost something. A p-value answers one question: would the difference hold on other problems? It
-# knows nothing of another training seed, unless several were run, and nothing of another prompt.
+# What this means: the tiny base is silent when it is asked like this, and against it any test is won.
+# There the examples are the real question; a base that follows instructions, as the 31B's does, meets
+# the same prompt. (Thinking is off for both.) The two lists name problems that one side solved and the
+# other did not in as many tries. A red bar is a problem on which the base with examples scored higher;
+# with five answers that is often chance.
+#
+# A p-value answers one question: how often would equal models differ this much, by the luck of these
+# problems? It knows nothing of another prompt, and nothing of another training seed: averaging several
+# runs (`other_runs`) lowers the spread between them, but the interval does not contain it.
+# [11](11_qlora.ipynb) shows a difference of ten points, p = 0.002, that two more seeds removed.
 #
 # ## 12. Reading one failure
 # A score says how often, a failure says why. We take one answer that runs and differs: prompt,
@@ -562,8 +569,9 @@ assert not server.record_path().exists(), "a server was left running"
 # ```
 #
 # About 3,300, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
-# time; to find it four times out of five takes 2.8 instead of 1.96, and twice as many. A difference
-# of two points on 156 problems is not a result.
+# time; to find it four times out of five takes 2.8 instead of 1.96, and twice as many. Two models as
+# different as these scatter widely. Closely related ones, one base stored in two ways as in
+# [11](11_qlora.ipynb), need far fewer: the scatter decides, so compute it.
 # </details>
 #
 # 2. Write an answer to the counter that passes without counting.

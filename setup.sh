@@ -176,7 +176,7 @@ dryrun)
   fi
   ;;
 *)
-  sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '2,12p' "$(basename "$0")" | sed 's/^# \{0,1\}//'
   exit 2
   ;;
 esac

@@ -182,7 +182,7 @@ def draw_latency(table, source):
         place, ends = rate_axis(ax, table.rate), []
         for (key, part), (color, marker) in zip(curves.items(), LOOKS):
             x, median, _, _ = series_of(part, f"{kind}_p50_ms", place)
-            worst = series_of(part, f"{kind}_p99_ms", place)[1]
+            worst = series_of(part, f"{kind}_p90_ms", place)[1]
             ax.fill_between(x, median, worst, color=color, alpha=0.15, lw=0)
             ax.plot(x, median, marker=marker, color=color)
             if kind == "ttft" and "ttft_queue_floor_ms" in part:
@@ -208,11 +208,11 @@ def draw_latency(table, source):
     between = points.tpot_p50_ms
     right.set(ylabel="milliseconds",
               title=f"Each further token: {between.min():.2g} to {between.max():.2g} ms")
-    style.finish(fig, "06_latency", f"{source}; line: median, band: up to p99")
+    style.finish(fig, "06_latency", f"{source}; line: median, band: up to p90")
 
 
 def draw_cost(table, slo, source):
-    """What a million output tokens cost against the wait of the unluckiest hundredth.
+    """What a million output tokens cost against the wait of the unluckiest tenth.
 
     In dollars where every system has a price, else in hours of the machine.
     """
@@ -221,8 +221,8 @@ def draw_cost(table, slo, source):
                          * (table.dollars_per_hour if priced else 1.0))
     fig, ax = style.figure(8.0, 4.2)
     for (key, part), (color, marker) in zip(curves_of(table).items(), LOOKS):
-        points = part.groupby("rate")[["ttft_p99_ms", "cost"]].median()
-        ax.plot(points.ttft_p99_ms, points.cost, marker=marker, color=color)
+        points = part.groupby("rate")[["ttft_p90_ms", "cost"]].median()
+        ax.plot(points.ttft_p90_ms, points.cost, marker=marker, color=color)
         for rate, point in points.iterrows():
             text = "all at once" if rate == INF else f"{rate:g}/s"
             if rate == points.index[0]:
@@ -234,7 +234,7 @@ def draw_cost(table, slo, source):
     plain_log(ax, "x")
     plain_log(ax)
     unit = "USD" if priced else "hours of the machine"
-    ax.set(xlabel="p99 of the time to first token, ms (log scale)",
+    ax.set(xlabel="p90 of the time to first token, ms (log scale)",
            ylabel=f"{unit} per million output tokens",
            title="A full machine makes cheap tokens, and queues")
     style.finish(fig, "06_cost", source)

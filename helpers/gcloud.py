@@ -2,7 +2,9 @@
 
 import shlex
 
-from helpers.hardware import chip
+from helpers import fit
+from helpers.hardware import chips_of
+from helpers.run import UserError
 
 # docs.cloud.google.com/tpu/docs, read in 2026: regions-zones, runtimes, v5p, v6e; which boot disk
 # a TPU takes: cloud.google.com/tpu/docs/setup-persistent-disk
@@ -29,14 +31,22 @@ def shell(command):
                               else word for word in words)])
 
 
+def _about(slice_name):
+    """The entry of `SLICES`, or a `UserError` that names those there are."""
+    if slice_name in SLICES:
+        return SLICES[slice_name]
+    raise UserError(f"helpers/gcloud.py knows no machine type for a {slice_name}, only for "
+                    f"{', '.join(SLICES)}: add it to SLICES (docs.cloud.google.com/tpu/docs).")
+
+
 def create_command(name, slice_name, zone, hours, spot):
     """`gcloud` command for a TPU VM by the Compute Engine API, deleted after `hours`."""
     return ["gcloud", "compute", "instances", "create", name, f"--zone={zone}",
-            f"--machine-type={SLICES[slice_name]['machine type']}",
+            f"--machine-type={_about(slice_name)['machine type']}",
             "--image-project=ubuntu-os-accelerator-images",
             "--image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e",
             "--maintenance-policy=TERMINATE", "--scopes=cloud-platform", "--boot-disk-size=300GB",
-            f"--boot-disk-type={SLICES[slice_name]['boot disk']}",
+            f"--boot-disk-type={_about(slice_name)['boot disk']}",
             f"--provisioning-model={'SPOT' if spot else 'STANDARD'}",
             f"--max-run-duration={hours}h", "--instance-termination-action=DELETE"]
 
@@ -48,7 +58,8 @@ def classic_command(name, slice_name, zone, spot, queued=False):
     guard.
     """
     kind = slice_name.split("-")[0]  # all slices of a kind have the same runtime
-    runtime = next(SLICES[name]["classic runtime"] for name in SLICES if name.startswith(kind))
+    same = [name for name in SLICES if name.startswith(f"{kind}-")]
+    runtime = _about(same[0] if same else slice_name)["classic runtime"]
     if queued:
         words = ["queued-resources", "create", f"{name}-request", f"--node-id={name}",
                  f"--runtime-version={runtime}", "--valid-until-duration=2h"]
@@ -179,11 +190,9 @@ def delete_commands(name, zone):
 def zones_command(slice_name):
     """Ask in which zones a slice's machine type is offered today."""
     return ["gcloud", "compute", "machine-types", "list",
-            f"--filter=name={SLICES[slice_name]['machine type']}", "--format=value(zone)"]
+            f"--filter=name={_about(slice_name)['machine type']}", "--format=value(zone)"]
 
 
 def worst_case(slice_name, hours):
     """Dollars if a slice runs until its guard ends it, at the published on-demand rate."""
-    kind, count = slice_name.split("-")
-    chips = int(count) // 2 if kind == "v5p" else int(count)
-    return chips * chip(kind).dollars_per_hour * hours
+    return fit.price(*chips_of(slice_name)) * hours

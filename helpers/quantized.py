@@ -23,7 +23,6 @@ from tunix.models.gemma4 import params_safetensors as tensor_names
 from tunix.utils.torch_utils import torch_key_to_jax_key
 
 from helpers import architecture, gemma, remote, train
-from helpers.gemma import gib  # 03 and 11 ask for it here
 from helpers.run import Progress, UserError
 from helpers.weights import open_model
 

@@ -147,7 +147,8 @@ def _known_sizes(names=SIZES):
 def size():
     """The size at hand: `SIZE` if set, else what the hardware is for.
 
-    A v5p-8 or v6e-8 is for 31b, a single v5e or v6e chip for e2b, a machine without a TPU for tiny.
+    A v5p-8, v5p-32 or v6e-8 is for 31b, a single v5e or v6e chip for e2b, a machine without a TPU
+    for tiny.
 
     Raises:
       UserError: `SIZE` is not one of the known sizes, or it is unset on a TPU slice that none of

@@ -10,6 +10,12 @@ PURPLE, SKY, YELLOW, BLACK, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#222222", "
 CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 
 
+def words(frame):
+    """A table of words: left-aligned, without row numbers."""
+    left = [{"selector": name, "props": "text-align: left"} for name in ("th", "td")]
+    return frame.style.hide(axis="index").set_table_styles(left)
+
+
 def figure(width=8.0, height=3.6, rows=1, columns=1, **kwargs):
     """A matplotlib figure and axes in the series' style; size in inches."""
     import matplotlib.pyplot as plt

@@ -5,6 +5,7 @@ The client and the server are small stand-ins here; vLLM's own client measures i
 
 import csv
 import http.server
+import itertools
 import json
 import math
 import os
@@ -206,6 +207,17 @@ def test_a_batching_server_is_never_said_to_deliver_more_than_it_can():
             assert min(given) > 0.9 * rate, rate
         best = max(best, *given)
     assert best == pytest.approx(capacity, rel=0.04)
+    for seconds in (2.5, 5.0):  # a short run: too little, never too much, and the knee says so
+        rows = []
+        for rate, repeat in itertools.product((4, 8, 16, 32, INF), range(3)):
+            result = batching(rate, max(10, int(seconds * min(rate, capacity))), repeat)
+            rows.append({"rate": rate, "repeat": repeat,
+                         "delivered_rps": use("delivered_rate")(result, lone)})
+        table = pd.DataFrame(rows)
+        share = (table.delivered_rps / table.rate.clip(upper=capacity)).groupby(table.rate).min()
+        assert share.min() > 0.8 and table.delivered_rps.max() < 1.02 * capacity
+        last, first = use("kept_up")(table)
+        assert 8 <= last < capacity < first, "16/s is below the limit, and may not be called too much"
     short = batching(math.inf, int(5 * capacity), 0)
     assert use("delivered_rate")(short, lone) < capacity < short["completed"] / (
         short["duration"] - lone), "without the share a short burst would beat the server"
@@ -323,7 +335,7 @@ def test_points_of_another_server_model_or_load_are_made_anew_and_that_is_said(b
             (replace(CPU, model_hash="of another merge"), cfg, "model_hash", 2),
             (replace(CPU, kv_cache_dtype="fp8", quantization="fp8"), cfg,
              "kv_cache_dtype was auto and is fp8; quantization", 2),
-            (CPU, replace(cfg, seconds=40.0), "seconds was 2.5 and is 40.0", 2),
+            (CPU, replace(cfg, seconds=40.0), f"seconds was {cfg.seconds} and is 40.0", 2),
             (CPU, replace(cfg, warmups=2), "warmups", 2),
             (CPU, replace(cfg, rates=(4, 8, INF)), "burst_of", 2)):  # 8/s is new, inf another burst
         sweep(FakeClient(folder), bench, cfg)  # as it was
@@ -425,7 +437,8 @@ def repeats_of(delivered, others=0.0, ttft=100.0, tpot=10.0):
 @pytest.mark.parametrize("delivered, last, first", [
     ({4: [4, 4, 4], 8: [7.9, 7.8, 7.9], 16: [10, 11, 10], INF: [11, 11, 11]}, 8, 16),
     ({4: [4, 4, 4], 8: [7.9, 7.1, 7.9], 16: [10, 11, 10], INF: [11, 11, 11]}, 4, 16),  # one did not
-    ({4: [4, 4, 4], 8: [6, 7, 6], 16: [15, 15, 15], INF: [16, 16, 16]}, 4, 8),  # nothing beyond it
+    ({4: [4, 4, 4], 8: [6, 7, 6], 16: [15, 15, 15], INF: [16, 16, 16]}, 4, INF),  # nobody knows of 8
+    ({0.5: [0.5], 1: [0.92], 2: [0.92], INF: [0.92]}, 0.5, 2),  # 92 % of 1/s, and a queue for ever
     ({4: [4, 4, 4], 8: [8, 8, 8]}, 8, INF),
     ({4: [3, 3, 3], 8: [3, 3, 3], INF: [3, 3, 3]}, 0, 4)])
 def test_the_knee_is_the_last_rate_that_all_repeats_kept_up_with(delivered, last, first):

@@ -523,9 +523,8 @@ def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
         fetch(tmp_path / "other" / "dataset", str(source), commit)
     monkeypatch.setenv("VERILOG_EVAL_DIR", str(folder.parent))
     assert fetch("{checkout}/dataset") == folder, "a checkout of one's own is taken"
-    for notebook in ("02_data.py", NOTEBOOK):  # the same benchmark is kept out and judged by
-        text = (ROOT / notebook).read_text()
-        assert '"{checkout}/dataset_spec-to-rtl"' in text and "judge.fetch(cfg." in text
+    kept_out, judged = load("02_data.py", "Settings", "FULL")[1], load(NOTEBOOK, "Settings", "FULL")[1]
+    assert kept_out.evaluation == judged.problems  # the same benchmark is kept out and judged by
 
 
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():

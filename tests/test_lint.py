@@ -3,6 +3,7 @@
     .venv/bin/python tools/lint.py && .venv/bin/python -m pytest tests/test_lint.py
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from conftest import ROOT, no_garbage_collection
 
 sys.path.insert(0, str(ROOT / "tools"))
 import lint
+
+HERE = "https://" + re.search(r"github\.com/[\w.-]+/[\w.-]+", (ROOT / "tools/opening.txt").read_text())[0]
 
 
 @pytest.mark.parametrize("check", lint.NAMES)
@@ -42,8 +45,7 @@ def test_sections_out_of_order(tmp_path):
 
 @pytest.mark.parametrize(("link", "found"), [
     ("a.md", 0), ("a.md#the-head-of-it", 0), ("a.md#no-head", 1), ("b.md", 1),
-    ("https://github.com/OWNER/gemma4-on-tpu/blob/main/README.md", 0),
-    ("https://github.com/OWNER/gemma4-on-tpu/blob/main/NONE.md", 1), ("#own", 0), ("#other", 1)])
+    (f"{HERE}/blob/main/README.md", 0), (f"{HERE}/blob/main/NONE.md", 1), ("#own", 0), ("#other", 1)])
 def test_a_link_that_leads_nowhere(tmp_path, link, found):
     (tmp_path / "a.md").write_text("# The `head` of it\n")
     page = tmp_path / "page.md"

@@ -17,14 +17,15 @@ from conftest import ROOT, parse
 import helpers
 from helpers import run
 
+SCRIPTS = sorted(str(path.relative_to(ROOT)) for pattern in ("*.sh", ".github/*.sh", ".ci/run")
+                 for path in ROOT.glob(pattern))
 
 def bash(*words, **env):
     return subprocess.run(["bash", *words], cwd=ROOT, capture_output=True, text=True,
                           env={**os.environ, **env})
 
 
-@pytest.mark.parametrize("script", ["setup.sh", "run_all.sh", "run_tests.sh", "update_notebooks.sh", "build_site.sh",
-                                    ".ci/run"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_parse(script):
     assert bash("-n", script).returncode == 0
 
@@ -288,14 +289,6 @@ def test_serve_is_quiet_about_a_first_attempt_that_the_second_repaired(serving):
     assert "installing requirements/serve-cpu.txt (a few minutes)" in answer.stdout
     again = serving({"first": "exit 1", "second": "exit 1"})
     assert again.returncode == 0 and "installing" not in again.stdout, "it is stamped"
-
-
-@pytest.mark.parametrize("script", ["setup.sh", "update_notebooks.sh", "build_site.sh", "run_all.sh",
-                                    "run_tests.sh", ".ci/run"])
-def test_shellcheck_has_no_objection(script):
-    answer = subprocess.run([str(Path(sys.executable).parent / "shellcheck"), script], cwd=ROOT,
-                            capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout
 
 
 def test_a_run_directory_below_this_folder_has_a_short_path(monkeypatch, tmp_path):

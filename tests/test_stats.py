@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from helpers.stats import interval, sign_flip_p
+from helpers.stats import interval, seed_interval, sign_flip_p
 
 
 def brute_force(values):
@@ -95,3 +95,16 @@ def test_interval_covers_the_truth_about_as_often_as_it_says():
 def test_interval_of_values_that_do_not_vary():
     assert interval([1.0] * 5) == (1.0, 1.0, 1.0) and interval([0.5]) == (0.5, 0.5, 0.5)
     assert interval([0, 1, 1, 0, 1], seed=4) == interval([0, 1, 1, 0, 1], seed=4)
+
+
+def test_three_seeds_say_less_than_their_problems():
+    mean, low, high = seed_interval([-0.105, 0.053, 0.009])
+    half = 4.303 * np.std([-0.105, 0.053, 0.009], ddof=1) / math.sqrt(3)  # t table, two degrees
+    assert (low, high) == (pytest.approx(mean - half, rel=1e-3), pytest.approx(mean + half, rel=1e-3))
+    assert mean == pytest.approx(-0.0143, abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [[0.5], [0, 0, 0], [1 / 38, 2 / 38 - 1 / 38, 1 - 37 / 38]])
+def test_equal_seeds_have_no_interval_instead_of_a_certain_one(values):
+    mean, low, high = seed_interval(values)
+    assert mean == pytest.approx(values[0]) and math.isnan(low) and math.isnan(high)

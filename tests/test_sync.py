@@ -5,6 +5,7 @@ up to date).
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -108,13 +109,18 @@ def test_cell_ids_survive_an_insertion(project):
     assert {cell.id for cell in before.cells} < {cell.id for cell in after.cells}
 
 
-def test_repository_is_one_constant(project):
-    badge = "colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/01_one.ipynb"
+@pytest.mark.parametrize("printed", [False, True])
+def test_repository_is_one_constant_and_outputs_without_it_are_kept(project, printed):
+    old = re.search(r"github\.com/([\w.-]+/[\w.-]+)", (ROOT / "tools/opening.txt").read_text())[1]
     source = project / "01_one.py"
-    source.write_text(HEADER + f"# %% [markdown]\n# {badge}\n\n# %%\n"
-                      "u = \"https://github.com/OWNER/gemma4-on-tpu\"\n")
+    source.write_text(
+        HEADER + f"# %% [markdown]\n# colab.research.google.com/github/{old}/blob/main/notebooks/01_one.ipynb\n"
+        f'\n# %%\nimport os\nURL = os.environ.get("REPOSITORY_URL") or "https://github.com/{old}"\n'
+        f"print({'URL' if printed else 7})\n")
+    assert tool(project, "--execute").returncode == 0
     answer = tool(project, "--repository", "https://github.com/someone/thing")
     assert answer.returncode == 0, answer.stderr
-    assert "OWNER" not in source.read_text()
-    assert "github/someone/thing/blob/main" in source.read_text()
+    assert old not in source.read_text() and "github/someone/thing/blob/main" in source.read_text()
+    notebook = nbformat.read(project / "notebooks" / "01_one.ipynb", as_version=4)
+    assert bool(notebook.cells[1].outputs) != printed, "an address that the outputs show is another output"
     assert tool(project, "--repository", "ftp://x").returncode == 1

@@ -116,7 +116,7 @@ def misspelled(paths):
 # ── Code ──
 def shell_faults():
     """What ShellCheck says about the scripts."""
-    scripts = sorted([*ROOT.glob("*.sh"), *ROOT.glob(".github/*.sh")])
+    scripts = sorted([*ROOT.glob("*.sh"), *ROOT.glob(".github/*.sh"), *ROOT.glob(".ci/run")])
     run = subprocess.run([Path(sys.executable).with_name("shellcheck"), "-f", "gcc", *scripts],
                          capture_output=True, text=True)
     yield from (run.stdout + run.stderr).replace(f"{ROOT}/", "").splitlines()

@@ -256,7 +256,9 @@ def main(start, *words):
     fresh, words = "--fresh" in words, [word for word in words if word != "--fresh"]
     os.chdir(ROOT)
     settle(start)
-    sources = chosen(*(words * 2 if len(words) == 1 else words or ("01", "07"))[:2])
+    if len(words) > 2:
+        raise UserError(f"{' '.join(words)} is no range: say its first and last, or one notebook.")
+    sources = chosen(*(words * 2 if len(words) == 1 else words or ("01", "07")))
     if fresh:
         check_inputs(sources)
     _lock.take(f"run_all.sh, {sources[0].stem}")

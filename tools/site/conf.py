@@ -36,7 +36,7 @@ CONTENTS = """
 ```
 """
 OWN_PAGE = re.compile(
-    r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(README|OWN_DATA|GLOSSARY|LOG|tools/site/cost)\.md")
+    r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(%s)\.md" % "|".join([root_doc, *MORE]))
 
 
 def prepare(app, name, source):
