@@ -261,6 +261,48 @@ def merge_scores(table):
         sort_remaining=False)
 
 
+def gaps(table, mine, base, plan="drawn"):
+    """Share of passing answers, `mine` minus `base`: a row per problem, a column per seed.
+
+    Args:
+      table: answers.csv.
+      mine, base: (model, variant), as ("as trained", "nf4"); a seed that only one has is left out.
+      plan: "drawn" or "greedy".
+    """
+    table = table[table.plan == plan].assign(share=lambda rows: rows.c / rows.n)
+    first, second = (table[(table.model == model) & (table.variant == variant)].pivot(
+        index="problem", columns="seed", values="share") for model, variant in (mine, base))
+    return (first - second).dropna(axis=1, how="all").astype(float)
+
+
+def differences(table, pairs):
+    """Mean paired differences, with what is known of them over problems and over seeds.
+
+    Neither interval holds the other's spread: the first keeps the trained models as they are, the
+    second the problems.
+
+    Args:
+      table: answers.csv.
+      pairs: {label: (mine, base, plan)}, see `gaps`; those that are not stored are left out.
+
+    Returns:
+      One row per pair: seeds, mean, how many problems `differ`, 95 % interval over problems (seeds
+      averaged) and p of that, 95 % t interval over seeds (problems averaged; nan if unknown).
+    """
+    rows = {}
+    for label, pair in pairs.items():
+        found = gaps(table, *pair)
+        if found.empty:
+            continue
+        by_problem = found.mean(axis=1).round(15)  # thirds that cancel leave 1e-17
+        mean, low, high = stats.interval(by_problem)
+        _, least, most = stats.seed_interval(found.mean())
+        rows[label] = {"seeds": found.shape[1], "difference": mean, "differ": sum(by_problem != 0),
+                       "problems from": low, "problems to": high,
+                       "p": stats.sign_flip_p(by_problem), "seeds from": least, "seeds to": most}
+    return pd.DataFrame(rows).T
+
+
 def run(variant, seed):
     """Train, ask and judge one variant, unless it is stored; its rows go to data/qlora/."""
     done, *_ = map(stored, COLUMNS)  # all of them: damage is said before hours of training

@@ -471,10 +471,11 @@ def test_the_notebooks_own_check_of_a_row_can_fail(harm):
 
 
 def test_the_notebook_runs_on_data_of_ones_own(tmp_path):
-    """All of 02 on the ten rows, as a reader would: another `source`, a larger share held out."""
+    """All of 02 on the ten rows, as a reader would: another `source`, more held out, longer rows."""
     source = (ROOT / NOTEBOOK).read_text()
     for old, new in (('source="data/tiny"', 'source="data/own_example.jsonl"'),
-                     ("validation=0.05", "validation=0.4")):
+                     ("validation=0.05", "validation=0.4"),
+                     ("sequence_length=512", "sequence_length=640")):
         assert source.count(old) == 1
         source = source.replace(old, new)
     script = tmp_path / NOTEBOOK
@@ -487,6 +488,7 @@ def test_the_notebook_runs_on_data_of_ones_own(tmp_path):
     assert meta["rows_in"] == 10 and meta["dropped"]["no answer at the end"] == 1
     assert meta["train_examples"] + meta["val_examples"] == meta["rows_kept"] == 9
     assert meta["source"] == "data/own_example.jsonl"
+    assert np.load(tmp_path / "run/data/train/tokens.npy").shape == (meta["train_rows"], 640)
 
 
 def test_files_are_read_line_by_line(tmp_path):

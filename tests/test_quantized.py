@@ -201,7 +201,7 @@ def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_laye
     assert quantized.count(model) == quantized.count(plain)
     if layers in (35, 60):  # all of them
         held = fit.held(name, 1, tp, "nf4")[0]
-        assert quantized.gib(nnx.state(model)) == pytest.approx(held, rel=0.02)
+        assert gemma.gib(nnx.state(model)) == pytest.approx(held, rel=0.02)
     for path, hull in ((path, quantized.module_at(model, path)) for path in (
             ("layers", 0, "attn", "attn_vec_einsum", "w"), ("layers", 0, "mlp", "down_proj", "kernel"))):
         values, scale = (getattr(hull.array, part).get_value() for part in ("qvalue", "scale"))
@@ -354,7 +354,7 @@ def test_gib_counts_two_four_bit_numbers_in_a_byte():
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     tree = [SimpleNamespace(shape=(1 << 20, 1 << 10), dtype=jnp.dtype(dtype), sharding=sharding)
             for dtype in ("uint4", "int8", "bfloat16")]
-    assert quantized.gib(tree) == 0.5 + 1 + 2
+    assert gemma.gib(tree) == 0.5 + 1 + 2
 
 
 # ── Merging (04) ──
