@@ -124,7 +124,7 @@ FULL = Settings(environment=("USE_BATCHED_RPA_KERNEL=1",))  # attention as upstr
 E2B = Settings(tensor_parallel=1, max_model_len=4096)
 SECOND = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", quantization="fp8")
 TINY = Settings(engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, chip="",
-               timeout=600.0, adapter=True)
+                timeout=600.0, adapter=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]

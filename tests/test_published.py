@@ -21,8 +21,9 @@ from helpers.stats import sign_flip_p
 
 NOTEBOOK = "10_published.py"
 PUBLISHED = ROOT / "data" / "published"
-implied_service, random_floors, sampling_z, pass_at_1, ratio_claim = load(
-    NOTEBOOK, "implied_service", "random_floors", "sampling_z", "pass_at_1", "ratio_claim")
+implied_service, random_floors, services_at_random, burst_speed = load(
+    NOTEBOOK, "implied_service", "random_floors", "services_at_random", "burst_speed")
+sampling_z, pass_at_1, ratio_claim = load(NOTEBOOK, "sampling_z", "pass_at_1", "ratio_claim")
 
 
 def test_every_row_with_a_source_column_has_a_source():
@@ -48,6 +49,38 @@ def test_random_arrivals_against_the_queue_request_by_request(service, rate, n):
     for median, arrivals in zip(found, sent, strict=True):
         waits = physics.fcfs_ttft(list(arrivals * n / rate / arrivals[-1]), service)
         assert median == pytest.approx(np.median(waits))
+
+
+@settings(deadline=None)
+@given(service=st.floats(0.001, 2), rate=st.floats(0.2, 64), n=st.integers(1, 40))
+def test_services_at_random_invert_the_queue_of_each_draw(service, rate, n):
+    """The median of one draw, given back: that draw's service is the one that made it."""
+    medians = random_floors(n, rate, service, 3, np.random.default_rng(5))
+    for draw, median in enumerate(medians):
+        found = services_at_random(median, n, rate, 3, 5)
+        assert found[draw] == pytest.approx(service, rel=1e-6)
+
+
+def test_random_gaps_make_a_queue_that_even_gaps_do_not():
+    """0.694 s of work, once a second: evenly spaced nobody waits, at random the median does."""
+    assert physics.median_ttft_floor_fcfs(30, 1.0, 0.694) == pytest.approx(0.694)
+    low, middle, high = np.quantile(
+        random_floors(30, 1.0, 0.694, 4_000, np.random.default_rng(0)), [0.05, 0.5, 0.95])
+    assert (low, middle, high) == pytest.approx((0.70, 1.02, 1.46), abs=0.04)
+
+
+def test_only_the_slow_end_of_the_curve_tells_how_long_the_answers_were():
+    """16k: n x m of 7 x 512 and 7 x 256 both fit 64 requests/s; at 1/s only 256 does."""
+    import pandas as pd
+    sweep = pd.read_csv(PUBLISHED / "qps_sweep_digitized.csv")
+    sweep = sweep[sweep.input_tokens == "~16k"].set_index(["device", "qps", "metric"]).value
+    for side, tpot in (("tpu", 0.0135), ("gpu", 0.019)):
+        for rate, fits in ((64, (256, 512)), (1, (256,))):
+            for length in (256, 512):
+                first = sweep[side, rate, "ttft"] / 1e3
+                ratio = burst_speed(7, length, rate, first, tpot) / sweep[side, rate,
+                                                                          "output_throughput"]
+                assert (abs(ratio - 1) < 0.06) == (length in fits), (side, rate, length, ratio)
 
 
 def test_the_first_values_of_a_differ_by_the_root_of_six():
@@ -96,7 +129,17 @@ def test_results_of_the_whole_notebook(tmp_path):
     found = json.loads((tmp_path / "published.json").read_text())
     assert found["impossible_in_table"] == 2
     assert (found["impossible_in_sweep"], found["below_floor_in_sweep"]) == (16, 20)
-    assert found["in_progress_at_1_per_second"] == pytest.approx({"tpu": 6.9, "gpu": 10.2}, abs=0.1)
+    busy = found["in_progress_at_1_per_second"]  # 30 x 512 over the speed, less 30 s of sending
+    assert busy == pytest.approx({"tpu": 15360 / 427.8 - 30, "gpu": 15360 / 392.2 - 30}, abs=0.1)
+    assert f"about {busy['tpu']:.0f} (TPU) and {busy['gpu']:.0f} (GPU)" in (
+        PUBLISHED / "corrections.csv").read_text()
+    ratio = found["cold_ratio_90"]
+    assert ratio["4096"] == [2.72, 2.72]  # no queue: 301.2 / 110.7
+    assert ratio["8192"][1] < 780.4 / 368 and ratio["15360"][0] < 7344 / 1978 < ratio["15360"][1]
+    assert found["share_of_peak_with_padding"] == pytest.approx(0.255, abs=0.001)
+    low, even, high = found["break_even_million_tokens"]
+    assert even == pytest.approx(63.12 / (21.52 / 5.0508 - 22.12 / 5.364), abs=1)
+    assert low > 2 * even and high < even / 1.5  # 2 % of throughput either way
     parts = list(found["headline_parts"].values())
     assert parts == pytest.approx([2.72, 4.79, 1.81], abs=0.01)
     assert np.prod(parts) == pytest.approx(1443 / 61, rel=1e-3)
@@ -151,7 +194,7 @@ def test_verdicts_in_the_notebook_are_the_stored_ones():
     stored = pd.read_csv(PUBLISHED / "verdicts.csv", dtype=str)
     source = (ROOT / NOTEBOOK).read_text()
     lines = re.findall(r'^    \(?\[?\(?"(\d(?:\.\d)?)", "([^"]+)", "(\w[\w ]+)",$', source, re.M)
-    assert len(lines) == 9 and f"main ones of {len(stored)}" in source
+    assert len(lines) == 10 and f"main ones of {len(stored)}" in source
     known = set(stored[["section", "claim", "verdict"]].itertuples(index=False, name=None))
     assert set(lines) <= known
 
