@@ -116,8 +116,9 @@ from helpers import program as timing
 
 # %% [markdown]
 # A slice is what one rents. A v5p-8 is *four* chips: Google counts its eight TensorCores, and XLA
-# sees the two of a chip as one device. HBM is what XLA can use of one chip; peak (bfloat16) and
-# bandwidth are the vendor's. Prices are the published recipe's (v5e: the list price), per slice.
+# sees the two of a chip as one device. HBM is what XLA can use of one chip. Peak (bfloat16) and
+# bandwidth are the vendor's and, like the price, those of the whole slice: a v5p-8's 1,836 TFLOP/s are
+# four chips of 459. Prices are the published recipe's (v5e: the list price).
 
 # %%
 compiler.slice_table().style.format("{:,.4g}")
@@ -159,12 +160,11 @@ cfg
 # of 3,072 tokens. 30 % of that is real: a sample has 922 tokens on average, as the authors counted
 # with Gemma 3's tokenizer. Its dropout of 0.05 is left out, which can only make it look better.
 #
-# `ours` is notebook 03 at size 31b. Its packed rows count as 95 % real; notebook 02 projects 98 %
-# for lengths like CodeV-R1's. Only trained positions meet the output matrix there, as many as the
-# fullest row has. We assume 2,048 of 4,096, while the published mean share is 15 %. `ours, faster`
-# adds two changes that section 5 finds, and 03 trains with them. So does `ours, one row, faster`;
-# the other v5p-8 rows were compiled without. Section 8's slices have one sum, except a v6e-8 with
-# `DECODER`, and on a v5p more on-chip memory.
+# `ours` is notebook 03 at size 31b. Its packed rows count as 95 % real tokens; notebook 02 projects
+# 98 % for lengths like CodeV-R1's. Only trained positions meet the output matrix there. We assume at
+# most 2,048 of a row's 4,096; in the published data 15 % of all positions are trained, on average.
+# `ours, faster` is the same step with two changes that suit the compiler better, which section 5
+# explains. 03 trains with it.
 
 # %%
 pd.DataFrame({recipe.recipe: dataclasses.asdict(recipe)
@@ -253,8 +253,9 @@ if libtpu:
     display(look.style.hide(axis="index").format(precision=3))
 
 # %% [markdown]
-# Here is a collective by hand: two rows of 4,096 tokens, each of 5,376 numbers of two bytes,
-# gathered by four chips.
+# Here is a collective by hand: two rows of 4,096 tokens, each of 5,376 numbers of two bytes, gathered
+# by four chips. Each chip has a quarter already, so three quarters of the 88 MB must arrive, over two
+# links of 90 GB/s.
 
 # %%
 where = timing.Slice("v5p", (2, 2, 1))
@@ -266,19 +267,15 @@ print(f"{size / 1e6:.0f} MB over the links {' and '.join(dimensions)}: {seconds 
 
 # %% [markdown]
 # Every layer has several of these. A few instructions have no cycles: those that only move bytes
-# get the time that the HBM needs, the others cost nothing here. So they must not matter: where they
-# hold more than 2 % of the program's FLOPs or bytes, no time is predicted. In four of the stored
-# programs at full depth:
+# get the time that the HBM needs (in the published step 0.3 % of it), the others cost nothing here. So
+# they must not matter: where they hold more than 2 % of the program's FLOPs or bytes, no time is
+# predicted. In four of the stored programs at full depth:
 
 # %%
 dryrun.without_cycles([dryrun.PUBLISHED, dryrun.FASTER, dryrun.INT8, dryrun.E2B_V6E]).style.hide(
     axis="index").format(precision=2).format("{:.2%}", subset=["of the step"])
 
 # %% [markdown]
-# We have loosened this rule once. At first, bytes that move without cycles counted as unknown, too,
-# and the published step, with 2.3 % of its bytes in such concatenations, got no time at all. Giving
-# them the HBM's speed made its prediction 0.3 % longer (1.1551 instead of 1.1515 s).
-#
 # ### The program as a trace
 # A prediction knows when each instruction starts, so it can be written as the trace that a profiler
 # would have recorded: drop the file on [ui.perfetto.dev](https://ui.perfetto.dev). Its picture is
@@ -295,15 +292,14 @@ figures.draw_trace(trace, "08_trace")
 print(f"trace for ui.perfetto.dev: {trace}")
 
 # %% [markdown]
-# Each red piece is a collective that stops the chip: the compiler gathers activations before a block and
+# Each dark red piece is a collective that stops the chip: the compiler gathers activations before a block and
 # scatters its sum after it, and nothing is computed meanwhile. The output matrix takes more than a
 # quarter of these two layers. In all 60 it is 1 %: 14 of 1,179 ms.
 #
 # ## 5. Where the time goes
 # Each instruction knows the line of Python it came from, so the sum splits by part of the model and
-# by pass. Two bars for each recipe at full depth: its parts added up, and the same step in the
-# order in which a chip goes through it. A collective is shorter than a pixel of that, so 40 ms
-# stand below. The thin lines are the pass: forward light, recomputed middle, backward dark.
+# by pass. Above, each recipe's parts added up, at full depth. Below, 40 ms of it in the order in which
+# a chip goes through them, with the pass as a thin line.
 
 # %%
 recipes = {recipe.recipe: recipe for recipe in (dryrun.PUBLISHED, dryrun.FASTER)}
@@ -328,7 +324,7 @@ for name, profile in profiles.items():
 # twice the bytes and rounded on the way, and that costs half of the speed.
 #
 # Ours recomputes nothing, hardly converts, and multiplies at more than nine tenths of the limit.
-# Attention is at two fifths, norms at less than a third, and every collective stops the chip. LoRA's
+# Attention is at 44 % of its limit, norms at 35 %, and every collective stops the chip. LoRA's
 # products in ours are at 47 % because they are thin: rank 64 fills half of the 128-wide matrix unit
 # of a v5p and a quarter of a v6e's 256. So rank 128 should cost hardly more (not compiled).
 #
@@ -430,33 +426,27 @@ print(f"int8, at best: {best:,.0f} ms, {1e3 * tokens / best / base:.2f} times th
 # ten times is not reached, and int8 stays an option that is off.
 #
 # ### What else was tried
-# Changes on parts of the program, where a compilation takes seconds to minutes: the MLP of one
-# layer with its adapters, forward and backward, and a few layers of the whole step
-# (`tools/step_search.py`).
+# Variants on parts of the program, where a compilation takes seconds to minutes. Most change nothing.
+# Here are one layer's MLP with its adapters, forward and backward, and the three variants that made it
+# clearly faster. (All of them are in `data/dryrun/search.csv`; its README says what nobody has tried.)
 
 # %%
-search = dryrun.stored("search").dropna(axis="columns", how="all")
-names = {"program": "program", "milliseconds": "ms", "compute": "ms computing",
-         "waits": "ms waiting", "temp_gib": "temporaries GiB",
-         "compile_cpu_seconds": "CPU s to compile"}
-look = search.sort_values("program")[[*names]].rename(columns=names)
-look = look.style.hide(axis="index").format(precision=2, na_rep="refused")
-display(look.format("{:.0f}", na_rep="", subset=["CPU s to compile"]))
+search = dryrun.stored("search").set_index("program")
+faster = {"as it is": "stream cut by width",
+          "more on-chip memory": "stream cut by width, 32 MiB of VMEM",
+          "weights gathered beside the products":
+              "stream cut by tokens, weights gathered, async, one step",
+          "int8 weights, gathered": "stream cut by tokens, weights gathered, int8"}
+look = search.loc[[f"MLP, mesh (1, 4), {program}" for program in faster.values()],
+                  ["milliseconds", "compute", "waits", "temp_gib"]]
+look = look.set_axis(["ms", "ms computing", "ms waiting", "temporaries GiB"], axis="columns")
+look.set_axis([*faster], axis="index").style.format(precision=2)
 
 # %% [markdown]
-# Besides on-chip memory, two changes shorten the MLP's 9.8 ms: its weights gathered with the stream
-# cut by tokens and the gathers beside the products (`xla_tpu_enable_async_collective_fusion…`,
-# `xla_enable_async_all_gather`: 9.0 ms); and int8 weights, gathered (11: 6.6 ms). A (2, 2) mesh
-# loses, 72.6 against 64.5 ms for two layers: there the compiler merges LoRA's small sums with the
-# large ones, which then move twice the bytes. A softmax that divides after the product with the
-# values saves 1.2 ms of the 65.8 of two layers, a sliding and a full one.
-#
-# **Not searched**: 512 queries at a time in sliding layers (a quarter fewer scores), scores that leave
-# their product in float32 (`preferred_element_type`), attention's blocks written into one array
-# instead of concatenated, logits in pieces, adapters gathered in bfloat16 instead of float32, LoRA's
-# second product inside the base product of the MLP, gradients gathered once instead of Adam's three
-# arrays (4 ms), a scan over groups of six layers, mesh (4, 1), int8 products with asynchronous
-# collectives on (2, 2), an int8 step of all layers.
+# More on-chip memory is the second of the two changes. Gathering weights takes the memory that a second
+# row would need. The last row is int8 (11). A (2, 2) mesh loses: 72.6 against 64.5 ms for two layers,
+# since there the compiler merges LoRA's small sums with the large ones, which then move twice the
+# bytes.
 #
 # Such options go to `lowered.compile(compiler_options={...})` or into the variable
 # `LIBTPU_INIT_ARGS`, not into `XLA_FLAGS`; `tools/step_search.py` lists what each row sets.
@@ -522,8 +512,8 @@ print(f"the kernel's products in 60 layers, one row: {dryrun.splash_floor() * 1e
 # Of the splash rows the compiler counts only what surrounds the kernel: the kernel is a black box
 # to its cost model, and its text says no cycles. A step with it would look faster than it can be, so
 # it stays out of the table until someone measures it. Its FLOPs can be counted by hand: for our two
-# rows 75 ms at the peak, where attention by blocks takes 240 ms, its own products included. At half
-# of the peak the kernel would still save 91 of 1,179 ms.
+# rows its products take 75 ms at the peak, where attention by blocks takes 245 ms. At half of the peak
+# the kernel would still save 95 of 1,179 ms.
 #
 # If you have a chip, two lines before section 8 of 03 switch it on:
 # `from helpers import dryrun`, then `gemma.attend = dryrun.splash_on(mesh, block=512)`. Two layers
@@ -616,10 +606,10 @@ figures.draw_road(dryrun.road(table))
 # dollars for *your* tokens at *your* price. Change the two lines below. `will_it_fit` answers with
 # a compiled row where there is one. Else it adds up the parts: what the step is handed, what the
 # backward pass reads again, logits, gradients, weights gathered from other chips. For all compiled
-# rows of 03's step but one the sum is within a tenth of the compiler's (`tests/test_fit.py`; two of
-# its terms were adjusted to these rows: agreement, not prediction). An estimate has to leave a tenth
-# of the chip free. The one is int8 with `BLOCK` on a v6e-8: there is room, and the compiler takes
-# half as much again for several layers at once.
+# rows of 03's step but one the sum is within 10 % of the compiler's (`tests/test_fit.py`; two of its
+# terms were fitted to these rows). The exception is int8 with `BLOCK` on a v6e-8, where the compiler
+# keeps products of several layers at once and takes half as much memory again. So an estimated row has
+# to leave a tenth of the chip free.
 
 # %%
 MY_TOKENS = dryrun.SAMPLES * dryrun.TOKENS_PER_SAMPLE
@@ -630,10 +620,9 @@ print(fit.will_it_fit("v6e", 8, remat="BLOCK", rows=4))
 # %% [markdown]
 # A run is more than its steps: it downloads, loads, compiles, validates and saves. `run_cost` adds
 # these from assumptions that it states: 0.2 GB/s for every byte that moves, a quarter of an hour
-# for three compilations. Hours are *predicted* where a stored row is. *At least* (≥) means that no
-# time is: the arithmetic at the chips' peak stands in for it, tokens per second are *at most* (≤)
-# that, and such a line is not to be ranked beside a predicted one. Storage saves no time, so int8 and nf4
-# get bfloat16's bound, unless they recompute less.
+# for three compilations. A plain number is predicted from a compiled program. A ≥ is only a lower
+# bound: nothing was compiled, or part of its cost is unknown, so the chips' peak or bfloat16's time
+# stands in (and tokens per second get a ≤). Never rank a ≥ against a plain number.
 
 # %%
 rented = dryrun.renters_table(fit.renters_rows(), MY_TOKENS, MY_PRICES)
@@ -645,13 +634,15 @@ display(one_chip.style.hide(axis="index"))
 # What this means: for 9.2 million tokens the fixed part of a v5p-8's hour is longer than its steps,
 # so a faster step buys little, and a second epoch costs only its steps, validations and saves. *At least* can rule a slice
 # out, and no more: the same slice may need three times that. A v5e-8 or v5e-4 holds the 31B only
-# with a quantised base (11). On a v6e-8 the four rows that 03 would run fit with `BLOCK`: two
-# fifths more tokens a second than a v5p-8 makes (predicted), though nearly two fifths of that step
-# are spent waiting for other chips.
+# with a quantised base (11). On a v6e-8 the four rows that 03 would run fit with `BLOCK`, at two fifths
+# more tokens a second than on a v5p-8 (predicted; section 9 says why times of a v6e are the less certain
+# ones).
 #
 # The table with fields to fill in is the page
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) of
-# the site. These are the compiled rows behind it, beside the v5p-8's of section 7.
+# the site. These are the compiled rows behind it, beside the v5p-8's of section 7. (One is predicted
+# *below* its roofline, E2B on a v6e-1. XLA also counts bytes that never leave the chip, so its bound by
+# bytes can be too high.)
 
 # %%
 NAMES = ("v6e-1_e2b", "v5e-1_e2b", "v5e-1_e4b", "v5p-32_31b", "v6e-8_31b", "v6e-4_31b", "v5e-8_31b",
@@ -694,8 +685,9 @@ dryrun.show_anchors(table)
 # %% [markdown]
 # The model misses here, and to the slow side. The measured step is faster than its *lower* bound,
 # so on a v6e the prediction is at least 17 % too long. A bare product comes out 4 % short. The loss,
-# which has no kernel, is predicted to take 1.7 times what it took: sixteen such misses are 44 ms,
-# and the step misses its lower bound by 47. So we suspect the back end's cycles where much
+# which has no kernel, is predicted to take 1.7 times what it took. It was measured for 4 rows, and the
+# step has 64: sixteen times that miss is 44 ms, nearly all of the 47 by which the step misses its lower
+# bound. So we suspect the back end's cycles where much
 # arithmetic for each number is fused to a product, as in softmax and soft cap. The update errs to
 # the other side: that was one call from the host, which a program's text does not know.
 #
@@ -716,8 +708,8 @@ dryrun.shares(table, ["published", "ours", "ours, faster"]).style.format(forms, 
 # - The TPU's compiler answers on a machine without a TPU: what fits, FLOPs, bytes, and a schedule
 #   from which the time can be predicted.
 # - Packing is the largest factor, 3.2 times: 70 % of the published positions were padding.
-# - The estimate missed about as much in the published step's products as in its links; in ours it is
-#   mostly the links.
+# - XLA's own estimate leaves out the links between the chips: 30 to 40 % short of the published run,
+#   where the prediction is between 4 % short and 12 % long.
 # - A step must not return what it does not change.
 # - A kernel that the cost model cannot see into makes any estimate look good. We left it out.
 #
@@ -732,14 +724,16 @@ dryrun.shares(table, ["published", "ours", "ours, faster"]).style.format(forms, 
 # | a row is compiled again | a library's version changed | intended: the numbers belong to versions |
 #
 # ### Exercises
-# 1. What is the longest row that fits a v5p-8 with block attention and no recomputation?
+# 1. What is the longest row that fits a v5p-8 with block attention and no recomputation? Section 7's
+#    table has one row of 4,096 tokens and one of 8,192.
 #
 # <details><summary>Solution</summary>
 #
-# Add `replace(ONE_ROW, recipe="one row of 16,384", sequence_length=16_384)` to `SEARCH` in
-# `helpers/dryrun.py` and run with `DRYRUN=full`. What to expect: arguments take 16.7 of 95.7 GiB,
-# and a row of 4,096 needs 25.5 GiB of temporaries. If these grew with the length alone, 12,700
-# tokens would be the end; scores grow faster. `SEARCH` has a row of 8,192 to hold against that.
+# 16.7 of the 95.7 GiB are arguments. What remains of the sums, 42.2 and 72.6 GiB, grows from 25.5 to
+# 55.9, by 30.4 for 4,096 more tokens, and may take 79: about 3,100 tokens more than 8,192, so some
+# 11,000 (extrapolated; scores grow faster than the length). To check, add
+# `replace(ONE_ROW, recipe="one row of 11,264", sequence_length=11_264)` to `SEARCH` in
+# `helpers/dryrun.py` and run with `DRYRUN=full`.
 #
 # </details>
 #

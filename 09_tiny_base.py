@@ -349,9 +349,10 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 # %% [markdown]
 # ## 7. Train
 # The state is saved every 100 steps under a name made from the settings and the corpus: interrupted
-# and run again, the loop goes on from there, with the same numbers. A finished run starts anew. The
-# first use of each of the four batch shapes compiles for a few seconds. Then a step takes about a
-# second on two cores (median of the stored run's log: 1.06 s).
+# and run again, the loop goes on from there, with the same numbers. A finished run starts anew. Each
+# of the four batch shapes compiles when it first occurs, for a few seconds or, on busy cores, twenty.
+# Then a step takes about a second on two idle cores (median of the stored run's log: 1.06 s), and two or
+# three on busy ones.
 
 # %%
 helpers.show_source(pretrain.pretrain)
@@ -406,10 +407,10 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
 
 # %% [markdown]
 # **What this means.** Most of the drop comes in the first 100 steps, when the model learns what
-# Verilog looks like. The slow rest is the copying of names and widths from the comment into the
-# module. The loss cannot reach zero: which specification comes next is chance. That is why the pale
-# line swings: a batch holds documents of one length, and the short ones are mostly specification,
-# with little to copy.
+# Verilog looks like. We read the slow rest as learning to copy names and widths from the comment into
+# the module. The loss cannot reach zero, since nobody can guess which specification comes next. And the
+# pale line swings because a batch holds documents of one length: the short ones are mostly
+# specification, with little to copy.
 
 # %% [markdown]
 # ## 9. Export in Hugging Face's names

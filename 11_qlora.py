@@ -151,7 +151,7 @@ for name, stored, bits in (("int8", eight, 8), ("nf4, tiles of 32", four, 4)):
 pd.DataFrame(rows, dtype=float).T.round(4)
 
 # %% [markdown]
-# Drawn for one column: where the weights lie, and the levels that they may take.
+# Drawn for one column: dots are the weights, bars are where they end up.
 
 # %%
 column = np.asarray(weight[0, :32, 0], np.float32)
@@ -162,7 +162,7 @@ for place, stored, color in ((1, eight, style.BLUE), (0, four, style.ORANGE)):
     ax.plot(level, np.full(32, place), "|", color=color, ms=16, mew=2)
     ax.plot(column, np.full(32, place + 0.28), ".", color=style.GREY)
 ax.set(yticks=[0, 1], yticklabels=["nf4", "int8"], ylim=(-0.4, 1.6), xlabel="weight",
-       title="int8 keeps 32 weights (dots) apart, NF4 moves them to a few levels (bars)")
+       title="int8 hardly moves 32 weights, NF4 puts them on a few levels")
 style.finish(fig, "11_levels", "the tiny base, layer 0, q_proj, first head")
 
 # %% [markdown]
@@ -185,7 +185,7 @@ axes[0].set(ylabel="relative error, %")
 style.finish(fig, "11_errors", "the tiny base, every stored matrix, one line per kind")
 
 # %% [markdown]
-# ## 3. What breaks, and a fix of one line
+# ## 3. What breaks, and how to mend it
 # Qwix promises both in one: `LoraProvider(…, weight_qtype="int8")` quantises and adds adapters. On
 # Tunix's Gemma 4 the first one works and the model that comes out of it does not run:
 
@@ -204,16 +204,17 @@ with gemma.use_mesh(mesh):
 # Tunix's `Einsum` casts its weight with `jnp.astype` before it multiplies, and a quantised weight
 # is no array: it is a pair, values and scales. Qwix works by *interception*: while the model runs,
 # calls of `jnp.einsum`, `jnp.asarray` and others go to its provider. `jnp.astype` is not on its
-# list. A provider may add to that list, so nothing has to be patched:
+# list. A provider may add to that list, so nothing has to be patched: `Casts` adds it in one line. The
+# second class is there for speed and memory: without it Qwix would gather whole NF4 matrices on every chip.
 
 # %%
 helpers.show_source(quantized.Casts, quantized.Dequantized, quantized.QuantizedLora)
 
 # %% [markdown]
 # ## 4. Loading it without ever holding the whole
-# The 31B in bfloat16 is 57 GiB; four v5e chips have 63 together. So the files are mapped, and one
-# matrix at a time is quantised on the host and sent to the chips. Everything else in training stays
-# as notebook 03 has it.
+# The 31B in bfloat16 takes 57 GiB, 14.3 of each chip's 15.75 on a v5e-4, which leaves no room to quantise
+# it there. So its files are mapped into the host's memory, and one matrix at a time is quantised there
+# and sent to the chips. Everything else in training stays as notebook 03 has it.
 
 # %%
 model = quantized.load_base(lab.BASE, config, mesh, "nf4", 32)
@@ -265,7 +266,9 @@ print(f"largest difference of logits: {apart[0]:.1%} to the dequantised model, "
 assert apart[0] < 0.05
 
 # %% [markdown]
-# (Bfloat16 rounds in another order here; `tests/test_quantized.py` compares in float32, to 1e-4.)
+# The first number is the test: stored values compute what written-out values compute. The second is
+# what NF4 itself does to an untrained model; it is the single largest change among all logits. Whether it
+# matters is what section 7 measures.
 #
 # Training follows gradients, so these count more. We compare the adapters' gradients with those of
 # the unquantised model, kind by kind: 1 is the same direction, 0 is none of it. The column *int8
@@ -430,24 +433,16 @@ style.finish(fig, "11_quality", "data/qlora/answers.csv, measured; dot: a seed; 
              "(grey), over seeds (line; none where all seeds agree)")
 
 # %% [markdown]
-# What this means: drawn answers of **int8** lie between one point below bfloat16 and two above over
-# problems, two below and three above over seeds. A loss of five points would have shown.
+# What this means. **int8: no loss shown.** Both intervals of its drawn answers stay within three points
+# of zero. **NF4: undecided.** Its drawn answers are 1.5 points lower, its greedy ones six points higher.
+# With three seeds the first may be anything from 22 below to 19 above. The second leaves out zero over
+# seeds, but it is two or three problems per seed, p over problems is 0.09, and one row of six easily looks
+# real by chance. To decide, train more seeds and ask more problems; on your task, measure both. (A dash
+# is not certainty: three seeds that differ from their twins by the same problem show no spread to compute
+# with.)
 #
-# **NF4** is not resolved. Its drawn answers are 1.5 points below: over problems that is between five
-# below and two above, over seeds between 22 below and 19 above, which rules out little. Its greedy
-# answers are six points *above*, above with each seed, and over seeds the interval leaves out zero.
-# A gain, then? It is a matter of two or three problems per seed, p over problems is 0.09, it is one
-# row of six, and the drawn answers of the same models do not show it. We would not publish it
-# either. It takes more seeds, and more problems.
-#
-# (A dash is not certainty: three seeds that differ from their twins by the same one problem, or by
-# none, show how coarse 38 greedy answers are, and no spread to compute with.)
-#
-# Two runs went through 03, 04, 05 and 07 with as many steps, which a slow test of
-# `tests/test_quantized.py` repeats. They scored 0.584 (int8) and 0.579 (NF4). That shows that the
-# path works, not what it costs: no bfloat16 run of 38 steps went the same way, and those above
-# cannot stand in for it, since 07 draws five answers, not three, and with another sampler. On your
-# task, measure both, with several seeds.
+# The whole path works with either, 03, 04, 05 and 07, which a slow test of `tests/test_quantized.py`
+# repeats.
 #
 # ## 8. Merging: into which base?
 # The adapter was trained beside the *dequantised* weights and may have learned to make up for their
@@ -481,11 +476,9 @@ merges.style.format({name: formats.get(name, "{:+.3f}") for name in merges}, na_
 # ## 9. What it buys
 # For every slice and storage, the best step that fits: a compiled one if there is any that leaves a
 # tenth of the chip free, then the one with the least recomputation and the longest rows. Hours and dollars are for the published 10,000
-# examples of 922 tokens, with loading, compiling and saving. A plain number is *predicted* from the
-# compiled program. *≥* is only a bound, since no time is predicted: storage alone saves no time and
-# dequantising costs some, so a quantised base is no faster than bfloat16 there; and where no bfloat16
-# program is compiled for a slice either, the bound is the chips' peak, and looser. Do not rank a
-# *≥* against a plain number. int8 arithmetic is not in these numbers.
+# examples of 922 tokens, with loading, compiling and saving. A plain number is predicted from a compiled
+# program, a *≥* is only a lower bound, not to be ranked beside one
+# ([08](08_dryrun.ipynb), section 8). int8 arithmetic is not in these numbers.
 
 # %%
 rows = []
@@ -509,8 +502,9 @@ table.style.format(forms, na_rep="-")
 # Read it by slice:
 #
 # - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all. Four chips are the cheapest
-#   way that has a predicted time, 11 dollars. Eight are faster by half only, since `fsdp` is 2 there
-#   and each chip waits for the other half of the weights.
+#   way that has a predicted time, 11 dollars. On eight chips the steps run 1.5 times as fast, not twice
+#   (08, section 8): each chip holds half of the weights and waits for the other half. The whole run takes
+#   1.7 hours instead of 2.2.
 # - **v6e-4**: int8 takes half as long as on a v5e-4 for about the same money, with rows of 4,096.
 # - **v6e-8, v5p-8**: everything fits in bfloat16, so take that. On a v6e-8 its four rows at a time
 #   wait less per token than the two rows that were compiled with int8.

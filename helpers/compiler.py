@@ -90,9 +90,9 @@ def slice_table():
     for name, piece in SLICES.items():
         spec = chip(piece.chip)
         rows[name] = {"chips": piece.chips, "HBM GiB per chip": spec.hbm / 2**30,
-                      "peak TFLOP/s": piece.chips * spec.flops / 1e12,
-                      "HBM TB/s": piece.chips * spec.bandwidth / 1e12,
-                      "USD per hour": piece.chips * spec.dollars_per_hour}
+                      "slice peak TFLOP/s": piece.chips * spec.flops / 1e12,
+                      "slice HBM TB/s": piece.chips * spec.bandwidth / 1e12,
+                      "slice USD per hour": piece.chips * spec.dollars_per_hour}
     return pd.DataFrame(rows).T
 
 

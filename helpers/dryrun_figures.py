@@ -16,7 +16,7 @@ from helpers import style
 COLORS = dict(zip(timing.PARTS, (
     style.BLUE, style.SKY, style.GREEN, style.ORANGE, style.PURPLE, style.YELLOW, style.GREY,
     style.BLACK, "#D0D0D0"), strict=True))
-WAITS = {"reduce-scatter": style.RED, "all-gather": "#8C2D04", "all-reduce": "#FDAE6B",
+WAITS = {"reduce-scatter": "#8C2D04", "all-gather": "#4A1500", "all-reduce": "#FDAE6B",
          "collective-permute": "#FDD0A2", "all-to-all": "#FDD0A2", "copy": "#FEE6CE"}
 PASSES = {"forward": "#DDDDDD", "recomputed": "#A8A8A8", "backward": "#555555"}
 
@@ -36,7 +36,7 @@ def draw_trace(path, name):
     fig, ax = style.figure(11, 2.4)
     for event in (event for event in events if event["ph"] == "X"):
         waits = event["name"].startswith("wait")
-        color = (style.RED if waits else COLORS.get(event["name"], style.GREY))
+        color = (WAITS["reduce-scatter"] if waits else COLORS.get(event["name"], style.GREY))
         ax.broken_barh([(event["ts"] / 1e3, event["dur"] / 1e3)], (-event["tid"] - 0.4, 0.8),
                        color=color, lw=0)
     ax.set_yticks([-tid for tid in lanes], lanes.values())
@@ -46,7 +46,7 @@ def draw_trace(path, name):
     seen = {event["name"] for event in events if event["ph"] == "X"}
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for part, color in COLORS.items()
                if part in seen]
-    fig.legend([*handles, plt.Rectangle((0, 0), 1, 1, color=style.RED)],
+    fig.legend([*handles, plt.Rectangle((0, 0), 1, 1, color=WAITS["reduce-scatter"])],
                [*(part for part in COLORS if part in seen), "waits for the links"],
                loc="outside right", fontsize=8)
     style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
@@ -125,37 +125,36 @@ def draw_strip(ax, top, pieces, width, colors):
 
 
 def draw_parts(profiles, tokens):
-    """For each recipe: time by part of the model, the parts in order, and 40 ms of it enlarged.
+    """For each recipe: time by part of the model, and 40 ms of the parts in order.
 
     Args:
       profiles: {name: profile}, from `dryrun.stored_profile`.
       tokens: {name: real tokens of its micro-step}.
     """
-    fig, axes = style.figure(11, 1.4 + 1.6 * len(profiles), rows=2, height_ratios=(5, 3))
+    fig, axes = style.figure(11, 1.4 + 1.3 * len(profiles), rows=2, height_ratios=(3, 3))
     colors, seen, ticks = COLORS | WAITS, {}, []
     for place, (name, profile) in enumerate(profiles.items()):
-        top, left, sums = -2.2 * place, 0.0, dict.fromkeys(colors, 0.0)
+        top, left, sums = -1.2 * place, 0.0, dict.fromkeys(colors, 0.0)
         for row in profile["profile"]:
             sums[row["part"] if row["what"] == "compute" else row["what"]] += row["seconds"]
         for label, seconds in sums.items():
             seen |= {label: None} if seconds > 0.002 * profile["clock"] else {}
             axes[0].barh(top, seconds, left=left, color=colors[label], height=0.75)
             left += seconds
-        draw_strip(axes[0], top - 0.85, profile["strip"], profile["clock"] / 400, colors)
         draw_strip(axes[1], -1.2 * place, profile["zoom"], 1e3 * timing.ZOOM / 400, colors)
-        ticks += [(top, f"{name} ({tokens[name]:,.0f} real\ntokens), by part"),
-                  (top - 0.85, "in order")]
+        ticks.append((top, f"{name} ({tokens[name]:,.0f}\nreal tokens)"))
     axes[0].set_yticks(*map(list, zip(*ticks)))
-    speeds = [f"{1e6 * profile['seconds'] / tokens[name]:,.0f} ms ({name})"
-              for name, profile in profiles.items()]
-    axes[0].set(title=f"1,000 real tokens take {' or '.join(speeds)}: one micro-step on one chip",
-                xlabel="seconds")
+    axes[0].set(title="One micro-step: much the same time for "
+                + " or ".join(f"{tokens[name]:,.0f}" for name in profiles) + " real tokens",
+                xlabel="seconds, added up by part")
     axes[1].set_yticks([-1.2 * place for place in range(len(profiles))], list(profiles))
-    axes[1].set(title="40 ms around its middle", xlabel="ms")
+    axes[1].set(title="40 ms around its middle, in order", xlabel="ms")
     for ax in axes:
         ax.grid(axis="y", visible=False)
     seen = [label for label in colors if label in seen]
-    fig.legend([plt.Rectangle((0, 0), 1, 1, color=colors[label]) for label in seen],
-               [f"waits: {label}" if label in WAITS else label for label in seen],
+    fig.legend([plt.Rectangle((0, 0), 1, 1, color=color) for color in
+                (*(colors[label] for label in seen), *PASSES.values())],
+               [*(f"waits: {label}" if label in WAITS else label for label in seen),
+                *(f"thin line: {which}" for which in PASSES)],
                loc="outside right", fontsize=8)
     style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")
