@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each). e2b: one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json`, TensorBoard events, figures |
-# | **Time and cost** | tiny: 3.6 minutes on two idle CPU cores (measured). 31b: about an hour, of which the steps are 0.39 h and 6.5 USD (predicted, [08](08_dryrun.ipynb)). e2b: 0.09 h of steps on a v6e (predicted), no less than 0.20 h on a v5e (the arithmetic at its peak, 08) |
+# | **Time and cost** | tiny: 3.6 minutes on two idle CPU cores (measured). 31b: about an hour, 17 USD, of which the steps are 0.39 h and 6.5 USD (predicted, [08](08_dryrun.ipynb); the rest is assumed, [01](01_setup.ipynb) section 5). e2b: 0.09 h of steps on a v6e (predicted), no less than 0.20 h on a v5e (the arithmetic at its peak, 08) |
 #
 # The outputs shown are those of the tiny run on two CPU cores. `HF_TOKEN` is read from the
 # environment if the hub asks for a licence.
@@ -115,7 +115,8 @@ class Settings:
     weight_decay: float = 0.001
     max_grad_norm: float = 1.0
     # ── One optimizer step ──
-    rows_per_step: int = 2             # packed rows of 4,096 tokens, about 8.4 examples
+    rows_per_step: int = 2             # packed rows of 4,096 tokens, about 8.4 examples; at least
+    # one micro-batch of the whole mesh
     rows_per_device: int = 2           # of a micro-batch, on each part of the fsdp axis
     epochs: float = 1.0
     max_steps: int = helpers.env("MAX_STEPS", 0)  # 0: all; else the schedule is shorter
@@ -202,12 +203,13 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # `jax.jit` runs your Python function once with placeholders that have a shape and no values. It
 # records the operations (this is *tracing*), and the compiler XLA makes one program of them. Later
 # calls with the same shapes skip your Python. A new shape is a new compilation. Here `x` holds the
-# request's tokens as vectors: [1 row, T tokens, D numbers each].
+# request's tokens as vectors: [rows, T tokens, D numbers each].
 
 # %%
 request = chat.prompt_ids(tokenizer, chats[0], thinking)
+rows = jnp.array([request] * mesh.shape["fsdp"])  # one, or as many as a larger mesh cuts rows into
 with gemma.use_mesh(mesh):
-    x = model.embedder.encode(jnp.array([request])).astype(jnp.float32)
+    x = model.embedder.encode(rows).astype(jnp.float32)
 
 
 @jax.jit
@@ -221,7 +223,7 @@ for tokens in (16, 16, 32):
 
 # %% [markdown]
 # The second call printed no "traced". For the 31B a compilation takes minutes, so everything we
-# train on has one shape: rows of one length. That is the first reason for packing.
+# train on has one shape: rows of one length. Packing then fills them.
 #
 # ### Gradients come from functions, and parameters are trees
 # JAX has no `.backward()` and no `.grad`. `jax.value_and_grad(f)` is a new function, which returns
@@ -538,7 +540,8 @@ print(f"fresh outputs of a step of the 31B, per chip (compiled, 08): {theirs:.1f
 # First a part of the model that we replaced before the adapters went in. Tunix's **attention**
 # computes all T x T scores of a row and then masks most of them away. `attend` takes a block of
 # queries at a time and multiplies it only with keys that one of them may see. In a row of 4,096
-# tokens, 50 of the 31B's 60 layers look back 1,024 tokens at most, so this saves most of the scores.
+# tokens, 50 of the 31B's 60 layers look back 1,023 tokens at most, so this saves a good half of the
+# scores.
 
 # %%
 helpers.show_source(gemma.attend)
@@ -560,7 +563,8 @@ print(f"at most {most} trained tokens in a row; the output matrix meets {capacit
 
 # %% [markdown]
 # `capacity` is the largest number of trained tokens in any row of the data, rounded up to a
-# multiple of 128: nothing is ever cut off.
+# multiple of 128: nothing is ever cut off. Inside the loss the adapters are rounded to bfloat16, like
+# everything that multiplies; float32 is what Adam updates, so that small updates are not lost.
 #
 # The **step** is one function for a whole optimizer step. `jax.lax.scan`, a compiled loop, goes
 # over the micro-batches, so their number costs no memory. The summed gradients are divided once.
@@ -606,8 +610,8 @@ recipe = train.recipe_of(cfg) | {
     "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
     "template_sha256": meta["template_sha256"]}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
-if cfg.fresh and checkpoints.exists():
-    checkpoints.rmtree()
+if cfg.fresh:
+    train.forget(checkpoints)
 manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
 train.refuse_another_recipe(manager, recipe)
 print(f"checkpoints in {cfg.checkpoints or 'train/checkpoints'}")
@@ -624,9 +628,10 @@ found = f"resuming from step {state.step}" if state.step else "starting at step 
 print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 began = time.perf_counter()
 with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
-    jitted = train.jit_train_step(model, optimizer, loss_fn, state)
-    lowered = jitted.lower(state.adapters, state.opt_state, frozen, train.to_mesh(batch, mesh))
-    compiled = lowered.compile(train.compiler_options(jax.devices()[0].device_kind))
+    jitted = train.jit_train_step(model, optimizer, loss_fn, state,
+                                  train.compiler_options(jax.devices()[0].device_kind))
+    compiled = jitted.lower(state.adapters, state.opt_state, frozen,
+                            train.to_mesh(batch, mesh)).compile()
 compile_seconds = time.perf_counter() - began
 held = train.memory_of(compiled, state, frozen)
 compiled = quantized.callable_step(jitted, compiled, frozen)  # another way for 4-bit weights
@@ -638,9 +643,11 @@ print(f"{sum(held.values()):.4g} GiB per device")
 # %% [markdown]
 # Now train. Seconds include waiting for data, and tokens are those that are no padding. The first
 # step changes nothing yet: the warm-up starts at a rate of 0. After a minute a picture of the loss
-# appears below the lines, and is drawn again every minute. Stop it whenever you like: run the
-# notebook again, and it goes on from the newest checkpoint. (A machine that is taken away says so
-# with SIGTERM; a checkpoint on its way then gets twenty seconds to arrive.)
+# appears below the lines, and is drawn again every minute. Stop it whenever you like: restart the
+# kernel, run the notebook again, and it goes on from the newest checkpoint. (In the same kernel it
+# could not: an interrupted step has used up its arrays, and a second model beside the first may not
+# fit. A machine that is taken away says so with SIGTERM; a checkpoint on its way then gets twenty
+# seconds to arrive.)
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
@@ -707,7 +714,7 @@ print(f"{ended} of {len(after)} tuned answers end with their fence closed; of {l
 # one. The counter's answers go along, and what this machine took.
 
 # %%
-val = pd.read_json(log_file, lines=True).dropna(subset="val_loss").val_loss
+val = pd.read_json(log_file, lines=True).dropna(subset="val_loss").set_index("step").val_loss
 helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
     "size": helpers.size(), "base_path": meta["base_path"], "adapter_dtype": "float32",
     "n_modules": len(modules), "trainable_parameters": trainable,
@@ -715,7 +722,7 @@ helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
     "checkpoints": cfg.checkpoints or "train/checkpoints",
     "final_step": state.step, "epochs": cfg.epochs, "system": meta["system"],
     "reasoning": meta["reasoning"],
-    "val_loss_before": float(val.iloc[0]), "val_loss_after": float(val.iloc[-1]),
+    "val_loss_before": float(val[0]) if 0 in val else None, "val_loss_after": float(val.iloc[-1]),
     "examples_per_step": rows_per_step * meta["examples_per_row"]})
 helpers.write_json(helpers.run_dir("train", "answers.json"), {
     "asked": chats[0], "limit": cfg.answer_tokens, "before": before[0], "after": after[0]})
@@ -787,8 +794,8 @@ assert off[0] < 1e-5 and max(off[1:]) < 1e-5 * largest
 
 # %% [markdown]
 # ## 12. A restart changes no bit
-# Orbax writes a checkpoint beside its place and renames it, so a step is there or it is not.
-# `restore` puts every array where the fresh state has it, on any number of devices. The log has one
+# On a disk Orbax writes a checkpoint beside its place and renames it; in a bucket it marks a finished
+# one with a file. What a cut-off copy has torn, `restore` names and leaves aside. It puts every array where the fresh state has it, on any number of devices. The log has one
 # rule: a line is written before the checkpoint that contains its step. A restart cuts the log back
 # to the newest whole checkpoint and computes the later steps again. Do they come out the same? Go
 # back to an earlier checkpoint and compute its next two steps.

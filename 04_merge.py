@@ -155,7 +155,8 @@ print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB in "
 # Training computed `x Wᵀ` and beside it `(alpha / r) · x A B`. Merging adds the second matrix to the
 # first, once and for all. Here is the whole merge, for the MLP's `down_proj` of the first layer. The
 # proof: a random input must give what the base and its adapter give together, up to the one
-# rounding of the sum to bfloat16.
+# rounding of the sum to bfloat16. (Training rounded A and B to bfloat16 in each product; the merge
+# takes them as they are, in float32.)
 
 # %%
 for path in [path for path in adapters if path.endswith("down_proj")][:1]:
@@ -165,7 +166,7 @@ for path in [path for path in adapters if path.endswith("down_proj")][:1]:
     merged = (W.astype(np.float32) + delta).astype(W.dtype)      # the merge
 
     x = np.random.default_rng(0).normal(size=(100, len(a)))
-    together = x @ W.astype(np.float64).T + scale * (x @ a) @ b  # what training computed
+    together = x @ W.astype(np.float64).T + scale * (x @ a) @ b  # base and adapter, unrounded
     by_itself = x @ merged.astype(np.float64).T                  # what a server will compute
     apart = np.linalg.norm(by_itself - together) / np.linalg.norm(together)
     print(f"{path}: W {W.shape} {W.dtype} is {np.linalg.norm(W.astype(np.float32)):.1f} long, the "
@@ -183,8 +184,8 @@ for path in [path for path in adapters if path.endswith("down_proj")][:1]:
 # differently. HF has flat `[out, in]` matrices, like `torch.nn.Linear`. Tunix keeps heads as an
 # axis of their own, and in *sliding* layers, which attend to a window of recent tokens, it stores
 # the projections to keys and values as one array. In the 31B and the tiny model the *full* layers,
-# which attend to all tokens, use the keys as values, so there is only one projection to change; E2B
-# and E4B have both everywhere.
+# which attend to all tokens, take their values from the keys' projection (before its norm and
+# rotation), so there is only one matrix to change; E2B and E4B have both everywhere.
 
 # %%
 targets = architecture.modules(config)
@@ -503,8 +504,8 @@ print(f"the largest tensor is {largest} {tensors[largest].shape}, a block {cfg.b
 # Trust nothing that was only written. Every file of `merged/` must hash to what `merge.json` says.
 # (`cache/hashes.json` remembers the hash of a large file with its size, times and inode, so that 05
 # and 07 need not read 62 GB again.) Then a sample of tensors: an untouched one must have the bytes
-# of the base; a merged one must be the correctly rounded sum, recomputed in float64, by another
-# library.
+# of the base; a merged one must be the rounded sum, up to float32's error, recomputed in float64, by
+# another library.
 
 # %%
 if bad := weights.verify(out, record["files"]):

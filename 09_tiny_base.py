@@ -238,8 +238,8 @@ assert ids[0] == 2 and ids.count(2) == 1, "one <bos>, in front"
 # %% [markdown]
 # ## 4. The same architecture as the 31B, in miniature
 # What a Gemma 4 fine-tune can break on is kept: five sliding layers, which look at the last tokens
-# only, to one full layer, which looks at all; in the full layer keys double as values (no
-# `v_proj`); two head dimensions; four heads of keys and values there, so that cutting the heads
+# only, to one full layer, which looks at all; in the full layer values come from the keys' projection
+# (no `v_proj`); two head dimensions; four heads of keys and values there, so that cutting the heads
 # over 4 devices works and over 8 does not; a window shorter than a sequence. The vision tower is
 # left out. The table shows both configs where they differ, and what the numbers of heads and layers
 # are.

@@ -449,7 +449,8 @@ def callable_step(jitted, compiled, frozen):
 
     JAX 0.10.2 refuses committed 4-bit arrays as arguments of a program that was compiled ahead of
     time ("input layouts that disagree": it asks for 4 bits an element and reads 0 off the array).
-    The jitted function takes them, and finds the same program in the compilation cache.
+    The jitted function takes them, and finds the same program in the compilation cache, provided
+    that it was made with the same compiler options.
     """
     small = any(gemma.bits(array.dtype) < 8 for array in jax.tree.leaves(frozen))
     return jitted if small else compiled

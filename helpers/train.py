@@ -142,9 +142,21 @@ class PackedRows:
 
 
 def micro_batches_of(cfg, fsdp):
-    """(micro-batches of a step, rows of one) on a mesh with so many parts of `fsdp`."""
+    """(micro-batches of a step, rows of one) on a mesh with so many parts of `fsdp`.
+
+    A step has at least one micro-batch: where that is more than `rows_per_step`, it is said.
+
+    Raises:
+      UserError: `rows_per_step` is larger, and no multiple of a micro-batch's rows.
+    """
     micro_rows = cfg.rows_per_device * fsdp
-    return max(1, cfg.rows_per_step // micro_rows), micro_rows
+    if cfg.rows_per_step < micro_rows:
+        print(f"rows_per_step is {cfg.rows_per_step}; here a step has at least {micro_rows}")
+        return 1, micro_rows
+    if cfg.rows_per_step % micro_rows:
+        raise UserError(f"rows_per_step={cfg.rows_per_step} is no multiple of the {micro_rows} "
+                        "rows of a micro-batch (rows_per_device on each part of fsdp).")
+    return cfg.rows_per_step // micro_rows, micro_rows
 
 
 def make_dataset(rows, micro_batches, micro_rows, seed):
@@ -298,21 +310,23 @@ VMEM_KIB = 32_768
 
 
 def compiler_options(device_kind, vmem_kib=VMEM_KIB):
-    """What `compile` is asked for: options for a v5p, none for other devices."""
+    """What the compiler is asked for: options for a v5p, none for other devices."""
     if DEVICE_KINDS.get(device_kind) != "v5p" or not vmem_kib:
         return None
     return {"xla_tpu_scoped_vmem_limit_kib": str(vmem_kib)}
 
 
-def jit_train_step(model, optimizer, loss_fn, state):
+def jit_train_step(model, optimizer, loss_fn, state, options=None):
     """`make_train_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU.
+
+    `options` are the compiler's, the same whether it is compiled ahead of time or when called.
 
     The old adapters and optimizer state are donated, so that the new ones take their memory, and
     the new ones are pinned to the old ones' shardings, so that step two is the program of step one.
     """
     shardings = jax.tree.map(lambda array: array.sharding, (state.adapters, state.opt_state))
     return jax.jit(make_train_step(model, optimizer, loss_fn), donate_argnums=(0, 1),
-                   out_shardings=(*shardings, None))
+                   out_shardings=(*shardings, None), compiler_options=options)
 
 
 # ── Tables and memory ──
@@ -414,7 +428,10 @@ def start(model, optimizer, mesh):
 
 
 def open_checkpoints(folder, every, last, keep=3):
-    """Orbax's manager of a folder, local or gs://: saves every few steps, keeps the newest few."""
+    """Orbax's manager of a folder, local or gs://: keeps the newest few.
+
+    It saves after the first step (Orbax does), then every few, and after the last.
+    """
     handlers = {"model_params": ocp.PyTreeCheckpointHandler(), "data": ocp.JsonCheckpointHandler(),
                 "optimizer_state": ocp.PyTreeCheckpointHandler()}
     if "://" not in str(folder):  # Orbax wants an absolute path
@@ -422,6 +439,13 @@ def open_checkpoints(folder, every, last, keep=3):
     return ocp.CheckpointManager(folder, item_handlers=handlers, options=(
         ocp.CheckpointManagerOptions(save_interval_steps=every, save_on_steps=[last],
                                      max_to_keep=keep, create=True)))
+
+
+def forget(folder):
+    """Delete a run's checkpoints, if there are any; several hosts share them, and one deletes."""
+    if jax.process_index() == 0 and folder.exists():
+        folder.rmtree()
+    multihost_utils.sync_global_devices("checkpoints are forgotten")
 
 
 def save(manager, state, recipe):
@@ -459,7 +483,8 @@ def restore(manager, state, at=0):
     """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
 
     Damaged checkpoints are named, and removed once an older one has been restored, because their
-    steps are about to be computed and saved again. Without any checkpoint this is `state` itself.
+    steps are about to be computed and saved again. One that a single host cannot read is damaged
+    for all: they have to go on from the same step. Without any checkpoint this is `state` itself.
     `at` asks for the checkpoint of one step, and nothing is removed.
 
     Raises:
@@ -474,12 +499,14 @@ def restore(manager, state, at=0):
         data=ocp.args.JsonRestore())
     steps = [at] if at else sorted(manager.all_steps(), reverse=True)
     for step in steps:
+        found, why = None, "another host cannot read it"
         try:
             manager.metadata(step).custom_metadata["recipe"]
             found = manager.restore(step, args=items)
         except DAMAGED as error:
-            why = (str(error).splitlines() or [""])[0][:150]
-            print(f"checkpoint {step} is damaged ({type(error).__name__}: {why}) and is left aside")
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
+        if not np.all(multihost_utils.process_allgather(np.array(found is not None))):
+            print(f"checkpoint {step} is damaged ({why}) and is left aside")
             continue
         for newer in steps[:steps.index(step)]:
             manager.delete(newer)

@@ -25,6 +25,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import jupytext
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -32,6 +33,7 @@ import pytest
 import random_gemma
 import train_driver
 from conftest import ROOT, load
+from etils import epath
 from flax import nnx
 from tensorboardX.proto import event_pb2
 from tunix.models.gemma4 import model as gemma4
@@ -741,6 +743,61 @@ def test_the_newest_checkpoint_that_restores_is_taken(bfloat16, tmp_path, capsys
         with pytest.raises(helpers.UserError, match="none of the checkpoints .*fresh=True"):
             train.restore(manager, run.state)
         assert manager.all_steps() == [1, 2, 3]
+
+
+def test_a_checkpoint_that_one_host_cannot_read_is_damaged_for_all(bfloat16, tmp_path, capsys,
+                                                                   monkeypatch):
+    run, asked = bfloat16, []
+    with train.open_checkpoints(tmp_path / "c", 1, 2) as manager:
+        for step in (1, 2):
+            train.save(manager, dataclasses.replace(run.state, step=step, data={"next": step}), {"rank": 4})
+        manager.wait_until_finished()
+
+    def gather(fine):
+        asked.append(bool(fine))
+        return np.array([fine, len(asked) > 1])  # the other host failed with the newest one
+    monkeypatch.setattr(train.multihost_utils, "process_allgather", gather)
+    with train.open_checkpoints(tmp_path / "c", 1, 2) as manager:
+        assert train.restore(manager, run.state).step == 1 and asked == [True, True]
+    assert "checkpoint 2 is damaged (another host cannot read it)" in capsys.readouterr().out
+    monkeypatch.undo()
+    train.forget(epath.Path(tmp_path / "nothing here"))  # no error
+    folder = epath.Path(tmp_path / "c")
+    train.forget(folder)
+    assert not folder.exists()
+
+
+def test_the_first_cell_with_arrays_works_on_a_mesh_that_cuts_rows(tiny, monkeypatch, capsys):
+    """Section 2 of 03 runs parts of the model as they are; a TPU refuses one row cut in two."""
+    model, _, config, _ = tiny
+    mesh = gemma.make_mesh(config, (2, 2))
+    model = gemma.place(nnx.clone(model), mesh)
+
+    def constrain(x, axes, eager=False):
+        return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(
+            mesh, jax.sharding.PartitionSpec(*axes)))
+    monkeypatch.setattr(gemma4, "shard", constrain)
+    with gemma.use_mesh(mesh), pytest.raises(ValueError, match="divisible|partitioned"):
+        model.embedder.encode(jnp.ones((1, 40), jnp.int32))
+    request = list(range(2, 42))
+    space = {"chat": SimpleNamespace(prompt_ids=lambda *asked: request), "gemma": gemma, "jnp": jnp,
+             "jax": jax, "mesh": mesh, "model": model, "tokenizer": None, "chats": [None], "thinking": False}
+    cells = jupytext.read(ROOT / "03_train.py").cells
+    exec(next(cell.source for cell in cells if cell.source.startswith("request = chat.prompt_ids")), space)
+    assert space["x"].shape == (2, 40, config.embed_dim)
+    assert capsys.readouterr().out.count("traced") == 2
+
+
+@pytest.mark.parametrize("wanted, fsdp, found", [
+    (4, 1, (2, 2)), (2, 4, (1, 8)), (8, 2, (2, 4)), (3, 1, None)])
+def test_a_step_is_whole_micro_batches_and_says_when_it_is_larger(wanted, fsdp, found, capsys):
+    cfg = SimpleNamespace(rows_per_step=wanted, rows_per_device=2)
+    if not found:
+        with pytest.raises(helpers.UserError, match="no multiple of the 2 rows"):
+            train.micro_batches_of(cfg, fsdp)
+        return
+    assert train.micro_batches_of(cfg, fsdp) == found
+    assert ("at least" in capsys.readouterr().out) == (wanted < 2 * fsdp)
 
 
 def test_one_step_is_restored_and_nothing_removed(bfloat16, tmp_path):
