@@ -316,7 +316,8 @@ curves = charts.curves_of(everything)
 for (system, *regime), part in curves.items():
     (last, above), each = bench.kept_up(part), bench.capacities(part)
     good = part.groupby("rate").goodput_rps.median()
-    print(f"{system}, {regime[0]}/{regime[1]}: knee between {last:g} and {above:g}/s, delivers up "
+    bound = f"{above:g}/s" if above < INF else "all at once"
+    print(f"{system}, {regime[0]}/{regime[1]}: knee between {last:g}/s and {bound}, delivers up "
           f"to {min(each):.3g} to {max(each):.3g}/s; most goodput {good.max():.3g}/s, at "
           f"{good.idxmax():g}/s offered")
 

@@ -222,7 +222,7 @@ model = gemma.inject_lora(model, 16, 32.0, mesh, provider=quantized.provider(
     "nf4", 16, 32.0, tile_size=32))
 for name, one in (("bfloat16", plain), ("nf4", nnx.split(model, nnx.LoRAParam, ...)[2])):
     state = nnx.state(one) if isinstance(one, nnx.Module) else one
-    print(f"{name}: {1024 * quantized.gib(state):.2f} MiB")
+    print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
 
 # %% [markdown]
 # In 03 this is one setting, `base_dtype` (and `tile_size`), and the recipe remembers it: a
@@ -244,7 +244,7 @@ names = {path[0] if path[0] != "layers" else path[2] if len(path) == 3 else path
 print(f"{len(kept)} arrays kept, {sum(size for _, size in kept):,} numbers: "
       + ", ".join(sorted(map(str, names))))
 assert len(stored) == len(gemma.expected_modules(big))
-print(f"base on one of four chips: {quantized.gib(nnx.state(shapes)):.2f} GiB")
+print(f"base on one of four chips: {gemma.gib(nnx.state(shapes)):.2f} GiB")
 
 # %% [markdown]
 # ## 5. Is it right?

@@ -220,14 +220,14 @@ def draw_cost(table, slo, source):
     table = table.assign(cost=table.hours_per_million_output
                          * (table.dollars_per_hour if priced else 1.0))
     fig, ax = style.figure(8.0, 4.2)
-    for (key, part), (color, marker) in zip(curves_of(table).items(), LOOKS):
+    for place, ((key, part), (color, marker)) in enumerate(zip(curves_of(table).items(), LOOKS)):
         points = part.groupby("rate")[["ttft_p90_ms", "cost"]].median()
         ax.plot(points.ttft_p90_ms, points.cost, marker=marker, color=color)
         for rate, point in points.iterrows():
             text = "all at once" if rate == INF else f"{rate:g}/s"
             if rate == points.index[0]:
                 text += f" of {title_of(key, curves)}"
-            style.label_line(ax, *point, text, color, xytext=(6, 7))
+            style.label_line(ax, *point, text, color, xytext=(6, -14 if place % 2 else 7))
     ax.axvline(slo, color=style.BLACK, lw=1, ls=":")
     ax.text(slo, 0.02, f" promised: {slo:g} ms", fontsize=9, transform=ax.get_xaxis_transform())
     ax.margins(x=0.14, y=0.14)
