@@ -5,6 +5,7 @@ extraction; resumable sampling against a small OpenAI-like server; statistics ag
     VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_eval.py --slow
 """
 
+import ast
 import collections
 import dataclasses
 import hashlib
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT, load, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -523,8 +524,11 @@ def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
         fetch(tmp_path / "other" / "dataset", str(source), commit)
     monkeypatch.setenv("VERILOG_EVAL_DIR", str(folder.parent))
     assert fetch("{checkout}/dataset") == folder, "a checkout of one's own is taken"
-    kept_out, judged = load("02_data.py", "Settings", "FULL")[1], load(NOTEBOOK, "Settings", "FULL")[1]
-    assert kept_out.evaluation == judged.problems  # the same benchmark is kept out and judged by
+    settings = next(node for node in parse(ROOT / NOTEBOOK).body if getattr(node, "name", "") == "Settings")
+    judged = next(item.value.value for item in settings.body
+                  if isinstance(item, ast.AnnAssign) and item.target.id == "problems")
+    kept_out = load("02_data.py", "Settings", "FULL")[1].evaluation
+    assert kept_out == judged, "the benchmark that 07 judges by is not the one that 02 keeps out"
 
 
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
