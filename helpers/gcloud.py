@@ -58,8 +58,8 @@ def classic_command(name, slice_name, zone, spot, queued=False):
     guard.
     """
     kind = slice_name.split("-")[0]  # all slices of a kind have the same runtime
-    same = [name for name in SLICES if name.startswith(f"{kind}-")]
-    runtime = _about(same[0] if same else slice_name)["classic runtime"]
+    same = (name for name in SLICES if name.startswith(f"{kind}-"))
+    runtime = _about(next(same, slice_name))["classic runtime"]
     if queued:
         words = ["queued-resources", "create", f"{name}-request", f"--node-id={name}",
                  f"--runtime-version={runtime}", "--valid-until-duration=2h"]

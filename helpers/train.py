@@ -29,7 +29,7 @@ from tensorboardX import SummaryWriter
 from helpers import architecture, chat, gemma, remote
 from helpers.data import check_data
 from helpers.gemma import gib
-from helpers.hardware import DEVICE_KINDS
+from helpers.hardware import chip_of
 from helpers.run import (
     UserError,
     digest,
@@ -311,7 +311,7 @@ VMEM_KIB = 32_768
 
 def compiler_options(device_kind, vmem_kib=VMEM_KIB):
     """What the compiler is asked for: options for a v5p, none for other devices."""
-    if DEVICE_KINDS.get(device_kind) != "v5p" or not vmem_kib:
+    if chip_of(device_kind) != "v5p" or not vmem_kib:
         return None
     return {"xla_tpu_scoped_vmem_limit_kib": str(vmem_kib)}
 

@@ -275,14 +275,17 @@ def start_server(size_name, model):
     engine = "cpu" if size_name == "tiny" else "tpu-docker"
     if engine != "cpu":
         server.prepare(engine)
-    first, *others = SERVING[size_name]
-    for options in (first, *others):
+
+    def start(options):
+        return server.start(engine, model, "base", port=0, timeout=3600.0, **options), options
+
+    *firsts, last = SERVING[size_name]
+    for options in firsts:
         try:
-            return server.start(engine, model, "base", port=0, timeout=3600.0, **options), options
+            return start(options)
         except UserError as error:
-            if options is (others or [first])[-1]:
-                raise
             print(f"{error}\nthe second choice of 05:", flush=True)
+    return start(last)
 
 
 def serve():
