@@ -23,11 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-import scipy.stats
 from flax import nnx
 from tunix.models.gemma4.model import Gemma4
 
-from helpers import gemma, pretrain, style
+from helpers import gemma, pretrain, stats, style
 from helpers.run import (
     Taken,
     UserError,
@@ -239,6 +238,7 @@ class Plan:
     slow: float = 0.1               # factor of the arm with a lower rate
     main_seeds: int = 5
     other_seeds: int = 3
+    sources: tuple = (1, 2, 0, 4, 3)  # whose weights and films a seed's first stage has: not its own
     world: World = World()
     block: int = 64                 # queries at a time: a third less time on a CPU than all at once
     model: tuple = ()               # changes of the tiny config, for tests
@@ -397,7 +397,11 @@ def _store(path, plan, arm, seed, stage, table):
 
 
 def first_stage(plan, kind, seed, out):
-    """Weights after the first stage, and how many tokens it had; kept in `out`, made only once.
+    """Weights after a seed's first stage, and how many tokens it had; kept in `out`, made once.
+
+    It starts from the weights that another seed draws, `plan.sources` says which. Otherwise what is
+    moved would come back to the embedder that it was trained with, which is hardly changed by then.
+    The documents of a first stage on text are the seed's own, since those are none of its text stage.
 
     Args:
       kind: "nca", "shuffled" or "text".
@@ -406,9 +410,11 @@ def first_stage(plan, kind, seed, out):
     Raises:
       UserError: another process is making it.
     """
-    name = f"first-{kind}-{seed}"
+    source = plan.sources[seed]
+    number = seed if kind == "text" else source
+    name = f"first-{kind}-{number}"
     table, weights = Path(out) / f"{name}.csv", Path(out) / f"{name}-{recipe(plan)}.npz"
-    graph, params = fresh_model(plan, seed)
+    graph, params = fresh_model(plan, source)
     if is_made(table, plan, "first") and (found := pretrain.load_state(weights, params)):
         return found[0], int(read_run(table).all_tokens.iloc[-1])
     with alone(Path(out) / f".{name}.lock"):
@@ -417,13 +423,13 @@ def first_stage(plan, kind, seed, out):
             _, batches, validation, seen = text_batches(plan, seed)
             given = 0
         else:
-            batches, validation, seen = automaton_batches(plan, seed, kind)
+            batches, validation, seen = automaton_batches(plan, source, kind)
             given = plan.world.frame_tokens
         state = Path(out) / f"state-{name}-{recipe(plan)}.npz"
         params, history = train(plan, params, graph, batches, validation, seen, len(batches), state,
                                 given)
         pretrain.save_state(weights, params, [])
-        _store(table, plan, name.rpartition("-")[0], seed, "first", points(history, batches))
+        _store(table, plan, f"first-{kind}", number, "first", points(history, batches))
         state.unlink(missing_ok=True)
     return params, int(read_run(table).all_tokens.iloc[-1])
 
@@ -546,19 +552,16 @@ def final(table):
     return last.reindex(columns=[arm for arm in ARMS if arm in last])
 
 
-def difference(values, base, confidence=0.95):
-    """Mean of `values - base`, paired by seed, with a t interval: (mean, low, high, pairs).
+def difference(values, base):
+    """Mean of `values - base`, paired by seed, with a 95 % t interval: (mean, low, high, pairs).
 
     Args:
       values, base: Series indexed by seed; a seed that only one has is left out.
 
-    With fewer than two pairs nothing is known of the spread: low and high are nan.
+    Low and high are nan where nothing is known of the spread (`stats.seed_interval`).
     """
     gaps = (values - base).dropna()
-    if len(gaps) < 2:
-        return float(gaps.mean()), float("nan"), float("nan"), len(gaps)
-    low, high = scipy.stats.ttest_1samp(gaps, 0.0).confidence_interval(confidence)
-    return float(gaps.mean()), float(low), float(high), len(gaps)
+    return *stats.seed_interval(gaps), len(gaps)
 
 
 def tokens_to_reach(curve, level, column="text_tokens"):
@@ -576,7 +579,7 @@ def tokens_to_reach(curve, level, column="text_tokens"):
     return float(tokens[i - 1] + share * (tokens[i] - tokens[i - 1]))
 
 
-VERDICTS = ("one pair: no spread known", "better", "worse", "no difference shown")
+VERDICTS = ("no spread known", "better", "worse", "no difference shown")
 
 
 def against(ends, base="scratch"):
@@ -588,7 +591,7 @@ def against(ends, base="scratch"):
     found = []
     for arm in [arm for arm in ends if arm != base and base in ends]:
         mean, low, high, pairs = difference(ends[arm], ends[base])
-        which = 0 if pairs < 2 else 1 if high < 0 else 2 if low > 0 else 3
+        which = 0 if np.isnan(low) else 1 if high < 0 else 2 if low > 0 else 3
         found.append((arm, pairs, ends[arm].mean(), mean, low, high, VERDICTS[which]))
     return pd.DataFrame(found, columns=["arm", "pairs", "loss", f"against {base}", "low", "high",
                                         "verdict"])

@@ -194,6 +194,30 @@ def test_transfer_moves_the_named_parts_and_never_the_embedder():
             np.testing.assert_array_equal(got, old if name in parts else new)
 
 
+@pytest.mark.parametrize("arm", ["nca", "text", "attention"])
+def test_what_is_moved_has_never_met_the_embedder_that_it_is_moved_to(tmp_path, monkeypatch, arm):
+    """Both stages once began with one draw: text's blocks came back to nearly their own embedder."""
+    began = []
+
+    def train(plan, params, graph, batches, validation, seen, steps, state, given=0, slow=None):
+        began.append((params, {row.tobytes() for batch in batches for row in batch}))
+        last = {"step": plan.text_steps, "loss": 1.0, "val_loss": 1.0, "seconds": 1.0}
+        return jax.tree.map(lambda leaf: leaf + 1, params), [last]
+    monkeypatch.setattr(nca, "train", train)
+    nca.run(SMALL, arm, 0, tmp_path)
+    (first, films), (text, documents) = began
+    assert not films & documents
+    parts = nca.ARMS[arm].parts
+    for name, before, after in zip(*map(jax.tree.leaves, (nca.named_parts(first), first, text)),
+                                   strict=True):
+        if name in parts:
+            np.testing.assert_array_equal(after, before + 1)
+        elif before.ndim > 1:
+            assert abs(np.corrcoef(before.ravel(), after.ravel())[0, 1]) < 0.05
+    assert all(seed != source for seed, source in enumerate(nca.Plan().sources))
+    assert sorted(nca.Plan().sources) == list(range(nca.Plan().main_seeds))
+
+
 def test_every_weight_belongs_to_the_part_that_its_name_says():
     assert nca.part_of("embedder.input_embedding") == "embedder"
     assert nca.part_of("layers.0.attn._query_norm.scale") == "attention"
@@ -316,6 +340,12 @@ def test_paired_difference_against_scipy_and_by_hand():
                            pytest.approx(-0.2 + 3.18245 * 0.11547 / 2, abs=1e-4))
     mean, low, high, pairs = nca.difference(ends.text, ends.scratch)
     assert (mean, pairs) == (-0.5, 1) and np.isnan([low, high]).all()
+
+
+def test_equal_gaps_are_no_proof():
+    ends = nca.final(table(scratch=[1.0, 2.0], nca=[0.9, 1.9], text=[0.9, 1.8]))
+    verdicts = nca.against(ends).set_index("arm").verdict
+    assert verdicts.nca == "no spread known" and verdicts.text == "no difference shown"
 
 
 def test_tokens_to_reach_a_loss():
