@@ -93,7 +93,7 @@ print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parame
 # %% [markdown]
 # `answer` renders requests with the model's own chat template and decodes greedily: always the
 # likeliest token. We ask for the 38 modules of a small benchmark. The training rows ask for the same
-# kinds of module; what none of them has is these combinations of widths and port names. One of them, an up-down counter, is the running example of the whole series.
+# kinds of module, but none with these widths and port names. One of them, an up-down counter, is the running example of the whole series.
 
 # %%
 def answer(model, requests):

@@ -134,22 +134,23 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # ## 2. What fits where
 # What do you have to rent? A *chip* is what you pay for. A *slice* is a set of chips, driven by one
 # virtual machine (VM), the *host*, or by several. *HBM* is the memory on a chip: a training step has
-# to fit in there. Each line below is a slice with the least recomputation with which the step
-# fits: as the compiler says where we compiled it, else by estimate (`remat`: what the backward pass
-# computes again to save memory). Hours and dollars are for a whole run on 10,000 examples of 922 tokens.
+# to fit in there. Each line below is a slice, and the least recomputation that makes the step fit: as
+# the compiler says where we compiled it, else by estimate (`remat`: what the backward pass computes
+# again to save memory). Hours and dollars are for a whole run on 10,000 examples of 922 tokens;
+# *real* tokens are those that are no padding.
 
 # %%
 def slice_row(found, price, tokens=10_000 * 922):
     """One line of the table: what fits on a slice, hours and dollars of a whole training run."""
     cost = fit.run_cost(found, tokens, price)
-    least = "≥ " * cost["at_least"] if found.fits else ""
+    timed = found.speed is not None
     how = "compiled" if found.compiled else "estimated"
     return {"slice": found.slice, "model": found.model, "base": found.base_dtype,
             "GiB a chip": f"{found.total:.0f} of {found.limit:.0f}",
             "fits": f"yes ({how}), remat={found.remat}" if found.fits else f"no ({how})",
-            "real tokens/s": found.pace if found.fits else "",
-            "hours": f"{least}{cost['hours']:.1f}" if found.fits else "",
-            "USD": f"{least}{cost['dollars']:.0f}" if found.fits else ""}
+            "real tokens/s": found.pace if timed else "",
+            "hours": f"{cost['hours']:.1f}" if timed else "",
+            "USD": f"{cost['dollars']:.0f}" if timed else ""}
 
 
 chosen = [row for row in fit.renters_rows() if row[0].base_dtype != "nf4"]
@@ -161,8 +162,7 @@ style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 # one chip is enough. By these predictions a v6e-8, on which we serve later, would train as well. We
 # train on the v5p-8 because there the predictions are held against a measured step, which is not so
 # for a v6e ([08](08_dryrun.ipynb) §9), and because its chips have three times the memory. *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the
-# model's shapes, a tenth of the chip left free. *≥*: no time is predicted, and it takes no less (*≤*:
-# is no faster); such bounds rule a slice out, but do not rank slices, since they are loosest where nothing is compiled.
+# model's shapes, a tenth of the chip left free. Where the last columns are empty, no time is predicted.
 #
 # For your own tokens and prices, `./build_site.sh` makes a site with a page that computes all this
 # (*What will it cost me?*); [08](08_dryrun.ipynb) §8 explains the numbers, [11](11_qlora.ipynb) a base in int8. The 922 tokens
@@ -205,8 +205,9 @@ style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data she
 # a v5p-8 has 448 GB.)
 #
 # ## 3. Create the machine
-# You need a Google Cloud project with billing, `gcloud` on your laptop, and quota for the slice
-# (*IAM & Admin, Quotas*). *Spot*, spare capacity that may be taken back at any time, has a quota of
+# You need a Google Cloud project with billing, `gcloud` on your laptop (once: `gcloud auth login`,
+# `gcloud config set project PROJECT`, `gcloud services enable compute.googleapis.com
+# tpu.googleapis.com`), and quota for the slice (*IAM & Admin, Quotas*). *Spot*, spare capacity that may be taken back at any time, has a quota of
 # its own, and so has each of the two APIs below: quota of one does not count for the other. The
 # Cloud TPU API may count a v5p in TensorCores, eight for a v5p-8
 # ([Google's page](https://cloud.google.com/tpu/docs/quota)). The names are those of Google's
@@ -241,10 +242,14 @@ for queued, (name, slice_name, zone, _) in itertools.product((False, True), vms)
 # %% [markdown]
 # ## 4. A bucket near the machine, and what runs on it
 # A spot machine takes its disk with it when it goes. So checkpoints live in a bucket. Put it into the
-# machines' region: reading 62.5 GB across an ocean costs time and egress charges. The second command
-# lets the machines write to it: they act as the project's default service account, whose number
-# `gcloud projects describe PROJECT --format='value(projectNumber)'` knows. (The base model is
-# downloaded from the hub by each new machine. A copy in the bucket works as well: name it as the
+# machines' region: reading 62.5 GB across an ocean costs time and egress charges. The name
+# `my-gemma4-bucket` is surely taken: set `bucket` in section 1 and run this page again, which writes
+# yours into every script below. The second command lets the machines write to it: they act as the
+# project's default service account, whose number
+# `gcloud projects describe PROJECT --format='value(projectNumber)'` knows. The third says in which
+# region the bucket is. The fourth connects you to the machine, or the fifth, if you made it the classic
+# way. (Their `-L` is for notebooks: after `./setup.sh browser`, `.venv/bin/jupyter lab --no-browser`
+# there is `localhost:8888` here.) (The base model is downloaded from the hub by each new machine. A copy in the bucket works as well: name it as the
 # `base` of 02, `gs://…`.)
 
 # %%
@@ -254,10 +259,18 @@ for command in (*gcloud.bucket_commands(cfg.bucket, cfg.train_zone),
     print(gcloud.shell(command))
 
 # %% [markdown]
-# Then, on the machine, save this as `vm.sh` and run `bash vm.sh`.
+# This cell writes what the machines run, a script for each kind, and prints the training machine's.
+# The first line copies it over; then run `bash vm.sh` there.
 
 # %%
-print(gcloud.vm_script(REPOSITORY_URL, cfg.bucket, cfg.vm_size, "01", "04"))
+here = REPOSITORY_URL, cfg.bucket, cfg.vm_size
+scripts = {"vm.sh": gcloud.vm_script(*here, "01", "04"), "serve.sh": gcloud.serving_script(*here),
+           "vm_hosts.sh": gcloud.hosts_script(*here)}
+folder = helpers.run_dir("scripts")
+for name, text in scripts.items():
+    helpers.write_text(folder / name, text)
+print(gcloud.shell(gcloud.copy_command(folder / "vm.sh", "gemma4-train", cfg.train_zone)))
+print(f"\n{scripts['vm.sh']}")
 
 # %% [markdown]
 # What it does, in order:
@@ -270,15 +283,19 @@ print(gcloud.vm_script(REPOSITORY_URL, cfg.bucket, cfg.vm_size, "01", "04"))
 # - Checkpoints and compiled programs go straight into the bucket. The rest of the run is copied
 #   there every five minutes and fetched at the start, so the same script resumes on a new VM.
 #
+# (If your copy is on no public server, send it first, and the script skips the clone:
+# `git archive --prefix=gemma4-on-tpu/ HEAD | gcloud compute ssh gemma4-train --zone=us-central1-a
+# --command='tar x'`.)
+#
 # A spot machine has thirty seconds between the warning and the end; nothing that is cut off then
 # comes back as if it were whole. The serving VM gets `serve.sh`, which adds Docker and leaves out what
 # only training needs ([05](05_serve_vllm.ipynb), section 6):
 
 # %%
-print(gcloud.serving_script(REPOSITORY_URL, cfg.bucket, cfg.vm_size))
+print(gcloud.shell(gcloud.copy_command(folder / "serve.sh", "gemma4-serve", cfg.serve_zone)))
+print(f"\n{scripts['serve.sh']}")
 
 # %% [markdown]
-#
 # ### More than one host
 # A v5p-8 is one VM with four chips. A v5p-32 is four such VMs. A program has to start on all of them
 # at once, because JAX waits until every host has joined. `--worker=all` does that. The script is
@@ -287,7 +304,7 @@ print(gcloud.serving_script(REPOSITORY_URL, cfg.bucket, cfg.vm_size))
 
 # %%
 large = ("gemma4-large", "v5p-32", FULL.train_zone)
-for command in gcloud.all_hosts_commands(*large, cfg.spot):
+for command in gcloud.all_hosts_commands(*large, cfg.spot, folder / "vm_hosts.sh"):
     print(gcloud.shell(command))
 print("\nvm_hosts.sh is vm.sh, with these in place of its last four lines:\n")
 print(gcloud.last_lines_of_hosts(cfg.bucket))
@@ -346,9 +363,7 @@ print(f"31B, 10,000 examples on a v5p-8: 03 {cost['hours']:.1f} h, {cost['dollar
 # thirty steps and a trace, at most an hour, and a report at the end that others can use, too.
 #
 # **A Hugging Face token?** Gemma 4 is under Apache-2.0 and, as far as we know, downloads without a
-# login. If the hub answers 401 or 403 all the same, accept the terms on the model's page and set
-# `HF_TOKEN` in the environment; the libraries look there by themselves. Do not write a token into a
-# notebook.
+# login. If you need one all the same, it belongs into the environment, never into a notebook.
 #
 # ## 6. Write it down
 # `setup.json` says on what this run was made. Then, and only then, we stop if something is wrong:
@@ -373,7 +388,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # | symptom | cause | fix |
 # |---|---|---|
 # | `No module named jax`, or Tunix refuses to install | the image's own Python 3.10 | Python 3.11 from deadsnakes, then `./setup.sh train` |
-# | `No space left on device` while the model loads, sometimes in the middle of another traceback | the checkpoint is staged on the boot disk | `export TMPDIR=/dev/shm`, remove what is left under `/tmp/models` |
+# | `No space left on device` while the model loads, sometimes in the middle of another traceback | the checkpoint is staged on the boot disk | `export TMPDIR=/dev/shm`, remove what is left under `/tmp/base` |
 # | `TPU is already in use` | an earlier Python still holds the chips, perhaps another notebook's kernel | shut that kernel down; `sudo lsof /dev/accel* /dev/vfio/*` names the process |
 # | JAX sees a CPU, or 0 devices | JAX without libtpu, or an image or runtime version of another generation | `./setup.sh train` on the VM itself; compare with section 3's table |
 # | no VM comes, or one comes whose chips do not start | no capacity, or one of the two APIs has trouble with this slice (users report both) | the same slice by the other API, section 3 |
@@ -384,7 +399,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # | a spot VM cannot be stopped | only deleting frees it | keep everything in the bucket, then delete |
 # | `does not have storage.objects.list access` | the VM's service account has no role on the bucket: it is of another project, or of an organisation that gives it none | the second command of section 4 |
 # | your connection closes when you kill a process with `pkill -f` | the pattern matches your own shell's command line | kill by process id |
-# | 401 or 403 from the hub | the page wants its terms accepted, or the token is wrong | accept them while logged in; set `HF_TOKEN` |
+# | 401 or 403 from the hub | the page wants its terms accepted, or the token is wrong | accept them while logged in; `export HF_TOKEN=hf_...` |
 #
 # ### Exercises
 # 1. A friend has quota for a v6e-4 only: four chips of 31.25 GiB, or 33.6 GB. Do the 31B's weights

@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each). e2b: one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json`, TensorBoard events, figures |
-# | **Time and cost** | tiny: 3.6 minutes on two idle CPU cores (measured). 31b: about an hour, 17 USD, of which the steps are 0.39 h and 6.5 USD (predicted, [08](08_dryrun.ipynb); the rest is assumed, [01](01_setup.ipynb) section 5). e2b: 0.09 h of steps on a v6e (predicted), no less than 0.20 h on a v5e (the arithmetic at its peak, 08) |
+# | **Time and cost** | tiny: about four minutes on two idle CPU cores (measured). 31b: about an hour, 16 USD, of which the steps are 0.39 h and 6.5 USD (predicted, [08](08_dryrun.ipynb); the rest is assumed, [01](01_setup.ipynb) section 5). e2b: 0.09 h of steps on a v6e (predicted), no less than 0.20 h on a v5e (the arithmetic at its peak, 08) |
 #
 # The outputs shown are those of the tiny run on two CPU cores. `HF_TOKEN` is read from the
 # environment if the hub asks for a licence.
@@ -80,7 +80,6 @@ import optax
 import pandas as pd
 from etils import epath
 from flax import nnx
-from IPython.display import Image
 from tunix.sft import peft_trainer
 
 from helpers import chat, gemma, hardware, pictures, quantized, remote, style, train, weights
@@ -627,7 +626,8 @@ state = train.restore(manager, state)  # of the newest checkpoint that is whole
 found = f"resuming from step {state.step}" if state.step else "starting at step 0"
 print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 began = time.perf_counter()
-with gemma.use_mesh(mesh), helpers.phase("compiling the optimizer step"):
+with (gemma.use_mesh(mesh), train.within_memory(),
+      helpers.phase("compiling the optimizer step")):
     jitted = train.jit_train_step(model, optimizer, loss_fn, state,
                                   train.compiler_options(jax.devices()[0].device_kind))
     compiled = jitted.lower(state.adapters, state.opt_state, frozen,
@@ -652,7 +652,8 @@ print(f"{sum(held.values()):.4g} GiB per device")
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every, pictures.LiveLoss(steps, cfg.max_grad_norm))
-with gemma.use_mesh(mesh), remote.finishing(manager.wait_until_finished):
+with (gemma.use_mesh(mesh), train.within_memory(),
+      remote.finishing(manager.wait_until_finished)):
     state = train.train(
         state, frozen, compiled, lambda adapters: float(evaluate(adapters, frozen, held_out)),
         dataset, mesh, log, manager, recipe, cfg.validate_every)
@@ -672,14 +673,8 @@ style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
 # turns up while the training loss still falls, the model memorises.
 #
 # ### Watch it from elsewhere
-# The same numbers go to `train/tensorboard` while you train. `tensorboard --logdir
-# runs/tiny/train` (`pip install tensorboard`) shows them in a browser (here without smoothing):
-
-# %%
-Image("assets/figures/tensorboard.png", width=735)
-
-# %% [markdown]
-# If you use Weights & Biases, three lines after the run send the log there:
+# The same numbers go to `train/tensorboard` while you train. To see them in a browser:
+# `.venv/bin/pip install tensorboard`, then `.venv/bin/tensorboard --logdir runs/tiny/train`. If you use Weights & Biases, three lines after the run send the log there:
 #
 # ```python
 # import json, wandb
@@ -795,7 +790,8 @@ assert off[0] < 1e-5 and max(off[1:]) < 1e-5 * largest
 # %% [markdown]
 # ## 12. A restart changes no bit
 # On a disk Orbax writes a checkpoint beside its place and renames it; in a bucket it marks a finished
-# one with a file. What a cut-off copy has torn, `restore` names and leaves aside. It puts every array where the fresh state has it, on any number of devices. The log has one
+# one with a file. `restore` names and skips a checkpoint that a cut-off copy left incomplete, and it
+# places each array as in the fresh state, on any number of devices. The log has one
 # rule: a line is written before the checkpoint that contains its step. A restart cuts the log back
 # to the newest whole checkpoint and computes the later steps again. Do they come out the same? Go
 # back to an earlier checkpoint and compute its next two steps.
@@ -903,7 +899,7 @@ manager.close()
 # | symptom | cause | fix |
 # |---|---|---|
 # | `tp=8 does not divide the 4 KV heads` | the model, not the software | more `fsdp`: (2, 4), (4, 4) |
-# | `RESOURCE_EXHAUSTED` while compiling, or `this does not fit` | activations | `rows_per_device=1`, `remat="DECODER"`, or shorter rows in 02 |
+# | `this does not fit`, or `RESOURCE_EXHAUSTED` | activations | `rows_per_device=1`, `remat="DECODER"`, or shorter rows in 02 |
 # | `the weights of ... need 62.5 GB` | the boot disk is too small for the 31B | `TMPDIR=/dev/shm`, the memory disk of a TPU VM |
 # | every restart compiles for minutes | the compilation cache went away with the machine | `JAX_COMPILATION_CACHE_DIR=gs://...` |
 # | `another recipe` | a setting, the data or the base changed | `fresh=True`, or a new `RUN_DIR` |

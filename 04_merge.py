@@ -575,7 +575,7 @@ if_smaller(rows[:512], delta, (1, 1 / 30, 1 / 100, 1 / 300))
 #
 # ```bash
 # # on the v5p-8, after notebook 03
-# RUN_DIR=/dev/shm/run SIZE=31b ./run_all.sh 04
+# TMPDIR=/dev/shm RUN_DIR=/dev/shm/run SIZE=31b ./run_all.sh 04
 # .venv/bin/python -m helpers.remote push /dev/shm/run gs://BUCKET/run
 # ```
 #

@@ -110,7 +110,7 @@ class Settings:
     data_parallel: int = 1          # copies of the model
     kv_cache_dtype: str = "auto"    # auto: bfloat16, as the model; or "fp8"
     quantization: str = ""          # weights: "" as merged, bfloat16; or "fp8", "int8" (section 5)
-    implementation: str = ""        # on a TPU: "" is vLLM's choice, "vllm" is torchax (section 10)
+    implementation: str = ""        # on a TPU: "" is vLLM's choice, "vllm" its PyTorch code (section 10)
     environment: tuple = ()         # variables of the server's process, "NAME=value"
     flags: tuple = ()               # further flags of `vllm serve`
     image: str = ""                 # of the container; "": the one shown in section 4
@@ -120,7 +120,7 @@ class Settings:
     adapter: bool = False           # also serve base + adapter beside it: a CPU has room for two
 
 
-FULL = Settings(environment=("USE_BATCHED_RPA_KERNEL=1",))  # attention as upstream tests the 31B
+FULL = Settings(environment=("USE_BATCHED_RPA_KERNEL=1",))  # attention as vLLM's TPU project tests it
 E2B = Settings(tensor_parallel=1, max_model_len=4096)
 SECOND = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", quantization="fp8")
 TINY = Settings(engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, chip="",
@@ -266,8 +266,8 @@ tpu = command_for(FULL)
 print(server.shown(tpu))
 
 # %% [markdown]
-# `flags.explain` holds a reason for every flag, first Docker's, then vLLM's, and refuses a command
-# with one that it cannot explain.
+# `flags.explain` has a reason for every flag, first Docker's, then vLLM's. A flag that you added in
+# `Settings.flags` is marked as yours.
 
 # %%
 left = [{"selector": "th, td", "props": "text-align: left"}]
@@ -278,8 +278,8 @@ display(flags.explain(tpu).rename_axis(None).style.set_table_styles(left))
 # have not seen this image: vLLM's TPU package 0.32.0 is on PyPI, but the newest image that we saw used
 # is v0.27.0. `docker manifest inspect vllm/vllm-tpu:v0.32.0` answers before you rent.
 #
-# **Text only** is not common practice. Gemma 4 can see, and pictures on a TPU take steps that hold
-# a whole video, 2,496 tokens; a server with smaller ones may end at its start. In a published log
+# **Text only** is not common practice. Gemma 4 can see, and with pictures on, a step on a TPU must hold
+# a whole video (2,496 tokens); with our 2,048 the server may refuse to start. In a published log
 # the E2B without pictures is healthy on one v6e chip after 346 s (vLLM 0.29,
 # github.com/xbill9/gemma4-dev, September 2026).
 #
@@ -291,7 +291,6 @@ gpu = command_for(replace(FULL, engine="gpu-docker", tensor_parallel=2, chip="h1
                           environment=(), max_num_batched_tokens=8192))
 cpu = server.command(options_for(replace(TINY, port=8000), "runs/tiny/merged"))
 print(server.shown(cpu))
-flags.explain(gpu), flags.explain(cpu)  # both pass: no flag without a reason
 compose_file = helpers.run_dir("serve", "docker-compose.yml")
 helpers.write_text(compose_file, yaml.safe_dump(server.compose(tpu), sort_keys=False))
 print(f"\n{compose_file}:\n{compose_file.read_text()[:180]}...")
@@ -317,13 +316,14 @@ def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored, windowed=Tru
     left = SHARE * chip_bytes - stored / tp
     per_token = physics.kv_bytes_per_token(config, kv_dtype_bytes, tp)
     row = {"tp": tp, "dp": dp, "bytes per KV number": kv_dtype_bytes,
+           "weights": "fp8" if stored < CHECKPOINT else "bfloat16",
            "sliding layers keep": "their window" if windowed else "everything",
            "weights, GiB/chip": stored / tp / GIB, "left for KV, GiB/chip": left / GIB}
     for tokens in (4096, 16_384):
         full = sum(per_token.values()) * tokens
         need = physics.kv_bytes(config, tokens, kv_dtype_bytes, tp) if windowed else full
         row[f"requests of {tokens:,}"] = dp * int(left / (need / tp))
-    return row | {f"one of {tokens:,}, GiB/chip": need / tp / GIB}
+    return row | {"one of 16,384, GiB/chip": need / tp / GIB}
 
 
 # %%
@@ -332,7 +332,8 @@ fp8 = CHECKPOINT - physics.parameters(config_31b)["matmul"]  # one byte less for
 layouts = ((8, 1, 2, CHECKPOINT, False), (8, 1, 2, CHECKPOINT, True), (4, 2, 2, CHECKPOINT, True),
            (8, 1, 1, CHECKPOINT, True), (4, 2, 1, CHECKPOINT, True), (4, 2, 1, fp8, True))
 plans = [memory_plan(config_31b, v6e.hbm, *layout) for layout in layouts]
-display(pd.DataFrame(plans).style.hide(axis="index").format(precision=1))
+table = pd.DataFrame(plans, index=range(1, len(plans) + 1))
+display(table.drop(columns="one of 16,384, GiB/chip").style.format(precision=1))
 
 # %%
 charts.draw_memory(plans, v6e.hbm, SHARE)
@@ -343,16 +344,18 @@ charts.draw_memory(plans, v6e.hbm, SHARE)
 # 1. **No window.** A cache manager that gives sliding layers room for the whole context, as the
 #    published runs suggest ([10](10_published.ipynb), section 5). In the log of section 4 all layers
 #    have the same number of blocks.
-# 2. **Tensor parallel 8**, our first choice. It may not fit; then take row 6. vLLM's own benchmark on
-#    TPU did not fit in bfloat16 ("not enough HBM"), but that server had to hold pictures, too. Ten minutes that end with
+# 2. **Tensor parallel 8**, our first choice. It may not fit; then take row 6: in the last line of section
+#    1's settings write `"31b": SECOND`, and run `./run_all.sh 05 07` again. vLLM's own benchmark on TPU did not fit in bfloat16 ("not enough HBM"), but that server had to hold pictures, too. Ten minutes that end with
 #    `RESOURCE_EXHAUSTED` cost 3.59 USD.
 # 3. **Two copies** store no head twice, but all weights. Rows 4 and 5 are 2 and 3 with **an fp8
 #    cache**: twice the room, stored as e5m2 on a v6e (two bits of mantissa). Judge it with 07.
 #
-# Row 6 has **fp8 weights as well**: our second choice, and what upstream's daily benchmark of the 31B
-# serves on a v6e-8, with a context of 2,048 where ours is 16,384 and 4,096 tokens a step where ours
-# takes 2,048. (The command that upstream's issue #2333 found to work has ours of 16,384, on four chips,
-# with `--gpu-memory-utilization=0.98 --block-size=256`: `flags` takes both.) A v6e has no fp8 arithmetic, so fp8 saves memory there and no time;
+# Row 6 has **fp8 weights as well**: our second choice, and what *upstream*
+# ([tpu-inference](https://github.com/vllm-project/tpu-inference), the project that brings vLLM to TPUs)
+# serves in its daily benchmark of the 31B on a v6e-8, with a context of 2,048 where ours is 16,384 and
+# 4,096 tokens a step where ours takes 2,048. (The command that its
+# [issue 2333](https://github.com/vllm-project/tpu-inference/issues/2333) found to work has our 16,384, on four chips,
+# with `--gpu-memory-utilization=0.98 --block-size=256`: `Settings.flags` takes both.) A v6e has no fp8 arithmetic, so fp8 saves memory there and no time;
 # `quantization="int8"` should save both (int8 has twice the peak; unverified).
 #
 # The second choice is the same function with other settings. What is new in its command:
@@ -480,7 +483,8 @@ assert onward["token_ids"][:count] == first["token_ids"]
 # ## 10. The adapter without merging
 # vLLM can also load the base and add the adapter's product at every matrix (`--enable-lora`): one
 # base, many fine-tunes, switched by the model's name. On a TPU vLLM's JAX models have no LoRA, so
-# there one merges. Its PyTorch models on TPU do (`implementation="vllm"`), but upstream tests that
+# there one merges. Its PyTorch models on TPU do (`implementation="vllm"`, by *torchax*, which runs
+# PyTorch on JAX), but upstream tests that
 # with a small Qwen alone, so for Gemma 4 it is **unverified**. The command would differ by this
 # (with the rank of this run's adapter; the 31B's has 64):
 
@@ -514,8 +518,15 @@ if cfg.adapter:
 #
 # ## 11. It stays
 # The server outlives this notebook. 06 and 07 find it in `serve/server.json`, or bring it up again
-# from `serve/options.json`. `python -m helpers.server stop` ends it by hand, and `./run_all.sh`
-# does so when its range is done. The next cell is what 06 and 07 begin with.
+# from `serve/options.json`. `./run_all.sh` ends it when its range is done, so after `serve.sh` no
+# server is left. To go on serving, from the file that this notebook wrote:
+#
+# ```bash
+# cd gemma4-on-tpu && export SIZE=31b TMPDIR=/dev/shm RUN_DIR=/dev/shm/run
+# .venv/bin/python -m helpers.server start  # until `stop`, or until the guard of 01 deletes the machine
+# ```
+#
+# The next cell is what 06 and 07 begin with.
 
 # %%
 record = server.current()

@@ -203,8 +203,8 @@ helpers.show_source(bench.measure)
 # %% [markdown]
 # ## 4. A few rates
 # How many requests does a point need? With too few the run is over before a queue can form. We load
-# the server for `seconds` at every rate. Above its limit a server is busy for that long with fewer
-# requests, so once a rate was too much, higher rates get as many as the server can do in that time.
+# the server for `seconds` at every rate. Beyond its limit it needs fewer requests to be busy that long,
+# so after the first rate that was too much we send only what it can finish in `seconds`.
 #
 # The sweep visits all points once per repeat, and not one point three times. A slow change of the
 # machine then shows as spread instead of favouring one rate. (The rates of a visit always ascend, so
@@ -289,8 +289,8 @@ display(bench.labelled(spread.droplevel("output_len"))
         .style.format("{:.0%}", subset=list(spread.columns[1:4])))
 
 # %% [markdown]
-# - `beyond the knee`: less than 90 % of the rate was delivered; far beyond it, latency is the length
-#   of the queue (next section).
+# - `beyond the knee`: at least one repeat, of this or of a smaller rate, delivered less than 90 %; far
+#   beyond the knee, latency is the length of the queue (next section).
 # - `other programs used …`: we counted them.
 # - `too few requests …`: the 95 % bootstrap intervals of the repeats' medians still overlap.
 #
@@ -411,7 +411,8 @@ print(f"cheapest {'point within the objective' if len(within) else 'point'}: pro
 
 # %% [markdown]
 # What this means: sharing is what makes serving affordable. Right of the dotted line a token gets a
-# little cheaper still, and the wait several times longer.
+# third cheaper at best, and the wait many times longer. (Where a curve bends back, a few slow requests
+# made the p90 of 30.)
 #
 # Training is paid once, serving every hour. Notebook 03 logged how long it took, and its chips have
 # a price, so we can say after how many tokens serving has cost as much.

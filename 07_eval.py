@@ -465,9 +465,9 @@ print("solved only when tuned:", *sorted(solved["tuned", main] - solved["base", 
 print("solved only with examples:", *sorted(solved["base", rival] - solved["tuned", main]) or ["-"])
 
 # %% [markdown]
-# What this means: the tiny base is silent when it is asked like this, and against it any test is won.
-# There the examples are the real question; a base that follows instructions, as the 31B's does, meets
-# the same prompt. (Thinking is off for both.) The two lists name problems that one side solved and the
+# What this means: asked like this the tiny base writes no module, so beating it proves little. The fair
+# rival is the base with two examples. (A base that follows instructions, as the 31B's does, is asked
+# like the tuned model.) (Thinking is off for both.) The two lists name problems that one side solved and the
 # other did not in as many tries. A red bar is a problem on which the base with examples scored higher;
 # with five answers that is often chance.
 #
@@ -568,7 +568,7 @@ assert not server.record_path().exists(), "a server was left running"
 # print(math.ceil((1.96 * d.std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# About 3,300, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
+# About 2,700 in the run shown, and verilog-eval has 156. That is where a true difference of 0.02 is found every second
 # time; to find it four times out of five takes 2.8 instead of 1.96, and twice as many. Two models as
 # different as these scatter widely. Closely related ones, one base stored in two ways as in
 # [11](11_qlora.ipynb), need far fewer: the scatter decides, so compute it.

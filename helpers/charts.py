@@ -27,7 +27,6 @@ def draw_memory(plans, chip_bytes, share):
     gib = 2.0**30
     fig, ax = style.figure(10, 1.2 + 0.5 * len(plans))
     labels, edge = [], chip_bytes / gib
-    lightest = min(plan["weights, GiB/chip"] * plan["tp"] for plan in plans)
     for place, plan in enumerate(plans):
         grey, each = plan["weights, GiB/chip"], plan["one of 16,384, GiB/chip"]
         count = plan["requests of 16,384"] // plan["dp"]
@@ -38,9 +37,7 @@ def draw_memory(plans, chip_bytes, share):
         ax.text(edge + 0.4, place, label, va="center", fontsize=10)
         kept = "" if plan["sliding layers keep"] == "their window" else ", no window"
         number = "fp8" if plan["bytes per KV number"] == 1 else "bfloat16"
-        light = grey * plan["tp"] < 1.01 * lightest < 0.9 * max(
-            plan["weights, GiB/chip"] * plan["tp"] for plan in plans)
-        small = ", fp8 weights" if light else ""
+        small = ", fp8 weights" if plan["weights"] == "fp8" else ""
         labels.append(f"{place + 1}. tp {plan['tp']}, dp {plan['dp']}, {number} cache{kept}{small}")
     ax.axvline(share * edge, color=style.BLACK, lw=1)
     ax.text(edge + 0.4, -0.62, "requests", va="bottom", fontsize=10, weight="bold")

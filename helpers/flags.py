@@ -10,14 +10,21 @@ DOCKER = {
     "--network": "the server listens on the machine's own 127.0.0.1, without port mapping",
     "--shm-size": "shared memory between vLLM's processes; Docker's default of 64 MB is too little",
     "-v": "the merged model (read-only), 06's results, and the XLA cache on a named volume",
-    "-e": "no calls to the hub; up to an hour to be ready; the XLA cache's place; "
-          "MODEL_IMPL_TYPE: whose model code; USE_BATCHED_RPA_KERNEL: the attention kernel with "
-          "which upstream tests the 31B",
     "--privileged": "the container needs the TPU's device files and may lock memory",
     "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here; "
                     "the image, vLLM's command and the model's folder follow",
     "--gpus": "all GPUs of the machine",
 }
+
+VARIABLES = {  # of `-e`
+    "HF_HUB_OFFLINE": "no calls to the hub",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "up to an hour to be ready",
+    "VLLM_XLA_CACHE_PATH": "the XLA cache's place",
+    "MODEL_IMPL_TYPE": "whose model code",
+    "USE_BATCHED_RPA_KERNEL": "the attention kernel with which vLLM's TPU project tests the 31B",
+}
+
+YOURS = "yours, from the settings"
 
 REASONS = {
     **DOCKER,
@@ -32,6 +39,10 @@ REASONS = {
     "--data-parallel-size": "independent copies of the model behind one port",
     "--no-enable-prefix-caching": "06 measures prefill, and a cached prompt has none; turn it on "
                                   "for users, whose prompts share a beginning",
+    "--enable-prefix-caching": "the later of the two counts: prompts that share a beginning are "
+                               "computed once, and 06 measures that",
+    "--gpu-memory-utilization": "the share of a chip's memory that vLLM takes; 0.92 if not said",
+    "--block-size": "tokens in a page of the KV cache",
     "--disable-uvicorn-access-log": "one log line per request would bury the rest",
     "--additional-config": "weights and arithmetic in fp8 or int8, by Qwix's rules, after loading",
     "--quantization": "the same on a GPU",
@@ -45,22 +56,27 @@ REASONS = {
 
 
 def explain(command):
-    """One row per flag: the flag, its values, the reason. Refuses a flag without a reason."""
+    """One row per flag: the flag, its values, the reason; `YOURS` where none is known."""
     rows = {}
     for part in command[command.index("run") + 1:] if "run" in command else command:
         if part.startswith("-"):
-            flag = part
-            rows.setdefault(flag, [])
+            flag, equals, value = part.partition("=")
+            rows.setdefault(flag, []).extend([value] if equals else [])
         elif rows:
             rows[flag].append(part)
-    unknown = rows.keys() - REASONS.keys()
-    assert not unknown, f"no reason given for {unknown}"
-    return pd.DataFrame([(flag, " ".join(values), REASONS[flag]) for flag, values in rows.items()],
+    return pd.DataFrame([(flag, " ".join(values), _reason(flag, values))
+                         for flag, values in rows.items()],
                         columns=["flag", "value", "why"]).set_index("flag")
 
 
+def _reason(flag, values):
+    if flag != "-e":
+        return REASONS.get(flag, YOURS)
+    names = (value.partition("=")[0] for value in values)
+    return "; ".join(VARIABLES.get(name, f"{name}: {YOURS}") for name in names)
+
+
 def news(command, known):
-    """The options of a command that another one does not have; each has a reason, too."""
-    explain(command)
+    """The options of a command that another one does not have."""
     lines = shown(known).splitlines()
     return "\n".join(line for line in shown(command).splitlines() if line not in lines)

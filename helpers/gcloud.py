@@ -1,6 +1,7 @@
 """Google Cloud commands of notebook 01, as lists of words; nothing here runs any of them."""
 
 import shlex
+import textwrap
 
 from helpers import fit
 from helpers.hardware import chips_of
@@ -87,6 +88,11 @@ def connect_command(name, zone, classic=False):
     return ["gcloud", *words, name, f"--zone={zone}", "--", "-L", "8888:localhost:8888"]
 
 
+def copy_command(path, name, zone):
+    """Copy a file to the home directory of a VM."""
+    return ["gcloud", "compute", "scp", str(path), f"{name}:", f"--zone={zone}"]
+
+
 def vm_script(repository, bucket, size, first, last):
     """The shell commands for a fresh TPU VM: Python, the repository, this series' notebooks."""
     return f"""{_first_lines(repository, bucket, size)}{_fetch(bucket)}{_push(bucket)}\
@@ -148,9 +154,7 @@ def last_lines_of_hosts(bucket):
     """What `hosts_script` does once a host is ready; the metadata server knows its number."""
     return f"""worker=$(curl -sSf -H 'Metadata-Flavor: Google' {WORKER})
 if [ "$worker" = 0 ]; then       # the other hosts' folders hold nothing new
-  nohup .venv/bin/python -m helpers.remote push $RUN_DIR gs://{bucket}/run --every 300 \\
-      > sync.log 2>&1 &
-fi
+{textwrap.indent(_push(bucket), "  ")}fi
 nohup bash -euc '
 .venv/bin/python 02_data.py      # every host makes the same rows; 03 compares their hashes
 .venv/bin/python 03_train.py     # joins the other hosts
@@ -161,12 +165,12 @@ tail -f run.log                  # Ctrl-C stops the watching, not the run
 """
 
 
-def all_hosts_commands(name, slice_name, zone, spot):
-    """Make a slice of several hosts, hand the script to each and start it on all at once."""
+def all_hosts_commands(name, slice_name, zone, spot, script):
+    """Make a slice of several hosts, hand `vm_hosts.sh` to each and start it on all at once."""
     words = ["gcloud", "compute", "tpus", "tpu-vm"]
     everywhere = [f"--zone={zone}", "--worker=all"]
     return [classic_command(name, slice_name, zone, spot),
-            [*words, "scp", "vm_hosts.sh", f"{name}:", *everywhere],
+            [*words, "scp", str(script), f"{name}:", *everywhere],
             [*words, "ssh", name, *everywhere, "--command=bash vm_hosts.sh"]]
 
 

@@ -164,6 +164,7 @@ def shuffled(frames, seed):
     return np.take_along_axis(frames, order[:, :, None, None], axis=1)
 
 
+@functools.cache
 def kept_films(seed, count, world, chunk=2048):
     """`count` films inside the band, from as many rules as that takes. [count, F, H, H] uint8
 
@@ -238,7 +239,7 @@ class Plan:
     slow: float = 0.1               # factor of the arm with a lower rate
     main_seeds: int = 5
     other_seeds: int = 3
-    sources: tuple = (1, 2, 0, 4, 3)  # whose weights and films a seed's first stage has: not its own
+    sources: tuple = (1, 2, 0, 4, 3)  # whose weights and films a seed's first stage has
     world: World = World()
     block: int = 64                 # queries at a time: a third less time on a CPU than all at once
     model: tuple = ()               # changes of the tiny config, for tests
@@ -399,9 +400,9 @@ def _store(path, plan, arm, seed, stage, table):
 def first_stage(plan, kind, seed, out):
     """Weights after a seed's first stage, and how many tokens it had; kept in `out`, made once.
 
-    It starts from the weights that another seed draws, `plan.sources` says which. Otherwise what is
-    moved would come back to the embedder that it was trained with, which is hardly changed by then.
-    The documents of a first stage on text are the seed's own, since those are none of its text stage.
+    It starts from the weights that another seed draws, `plan.sources` says which. Otherwise what
+    is moved would come back to the embedder that it was trained with, hardly changed since. The
+    documents of a first stage on text are the seed's own, since those are none of its text stage.
 
     Args:
       kind: "nca", "shuffled" or "text".
@@ -552,8 +553,8 @@ def final(table):
     return last.reindex(columns=[arm for arm in ARMS if arm in last])
 
 
-def difference(values, base):
-    """Mean of `values - base`, paired by seed, with a 95 % t interval: (mean, low, high, pairs).
+def difference(values, base, confidence=0.95):
+    """Mean of `values - base`, paired by seed, with a t interval: (mean, low, high, pairs).
 
     Args:
       values, base: Series indexed by seed; a seed that only one has is left out.
@@ -561,15 +562,15 @@ def difference(values, base):
     Low and high are nan where nothing is known of the spread (`stats.seed_interval`).
     """
     gaps = (values - base).dropna()
-    return *stats.seed_interval(gaps), len(gaps)
+    return *stats.seed_interval(gaps, confidence), len(gaps)
 
 
-def tokens_to_reach(curve, level, column="text_tokens"):
-    """Tokens at which a validation curve first comes down to `level`; nan if it never does.
+def tokens_to_reach(curve, level):
+    """Text tokens at which a validation curve first comes down to `level`; nan if it never does.
 
     Straight lines join the points, in the logarithm of the loss.
     """
-    tokens, loss = curve[column].to_numpy(float), np.log(curve.val_loss.to_numpy(float))
+    tokens, loss = curve.text_tokens.to_numpy(float), np.log(curve.val_loss.to_numpy(float))
     below = np.flatnonzero(loss <= np.log(level))
     if not len(below):
         return float("nan")
@@ -579,37 +580,42 @@ def tokens_to_reach(curve, level, column="text_tokens"):
     return float(tokens[i - 1] + share * (tokens[i] - tokens[i - 1]))
 
 
-VERDICTS = ("no spread known", "better", "worse", "no difference shown")
-
-
 def against(ends, base="scratch"):
-    """Every arm beside `base`: a table with pairs, mean loss, difference, interval and verdict.
+    """Every arm beside `base`: a table with pairs, mean loss, difference, 95 % interval, verdict.
+
+    The verdict is `better` or `worse` if even an interval for as many comparisons as the table has
+    (Bonferroni: 1 - 0.05 / n) excludes zero, and `perhaps` so if only that of 95 % does.
 
     Args:
       ends: from `final`.
     """
-    found = []
-    for arm in [arm for arm in ends if arm != base and base in ends]:
+    found, arms = [], [arm for arm in ends if arm != base and base in ends]
+    for arm in arms:
         mean, low, high, pairs = difference(ends[arm], ends[base])
-        which = 0 if np.isnan(low) else 1 if high < 0 else 2 if low > 0 else 3
-        found.append((arm, pairs, ends[arm].mean(), mean, low, high, VERDICTS[which]))
+        _, *wide, _ = difference(ends[arm], ends[base], 1 - 0.05 / len(arms))
+        if np.isnan(low):
+            verdict = "no spread known"
+        elif low <= 0 <= high:
+            verdict = "no difference shown"
+        else:
+            verdict = "perhaps " * (wide[0] <= 0 <= wide[1]) + ("better" if mean < 0 else "worse")
+        found.append((arm, pairs, ends[arm].mean(), mean, low, high, verdict))
     return pd.DataFrame(found, columns=["arm", "pairs", "loss", f"against {base}", "low", "high",
                                         "verdict"])
 
 
 def reached(table, base="scratch"):
-    """For every run: tokens until `base`'s final loss, over the tokens `base` needed.
+    """For every run: tokens of its text stage until `base`'s final loss, over those `base` needed.
 
-    One row a run, counted in text tokens and in all; nan where the run never gets there.
+    One row a run; nan where the run never gets there.
     """
     text, found = table[table.stage == "text"].sort_values("step"), []
     goals = text[text.arm == base].groupby("seed").last()
     for (arm, seed), run in text[text.arm != base].groupby(["arm", "seed"]):
         if seed in goals.index:
             goal = goals.loc[seed]
-            found.append((arm, *(tokens_to_reach(run, goal.val_loss, column) / goal.text_tokens
-                                 for column in ("text_tokens", "all_tokens"))))
-    return pd.DataFrame(found, columns=["arm", "text_tokens", "all_tokens"])
+            found.append((arm, tokens_to_reach(run, goal.val_loss) / goal.text_tokens))
+    return pd.DataFrame(found, columns=["arm", "share"])
 
 
 def _draw_frames(axes, frames, world):
@@ -655,25 +661,61 @@ def draw_arms(ax, table, arms, column):
             ax.plot(run[column] / 1e6, run.val_loss, color=COLOURS[arm], lw=0.6, alpha=0.5)
         whole = runs.groupby("step").seed.transform("count") == runs.seed.nunique()
         mean = runs[whole].groupby("step")[[column, "val_loss"]].mean()
-        ax.plot(mean[column] / 1e6, mean.val_loss, color=COLOURS[arm], lw=2, label=arm)
-    ax.set(xlabel=f"{column.replace('_', ' ')}, millions", yscale="log",
+        ax.plot(mean[column] / 1e6, mean.val_loss, color=COLOURS[arm], lw=2, label=arm,
+                ls="--" if arm in ("nca", "longer") else "-")
+    what = "tokens of the text stage" if column == "text_tokens" else "tokens of both stages"
+    ax.set(xlabel=f"{what}, millions", yscale="log",
            yticks=(0.2, 0.3, 0.5, 1, 2, 5), yticklabels=("0.2", "0.3", "0.5", "1", "2", "5"))
     ax.minorticks_off()
 
 
-def entropy(tokens):
-    """Nats per token of the best guess that knows only how often each token occurs."""
-    share = np.bincount(tokens.ravel()) / tokens.size
-    return float(-(share[share > 0] * np.log(share[share > 0])).sum())
+def counting(ids, world, weight=8):
+    """Nats per token of a guesser that counts, and has no idea of time.
+
+    After n patches of a film, of which c were p, it gives p the odds
+    (c + `weight` · share of p in all these films) / (n + `weight`). It knows where the marks are.
+    The first frame is counted and not guessed, as in training.
+
+    Args:
+      ids: films as token rows, [R, T].
+    """
+    patch = ids.reshape(len(ids), -1, world.frame_tokens)[:, :, 1:-1] - FIRST  # [R, F, P]
+    flat, films_ = patch.reshape(len(ids), -1), np.arange(len(ids))
+    share = np.bincount(flat.ravel(), minlength=world.vocabulary) / flat.size
+    counts, cost = np.zeros((len(ids), world.vocabulary)), 0.0
+    for place, seen in enumerate(flat.T):
+        if place >= patch.shape[-1]:
+            odds = (counts[films_, seen] + weight * share[seen]) / (place + weight)
+            cost -= np.log(odds).sum()
+        counts[films_, seen] += 1
+    return float(cost / ids[:, world.frame_tokens:].size)
 
 
-def draw_first(table, live, levels, plan):
-    """The first stages' validation curves, a live run's losses and what guessers get: a figure.
+def first_ends(table, plan):
+    """What the first stages on films came to, nats per token at the end, beside `counting`.
+
+    Args:
+      table: stored rows of `first-nca` and `first-shuffled`.
+
+    Returns a table, one row a seed, with columns (who, kind of films).
+    """
+    rows_ = []
+    for (arm, seed), run in table.sort_values("step").groupby(["arm", "seed"]):
+        kind = arm.removeprefix("first-")
+        held_out = np.concatenate(automaton_batches(plan, seed, kind)[1])
+        rows_ += [(seed, "model", kind, run.val_loss.iloc[-1]),
+                  (seed, "counter", kind, counting(held_out, plan.world))]
+    found = pd.DataFrame(rows_, columns=["seed", "who", "films", "nats"])
+    return found.pivot(index="seed", columns=["who", "films"], values="nats")
+
+
+def draw_first(table, live, level, plan):
+    """The first stages' validation curves, a live run's losses and a guesser's: a figure.
 
     Args:
       table: stored rows of `first-nca` and `first-shuffled`.
       live: a history with `step` and `loss`.
-      levels: {guesser: nats}, the higher one first.
+      level: nats of `counting`.
     """
     fig, ax = style.figure(width=8.5)
     for (arm, seed), run in table.groupby(["arm", "seed"]):
@@ -681,9 +723,9 @@ def draw_first(table, live, levels, plan):
         ax.plot(run.step, run.val_loss, color=COLOURS[name], lw=1.2,
                 label=ARMS[name].label if seed == table.seed.min() else None)
     ax.plot(live.step, live.loss, ".", color=style.RED, ms=4, label="this run, each step")
-    for left, (name, level) in zip((0.7, 0.01), levels.items(), strict=True):
-        ax.axhline(level, color=style.GREY, ls="--", lw=1)
-        ax.text(left * plan.first_steps, level, name, color=style.GREY, va="bottom", fontsize=9)
+    ax.axhline(level, color=style.GREY, ls="--", lw=1)
+    ax.text(0.01 * plan.first_steps, level, "counting patches", color=style.GREY, va="bottom",
+            fontsize=9)
     ax.set(xlabel="step of the first stage", ylabel="loss per token, nats",
            title="What the model learns from films", xlim=(0, plan.first_steps))
     ax.legend(loc="upper center")

@@ -50,8 +50,8 @@ def interval(values, draws=10_000, seed=0):
     return float(values.mean()), *map(float, found.confidence_interval)
 
 
-def seed_interval(values):
-    """Mean over runs that differ in their seed, and its 95 % t interval: (mean, low, high).
+def seed_interval(values, confidence=0.95):
+    """Mean over runs that differ in their seed, and its t interval: (mean, low, high).
 
     Low and high are nan where the spread is unknown: for one run, and where all values are equal.
     A few equal scores show how coarse the score is, not that another seed would give the same.
@@ -59,7 +59,7 @@ def seed_interval(values):
     values = np.asarray(values, float)
     if len(values) < 2 or np.allclose(values, values[0], rtol=0, atol=1e-12):
         return float(values.mean()), math.nan, math.nan
-    low, high = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    low, high = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(confidence)
     return float(values.mean()), float(low), float(high)
 
 

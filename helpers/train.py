@@ -373,8 +373,27 @@ def memory_of(compiled, state, frozen):
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30
     if limit and sum(held.values()) > limit:
         raise UserError(f"this does not fit: {sum(held.values()):.1f} GiB per device of "
-                        f"{limit:.1f}. Lower rows_per_device, or set remat.")
+                        f"{limit:.1f}. {LESS_MEMORY}")
     return held
+
+
+LESS_MEMORY = 'Lower rows_per_device, set remat="DECODER", or pack shorter rows in 02.'
+
+
+@contextlib.contextmanager
+def within_memory():
+    """Where the compiler or the allocator is out of memory, say so in two lines that name the fix.
+
+    Raises:
+      UserError: `RESOURCE_EXHAUSTED`, with the numbers that came with it.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = str(error).partition("RESOURCE_EXHAUSTED")[2].strip(": ").splitlines()[0]
+        raise UserError(f"this does not fit: {said[:300]}\n{LESS_MEMORY}") from None
 
 
 def machine_facts(mesh, held):

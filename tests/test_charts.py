@@ -120,7 +120,7 @@ def test_scores_of_none_have_an_interval_and_differences_are_counted(drawn):
 
 
 def test_memory_has_a_bar_per_layout_and_its_count_beside_it(drawn):
-    memory_plan = load("05_serve_vllm.py", "memory_plan", "GIB", "SHARE")[0]
+    memory_plan = load("05_serve_vllm.py", "memory_plan", "GIB", "SHARE", "CHECKPOINT")[0]
     config = server.read_json("data/configs/gemma4_31b.json")
     plans = [memory_plan(config, 33e9, 8, 1, 2, 62.5e9), memory_plan(config, 33e9, 4, 2, 1, 34e9)]
     charts.draw_memory(plans, 33e9, 0.92)

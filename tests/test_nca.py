@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+import scipy.stats
 from conftest import ROOT, load
 from flax import nnx
 
@@ -346,6 +347,43 @@ def test_equal_gaps_are_no_proof():
     ends = nca.final(table(scratch=[1.0, 2.0], nca=[0.9, 1.9], text=[0.9, 1.8]))
     verdicts = nca.against(ends).set_index("arm").verdict
     assert verdicts.nca == "no spread known" and verdicts.text == "no difference shown"
+
+
+def test_a_verdict_has_to_survive_as_many_comparisons_as_there_are():
+    gaps = np.array([-0.013, -0.02, -0.027])
+    wide = scipy.stats.ttest_1samp(gaps, 0.0)
+    assert wide.confidence_interval(0.95).high < 0 < wide.confidence_interval(0.975).high
+    base = [1.0, 2.0, 3.0]
+    losses = {"nca": base + gaps, "text": base - np.array([0.02, 0.021, 0.019])}
+    found = nca.against(nca.final(table(scratch=base, **losses))).set_index("arm")
+    assert found.verdict.to_dict() == {"nca": "perhaps better", "text": "better"}
+    assert found.high["nca"] == pytest.approx(wide.confidence_interval(0.95).high)
+    alone = nca.against(nca.final(table(scratch=base, nca=losses["nca"])))
+    assert alone.verdict.to_list() == ["better"]
+
+
+def test_a_guesser_that_counts_by_hand():
+    """Two frames of four patches, two films; token by token in plain Python."""
+    world = nca.World(side=4, frames=2, judged=2)
+    films = np.random.default_rng(0).integers(0, 2, (3, 2, 4, 4)).astype(np.uint8)
+    ids = nca.rows(films, world.states)
+    patches = nca.patches(films, world.states)
+    share = {p: float((patches == p).mean()) for p in np.unique(patches)}
+    cost = 0.0
+    for first, second in patches:
+        past = first.tolist()
+        for patch in second.tolist():
+            cost -= np.log((past.count(patch) + 8 * share[patch]) / (len(past) + 8))
+            past.append(patch)
+    assert nca.counting(ids, world) == pytest.approx(cost / (3 * world.frame_tokens))
+
+
+def test_a_guesser_that_counts_cannot_use_the_order_of_frames():
+    frames = nca.kept_films(0, 40, WORLD)
+    ids = nca.rows(frames, WORLD.states)
+    still = nca.rows(np.repeat(frames[:, :1], WORLD.frames, axis=1), WORLD.states)
+    # Of a film that stands still a reader of the last frame knows all; who counts does not.
+    assert 0.5 < nca.counting(still, WORLD) < nca.counting(ids, WORLD)
 
 
 def test_tokens_to_reach_a_loss():

@@ -26,6 +26,7 @@ from helpers.gcloud import (
     bucket_commands,
     classic_command,
     connect_command,
+    copy_command,
     create_command,
     delete_commands,
     hosts_script,
@@ -57,8 +58,9 @@ def every_command():
                 assert "--valid-until-duration=2h" in classic_command("vm", name, zone, spot, True)
             yield from bucket_commands("a-bucket", zone)
             yield connect_command("vm", zone)
+            yield copy_command("a folder/vm.sh", "vm", zone)
             yield connect_command("vm", zone, classic=True)
-            yield from all_hosts_commands("vm", "v5p-32", zone, True)
+            yield from all_hosts_commands("vm", "v5p-32", zone, True, "a folder/vm_hosts.sh")
             yield from list_commands((zone, "us-east5-a"), "a-bucket")
             yield from delete_commands("vm", zone)
         yield zones_command(name)
@@ -100,12 +102,12 @@ def test_every_new_machine_ends_by_itself():
 
 
 def test_a_slice_of_several_hosts_is_started_on_all_of_them():
-    create, copy, start = all_hosts_commands("vm", "v5p-32", "us-east5-a", False)
+    create, copy, start = all_hosts_commands("vm", "v5p-32", "us-east5-a", False, "runs/vm_hosts.sh")
     assert create == ["gcloud", "compute", "tpus", "tpu-vm", "create", "vm", "--version=v2-alpha-tpuv5",
                       "--zone=us-east5-a", "--accelerator-type=v5p-32"]
     for command in (copy, start):
         assert "--worker=all" in command and "--zone=us-east5-a" in command
-    assert start[-1] == "--command=bash vm_hosts.sh" and copy[5:7] == ["vm_hosts.sh", "vm:"]
+    assert start[-1] == "--command=bash vm_hosts.sh" and copy[5:7] == ["runs/vm_hosts.sh", "vm:"]
 
 
 @pytest.mark.parametrize(("worker", "merges"), [(0, True), (3, False)])

@@ -997,3 +997,13 @@ def test_one_optimizer_step_equals_torch_and_peft(tmp_path):
             np.testing.assert_allclose(now[sure], other[sure], atol=1e-5, err_msg=name)
             compared += int(sure.sum())
     assert compared > 10_000
+
+
+def test_no_room_is_said_in_two_lines_with_the_fix():
+    """What the allocator of this machine says about 256 TiB; other errors pass as they are."""
+    with pytest.raises(helpers.UserError, match="(?s)this does not fit: .*rows_per_device") as found:
+        with train.within_memory():
+            jnp.zeros((2**46,), jnp.float32).block_until_ready()
+    assert len(str(found.value).splitlines()) == 2
+    with pytest.raises(TypeError), train.within_memory():
+        jnp.zeros(("no", "shape"))
