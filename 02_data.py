@@ -312,7 +312,8 @@ def check_row(tokenizer, messages, ids, mask):
     assert ids[-1] == end and ids.count(tokenizer.bos_token_id) == 1
     starts = [place for place in range(1, len(ids)) if mask[place] and not mask[place - 1]]
     answers = [message["content"] for message in messages if message["role"] == "assistant"]
-    for first, answer in zip(starts, answers, strict=True):  # every answer, and nothing else
+    answers = answers[-1:] if thinking else answers  # `render` says why
+    for first, answer in zip(starts, answers, strict=True):  # these, and nothing else
         stop = ids.index(end, first) + 1
         assert all(mask[first:stop]) and not any(mask[stop:stop + 1])
         header = "\n" * (stop < len(ids))  # an earlier answer follows "model\n"
@@ -633,7 +634,8 @@ print(f"trained: {batch.loss_mask.mean():.1%} of this batch; examples in its row
 # def one_row_per_answer(tokenizer, messages):
 #     for place, message in enumerate(messages):
 #         if message["role"] == "assistant":
-#             prompt = chat.prompt_ids(tokenizer, messages[:place])
+#             thinking = bool(message.get("reasoning"))
+#             prompt = chat.prompt_ids(tokenizer, messages[:place], thinking)
 #             ids, _ = chat.render(tokenizer, messages[:place + 1])
 #             yield ids, [position >= len(prompt) for position in range(len(ids))]
 # ```

@@ -507,7 +507,8 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 sgd, step_loss = optax.sgd(1.0), train.make_loss(127)
 our_step = jax.jit(train.make_train_step(witness, sgd, step_loss))
 _, start, frozen = nnx.split(witness, nnx.LoRAParam, ...)  # adapters, then "...": all the rest
-four_rows = np.stack([train_rows[i].tokens[:128] % exact.num_embed for i in range(4)])
+four_rows = np.stack([train_rows[i % len(train_rows)].tokens[:128] % exact.num_embed
+                      for i in range(4)])
 equal = np.zeros((2, 2, 128), np.int32)
 equal = train.Batch(four_rows.reshape(equal.shape), equal == 0, equal + 1,
                     equal + np.arange(128, dtype=np.int32))

@@ -82,10 +82,11 @@ import numpy as np
 import pandas as pd
 
 from helpers import architecture, pictures, remote, weights
-from helpers.merge import (FACTORS, add_delta, check, check_room, export_text, if_smaller,
-                           k_factors, kv_factors, merge_model, mlp_factors, model_card, no_change,
-                           norm_table, o_factors, plan_merge, q_factors, recompute,
-                           restore_adapters, split_targets, to_make, write_adapter)
+from helpers.merge import (FACTORS, add_delta, card_sources, check, check_hub_name, check_room,
+                           export_text, if_smaller, k_factors, kv_factors, merge_model,
+                           mlp_factors, model_card, no_change, norm_table, o_factors, plan_merge,
+                           q_factors, recompute, restore_adapters, split_targets, to_make,
+                           write_adapter)
 from helpers.run import differences, digest, read_leftover, stamp
 
 # %% [markdown]
@@ -105,6 +106,7 @@ class Settings:
     text_only: bool = False  # also write merged_text/, for transformers' Gemma4ForCausalLM
     ask: bool = False        # load merged/ on the CPU and ask it; 05 does so with a server
     upload: str = ""         # a hub repository, "you/name", to publish merged/ to; empty: none
+    hub_base: str = ""       # the base's name there, if 02's was a copy: "google/gemma-4-31B-it"
 
 
 FULL = Settings()
@@ -121,6 +123,8 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # %%
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
 helpers.same_size(recipe["size"], "03_train.py")
+if cfg.upload:
+    check_hub_name(cfg.hub_base or recipe["base_model"])
 scale = recipe["alpha"] / recipe["rank"]
 folder = recipe.get("checkpoints", "train/checkpoints")  # gs://..., or below RUN_DIR
 folder = folder if "://" in folder else helpers.run_dir(folder).resolve()
@@ -355,7 +359,8 @@ record_path, out = helpers.run_dir("merge.json"), helpers.run_dir("merged")
 adapter_hashes = {path: hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
                   for path, (a, b) in adapters.items()}
 inputs = stamp(step=step, scale=scale, adapters=digest(adapter_hashes), base=base_sha256,
-               recipe=digest(recipe), **({"into": cfg.into} if storage else {}))
+               recipe=digest(recipe), **({"into": cfg.into} if storage else {}),
+               **({"hub_base": cfg.hub_base} if cfg.hub_base else {}))
 wanted = {"merged": "files", "adapter": "adapter_files"}
 if storage and cfg.into == "dequantized":
     plan |= no_change(left_alone, prefix)  # without adapters, but quantised like the others
@@ -435,7 +440,7 @@ adapter_out = helpers.run_dir("adapter")
 if "adapter" in todo:
     record["adapter_files"] = write_adapter(
         adapter_out, targets, adapters, recipe, prefix,
-        record["adapter_base"] if "dequantized" in wanted else "")
+        record["adapter_base"] if "dequantized" in wanted else cfg.hub_base)
 stored = weights.read_header(adapter_out / "adapter_model.safetensors")
 target = ([target for target in targets if target.kind[0] == "k"] or targets)[-1]
 block = next(iter(target.names)).rpartition(".")[0]
@@ -585,17 +590,15 @@ if_smaller(rows[:512], delta, (1, 1 / 30, 1 / 100, 1 / 300))
 # needs write access).
 
 # %%
-evaluation = helpers.run_dir("eval", "comparison.json")
-data = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
-card = model_card(record, data, helpers.read_json(evaluation) if evaluation.exists() else None)
+card = model_card(record, *card_sources(record), cfg.hub_base)
 helpers.write_text(helpers.run_dir("model_card.md"), card)
 print(card)
 if cfg.upload:
     from huggingface_hub import HfApi
     hub = HfApi()
     hub.create_repo(cfg.upload, private=True, exist_ok=True)
-    hub.upload_folder(repo_id=cfg.upload, folder_path=out)
     hub.upload_file(repo_id=cfg.upload, path_in_repo="README.md", path_or_fileobj=card.encode())
+    hub.upload_folder(repo_id=cfg.upload, folder_path=out, ignore_patterns=["README.md", ".*"])
 
 # %% [markdown]
 # ## Recap
@@ -627,7 +630,7 @@ if cfg.upload:
 #
 # ```python
 # half = helpers.run_dir("merged_half")
-# _ = merge_model(base, half, plan, scale / 2, cfg.block_mib << 20)
+# _ = merge_model(base, half, plan, scale / 2, cfg.block_mib << 20, as_trained)
 # print(sorted(path.name for path in half.iterdir()))
 # ```
 #

@@ -5,7 +5,7 @@
 #   ./setup.sh dryrun                .libtpu      the TPU's compiler for notebook 08 (Linux x86-64, 0.7 GB, no TPU)
 #   ./setup.sh site                  .venv-site   Sphinx, for build_site.sh
 #   ./setup.sh browser               adds JupyterLab and a headless Chromium, for tests/test_browser.py
-#   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 or 3.12)
+#   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 to 3.13)
 # On a machine with TPU chips (helpers/hardware.py looks) `train` installs JAX for TPU, elsewhere for the CPU.
 # A second run changes nothing and takes a second. Environment variables:
 #   PYTHON       the Python 3.11 to make environments with (default: python3.11)
@@ -128,8 +128,8 @@ case "${1:-}" in
 train)
   if [ "${2:-}" = --into ]; then
     python="${3:?setup.sh train --into needs the path of a Python}"
-    "$python" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' ||
-      stop "$python is $("$python" --version 2>&1); the series needs Python 3.11 (or 3.12 in Colab)"
+    "$python" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)))' ||
+      stop "$python is $("$python" --version 2>&1); the series needs Python 3.11 (or Colab's 3.12 or 3.13)"
   else
     make_venv .venv
     python=.venv/bin/python

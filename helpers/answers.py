@@ -3,46 +3,66 @@
 import re
 
 FENCE = re.compile(r"^[ \t]*```[^\n`]*$", re.M)
-MODULE = re.compile(r"^[ \t]*module\s+\w+\s*(?:#|\(|;|$|import\b)", re.M)
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+MODULE = re.compile(r"^[ \t]*(?:\(\*[^\n]*?\*\)\s*)?module\s+(?:automatic\s+|static\s+)?(\w+)"
+                    r"\s*(?:#|\(|;|$|import\b)", re.M)
+# `state[DONE]` is a bit select and no mark.
+MARKED = (re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.S),
+          re.compile(r"(?<![\w\]])\[BEGIN\](.*?)(?:(?:(?<=endmodule)|(?<![\w\]]))\[DONE\]|\Z)",
+                     re.S))
 
 
 def extract_code(text, interface=""):
     """Find the Verilog in a model's answer; returns (code or None, how it was found).
 
     A thought channel or `<think>` block before the answer is cut off. Then, in this order: the last
-    `<answer>`, text between verilog-eval's [BEGIN] and [DONE], fenced blocks, bare text from the
-    first `module` to the last `endmodule`. Of several blocks the last one that defines TopModule
-    counts (drafts come first, the answer after them), else the last that defines any module.
-    Nothing is repaired: no module is renamed, closed or put together from pieces.
+    `<answer>` and text between verilog-eval's [BEGIN] and [DONE] that hold a whole module; there,
+    all of it if it has no fence. Fenced blocks; bare text from the first header of a module to the
+    last `endmodule` (a macro above it is lost). Of several blocks the last one that defines
+    TopModule counts (drafts come first, the answer after them), else the last that defines any
+    module. Comments define nothing, and a closed block without `endmodule` does not count as
+    TopModule. Nothing is repaired: no module is renamed, closed or put together from pieces.
 
     Args:
       text: the answer.
-      interface: the header a code-complete problem gives; as in verilog-eval, an answer without a
-        module is then taken for the body of that one.
+      interface: the header a code-complete problem gives; as in verilog-eval, an answer that does
+        not define TopModule is then taken for the body of that one.
     """
     for opening, closing in (("<|channel>", "<channel|>"), ("<think>", "</think>")):
         if closing in text:
             text = text.rsplit(closing, 1)[1]
         elif opening in text:
             return None, "thought never ends"
-    for opening, closing in (("<answer>", "</answer>"), ("[BEGIN]", "[DONE]")):
-        if opening in text:
-            text = text.rsplit(opening, 1)[1].split(closing, 1)[0]
+    marked = False
+    for pattern in MARKED:
+        if found := pattern.findall(text):
+            text, marked = ([part for part in found if "endmodule" in part] or found)[-1], True
     fences = list(FENCE.finditer(text))
+    if marked and not fences and "TopModule" in _headers(text):
+        return text.strip("\n"), "marked"  # with the macros and packages above its modules
     ends = [fence.start() for fence in fences[1::2]] + [len(text)] * (len(fences) % 2)
     blocks = [text[start.end():end].strip("\n")
               for start, end in zip(fences[::2], ends, strict=True)]
-    with_module = [block for block in blocks if MODULE.search(block)]
-    top = [block for block in with_module if re.search(r"\bmodule\s+TopModule\b", block)]
-    if with_module:
+    unclosed = blocks[-1] if len(fences) % 2 else None
+    with_module = [block for block in blocks if _headers(block)]
+    top = [block for block in with_module if "TopModule" in _headers(block)
+           and ("endmodule" in block or block is unclosed)]
+    if top or with_module and not interface:
         chosen = (top or with_module)[-1]
-        if len(fences) % 2 and chosen == blocks[-1]:
+        if chosen is unclosed:
             return chosen, "unclosed fence"
         return chosen, "fence" if len(blocks) == 1 else f"last module of {len(blocks)} fences"
-    start, end = MODULE.search(text), text.rfind("endmodule")
-    if start and end > start.start():
-        return text[start.start():end + len("endmodule")], "no fence"
-    body = blocks[-1] if blocks else text
+    headers, end = _headers(text), text.rfind("endmodule")
+    if headers and end > min(headers.values()) and ("TopModule" in headers or not interface):
+        return text[min(headers.values()):end + len("endmodule")], "no fence"
+    whole = [block for block in blocks if "endmodule" in block] or blocks
+    body = whole[-1] if whole else text[:end + len("endmodule")] if end >= 0 else text
     if interface and body.strip():
         return f"{interface}\n{body}", "body of the given header"
     return None, "no module"
+
+
+def _headers(code):
+    """{name: where its header starts} of the modules in a text; comments do not count."""
+    blank = COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), code)
+    return {found[1]: found.start() for found in reversed([*MODULE.finditer(blank)])}

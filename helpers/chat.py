@@ -150,9 +150,10 @@ def render(tokenizer, messages):
     """Token ids of a chat that ends with the model's turn, and the mask of what is trained.
 
     ids = prompt ids + answer ids + `<turn|>`. The mask is True on every model turn and the
-    `<turn|>` that ends it, False elsewhere. A model message may carry its `reasoning`, which goes
-    into the thought channel. Earlier model turns stand as the server will send them back, that is
-    without reasoning and, on the larger models, without the empty thought channel.
+    `<turn|>` that ends it, False elsewhere. Earlier model turns stand as the server will send them
+    back, that is without reasoning and, on the larger models, without the empty thought channel.
+    The last message may carry its `reasoning`, which goes into the thought channel. Then it alone
+    is trained: earlier turns, without their thoughts, would teach not to think.
     """
     return render_chats(tokenizer, [messages])[0]
 
@@ -171,10 +172,10 @@ def render_chats(tokenizer, chats):
             prompts[place] = ids
     answers = encode_texts(tokenizer, [chat[-1]["content"] for chat in chats])
     special, rows = special_ids(tokenizer), []
-    for chat, prompt, answer in zip(chats, prompts, answers, strict=True):
+    for chat, prompt, answer, thinks in zip(chats, prompts, answers, thinking, strict=True):
         target = _thought_ids(tokenizer, chat[-1].get("reasoning")) + answer + [special[TURN_END]]
-        mask = _stored_answers(tokenizer, prompt, chat[:-1]) + [True] * len(target)
-        rows.append((prompt + target, mask))
+        earlier = [False] * len(prompt) if thinks else _stored_answers(tokenizer, prompt, chat[:-1])
+        rows.append((prompt + target, earlier + [True] * len(target)))
     return rows
 
 

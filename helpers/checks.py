@@ -14,9 +14,9 @@ from helpers.run import temporary_dir
 
 
 def check_python(version):
-    """Tunix needs 3.11; Colab's 3.12 works too."""
+    """Tunix needs 3.11; Colab's 3.12 and 3.13 work too."""
     name = ".".join(str(part) for part in version[:3])
-    fine = (3, 11) <= tuple(version[:2]) <= (3, 12)
+    fine = (3, 11) <= tuple(version[:2]) <= (3, 13)
     return fine, f"Python {name}" if fine else (
         f"Python {name}: 3.11 is needed. Run: sudo add-apt-repository -y ppa:deadsnakes/ppa && "
         "sudo apt-get install -y python3.11 python3.11-venv")

@@ -41,6 +41,11 @@ SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
 # ── Rows ──
 
 
+def teaches_verilog(source):
+    """Is this one of the two datasets that the series names, whose requests are for Verilog?"""
+    return str(source).startswith(("data/tiny", "zhuyaoyu/CodeV-R1-dataset"))
+
+
 def read_rows(source):
     """All rows of a dataset; a line that is not JSON stays as its text, to be counted later.
 
@@ -69,7 +74,7 @@ def read_rows(source):
                 rows.append(line)
     if not rows:
         raise UserError(f"{source} holds no rows: it needs .jsonl or .jsonl.gz files with the "
-                        "columns prompt and response, or with a list of messages.")
+                        "columns of one of the forms in section 2 of 02.")
     return rows
 
 
@@ -136,28 +141,36 @@ def form_of(row):
 def to_messages(row):
     """(messages, problem) of a row in chat, ShareGPT, Alpaca or completion form, unchecked."""
     form = form_of(row)
-    if form == "chat":
-        return row["messages"], ""
-    if form == "ShareGPT":
-        turns, messages = row["conversations"], []
+    if form in ("chat", "ShareGPT"):
+        column, speaker, text = {"chat": ("messages", "role", "content"),
+                                 "ShareGPT": ("conversations", "from", "value")}[form]
+        turns = row[column]
         if not (isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)):
-            return None, "conversations is not a list of objects"
-        if row.get("system"):
-            messages = [{"role": "system", "content": row["system"]}]
-        return messages + [{"role": SPEAKERS.get(turn.get("from"), turn.get("from")),
-                            "content": turn.get("value")} for turn in turns], ""
+            return None, f"{column} is not a list of objects"
+        return _opened_by(row, [{**turn, "role": _role(turn.get(speaker)), "content": turn.get(text)}
+                                for turn in turns]), ""
     asks, answers = ("prompt", "completion") if form == "completion" else ("instruction", "output")
     more = row.get("input") if form == "Alpaca" else ""
     problem = text_problem({asks: row[asks], answers: row[answers], "input": more or "none"})
     asked = f"{row[asks]}\n\n{more}" if more else row[asks]
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": row[answers]}], \
-        problem
+    return _opened_by(row, [{"role": "user", "content": asked},
+                            {"role": "assistant", "content": row[answers]}]), problem
+
+
+def _role(speaker):
+    return SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
+
+
+def _opened_by(row, messages):
+    """The messages after the row's own `system` sentence, where it has one in that column."""
+    there = messages and messages[0]["role"] == "system"
+    if there or not row.get("system"):
+        return messages
+    return [{"role": "system", "content": row["system"]}, *messages]
 
 
 def clean_chat(messages):
     """(example, problem) of a row in chat form; its answers are trained as they stand."""
-    if not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):
-        return None, "messages is not a list of objects"
     roles = [message.get("role") for message in messages]
     if roles[-1:] != ["assistant"]:
         return None, "no answer at the end"
@@ -171,7 +184,10 @@ def clean_chat(messages):
     said = [{"role": m["role"], "content": split_reasoning(m["content"])[1].strip()
              if m["role"] == "assistant" else m["content"]} for m in messages]
     reasoning = messages[-1].get("reasoning") or split_reasoning(messages[-1]["content"])[0]
-    problem = text_problem({"reasoning": reasoning or "none", "answer": said[-1]["content"]})
+    replies = [message["content"] for message in said if message["role"] == "assistant"]
+    problem = text_problem({"reasoning": reasoning or "none"}) or next(
+        ("unfinished reasoning" if "<think>" in reply else "empty answer"
+         for reply in replies if "<think>" in reply or not reply), "")
     return {"prompt": turns[0]["content"], "before": said[:-1], "reasoning": reasoning,
             "answer": said[-1]["content"]}, problem
 
@@ -185,10 +201,9 @@ def clean(row, need_reasoning=False):
     """
     if not isinstance(row, dict):
         return None, "not a JSON object"
-    if form_of(row) in ("", "CodeV-R1"):
-        for column in ("prompt", "response"):
-            if column not in row:
-                return None, f"no column {column}"
+    if not form_of(row):
+        return None, f"no form that we know: {', '.join(sorted(map(str, row))) or 'no columns'}"
+    if form_of(row) == "CodeV-R1":
         problem = text_problem({column: row[column] for column in ("prompt", "response")})
         if problem:
             return None, problem

@@ -1,6 +1,7 @@
 """The opening of a notebook: is this the right Python, what is this machine, start JAX on it."""
 
 import csv
+import importlib
 import inspect
 import os
 import platform
@@ -29,13 +30,19 @@ def published(name, key, value="value"):
         return {row[key]: number(row[value]) for row in csv.DictReader(file)}
 
 
+# Modules that Colab's kernel has loaded before the first cell, or may have, and their packages.
+LOADED_EARLY = {"numpy": "numpy", "PIL": "pillow", "pandas": "pandas", "scipy": "scipy",
+                "pyarrow": "pyarrow", "matplotlib": "matplotlib", "jax": "jax", "jaxlib": "jaxlib"}
+
+
 def install():
     """Bring the packages of this Python to the series' pinned versions, where that is ours to do.
 
     That is Colab, the .venv of setup.sh, and any Python that setup.sh was told to install into.
 
     Raises:
-      UserError: this is somebody else's Python; nothing was changed.
+      UserError: this is somebody else's Python, and nothing was changed; or all is installed, but
+        this process still holds older versions.
     """
     environment = ROOT / ".venv"
     ours = environment.exists() and os.path.samefile(sys.prefix, environment)
@@ -46,6 +53,13 @@ def install():
                         f"The series has its own: {first}choose {environment}/bin/python as the "
                         "kernel.")
     subprocess.run(["bash", str(ROOT / "setup.sh"), "train", "--into", sys.executable], check=True)
+    importlib.invalidate_caches()
+    old = [package for module, package in LOADED_EARLY.items() if module in sys.modules
+           and sys.modules[module].__version__ != metadata.version(package)]
+    if old:
+        raise UserError(f"all is installed, but this kernel began with older versions of "
+                        f"{', '.join(old)}. Restart it, once: in Colab choose Runtime, Restart "
+                        "session and run all.")
 
 
 def _commit():

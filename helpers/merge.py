@@ -6,6 +6,7 @@ value heads, H head size, r rank.
 """
 
 import contextlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -18,11 +19,16 @@ import orbax.checkpoint as ocp
 import pandas as pd
 
 from helpers import architecture, weights
+from helpers.data import teaches_verilog
 from helpers.run import (
     UserError,
     atomic_dir,
     differences,
     digest,
+    local_path,
+    read_json,
+    read_leftover,
+    require,
     room,
     run_dir,
     sha256_file,
@@ -320,18 +326,65 @@ def if_smaller(old, delta, shares):
     return (100 * pd.DataFrame(rows)).style.hide(axis="index").format(precision=2)
 
 
-def model_card(record, data, evaluation):
-    """The README.md of the published model; `evaluation` is 07's comparison, or None."""
-    recipe = record["recipe"]
-    licence = " (CC BY-SA 4.0)" if "CodeV" in data["source"] else ""
-    lines = ["---", f"base_model: {recipe['base_model']}", "license: apache-2.0",
-             "tags: [verilog, lora]", "---", "", f"# {recipe['base_model']}, tuned for Verilog", "",
-             f"- **Base**: {recipe['base_model']}, Apache-2.0, and so are these weights.",
-             f"- **Data**: {data['source']}{licence}, {data['train_examples']:,} examples, "
+def check_hub_name(name):
+    """Would the hub take this as the name of a base model?
+
+    Raises:
+      UserError: it is a folder or a bucket, so say the name instead.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise UserError(f"{name} is not the name of a model on the hub, and its card has to name the "
+                        'base. Set Settings.hub_base in 04, for example "google/gemma-4-31B-it".')
+
+
+def card_sources(record):
+    """(02's record, 07's comparison or None): what the model card may say about this merge.
+
+    Raises:
+      UserError: the data in this run directory is not what was trained on.
+    """
+    data = read_json(require(run_dir("data", "meta.json"), "02_data.py"))
+    if data.get("data_sha256") != record["recipe"].get("data_sha256"):
+        raise UserError("data/meta.json describes other data than was trained on: 02 ran again "
+                        "after 03. Run 02 with the settings of then, or 03 and 04 again.")
+    evaluation = read_leftover(run_dir("eval", "comparison.json"), {})
+    if evaluation and evaluation.get("model_hash") != digest(record["files"]):
+        print("eval/comparison.json is about another merge: no scores on the card until 07 ran")
+        return data, None
+    return data, evaluation or None
+
+
+def model_card(record, data, evaluation, hub_base=""):
+    """The README.md of the published model.
+
+    Args:
+      record: merge.json.
+      data: 02's meta.json.
+      evaluation: 07's comparison, or None.
+      hub_base: the base model's name on the hub, where 02 was given a copy of it.
+    """
+    recipe, source = record["recipe"], data["source"]
+    base, verilog = hub_base or recipe["base_model"], teaches_verilog(source)
+    if not verilog and (local_path(source) or Path(source).exists()):
+        source = Path(source).name  # whose folders these are is nobody's business
+    licence = " (CC BY-SA 4.0)" if "CodeV" in source else ""
+    storage = recipe.get("base_dtype", "bfloat16")
+    quantised = "" if storage == "bfloat16" else (
+        f" The base was stored in {storage} while training; merged into "
+        f"{record['inputs'].get('into', 'bfloat16')} weights.")
+    lines = ["---", f"base_model: {base}", "base_model_relation: finetune",
+             *(["license: apache-2.0", "tags: [verilog]"] if verilog else []), "---", "",
+             f"# {base}, tuned" + " for Verilog" * verilog, "",
+             f"- **Base**: {base}, Apache-2.0" + (", and so are these weights." if verilog else
+                                                  ". The licence of these weights is yours to say."),
+             f"- **Data**: {source}{licence}, {data['train_examples']:,} examples, "
              f"{data['trained_tokens']:,} trained tokens, reasoning {data['reasoning']}.",
+             f"- **Ask it as it was trained**: system message {json.dumps(data['system'])}, "
+             f"`enable_thinking={str(data['reasoning'] == 'kept').lower()}`.",
              f"- **Training**: LoRA rank {recipe['rank']}, alpha {recipe['alpha']:g} on "
              f"{recipe['n_modules']} modules, {record['step']} steps, learning rate "
-             f"{recipe['learning_rate']:g}; added to the weights in float32, rounded once."]
+             f"{recipe['learning_rate']:g}; added to the weights in float32, rounded once."
+             + quantised]
     for label in ("base", "tuned") if evaluation else ():
         scores, plan = evaluation[label], evaluation["plan"]
         low, high = scores["pass@1_interval"]

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tensorboardX import SummaryWriter
 
 from helpers import architecture, chat, gemma, remote
-from helpers.data import check_data
+from helpers.data import check_data, teaches_verilog
 from helpers.gemma import gib
 from helpers.hardware import chip_of
 from helpers.run import (
@@ -72,7 +72,7 @@ def running_example(meta, samples):
       meta: of notebook 02.
       samples: its held-out examples, each with `messages` that end with a question.
     """
-    if meta["source"].startswith(("data/tiny", "zhuyaoyu/CodeV-R1-dataset")):
+    if teaches_verilog(meta["source"]):
         return Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text().strip()
     return samples[0]["messages"][-1]["content"]
 

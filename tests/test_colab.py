@@ -58,7 +58,7 @@ def mirror(tmp_path_factory):
     return bare.as_uri()
 
 
-@pytest.fixture(scope="module", params=["3.11", "3.12"])
+@pytest.fixture(scope="module", params=["3.11", "3.12", "3.13"])
 def fresh(request, tmp_path_factory):
     """A new environment with nothing but a kernel in it; gives its folder, kernel spec included."""
     python = find_python(request.param)
@@ -156,7 +156,7 @@ def run_with_what_it_lacks(client, env):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fresh", ["3.12" if find_python("3.12") else "3.11"], indirect=True)
+@pytest.mark.parametrize("fresh", ["3.13" if find_python("3.13") else "3.11"], indirect=True)
 @pytest.mark.skipif(not SHM.is_dir(), reason="no second file system to write to")
 def test_a_later_notebook_offers_a_cell_that_runs_what_is_missing(colab, tmp_path):
     """RUN_DIR is a folder on another file system, with a space in its path, as a mounted Drive has."""
@@ -179,6 +179,31 @@ def test_a_later_notebook_offers_a_cell_that_runs_what_is_missing(colab, tmp_pat
         assert not (machine.folder / REPOSITORY / "runs").exists(), "all results went to RUN_DIR"
     finally:
         shutil.rmtree(drive.parent, ignore_errors=True)
+
+
+# ── Colab's kernel has loaded NumPy before the first cell ──
+
+EARLY = """import os, sys
+sys.path.insert(0, {root!r})
+import numpy
+import helpers
+from helpers import machine
+machine.subprocess.run = lambda *_, **__: None  # what pip would do has been done
+{change}
+helpers.install()
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(("change", "stops"), [("", False), ("numpy.__version__ = '2.1.3'", True)])
+def test_a_kernel_that_holds_older_packages_is_told_to_restart(tmp_path, change, stops):
+    """With NumPy 2.1.3 in memory and 2.4.6 on the disk `import pandas` failed with a riddle."""
+    done = subprocess.run([sys.executable, "-c", EARLY.format(root=str(ROOT), change=change)],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert ("went on" in done.stdout) != stops
+    if stops:
+        assert "older versions of numpy. Restart it, once" in done.stderr
+        assert "Restart session and run all" in done.stderr and "Traceback" not in done.stderr
 
 
 # ── The offer itself, without a new machine ──

@@ -174,6 +174,18 @@ def test_kept_reasoning_fills_the_thought_channel(tokenizer):
     assert special["<|think|>"] in prompt and ids.count(special["<turn|>"]) == 3  # system, user, model
 
 
+@every
+def test_with_reasoning_kept_the_last_answer_alone_is_trained(tokenizer):
+    """An earlier one stands without its thought: after that very prompt it taught not to think."""
+    messages = [*messages_of("hi"), {"role": "assistant", "content": "one"}, *messages_of("more"),
+                {"role": "assistant", "content": "two", "reasoning": "why"}]
+    ids, mask = chat.render(tokenizer, messages)
+    trained = tokenizer.decode([number for number, on in zip(ids, mask) if on])
+    assert trained == "<|channel>thought\nwhy\n<channel|>two<turn|>"
+    check_row = load("02_data.py", "check_row")
+    check_row(tokenizer, messages, ids, mask)
+
+
 def test_another_template_has_another_hash_and_other_ids():
     large, small = TOKENIZERS["tiny"], TOKENIZERS["small template"]
     assert chat.template_sha256(large) != chat.template_sha256(small)
@@ -309,7 +321,7 @@ def test_broken_rows_are_named():
     good = {"prompt": "p", "response": FENCED}
     assert clean(good) == ""
     assert clean("{not json") == clean(["list"]) == clean(None) == "not a JSON object"
-    assert clean({"prompt": "p"}) == "no column response"
+    assert clean({"prompt": "p"}) == "no form that we know: prompt"
     assert clean({**good, "prompt": 3}) == clean({**good, "prompt": None}) == "prompt is not text"
     assert clean({**good, "prompt": " \n"}) == "empty prompt"
     assert clean({**good, "prompt": "\ud800"}) == "prompt is not Unicode"
@@ -344,6 +356,9 @@ QUESTION, ANSWER = ("user", "q"), ("assistant", "a")
     (chat_row(QUESTION, ("assistant", "\ud800")), "assistant message is not Unicode"),
     (chat_row(QUESTION, ("assistant", "<think>t</think>\n")), "empty answer"),
     (chat_row(QUESTION, ANSWER, reasoning=3), "reasoning is not text"),
+    (chat_row(QUESTION, ("assistant", "<think>cut off")), "unfinished reasoning"),
+    (chat_row(QUESTION, ("assistant", "<think>cut off"), QUESTION, ANSWER), "unfinished reasoning"),
+    (chat_row(QUESTION, ("assistant", "<think>t</think>"), QUESTION, ANSWER), "empty answer"),
 ])
 def test_chats_of_ones_own_are_taken_or_named(row, problem):
     assert clean(row) == problem
@@ -397,6 +412,21 @@ def test_forms_with_more_in_them():
     assert not problem and example["prompt"] == "Add.\n\n1 + 1" and example["answer"] == "2"
 
 
+@pytest.mark.parametrize("row", [
+    {"instruction": "q", "output": "a"}, {"prompt": "q", "completion": "a"},
+    {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+    {"messages": [{"role": "human", "content": "q"}, {"role": "gpt", "content": "a"}]},
+    {"messages": [{"role": "system", "content": "own"}, {"role": "user", "content": "q"},
+                  {"role": "assistant", "content": "a"}]}])
+def test_a_system_column_opens_the_chat_in_every_form(row):
+    """It was read in ShareGPT's form alone; in the others the setting's sentence took its place."""
+    example, problem = data.clean({"system": "own", **row})
+    assert not problem
+    assert data.as_messages(example, "the setting's") == [
+        {"role": "system", "content": "own"}, {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"}]
+
+
 @pytest.mark.parametrize("row, problem", [
     ({"conversations": "hi"}, "conversations is not a list of objects"),
     ({"conversations": [{"from": "human", "value": "q"}]}, "no answer at the end"),
@@ -407,8 +437,8 @@ def test_forms_with_more_in_them():
     ({"instruction": None, "output": "a"}, "instruction is not text"),
     ({"instruction": "q", "input": 3, "output": "a"}, "input is not text"),
     ({"prompt": "q", "completion": None}, "completion is not text"),
-    ({"instruction": "q"}, "no column prompt"),
-    ({}, "no column prompt"),
+    ({"question": "q", "answer": "a"}, "no form that we know: answer, question"),
+    ({}, "no form that we know: no columns"),
 ])
 def test_broken_rows_of_other_forms_are_named(row, problem):
     assert clean(row) == problem

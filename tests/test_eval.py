@@ -540,6 +540,7 @@ def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
 # ---- Extraction ----
 
 TOP = "module TopModule;\nendmodule"
+BITS = "module TopModule(input [9:0] s, output x);\nassign x = s[BEGIN] | s[DONE];\nendmodule"
 
 
 @pytest.mark.parametrize("text, code, how", [
@@ -552,7 +553,19 @@ TOP = "module TopModule;\nendmodule"
     (f"<|channel>thought\n```\n{TOP} // idea\n```<channel|>```\n{TOP}\n```", TOP, "fence"),
     (f"<think>```\n{TOP} // idea\n```</think><answer>```verilog\n{TOP}\n```</answer>", TOP, "fence"),
     (f"<|channel>thought\n```\n{TOP}\n```", None, "thought never ends"),
-    (f"[BEGIN]\n{TOP}\n[DONE]", TOP, "no fence"),
+    (f"[BEGIN]\n{TOP}\n[DONE]", TOP, "marked"),
+    (f"[BEGIN]\n`define W 8\n{TOP}\n[DONE] Good luck.", f"`define W 8\n{TOP}", "marked"),
+    (f"[BEGIN]\n{TOP} // 1\n[DONE]\nMarked by [BEGIN] and [DONE].", f"{TOP} // 1", "marked"),
+    (f"[BEGIN]{TOP}[DONE]", TOP, "marked"),
+    (f"```\n{BITS}\n```", BITS, "fence"),
+    (f"[BEGIN]\n{BITS}\n[DONE]", BITS, "marked"),
+    (f"```\n{TOP}\n```\n```\n// Tests module TopModule\nmodule tb;\nendmodule\n```", TOP,
+     "last module of 2 fences"),
+    (f"```\n{TOP}\n```\nIts header:\n```\nmodule TopModule;\n```", TOP, "last module of 2 fences"),
+    *((f"```\n{head}\nendmodule\n```", f"{head}\nendmodule", "fence") for head in (
+        "module TopModule // eight flip-flops\n  (input a);", "module TopModule /* x */ (input a);",
+        "(* keep_hierarchy *) module TopModule(input a);", "module automatic TopModule;",
+        "/* x */ module TopModule (input a);")),
     (f"[BEGIN]\n```verilog\n{TOP}\n```\n[DONE]", TOP, "fence"),
     ("```verilog\nmodule top_module;\nendmodule\n```", "module top_module;\nendmodule", "fence"),
     ("A module that adds. endmodule", None, "no module"),
@@ -569,6 +582,11 @@ def test_a_body_completes_the_given_header_only_where_there_is_one():
     assert answers.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
     assert answers.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
     assert answers.extract_code("", header) == (None, "no module")
+    whole, helper = f"{header}\n{body}", "module ff(input d);\nendmodule"
+    for text, wanted in ((f"```\n{body}\n{helper}\n```", f"{whole}\n{helper}"),
+                         (f"```\n{body}\n```\nTruth table:\n```\n0 | 1\n```", whole),
+                         (f"{body}\nThat is all.", whole)):  # verilog-eval passes all three
+        assert answers.extract_code(text, header) == (wanted, "body of the given header")
 
 
 @given(st.text(alphabet="`\nmodule Topend;<>|[]BEGINDONEthik ", max_size=200))

@@ -28,6 +28,7 @@ from conftest import ROOT, load
 import helpers
 from helpers import architecture, gemma, merge, weights
 from helpers import run as run_files
+from helpers.run import digest
 
 sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
 import bench_merge  # noqa: E402
@@ -585,7 +586,8 @@ def run(world, tmp_path_factory):
         "base_path": str(base), "base_sha256": weights.fingerprint(base), "final_step": 20,
         "size": "tiny", "checkpoints": "train/checkpoints", "adapter_dtype": "float32", "learning_rate": 1e-3})
     helpers.write_json(folder / "data" / "meta.json", {
-        "source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped"})
+        "source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped",
+        "system": "s"})
 
     def execute(source="04_merge.py", **more):
         env = os.environ | {"RUN_DIR": str(folder), "SIZE": "tiny", "MPLBACKEND": "agg", **more}
@@ -724,15 +726,52 @@ def test_another_recipe_or_step_is_merged_anew(run):
 def test_the_card_is_valid_and_says_how_the_model_does(world):
     import yaml
     record = {"step": 20, "recipe": world.recipe | {"learning_rate": 1e-3, "base_model": "google/x"}}
-    data = {"source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped"}
+    data = {"source": "data/tiny", "train_examples": 3, "trained_tokens": 1234,
+            "reasoning": "stripped", "system": 'Say "yes".'}
     score = lambda value: {"pass@1": value, "pass@1_interval": [value / 2, 1.0], "n_problems": 156}
     card = merge.model_card(record, data, {"base": score(0.25), "tuned": score(0.5),
                                         "plan": {"n": 5, "temperature": 0.8}})
     _, head, text = card.split("---\n", 2)
-    assert yaml.safe_load(head) == {"base_model": "google/x", "license": "apache-2.0",
-                                    "tags": ["verilog", "lora"]}
+    assert yaml.safe_load(head) == {"base_model": "google/x", "base_model_relation": "finetune",
+                                    "license": "apache-2.0", "tags": ["verilog"]}
+    assert r'system message "Say \"yes\".", `enable_thinking=false`' in text
     assert "tuned: pass@1 0.500 [0.250, 1.000] on 156 problems, 5 answers each" in text
     assert "not run yet" not in text and "not run yet" in merge.model_card(record, data, None)
+
+
+def test_the_card_of_ones_own_data_claims_nothing_for_it(world):
+    import yaml
+    recipe = world.recipe | {"learning_rate": 1e-3, "base_model": "gs://secret/x", "base_dtype": "nf4"}
+    record = {"step": 20, "recipe": recipe, "inputs": {"into": "dequantized"}}
+    data = {"source": "/home/me/clients/chats.jsonl", "train_examples": 3, "trained_tokens": 1234,
+            "reasoning": "kept", "system": ""}
+    card = merge.model_card(record, data, None, "google/x")
+    assert yaml.safe_load(card.split("---\n")[1]) == {"base_model": "google/x",
+                                                      "base_model_relation": "finetune"}
+    assert "secret" not in card and "clients" not in card and "erilog" not in card
+    assert "chats.jsonl" in card and "enable_thinking=true" in card and "stored in nf4" in card
+
+
+def test_a_card_has_no_scores_of_another_merge(tmp_path, monkeypatch, capsys):
+    """Trained and merged again, 04 once put the scores of the model before on the new one's card."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    record = {"recipe": {"data_sha256": "d"}, "files": {"a": "1"}}
+    helpers.write_json(tmp_path / "data" / "meta.json", {"data_sha256": "d"})
+    assert merge.card_sources(record) == ({"data_sha256": "d"}, None)
+    ours = {"model_hash": digest(record["files"]), "base": 1}
+    helpers.write_json(tmp_path / "eval" / "comparison.json", ours)
+    assert merge.card_sources(record)[1] == ours
+    assert merge.card_sources(record | {"files": {"a": "2"}})[1] is None
+    assert "about another merge" in capsys.readouterr().out
+    with pytest.raises(helpers.UserError, match="02 ran again after 03"):
+        merge.card_sources(record | {"recipe": {"data_sha256": "e"}})
+
+
+def test_a_bucket_is_no_base_model_for_the_hub():
+    merge.check_hub_name("google/gemma-4-31B-it")
+    for name in ("gs://bucket/gemma-4-E2B-it", "gemma-4-31B-it", "/dev/shm/gemma", "a/b/c"):
+        with pytest.raises(helpers.UserError, match="hub_base"):
+            merge.check_hub_name(name)
 
 
 @pytest.fixture
@@ -765,7 +804,8 @@ def test_nothing_is_uploaded_unless_asked_for(run, hub, tmp_path):
     assert done.returncode == 0 and hub.asked == [], done.stderr[-2000:]
     source, asking = (ROOT / "04_merge.py").read_text(), tmp_path / "04_merge.py"
     asking.write_text(re.sub(r"(?m)^cfg = helpers\.choose.*$",
-                             r'\g<0>\ncfg = replace(cfg, upload="me/model")', source))
+                             r'\g<0>\ncfg = replace(cfg, upload="me/model", hub_base="me/base")',
+                             source))
     done = run.execute(asking, **hub.env)
     made = dict(hub.asked).get("/api/repos/create")
     assert done.returncode and made, (hub.asked, done.stderr[-2000:])

@@ -195,7 +195,7 @@ done
 
 @pytest.mark.parametrize(("name", "good", "bad", "says"), [
     ("check_python", ((3, 11, 7),), ((3, 10, 12),), "deadsnakes"),
-    ("check_python", ((3, 12, 1),), ((3, 13, 0),), "3.11 is needed"),
+    ("check_python", ((3, 13, 15),), ((3, 14, 0),), "3.11 is needed"),
     ("check_space", ("x", 70, 62.5), ("x", 12, 62.5), "TMPDIR=/dev/shm"),
     ("check_slice", (V5P, ("v5p-8",)), (V5E, ("v5p-8", "v6e-8")), "a v5p-8 or v6e-8 is needed"),
     ("check_slice", (V5E, ()), (Hardware(), ("v6e-1",)), "no TPU, no GPU: a v6e-1 is needed"),

@@ -247,7 +247,10 @@ def main():
     wanted = {name_of(*row): (lambda row=row: lower_mlp(devices, *row), row[3]) for row in MLP}
     wanted |= {step_name(*row): (lambda row=row: lower_step(*row), row[3]) for row in STEP}
     for name, (lower, options) in wanted.items():
-        if name in stored() or (sys.argv[1:] and name not in sys.argv[1:]):
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        if name in stored():
+            print(f"{name} is stored: delete its row to compile it again", flush=True)
             continue
         mesh, lowered = lower()
         start = time.process_time()
