@@ -27,7 +27,8 @@
 # | **Writes** | nothing that another notebook needs |
 # | **Time and cost** | 3 to 5 minutes to install, once; then under three minutes; free |
 #
-# Choose *Run All* and read along.
+# Choose *Run All* and read along. (On Colab the first run stops after installing and asks you to restart
+# the session, once: its kernel has begun with older packages.)
 
 # %% [markdown]
 # ## Before we start

@@ -185,10 +185,10 @@ def test_a_later_notebook_offers_a_cell_that_runs_what_is_missing(colab, tmp_pat
 
 EARLY = """import os, sys
 sys.path.insert(0, {root!r})
+import subprocess
 import numpy
 import helpers
-from helpers import machine
-machine.subprocess.run = lambda *_, **__: None  # what pip would do has been done
+subprocess.run = lambda *_, **__: None  # what pip would do has been done
 {change}
 helpers.install()
 print("went on")
