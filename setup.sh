@@ -29,13 +29,16 @@ apt_install() {
   } >/dev/null 2>&1
 }
 
-find_python() {
-  local candidate
-  for candidate in "${PYTHON:-}" python3.11 python3; do
-    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-      "$candidate" -c 'import sys; print(sys.executable)'
-      return
-    fi
+find_python() { # Colab's own is newer, but its apt knows 3.11
+  local candidate try
+  for try in 1 2; do
+    for candidate in "${PYTHON:-}" python3.11 python3; do
+      if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+        "$candidate" -c 'import sys; print(sys.executable)'
+        return
+      fi
+    done
+    [ "$try" = 1 ] && say "installing Python 3.11" >&2 && apt_install python3.11 python3.11-venv || break
   done
   stop "Python 3.11 is missing. On Ubuntu 22.04: sudo add-apt-repository ppa:deadsnakes/ppa && sudo apt-get install -y python3.11 python3.11-venv (or name one: PYTHON=/path/to/python3.11)"
 }

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -262,3 +263,29 @@ def test_setup_json_of_the_run():
     written = json.loads((folder / "setup.json").read_text())
     assert all(check["fine"] for check in written["checks"].values())
     assert written["python"].startswith("3.1") and written["icarus"].startswith("Icarus Verilog")
+
+
+@pytest.mark.parametrize("apt", [True, False])
+def test_where_python_311_is_missing_apt_is_asked_once(tmp_path, apt):
+    """Colab's Python is newer; the serving environment needs 3.11. The function as setup.sh has it."""
+    function = re.search(r"^find_python\(\) .*?^}\n", (ROOT / "setup.sh").read_text(), re.M | re.S)[0]
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")  # another version
+    made = tmp_path / "python3.11"
+    script = f"""set -euo pipefail
+say() {{ echo "$*"; }}
+stop() {{ echo "stop: $*" >&2; exit 1; }}
+apt_install() {{ echo "$*" >> {tmp_path}/asked
+  {'true' if apt else 'return 1'}
+  printf '#!/bin/sh\\ncase $2 in *executable*) echo {made} ;; esac\\n' > {made}; /bin/chmod +x {made}; }}
+{function}
+found="$(find_python)"
+echo "found $found"
+"""
+    (tmp_path / "python3").chmod(0o755)
+    done = subprocess.run([shutil.which("bash"), "-c", script], capture_output=True, text=True,
+                          env={"PATH": str(tmp_path)})
+    assert (tmp_path / "asked").read_text() == "python3.11 python3.11-venv\n"
+    if apt:
+        assert done.returncode == 0 and done.stdout == f"found {made}\n", done.stderr
+    else:
+        assert done.returncode == 1 and "stop: Python 3.11 is missing" in done.stderr
