@@ -38,7 +38,9 @@ find_python() { # Colab's own is newer, but its apt knows 3.11
         return
       fi
     done
-    [ "$try" = 1 ] && say "installing Python 3.11" >&2 && apt_install python3.11 python3.11-venv || break
+    if [ "$try" = 2 ]; then break; fi
+    say "installing Python 3.11" >&2
+    apt_install python3.11 python3.11-venv || break
   done
   stop "Python 3.11 is missing. On Ubuntu 22.04: sudo add-apt-repository ppa:deadsnakes/ppa && sudo apt-get install -y python3.11 python3.11-venv (or name one: PYTHON=/path/to/python3.11)"
 }
