@@ -546,6 +546,30 @@ def missing(table, plan):
     return [run for run in order(plan) if run not in there]
 
 
+def inventory(table, missing):
+    """What is stored and what is missing, as two lines.
+
+    Args:
+      missing: from `missing`.
+    """
+    made = f", made {min(table.made)} to {max(table.made)} with JAX {', '.join(set(table.jax))}"
+    stored = table[table.stage == "text"].groupby(["arm", "seed"]).ngroups
+    lacking = pd.DataFrame(missing, columns=["arm", "seed"]).groupby("arm", sort=False).seed
+    named = "; ".join(f"{arm} {', '.join(map(str, seeds))}" for arm, seeds in lacking)
+    return (f"{stored} of {stored + len(missing)} runs are stored{made if len(table) else ''}\n"
+            f"missing: {named + ' (arm and seeds)' if named else 'none'}")
+
+
+def budgets(plan, seed):
+    """Steps and tokens of the stages of a seed: a table."""
+    text, more, *_ = text_batches(plan, seed)
+    films_ = plan.first_steps * plan.rows_per_step * plan.world.frames * plan.world.frame_tokens
+    count = [int(sum((batch > 0).sum() for batch in part)) for part in (text, more)]
+    return pd.DataFrame([("text", len(text), count[0]), ("first, films", plan.first_steps, films_),
+                         ("first, text", len(more), count[1])],
+                        columns=["stage", "steps", "tokens"]).set_index("stage")
+
+
 def final(table):
     """Validation loss at the end of the text stage. [seeds x arms], in the arms' order"""
     text = table[table.stage == "text"]
@@ -632,6 +656,25 @@ def draw_films(frames, scores, world):
     for row, film, score in zip(axes, frames, scores, strict=True):
         _draw_frames(row, film, world)
         row[0].set_ylabel(f"{score:.2f}", rotation=0, ha="right", va="center")
+    return fig
+
+
+def draw_complexity(scores, inside, noise, shown):
+    """How compressible the films are, the kept ones in blue: a figure.
+
+    Args:
+      scores: of every film; `inside`: which are kept.
+      noise: the score of random cells.
+      shown: numbers of films to mark.
+    """
+    fig, ax = style.figure(width=8.5)
+    ax.hist(scores, bins=50, color="#C9C9C9")
+    ax.hist(scores[inside], bins=50, range=(scores.min(), scores.max()), color=style.BLUE)
+    ax.axvline(noise, color=style.RED, ls="--")
+    style.label_line(ax, noise, ax.get_ylim()[1] * 0.9, "noise", style.RED)
+    for film in shown:
+        ax.plot(scores[film], 0, "v", color=style.ORANGE, ms=9, clip_on=False, zorder=5)
+    ax.set(xlabel="compressed size / raw size", ylabel="rules")
     return fig
 
 
