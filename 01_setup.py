@@ -248,9 +248,11 @@ for queued, (name, slice_name, zone, _) in itertools.product((False, True), vms)
 # project's default service account, whose number
 # `gcloud projects describe PROJECT --format='value(projectNumber)'` knows. The third says in which
 # region the bucket is. The fourth connects you to the machine, or the fifth, if you made it the classic
-# way. (Their `-L` is for notebooks: after `./setup.sh browser`, `.venv/bin/jupyter lab --no-browser`
-# there is `localhost:8888` here.) (The base model is downloaded from the hub by each new machine. A copy in the bucket works as well: name it as the
-# `base` of 02, `gs://…`.)
+# way. Their `-L` is for notebooks: a `.venv/bin/jupyter lab --no-browser` over there (it comes with
+# `.venv/bin/pip install -r requirements/browser.txt`) is `localhost:8888` over here.
+#
+# The base model is downloaded from the hub by each new machine. A copy in the bucket works as well:
+# name it as the `base` of 02, `gs://…`.
 
 # %%
 for command in (*gcloud.bucket_commands(cfg.bucket, cfg.train_zone),
