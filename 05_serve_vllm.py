@@ -110,7 +110,7 @@ class Settings:
     data_parallel: int = 1          # copies of the model
     kv_cache_dtype: str = "auto"    # auto: bfloat16, as the model; or "fp8"
     quantization: str = ""          # weights: "" as merged, bfloat16; or "fp8", "int8" (section 5)
-    implementation: str = ""        # on a TPU: "" is vLLM's choice, "vllm" its PyTorch code (section 10)
+    implementation: str = ""        # on a TPU: "" is vLLM's choice, "vllm" is torchax (section 10)
     environment: tuple = ()         # variables of the server's process, "NAME=value"
     flags: tuple = ()               # further flags of `vllm serve`
     image: str = ""                 # of the container; "": the one shown in section 4
@@ -120,7 +120,7 @@ class Settings:
     adapter: bool = False           # also serve base + adapter beside it: a CPU has room for two
 
 
-FULL = Settings(environment=("USE_BATCHED_RPA_KERNEL=1",))  # attention as vLLM's TPU project tests it
+FULL = Settings(environment=("USE_BATCHED_RPA_KERNEL=1",))  # attention as upstream tests it
 E2B = Settings(tensor_parallel=1, max_model_len=4096)
 SECOND = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", quantization="fp8")
 TINY = Settings(engine="cpu", port=0, tensor_parallel=1, max_model_len=1024, chip="",

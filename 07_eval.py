@@ -530,9 +530,10 @@ for label, path in models.items():
 
 # %%
 comparison = {
-    "model_hash": options.model_hash, "plan": asdict(cfg.plans[0]), "n_winnable": able, "seeds": 1 + len(cfg.other_runs),
+    "model_hash": options.model_hash, "plan": asdict(cfg.plans[0]), "n_winnable": able,
+    "seeds": 1 + len(cfg.other_runs), "rival": rival,
     **evaluation.comparison_of(pairs, board, main, runs), "gained": gained, "lost": given_up,
-    "rival": rival, "against_rival": {f"pass@{k}": evaluation.paired_json(each) for k, each in against.items()}}
+    "against_rival": {f"pass@{k}": evaluation.paired_json(each) for k, each in against.items()}}
 helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 display(pd.DataFrame({label: comparison[label] for label in ("base", "tuned")}))
 assert not server.record_path().exists(), "a server was left running"

@@ -378,7 +378,7 @@ if len(stored_first):
     print(f"largest difference from the stored run: {gap:.1e} nats")
     assert gap < 0.05
 kinds = nca.first_ends(first, plan)
-kinds.style.format(precision=3)
+kinds.style.format(precision=3, na_rep="")
 
 # %% [markdown]
 # **It has hardly begun to use the past.** Each row of the table has films of its own, so read it row by

@@ -147,8 +147,8 @@ def to_messages(row):
         turns = row[column]
         if not (isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)):
             return None, f"{column} is not a list of objects"
-        return _opened_by(row, [{**turn, "role": _role(turn.get(speaker)), "content": turn.get(text)}
-                                for turn in turns]), ""
+        return _opened_by(row, [{**turn, "role": _role(turn.get(speaker)),
+                                 "content": turn.get(text)} for turn in turns]), ""
     asks, answers = ("prompt", "completion") if form == "completion" else ("instruction", "output")
     more = row.get("input") if form == "Alpaca" else ""
     problem = text_problem({asks: row[asks], answers: row[answers], "input": more or "none"})

@@ -333,8 +333,9 @@ def check_hub_name(name):
       UserError: it is a folder or a bucket, so say the name instead.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise UserError(f"{name} is not the name of a model on the hub, and its card has to name the "
-                        'base. Set Settings.hub_base in 04, for example "google/gemma-4-31B-it".')
+        raise UserError(f"{name} is not the name of a model on the hub, and its card has to name "
+                        "the base. Set Settings.hub_base in 04, for example "
+                        '"google/gemma-4-31B-it".')
 
 
 def card_sources(record):
@@ -375,8 +376,9 @@ def model_card(record, data, evaluation, hub_base=""):
     lines = ["---", f"base_model: {base}", "base_model_relation: finetune",
              *(["license: apache-2.0", "tags: [verilog]"] if verilog else []), "---", "",
              f"# {base}, tuned" + " for Verilog" * verilog, "",
-             f"- **Base**: {base}, Apache-2.0" + (", and so are these weights." if verilog else
-                                                  ". The licence of these weights is yours to say."),
+             f"- **Base**: {base}, Apache-2.0" + (
+                 ", and so are these weights." if verilog else
+                 ". The licence of these weights is yours to say."),
              f"- **Data**: {source}{licence}, {data['train_examples']:,} examples, "
              f"{data['trained_tokens']:,} trained tokens, reasoning {data['reasoning']}.",
              f"- **Ask it as it was trained**: system message {json.dumps(data['system'])}, "

@@ -552,11 +552,12 @@ def inventory(table, missing):
     Args:
       missing: from `missing`.
     """
-    made = f", made {min(table.made)} to {max(table.made)} with JAX {', '.join(set(table.jax))}"
+    made = "" if table.empty else (f", made {min(table.made)} to {max(table.made)} with JAX "
+                                   f"{', '.join(set(table.jax))}")
     stored = table[table.stage == "text"].groupby(["arm", "seed"]).ngroups
     lacking = pd.DataFrame(missing, columns=["arm", "seed"]).groupby("arm", sort=False).seed
     named = "; ".join(f"{arm} {', '.join(map(str, seeds))}" for arm, seeds in lacking)
-    return (f"{stored} of {stored + len(missing)} runs are stored{made if len(table) else ''}\n"
+    return (f"{stored} of {stored + len(missing)} runs are stored{made}\n"
             f"missing: {named + ' (arm and seeds)' if named else 'none'}")
 
 
@@ -705,7 +706,7 @@ def draw_arms(ax, table, arms, column):
         whole = runs.groupby("step").seed.transform("count") == runs.seed.nunique()
         mean = runs[whole].groupby("step")[[column, "val_loss"]].mean()
         ax.plot(mean[column] / 1e6, mean.val_loss, color=COLOURS[arm], lw=2, label=arm,
-                ls="--" if arm in ("nca", "longer") else "-")
+                **({"ls": "--", "zorder": 3} if arm in ("nca", "longer") else {}))
     what = "tokens of the text stage" if column == "text_tokens" else "tokens of both stages"
     ax.set(xlabel=f"{what}, millions", yscale="log",
            yticks=(0.2, 0.3, 0.5, 1, 2, 5), yticklabels=("0.2", "0.3", "0.5", "1", "2", "5"))
@@ -767,8 +768,8 @@ def draw_first(table, live, level, plan):
                 label=ARMS[name].label if seed == table.seed.min() else None)
     ax.plot(live.step, live.loss, ".", color=style.RED, ms=4, label="this run, each step")
     ax.axhline(level, color=style.GREY, ls="--", lw=1)
-    ax.text(0.01 * plan.first_steps, level, "counting patches", color=style.GREY, va="bottom",
-            fontsize=9)
+    ax.text(0.01 * plan.first_steps, level, "counting patches, seed 0", color=style.GREY,
+            va="bottom", fontsize=9)
     ax.set(xlabel="step of the first stage", ylabel="loss per token, nats",
            title="What the model learns from films", xlim=(0, plan.first_steps))
     ax.legend(loc="upper center")

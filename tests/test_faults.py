@@ -726,7 +726,7 @@ def test_a_kernel_that_is_merely_open_holds_nothing(world):
 
 def everything(world):
     """One file of everything that the series leaves, and two of somebody else."""
-    for path in ("setup.json", "data/meta.json", "data/samples.json",
+    for path in ("setup.json", "scripts/vm.sh", "data/meta.json", "data/samples.json",
                  "cache/rendered/ids.npy", "train/recipe.json",
                  "jax_cache/a", "merged/config.json", "adapter/a", "merged_text/a", "merge.json",
                  "model_card.md", "serve/options.json", "bench/1.json", "bench/results.csv",
@@ -739,7 +739,8 @@ def everything(world):
 
 NO_FURTHER = "import helpers; raise helpers.UserError('no further')"
 ALL = ("data", "cache", "train", "jax_cache", "merged", "adapter", "merged_text", "merge.json",
-       "model_card.md", "serve", "bench", "eval", "figures", "notebooks", "setup.json", "notes.txt")
+       "model_card.md", "serve", "bench", "eval", "figures", "notebooks", "setup.json", "scripts",
+       "notes.txt")
 
 
 @fault("07 comes after 03", intact=ALL)

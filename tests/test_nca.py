@@ -433,7 +433,7 @@ def test_the_conclusions_of_the_notebook_need_no_complete_comparison(tmp_path, m
     space = {"helpers": helpers,
              "cfg": SimpleNamespace(full=False), "plan": plan, "world": plan.world,
              "nca": nca, "np": np, "pd": pd, "style": style, "Path": Path, "live": live,
-             "same_for_all": 4.4, "for_each_film": 2.3}
+             "level": 2.3}
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for cell in cells[first:]:

@@ -69,7 +69,7 @@ SERVER = [sys.executable, "-m", "helpers.server"]
 # What each notebook writes under RUN_DIR, besides its figures and its executed copy.
 WRITES = {
     "00": (),
-    "01": ("setup.json",),
+    "01": ("setup.json", "scripts"),
     "02": ("data", "cache"),
     "03": ("train", "jax_cache"),
     "04": ("merged", "merged_half", "dequantized", "adapter", "merged_text", "merge.json",
