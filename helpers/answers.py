@@ -44,8 +44,9 @@ def extract_code(text, interface=""):
     blocks = [text[start.end():end].strip("\n")
               for start, end in zip(fences[::2], ends, strict=True)]
     unclosed = blocks[-1] if len(fences) % 2 else None
-    with_module = [block for block in blocks if _headers(block)]
-    top = [block for block in with_module if "TopModule" in _headers(block)
+    defined = {block: _headers(block) for block in blocks}
+    with_module = [block for block in blocks if defined[block]]
+    top = [block for block in with_module if "TopModule" in defined[block]
            and ("endmodule" in block or block is unclosed)]
     if top or with_module and not interface:
         chosen = (top or with_module)[-1]

@@ -244,6 +244,12 @@ class Plan:
     block: int = 64                 # queries at a time: a third less time on a CPU than all at once
     model: tuple = ()               # changes of the tiny config, for tests
 
+    @property
+    def first_tokens(self):
+        """Tokens of a first stage on films; one on text is made as long."""
+        return (self.first_steps * self.rows_per_step
+                * self.world.frames * self.world.frame_tokens)
+
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
@@ -322,9 +328,9 @@ def text_batches(plan, seed):
     batches = pretrain.make_batches(
         _tokens(plan.documents), plan.tokens_per_step, np.random.default_rng(seed))
     seen = pretrain.tokens_seen(batches, _config(plan).num_embed)
-    wanted = plan.first_steps * plan.rows_per_step * plan.world.frame_tokens * plan.world.frames
     text, rest = batches[:plan.text_steps], batches[plan.text_steps:]
-    enough = int(np.searchsorted(np.cumsum([(batch > 0).sum() for batch in rest]), wanted)) + 1
+    enough = int(np.searchsorted(np.cumsum([(batch > 0).sum() for batch in rest]),
+                                 plan.first_tokens)) + 1
     if len(text) < plan.text_steps or enough > len(rest):
         raise UserError(f"{plan.documents:,} documents are too few for this plan.")
     others = pretrain.make_batches(
@@ -564,9 +570,9 @@ def inventory(table, missing):
 def budgets(plan, seed):
     """Steps and tokens of the stages of a seed: a table."""
     text, more, *_ = text_batches(plan, seed)
-    films_ = plan.first_steps * plan.rows_per_step * plan.world.frames * plan.world.frame_tokens
     count = [int(sum((batch > 0).sum() for batch in part)) for part in (text, more)]
-    return pd.DataFrame([("text", len(text), count[0]), ("first, films", plan.first_steps, films_),
+    return pd.DataFrame([("text", len(text), count[0]),
+                         ("first, films", plan.first_steps, plan.first_tokens),
                          ("first, text", len(more), count[1])],
                         columns=["stage", "steps", "tokens"]).set_index("stage")
 
