@@ -93,8 +93,9 @@ print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parame
 
 # %% [markdown]
 # `answer` renders requests with the model's own chat template and decodes greedily: always the
-# likeliest token. We ask for the 38 modules of a small benchmark. The training rows ask for the same
-# kinds of module, but none with these widths and port names. One of them, an up-down counter, is the running example of the whole series.
+# likeliest token. We ask for the 38 modules of a small benchmark. The training rows ask for the
+# same modules, but never with all of these widths and names. One of them, an up-down counter, is the
+# running example of the whole series.
 
 # %%
 def answer(model, requests):
@@ -123,7 +124,7 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %%
 found = [data.clean(row) for row in data.read_rows("data/tiny")[:1_500]]
-chats = [data.as_messages(example, SYSTEM) for example, problem in found if not problem]
+chats = [data.as_messages(example, SYSTEM) for example, reason in found if not reason]
 rendered = [pair for pair in chat.render_chats(tokenizer, chats) if len(pair[0]) <= 512]
 ids, masks = zip(*rendered)
 rows = packing.pack_arrays(ids, masks, 512, seed=0)
@@ -133,7 +134,7 @@ style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shorte
                   f"{len(shortest[0])} tokens are read, {sum(shortest[1])} of them are trained")
 
 # %% [markdown]
-# ## 3. Fine-tune with LoRA, for two to three minutes
+# ## 3. Fine-tune with LoRA, in about two minutes
 # The weights stay frozen. Beside each weight matrix we train two thin matrices, A and B; their
 # product A·B is added to the frozen one. JAX compiles a whole optimizer step into one program.
 
@@ -143,7 +144,7 @@ tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)  # a new model; 
 rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=STEPS)
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
 state, frozen = train.start(tuned, optimizer, mesh)
-loss = train.make_loss(capacity=int(rows["loss_mask"].sum(-1).max()))  # most trained in a row
+loss = train.make_loss(capacity=int(rows["loss_mask"].sum(-1).max()))  # answer tokens at most
 step = train.jit_train_step(tuned, optimizer, loss, state)
 trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
 print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} pairs of A and B")
@@ -207,7 +208,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 
 # %% [markdown]
 # ## What you have seen
-# A base model, 36 optimizer steps on two thin matrices beside each of its own, and a model that
+# A base model, 36 optimizer steps on a pair of thin matrices beside each weight, and a model that
 # writes modules which pass their tests.
 #
 # | here | in full |

@@ -74,7 +74,7 @@ helpers.you_are_here("01")
 
 # %% [markdown]
 # ## 1. Is this machine all right?
-# Which machines, where, and for how long at the most. Nothing in this notebook creates anything: it
+# First the settings: what to rent, where, and for how long at the most. Nothing in this notebook creates anything: it
 # checks the machine that it runs on, and prints commands. Both zones are in one region on purpose,
 # so that one bucket is near both machines.
 
@@ -134,9 +134,9 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # ## 2. What fits where
 # What do you have to rent? A *chip* is what you pay for. A *slice* is a set of chips, driven by one
 # virtual machine (VM), the *host*, or by several. *HBM* is the memory on a chip: a training step has
-# to fit in there. Each line below is a slice, and the least recomputation that makes the step fit: as
-# the compiler says where we compiled it, else by estimate (`remat`: what the backward pass computes
-# again to save memory). Hours and dollars are for a whole run on 10,000 examples of 922 tokens;
+# to fit in there. Each line below is a slice, a dtype for the frozen base, and the least recomputation
+# with which the step fits (`remat`: what the backward pass computes again to save memory: NONE, BLOCK
+# for attention and MLP, or DECODER for whole layers), compiled or estimated. Hours and dollars are for a whole run on 10,000 examples of 922 tokens;
 # *real* tokens are those that are no padding.
 
 # %%
@@ -158,14 +158,14 @@ chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].com
 style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
-# A v5p-8 holds all of the 31B's step without recomputation, in bfloat16, for about an hour; for E2B
-# one chip is enough. By these predictions a v6e-8, on which we serve later, would train as well. We
-# train on the v5p-8 because there the predictions are held against a measured step, which is not so
-# for a v6e ([08](08_dryrun.ipynb) §9), and because its chips have three times the memory. *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the
+# On a v5p-8 the 31B's step fits in bfloat16 without recomputation, and a run takes about an hour; for
+# E2B one chip is enough. By these predictions a v6e-8, on which we serve later, would train as well.
+# We train on the v5p-8: there the prediction misses the measured step by 12 % at most, on a v6e by at
+# least 17 % ([08](08_dryrun.ipynb) §9), and its chips have three times the memory. *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the
 # model's shapes, a tenth of the chip left free. Where the last columns are empty, no time is predicted.
 #
-# For your own tokens and prices, `./build_site.sh` makes a site with a page that computes all this
-# (*What will it cost me?*); [08](08_dryrun.ipynb) §8 explains the numbers, [11](11_qlora.ipynb) a base in int8. The 922 tokens
+# For your own tokens and prices, change two lines in [08](08_dryrun.ipynb) §8, or build the site's
+# calculator (`./build_site.sh`); [11](11_qlora.ipynb) explains a base in int8. The 922 tokens
 # are those of the published recipe: counted with Gemma 3's tokenizer, without our system sentence
 # and the empty thought before an answer. 02 counts yours.
 #
@@ -232,8 +232,8 @@ for name, slice_name, zone, hours in vms:
 # Most guides on the web still show **the classic way**, the Cloud TPU API, which Google no longer
 # develops. It wants an *accelerator type* and a *runtime version* that fit each other: with the
 # wrong one the chips do not appear. It has no guard on run time, and a boot disk of 97 GB. The last
-# form waits in a queue for two hours at most. Whoever gets no machine by the first form may get one
-# by these.
+# form waits in a queue for two hours at most. If the first form brings no machine, try
+# these.
 
 # %%
 for queued, (name, slice_name, zone, _) in itertools.product((False, True), vms):
@@ -262,7 +262,8 @@ for command in (*gcloud.bucket_commands(cfg.bucket, cfg.train_zone),
 
 # %% [markdown]
 # This cell writes what the machines run, a script for each kind, and prints the training machine's.
-# The first line copies it over; then run `bash vm.sh` there.
+# Copy it over by the first line (classic: `gcloud compute tpus tpu-vm scp`), then run `bash vm.sh`
+# there.
 
 # %%
 here = REPOSITORY_URL, cfg.bucket, cfg.vm_size
@@ -316,13 +317,13 @@ print(gcloud.last_lines_of_hosts(cfg.bucket))
 # slice's network and `--worker=all` are not: be ready to finish by hand from the bucket.
 #
 # We cannot run `gcloud` here. Tests make sure that every command, as printed, is valid shell and
-# arrives word for word; whether Google still knows an option they cannot say.
+# arrives word for word; they cannot say whether Google still knows an option.
 #
 # ## 5. What it costs, and how to stop it
 # A forgotten v6e-8 costs 516 dollars a day (24 × 21.52, the published rate). Three habits prevent
 # it: the run-time guard above, listing what runs before you close the laptop, and deleting what you
 # listed. The commands above ask for spot machines, which are cheaper than these on-demand rates.
-# Nothing ends a machine of the classic API, the v5p-32 among them, but you.
+# Only you end a machine of the classic API, such as the v5p-32.
 
 # %%
 budget = pd.DataFrame([
@@ -365,7 +366,7 @@ print(f"31B, 10,000 examples on a v5p-8: 03 {cost['hours']:.1f} h, {cost['dollar
 # thirty steps and a trace, at most an hour, and a report at the end that others can use, too.
 #
 # **A Hugging Face token?** Gemma 4 is under Apache-2.0 and, as far as we know, downloads without a
-# login. If you need one all the same, it belongs into the environment, never into a notebook.
+# login. If you need one all the same, it belongs in the environment, never into a notebook.
 #
 # ## 6. Write it down
 # `setup.json` says on what this run was made. Then, and only then, we stop if something is wrong:

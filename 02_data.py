@@ -166,9 +166,9 @@ display(pd.DataFrame([(data.form_of(row), json.dumps(row)) for row in FORMS],
 # %%
 tokenizer = chat.load_tokenizer(cfg.base)
 own = [data.clean(row) for row in data.read_rows("data/own_example.jsonl")]
-own_chats = [data.as_messages(example, cfg.system) for example, problem in own if not problem]
+own_chats = [data.as_messages(example, cfg.system) for example, reason in own if not reason]
 print(f"{len(own)} rows, {len(own_chats)} chats; "
-      f"dropped: {dict(Counter(problem for _, problem in own if problem))}")
+      f"dropped: {dict(Counter(reason for _, reason in own if reason))}")
 longest = max(own_chats, key=len)
 ids, mask = chat.render(tokenizer, longest)
 style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own",
@@ -176,7 +176,7 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
 
 # %% [markdown]
 # Blue tokens are trained, grey ones only read: both answers, with the `<turn|>` that ends each. (Only
-# the last one follows the exact prompt that a server sends; exercise 2 makes a row of each answer.)
+# the last one has a `thought`, for which section 4 has the reason; exercise 2 gives each its own.)
 # A chat with a system message of its own keeps it; the others get `cfg.system`.
 #
 # At size tiny a chat may have about 600 letters, because this tokenizer knows only Verilog, and the
@@ -262,14 +262,14 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 # <|turn>model
 # <|channel>thought
 # <channel|>answer<turn|>
-#           └── loss on, and off everywhere before
+#           └── loss on; in the prompt, only on earlier answers
 # ```
 #
-# The renderer builds tokens and mask in one go, so there is nothing to re-align later. It is the
-# whole idea of this notebook:
+# The renderer builds tokens and mask in one go, so there is nothing to re-align later. `target` and
+# `earlier`, near its end, are the idea; the rest is batching:
 
 # %%
-helpers.show_source(chat.render_chats)
+helpers.show_source(chat.render, chat.render_chats)
 
 # %% [markdown]
 # `render_prompts` writes the prompts, and notebooks 05 and 07 send what that same function gives.
@@ -430,8 +430,8 @@ style.finish(fig, "02_lengths", f"{len(lengths):,} examples of {cfg.source}, com
 
 # %% [markdown]
 # A fixed row length has two costs. A short limit loses examples; a long one, without packing, is
-# mostly padding. The table shows both for several limits. Its last column is what *packing* makes
-# of the same examples: several whole ones share a row (section 9).
+# mostly padding. The table shows both for several limits. Last, *packed* (section 9): whole
+# ones share a row of `sequence_length`, or of the limit if that is longer.
 
 # %%
 shares = np.percentile(lengths, [50, 90, 99, 100]).astype(int)
@@ -496,7 +496,7 @@ fig.legend([axes[0].bar(0, 0, color=style.GREY, alpha=alpha) for alpha in (0.35,
 style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 
 # %% [markdown]
-# Each colour is one example. A place costs a step nearly the same whether it holds text or padding,
+# In a row, a colour is an example. A place costs a step nearly the same whether it holds text or padding,
 # so the lower picture trains several times as much text for the same arithmetic.
 #
 # The tiny examples are short and all alike, so the gap at the end of a row is often nearly as long as an example. Real
@@ -552,7 +552,8 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 
 # %% [markdown]
 # ## 11. Read it back, as the trainer will
-# `PackedRows` and `make_dataset` are what 03 reads with. Grain finds a row by its number: shuffled
+# `PackedRows` and `make_dataset` are what 03 reads with. Grain, Google's data loader, finds a row by
+# its number: shuffled
 # anew in each epoch, the same for the same seed. So the whole state of a reader is a number, too.
 # Training can stop in the middle of an epoch and go on with the next row.
 
@@ -583,7 +584,7 @@ print(f"trained: {batch.loss_mask.mean():.1%} of this batch; examples in its row
 # %% [markdown]
 # ## Recap
 # - An example is the *served* prompt, the answer and `<turn|>`, built once with its mask.
-# - The published way lost the first six tokens of every answer; ours decodes to it, exactly.
+# - The published way lost the first six tokens of every answer; ours trains all of it.
 # - Examples are dropped with a reason, never cut. Prompts of the evaluation set are out.
 # - Packing puts several examples into a row; segment ids and restarted positions keep them apart.
 #

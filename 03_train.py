@@ -93,8 +93,8 @@ from helpers.fit import settings_here
 # ## 1. Load the model and ask it
 # First the settings. Rank, alpha, learning rate, warm-up and weight decay of the full size are those
 # of a published recipe for this model ([10](10_published.ipynb) asks what holds of it). You
-# need not understand every field now: each is explained where it is used. With your own data set
-# `epochs` to 3 or so: the tiny recipe reads only a quarter of its rows, because that is enough.
+# need not understand every field now: each is explained where it is used. For your own data,
+# set `epochs` to 3 or so: the tiny recipe reads only a quarter of its rows, because that is enough.
 
 # %%
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Settings:
     weight_decay: float = 0.001
     max_grad_norm: float = 1.0
     # ── One optimizer step ──
-    rows_per_step: int = 2             # packed rows of 4,096 tokens, about 8.4 examples; at least
-    # one micro-batch of the whole mesh
+    rows_per_step: int = 2             # packed rows of 4,096 tokens, about 8.4 examples; never
+    # less than a micro-batch
     rows_per_device: int = 2           # of a micro-batch, on each part of the fsdp axis
     epochs: float = 1.0
     max_steps: int = helpers.env("MAX_STEPS", 0)  # 0: all; else the schedule is shorter
@@ -158,8 +158,8 @@ print(f"from 02: {meta['train_rows']:,} rows of {meta['sequence_length']:,} toke
 # 3), and `load_base` calls Tunix's loader, which reads the Hugging Face files and puts each weight
 # onto its devices. We ask for bfloat16 by name: Tunix's default is float32 arrays, even over
 # bfloat16 weights, which a TPU reads at twice the bytes and still multiplies in bfloat16.
-# (`base_dtype` can store the frozen weights in fewer bits, the subject of notebook 11; everything
-# below stays the same.)
+# (`base_dtype` can store the frozen weights in fewer bits, the subject of notebook 11. Calls to
+# `quantized` serve that; in bfloat16, read past them.)
 
 # %%
 config = gemma.config_from_hf(base, dtype=cfg.dtype)
@@ -326,7 +326,7 @@ train.mesh_table(big)
 # ## 4. LoRA: W + (α/r) · A · B
 # Each weight matrix W stays frozen. Beside it you train A, which reads the same input into `rank`
 # numbers, and B, which turns these into a correction of the output. Qwix finds the matrices by a
-# pattern over module paths and wraps them; one call does it:
+# pattern over module paths, printed below, and wraps them; one call does it:
 #
 # ```python
 # model = qwix.apply_lora_to_model(model, provider, dummy_tokens, ...)  # in gemma.inject_lora
@@ -336,7 +336,8 @@ train.mesh_table(big)
 # moment would never decay. Dropout is 0, because Qwix's cannot be switched off for validation.
 
 # %%
-helpers.show_source(gemma.Float32Lora)
+print(f"targets: {cfg.targets}")
+helpers.show_source(gemma.lora_provider, gemma.lora_a, gemma.lora_b)
 gemma.use_block_attention(model, cfg.attention_block)  # section 7
 before_lora = model
 model = gemma.inject_lora(
@@ -363,7 +364,7 @@ table
 # %% [markdown]
 # A Hugging Face matrix has shape (out, in); Tunix keeps heads as dimensions of their own and stacks
 # K and V into one `kv_einsum`. A starts random and B starts at zero, so A times B is zero: the model
-# with adapters is still the base. On the tiny model in float32 you can see it, at every size:
+# with adapters is still the base. On the tiny model in float32 you see it, whatever `SIZE`:
 
 # %%
 exact = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
@@ -454,8 +455,8 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # ## 6. Tunix's own trainer in twenty lines
 # Tunix has a trainer, `PeftTrainer`: loop, loss, accumulation, checkpoints. It is the shortest way
-# to a tuned model, and this is all of it. It expects one example per row, so `alone` takes packed
-# rows apart. We train the tiny float32 model of section 4, at every size.
+# to a tuned model, and this is all of it. The published run feeds it one example a row; so does
+# `alone`, which takes packed rows apart. We train the tiny float32 model of section 4, at every size.
 
 # %%
 def alone(rows):
@@ -494,13 +495,14 @@ with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()), helpers.phase(
 print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# It learns. Why write a loop of our own? For three reasons; two are measured below, the third is the
-# compiler's number.
+# It learns. Why write a loop of our own? For two reasons: one is measured below, the other is the
+# compiler's number. (Padding is no third: the lambda above could pass `packed_mask`.)
 #
 # **Weighting.** With accumulation, Tunix averages each micro-batch and then the averages, so a token
 # counts more where few tokens are trained. We take one plain step of gradient descent both ways: on
 # four rows that train equally many tokens (`equal`), then with two of them training only their last
-# 32 (`uneven`). **Padding.** A row holds one example, and the rest of it is computed for nothing.
+# 32 (`uneven`).
+#
 # **Outputs.** Its compiled step returns the whole model, frozen weights included.
 
 # %%
@@ -525,9 +527,6 @@ for name, rows in (("equal", equal), ("uneven", equal.replace(loss_mask=equal.lo
 # %%
 compiled_rows = pd.read_csv("data/dryrun/v5p-8_31b.csv").set_index("recipe")
 theirs, ours = compiled_rows.out_gib[["published", "ours, faster"]]  # "published": Tunix's trainer
-real, count = (flat.segment_ids > 0).sum(), flat.segment_ids.max(-1).sum()
-print(f"no padding: {real / count / flat.tokens.shape[1]:.1%} with one example a row, "
-      f"{real / flat.tokens.size:.1%} packed")
 print(f"fresh outputs of a step of the 31B, per chip (compiled, 08): {theirs:.1f} GiB by Tunix's "
       f"trainer, {ours:.1g} GiB by ours")
 
@@ -692,8 +691,9 @@ with helpers.phase("four answers of the tuned model"):
 style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 
 # %% [markdown]
-# Is it right? It looks like a counter; [07](07_eval.ipynb) lets a simulator decide. The three
-# held-out specifications can be compared with the dataset's own answers:
+# Is it right? It looks like a counter; [07](07_eval.ipynb) lets a simulator decide. Now the
+# three held-out specifications, beside the dataset's own answers. (Most tiny modules have only one
+# natural form.)
 
 # %%
 for sample, old, new in zip(samples, before[1:], after[1:]):
@@ -870,7 +870,7 @@ manager.close()
 # and all-reduces that nothing overlaps. Our parts carry names (`hidden_states`, in it `attention`, then
 # `output_matrix`, `loss`, `optimizer`); Tunix's MLP, projections and norms are found by their line of
 # source. Then compare the time by operation with the table of
-# [08](08_dryrun.ipynb): nobody has published that yet. On a CPU this is a demonstration: the
+# [08](08_dryrun.ipynb) §5: nobody has published that yet. On a CPU this is a demonstration: the
 # simulated devices share the same cores.
 #
 # ## 15. On a real slice
@@ -891,8 +891,8 @@ manager.close()
 # ## Recap
 # - JAX compiles functions of trees, once per shape, for a whole mesh; head counts limit the mesh.
 # - All modules have float32 adapters, which change nothing before the first step.
-# - Tunix's trainer works in twenty lines; ours weighs every token equally, packs, and returns only
-#   what changed.
+# - Tunix's trainer works in twenty lines; ours weighs every token equally and returns only what
+#   changed.
 # - A run can be killed at any moment, and continues to the same bits.
 #
 # ### What can go wrong

@@ -380,7 +380,7 @@ for recipe in (dryrun.OURS, dryrun.FASTER):
 # For `ours` the rule comes out 2 to 3 % too slow: layers share some work, such as masks, that it
 # multiplies. So it flatters nobody.
 #
-# ### What stands between this step and ten times
+# ### What each part of this step still loses
 # Take from each part what it loses against its own limit, and see what the step would gain. Waits
 # have the limit zero: in principle the links can carry while the chip computes.
 

@@ -107,7 +107,7 @@ style.label_line(ax, found.limit, 1.5, f"a program may use\n{found.limit:.2f} Gi
                  style.BLACK)
 fig.legend(loc="outside right center", fontsize=8)
 ax.set(title="The 31B on four v5e chips: only a quantised base fits", xlabel="GiB of one chip")
-style.finish(fig, "11_answer", "compiled where 08 has the step, else estimated by helpers/fit.py")
+style.finish(fig, "11_answer", "compiled where 08 has the step (temporaries: the other three together), else estimated")
 
 # %% [markdown]
 # **Yes**, at less than a third of a v5p-8's price per hour, with int8 already: the TPU's compiler

@@ -126,7 +126,7 @@ def packed_row(row, allowed):
     fig, (left, right) = style.figure(10, 4.1, columns=2, width_ratios=[1, 1.5])
     left.imshow(np.where(allowed[..., None], 1 - strength * (1 - color)[:, None], 1.0),
                 interpolation="nearest")
-    left.set(title="Nobody sees another example", xlabel="token looked at", ylabel="token")
+    left.set(title="No token sees another example", xlabel="token looked at", ylabel="token")
     depth = (row.positions / max(row.positions.max(), 1))[:, None]
     grey = np.array([0.93, 0.93, 0.93])
     strips = {"segment_ids": color, "loss_mask": np.where(row.loss_mask[:, None], color, grey),
