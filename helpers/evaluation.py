@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,13 @@ class Plan:
     temperature: float = 0.8
     top_p: float = 0.95
     task: str = "spec-to-rtl"
+
+
+def other_wordings(plans):
+    """Names of the plans that draw as the first one does, itself among them: only the prompt differs."""
+    def drawn(plan):
+        return replace(plan, name="", prompt="")
+    return [plan.name for plan in plans if drawn(plan) == drawn(plans[0])]
 
 
 # -- Prompts -------------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ def pass_at_k(n, c, k):
 
 
 def score(values, draws=10_000):
-    """`interval` of scores from 0 to 1; the rule of three where all are 0, or all 1.
+    """`interval` of scores from 0 to 1; Clopper and Pearson's exact one where all are 0, or all 1.
 
-    With 0 of n passing, a true share above 1 - 0.05**(1/n), about 3/n, would give that less than
-    once in twenty times.
+    With 0 of n passing, a true share above 1 - 0.025**(1/n), about 3.7/n, would give that less than
+    once in forty times. (The *rule of three*, 3/n, is the bound of a one-sided 95 %.)
     """
     mean, low, high = interval(values, draws)
     if low == high and mean in (0.0, 1.0):
-        unseen = 1 - 0.05 ** (1 / len(values))
+        unseen = 1 - 0.025 ** (1 / len(values))
         low, high = (0.0, unseen) if mean == 0 else (1 - unseen, 1.0)
     return mean, low, high
 

@@ -62,7 +62,8 @@ def load(source, *names):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             return node.name in names
         if isinstance(node, ast.Assign):
-            return any(getattr(target, "id", None) in names for target in node.targets)
+            return any(getattr(part, "id", None) in names
+                       for target in node.targets for part in ast.walk(target))
         return isinstance(node, (ast.Import, ast.ImportFrom))
     path = ROOT / source
     body = [node for node in parse(path).body if wanted(node)]

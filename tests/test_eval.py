@@ -640,6 +640,17 @@ class FakeServer:
         self.server.server_close()
 
 
+def test_a_rival_may_be_asked_in_any_wording_that_is_drawn_alike():
+    """verilog-eval's own wording, the natural one for a base, was once left out at 31B."""
+    plans = ("FIVE", "GREEDY", "MANY", "OFFICIAL_GREEDY", "OFFICIAL_FIVE",
+             "COMPLETE")
+    full, *_ = load("07_eval.py", "FULL", "Settings", *plans)
+    assert evaluation.other_wordings(full.plans) == [
+        "five samples", "official, five", "two examples"]
+    assert evaluation.other_wordings([Plan("a"), Plan("b", "official", task="code-complete"),
+                                      Plan("c", "official", n=20), Plan("d", "examples")]) == ["a", "d"]
+
+
 PLANS = Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)
 TASK = {"spec-to-rtl": [judge.Problem(f"p{i}", "", "", "") for i in range(6)]}
 PROMPTS = {("ours", problem): [2, number] for number, problem in enumerate(TASK["spec-to-rtl"])}

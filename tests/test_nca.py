@@ -181,14 +181,15 @@ SMALL = nca.Plan(text_steps=2, first_steps=2, rows_per_step=2, tokens_per_step=2
                  documents=2_000, validation=1, model=(("num_layers", 1), ("hidden_dim", 32)))
 
 
-def test_transfer_moves_the_named_parts_and_never_the_embedder():
+def test_transfer_moves_the_named_parts_and_no_other():
     _, fresh = nca.fresh_model(SMALL, 0)
     _, learned = nca.fresh_model(SMALL, 1)
     # At the start norms are equal in both, so make them differ.
     learned = jax.tree.map(lambda leaf: leaf + 1, learned)
     names = jax.tree.leaves(nca.named_parts(fresh))
     assert set(names) == {"embedder", *nca.PARTS}
-    for parts in ((), ("attention",), ("mlp",), ("norms",), nca.PARTS):
+    assert all("embedder" not in arm.parts for name, arm in nca.ARMS.items() if name != "whole")
+    for parts in ((), ("attention",), ("mlp",), ("norms",), nca.PARTS, nca.ARMS["whole"].parts):
         moved = nca.transfer(fresh, learned, parts)
         for name, new, old, got in zip(names, *map(jax.tree.leaves, (fresh, learned, moved)),
                                        strict=True):
@@ -284,6 +285,11 @@ def test_a_loop_that_saves_by_the_clock_goes_on_where_it_was_cut_off(tmp_path):
 def test_text_of_the_two_stages_is_apart_and_as_long_as_the_automata():
     text, first, validation, seen = nca.text_batches(SMALL, 0)
     assert len(text) == SMALL.text_steps
+    sums = nca.budgets(SMALL, 0)
+    assert sums.steps.to_list() == [2, 2, len(first), 1]
+    assert sums.tokens["first, films"] == SMALL.first_tokens
+    assert sums["longest row"].to_list() == [max(batch.shape[1] for batch in part) for part in (
+        text, [np.zeros((2, 180))], first, validation)]
     wanted = SMALL.first_steps * SMALL.rows_per_step * WORLD.frames * WORLD.frame_tokens
     tokens = [(batch > 0).sum() for batch in first]
     assert sum(tokens[:-1]) < wanted <= sum(tokens)
@@ -362,6 +368,14 @@ def test_a_verdict_has_to_survive_as_many_comparisons_as_there_are():
     assert alone.verdict.to_list() == ["better"]
 
 
+def test_the_two_losses_of_a_comparison_are_of_the_same_seeds():
+    """A fourth seed of scratch alone once moved its mean away from the difference."""
+    found = nca.against(nca.final(table(scratch=[1.0, 2.0, 3.0, 10.0], nca=[1.1, 2.2, 3.3])))
+    row = found.iloc[0]
+    assert row["scratch's"] == pytest.approx(2.0)
+    assert row.loss - row["scratch's"] == pytest.approx(row["against scratch"]) == 0.2
+
+
 def test_a_guesser_that_counts_by_hand():
     """Two frames of four patches, two films; token by token in plain Python."""
     world = nca.World(side=4, frames=2, judged=2)
@@ -386,12 +400,60 @@ def test_a_guesser_that_counts_cannot_use_the_order_of_frames():
     assert 0.5 < nca.counting(still, WORLD) < nca.counting(ids, WORLD)
 
 
+def test_a_guesser_that_looks_up_by_hand():
+    """Three frames of 4 x 4 cells: every pair of neighbourhoods compared in plain Python."""
+    world = nca.World(states=3, side=4, frames=3, judged=3)
+    frames = np.random.default_rng(1).integers(0, 3, (2, 3, 4, 4)).astype(np.uint8)
+
+    def around(frame, row, column):
+        return [frame[(row + i) % 4, (column + j) % 4] for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    places, cost = [(row, column) for row in range(4) for column in range(4)], 0.0
+    for film in frames:
+        for now in (1, 2):
+            share = [1 + (film[:now] == state).sum() for state in range(3)]
+            for place in places:
+                odds = [0.03 * count / sum(share) for count in share]
+                for then in range(1, now):
+                    for other in places:
+                        equal = sum(a == b for a, b in zip(around(film[now - 1], *place),
+                                                           around(film[then - 1], *other)))
+                        odds[film[then][other]] += np.exp(2.5 * (equal - 9))
+                cost -= np.log(odds[film[now][place]] / sum(odds))
+    assert nca.looking_up(nca.rows(frames, 3), world) == pytest.approx(
+        cost / (2 * 2 * world.frame_tokens), rel=1e-6)
+
+
+def test_looking_up_uses_the_dynamics_and_has_nothing_without_their_order():
+    frames = nca.kept_films(0, 30, WORLD)
+    ids, mixed = (nca.rows(some, WORLD.states) for some in (frames, nca.shuffled(frames, 0)))
+    assert nca.looking_up(ids, WORLD) < nca.counting(ids, WORLD) - 1
+    assert nca.looking_up(mixed, WORLD) > nca.counting(mixed, WORLD)
+
+
 def test_tokens_to_reach_a_loss():
     curve = pd.DataFrame({"text_tokens": [0, 100, 200], "val_loss": [4.0, 2.0, 1.0]})
     assert nca.tokens_to_reach(curve, 2.0) == pytest.approx(100)
     assert nca.tokens_to_reach(curve, 2 ** 0.5) == pytest.approx(150)
     assert nca.tokens_to_reach(curve, 9.0) == 0
     assert np.isnan(nca.tokens_to_reach(curve, 0.9))
+
+
+def test_a_speed_is_averaged_only_where_every_run_arrives():
+    """A mean over those that arrive makes an arm the faster the more of its runs fail."""
+    def run(arm, seed, *losses):
+        tokens = [100 * (i + 1) for i in range(len(losses))]
+        return pd.DataFrame({"arm": arm, "seed": seed, "stage": "text", "step": tokens,
+                             "text_tokens": tokens, "val_loss": losses}, columns=nca.COLUMNS)
+    text = pd.concat([run("scratch", 0, 4.0, 2.0, 1.0), run("scratch", 1, 4.0, 2.0, 1.0),
+                      run("nca", 0, 2.0, 1.5, 1.0), run("nca", 1, 4.0, 4.0, 2.0),
+                      run("mlp", 2, 4.0, 2.0, 1.0)])
+    shares = nca.sooner(text, 2.0)
+    assert list(shares) == ["nca"], "no pair with scratch"
+    assert shares["nca"].to_dict() == {0: 0.5, 1: 1.5}
+    assert np.isnan(nca.sooner(text)["nca"][1]) and nca.sooner(text)["nca"][0] == 1
+    found = nca.speed(text, (2.0, 1.2)).loc["nca"]
+    assert found["to 2 nats"].startswith("0.87 (") and found["to 1.2 nats"] == ""
+    assert found["to scratch's end"] == "1 of 2 runs"
 
 
 def test_missing_runs_are_named_also_where_nothing_is_stored(tmp_path):
@@ -433,6 +495,7 @@ def test_the_conclusions_of_the_notebook_need_no_complete_comparison(tmp_path, m
     space = {"helpers": helpers,
              "cfg": SimpleNamespace(full=False), "plan": plan, "world": plan.world,
              "nca": nca, "np": np, "pd": pd, "style": style, "Path": Path, "live": live,
+             "display": print,
              "level": 2.3}
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
