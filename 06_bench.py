@@ -24,7 +24,7 @@
 # | **Needs** | the server of 05; one that has ended is started again. No JAX, no accelerator of its own |
 # | **Reads** | `serve/server.json`, `serve/options.json`, `merge.json` of 04, the model's `config.json`, 03's log |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
-# | **Time and cost** | tiny: about four minutes. 31b: at least 144 minutes of load on a v6e-8, 52 USD at 21.52 USD/h (section 4 computes it); with warm-ups and queues about three hours, 65 USD (our estimate) |
+# | **Time and cost** | tiny: about four minutes. 31b: about 100 minutes of load on a v6e-8 at the published throughputs; with warm-ups about two hours, 43 USD at 21.52 USD/h (our estimate; section 4 has the sum without a limit) |
 #
 # The outputs shown are a rehearsal on two CPU cores. Method and client are the real ones; the
 # numbers describe two busy CPU cores and nothing else. Terms are in the
@@ -74,9 +74,10 @@ helpers.you_are_here("06")
 # ## 1. Settings
 # A **regime** is a prompt length and an answer length. A **point** is a regime at one **rate**, the
 # requests that arrive per second. They arrive at random moments, as strangers would send them,
-# whether or not the server keeps up; `inf` sends all of them at once. Each point is measured
-# several times: its **repeats**. The **objective** (SLO, service-level objective) is what you would
-# promise a user.
+# whether or not the server keeps up: an **open loop**. (In a closed loop each user waits for an
+# answer before asking again, so a slow server is asked less, and its queue stays hidden.) `inf`
+# sends all of them at once. Each point is measured several times: its **repeats**. The
+# **objective** (SLO, service-level objective) is what you would promise a user.
 
 # %%
 import math
@@ -103,7 +104,7 @@ class Settings:
     seconds: float = 60.0     # of load per point
     min_requests: int = 60    # per point, however slow
     warmups: int = 4          # requests before each point, not counted
-    slo: tuple = (2000, 60)   # time to first token, per output token, of 9 requests in 10; ms
+    slo: tuple = (2000, 60)   # 9 requests in 10 keep both: ms to first token, per output token
     # ── Price ──
     dollars_per_hour: float = 0.0  # of all chips; 0: the published price, if there is one
 
@@ -166,7 +167,7 @@ charts.draw_timeline(arrivals, (used.prompt_tokens, used.completion_tokens),
 bench.check_plan(cfg, record)  # do the points fit into the server's context?
 folder = helpers.run_dir("bench")
 (folder / "partial").mkdir(parents=True, exist_ok=True)
-first = (cfg.regimes[0], cfg.rates[0], bench.requests_for(cfg, cfg.rates[0], INF))
+first = (cfg.regimes[0], cfg.rates[0], bench.requests_for(cfg, cfg.rates[0]))
 with server.Client(record, folder, folder / "client.log") as load:
     name, seed = bench.point_name(*first[:2], 0)
     typed = bench.bench_arguments(load, record, cfg, *first, seed, name)
@@ -182,11 +183,11 @@ print(f"{one['completed']} of {one['num_prompts']} requests in {one['duration']:
 
 # %% [markdown]
 # Every argument has a reason. `--ignore-eos` makes all answers equally long, so that points can be
-# compared. Warm-up requests are not counted. The **seed** is another one for each repeat of each
-# point, and that matters most. The client sends the *same* prompts whenever the seed is the same. A
-# server with a **prefix cache** remembers prompts that it has read, and has nothing to compute when
-# they come again. Then you measure the memory, not the model. So the cache is off, and the last
-# line checks it: the server counts cached tokens itself.
+# compared; real ones differ, and do not end together as these do. Warm-up requests are not counted.
+# The **seed** is another one for each repeat of each point, and that matters most. The client sends
+# the *same* prompts whenever the seed is the same. A server with a **prefix cache** remembers
+# prompts that it has read, and has nothing to compute when they come again. So the cache is off,
+# and the last line checks it: the server counts cached tokens itself.
 
 # %%
 display(pd.Series(bench.cache_facts(bench.metrics(record)), name="the server says").to_frame())
@@ -203,21 +204,21 @@ helpers.show_source(bench.measure)
 # %% [markdown]
 # ## 4. A few rates
 # How many requests does a point need? With too few the run is over before a queue can form. We load
-# the server for `seconds` at every rate. Beyond its limit it needs fewer requests to be busy that long,
-# so after the first rate that was too much we send only what it can finish in `seconds`.
+# the server for `seconds` at every rate. After the first rate that was too much, all points send as
+# many requests as that one, since there latencies grow with their number, and rates above twice that
+# one are left out.
 #
-# The sweep visits all points once per repeat, and not one point three times. A slow change of the
-# machine then shows as spread instead of favouring one rate. (The rates of a visit always ascend, so
-# what one leaves to the next is not seen.) You may interrupt it: finished points are read from their
-# files.
+# The sweep visits all points once per repeat, so that a slow change of the machine shows as spread
+# instead of favouring one rate. (The rates of a visit always ascend, so what one leaves to the next
+# is not seen.) You may interrupt it: finished points are read from their files.
 
 # %%
-at_least = cfg.repeats * len(cfg.regimes) * len(cfg.rates) * cfg.seconds
+kept_up = cfg.repeats * len(cfg.regimes) * len(cfg.rates) * cfg.seconds
 config = helpers.read_json(Path(record["model_path"]) / "config.json")
 machine = bench.machine_of(options, config, cfg.dollars_per_hour)
-price = at_least / 3600 * machine.dollars_per_hour
+price = kept_up / 3600 * machine.dollars_per_hour
 print(f"{cfg.repeats} x {len(cfg.regimes)} regimes x {len(cfg.rates)} rates x {cfg.seconds:g} s: "
-      f"at least {at_least / 60:.0f} min of load"
+      f"{kept_up / 60:.0f} min of load if the server keeps up"
       + (f", {price:.2f} USD" if price == price else " (no price is published for this machine)"))
 
 # %%
@@ -229,9 +230,10 @@ print(f"{len(planned)} measurements, {len(results) - len(planned)} further repea
       f"{sum(r['failed'] for r in results)} requests failed")
 
 # %% [markdown]
-# One row per point, medians of its repeats. `delivered` is the rate that the server sustained, and
-# `goodput` the part of it that kept the objective. `in flight` is how many requests were at the
-# server on average. Failed requests stay in the table; a latency is a latency of completed ones.
+# One row per point, medians of its repeats. `delivered` is what the server finished per second,
+# `goodput` the part of it that kept the objective, and `done early` the share that was finished
+# when the last request was sent. `in flight` is how many requests were at the server on average.
+# Latencies are those of completed requests.
 
 # %%
 table = bench.rows(results, config, machine, cfg.slo)
@@ -239,67 +241,74 @@ helpers.write_text(folder / "results.csv", table.to_csv(index=False))
 keys = ["input_len", "rate"]
 middle = table.groupby(keys).median(numeric_only=True)
 view = pd.DataFrame({
-    "sent": table.groupby(keys).requests.sum(), "failed": table.groupby(keys).failed.sum(),
+    "sent, each": middle.requests, "failed": table.groupby(keys).failed.sum(),
     "in flight": middle.mean_in_flight, "delivered /s": middle.delivered_rps,
-    "goodput /s": middle.goodput_rps, "TTFT p50": middle.ttft_p50_ms,
-    "TTFT p90": middle.ttft_p90_ms, "TPOT p50": middle.tpot_p50_ms, "TPOT p90": middle.tpot_p90_ms})
+    "done early": middle.done_under_load, "goodput /s": middle.goodput_rps,
+    "TTFT p50": middle.ttft_p50_ms, "TTFT p90": middle.ttft_p90_ms,
+    "TPOT p50": middle.tpot_p50_ms, "TPOT p90": middle.tpot_p90_ms})
 display(bench.labelled(view).style.format(bench.short))
 
 # %% [markdown]
 # What this means (latencies in milliseconds): read down one prompt length. First `delivered`
 # follows the rate and TTFT hardly moves. Then `delivered` stays where it is and TTFT jumps. That
-# place is what we are after.
+# place is what we are after. Where nothing is done early, `delivered` was not sustained, only
+# finished when the load was over.
 #
 # One correction is in `delivered`. At the end of a run nothing new arrives and the server empties:
 # the **drain**. Requests over total time would count it as load, the more so the shorter the run.
 # `bench.delivered_rate` takes out what an idle server would need for one request. A loaded one needs
-# longer, so near its limit `delivered` is a little low, and never too high. (Why p90? Of 30 to 60
-# requests, a p99 is the slowest one.)
+# longer, so near its limit `delivered` is a little low.
 #
 # ## 5. Inside one point
-# Percentiles hide what happened, and the raw file has every request. We draw the largest finite
-# rate of the longest prompts.
+# Percentiles hide what happened. We draw every request of the largest finite rate, at the longest
+# prompts.
 
 # %%
-top = max(rate for rate in cfg.rates if rate < INF)
 one = next(r for r in planned[::-1]
-           if float(r["request_rate"]) == top and r["series"]["repeat"] == 0)
-label = f"{'/'.join(map(str, bench.regime_of(one)))} at {top}/s"
+           if float(r["request_rate"]) < INF and r["series"]["repeat"] == 0)
+label = f"{'/'.join(map(str, bench.regime_of(one)))} at {one['request_rate']}/s"
 charts.draw_requests(one, f"measured, {machine.system}, {label}, one repeat")
+due, after = bench.gaps(one)
+print(f"between two tokens of an answer: {1e3 * due:.0f} ms (median) while first tokens were due, "
+      f"{1e3 * after:.0f} ms after the last of them")
 
 # %% [markdown]
-# What this means: the server fits prompts and answers into the same steps. While prompts are still
-# being computed, the answers that have begun crawl, and then they end almost together. To the right
-# of the dotted line is the drain. And the later a request was sent, the longer it waits: the queue
-# grows as long as we load. **A TTFT above the limit measures the length of the test**, not the
-# server.
+# What this means: a step has room for 2,048 tokens (05): one for each answer that has begun, the
+# rest for prompts. With prompts in it, it takes many times as long. So what an answer waits for is
+# the prompts that came after its own. Right of the dotted line nothing new arrives: first the queue
+# is worked off, then the last answers. Twice the requests would give about twice the TTFT and twice
+# the TPOT. **Beyond the limit both measure the length of the test**, not the server.
 #
 # ## 6. Do the repeats agree?
 # A number without its spread cannot be compared with anything. For each point: how much larger is
 # the largest repeat than the smallest? Our rule: where that is more than 20 %, the point must say
-# why.
+# why. Of 30 requests the p90 is the fourth slowest; a single one may be off by half. So we show its
+# range over the repeats.
 
 # %%
-spread = table.groupby([*bench.REGIME, "rate"])[list(bench.COMPARED)].agg(
-    lambda values: values.max() / values.min() - 1)
+points = table.groupby([*bench.REGIME, "rate"])
+spread = points[list(bench.COMPARED)].agg(lambda values: values.max() / values.min() - 1)
 spread.columns = list(bench.COMPARED.values())
-spread.insert(0, "repeats", table.groupby([*bench.REGIME, "rate"]).size())
-spread["why more than 20 %"] = pd.Series(bench.reasons(table, results))
+spread.insert(0, "repeats", points.size())
+for kind in ("ttft", "tpot"):
+    spread[f"{kind.upper()} p90, ms"] = points[f"{kind}_p90_ms"].agg(bench.from_to)
+spread["remarks"] = pd.Series(bench.reasons(table, results))
 display(bench.labelled(spread.droplevel("output_len"))
         .style.format("{:.0%}", subset=list(spread.columns[1:4])))
 
 # %% [markdown]
-# - `beyond the knee`: at least one repeat, of this or of a smaller rate, delivered less than 90 %; far
-#   beyond the knee, latency is the length of the queue (next section).
+# - `beyond the knee`: at least one repeat, of this or of a smaller rate, delivered less than 90 %
+#   (next section).
 # - `other programs used …`: we counted them.
-# - `too few requests …`: the 95 % bootstrap intervals of the repeats' medians still overlap.
+# - `too few requests …`: the 95 % bootstrap intervals of the repeats' medians overlap. (They take
+#   requests as independent, which those of a queue are not, so they are too narrow.)
 #
-# Where it is none of these, `repeat_further` has already measured the point again, until it had six
-# repeats. No repeat is ever dropped, the first ones included. With six we ask whether the middle
-# half (from the first quartile to the third) lies within 20 %. If so, the point has `outliers`, and
-# its median is good. If not, it is `unstable`, and no difference that rests on it is a result. The
-# decision to measure again looks at how far apart the repeats are, never at which way, so it
-# favours no outcome.
+# Where it is none of these, it is the arrivals or the machine. Every repeat has its own seed, so its
+# own arrival times, and near the knee these alone move a median by tens of per cent. Such a point
+# was measured again, until it had six repeats; none is ever dropped. With six we ask whether the
+# middle half (from the first quartile to the third) lies within 20 %. If so, the point has
+# `outliers`, and its median is good. If not, it is `unstable`, and no difference that rests on it is
+# a result. (To look at how far apart repeats are, never at which way, favours no outcome.)
 #
 # ## 7. The knee
 # The **knee** is the last rate that every repeat kept up with: at least 90 % of it was delivered,
@@ -328,21 +337,23 @@ charts.draw_throughput(everything, f"measured, {machine.system}")
 # What this means: left of its star a curve lies on the diagonal, and there you cannot see how fast
 # a server is, because every server that keeps up delivers what is offered. Promise a rate left of the
 # star, and only where goodput is what was delivered: at the star a queue may be growing too slowly for
-# a run of this length to show. (Put the `results.csv` of another machine into `bench/` under another name, and it is
-# drawn beside ours.)
+# a run of this length to show. (Put the `results.csv` of another machine into `bench/` under another
+# name, and it is drawn beside ours.)
 #
 # When is a difference a difference? We ask that the ranges of the repeats do not touch. With three
-# against three, chance alone does that once in ten times, and oftener somewhere in seven such lines,
+# against three, chance alone does that once in ten times, and oftener in one of several such lines,
 # so it is a hint; more repeats make it a result. All repeats met the same server process: to compare
-# two servers, start each anew for every repeat.
+# two servers, start each anew for every repeat. Beyond the knee, never compare points that sent
+# different numbers of requests.
 
 # %%
 each = {f"{system}, {i}/{o}": bench.capacities(part) for (system, i, o), part in curves.items()}
-(here_name, ours_rates), (other_name, other_rates) = list(each.items())[:2]
-print(f"capacity of {here_name} and {other_name}: {bench.apart(ours_rates, other_rates)}")
+print("capacity of", " and ".join(list(each)[:2]) + ":", bench.apart(*list(each.values())[:2]))
 for (system, i, o), part in curves.items():
-    high = [list(values.delivered_rps) for _, values in part.groupby("rate")][-2:]
-    print(f"{system}, {i}/{o}, delivered at the two largest rates: {bench.apart(*high)}")
+    calm = bench.up_to_the_knee(part).groupby("rate").ttft_p50_ms.agg(list)[:2]
+    if len(calm) == 2:
+        print(f"{system}, {i}/{o}, median TTFT in ms at {calm.index[0]:g} and {calm.index[1]:g}/s: "
+              f"{bench.apart(*calm)}")
 
 # %% [markdown]
 # ## 8. The floor: how fast could it be?
@@ -355,7 +366,7 @@ for (system, i, o), part in curves.items():
 # the server's options: an fp8 cache has half the bytes. For a CPU we measure the fastest matrix
 # product of one core and multiply by the cores, which errs on the high side. A full machine has a
 # second, higher floor: prompts are computed in the order they came, so if 30 arrive at once, the
-# last one waits for all of them.
+# last one waits for all of them, the median one for half.
 
 # %%
 helpers.show_source(bench.ttft_floors)
@@ -366,7 +377,7 @@ print(f"{machine.system}, copies of the model: {options.data_parallel}; for one 
 floors = {f"{i}/{o}": {
     "prefill, GFLOP": physics.prefill_flops(config, i) / 1e9,
     "TTFT floor, ms": 1e3 * bench.ttft_floors(config, i, [0.0], machine)[0],
-    "the same, 30 at once": 1e3 * bench.ttft_floors(config, i, [0.0] * 30, machine)[1],
+    "median of 30 at once, ms": 1e3 * bench.ttft_floors(config, i, [0.0] * 30, machine)[1],
     "TPOT floor, ms": 1e3 * bench.tpot_floor(config, i, machine)} for i, o in cfg.regimes}
 display(pd.DataFrame(floors).T.style.format(bench.short))
 
@@ -375,56 +386,51 @@ charts.draw_latency(everything, f"measured, {machine.system}")
 
 # %%
 factor = pd.DataFrame({"TTFT p50 / floor": middle.ttft_p50_ms / middle.ttft_queue_floor_ms,
-                       "TPOT p50 / floor": middle.tpot_p50_ms / middle.tpot_floor_ms})
+                       "TPOT p50 / floor": middle.tpot_p50_ms / middle.tpot_floor_ms,
+                       "TPOT p50 / estimate": middle.tpot_p50_ms / middle.tpot_in_flight_ms})
 display(bench.labelled(factor).style.format(bench.short))
-print("flags:", *(sorted(set(table.flag) - {""}) or ["none: every median lies above its floors"]),
-      sep="\n  ")
+print("flags:", *(sorted(set(table.flag) - {""}) or ["none: all is above its floors"]), sep="\n  ")
 
 # %% [markdown]
-# What this means: a measurement may never fall below its floor. If one does, it is no fast server
-# but a measurement of something else: cached prompts, shorter prompts than the label says, a wrong
+# What this means: as long as prompts are served in order, no measurement falls below its floor. If
+# one does, something else was measured: cached prompts, shorter prompts than the label says, a wrong
 # peak. `flag` says so for every row, and [10](10_published.ipynb) finds such points in a published
-# sweep. The factor above 1 is the room for improvement. The published 31B runs, where they were
-# cold and busy, stood at 2.5 to 4 times their floors. The tiny model is far above because its
-# arithmetic is nothing beside the Python around it; here the factor only teaches that it is
-# above 1.
+# sweep. A factor near 1 leaves nothing to gain. A large one does not say how much could be gained:
+# the TPOT floor counts one request, and the work of others is real work. (`estimate` adds the caches
+# of all that were being answered, but no prompts.) The published 31B runs, where they were cold and
+# busy, stood at 2.5 to 4 times their floors. The tiny model is far above, because its arithmetic is
+# nothing beside the Python around it.
 #
 # ## 9. What a token costs
 # A machine costs the same whether it works or not. So a token is cheapest when the machine is full,
-# and there users queue. The figure shows this trade: each point is one rate, and
-# the dotted line is the TTFT of the objective. (In dollars where your chips have a published price
-# or `dollars_per_hour` is set; else in hours of the machine, because a CPU's price would be
-# invented.)
+# and there users queue. The figure shows this trade: each point is one rate, and the dotted line is
+# the TTFT of the objective.
 
 # %%
 charts.draw_cost(everything, cfg.slo[0], f"measured, {machine.system}; medians of the repeats")
 
 # %%
-within = middle[(middle.ttft_p90_ms <= cfg.slo[0]) & (middle.tpot_p90_ms <= cfg.slo[1])]
-best = (within if len(within) else middle).hours_per_million_output.idxmin()
-cheapest = middle.loc[best]
-answer = used.completion_tokens / cheapest.output_tok_s
-print(f"cheapest {'point within the objective' if len(within) else 'point'}: prompts of {best[0]} "
-      f"at {best[1]:g}/s, {cheapest.hours_per_million_output:.3g} hours of the machine per "
-      f"million output tokens\nour counter's answer takes {1e3 * answer:.0f} ms of the machine "
-      f"there; alone it took {1e3 * arrivals[-1]:.0f} ms")
+cheapest = bench.cheapest(table)  # where every repeat kept both times for 9 in 10, if any
+display(bench.labelled(cheapest[["within the objective", "hours_per_million_output"]]).round(3))
+near = min(cheapest.index, key=lambda point: abs(point[0] - used.prompt_tokens))
+answer = used.completion_tokens / cheapest.loc[near].output_tok_s
+print(f"our counter's answer, after {used.prompt_tokens} tokens, priced as one after {near[0]}: "
+      f"{1e3 * answer:.0f} ms of the machine; alone it took {1e3 * arrivals[-1]:.0f} ms")
 
 # %% [markdown]
-# What this means: sharing is what makes serving affordable. Right of the dotted line a token gets a
-# third cheaper at best, and the wait many times longer. (Where a curve bends back, a few slow requests
-# made the p90 of 30.)
+# What this means: sharing is what makes serving affordable. Right of the dotted line a token gets
+# about a third cheaper at best, and the wait many times longer.
 #
-# Training is paid once, serving every hour. Notebook 03 logged how long it took, and its chips have
-# a price, so we can say after how many tokens serving has cost as much.
+# Training is paid once, serving every hour. After how many tokens has serving cost as much as 03?
 
 # %%
 if cost := bench.training_cost():
-    tokens = cost[0] / cheapest.hours_per_million_output
     print(f"training (load, compile, steps): {cost[0]:.2f} hours"
           + (f", {cost[1]:.2f} USD" if cost[1] == cost[1] else " of a machine without a price"))
-    if cost[1] == cost[1] and machine.dollars_per_hour == machine.dollars_per_hour:
-        tokens = cost[1] / cheapest.usd_per_million_output
-    print(f"as much as serving {tokens:.3g} million output tokens at that point")
+    priced = cost[1] == cost[1] and machine.dollars_per_hour == machine.dollars_per_hour
+    each = cheapest.usd_per_million_output if priced else cheapest.hours_per_million_output
+    for (inputs, _), tokens in (cost[priced] / each).items():
+        print(f"as much as {tokens:.3g} million output tokens, served after prompts of {inputs}")
 else:
     print("03's log is not in this run directory, so the cost of training is unknown here")
 
@@ -440,7 +446,7 @@ print("server stopped" if ours else f"{record['model']} stays at {record['base_u
 # %% [markdown]
 # ## Recap
 # - A user waits for the first token (prefill) and for each further one (decode).
-# - The knee is the last rate that was kept up with. Beyond it, latency is the length of the queue.
+# - The knee is the last rate that was kept up with. Beyond it, latencies measure the test's length.
 # - A point is trusted because of how it was made: cold cache, fresh seed, enough load, repeats, all
 #   of them kept.
 # - A floor stands beside each latency. A token is cheapest on a full machine, where users queue.
@@ -451,13 +457,12 @@ print("server stopped" if ours else f"{record['model']} stays at {record['base_u
 # |---|---|---|
 # | `no server was ever started` | 05 did not run | run 05 |
 # | `is no longer what 05_serve_vllm checked` | 04 ran again, or the files were copied | run 05 again; it verifies them and starts the server |
-# | `the server is not idle` | another client, or one that was interrupted in a container | end it; `docker top` and the container's name show it |
+# | `the server is not idle` | another client, or one interrupted in a container | end it; `docker top` with the container's name shows it |
 # | `was made from something else (… was … and is …): measuring it anew` | a setting or the model changed since | nothing; put the setting back if you did not mean it |
 # | `stopped after 7 of 24 points` | the server died under load; its reason is in the line | lower the load or the memory share; run again to continue |
-# | `exceed the server's max-model-len` | prompt + answer is longer than 05 allowed | raise `max_model_len` in 05, or drop the regime |
 # | `none of 30 requests completed` | every request was refused; the server's words follow | usually a wrong model name or a prompt that is too long |
 # | a flag `impossible: TTFT …` | a warm prefix cache, shorter prompts than the label, or a wrong peak | the causes are in `physics.LIKELY_CAUSES`; check `cache_hit_rate` first |
-# | `unstable` beside a point | something that we do not count, such as a neighbour on the same host | delete the files of that point, measure again on a quiet machine |
+# | `unstable` beside a point | other arrival times near the knee, or a neighbour | raise `seconds`; to compare, use a new folder; delete nothing |
 #
 # ### Exercises
 # 1. How many prefill FLOP/s did the server do at its capacity, as a share of the peak?

@@ -26,6 +26,7 @@ from helpers.run import Progress, UserError, differences, read_json, run_dir, st
 INF = math.inf
 LIMIT = 0.2  # repeats further apart than this need a reason
 ENOUGH = 6   # repeats whose middle half is a result, whatever the others are
+AGAIN = "measure again"
 COUNTERS = {"cached_tokens": "vllm:prefix_cache_hits_total",
             "preemptions": "vllm:num_preemptions_total"}
 NEEDED = {"duration", "start_times", "latencies", "ttfts", "output_lens", "errors", "num_prompts",
@@ -134,11 +135,10 @@ def load_result(path):
     return result
 
 
-def requests_for(cfg, rate, limit):
-    """How many requests a point sends; `limit` is what the server was seen to sustain, or inf."""
-    fastest = max(rate for rate in cfg.rates if rate < INF)  # a burst: at least as many as there
-    known = min(rate, limit) if min(rate, limit) < INF else fastest
-    return max(cfg.min_requests, math.ceil(cfg.seconds * known))
+def requests_for(cfg, rate):
+    """How many requests a point sends: `seconds` of its rate; a burst those of the largest rate."""
+    fastest = max(rate for rate in cfg.rates if rate < INF)
+    return max(cfg.min_requests, math.ceil(cfg.seconds * min(rate, fastest)))
 
 
 def point_name(regime, rate, repeat):
@@ -155,8 +155,13 @@ def made_by(options, cfg, rate):
                  cores=0 if options.chip else os.cpu_count())
 
 
-def finished(options, cfg, regime, rate, repeat, folder, otherwise="measuring it anew"):
-    """The result of an earlier run if it is whole and was made by the same, else None (and why)."""
+def finished(options, cfg, regime, rate, repeat, folder, otherwise="measuring it anew",
+             requests=None):
+    """The result of an earlier run if it is whole and was made by the same, else None (and why).
+
+    `requests`, if given, is how many it must have sent: beyond the knee that follows from an
+    earlier point, and latencies of different numbers are no repeats of each other.
+    """
     path = folder / point_name(regime, rate, repeat)[0]
     if not path.exists():
         return None
@@ -165,7 +170,10 @@ def finished(options, cfg, regime, rate, repeat, folder, otherwise="measuring it
     except UserError as error:
         print(f"{error} ({otherwise})")
         return None
-    apart = differences(result.get("series", {}).get("made_by"), made_by(options, cfg, rate))
+    series = result.get("series", {})
+    apart = differences(series.get("made_by"), made_by(options, cfg, rate))
+    if requests and not apart:
+        apart = differences({"requests": series.get("requests")}, {"requests": requests})
     if apart:
         print(f"{path.name} was made from something else ({'; '.join(apart)}): {otherwise}")
     return None if apart else result
@@ -195,18 +203,25 @@ def measure(client, record, options, cfg, regime, rate, requests, repeat, folder
 def sweep(client, record, options, cfg, folder):
     """Measure what has no file yet, all points once per repeat; return all results.
 
+    Beyond the first rate of a regime that was too much, all points send as many requests as that
+    one: there, latencies grow with the number of requests, and could not be compared otherwise.
+    Twice that rate is still measured, and a burst; further rates would only say the same again.
+
     Raises:
       UserError: the server died; says after how many points. Those are kept.
     """
     points = [(repeat, regime, rate) for repeat in range(cfg.repeats) for regime in cfg.regimes
               for rate in cfg.rates]
     progress = Progress(len(points), "points", every=10.0)
-    results, limits, planned, lone = [], {}, {}, {}
+    results, too_much, planned, lone = [], {}, {}, {}
     for done, (repeat, regime, rate) in enumerate(points):
-        limit = limits.get(regime, INF)
-        result = finished(options, cfg, regime, rate, repeat, folder)
-        wanted = result["series"]["requests"] if result else requests_for(cfg, rate, limit)
-        requests = planned.setdefault((regime, rate), wanted)
+        limit, most = too_much.get(regime, (INF, 0))
+        if 2 * limit < rate < INF:
+            progress.update(note=f"{regime[0]}/{regime[1]}: {limit}/s was too much, {rate} left out")
+            continue
+        wanted = most or requests_for(cfg, rate)
+        requests = planned.setdefault((regime, rate), wanted)  # decided by the first repeat
+        result = finished(options, cfg, regime, rate, repeat, folder, requests=requests)
         try:
             result = result or measure(client, record, options, cfg, regime, rate, requests, repeat,
                                        folder)
@@ -216,24 +231,26 @@ def sweep(client, record, options, cfg, folder):
         lone[regime] = min(lone.get(regime, INF), lone_latency([result]))
         delivered = delivered_rate(result, lone[regime])
         if delivered < 0.9 * rate < INF:
-            limits[regime] = min(limit, delivered)
+            too_much.setdefault(regime, (rate, requests))
         progress.update(note=f"{regime[0]}/{regime[1]} at {rate}/s: {delivered:.2f} requests/s")
         results.append(result)
     return results
 
 
 def repeat_further(client, record, options, cfg, folder, results):
-    """Measure again what disagrees with itself for no known reason; return all results.
+    """Measure again what disagrees with itself by more than its requests explain; return all.
 
     A point whose repeats are more than LIMIT apart, without a reason of `why_apart`, gets further
     repeats until it has `cfg.at_most`, at least ENOUGH of them to settle it. None is dropped: the
     first ones stay, and so does whatever an earlier run measured beyond them.
     """
+    sent = {(regime_of(r), float(r["request_rate"])): r["series"]["requests"] for r in results}
     for regime in cfg.regimes:
         for rate in cfg.rates:
             for repeat in range(cfg.repeats, cfg.at_most):
-                kept = finished(options, cfg, regime, rate, repeat, folder, "left out")
-                if kept:
+                requests = sent.get((regime, rate))  # None: left out
+                if requests and (kept := finished(options, cfg, regime, rate, repeat, folder,
+                                                  "left out", requests)):
                     results = [*results, kept]
     more, progress = collections.Counter(), None
     while again := _unsettled(results, cfg.at_most):
@@ -246,8 +263,8 @@ def repeat_further(client, record, options, cfg, folder, results):
                                          repeat, folder)]
             progress.update()
     if more:
-        print(f"points whose repeats were more than {LIMIT:.0%} apart for no reason we know: "
-              f"{len(more)}, measured again, up to {max(more.values())} times each")
+        print(f"points whose repeats were more than {LIMIT:.0%} apart, by their arrivals or by the "
+              f"machine: {len(more)}, measured again, up to {max(more.values())} times each")
     return results
 
 
@@ -257,7 +274,7 @@ def _unsettled(results, at_most):
     for (inputs, outputs, rate), why in reasons(table, results).items():
         part = table[(table.input_len == inputs) & (table.output_len == outputs)
                      & (table.rate == rate)]
-        if "unknown" in why and len(part) < at_most:
+        if AGAIN in why and len(part) < at_most:
             missing = next(k for k in range(at_most) if k not in set(part.repeat))
             requests = results[part.index[0]]["series"]["requests"]
             again.append(((inputs, outputs), rate, missing, requests))
@@ -274,20 +291,39 @@ def lone_latency(results):
 
 
 def delivered_rate(result, lone):
-    """Completed requests per second, corrected for the drain at the end.
+    """Completed requests per second, corrected for both ends of the run.
 
     A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
     a request's latency on an idle server, while nothing arrives any more. Those seconds are no time
     of load. A server with a queue is busy to the end, and the more so the less of the run saw
     arrivals: `lone` counts by that share, and for a burst not at all.
 
+    At the start it is the other way round. The client waits one random gap before its first
+    request too, so n requests take n gaps, and who keeps up needs all of them. A server with a
+    queue was only kept from its work: the first gap, the `lead`, is taken out for it.
+
     It errs on the low side, because the last requests of a loaded server take longer than `lone`:
     near the limit by up to a fifth of the rate where a run is only a few latencies long (simulated
     in the tests). It never says more than the server can do.
     """
-    rest = max(result["duration"] - lone, 1e-9)
-    sending = max(result["start_times"]) - min(result["start_times"])
-    return result["completed"] / (result["duration"] - lone * min(1.0, sending / rest))
+    starts = result["start_times"]
+    sending = max(starts) - min(starts)
+    lead = max(0.0, result["duration"] - (max(ends(result)) - min(starts)))
+    share = min(1.0, sending / max(result["duration"] - lead - lone, 1e-9))
+    return result["completed"] / (result["duration"] - lone * share - lead * (1 - share))
+
+
+def ends(result):
+    """When each request ended, by the clock of `start_times`."""
+    return [start + took for start, took in zip(result["start_times"], result["latencies"],
+                                                strict=True)]
+
+
+def done_under_load(result):
+    """Share of the completed requests that had ended when the last one was sent."""
+    last = max(result["start_times"])
+    return sum(end < last and not error for end, error in zip(
+        ends(result), result["errors"], strict=True)) / result["completed"]
 
 
 def share_kept(result, slo):
@@ -312,6 +348,21 @@ def samples(result):
         result["ttfts"], result["latencies"], result["output_lens"], result["errors"],
         strict=True) if not error]
     return dict(zip(("ttft_p50_ms", "tpot_p50_ms"), np.array(done).T, strict=True))
+
+
+def gaps(result):
+    """Median seconds between two tokens of an answer: while first tokens were due, and afterwards.
+
+    A step that also reads prompts takes longer; after the last first token there are none to read.
+    """
+    firsts = [start + ttft for start, ttft, error in zip(
+        result["start_times"], result["ttfts"], result["errors"], strict=True) if not error]
+    due, after = [], []
+    for start, ttft, each in zip(result["start_times"], result["ttfts"], result["itls"],
+                                 strict=True):
+        for gap, came in zip(each, start + ttft + np.cumsum(each), strict=True):
+            (due if came <= max(firsts) else after).append(gap)
+    return tuple(statistics.median(found) if found else math.nan for found in (due, after))
 
 
 def regime_of(result):
@@ -404,31 +455,45 @@ def ttft_floors(config, input_len, starts, machine):
     return alone, max(alone, statistics.median(waits))
 
 
-def tpot_floor(config, input_len, machine):
-    """Least possible time per output token in seconds: of one request alone."""
+def tpot_floor(config, input_len, machine, batch=1):
+    """Least possible time per output token in seconds: of one request alone, or of a full batch."""
     return physics.tpot_floor(
-        step_bytes(config, machine.options, 1, input_len), machine.bandwidth,
-        physics.decode_flops(config, 1, input_len), machine.peak)
+        step_bytes(config, machine.options, batch, input_len), machine.bandwidth,
+        physics.decode_flops(config, batch, input_len), machine.peak)
+
+
+def decoding(result):
+    """How many requests were past their first token at once, on average over the run."""
+    return sum(latency - ttft for ttft, latency in zip(
+        result["ttfts"], result["latencies"], strict=True)) / result["duration"]
 
 
 def floors_of(result, config, machine):
-    """The floors of one point, in milliseconds, and what is impossible about it, if anything."""
+    """The floors of one point, in milliseconds, and what is impossible about it, if anything.
+
+    `tpot_in_flight_ms` is an estimate and no floor: a step that reads the caches of as many
+    requests as were being answered on average.
+    """
     series = result["series"]
     alone, queued = ttft_floors(config, series["input_len"], result["start_times"], machine)
     step = tpot_floor(config, series["input_len"], machine)
-    flags = [physics.flag(result["p50_ttft_ms"] / 1e3, alone, "TTFT, one request alone,"),
+    batch = max(1.0, decoding(result) / machine.options.data_parallel)
+    fastest = min(ttft for ttft, error in zip(result["ttfts"], result["errors"], strict=True)
+                  if not error)
+    flags = [physics.flag(fastest, alone, "TTFT, the fastest request,"),
              physics.flag(result["p50_ttft_ms"] / 1e3, queued, "TTFT, first come first served,"),
              physics.flag(result["p50_tpot_ms"] / 1e3, step, "TPOT"),
              f"{series['cached_tokens']:.0f} prompt tokens came from the prefix cache"
              if series["cached_tokens"] > 0 else ""]
     return {"ttft_floor_ms": 1e3 * alone, "ttft_queue_floor_ms": 1e3 * queued,
-            "tpot_floor_ms": 1e3 * step, "flag": next((flag for flag in flags if flag), "")}
+            "tpot_floor_ms": 1e3 * step,
+            "tpot_in_flight_ms": 1e3 * tpot_floor(config, series["input_len"], machine, batch),
+            "flag": next((flag for flag in flags if flag), "")}
 
 
 def row(result, lone, config, machine, slo):
     """One row of results.csv: one measurement with its floors and its cost."""
     series, delivered = result["series"], delivered_rate(result, lone)
-    ends = [a + b for a, b in zip(result["start_times"], result["latencies"], strict=True)]
     tokens = delivered * result["total_output_tokens"] / result["completed"]
     return {
         "system": machine.system, "input_len": series["input_len"],
@@ -436,7 +501,8 @@ def row(result, lone, config, machine, slo):
         "rate": float(result["request_rate"]), "repeat": series["repeat"],
         "requests": result["num_prompts"], "completed": result["completed"],
         "failed": result["failed"], "duration_s": result["duration"],
-        "drain_s": max(ends) - max(result["start_times"]),
+        "drain_s": max(ends(result)) - max(result["start_times"]),
+        "done_under_load": done_under_load(result),
         "raw_rps": result["request_throughput"], "delivered_rps": delivered,
         "goodput_rps": share_kept(result, slo) * delivered, "output_tok_s": tokens,
         "mean_in_flight": sum(result["latencies"]) / result["duration"],
@@ -460,6 +526,35 @@ def rows(results, config, machine, slo):
 def short(number):
     """Three digits, without exponents."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def from_to(values):
+    """The smallest and the largest value as text."""
+    return f"{short(min(values))} to {short(max(values))}"
+
+
+def within(table):
+    """{(prompt, rate): True} where every repeat kept the objective for nine requests in ten.
+
+    A request counts in the goodput only if its TTFT *and* its TPOT were within it: two p90s that
+    are each within it may leave out 20 % of the requests. Beyond the knee nothing can be promised.
+    """
+    knees = {prompt: kept_up(part)[0] for prompt, part in table.groupby("input_len")}
+    kept = ((table.goodput_rps >= 0.9 * table.delivered_rps)
+            & (table.rate <= table.input_len.map(knees)))
+    return kept.groupby([table.input_len, table.rate]).all()
+
+
+def cheapest(table):
+    """Medians of the rate with the cheapest tokens, of each prompt length: {(prompt, rate): ...}.
+
+    Among its rates that are `within` the objective; where none is, among all, and that is said.
+    """
+    middle = table.groupby(["input_len", "rate"]).median(numeric_only=True)
+    middle = middle.assign(**{"within the objective": within(table)})
+    kept = middle["within the objective"]
+    pool = middle[kept | ~kept.groupby("input_len").transform("any")]
+    return pool.loc[pool.hours_per_million_output.groupby("input_len").idxmin()]
 
 
 def labelled(frame):
@@ -503,8 +598,17 @@ def kept_up(part):
                      default=INF)
 
 
+def up_to_the_knee(part):
+    """The rows of one regime whose latencies can be compared: no queue grew with the test."""
+    return part[part.rate <= kept_up(part)[0]]
+
+
 def overlap(repeats):
-    """True if the 95 % bootstrap intervals of the repeats' medians have a value in common."""
+    """True if the 95 % bootstrap intervals of the repeats' medians have a value in common.
+
+    The intervals take requests as independent. In a queue they are not, so the intervals are too
+    narrow: an overlap means much, its absence little.
+    """
     found = [scipy.stats.bootstrap((np.asarray(values),), np.median, n_resamples=999,
                                    method="percentile", rng=0).confidence_interval
              for values in repeats]
@@ -518,7 +622,7 @@ def middle_half(values):
 
 
 def why_apart(part, raw, last):
-    """Why the repeats of one point differ by more than LIMIT; "" where they do not.
+    """Why the repeats of one point differ by more than LIMIT, and what else to know of it, or "".
 
     Args:
       part: their rows, all that there are.
@@ -526,6 +630,11 @@ def why_apart(part, raw, last):
       last: the knee of the regime.
     """
     found, others = [], part.others_cores.max()
+    preempted = max((result["series"]["preemptions"] for result in raw), default=0.0)
+    if preempted > 0:
+        found.append(f"cache full: {preempted:.0f} times a request was put off")
+    if part.rate.iloc[0] < INF and not all(map(done_under_load, raw)):
+        found.append("no answer finished while requests still came: not sustained, only finished")
     for column, name in COMPARED.items():
         if part[column].max() <= (1 + LIMIT) * part[column].min():
             continue
@@ -534,10 +643,12 @@ def why_apart(part, raw, last):
             found.append("beyond the knee")
         elif others > 0.2:
             found.append(f"other programs used up to {others:.1f} cores")
+        elif preempted > 0:
+            continue
         elif column != "delivered_rps" and overlap([samples(result)[column] for result in raw]):
             found.append("too few requests to say it better")
         elif len(part) < ENOUGH:
-            found.append(f"unknown ({name}): measure again")
+            found.append(f"{name}: other arrivals, or the machine: {AGAIN}")
         elif half <= LIMIT:
             found.append(f"{name}: outliers, the middle half of {len(part)} is {half:.0%} apart")
         else:

@@ -87,10 +87,30 @@ def plain_log(ax, which="y"):
     axis.set_minor_locator(NullLocator())
 
 
-def series_of(part, column, place):
-    """x, median, smallest and largest of a column over the repeats of each rate."""
+def draw_curve(ax, points, knee, color, marker):
+    """One curve over the rates: a line through the finite ones, hollow markers beyond the knee.
+
+    A burst is no rate, so its marker stands alone.
+
+    Args:
+      ax: the axes.
+      points: by rate, `x` and `y`; `x_low`, `x_high`, `y_low`, `y_high` if they have a spread.
+      knee: the last rate that was kept up with.
+      color, marker: its look.
+    """
+    line = points[points.index < INF]
+    ax.plot(line.x, line.y, color=color)
+    calm = points.index <= knee
+    for some, fill in ((points[calm], color), (points[~calm], "white")):
+        bars = {f"{d}err": [some[d] - some[f"{d}_low"], some[f"{d}_high"] - some[d]]
+                for d in "xy" if f"{d}_low" in points}
+        ax.errorbar(some.x, some.y, fmt=marker, color=color, mfc=fill, capsize=3, zorder=3, **bars)
+
+
+def spread_of(part, column, along):
+    """Median, smallest and largest of a column over the repeats of each rate, named for `along`."""
     stats = part.groupby("rate")[column].agg(["median", "min", "max"])
-    return [place[rate] for rate in stats.index], stats["median"], stats["min"], stats["max"]
+    return stats.set_axis([along, f"{along}_low", f"{along}_high"], axis=1)
 
 
 def draw_timeline(arrivals, tokens, source):
@@ -152,12 +172,14 @@ def draw_throughput(table, source):
     style.label_line(ax, finite[-1], finite[-1], "delivered = offered", style.GREY, ha="right",
                      xytext=(-12, 4))
     for (key, part), (color, marker) in zip(curves.items(), LOOKS):
-        x, middle, low, high = series_of(part, "delivered_rps", place)
-        ax.errorbar(x, middle, [middle - low, high - middle], marker=marker, color=color, capsize=3)
+        points = spread_of(part, "delivered_rps", "y")
+        points["x"] = points.index.map(place)
         knee = kept_up(part)[0]
+        draw_curve(ax, points, knee, color, marker)
         if knee:
-            ax.plot(place[knee], middle[knee], "*", ms=17, color=color, mec=style.BLACK, zorder=5)
-        ends.append((x[-1], middle.iloc[-1], title_of(key, curves), color))
+            ax.plot(*points.loc[knee, ["x", "y"]], "*", ms=17, color=color, mec=style.BLACK,
+                    zorder=5)
+        ends.append((*points.iloc[-1][["x", "y"]], title_of(key, curves), color))
     knees = " and ".join(f"{short(kept_up(part)[0]) if kept_up(part)[0] else 'none of these rates'}"
                          + "/s" * bool(kept_up(part)[0]) + f" of {title_of(key, curves)}"
                          for key, part in list(curves.items())[:3])
@@ -168,7 +190,7 @@ def draw_throughput(table, source):
     ax.margins(x=0.22)
     style.label_ends(ax, ends)
     style.finish(fig, "06_throughput",
-                 f"{source}; marker: median, bars: smallest and largest repeat")
+                 f"{source}; median, bars: smallest and largest repeat; hollow: beyond the knee")
 
 
 def draw_latency(table, source):
@@ -178,17 +200,19 @@ def draw_latency(table, source):
     for ax, kind in ((left, "ttft"), (right, "tpot")):
         place, ends = rate_axis(ax, table.rate), []
         for (key, part), (color, marker) in zip(curves.items(), LOOKS):
-            x, median, _, _ = series_of(part, f"{kind}_p50_ms", place)
-            worst = series_of(part, f"{kind}_p90_ms", place)[1]
-            ax.fill_between(x, median, worst, color=color, alpha=0.15, lw=0)
-            ax.plot(x, median, marker=marker, color=color)
+            points = part.groupby("rate").median(numeric_only=True)
+            points = points.assign(x=points.index.map(place), y=points[f"{kind}_p50_ms"])
+            draw_curve(ax, points, kept_up(part)[0], color, marker)
+            line = points[points.index < INF]
+            ax.fill_between(line.x, line.y, line[f"{kind}_p90_ms"], color=color, alpha=0.15, lw=0)
             if kind == "ttft" and "ttft_queue_floor_ms" in part:
-                least = series_of(part, "ttft_queue_floor_ms", place)[1]
-                ax.plot(x, least, "--", color=color, lw=1.2)
+                ax.plot(line.x, line.ttft_queue_floor_ms, "--", color=color, lw=1.2)
+                burst = points[points.index == INF]
+                ax.plot(burst.x, burst.ttft_queue_floor_ms, "_", color=color, ms=12)
                 if key == next(iter(curves)):
-                    style.label_line(ax, x[0], least.iloc[0], "floors, dashed", style.BLACK,
-                                     xytext=(0, -9))
-            ends.append((x[-1], median.iloc[-1], title_of(key, curves), color))
+                    style.label_line(ax, line.x.iloc[0], line.ttft_queue_floor_ms.iloc[0],
+                                     "floors, dashed", style.BLACK, xytext=(0, -9))
+            ends.append((*points.iloc[-1][["x", "y"]], title_of(key, curves), color))
         ax.margins(x=0.2, y=0.1)
         if kind == "ttft":
             plain_log(ax)
@@ -205,7 +229,8 @@ def draw_latency(table, source):
     between = points.tpot_p50_ms
     right.set(ylabel="milliseconds",
               title=f"Each further token: {between.min():.2g} to {between.max():.2g} ms")
-    style.finish(fig, "06_latency", f"{source}; line: median, band: up to p90")
+    style.finish(fig, "06_latency", f"{source}; line: median, band: up to p90; hollow: beyond "
+                 "the knee")
 
 
 def draw_cost(table, slo, source):
@@ -218,15 +243,17 @@ def draw_cost(table, slo, source):
                          * (table.dollars_per_hour if priced else 1.0))
     fig, ax = style.figure(8.0, 4.2)
     for place, ((key, part), (color, marker)) in enumerate(zip(curves_of(table).items(), LOOKS)):
-        points = part.groupby("rate")[["ttft_p90_ms", "cost"]].median()
-        ax.plot(points.ttft_p90_ms, points.cost, marker=marker, color=color)
+        points = spread_of(part, "ttft_p90_ms", "x").assign(y=part.groupby("rate").cost.median())
+        draw_curve(ax, points, kept_up(part)[0], color, marker)
         for rate, point in points.iterrows():
             text = "all at once" if rate == INF else f"{rate:g}/s"
             if rate == points.index[0]:
                 text += f" of {title_of(key, curves)}"
-            style.label_line(ax, *point, text, color, xytext=(6, -14 if place % 2 else 7))
+            below = {"xytext": (-4, -13), "ha": "right"}
+            style.label_line(ax, point.x, point.y, text, color,
+                             **({"xytext": (6, 9)} if place % 2 else below))
     ax.axvline(slo, color=style.BLACK, lw=1, ls=":")
-    ax.text(slo, 0.02, f" promised: {slo:g} ms", fontsize=9, transform=ax.get_xaxis_transform())
+    ax.text(slo, 0.96, f" promised: {slo:g} ms", fontsize=9, transform=ax.get_xaxis_transform())
     ax.margins(x=0.14, y=0.14)
     plain_log(ax, "x")
     plain_log(ax)
@@ -234,7 +261,8 @@ def draw_cost(table, slo, source):
     ax.set(xlabel="p90 of the time to first token, ms (log scale)",
            ylabel=f"{unit} per million output tokens",
            title="A full machine makes cheap tokens, and queues")
-    style.finish(fig, "06_cost", source)
+    style.finish(fig, "06_cost", f"{source}; bars: smallest and largest repeat; hollow: beyond the "
+                 "knee")
 
 
 # -- 07: scores, answers, one failure --------------------------------------------------------------

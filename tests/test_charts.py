@@ -86,6 +86,25 @@ def test_the_factor_over_the_floor_is_that_of_each_regime_as_in_the_table(drawn)
     assert "First token: 10 to 320 times its floor" in left.get_title(loc="left")
 
 
+@pytest.mark.parametrize("draw", ["throughput", "latency", "cost"])
+def test_beyond_the_knee_markers_are_hollow_and_a_burst_stands_alone(drawn, draw):
+    more = {"slo": 500} if draw == "cost" else {}
+    getattr(charts, f"draw_{draw}")(table(), source="here", **more)
+    for ax in drawn[0][1].axes:
+        line = next(line for line in ax.lines if line.get_linestyle() == "-")
+        assert len(line.get_xdata()) == 3, "4, 8 and 16/s, and not all at once"
+        marks = {line.get_markerfacecolor(): len(line.get_xdata()) for line in ax.lines
+                 if line.get_marker() == "o"}
+        assert marks == {style.BLUE: 2, "white": 2}, "the knee is 8/s"
+
+
+def test_the_cost_figure_shows_how_far_the_p90_of_the_repeats_are_apart(drawn):
+    rows = table().assign(ttft_p90_ms=lambda t: t.ttft_p90_ms * (1 + t.repeat))
+    charts.draw_cost(rows, 500, "here")
+    bars = [segment for each in drawn[0][1].axes[0].collections for segment in each.get_segments()]
+    assert sorted(bar[:, 0].tolist() for bar in bars)[0] == [36, 108], "4/s: 36, 72, 108 ms"
+
+
 def test_the_end_of_a_throughput_curve_repeats_no_other_number(drawn):
     charts.draw_throughput(table(), "here")
     texts = [text.get_text() for text in drawn[0][1].axes[0].texts]
