@@ -853,9 +853,11 @@ def draw_first(table, ends, live, level, plan):
 def draw_differences(results, ends, off=0.2):
     """`against` as a figure: a bar for the interval, a dot for every seed.
 
-    An arm that is further than `off` nats from scratch is left out, since it would hide the others.
+    An arm that is further than `off` nats from scratch would hide the others: it is only named.
     """
-    results = results[results["against scratch"].abs() < off]
+    far = results[results["against scratch"].abs() >= off].set_index("arm")["against scratch"]
+    named = "".join(f"; off the scale: {arm} {gap:+.2f}" for arm, gap in far.items())
+    results = results[~results.arm.isin(far.index)]
     fig, ax = style.figure(width=8.5, height=0.4 * len(results) + 2)
     for place, row in enumerate(results.itertuples()):
         ax.plot([row.low, row.high], [place, place], color=COLOURS[row.arm], lw=5, alpha=0.35)
@@ -864,7 +866,7 @@ def draw_differences(results, ends, off=0.2):
     ax.axvline(0, color=style.BLACK, lw=1)
     ax.set(yticks=range(len(results)), yticklabels=results.arm,
            xlabel="validation loss minus scratch's, nats per token (left of the line: better)",
-           title="Each dot is a seed, each bar 95 %")
+           title=f"Each dot is a seed, each bar 95 %{named}")
     ax.invert_yaxis()
     return fig
 
