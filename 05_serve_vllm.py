@@ -274,9 +274,9 @@ left = [{"selector": "th, td", "props": "text-align: left"}]
 display(flags.explain(tpu).rename_axis(None).style.set_table_styles(left))
 
 # %% [markdown]
-# What this means: nothing here is specific to the tuned model; it mounts `merged/`, that is all. We
-# have not seen this image: vLLM's TPU package 0.32.0 is on PyPI, but the newest image that we saw used
-# is v0.27.0. `docker manifest inspect vllm/vllm-tpu:v0.32.0` answers before you rent.
+# Nothing here is specific to the tuned model: it mounts `merged/`. We have not seen this image; the
+# newest that we saw used is v0.27.0. `docker manifest inspect vllm/vllm-tpu:v0.32.0` answers before
+# you rent.
 #
 # **Text only** is not common practice. Gemma 4 can see, and with pictures on, a step on a TPU must hold
 # a whole video (2,496 tokens); with our 2,048 the server may refuse to start. In a published log
@@ -298,11 +298,14 @@ print(f"\n{compose_file}:\n{compose_file.read_text()[:180]}...")
 # %% [markdown]
 # ## 5. What fits into the memory of a chip
 # A chip holds its share of the weights. The rest of what vLLM may use (92 % by default) is the **KV
-# cache**: keys and values of every token that is still being attended to. What one token costs
-# follows from `config.json`. The 50 sliding layers see a window, and keep 16 KV heads of 256
-# numbers for the last 1,024 tokens. The 10 full layers keep 4 KV heads of 512 numbers for all of
-# them. Those 4 **global KV heads** are the reason to think about the layout: eight chips that share
-# every matrix (**tensor parallel** 8) cannot share four heads, so each is stored twice.
+# cache**: keys and values of the tokens of all requests in progress. What one token costs follows
+# from `config.json`: 16 KV heads of 256 numbers in each of 50 sliding layers, 4 KV heads of 512 in
+# each of 10 full ones. Those 4 **global KV heads** are the reason to think about the layout: eight
+# chips that share every matrix (**tensor parallel** 8) cannot share four heads, so each is stored
+# twice.
+#
+# A sliding layer sees only the last 1,024 tokens, but its cache keeps all: vLLM's TPU package 0.32.0
+# sets `sliding_window = None` there (`runner/kv_cache_manager.py`).
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
@@ -311,17 +314,19 @@ GIB = 2.0**30
 SHARE = 0.92         # of a chip's memory that vLLM takes, unless told otherwise
 
 
-def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored, windowed=True):
+def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored, windowed=False):
     """HBM per chip and the requests that fit, for one layout; sizes are per chip, in GiB."""
     left = SHARE * chip_bytes - stored / tp
     per_token = physics.kv_bytes_per_token(config, kv_dtype_bytes, tp)
+    if kv_dtype_bytes == 1 and tp >= 4:  # one global head per chip: its K and V fill half of a
+        per_token["full"] *= 2           # 32-bit word, which holds four fp8 numbers
+    window = config["text_config"]["sliding_window"] if windowed else float("inf")
     row = {"tp": tp, "dp": dp, "bytes per KV number": kv_dtype_bytes,
            "weights": "fp8" if stored < CHECKPOINT else "bfloat16",
            "sliding layers keep": "their window" if windowed else "everything",
            "weights, GiB/chip": stored / tp / GIB, "left for KV, GiB/chip": left / GIB}
     for tokens in (4096, 16_384):
-        full = sum(per_token.values()) * tokens
-        need = physics.kv_bytes(config, tokens, kv_dtype_bytes, tp) if windowed else full
+        need = per_token["sliding"] * min(tokens, window) + per_token["full"] * tokens
         row[f"requests of {tokens:,}"] = dp * int(left / (need / tp))
     return row | {"one of 16,384, GiB/chip": need / tp / GIB}
 
@@ -329,8 +334,8 @@ def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored, windowed=Tru
 # %%
 v6e = helpers.chip("v6e")
 fp8 = CHECKPOINT - physics.parameters(config_31b)["matmul"]  # one byte less for each weight
-layouts = ((8, 1, 2, CHECKPOINT, False), (8, 1, 2, CHECKPOINT, True), (4, 2, 2, CHECKPOINT, True),
-           (8, 1, 1, CHECKPOINT, True), (4, 2, 1, CHECKPOINT, True), (4, 2, 1, fp8, True))
+layouts = ((8, 1, 2, CHECKPOINT), (4, 2, 2, CHECKPOINT), (8, 1, 1, CHECKPOINT),
+           (4, 2, 1, CHECKPOINT), (4, 2, 1, fp8), (8, 1, 2, CHECKPOINT, True))
 plans = [memory_plan(config_31b, v6e.hbm, *layout) for layout in layouts]
 table = pd.DataFrame(plans, index=range(1, len(plans) + 1))
 display(table.drop(columns="one of 16,384, GiB/chip").style.format(precision=1))
@@ -339,26 +344,40 @@ display(table.drop(columns="one of 16,384, GiB/chip").style.format(precision=1))
 charts.draw_memory(plans, v6e.hbm, SHARE)
 
 # %% [markdown]
-# Row by row (arithmetic, not measured; activations come off what is left):
+# This is arithmetic. Three servers of others have logged how many tokens of the 31B fit:
+
+# %%
+# bfloat16, v6e, August 2026: github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b/benchmarks/runs. Its
+# report of 2026-08-25 quotes the third from a preprint, Zimbres 2026.
+MEASURED = (("vLLM 0.26.1rc1", 4, 67_392), ("image v0.26.0", 4, 67_328), ("Zimbres", 8, 187_136))
+for version, tp, measured in MEASURED:
+    plan = memory_plan(config_31b, v6e.hbm, tp, 1, 2, CHECKPOINT)
+    fit = plan["left for KV, GiB/chip"] / plan["one of 16,384, GiB/chip"] * 16_384
+    print(f"{version:14} on {tp} chips: predicted {fit:8,.0f}, measured by others {measured:8,} "
+          f"({fit / measured - 1:+.1%}): {measured // 16_384} requests of 16,384")
+
+# %% [markdown]
+# One formula, without a window, gives all three. Row by row:
 #
-# 1. **No window.** A cache manager that gives sliding layers room for the whole context, as the
-#    published runs suggest ([10](10_published.ipynb), section 5). In the log of section 4 all layers
-#    have the same number of blocks.
-# 2. **Tensor parallel 8**, our first choice. It may not fit; then take row 6: in the last line of section
-#    1's settings write `"31b": SECOND`, and run `./run_all.sh 05 07` again. vLLM's own benchmark on TPU did not fit in bfloat16 ("not enough HBM"), but that server had to hold pictures, too. Ten minutes that end with
-#    `RESOURCE_EXHAUSTED` cost 3.59 USD.
-# 3. **Two copies** store no head twice, but all weights. Rows 4 and 5 are 2 and 3 with **an fp8
-#    cache**: twice the room, stored as e5m2 on a v6e (two bits of mantissa). Judge it with 07.
+# - **1, tensor parallel 8**: our first choice, 11 long requests at once. It should start. The first
+#   server above did, 12 minutes after `docker run`, on half the chips with twice our context, twice
+#   our tokens a step, and pictures. *Upstream*, which brings vLLM to TPUs
+#   ([tpu-inference](https://github.com/vllm-project/tpu-inference)), tests our layout and attention
+#   kernel in bfloat16 on a v6e-8, with a context of 4,096 at most: passed in release 0.26. Its
+#   benchmark left 2 % of a chip, 0.6 GiB, to compute in, and did not fit
+#   ([issue 2333](https://github.com/vllm-project/tpu-inference/issues/2333)); ours leaves 2.5 GiB.
+#   We know of no start of 0.32.0 or of all our flags together.
+# - **2, two copies**: no head is stored twice, but all weights. Rows 3 and 4 add **an fp8 cache**: not
+#   twice the room, as words of the full layers stay half empty (0.32.0's source, not measured). On a
+#   v6e it is e5m2, two bits of mantissa; judge it with 07.
+# - **5, fp8 weights as well**: our second choice, in the layout of upstream's daily benchmark (context
+#   2,048). Only if row 1 ends with `RESOURCE_EXHAUSTED`: write `"31b": SECOND` in the last line of
+#   section 1's settings and run `./run_all.sh 05 07` again. A v6e has no fp8 arithmetic, so fp8 saves
+#   memory, not time; `quantization="int8"` should save both (unverified).
+# - **6**: row 1 with the window, should it
+#   [come back](https://github.com/vllm-project/tpu-inference/pull/3220).
 #
-# Row 6 has **fp8 weights as well**: our second choice, and what *upstream*
-# ([tpu-inference](https://github.com/vllm-project/tpu-inference), the project that brings vLLM to TPUs)
-# serves in its daily benchmark of the 31B on a v6e-8, with a context of 2,048 where ours is 16,384 and
-# 4,096 tokens a step where ours takes 2,048. (The command that its
-# [issue 2333](https://github.com/vllm-project/tpu-inference/issues/2333) found to work has our 16,384, on four chips,
-# with `--gpu-memory-utilization=0.98 --block-size=256`: `Settings.flags` takes both.) A v6e has no fp8 arithmetic, so fp8 saves memory there and no time;
-# `quantization="int8"` should save both (int8 has twice the peak; unverified).
-#
-# The second choice is the same function with other settings. What is new in its command:
+# What is new in the command of the second choice:
 
 # %%
 print(flags.news(command_for(SECOND), tpu))
@@ -366,10 +385,10 @@ print(flags.news(command_for(SECOND), tpu))
 # %% [markdown]
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
-# step up to a **bucket**: 16, 32, 64 … 2,048, our `--max-num-batched-tokens`. (Upstream's daily
-# test takes 4,096: one program more.) A cold start compiles all of them: 8 of the 10 minutes to the
-# first answer on the published machine. With the cache on a volume the next start reads them.
-# Rounding up costs too, and how much depends on where in its bucket a step lands:
+# step up to a **bucket**: 16, 32, 64 … 2,048, our `--max-num-batched-tokens`. A cold start compiles
+# all of them: 8 of the 10 minutes to the first answer on the published machine. With the cache on a
+# volume the next start reads them. Rounding up costs too, depending on where in its bucket a step
+# lands:
 
 # %%
 def padded(tokens, smallest=16, largest=FULL.max_num_batched_tokens):
@@ -541,8 +560,7 @@ assert again["pid"] == record["pid"]
 #   and CPU.
 # - The served files are the merged files, by their hashes, and the prompt's tokens are those of
 #   training.
-# - What the weights leave for the KV cache limits how many long requests fit, and 4 global KV heads
-#   decide the layout.
+# - What the weights leave is KV cache: room for 11 long requests on eight chips.
 #
 # ### What can go wrong
 #
@@ -551,6 +569,7 @@ assert again["pid"] == record["pid"]
 # | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m helpers.server stop` with that `RUN_DIR`, or `port=0` |
 # | `out of memory` at the start | another process holds the chips or the memory; or the cache does not fit | stop it (on a TPU: `docker ps`), lower `max_model_len` |
 # | `manifest for vllm/vllm-tpu:v0.32.0 not found` | PyPI has 0.32.0, the newest image tag that we saw used is v0.27.0 | `image="vllm/vllm-tpu:latest"`; better its digest, by `docker inspect --format '{{index .RepoDigests 0}}'` |
+# | `Unable to poll TPU GCE Metadata. Got status code: 404` and a page of HTML | the VM was made by Compute Engine; the logs of section 5 begin so, too, and end healthy | nothing |
 # | the log says `Automatically using fp8_e5m2` | a message only: `regular_attn_dtype=bfloat16` follows in the log of section 4 | nothing |
 # | `starting ...` for 8 minutes, then healthy | the first compilation | keep the volume `vllm-xla-cache`; raise `timeout` if it is more |
 # | answers run to `max_tokens` | `generation_config.json` lost its `eos_token_id` | run 04 again; it carries the base's file over |
@@ -567,7 +586,7 @@ assert again["pid"] == record["pid"]
 #     print(memory_plan(config_31b, v6e.hbm, 4, 1, kv, CHECKPOINT)["requests of 16,384"])
 # ```
 #
-# 27 and 55: half of what two such copies hold.
+# 4 and 7. The first server of section 5 logged room for 2.06 requests of 32,768.
 # </details>
 #
 # 2. Ask the server for three different answers to one prompt in one request.

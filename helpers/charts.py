@@ -35,7 +35,7 @@ def draw_memory(plans, chip_bytes, share):
                 color=style.SKY, edgecolor="white", linewidth=0.8 if count < 60 else 0.3)
         label = f"{plan['dp']} × {count}" if plan["dp"] > 1 else str(count)
         ax.text(edge + 0.4, place, label, va="center", fontsize=10)
-        kept = "" if plan["sliding layers keep"] == "their window" else ", no window"
+        kept = ", window" if plan["sliding layers keep"] == "their window" else ""
         number = "fp8" if plan["bytes per KV number"] == 1 else "bfloat16"
         small = ", fp8 weights" if plan["weights"] == "fp8" else ""
         labels.append(f"{place + 1}. tp {plan['tp']}, dp {plan['dp']}, {number} cache{kept}{small}")
@@ -43,8 +43,9 @@ def draw_memory(plans, chip_bytes, share):
     ax.text(edge + 0.4, -0.62, "requests", va="bottom", fontsize=10, weight="bold")
     ax.set_yticks(range(len(plans)), labels)
     ax.set_ylim(len(plans) - 0.4, -1.1)
-    least, most = (pick(plan["requests of 16,384"] for plan in plans) for pick in (min, max))
-    ax.set(title=f"The same eight chips hold {least} or {most} requests of 16,384 tokens",
+    real = [plan for plan in plans if plan["sliding layers keep"] == "everything"]
+    least, most = (pick(plan["requests of 16,384"] for plan in real) for pick in (min, max))
+    ax.set(title=f"The same eight chips hold {least} to {most} requests of 16,384 tokens",
            xlabel=f"GiB of one v6e chip: weights (grey), requests (blue); line: {share:.0%} of it",
            xlim=(0, edge))
     ax.grid(axis="y", visible=False)

@@ -150,7 +150,7 @@ def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter):
 
 
 def test_flags_of_ones_own_are_shown_as_such():
-    """Those that 05 names, in both spellings, and a variable: section 4 ran into an assertion."""
+    """Both spellings, known or not, and a variable: section 4 ran into an assertion."""
     own = ("--gpu-memory-utilization=0.98", "--block-size=256", "--enable-prefix-caching",
            "--speed-up=9", "--slow-down", "2")
     command = server.vllm_command("tpu-docker", MODEL, "name", 8000, flags=own, environment=("A=1",))
@@ -330,19 +330,41 @@ def test_05_asks_for_the_base_before_it_starts_anything(tmp_path):
 
 # -- What 05 computes ----------------------------------------------------------------------------
 
+PLAN = ("memory_plan", "GIB", "SHARE", "CHECKPOINT")
+
+
 def test_memory_plan_against_arithmetic_by_hand():
-    memory_plan = load("05_serve_vllm.py", "memory_plan", "GIB", "SHARE", "CHECKPOINT")[0]
+    memory_plan = load("05_serve_vllm.py", *PLAN)[0]
     config = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
     chip = 31.25 * 2**30
-    plan = memory_plan(config, chip, 4, 2, 2, 62.5e9)
+    plan = memory_plan(config, chip, 4, 2, 2, 62.5e9, windowed=True)
     sliding, full = 50 * 2 * 16 * 256 * 2, 10 * 2 * 4 * 512 * 2
     room = 4 * (0.92 * chip - 62.5e9 / 4)
     assert plan["requests of 4,096"] == 2 * int(room / (sliding * 1024 + full * 4096))
     assert plan["requests of 16,384"] == 2 * int(room / (sliding * 1024 + full * 16384))
-    eight = memory_plan(config, chip, 8, 1, 2, 62.5e9, windowed=False)
+    eight = memory_plan(config, chip, 8, 1, 2, 62.5e9)
     room = 8 * (0.92 * chip - 62.5e9 / 8)
-    assert eight["requests of 16,384"] == int(room / ((sliding + 2 * full) * 16384))
+    assert eight["requests of 16,384"] == int(room / ((sliding + 2 * full) * 16384)) == 11
     assert physics.kv_bytes_per_token(config, 2, 8)["full"] == 2 * full, "4 heads on 8 chips"
+    small = memory_plan(config, chip, 8, 1, 1, 62.5e9)  # fp8: half of a full layer's word is empty
+    assert small["requests of 16,384"] == int(room / ((sliding / 2 + 2 * full) * 16384)) == 19
+
+
+def test_the_memory_plan_gives_the_caches_that_others_measured():
+    """Tokens of three servers' logs; with 31.24 GiB and 58.4 GiB of weights, as they say, closer."""
+    memory_plan, measured = load("05_serve_vllm.py", *PLAN, "MEASURED")[::len(PLAN)]
+    config = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
+    gib = 2**30
+    assert {(tp, tokens) for _, tp, tokens in measured} == {(4, 1053 * 64), (4, 526 * 128),
+                                                            (8, 187_136)}
+
+    def tokens_of(tp, chip, stored, **more):
+        plan = memory_plan(config, chip, tp, 1, 2, stored, **more)
+        return 16_384 * plan["left for KV, GiB/chip"] / plan["one of 16,384, GiB/chip"]
+    for _, tp, tokens in measured:
+        assert tokens_of(tp, 31.25 * gib, 62.5e9) == pytest.approx(tokens, rel=6e-3)
+        assert tokens_of(tp, 31.24 * gib, 58.4 * gib) == pytest.approx(tokens, rel=1.5e-3)
+        assert tokens_of(tp, 31.25 * gib, 62.5e9, windowed=True) > 4 * tokens, "a window was kept"
 
 
 def test_padding_to_buckets_against_brute_force():
