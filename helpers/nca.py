@@ -910,6 +910,7 @@ def conclude(results, complete):
         *lines, f"Automata before text, against scratch: {found['nca']}.",
         f"The same frames without their order: {found.get('shuffled', 'not stored')}.",
         f"As many tokens of text instead: {found.get('text', 'not stored')}.",
+        f"The same with its embedder: {found.get('whole', 'not stored')}.",
         f"Arms with automata that helped beyond the noise: {', '.join(helps) or 'none'}.",
         *(["So 09 keeps training its base on text alone."] if complete and not helps else [])])
 
