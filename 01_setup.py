@@ -97,20 +97,22 @@ class Settings:
     train_slice: str = "v5p-8"           # notebooks 01 to 04
     serve_slice: str = "v6e-8"           # notebooks 05 to 07
     vm_size: str = "31b"                 # SIZE on those machines, whatever runs here
-    train_zone: str = "us-central1-a"
-    serve_zone: str = "us-central1-b"
-    spot: bool = True                    # cheaper, and may be taken away at any time
+    train_zone: str = "us-east5-a"       # has both slices, and flex-start for a v6e
+    serve_zone: str = "us-east5-a"
+    train_model: str = "SPOT"            # or FLEX_START or STANDARD: section 3
+    serve_model: str = "FLEX_START"
     train_hours: int = 3                 # the training machine deletes itself after this long
     serve_hours: int = 8                 # the serving machine, too
     bucket: str = "my-gemma4-bucket"     # must be free in all of Google Cloud: choose your own
     # ── What this machine must have ──
     checkpoint_gb: float = 62.5          # google/gemma-4-31B-it, published: arXiv 2605.25645, S2.3
     slices: tuple = ("v5p-8", "v5p-32", "v6e-8")  # what it may be; (): needs no TPU
+    base_dtype: str = helpers.env("BASE_DTYPE", "bfloat16")  # int8, nf4 (11): more slices will do
 
 
 FULL = Settings()
 E2B = replace(FULL, train_slice="v6e-1", serve_slice="v6e-1", vm_size="e2b",
-              train_zone="us-central1-b", slices=("v6e-1", "v5e-1"),
+              slices=("v6e-1", "v5e-1"),
               checkpoint_gb=10.2)  # 5.1 B parameters with both towers, bfloat16
 TINY = replace(FULL, checkpoint_gb=0.01, slices=())  # a CPU; 03 simulates four devices on it
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
@@ -121,7 +123,8 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # pages (a TPU then starts slowly), no Verilog simulator (Icarus, which judges in 07).
 
 # %%
-found, facts = checks.look(cfg.checkpoint_gb, cfg.slices)
+slices = cfg.slices and checks.slices_for(helpers.size(), cfg.base_dtype, cfg.slices)
+found, facts = checks.look(cfg.checkpoint_gb, slices)
 rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in found.items()]
 style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 
@@ -208,36 +211,39 @@ style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data she
 # You need a Google Cloud project with billing, `gcloud` on your laptop (once: `gcloud auth login`,
 # `gcloud config set project PROJECT`, `gcloud services enable compute.googleapis.com
 # tpu.googleapis.com`), and quota for the slice (*IAM & Admin, Quotas*). *Spot*, spare capacity that may be taken back at any time, has a quota of
-# its own, and so has each of the two APIs below: quota of one does not count for the other. The
+# its own, from which flex-start is taken first, and each of the two APIs below counts for itself. The
 # Cloud TPU API may count a v5p in TensorCores, eight for a v5p-8
 # ([Google's page](https://cloud.google.com/tpu/docs/quota)). The names are those of Google's
 # documentation as read in 2026.
 
 # %%
 display(pd.DataFrame(gcloud.SLICES))
-vms = (("gemma4-train", cfg.train_slice, cfg.train_zone, cfg.train_hours),
-       ("gemma4-serve", cfg.serve_slice, cfg.serve_zone, cfg.serve_hours))
-for name, slice_name, zone, hours in vms:
-    print(gcloud.shell(gcloud.create_command(name, slice_name, zone, hours, cfg.spot)))
+vms = (("gemma4-train", cfg.train_slice, cfg.train_zone, cfg.train_hours, cfg.train_model),
+       ("gemma4-serve", cfg.serve_slice, cfg.serve_zone, cfg.serve_hours, cfg.serve_model))
+for vm in vms:
+    print(gcloud.shell(gcloud.create_command(*vm)))
 
 # %% [markdown]
-# Two machines, used one after the other. A TPU is a machine type of Compute Engine, like any other.
-# Two options matter for your money. `--max-run-duration` deletes the machine after that long,
-# whatever happens. `--provisioning-model=SPOT` takes spare capacity at a lower price. If there is
-# none, `FLEX_START` with `--request-valid-for-duration=2h` waits in line for it. The cloud-platform
-# scope lets the VM ask for your bucket; section 4 gives it the right to. The type of the boot disk has to be said, too: a v6e
-# takes only Hyperdisk, a v5p balanced persistent disks
+# Two machines, used one after the other. `--max-run-duration` deletes each after that long, whatever
+# happens. `--provisioning-model` is `SPOT`, now or not at all; `FLEX_START`, which waits in line
+# ([in some zones](https://cloud.google.com/tpu/docs/request-using-flex-start)) and then keeps the
+# machine until the guard; or `STANDARD` at the full price. Eight v6e chips are hard to get: in August
+# 2026 another author lost spot ones after six minutes, and flex-start in europe-west4 expired for eight
+# and gave four at once, for 1.35 USD a chip-hour (spot: 1.78)
+# ([gce-vllm-v6e8-31b](https://github.com/xbill9/gemma4-dev)). Four hold the weights, too (exercise 1).
+# The cloud-platform scope lets the VM ask for your bucket; section 4 gives it the right to. A v6e
+# boots only from Hyperdisk, a v5p from balanced persistent disks
 # ([Google's table](https://cloud.google.com/tpu/docs/setup-persistent-disk)).
 #
 # Most guides on the web still show **the classic way**, the Cloud TPU API, which Google no longer
-# develops. It wants an *accelerator type* and a *runtime version* that fit each other: with the
-# wrong one the chips do not appear. It has no guard on run time, and a boot disk of 97 GB. The last
-# form waits in a queue for two hours at most. If the first form brings no machine, try
-# these.
+# develops (a v5e comes no other way). It wants an *accelerator type* and a *runtime version* that fit
+# each other: with the wrong one the chips do not appear. It has no guard on run time, a boot disk of 97
+# GB, and spot in place of flex-start. The last form waits in a queue for two hours at most. If the first form brings no
+# machine, try these.
 
 # %%
-for queued, (name, slice_name, zone, _) in itertools.product((False, True), vms):
-    print(gcloud.shell(gcloud.classic_command(name, slice_name, zone, cfg.spot, queued)))
+for queued, (name, slice_name, zone, _, model) in itertools.product((False, True), vms):
+    print(gcloud.shell(gcloud.classic_command(name, slice_name, zone, model, queued)))
 
 # %% [markdown]
 # ## 4. A bucket near the machine, and what runs on it
@@ -283,16 +289,18 @@ print(f"\n{scripts['vm.sh']}")
 # - `setup.sh` sees the chips and installs JAX for TPU, with its driver and compiler (libtpu) pinned.
 # - This notebook runs first, and stops the script if a check of section 1 fails (huge pages
 #   only warn).
+# - `enable-linger`: without it Ubuntu deletes your files in `/dev/shm` when you log out.
 # - Checkpoints and compiled programs go straight into the bucket. The rest of the run is copied
-#   there every five minutes and fetched at the start, so the same script resumes on a new VM.
+#   there every five minutes and fetched at the start, so the same script resumes on a new VM. When
+#   `run.log` ends with `all is in the bucket`, delete the machine.
 #
 # (If your copy is on no public server, send it first, and the script skips the clone:
-# `git archive --prefix=gemma4-on-tpu/ HEAD | gcloud compute ssh gemma4-train --zone=us-central1-a
+# `git archive --prefix=gemma4-on-tpu/ HEAD | gcloud compute ssh gemma4-train --zone=us-east5-a
 # --command='tar x'`.)
 #
 # A spot machine has thirty seconds between the warning and the end; nothing that is cut off then
-# comes back as if it were whole. The serving VM gets `serve.sh`, which adds Docker and leaves out what
-# only training needs ([05](05_serve_vllm.ipynb), section 6):
+# comes back as if it were whole. The serving VM gets `serve.sh`, which adds Docker, pulls the image
+# before the 62 GB, and leaves out what only training needs ([05](05_serve_vllm.ipynb), section 6):
 
 # %%
 print(gcloud.shell(gcloud.copy_command(folder / "serve.sh", "gemma4-serve", cfg.serve_zone)))
@@ -307,22 +315,22 @@ print(f"\n{scripts['serve.sh']}")
 
 # %%
 large = ("gemma4-large", "v5p-32", FULL.train_zone)
-for command in gcloud.all_hosts_commands(*large, cfg.spot, folder / "vm_hosts.sh"):
+for command in gcloud.all_hosts_commands(*large, cfg.train_model, folder / "vm_hosts.sh"):
     print(gcloud.shell(command))
-print("\nvm_hosts.sh is vm.sh, with these in place of its last four lines:\n")
-print(gcloud.last_lines_of_hosts(cfg.bucket))
+print("\nvm_hosts.sh is vm.sh, with these in place of its last six lines:\n")
+print(gcloud.last_lines_of_hosts())
 
 # %% [markdown]
 # Tested on one CPU machine: 03 as a script in two processes, and who merges and copies. A real
 # slice's network and `--worker=all` are not: be ready to finish by hand from the bucket.
 #
-# We cannot run `gcloud` here. Tests make sure that every command, as printed, is valid shell and
-# arrives word for word; they cannot say whether Google still knows an option.
+# We cannot run `gcloud` here. Tests check that every command is valid shell and arrives word for
+# word, not whether Google still knows an option.
 #
 # ## 5. What it costs, and how to stop it
 # A forgotten v6e-8 costs 516 dollars a day (24 × 21.52, the published rate). Three habits prevent
 # it: the run-time guard above, listing what runs before you close the laptop, and deleting what you
-# listed. The commands above ask for spot machines, which are cheaper than these on-demand rates.
+# listed. The commands above ask for spot and flex-start, which are cheaper than these on-demand rates.
 # Only you end a machine of the classic API, such as the v5p-32.
 
 # %%
@@ -330,7 +338,7 @@ budget = pd.DataFrame([
     {"VM": name, "slice": slice_name, "USD/h, on demand": gcloud.worst_case(slice_name, 1),
      "guard, h": hours, "USD at most": gcloud.worst_case(slice_name, hours or float("nan")),
      "USD if forgotten for a week": gcloud.worst_case(slice_name, 7 * 24)}
-    for name, slice_name, zone, hours in (*vms, (*large, None))])
+    for name, slice_name, zone, hours, *_ in (*vms, (*large, None))])
 display(budget.style.hide(axis="index").format(precision=2, thousands=",", na_rep="no limit"))
 for command in (*gcloud.list_commands((cfg.train_zone, cfg.serve_zone), cfg.bucket),
                 *(end for name, _, zone, *_ in (*vms, large)
@@ -340,8 +348,8 @@ for command in (*gcloud.list_commands((cfg.train_zone, cfg.serve_zone), cfg.buck
 
 # %% [markdown]
 # The guard turns a four-figure mistake into a two- or three-figure one, with a bucket left to pay for. The
-# `list` commands show what runs or is stored, the `delete` commands end each VM, made the current way,
-# the classic one or through the queue, and the last command says which zones offer the machine today.
+# `list` commands show what runs or is stored, the `delete` commands end each VM, however it was made,
+# and the last one says which zones offer the machine today.
 #
 # ### What one training run takes
 # The steps are not even half of it. 03 also downloads, loads, compiles, validates and saves, and the
@@ -360,7 +368,7 @@ print(f"31B, 10,000 examples on a v5p-8: 03 {cost['hours']:.1f} h, {cost['dollar
       f"create to delete {whole:.1f} h, {whole * fit.price('v5p', 4):.0f} USD")
 
 # %% [markdown]
-# Plan about an hour for 03, and an hour and a half from create to delete, half of it assumed. The
+# Plan about an hour for 03, and an hour and three quarters from create to delete, half of it assumed. The
 # published run took 3.34 hours and 56 dollars, loading and compiling included. To replace assumptions
 # by your slice's own numbers before the long run, start `./first_hour.sh` there: load, compile,
 # thirty steps and a trace, at most an hour, and a report at the end that others can use, too.

@@ -600,7 +600,8 @@ if steps < 20 and not cfg.max_steps:
 # A checkpoint holds what changes (adapters, Adam's moments, the position in the data) and the
 # *recipe*: everything that decides what is being trained. Run this notebook again after a crash and
 # it continues. If the newest checkpoint belongs to another recipe it is refused, and the difference
-# is named. Starting over is never silent: it takes another `RUN_DIR`, or `fresh=True`.
+# is named. Starting over is never silent: it takes `fresh=True` or another `RUN_DIR`, and another
+# `CHECKPOINTS` where that is set.
 
 # %%
 helpers.show_source(train.recipe_of)
@@ -903,7 +904,7 @@ manager.close()
 # | `this does not fit`, or `RESOURCE_EXHAUSTED` | activations | `rows_per_device=1`, `remat="DECODER"`, or shorter rows in 02 |
 # | `the weights of ... need 62.5 GB` | the boot disk is too small for the 31B | `TMPDIR=/dev/shm`, the memory disk of a TPU VM |
 # | every restart compiles for minutes | the compilation cache went away with the machine | `JAX_COMPILATION_CACHE_DIR=gs://...` |
-# | `another recipe` | a setting, the data or the base changed | `fresh=True`, or a new `RUN_DIR` |
+# | `another recipe` | a setting, the data or the base changed | `fresh=True`, or a new `RUN_DIR` and, where it is set, `CHECKPOINTS` |
 # | `rendezvous ... may be stuck` on a CPU | simulated devices wait for each other | the opening sets `NPROC=16` and turns asynchronous dispatch off |
 # | loss is `nan` | learning rate | lower it and start over: another rate is another recipe |
 # | validation rises, training falls | memorising | fewer `epochs`, which is another recipe, too |

@@ -493,7 +493,7 @@ assert onward["token_ids"][:count] == first["token_ids"]
 # own machine, after which `http://127.0.0.1:8000` works there:
 #
 # ```bash
-# gcloud compute ssh gemma4-serve --zone=us-central1-b -- -N -L 8000:127.0.0.1:8000
+# gcloud compute ssh gemma4-serve --zone=us-east5-a -- -N -L 8000:127.0.0.1:8000
 # ```
 #
 # If it must be open, set `VLLM_API_KEY` (it protects `/v1`, not `/metrics` or `/tokenize`) and put

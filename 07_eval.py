@@ -110,7 +110,8 @@ class Settings:
     disputed: tuple = ("Prob099", "Prob118", "Prob134", "Prob135", "Prob153")  # section 5
     # ── Sampling ──
     # The first is shown and compared, also with those that are drawn in the same way.
-    plans: tuple = (FIVE, MANY, GREEDY, OFFICIAL, OFFICIAL_GREEDY, OFFICIAL_FIVE, EXAMPLES, COMPLETE)
+    plans: tuple = (FIVE, MANY, GREEDY, OFFICIAL, OFFICIAL_GREEDY, OFFICIAL_FIVE, EXAMPLES,
+                    COMPLETE)
     max_tokens: int = 2048     # longer answers are cut, and counted as what they are
     in_flight: int = 64        # requests at once; vLLM computes them together
     patience: float = 900.0    # seconds to wait for a server that stopped answering

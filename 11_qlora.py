@@ -107,7 +107,8 @@ style.label_line(ax, found.limit, 1.5, f"a program may use\n{found.limit:.2f} Gi
                  style.BLACK)
 fig.legend(loc="outside right center", fontsize=8)
 ax.set(title="The 31B on four v5e chips: only a quantised base fits", xlabel="GiB of one chip")
-style.finish(fig, "11_answer", "compiled where 08 has the step (temporaries: the other three together), else estimated")
+style.finish(fig, "11_answer",
+             "compiled where 08 has the step (temporaries: the other three), else estimated")
 
 # %% [markdown]
 # **Yes**, at less than a third of a v5p-8's price per hour, with int8 already: the TPU's compiler
@@ -521,10 +522,12 @@ print(fit.will_it_fit("v5e", 1, "e2b", "int8", "DECODER", row_length=4096))
 # neither notebook guesses:
 #
 # ```bash
-# SIZE=31b BASE_DTYPE=int8 ./run_all.sh 01 04    # or BASE_DTYPE=nf4 TILE_SIZE=32
+# SIZE=31b BASE_DTYPE=int8 ./run_all.sh 01 03    # or BASE_DTYPE=nf4 TILE_SIZE=32
 # ```
 #
-# 03 takes `remat` and `rows_per_device` from the compiled row of the slice it finds.
+# 03 takes `remat` and `rows_per_device` from the compiled row of the slice it finds. 04 needs no TPU
+# but room for base and merged model, 125 GB, and this host's `/dev/shm` has 96. So run 04 on another
+# machine with the same run, or here with `TMPDIR` and `RUN_DIR` on a disk.
 #
 # ## 10. Serving a quantised base
 # Section 8 makes a bfloat16 model, so nothing changes for the server. Three things are possible

@@ -245,7 +245,7 @@ style.finish(fig, "12_tokens", "drawn here; blue: the same patch as one frame be
 inside, (low, high) = nca.kept(scores, world.band)
 every = nca.patches(frames, world.states)
 still = (every[:, 1:] == every[:, :-1]).mean((1, 2))
-print(f"as one frame before: {still.mean():.0%} of all patches, {still[inside].mean():.0%} of the kept")
+print(f"as a frame before: {still.mean():.0%} of patches, {still[inside].mean():.0%} of kept ones")
 noise = np.random.default_rng(0).integers(0, world.states, (200, *frames.shape[1:]))
 ceiling = nca.complexity(noise.astype(np.uint8), world).mean()
 fig = nca.draw_complexity(scores, inside, ceiling, shown)

@@ -217,7 +217,7 @@ def sweep(client, record, options, cfg, folder):
     for done, (repeat, regime, rate) in enumerate(points):
         limit, most = too_much.get(regime, (INF, 0))
         if 2 * limit < rate < INF:
-            progress.update(note=f"{regime[0]}/{regime[1]}: {limit}/s was too much, {rate} left out")
+            progress.update(note=f"{rate}/s is left out, {limit}/s was too much")
             continue
         wanted = most or requests_for(cfg, rate)
         requests = planned.setdefault((regime, rate), wanted)  # decided by the first repeat

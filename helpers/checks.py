@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-from helpers import hardware
+from helpers import fit, hardware
 from helpers.gcloud import HUGE_PAGES
 from helpers.run import temporary_dir
 
@@ -28,6 +28,13 @@ def check_space(folder, free_gb, need_gb):
     return fine, f"{free_gb:.0f} GB free for {need_gb:g} GB" if fine else (
         f"{folder} has {free_gb:.0f} GB free and the checkpoint needs {need_gb:g} GB. Start again "
         "with TMPDIR=/dev/shm, or make the VM with a larger boot disk")
+
+
+def slices_for(size, base_dtype, known):
+    """The slices that a size is for, and those for which 08 has compiled its training step."""
+    more = (name for name in fit.SLICES | fit.ONE_CHIP
+            if hardware.compiled_fit(name, size, base_dtype))
+    return tuple(dict.fromkeys((*known, *more)))
 
 
 def check_slice(found, slices):

@@ -40,7 +40,7 @@ class Plan:
 
 
 def other_wordings(plans):
-    """Names of the plans that draw as the first one does, itself among them: only the prompt differs."""
+    """Names of the plans that differ from the first one in the prompt only, itself among them."""
     def drawn(plan):
         return replace(plan, name="", prompt="")
     return [plan.name for plan in plans if drawn(plan) == drawn(plans[0])]

@@ -3,26 +3,45 @@
 import shlex
 import textwrap
 
-from helpers import fit
+from helpers import fit, server
 from helpers.hardware import chips_of
 from helpers.run import UserError
 
-# docs.cloud.google.com/tpu/docs, read in 2026: regions-zones, runtimes, v5p, v6e; which boot disk
-# a TPU takes: cloud.google.com/tpu/docs/setup-persistent-disk
+# docs.cloud.google.com/tpu/docs, read in 2026: regions-zones, runtimes, v5e, v5p, v6e; which boot
+# disk a TPU takes: cloud.google.com/tpu/docs/setup-persistent-disk. Compute Engine publishes ct5lp
+# for v5e and refuses to make one (github.com/xbill9/gemma4-dev, HARDWARE.md, August 2026).
 SLICES = {
-    "v5p-8": {"machine type": "ct5p-hightpu-4t", "classic runtime": "v2-alpha-tpuv5",
-              "boot disk": "pd-balanced",
+    "v5p-8": {"machine type": "ct5p-hightpu-4t", "classic type": "v5p-8",
+              "classic runtime": "v2-alpha-tpuv5", "boot disk": "pd-balanced",
               "zones, 2026": "us-central1-a, us-east5-a"},
-    "v6e-8": {"machine type": "ct6e-standard-8t", "classic runtime": "v2-alpha-tpuv6e",
-              "boot disk": "hyperdisk-balanced",
+    "v6e-8": {"machine type": "ct6e-standard-8t", "classic type": "v6e-8",
+              "classic runtime": "v2-alpha-tpuv6e", "boot disk": "hyperdisk-balanced",
               "zones, 2026": "us-central1-b, us-east5-a, us-east1-d"},
-    "v6e-1": {"machine type": "ct6e-standard-1t", "classic runtime": "v2-alpha-tpuv6e",
-              "boot disk": "hyperdisk-balanced",
+    "v6e-1": {"machine type": "ct6e-standard-1t", "classic type": "v6e-1",
+              "classic runtime": "v2-alpha-tpuv6e", "boot disk": "hyperdisk-balanced",
               "zones, 2026": "us-central1-b, us-east5-a, us-east1-d"},
+    "v5e-4": {"machine type": "", "classic type": "v5litepod-4",
+              "classic runtime": "v2-alpha-tpuv5-lite", "boot disk": "",
+              "zones, 2026": "us-central1-a, us-west4-a, us-west1-c"},
 }
 WORKER = ("http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
           "agent-worker-number")  # 0, 1, ...: as JAX reads it (clusters/cloud_tpu_cluster.py)
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+# Parts of the scripts.
+APT = """sudo DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get install -y -q \\
+    -o DPkg::Lock::Timeout=600"""
+FETCH = """\
+.venv/bin/python -m helpers.remote pull $RUN $RUN_DIR  # of an earlier machine, if any
+"""
+# In a session of its own: Ctrl-C on what is in front is not for it, and no connection ends it.
+PUSH = """\
+setsid nohup .venv/bin/python -m helpers.remote push $RUN_DIR $RUN --every 300 \\
+    >> sync.log 2>&1 &           # every five minutes: the machine may go at any time
+"""
+LAST_PUSH = ".venv/bin/python -m helpers.remote push $RUN_DIR $RUN"
+DONE = 'echo "all is in the bucket: delete this machine"'
+WATCH = "tail -f run.log                  # Ctrl-C stops the watching, not the run\n"
 
 
 def shell(command):
@@ -40,34 +59,49 @@ def _about(slice_name):
                     f"{', '.join(SLICES)}: add it to SLICES (docs.cloud.google.com/tpu/docs).")
 
 
-def create_command(name, slice_name, zone, hours, spot):
-    """`gcloud` command for a TPU VM by the Compute Engine API, deleted after `hours`."""
+def _machine_type(slice_name):
+    """Compute Engine's name of a slice, or a `UserError` that says it makes none."""
+    if found := _about(slice_name)["machine type"]:
+        return found
+    raise UserError(f"Compute Engine makes no {slice_name}: take the classic command (01, "
+                    "section 3).")
+
+
+def create_command(name, slice_name, zone, hours, model):
+    """`gcloud` command for a TPU VM by the Compute Engine API, deleted after `hours`.
+
+    Args:
+      model: SPOT, FLEX_START (waits in line for two hours at most) or STANDARD (on demand).
+    """
+    wait = ["--request-valid-for-duration=2h"] if model == "FLEX_START" else []
     return ["gcloud", "compute", "instances", "create", name, f"--zone={zone}",
-            f"--machine-type={_about(slice_name)['machine type']}",
+            f"--machine-type={_machine_type(slice_name)}",
             "--image-project=ubuntu-os-accelerator-images",
             "--image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e",
             "--maintenance-policy=TERMINATE", "--scopes=cloud-platform", "--boot-disk-size=300GB",
             f"--boot-disk-type={_about(slice_name)['boot disk']}",
-            f"--provisioning-model={'SPOT' if spot else 'STANDARD'}",
+            f"--provisioning-model={model}", *wait,
             f"--max-run-duration={hours}h", "--instance-termination-action=DELETE"]
 
 
-def classic_command(name, slice_name, zone, spot, queued=False):
+def classic_command(name, slice_name, zone, model, queued=False):
     """`gcloud` command for the same slice by the Cloud TPU API, at once or through a queue.
 
     A request that waits in the queue expires: granted at night, it would be a machine without a
-    guard.
+    guard. `gcloud` without alpha has no flex-start here, so that is spot, too.
     """
     kind = slice_name.split("-")[0]  # all slices of a kind have the same runtime
     same = (name for name in SLICES if name.startswith(f"{kind}-"))
-    runtime = _about(next(same, slice_name))["classic runtime"]
+    about = _about(next(same, slice_name))
+    runtime, (family, _) = about["classic runtime"], about["classic type"].split("-")
+    accelerator = f"{family}-{slice_name.split('-')[1]}"  # a v5e is a v5litepod
     if queued:
         words = ["queued-resources", "create", f"{name}-request", f"--node-id={name}",
                  f"--runtime-version={runtime}", "--valid-until-duration=2h"]
     else:
         words = ["tpu-vm", "create", name, f"--version={runtime}"]
     return ["gcloud", "compute", "tpus", *words, f"--zone={zone}",
-            f"--accelerator-type={slice_name}", *(["--spot"] if spot else [])]
+            f"--accelerator-type={accelerator}", *(["--spot"] if model != "STANDARD" else [])]
 
 
 def bucket_commands(bucket, zone):
@@ -95,36 +129,27 @@ def copy_command(path, name, zone):
 
 def vm_script(repository, bucket, size, first, last):
     """The shell commands for a fresh TPU VM: Python, the repository, this series' notebooks."""
-    return f"""{_first_lines(repository, bucket, size)}{_fetch(bucket)}{_push(bucket)}\
-nohup ./run_all.sh {first} {last} > run.log 2>&1 &   # goes on when the connection drops
-tail -f run.log                  # Ctrl-C stops the watching, not the run
-"""
+    return f"""{_first_lines(repository, bucket, size)}{FETCH}{PUSH}\
+setsid nohup bash -c './run_all.sh {first} {last} &&
+  {LAST_PUSH} &&
+  {DONE}' > run.log 2>&1 &
+{WATCH}"""
 
 
 def serving_script(repository, bucket, size):
     """The same for the VM that serves: Docker as well, and the run without what training needs."""
     left = ("train/checkpoints", "cache", "jax_cache")
     return f"""{_first_lines(repository, bucket, size)}\
-command -v docker || sudo apt-get install -y -q docker.io docker-compose-v2
+command -v docker || {APT} docker.io docker-compose-v2
 sudo usermod -aG docker "$(id -un)"  # `sg` below makes it count without a new login
-gcloud storage rsync --recursive --exclude='^({"|".join(left)})/' gs://{bucket}/run $RUN_DIR ||
-  .venv/bin/python -m helpers.remote pull gs://{bucket}/run $RUN_DIR --without {" ".join(left)}
-{_push(bucket)}\
-nohup sg docker -c './run_all.sh 05 07' > run.log 2>&1 &
-tail -f run.log                  # Ctrl-C stops the watching, not the run
-"""
-
-
-def _fetch(bucket):
-    return (f".venv/bin/python -m helpers.remote pull gs://{bucket}/run $RUN_DIR"
-            "  # of an earlier machine, if any\n")
-
-
-def _push(bucket):
-    return f"""\
-nohup .venv/bin/python -m helpers.remote push $RUN_DIR gs://{bucket}/run --every 300 \\
-    > sync.log 2>&1 &            # every five minutes: a spot machine may go at any time
-"""
+sg docker -c 'docker pull {server.IMAGES["tpu-docker"]}'  # 05's image, before 62 GB
+gcloud storage rsync --recursive --no-clobber --exclude='^({"|".join(left)})/' $RUN $RUN_DIR ||
+  .venv/bin/python -m helpers.remote pull $RUN $RUN_DIR --without {" ".join(left)}
+{PUSH}\
+setsid nohup bash -c 'sg docker -c "./run_all.sh 05 07" &&
+  {LAST_PUSH} &&
+  {DONE}' > run.log 2>&1 &
+{WATCH}"""
 
 
 def _first_lines(repository, bucket, size):
@@ -132,13 +157,14 @@ def _first_lines(repository, bucket, size):
     return f"""set -euo pipefail
 sudo add-apt-repository -y -n ppa:deadsnakes/ppa
 for _ in $(seq 60); do sudo apt-get update -q && break; sleep 10; done  # a new VM may hold the lock
-sudo DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get install -y -q \\
-    -o DPkg::Lock::Timeout=600 python3.11 python3.11-venv python3.11-dev git iverilog
+{APT} python3.11 python3.11-venv python3.11-dev git iverilog
 [ -d gemma4-on-tpu ] || git clone {shlex.quote(repository)} gemma4-on-tpu
 cd gemma4-on-tpu
+sudo loginctl enable-linger "$(id -un)" || true  # else your last logout empties /dev/shm
 export SIZE={size}
 export TMPDIR=/dev/shm HF_HOME=/dev/shm/huggingface RUN_DIR=/dev/shm/run  # not the boot disk
-export CHECKPOINTS=gs://{bucket}/checkpoints JAX_COMPILATION_CACHE_DIR=gs://{bucket}/jax_cache
+export RUN=gs://{bucket}/run     # another run: another address here, and an empty RUN_DIR
+export CHECKPOINTS=$RUN-checkpoints JAX_COMPILATION_CACHE_DIR=gs://{bucket}/jax_cache
 sudo sh -c 'echo always > {HUGE_PAGES}'  # the TPU starts faster
 ./setup.sh train                 # .venv with requirements/tpu.txt, since there are chips here
 .venv/bin/python 01_setup.py     # the checks; stops here if one fails
@@ -147,29 +173,30 @@ sudo sh -c 'echo always > {HUGE_PAGES}'  # the TPU starts faster
 
 def hosts_script(repository, bucket, size):
     """The same for every host of a larger slice: all train, the first one merges and copies."""
-    return _first_lines(repository, bucket, size) + _fetch(bucket) + last_lines_of_hosts(bucket)
+    return _first_lines(repository, bucket, size) + FETCH + last_lines_of_hosts()
 
 
-def last_lines_of_hosts(bucket):
+def last_lines_of_hosts():
     """What `hosts_script` does once a host is ready; the metadata server knows its number."""
     return f"""worker=$(curl -sSf -H 'Metadata-Flavor: Google' {WORKER})
 if [ "$worker" = 0 ]; then       # the other hosts' folders hold nothing new
-{textwrap.indent(_push(bucket), "  ")}fi
-nohup bash -euc '
+{textwrap.indent(PUSH, "  ")}fi
+setsid nohup bash -euc '
 .venv/bin/python 02_data.py      # every host makes the same rows; 03 compares their hashes
 .venv/bin/python 03_train.py     # joins the other hosts
 [ "$0" = 0 ] || exit 0           # the first host goes on alone
 .venv/bin/python 04_merge.py
+{LAST_PUSH}
+{DONE}
 ' "$worker" > run.log 2>&1 &     # goes on when the connection drops
-tail -f run.log                  # Ctrl-C stops the watching, not the run
-"""
+{WATCH}"""
 
 
-def all_hosts_commands(name, slice_name, zone, spot, script):
+def all_hosts_commands(name, slice_name, zone, model, script):
     """Make a slice of several hosts, hand `vm_hosts.sh` to each and start it on all at once."""
     words = ["gcloud", "compute", "tpus", "tpu-vm"]
     everywhere = [f"--zone={zone}", "--worker=all"]
-    return [classic_command(name, slice_name, zone, spot),
+    return [classic_command(name, slice_name, zone, model),
             [*words, "scp", str(script), f"{name}:", *everywhere],
             [*words, "ssh", name, *everywhere, "--command=bash vm_hosts.sh"]]
 
@@ -194,7 +221,7 @@ def delete_commands(name, zone):
 def zones_command(slice_name):
     """Ask in which zones a slice's machine type is offered today."""
     return ["gcloud", "compute", "machine-types", "list",
-            f"--filter=name={_about(slice_name)['machine type']}", "--format=value(zone)"]
+            f"--filter=name={_machine_type(slice_name)}", "--format=value(zone)"]
 
 
 def worst_case(slice_name, hours):

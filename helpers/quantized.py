@@ -317,8 +317,7 @@ def check_run(cfg, config, mesh, checkpoints):
                  for key in here if there[key] != here[key]]
     if different:
         raise UserError(f"{checkpoints} holds step {step} trained on another base: "
-                        f"{'; '.join(different)}. Set fresh=True to throw it away, or RUN_DIR to "
-                        "keep it.")
+                        f"{'; '.join(different)}. {train.ways_out(checkpoints)}")
 
 
 # ── Quantising ──

@@ -23,7 +23,16 @@ from pathlib import Path
 
 import huggingface_hub
 
-from helpers.run import UserError, alone, disk_problem, local_path, phase, room, temporary_dir
+from helpers.run import (
+    Taken,
+    UserError,
+    alone,
+    disk_problem,
+    local_path,
+    phase,
+    room,
+    temporary_dir,
+)
 
 STEPS = "train/checkpoints"  # below the run directory; each step is a folder named by its number
 MARK = ".complete"
@@ -157,7 +166,7 @@ class Copy:
 
     def __init__(self, folder, address):
         self.folder, self.address, self.seen = Path(folder), str(address).rstrip("/"), {}
-        self.there = objects(self.address)
+        self.there = objects(self.address)  # raises now if the bucket refuses us
 
     def _same(self, name):
         """Is the file up already? Its time and size are compared first, its content once."""
@@ -181,6 +190,7 @@ class Copy:
     def once(self, stop=lambda: False):
         """One pass: the newest steps first, then everything else. Returns how many files went up.
 
+        `merge.json`, which has the hashes of `merged/`, goes last: without it nobody serves a half.
         `stop` is asked between files; a pass that stops leaves only whole files and marked steps.
         A step goes there when newer ones have taken its place here; a folder without checkpoints
         (of a machine that serves) leaves what is there of the training.
@@ -188,6 +198,7 @@ class Copy:
         Raises:
           UserError: the training has come further there than here. Nothing is written then.
         """
+        self.there = objects(self.address)  # another process may have copied meanwhile
         sizes, sent = _local_files(self.folder), 0
         steps = {}
         for name in sizes:
@@ -219,7 +230,7 @@ class Copy:
         for number in there - here:
             if here and number < min(here):
                 self._remove(str(number))  # not kept here any more
-        for name in sizes:
+        for name in sorted(sizes, key=lambda name: name == "merge.json"):
             if _step_of(name) or stop():
                 continue
             try:
@@ -228,7 +239,6 @@ class Copy:
                     sent += 1
             except FileNotFoundError:
                 continue
-        self.there = objects(self.address)
         return sent
 
     def _write(self, name, text):
@@ -252,10 +262,14 @@ def _files_of(folder, number):
 def push(folder, address, every=0):
     """Copy a run directory into a bucket, once or every so many seconds until SIGTERM or Ctrl-C.
 
-    After a signal the newest checkpoint gets `LAST_PASS` seconds to arrive.
+    After a signal the newest checkpoint gets `LAST_PASS` seconds to arrive. A signal that we were
+    started to ignore, as a shell starts what it puts in the background, stays ignored: Ctrl-C is
+    for the command beside us then. Several processes that copy one folder take turns, and only one
+    of them stays for more than a pass.
 
     Raises:
-      UserError: the bucket does not exist or refuses us.
+      UserError: the bucket does not exist or refuses us, or, with `every`, another process copies
+        this folder already.
     """
     stopping, deadline = threading.Event(), [float("inf")]
 
@@ -265,23 +279,44 @@ def push(folder, address, every=0):
 
     if every and threading.current_thread() is threading.main_thread():
         for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, end)
+            if signal.getsignal(name) != signal.SIG_IGN:
+                signal.signal(name, end)
     copy = Copy(folder, address)
-    while True:
-        last = stopping.is_set() or not every
-        try:
-            sent = copy.once(stop=lambda: time.monotonic() > deadline[0])
-        except (*_troubles(), UserError) as error:  # what went up stays; the next pass goes on
-            why = f"{address} did not take all: {(str(error) or repr(error)).splitlines()[0][:200]}"
+    with _only_copier(folder) if every else contextlib.nullcontext():
+        while True:
+            last = stopping.is_set() or not every
+            try:
+                with _turn(folder, ".copy.lock", wait=True):
+                    sent = copy.once(stop=lambda: time.monotonic() > deadline[0])
+            except (*_troubles(), UserError) as error:  # what went up stays; the next pass goes on
+                why = (f"{address} did not take all: "
+                       f"{(str(error) or repr(error)).splitlines()[0][:200]}")
+                if last:
+                    raise UserError(f"{why}\nRun this again.") from error
+                print(f"{why}; again in {every:g} s", flush=True)
+                sent = 0
+            if sent:
+                print(f"{sent} files to {address}", flush=True)
             if last:
-                raise UserError(f"{why}\nRun this again.") from error
-            print(f"{why}; again in {every:g} s", flush=True)
-            sent = 0
-        if sent:
-            print(f"{sent} files to {address}", flush=True)
-        if last:
-            return
-        stopping.wait(every)
+                return
+            stopping.wait(every)
+
+
+@contextlib.contextmanager
+def _only_copier(folder):
+    """Be the only process that copies this folder again and again."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(_turn(folder, ".copier.lock"))
+        except Taken:
+            raise UserError(f"{folder} is being copied by another process already.") from None
+        yield
+
+
+def _turn(folder, name, wait=False):
+    """A lock in the folder, where we may write; it is hidden, so it is not copied."""
+    writable = os.access(folder, os.W_OK)
+    return alone(Path(folder) / name, wait) if writable else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ from helpers.run import UserError, digest, read_json, run_dir, write_json
 from helpers.vllm_cpu import DONE
 
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
+SOCKET = Path("/var/run/docker.sock")
 CONTAINER = "gemma4-vllm"  # `start` adds a mark of the run directory
 PYTHON, LAUNCHER = ".venv-serve/bin/python", "helpers/vllm_cpu.py"
 TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
@@ -535,6 +536,9 @@ def prepare(engine, image=""):
     except FileNotFoundError:
         raise UserError(f"there is no {command[0]} here. Run: sudo apt-get install -y docker.io, "
                         'then sudo usermod -aG docker "$USER", and log in again.') from None
+    if failed and engine != "cpu" and SOCKET.exists() and not os.access(SOCKET, os.W_OK):
+        raise UserError(f"{SOCKET} may not be opened by this user. Run: sudo usermod -aG docker "
+                        '"$USER", then log in again or start this as `sg docker -c \'...\'`.')
     if failed:
         raise UserError(f"`{shlex.join(command)}` failed, see above.")
 

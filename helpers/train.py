@@ -548,9 +548,16 @@ def refuse_another_recipe(manager, recipe):
                    for key, value in recipe.items() if step and saved.get(key) != value]
     if differences:
         raise UserError(f"{manager.directory} holds step {step} of another recipe: "
-                        f"{'; '.join(differences)}.\n"
-                        "Set fresh=True to throw it away, or RUN_DIR to keep it.")
+                        f"{'; '.join(differences)}.\n{ways_out(manager.directory)}")
     same_on_all_hosts(recipe, "recipe (settings, data or base model)")
+
+
+def ways_out(checkpoints):
+    """What to do about checkpoints that are in the way; an address of their own needs another."""
+    place = str(checkpoints)
+    inside = "://" not in place and Path(place).resolve().is_relative_to(run_dir().resolve())
+    keep = "RUN_DIR" if inside else "CHECKPOINTS (01's scripts: RUN)"
+    return f"Set fresh=True to throw them away, or {keep} to keep them."
 
 
 def same_on_all_hosts(value, what):

@@ -150,6 +150,14 @@ def test_the_renters_table_has_every_slice_and_base_and_json_can_hold_it():
     assert len(page["rows"]) == 3 * (3 * len(fit.SLICES) + 2 * len(fit.ONE_CHIP))
 
 
+def test_the_way_up_is_slower_than_the_way_down():
+    """62,578,739,200 bytes in 1,093 s up, in 311 and 337 s down: the report that fit.py names."""
+    assert pytest.approx(62.578739 / 1093, rel=0.01) == fit.UP_GB_PER_S
+    assert pytest.approx(62.578739 / ((311 + 337) / 2), rel=0.05) == fit.GB_PER_S
+    up = {what: minutes for what, minutes, _ in fit.around_03("31b")}["the merged model to the bucket"]
+    assert up == pytest.approx(62.5 / fit.UP_GB_PER_S / 60) and 18 < up < 19
+
+
 def test_a_run_validates_and_saves_as_often_as_03():
     _, full, e2b = load("03_train.py", "Settings", "FULL", "E2B")
     for name, settings in (("31b", full), ("e2b", e2b)):

@@ -1,8 +1,10 @@
 """Copies of a run directory in a bucket, through gcsfs against a local Google Cloud Storage."""
 
+import contextlib
 import http.server
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from conftest import ROOT
 from test_faults import world  # noqa: F401  (a fixture)
 
 from helpers import UserError, gemma, quantized, remote, train
+from helpers import run as run_lock
 
 
 @pytest.fixture(scope="session")
@@ -196,7 +199,7 @@ def test_checkpoints_of_another_base_in_a_bucket_are_refused(storage, tmp_path, 
         train.save(manager, state, {"rank": 4, "base_dtype": "int8"})
         manager.wait_until_finished()
     ours = SimpleNamespace(base_dtype="bfloat16", tile_size=0, int8_products=False, fresh=False)
-    with pytest.raises(UserError, match="int8 there, bfloat16 here"):
+    with pytest.raises(UserError, match="int8 there, bfloat16 here.*CHECKPOINTS"):
         quantized.check_run(ours, config, mesh, address)
     assert not list(tmp_path.iterdir())
 
@@ -215,6 +218,82 @@ def test_a_termination_signal_leaves_the_newest_step_marked(storage, run, tmp_pa
     assert command.wait(60) == 0
     remote.pull("gs://runs/six", tmp_path / "back")
     assert tree(tmp_path / "back") == whole(run)
+
+
+def until(true, seconds=120):
+    """Wait until `true()` is; False if it never was."""
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return true()
+
+
+def test_ctrl_c_on_the_log_does_not_end_the_copy(storage, run, tmp_path):
+    """As in 01's scripts: a copy in the background, `tail -f` in front, ^C at the terminal."""
+    script, pid_file, over = tmp_path / "t.sh", tmp_path / "pid", tmp_path / "over"
+    script.write_text(f"""cd {ROOT}
+nohup {sys.executable} -m helpers.remote push {run} gs://runs/watched --every 0.5 > {tmp_path}/log 2>&1 &
+echo $! > {pid_file}
+tail -f {tmp_path}/log
+""")
+    terminal, ours = pty.openpty()
+    shell = subprocess.Popen(["setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"],
+                             stdin=ours, stdout=ours, stderr=ours)
+
+    def in_front():
+        os.write(terminal, f"touch {over}\n".encode())  # only the shell would do that
+        return over.exists()
+
+    try:
+        os.write(terminal, f"bash {script}\n".encode())
+        assert until(lambda: "setup.json" in remote.objects("gs://runs/watched")) and not in_front()
+        os.write(terminal, b"\x03")
+        assert until(in_front, 20), "the script is still in front"
+        (run / "after.json").write_text("{}")
+        assert until(lambda: "after.json" in remote.objects("gs://runs/watched"), 20)
+    finally:
+        if pid_file.exists():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid_file.read_text()), signal.SIGTERM)
+        shell.kill()
+        shell.wait()
+        os.close(terminal)
+        os.close(ours)
+
+
+def test_one_process_copies_again_and_again_and_others_take_turns(storage, run):
+    """A second `bash vm.sh` starts a second copy; the script's last one comes beside the first."""
+    command = [sys.executable, "-m", "helpers.remote", "push", str(run), "gs://runs/turns-up"]
+    first = subprocess.Popen([*command, "--every", "600"], cwd=ROOT)
+    try:
+        assert until(lambda: "setup.json" in remote.objects("gs://runs/turns-up"))
+        second = subprocess.run([*command, "--every", "600"], cwd=ROOT, text=True,
+                                capture_output=True, timeout=60)
+        assert second.returncode == 1 and "copied by another process already" in second.stderr
+        (run / "late.json").write_text("{}")
+        with run_lock.alone(run / ".copy.lock"):  # a pass of the first one
+            once = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+            assert "waiting for it" in once.stdout.readline()
+            assert "late.json" not in remote.objects("gs://runs/turns-up")
+        assert once.communicate(timeout=60)[0] == "1 files to gs://runs/turns-up\n"
+        assert once.returncode == 0 and "late.json" in remote.objects("gs://runs/turns-up")
+    finally:
+        first.terminate()
+        assert first.wait(60) == 0
+    assert not list(run.glob(".copy*"))
+
+
+def test_the_hashes_of_a_merge_go_up_after_its_weights(storage, run):
+    """A serving machine that starts early finds no merge, not half of one."""
+    for name in ("merged/model.safetensors", "zuletzt"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text(name)
+    (run / "merge.json").write_text("{}")
+    copy, order = remote.Copy(run, "gs://runs/merge-last"), []
+    plain = copy._up
+    copy._up = lambda name: (order.append(name), plain(name))
+    copy.once()
+    assert order[-1] == "merge.json" and "merged/model.safetensors" in order
 
 
 SAVING = """

@@ -657,6 +657,22 @@ def test_without_docker_the_commands_that_bring_it_are_said(monkeypatch, tmp_pat
         server.prepare("tpu-docker")
 
 
+@pytest.mark.parametrize(("open_to_us", "says"), [
+    (False, "docker.sock may not be opened.*log in again or start this as `sg docker -c"),
+    (True, "docker pull .*failed, see above")])
+def test_a_group_that_does_not_count_yet_is_told_from_a_missing_image(
+        monkeypatch, tmp_path, open_to_us, says):
+    """`usermod -aG docker` counts from the next login on."""
+    (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    (tmp_path / "docker.sock").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(server, "SOCKET", tmp_path / "docker.sock")
+    monkeypatch.setattr(server.os, "access", lambda path, how: open_to_us)  # root may always
+    with pytest.raises(helpers.UserError, match=says):
+        server.prepare("tpu-docker")
+
+
 def test_stop_ends_the_whole_family(life):
     record = life("family")
     end = time.monotonic() + 5

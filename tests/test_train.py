@@ -1007,3 +1007,13 @@ def test_no_room_is_said_in_two_lines_with_the_fix():
     assert len(str(found.value).splitlines()) == 2
     with pytest.raises(TypeError), train.within_memory():
         jnp.zeros(("no", "shape"))
+
+
+def test_checkpoints_with_an_address_of_their_own_need_another_address(tmp_path, monkeypatch):
+    """Another RUN_DIR keeps nothing of what CHECKPOINTS names, and the TPU scripts set it."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
+    for place in (helpers.run_dir("train", "checkpoints"), str(tmp_path / "run/train/checkpoints")):
+        assert "or RUN_DIR to keep" in train.ways_out(place)
+    for place in ("gs://bucket/run-checkpoints", tmp_path / "elsewhere"):
+        said = train.ways_out(place)
+        assert "or CHECKPOINTS (01's scripts: RUN) to keep" in said and "RUN_DIR" not in said
