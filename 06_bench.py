@@ -419,7 +419,7 @@ print(f"our counter's answer, after {used.prompt_tokens} tokens, priced as one a
 
 # %% [markdown]
 # What this means: sharing is what makes serving affordable. Right of the dotted line a token gets
-# about a third cheaper at best, and the wait many times longer.
+# cheaper by less than half here, and the wait many times longer.
 #
 # Training is paid once, serving every hour. After how many tokens has serving cost as much as 03?
 

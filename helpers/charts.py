@@ -255,7 +255,7 @@ def draw_cost(table, slo, source):
                              **({"xytext": (6, 9)} if place % 2 else below))
     ax.axvline(slo, color=style.BLACK, lw=1, ls=":")
     ax.text(slo, 0.96, f" promised: {slo:g} ms", fontsize=9, transform=ax.get_xaxis_transform())
-    ax.margins(x=0.14, y=0.14)
+    ax.margins(x=0.2, y=0.14)
     plain_log(ax, "x")
     plain_log(ax)
     unit = "USD" if priced else "hours of the machine"
