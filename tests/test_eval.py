@@ -937,10 +937,10 @@ def test_pass_at_k_is_unbiased():
 
 
 def test_the_interval_of_none_and_of_all_is_no_point():
-    """0 of n excludes a share above 1 - 0.05**(1/n): there, n failures happen once in twenty."""
+    """0 of n excludes a share above 1 - 0.025**(1/n): there, n failures happen once in forty."""
     for n in (3, 38, 156):
         mean, low, high = interval([0.0] * n, 500)
-        assert (mean, low) == (0.0, 0.0) and math.isclose((1 - high)**n, 0.05)
+        assert (mean, low) == (0.0, 0.0) and math.isclose((1 - high)**n, 0.025)
         assert interval([1.0] * n, 500) == (1.0, pytest.approx(1 - high), 1.0)
     assert interval([0.4] * 9, 500)[0] == pytest.approx(0.4)
     _, low, high = interval([0.0, 1.0] * 20, 5000)
