@@ -35,11 +35,11 @@ FETCH = """\
 .venv/bin/python -m helpers.remote pull $RUN $RUN_DIR  # of an earlier machine, if any
 """
 # In a session of its own: Ctrl-C on what is in front is not for it, and no connection ends it.
-PUSH = """\
-setsid nohup .venv/bin/python -m helpers.remote push $RUN_DIR $RUN --every 300 \\
+LAST_PUSH = ".venv/bin/python -m helpers.remote push $RUN_DIR $RUN"
+PUSH = f"""\
+setsid nohup {LAST_PUSH} --every 300 \\
     >> sync.log 2>&1 &           # every five minutes: the machine may go at any time
 """
-LAST_PUSH = ".venv/bin/python -m helpers.remote push $RUN_DIR $RUN"
 DONE = 'echo "all is in the bucket: delete this machine"'
 WATCH = "tail -f run.log                  # Ctrl-C stops the watching, not the run\n"
 
@@ -129,11 +129,8 @@ def copy_command(path, name, zone):
 
 def vm_script(repository, bucket, size, first, last):
     """The shell commands for a fresh TPU VM: Python, the repository, this series' notebooks."""
-    return f"""{_first_lines(repository, bucket, size)}{FETCH}{PUSH}\
-setsid nohup bash -c './run_all.sh {first} {last} &&
-  {LAST_PUSH} &&
-  {DONE}' > run.log 2>&1 &
-{WATCH}"""
+    return (_first_lines(repository, bucket, size) + FETCH + PUSH
+            + _run(f"./run_all.sh {first} {last}"))
 
 
 def serving_script(repository, bucket, size):
@@ -145,8 +142,12 @@ sudo usermod -aG docker "$(id -un)"  # `sg` below makes it count without a new l
 sg docker -c 'docker pull {server.IMAGES["tpu-docker"]}'  # 05's image, before 62 GB
 gcloud storage rsync --recursive --no-clobber --exclude='^({"|".join(left)})/' $RUN $RUN_DIR ||
   .venv/bin/python -m helpers.remote pull $RUN $RUN_DIR --without {" ".join(left)}
-{PUSH}\
-setsid nohup bash -c 'sg docker -c "./run_all.sh 05 07" &&
+{PUSH}{_run('sg docker -c "./run_all.sh 05 07"')}"""
+
+
+def _run(command):
+    """Start it, a last copy behind it and a line that says so, and watch."""
+    return f"""setsid nohup bash -c '{command} &&
   {LAST_PUSH} &&
   {DONE}' > run.log 2>&1 &
 {WATCH}"""

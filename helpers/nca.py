@@ -60,6 +60,11 @@ class World:
         return (self.side // PATCH) ** 2 + 2
 
     @property
+    def film_tokens(self):
+        """Tokens of one film: a row."""
+        return self.frames * self.frame_tokens
+
+    @property
     def vocabulary(self):
         """Ids in use, padding and marks included."""
         return FIRST + self.states ** (PATCH * PATCH)
@@ -247,8 +252,7 @@ class Plan:
     @property
     def first_tokens(self):
         """Tokens of a first stage on films; one on text is made as long."""
-        return (self.first_steps * self.rows_per_step
-                * self.world.frames * self.world.frame_tokens)
+        return self.first_steps * self.rows_per_step * self.world.film_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -571,13 +575,14 @@ def inventory(table, missing):
 
 def budgets(plan, seed):
     """Steps, tokens and the longest row of the stages of a seed, and of validation: a table."""
+    def line(name, batches):
+        return (name, len(batches), int(sum((batch > 0).sum() for batch in batches)),
+                max(batch.shape[1] for batch in batches))
     text, more, validation, _ = text_batches(plan, seed)
-    films_ = [np.ones((plan.rows_per_step, plan.world.frames * plan.world.frame_tokens))]
-    stages = {"text": text, "first, films": films_ * plan.first_steps, "first, text": more,
-              "validation": validation}
-    return pd.DataFrame([(name, len(part), int(sum((batch > 0).sum() for batch in part)),
-                          max(batch.shape[1] for batch in part)) for name, part in stages.items()],
-                        columns=["stage", "steps", "tokens", "longest row"]).set_index("stage")
+    films_ = ("first, films", plan.first_steps, plan.first_tokens, plan.world.film_tokens)
+    lines = [line("text", text), films_, line("first, text", more), line("validation", validation)]
+    return pd.DataFrame(lines, columns=["stage", "steps", "tokens", "longest row"]
+                        ).set_index("stage")
 
 
 def final(table):
@@ -748,6 +753,11 @@ def draw_arms(ax, table, arms, column):
     ax.minorticks_off()
 
 
+def _without_marks(ids, world):
+    """The patch numbers of token rows, what `rows` was given. [R, T] -> [R, F, P]"""
+    return ids.reshape(len(ids), -1, world.frame_tokens)[:, :, 1:-1] - FIRST
+
+
 def counting(ids, world, weight=8):
     """Nats per token of a guesser that counts, and has no idea of time.
 
@@ -758,7 +768,7 @@ def counting(ids, world, weight=8):
     Args:
       ids: films as token rows, [R, T].
     """
-    patch = ids.reshape(len(ids), -1, world.frame_tokens)[:, :, 1:-1] - FIRST  # [R, F, P]
+    patch = _without_marks(ids, world)
     flat, films_ = patch.reshape(len(ids), -1), np.arange(len(ids))
     share = np.bincount(flat.ravel(), minlength=world.vocabulary) / flat.size
     counts, cost = np.zeros((len(ids), world.vocabulary)), 0.0
@@ -782,7 +792,7 @@ def looking_up(ids, world, sharp=2.5, weight=0.03):
     Args:
       ids: films as token rows, [R, T].
     """
-    patch = ids.reshape(len(ids), -1, world.frame_tokens)[:, :, 1:-1] - FIRST  # [R, F, P]
+    patch = _without_marks(ids, world)
     digits = patch[..., None] // world.states ** np.arange(PATCH ** 2)[::-1] % world.states
     half = world.side // PATCH
     frames = digits.reshape(*patch.shape[:2], half, half, PATCH, PATCH)
