@@ -78,7 +78,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from helpers import answers, chat, data, gemma, judge, packing, style, train
+from helpers import chat, data, gemma, packing, style, train
+from verilog import answers, judge
 
 helpers.you_are_here("00")
 BASE = "assets/tiny_gemma4"

@@ -86,7 +86,8 @@ from dataclasses import asdict, dataclass, replace
 import pandas as pd
 from IPython.display import display
 
-from helpers import checks, fit, gcloud, style
+from helpers import checks, gcloud, style
+from tpu_time import fit
 from helpers.machine import published
 
 pd.set_option("display.max_colwidth", None)
@@ -420,7 +421,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 #
 # <details><summary>Solutions</summary>
 #
-# 1. `4 * helpers.chip("v6e").hbm / 1e9` is 134 GB and the weights take 62.5, so they fit with 72 GB
+# 1. `4 * chip("v6e").hbm / 1e9` is 134 GB and the weights take 62.5, so they fit with 72 GB
 #    left before activations and vLLM's own reserve. 05 turns that into requests.
 # 2. `gcloud.worst_case("v5p-8", 2)`: 33.60 dollars at the published rate. A shorter `--max-run-duration`
 #    lowers it; so does letting the VM delete itself when the run ends, well or badly:

@@ -88,7 +88,8 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import chat, data, judge, packing, style
+from helpers import chat, data, packing, style
+from verilog import judge
 
 pd.set_option("display.max_colwidth", 160, "display.width", 200)
 

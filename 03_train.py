@@ -82,8 +82,10 @@ from etils import epath
 from flax import nnx
 from tunix.sft import peft_trainer
 
-from helpers import chat, gemma, hardware, pictures, quantized, remote, style, train, weights
-from helpers.fit import settings_here
+from appendix import quantized
+from helpers import chat, gemma, pictures, remote, style, train, weights
+from tables import hardware
+from tpu_time.fit import settings_here
 
 # %% [markdown]
 # The libraries: JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax

@@ -81,7 +81,8 @@ import ml_dtypes
 import numpy as np
 import pandas as pd
 
-from helpers import architecture, pictures, remote, weights
+from helpers import pictures, remote, weights
+from tables import architecture
 from helpers.merge import (FACTORS, add_delta, card_sources, check, check_hub_name, check_room,
                            export_text, if_smaller, k_factors, kv_factors, merge_model,
                            mlp_factors, model_card, no_change, norm_table, o_factors, plan_merge,
@@ -198,7 +199,7 @@ pictures.key_value_map(targets, recipe["rank"], {kinds.index(kind): kind for kin
                        dict.fromkeys(kinds)}, f"config.json of {recipe['base_model']}")
 
 # %% [markdown]
-# The map is drawn from `helpers/architecture.py`, which lists the modules of any `config.json` with
+# The map is drawn from `tables/architecture.py`, which lists the modules of any `config.json` with
 # the HF matrices that each changes. So we can count before renting anything:
 
 # %%

@@ -91,8 +91,10 @@ import yaml
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import charts, chat, flags, physics, remote, server, style, weights
+from helpers import charts, chat, remote, style, weights
+from serving import flags, physics, server
 from helpers.machine import published
+from tables.hardware import chip
 
 pd.set_option("display.max_colwidth", None)
 
@@ -332,7 +334,7 @@ def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored, windowed=Fal
 
 
 # %%
-v6e = helpers.chip("v6e")
+v6e = chip("v6e")
 fp8 = CHECKPOINT - physics.parameters(config_31b)["matmul"]  # one byte less for each weight
 layouts = ((8, 1, 2, CHECKPOINT), (4, 2, 2, CHECKPOINT), (8, 1, 1, CHECKPOINT),
            (4, 2, 1, CHECKPOINT), (4, 2, 1, fp8), (8, 1, 2, CHECKPOINT, True))
@@ -421,8 +423,8 @@ for what, n in {"one sequence decoding": 1, "30 sequences decoding": 30, "a prom
 #
 # ```bash
 # cd gemma4-on-tpu && export RUN_DIR=/dev/shm/run
-# .venv/bin/python -m helpers.server status  # address, container, log
-# .venv/bin/python -m helpers.server stop
+# .venv/bin/python -m serving.server status  # address, container, log
+# .venv/bin/python -m serving.server stop
 # docker volume ls --filter name=vllm-xla-cache  # stays, so the next start is warm
 # ```
 
@@ -542,7 +544,7 @@ if cfg.adapter:
 #
 # ```bash
 # cd gemma4-on-tpu && export SIZE=31b TMPDIR=/dev/shm RUN_DIR=/dev/shm/run
-# .venv/bin/python -m helpers.server start  # until `stop`, or until the guard of 01 deletes the machine
+# .venv/bin/python -m serving.server start  # until `stop`, or until the guard of 01 deletes the machine
 # ```
 #
 # The next cell is what 06 and 07 begin with.
@@ -566,7 +568,7 @@ assert again["pid"] == record["pid"]
 #
 # | symptom | cause | fix |
 # |---|---|---|
-# | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m helpers.server stop` with that `RUN_DIR`, or `port=0` |
+# | `port 8000 ... is in use` | another server, perhaps your own from another run directory | `python -m serving.server stop` with that `RUN_DIR`, or `port=0` |
 # | `out of memory` at the start | another process holds the chips or the memory; or the cache does not fit | stop it (on a TPU: `docker ps`), lower `max_model_len` |
 # | `manifest for vllm/vllm-tpu:v0.32.0 not found` | PyPI has 0.32.0, the newest image tag that we saw used is v0.27.0 | `image="vllm/vllm-tpu:latest"`; better its digest, by `docker inspect --format '{{index .RepoDigests 0}}'` |
 # | `Unable to poll TPU GCE Metadata. Got status code: 404` and a page of HTML | the VM was made by Compute Engine; the logs of section 5 begin so, too, and end healthy | nothing |

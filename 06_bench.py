@@ -88,7 +88,8 @@ import pandas as pd
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import bench, charts, physics, server
+from helpers import charts
+from serving import bench, physics, server
 
 INF = math.inf
 

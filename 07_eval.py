@@ -88,8 +88,10 @@ from importlib import metadata
 import pandas as pd
 from IPython.display import display
 
-from helpers import answers, charts, chat, evaluation, judge, server, stats
-from helpers.evaluation import Plan
+from helpers import charts, chat, stats
+from serving import server
+from verilog import answers, evaluation, judge
+from verilog.evaluation import Plan
 
 pd.set_option("display.max_colwidth", 110)
 

@@ -77,7 +77,7 @@ helpers.you_are_here("08")
 # rest of the notebook explains them; section 8 has them for every slice.
 
 # %%
-from helpers import fit
+from tpu_time import fit
 
 answer = fit.will_it_fit("v5p", 4)
 cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
@@ -92,7 +92,7 @@ print(f"{cost['hours']:.1f} hours and {cost['dollars']:.0f} dollars for 10,000 p
 # environment. JAX reads where it is when it starts, so this cell comes before JAX.
 
 # %%
-from helpers import compiler
+from tpu_time import compiler
 
 libtpu = compiler.start()
 print("libtpu found: section 3 compiles" if libtpu else
@@ -110,9 +110,10 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import dryrun, gemma, train
-from helpers import dryrun_figures as figures
-from helpers import program as timing
+from helpers import gemma, train
+from tpu_time import dryrun
+from tpu_time import dryrun_figures as figures
+from tpu_time import program as timing
 
 # %% [markdown]
 # A slice is what one rents. A v5p-8 is *four* chips: Google counts its eight TensorCores, and XLA
@@ -230,7 +231,7 @@ dryrun.show(stored, {"recipe": "recipe", "date": "compiled"} | columns)
 #
 # What both miss stands in the compiled text. It is the *schedule* of one chip: instructions in
 # order, nearly all with the back end's own count of cycles, and collectives with their sizes.
-# `helpers/program.py` walks through it with a clock:
+# `tpu_time/program.py` walks through it with a clock:
 #
 # - an instruction moves the clock on by its cycles;
 # - a collective takes its bytes over the links that its group can use. If it stops the chip, the
@@ -516,7 +517,7 @@ print(f"the kernel's products in 60 layers, one row: {dryrun.splash_floor() * 1e
 # the kernel would still save 95 of 1,179 ms.
 #
 # If you have a chip, two lines before section 8 of 03 switch it on:
-# `from helpers import dryrun`, then `gemma.attend = dryrun.splash_on(mesh, block=512)`. Two layers
+# `from tpu_time import dryrun`, then `gemma.attend = dryrun.splash_on(mesh, block=512)`. Two layers
 # of our step compile with it. Blocks of 1,024 need 20.9 MiB of on-chip memory in the full-attention
 # layers: the compiler's own limit of 16 MiB refuses them, 32 MiB (section 5) take them.
 #
@@ -733,7 +734,7 @@ dryrun.shares(table, ["published", "ours", "ours, faster"]).style.format(forms, 
 # 55.9, by 30.4 for 4,096 more tokens, and may take 79: about 3,100 tokens more than 8,192, so some
 # 11,000 (extrapolated; scores grow faster than the length). To check, add
 # `replace(ONE_ROW, recipe="one row of 11,264", sequence_length=11_264)` to `SEARCH` in
-# `helpers/dryrun.py` and run with `DRYRUN=full`.
+# `tpu_time/dryrun.py` and run with `DRYRUN=full`.
 #
 # </details>
 #

@@ -282,7 +282,8 @@ pd.DataFrame({"tiny": [tiny_config[key] for key in shown],
 from flax import nnx
 from tunix.models.gemma4.model import Gemma4
 
-from helpers import gemma, pretrain
+from appendix import pretrain
+from helpers import gemma
 
 helpers.show_source(pretrain.inputs_of, pretrain.initialise)
 model_config = gemma.config_from_hf(tiny_config, dtype="float32")
@@ -498,7 +499,7 @@ assert np.abs(both[0] - both[1]).max() < 1e-4
 # token. The first problem's prompt and reply, in both forms:
 
 # %%
-from helpers import answers, judge
+from verilog import answers, judge
 
 base_path = ASSETS if run_steps < cfg.steps else out
 base_tokenizer = chat.load_tokenizer(base_path)

@@ -92,10 +92,11 @@ import pandas as pd
 from IPython.display import display
 from scipy import stats
 
-from helpers import physics
-from helpers import published_figures as figures
-from helpers.bench import break_even
+from serving import physics
+from appendix import published_figures as figures
+from serving.bench import break_even
 from helpers.stats import interval, sign_flip_p
+from tables.hardware import chip as chip_of
 
 pd.set_option("display.max_colwidth", None)
 
@@ -172,7 +173,7 @@ display(claimed.loc[~agree, ["context", "metric", "tpu", "gpu", "claimed_ratio",
 #
 # ## 3. The floor under a latency
 # A prompt of L tokens needs a certain number of multiplications whatever the software. Divided by
-# the machine's peak that is a floor under TTFT. `helpers/physics.py` counts it from the model's
+# the machine's peak that is a floor under TTFT. `serving/physics.py` counts it from the model's
 # config: all matrices, causal attention, a window of 1,024 in 50 of the 60 layers, the logits of
 # one token. One request alone, at 100 % of peak:
 
@@ -180,7 +181,7 @@ display(claimed.loc[~agree, ["context", "metric", "tpu", "gpu", "claimed_ratio",
 config = helpers.read_json("data/configs/gemma4_31b.json")
 hardware = table("hardware_inference").set_index("spec")
 count = {side: int(hardware.loc["accelerator_count", side]) for side in ("tpu", "gpu")}
-chip = {"tpu": helpers.chip("v6e"), "gpu": helpers.chip("h100")}
+chip = {"tpu": chip_of("v6e"), "gpu": chip_of("h100")}
 PEAK = {side: count[side] * chip[side].flops for side in count}  # FLOP/s
 
 
@@ -550,7 +551,7 @@ display(fits.round(2))
 training = table("training_results").set_index("metric")
 settings = table("hyperparameters").set_index("name")
 data = table("data_stats").set_index("name").value
-train_chip = {"tpu": (4, helpers.chip("v5p")), "gpu": (2, helpers.chip("h100"))}
+train_chip = {"tpu": (4, chip_of("v5p")), "gpu": (2, chip_of("h100"))}
 params = physics.parameters(config)["total"]
 hours = table("training_cost").set_index("metric")
 fill = float(data["token_len_mean"]) / float(settings.loc["seq_len_code", "tpu"])

@@ -67,7 +67,7 @@ helpers.machine(always="tiny")
 
 # %% [markdown]
 # ## 1. The answer
-# `helpers/fit.py` adds up what a chip has to hold in a training step of notebook 03. Where 08 has
+# `tpu_time/fit.py` adds up what a chip has to hold in a training step of notebook 03. Where 08 has
 # compiled exactly that step it takes the compiler's numbers, and says so.
 
 # %%
@@ -80,8 +80,10 @@ import qwix
 from flax import nnx
 from IPython.display import display
 
-from helpers import fit, gemma, quantized, stats, style, train
-from helpers import qlora_runs as lab
+from appendix import quantized
+from helpers import gemma, stats, style, train
+from tpu_time import fit
+from appendix import qlora_runs as lab
 
 # %%
 held, four_v5e = {}, (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
@@ -360,7 +362,7 @@ live, live_mesh, path = lab.fit(
 # %%
 runs, loss = lab.stored("runs.csv"), lab.stored("loss.csv")
 wanted = len(lab.VARIANTS) * len(lab.SEEDS)
-print(f"{len(runs)} of {wanted} runs are stored; python -m helpers.qlora_runs makes the others")
+print(f"{len(runs)} of {wanted} runs are stored; python -m appendix.qlora_runs makes the others")
 fig, (left, right) = style.figure(10, 3.4, columns=2, width_ratios=[2, 1])
 looks = zip(style.CYCLE, ("-", "--", ":", "-."))  # curves that lie on each other stay visible
 for (color, line), (name, each) in zip(looks, loss.groupby("variant", sort=False)):

@@ -86,7 +86,8 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import nca, pretrain, style
+from appendix import nca, pretrain
+from helpers import style
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,7 @@ print(f"{len(live)} steps in {live.seconds.sum():.0f} s, validation loss "
 # ## 8. The whole comparison
 # With `NCA=full` in the environment, the next cell trains all runs that are not finished yet. Stop it
 # at any moment: a run that was cut off goes on from a state at most two minutes old, with the same
-# numbers. Without a notebook, `python -m helpers.nca --out FOLDER` does the same.
+# numbers. Without a notebook, `python -m appendix.nca --out FOLDER` does the same.
 
 # %%
 STORE = Path("data/nca")
@@ -514,8 +515,8 @@ published.assign(gain=better.map("{:.1%}".format)).rename_axis("perplexity, arXi
 
 # %% [markdown]
 # ## Recap
-# Automata, tokens, filter, transfer and comparison are in `helpers/nca.py`, the training loop shared with
-# 09 in `helpers/pretrain.py`, one file a run in `data/nca/`.
+# Automata, tokens, filter, transfer and comparison are in `appendix/nca.py`, the training loop shared with
+# 09 in `appendix/pretrain.py`, one file a run in `data/nca/`.
 #
 # ### What can go wrong
 # | symptom | cause | fix |

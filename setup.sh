@@ -6,7 +6,7 @@
 #   ./setup.sh site                  .venv-site   Sphinx, for build_site.sh
 #   ./setup.sh browser               adds JupyterLab and a headless Chromium, for tests/test_browser.py
 #   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 to 3.13)
-# On a machine with TPU chips (helpers/hardware.py looks) `train` installs JAX for TPU, elsewhere for the CPU.
+# On a machine with TPU chips (tables/hardware.py looks) `train` installs JAX for TPU, elsewhere for the CPU.
 # A second run changes nothing and takes a second. Environment variables:
 #   PYTHON       the Python 3.11 to make environments with (default: python3.11)
 #   TORCH_INDEX  where pip finds the CPU build of PyTorch when its own index has none
@@ -140,7 +140,7 @@ train)
     python=.venv/bin/python
     pip_install "$python" requirements/test.txt || stop "installing requirements/test.txt failed (see above)"
   fi
-  found="$("$python" helpers/hardware.py)" || stop "helpers/hardware.py could not look for TPU chips (see above)"
+  found="$("$python" tables/hardware.py)" || stop "tables/hardware.py could not look for TPU chips (see above)"
   case "$found" in ACCELERATOR=tpu*) file=requirements/tpu.txt ;; *) file=requirements/train.txt ;; esac
   pip_install "$python" "$file" || stop "installing $file failed (see above)"
   need_icarus

@@ -2,12 +2,10 @@
 
 Only the standard library is imported here: the opening cell calls `helpers.install` before anything
 else is there, and a notebook that talks HTTP to a server (05, 06, 07) never starts JAX by accident.
-Each topic has its own file: `helpers.hardware`, `helpers.chat`, `helpers.gemma`, `helpers.server`,
-`helpers.judge`, `helpers.answers`, `helpers.waves`, `helpers.style`.
+Each topic has its own file: `tables.hardware`, `helpers.chat`, `helpers.gemma`, `serving.server`,
+`verilog.judge`, `verilog.answers`, `verilog.waves`, `helpers.style`.
 """
 
-from helpers.fit import will_it_fit
-from helpers.hardware import chip
 from helpers.machine import install, machine, show_source
 from helpers.run import (
     Progress,
@@ -32,8 +30,8 @@ from helpers.run import (
 from helpers.style import you_are_here
 
 __all__ = [
-    "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "chip", "choose",
+    "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "choose",
     "content_hash", "env", "install", "machine", "phase", "read_json", "require", "run_dir",
-    "same_size", "sha256_file", "show_source", "size", "will_it_fit", "write_json", "write_text",
+    "same_size", "sha256_file", "show_source", "size", "write_json", "write_text",
     "you_are_here",
 ]

@@ -7,8 +7,9 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from helpers import judge, style, waves
-from helpers.bench import REGIME, kept_up, short
+from helpers import style
+from verilog import judge, waves
+from serving.bench import REGIME, kept_up, short
 
 INF = math.inf
 LOOKS = list(zip(style.CYCLE, "osD^vP", strict=True)) * 4  # colour and marker: grey prints, too

@@ -12,7 +12,8 @@ import itertools
 import re
 from pathlib import Path
 
-from helpers import architecture, remote
+from helpers import remote
+from tables import architecture
 from helpers.run import UserError, local_path
 
 TURN, TURN_END = "<|turn>", "<turn|>"

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-from helpers import fit, hardware
+from tables import hardware
+from tpu_time import fit
 from helpers.gcloud import HUGE_PAGES
 from helpers.run import temporary_dir
 

@@ -3,8 +3,9 @@
 import shlex
 import textwrap
 
-from helpers import fit, server
-from helpers.hardware import chips_of
+from serving import server
+from tpu_time import fit
+from tables.hardware import chips_of
 from helpers.run import UserError
 
 # docs.cloud.google.com/tpu/docs, read in 2026: regions-zones, runtimes, v5e, v5p, v6e; which boot

@@ -20,8 +20,9 @@ from tunix.models.gemma4 import params_safetensors as tensor_names
 from tunix.models.gemma4.model import K_MASK, AttentionType, ModelConfig, RematConfig
 from tunix.utils.sharding_utils import shard
 
-from helpers import architecture, remote
-from helpers.architecture import TARGETS
+from helpers import remote
+from tables import architecture
+from tables.architecture import TARGETS
 from helpers.run import UserError
 from helpers.weights import tensor_table
 
@@ -358,7 +359,7 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, a_init="he", 
     """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
 
     Works on an abstract model, too (`probe`). `a_init` is a name of `A_SCALES`. A quantised base
-    (`helpers/quantized.py`) brings its own `provider`, made for the same rank, alpha and targets.
+    (`appendix/quantized.py`) brings its own `provider`, made for the same rank, alpha and targets.
 
     Raises:
       UserError: a module of `expected_modules` got no adapter and `partial`, some modules are left

@@ -11,7 +11,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from helpers import hardware, run
+from helpers import run
+from tables import hardware
 from helpers.run import UserError, run_dir, size, temporary_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,7 +130,7 @@ def join_hosts(count=1):
     say it.
 
     Args:
-      count: hosts of this slice, as `helpers.hardware` sees them. Each has to run the same program.
+      count: hosts of this slice, as `tables.hardware` sees them. Each has to run the same program.
     """
     import jax
     if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):

@@ -18,7 +18,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pandas as pd
 
-from helpers import architecture, weights
+from helpers import weights
+from tables import architecture
 from helpers.data import teaches_verilog
 from helpers.run import (
     UserError,

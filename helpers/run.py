@@ -14,10 +14,11 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers import hardware
+from tables import hardware
 
 @dataclass(frozen=True)
 class Size:
@@ -39,7 +40,7 @@ _always = ""
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """A mistake the reader can fix: shown as its one or two lines, without a traceback."""
 
     def __init__(self, message):
@@ -53,13 +54,21 @@ class UserError(Exception):
 
 
 def _hide_traceback(kind, error, trace):
-    said = str(error) if issubclass(kind, UserError) else disk_problem(error)
+    said = str(error) if issubclass(kind, UserError) else disk_problem(error) or _of_a_room(error)
     if issubclass(kind, KeyboardInterrupt):
         said = "interrupted. What was finished is kept: run this again to go on."
     if said:
         print(f"Error: {said}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
+
+
+def _of_a_room(error):
+    """The line of a ValueError or RuntimeError that one of this repository's rooms raised, or ""."""
+    if type(error) not in (ValueError, RuntimeError) or error.__traceback__ is None:
+        return ""
+    place = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return str(error) if place.parent.parent == _ROOT and place.parent.name != "tests" else ""
 
 
 def disk_problem(error, path=None):
@@ -502,8 +511,8 @@ class _OneWriter(ast.NodeTransformer):
 
 
 def _show_error(shell, kind, error, trace, tb_offset=None):
-    """A full disk in any cell is one line; every other error is shown as always."""
-    if said := "" if isinstance(error, UserError) else disk_problem(error):
+    """What a reader can mend is one line in any cell; every other error is shown as always."""
+    if said := "" if isinstance(error, UserError) else disk_problem(error) or _of_a_room(error):
         kind, error = UserError, UserError(said)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
 

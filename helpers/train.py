@@ -26,10 +26,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from tensorboardX import SummaryWriter
 
-from helpers import architecture, chat, gemma, remote
+from helpers import chat, gemma, remote
+from tables import architecture
 from helpers.data import check_data, teaches_verilog
 from helpers.gemma import gib
-from helpers.hardware import chip_of
+from tables.hardware import chip_of
 from helpers.run import (
     UserError,
     digest,

@@ -268,5 +268,5 @@ def storage_of(recipe, into="dequantized"):
     name = "" if dtype == "bfloat16" else f"{dtype}, tiles of {tile}" if tile else dtype
     if not name or into == "bfloat16":
         return name, lambda rows: rows
-    from helpers import quantized  # imports the model's libraries, which nothing else here needs
+    from appendix import quantized  # imports the model's libraries, which nothing else here needs
     return name, lambda rows: quantized.dequantized_rows(rows, dtype, tile, recipe["dtype"])

@@ -27,7 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hostile")]
 
 import generate  # noqa: E402
 
-from helpers import Progress, judge  # noqa: E402
+from helpers import Progress
+from verilog import judge  # noqa: E402
 
 LIMITS = judge.Limits(seconds=1)  # of processor time, three by the clock
 TOKEN = re.compile(r"""//[^\n]*|"(?:[^"\\\n]|\\.)*"|\\\S+|[$`]?[A-Za-z_][\w$]*|\d*'[sS]?[bodhBODH]\w+

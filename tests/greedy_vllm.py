@@ -10,7 +10,7 @@ os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_L
 
 
 def main(job, out):
-    from helpers import vllm_cpu
+    from serving import vllm_cpu
     vllm_cpu.patch_version()
     from vllm import LLM, SamplingParams
     job = json.loads(Path(job).read_text())

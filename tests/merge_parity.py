@@ -45,7 +45,7 @@ def from_vllm(job, adapters):
     """vLLM's offline engine: the merged folder, or the base with and without adapters."""
     os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="WARNING",
                       VLLM_ENABLE_V1_MULTIPROCESSING="0", CUDA_VISIBLE_DEVICES="")
-    from helpers.vllm_cpu import patch_version
+    from serving.vllm_cpu import patch_version
     patch_version()
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.lora.request import LoRARequest

@@ -49,7 +49,7 @@ def main():
                         help="instead of drawing: those without a predicted time")
     given = parser.parse_args()
     os.chdir(ROOT)
-    from helpers import compiler, dryrun
+    from tpu_time import compiler, dryrun
     from helpers.run import UserError
 
     if not compiler.start():

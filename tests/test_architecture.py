@@ -13,7 +13,9 @@ import random_gemma
 from conftest import ROOT
 from safetensors import safe_open
 
-from helpers import UserError, architecture, gemma, physics
+from helpers import gemma
+from serving import physics
+from tables import architecture
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 TINY = ROOT / "assets" / "tiny_gemma4"
@@ -126,7 +128,7 @@ def test_tunix_config_there_and_back(size):
 
 @pytest.mark.parametrize("size", ["26b_a4b", "moe"])
 def test_a_mixture_of_experts_is_counted_but_not_trained(size):
-    with pytest.raises(UserError, match="mixture of experts"):
+    with pytest.raises(ValueError, match="mixture of experts"):
         gemma.config_from_hf(SIZES[size])
 
 
@@ -175,20 +177,20 @@ def test_patterns_name_these_modules_and_no_others():
     ({"model_type": "llama"}, "model_type llama"), ({}, "model_type None"),
     (random_gemma.E2B | {"num_kv_shared_layers": 10}, "without keys and values")])
 def test_what_is_no_gemma_4_is_refused(config, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         architecture.layers(config)
 
 
 def test_a_config_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match="config.json is missing"):
+    with pytest.raises(ValueError, match="config.json is missing"):
         architecture.read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"half')
-    with pytest.raises(UserError, match="not valid JSON"):
+    with pytest.raises(ValueError, match="not valid JSON"):
         architecture.read_config(tmp_path)
 
 
 def test_no_jax_in_what_counts():
     """05 to 07 count with these and must not start JAX beside a server."""
-    code = ("import sys; from helpers import architecture, physics, weights, stats; "
+    code = ("import sys; from helpers import stats, weights; from serving import physics; from tables import architecture; "
             "assert 'jax' not in sys.modules and 'torch' not in sys.modules")
     assert subprocess.run([str(ROOT / ".venv" / "bin" / "python"), "-c", code], cwd=ROOT).returncode == 0

@@ -21,8 +21,10 @@ import pytest
 from conftest import ROOT, load
 
 import helpers
-from helpers import bench as bench_module
-from helpers import charts, physics, server
+from serving import bench as bench_module
+from helpers import charts
+from serving import physics, server
+from tables.hardware import chip
 
 NOTEBOOK = dict(zip(("Settings", "FULL", "E2B", "TINY"), load(
     "06_bench.py", "Settings", "FULL", "E2B", "TINY", "INF")[:4], strict=True))
@@ -390,7 +392,7 @@ def test_points_of_another_server_model_or_load_are_made_anew_and_that_is_said(b
 
 def test_a_server_that_dies_leaves_the_finished_points_and_one_line(bench):
     folder, _ = bench
-    with pytest.raises(helpers.UserError, match="stopped after 5 of 24 points, which are kept"):
+    with pytest.raises(ValueError, match="stopped after 5 of 24 points, which are kept"):
         sweep(FakeClient(folder, fail_at=6), bench)
     assert len(list(folder.glob("*.json"))) == 5
     rest = FakeClient(folder)
@@ -420,7 +422,7 @@ def test_a_point_waits_until_the_server_is_idle(bench, monkeypatch):
     assert counts["at the start"] == (0, 0) and next(pages, None) is None
     monkeypatch.setattr(server, "request", lambda *_: 'vllm:num_requests_running{e="0"} 1.0\n'
                         'vllm:num_requests_running{e="1"} 2.0\nvllm:num_requests_waiting 4.0\n')
-    with pytest.raises(helpers.UserError, match="not idle: 3 requests run and 4 wait"):
+    with pytest.raises(ValueError, match="not idle: 3 requests run and 4 wait"):
         use("wait_idle")(record, patience=0.1)
 
 
@@ -482,11 +484,11 @@ def test_stored_points_of_another_number_of_requests_are_not_mixed_with_ours(ben
 def test_results_that_are_no_results(tmp_path):
     path = tmp_path / "x.json"
     path.write_text('{"completed": 3')
-    with pytest.raises(helpers.UserError, match="x.json was cut short. Delete it"):
+    with pytest.raises(ValueError, match="x.json was cut short. Delete it"):
         use("load_result")(path)
     path.write_text(json.dumps({"completed": 0, "num_prompts": 30,
                                 "errors": ["", "Traceback ...\nNot Found: no model named x"]}))
-    with pytest.raises(helpers.UserError, match="none of 30 requests completed: Not Found"):
+    with pytest.raises(ValueError, match="none of 30 requests completed: Not Found"):
         use("load_result")(path)
 
 
@@ -698,7 +700,7 @@ def test_points_that_agree_or_have_a_reason_are_left_alone(quiet, monkeypatch):
 
 def test_further_repeats_survive_an_end_in_the_middle_and_a_change_of_mind(quiet):
     folder, moods = quiet[0], (0.1, 0.11, 0.2, 0.1, 0.1, 0.11)
-    with pytest.raises(helpers.UserError, match="ConnectionRefused"):
+    with pytest.raises(ValueError, match="ConnectionRefused"):
         settle(Moody(folder, moods, fail_at=11), quiet)
     assert (folder / "256-64_4_3.json").exists() and not (folder / "256-64_4_4.json").exists()
     rest = Moody(folder, moods)
@@ -749,7 +751,7 @@ def test_goodput_follows_the_objective_without_measuring_again():
 def test_floors_chips_and_price_follow_the_servers_options(monkeypatch):
     """05's settings with another layout and cache, through the file that it leaves."""
     options_for, FULL05 = load("05_serve_vllm.py", "options_for", "FULL", "Settings")[:2]
-    v6e, plain = helpers.chip("v6e"), options_for(FULL05, "m")
+    v6e, plain = chip("v6e"), options_for(FULL05, "m")
     eight = use("machine_of")(plain, CONFIG)
     assert (eight.system, eight.peak) == ("v6e-8", 8 * v6e.flops)
     assert eight.dollars_per_hour == pytest.approx(21.52, abs=0.01)
@@ -801,17 +803,17 @@ def endpoint():
 def test_plans_that_cannot_work_are_refused_in_one_line(endpoint):
     check = use("check_plan")
     check(TINY, endpoint)
-    with pytest.raises(helpers.UserError, match=r"serves \['served'\], not other"):
+    with pytest.raises(ValueError, match=r"serves \['served'\], not other"):
         check(TINY, {**endpoint, "model": "other"})
-    with pytest.raises(helpers.UserError, match="rate of 0"):
+    with pytest.raises(ValueError, match="rate of 0"):
         check(replace(TINY, rates=(0, 4)), endpoint)
-    with pytest.raises(helpers.UserError, match="one finite rate"):
+    with pytest.raises(ValueError, match="one finite rate"):
         check(replace(TINY, rates=(INF,)), endpoint)
-    with pytest.raises(helpers.UserError, match="ascending"):
+    with pytest.raises(ValueError, match="ascending"):
         check(replace(TINY, rates=(8, 4)), endpoint)
-    with pytest.raises(helpers.UserError, match=r"\['1000/64'\] exceed .* max-model-len of 1024"):
+    with pytest.raises(ValueError, match=r"\['1000/64'\] exceed .* max-model-len of 1024"):
         check(replace(TINY, regimes=((256, 64), (1000, 64))), endpoint)
-    with pytest.raises(helpers.UserError, match="no server answers at"):
+    with pytest.raises(ValueError, match="no server answers at"):
         check(TINY, {**endpoint, "base_url": "http://127.0.0.1:9"})
 
 
@@ -819,7 +821,7 @@ def test_a_server_without_metrics_is_said_and_gives_unknown(endpoint, capsys):
     text = use("metrics")(endpoint)
     assert "no /metrics: prefix-cache hits cannot be checked" in capsys.readouterr().out
     assert math.isnan(use("metric")(text, "vllm:prefix_cache_hits_total"))
-    with pytest.raises(helpers.UserError, match="no server answers"):
+    with pytest.raises(ValueError, match="no server answers"):
         use("metrics")({**endpoint, "base_url": "http://127.0.0.1:9"})
 
 

@@ -17,7 +17,10 @@ import pytest
 from conftest import ROOT, load, parse
 
 import helpers
-from helpers import bench, chat, data, evaluation, gemma, physics, server, train
+from helpers import chat, data, gemma, train
+from serving import bench, physics, server
+from tables.hardware import chip
+from verilog import evaluation
 
 BASE = ROOT / "assets" / "tiny_gemma4"
 
@@ -92,7 +95,7 @@ def test_lora_rank_and_targets():
     targets = tiny("03_train.py").targets
     narrower = targets.replace("|k_einsum", "")  # as published
     assert narrower != targets
-    with pytest.raises(helpers.UserError, match="got no adapter"):  # a module left out is said
+    with pytest.raises(ValueError, match="got no adapter"):  # a module left out is said
         adapted(tiny("03_train.py", targets=narrower))
 
 
@@ -132,7 +135,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
                         {"base_dtype": "nf4"}):
             (name, value), = changes.items()
             said = re.escape(f"{name}: {getattr(cfg, name)} there, {value} here")
-            with pytest.raises(helpers.UserError, match=said):
+            with pytest.raises(ValueError, match=said):
                 train.refuse_another_recipe(
                     manager, train.recipe_of(tiny("03_train.py", **changes)))
         same = tiny("03_train.py", remat="BLOCK", rows_per_device=1)
@@ -178,7 +181,7 @@ def test_serving_machine_and_flags(served):
                                    flags=("--enforce-eager",))
     assert "--enforce-eager" in command and "--max-model-len 4096" in command
     assert "--kv-cache-dtype fp8" in command and options.kv_bytes == 1
-    assert gpu.peak == 2 * helpers.chip("h100").flops != tpu.peak
+    assert gpu.peak == 2 * chip("h100").flops != tpu.peak
 
 
 def test_dataset():
@@ -210,7 +213,7 @@ def test_07_refuses_a_prompt_that_was_not_trained(tmp_path):
         return {"system": cfg.system, "reasoning": cfg.reasoning, "template_sha256": "the same"}
     evaluation.check_story(tmp_path, {"files": {}}, told(), told())
     for changes in ({"system": "Be brief."}, {"reasoning": "kept"}):
-        with pytest.raises(helpers.UserError, match=re.escape(f"differ in {[*changes]}")):
+        with pytest.raises(ValueError, match=re.escape(f"differ in {[*changes]}")):
             evaluation.check_story(tmp_path, {"files": {}}, told(**changes), told())
 
 

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from conftest import load
 
-from helpers import bench, charts, server, stats, style
+from helpers import charts, stats, style
+from serving import bench, server
 
 matplotlib.use("agg")
 INF = math.inf

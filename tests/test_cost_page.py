@@ -1,4 +1,4 @@
-"""The site's page "What will it cost me?" in a real browser: the same numbers as helpers.fit.
+"""The site's page "What will it cost me?" in a real browser: the same numbers as tpu_time.fit.
 
     .venv/bin/python -m pytest tests/test_cost_page.py
 """
@@ -13,7 +13,7 @@ import pytest
 from bs4 import BeautifulSoup
 from conftest import ROOT
 
-from helpers import fit
+from tpu_time import fit
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 SITE = ROOT / "tools" / "site"

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from helpers import UserError, chat, data, packing
+from helpers import chat, data, packing
 
 ASSET = ROOT / "assets" / "tiny_gemma4"
 NOTEBOOK = "02_data.py"
@@ -198,7 +198,7 @@ def test_another_template_has_another_hash_and_other_ids():
 def test_a_template_with_another_number_of_bos_is_refused(template, complaint):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
-    with pytest.raises(UserError, match=complaint):
+    with pytest.raises(ValueError, match=complaint):
         chat.prompt_ids(tokenizer, messages_of("hi"))
 
 
@@ -207,32 +207,32 @@ def test_a_template_that_cannot_think_is_refused_for_kept_reasoning():
     tokenizer.chat_template = SMALL.replace("<|turn>model\\n' }}{% endif",
                                             "<|turn>model\\n<|channel>thought\\n<channel|>' }}{% endif")
     chat.prompt_ids(tokenizer, messages_of("hi"))
-    with pytest.raises(UserError, match="enable_thinking"):
+    with pytest.raises(ValueError, match="enable_thinking"):
         chat.prompt_ids(tokenizer, messages_of("hi"), thinking=True)
 
 
 @pytest.mark.parametrize("messages", [[], messages_of("hi"), [{"role": "assistant", "content": "x"}],
                                       [*messages_of(None), {"role": "assistant", "content": "x"}]])
 def test_what_is_no_training_chat_is_refused(messages):
-    with pytest.raises(UserError):
+    with pytest.raises(ValueError):
         chat.render(TOKENIZERS["tiny"], messages)
 
 
 def test_tokenizers_that_cannot_render_gemma_4_are_refused(tmp_path):
-    with pytest.raises(UserError, match="no such directory"):
+    with pytest.raises(ValueError, match="no such directory"):
         chat.load_tokenizer(tmp_path / "absent")
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "no_template")
-    with pytest.raises(UserError, match="no chat template"):
+    with pytest.raises(ValueError, match="no chat template"):
         chat.load_tokenizer(tmp_path / "no_template")
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), bos_token="<bos>")
     other.chat_template = SMALL
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(UserError, match="no <|turn>".replace("|", r"\|")):
+    with pytest.raises(ValueError, match="no <|turn>".replace("|", r"\|")):
         chat.load_tokenizer(tmp_path / "other")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="No tokenizer"):
+    with pytest.raises(ValueError, match="No tokenizer"):
         chat.load_tokenizer(tmp_path / "empty")
 
 
@@ -255,7 +255,7 @@ def test_the_serving_environment_renders_the_same_ids():
 @pytest.mark.slow
 def test_the_server_tokenises_the_same_ids(tmp_path, monkeypatch):
     """vLLM's own /tokenize, for what a user may send."""
-    from helpers import server
+    from serving import server
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     prompts = [path.read_text() for path in sorted((ROOT / "data/tiny_eval").glob("*_prompt.txt"))[:5]]
     prompts += ["```verilog\nmodule m;\n```\r\n", "é😀 \t x", "  padded  ", "", "\ufdd0 \x00"]
@@ -532,10 +532,10 @@ def test_files_are_read_line_by_line(tmp_path):
 
 def test_no_rows_are_an_error(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n")
-    with pytest.raises(UserError, match="holds no rows"):
+    with pytest.raises(ValueError, match="holds no rows"):
         data.read_rows(str(tmp_path))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "1"}' * 99)[:30])  # cut off
-    with pytest.raises(UserError, match="b.jsonl.gz cannot be read"):
+    with pytest.raises(ValueError, match="b.jsonl.gz cannot be read"):
         data.read_rows(str(tmp_path))
 
 

@@ -22,9 +22,10 @@ from conftest import ROOT, load
 from flax import nnx
 from tunix.models.gemma4.model import AttentionType
 
-import helpers
-from helpers import compiler, dryrun, gemma, train
-from helpers import program as timing
+from helpers import gemma, train
+from tables import hardware
+from tpu_time import compiler, dryrun
+from tpu_time import program as timing
 from helpers.machine import published
 from helpers.run import write_text
 
@@ -73,7 +74,7 @@ def test_every_row_adds_up(path):
     rows = compiled(path.stem)
     for _, row in rows.iterrows():
         kind, count = CHIPS[row.topology]
-        chip = helpers.chip(kind)
+        chip = hardware.chip(kind)
         assert row.chips == count
         assert row.hbm_gib == pytest.approx(row.args_gib + row.out_gib + row.temp_gib, rel=1e-4)
         assert row.fits == (row.hbm_gib <= chip.hbm / 2**30)
@@ -417,7 +418,7 @@ def test_without_libtpu_the_notebook_says_so_and_shows_what_is_stored(tmp_path):
     """A copy of the repository has no .libtpu: what a reader on macOS or Windows sees."""
     if importlib.util.find_spec("libtpu"):
         pytest.skip("this environment has libtpu itself")
-    for name in ("helpers", "data", "requirements"):
+    for name in ("helpers", "tables", "serving", "tpu_time", "appendix", "verilog", "data", "requirements"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in (SOURCE, "setup.sh"):
         shutil.copy2(ROOT / name, tmp_path)
@@ -514,7 +515,7 @@ def test_the_kernel_s_products_are_counted_like_splash_floor():
     """The same rule as 08's: 60 layers of which 10 are full, here with one kind of layer."""
     shapes = dataclasses.replace(anchors.FULL, layers=10, length=4_096, block=512, rows=1, heads=32,
                                  micro_batches=1, head_size=512)
-    peak = helpers.chip("v6e").flops
+    peak = hardware.chip("v6e").flops
     causal = dryrun.splash_floor(chips=1, window=4_096, peak=peak) * 10 * 512 / (
         10 * 512 + 50 * 256)
     assert anchors.attention_floor(shapes) == pytest.approx(causal)
@@ -556,7 +557,7 @@ def test_anchors_compiled_again_are_the_stored_ones():
         import sys
         sys.path[:0] = [".", "tools"]
         import anchors
-        from helpers import compiler
+        from tpu_time import compiler
         compiler.start(), compiler.register()
         for name in ("loss", "product"):
             text = anchors.PROGRAMS[name][3]().compile().as_text()

@@ -11,8 +11,8 @@ import pytest
 from conftest import ROOT
 
 matplotlib.use("Agg")
-from helpers import dryrun  # noqa: E402
-from helpers import dryrun_figures as figures  # noqa: E402
+from tpu_time import dryrun  # noqa: E402
+from tpu_time import dryrun_figures as figures  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

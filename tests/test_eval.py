@@ -1,4 +1,4 @@
-"""07_eval and helpers/judge.py: the judge against attacks, honest code and verilog-eval's own rules;
+"""07_eval and verilog/judge.py: the judge against attacks, honest code and verilog-eval's own rules;
 extraction; resumable sampling against a small OpenAI-like server; statistics against brute force.
 
     .venv/bin/python -m pytest tests/test_eval.py
@@ -35,11 +35,12 @@ sys.path.insert(0, str(ROOT / "tests" / "hostile"))
 
 import generate  # noqa: E402
 
-from helpers import answers, evaluation, judge, waves, weights  # noqa: E402
-from helpers.evaluation import (  # noqa: E402
+from helpers import weights
+from verilog import answers, evaluation, judge, waves  # noqa: E402
+from verilog.evaluation import (  # noqa: E402
     Plan, all_prompts, check_story, counts, identity, made_by, messages_for, other_counts,
     per_problem, plan_jobs, read_samples, refuse_errors, sample, scores)
-from helpers.run import UserError, folder_hashes, write_json  # noqa: E402
+from helpers.run import folder_hashes, write_json  # noqa: E402
 from helpers.stats import compare, pass_at_k, score  # noqa: E402
 
 NOTEBOOK = "07_eval.py"
@@ -430,7 +431,7 @@ def test_a_run_without_samples_does_not_pass():
 
 
 def test_load_problems(tmp_path):
-    with pytest.raises(UserError, match="holds no verilog-eval problem"):
+    with pytest.raises(ValueError, match="holds no verilog-eval problem"):
         judge.load_problems(tmp_path)
     (tmp_path / "Prob001_a_prompt.txt").write_text("x")
     (tmp_path / "Prob001_a_ref.sv").write_text("module RefModule; endmodule")
@@ -440,7 +441,7 @@ def test_load_problems(tmp_path):
 def test_missing_icarus_is_one_clear_line(monkeypatch):
     judge.icarus_version.cache_clear()
     monkeypatch.setattr(judge.shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match="apt-get install -y iverilog"):
+    with pytest.raises(ValueError, match="apt-get install -y iverilog"):
         judge.judge(PROBLEMS["Prob041_dff8r"], "module TopModule; endmodule")
     judge.icarus_version.cache_clear()
 
@@ -520,7 +521,7 @@ def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
     assert judge.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
     shutil.rmtree(source)
     assert fetch(folder, str(source), commit) == folder, "what is there is not fetched again"
-    with pytest.raises(UserError, match="could not be fetched. Put a checkout at"):
+    with pytest.raises(ValueError, match="could not be fetched. Put a checkout at"):
         fetch(tmp_path / "other" / "dataset", str(source), commit)
     monkeypatch.setenv("VERILOG_EVAL_DIR", str(folder.parent))
     assert fetch("{checkout}/dataset") == folder, "a checkout of one's own is taken"
@@ -796,7 +797,7 @@ def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     kinds = collections.Counter(row["finish"] for row in samples.values())
     assert kinds == {"stop": 19, "error": 4, "too long": 1}
     assert "HTTP 400" in samples["a", "p4", 0]["error"] and len(samples) == len(jobs)
-    with pytest.raises(UserError, match="4 requests failed .*HTTP 400.* run this notebook again"):
+    with pytest.raises(ValueError, match="4 requests failed .*HTTP 400.* run this notebook again"):
         refuse_errors({"base": samples})
     server.close()
     healthy = FakeServer()  # a later run asks again for what was refused, and for nothing else
@@ -825,7 +826,7 @@ def test_a_server_that_stays_away_is_one_clear_error(jobs, tmp_path):
     server = FakeServer()
     server.close()
     start = time.monotonic()
-    with pytest.raises(UserError, match="has not answered for 1 s"):
+    with pytest.raises(ValueError, match="has not answered for 1 s"):
         sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=1.0), 100)
     assert time.monotonic() - start < 30
 
@@ -839,11 +840,11 @@ def test_other_weights_or_another_prompt_than_trained_are_refused(tmp_path):
     meta = {"system": "S", "reasoning": "stripped", "template_sha256": "t"}
     check_story(merged, merge, meta, dict(meta))
     for key in meta:
-        with pytest.raises(UserError, match=key):
+        with pytest.raises(ValueError, match=key):
             check_story(merged, merge, meta | {key: "other"}, meta)
     data[50_000] ^= 1
     (merged / "model.safetensors").write_bytes(data)
-    with pytest.raises(UserError, match="run 04_merge"):
+    with pytest.raises(ValueError, match="run 04_merge"):
         check_story(merged, merge, meta, meta)
 
 
@@ -1011,7 +1012,7 @@ def test_another_run_must_hold_the_same_problems_and_plan(tmp_path):
     path.write_text(json.dumps({"counts": {"p": {"a": [1, 5], "b": [2, 5]}}}))
     assert other_counts(tmp_path, "tuned", "p", ["b", "a"]) == [(2, 5), (1, 5)]
     for plan, names in (("q", ["a", "b"]), ("p", ["a"]), ("p", ["a", "b", "c"])):
-        with pytest.raises(UserError, match="run 07_eval there"):
+        with pytest.raises(ValueError, match="run 07_eval there"):
             other_counts(tmp_path, "tuned", plan, names)
 
 

@@ -29,7 +29,9 @@ import psutil
 import pytest
 from conftest import ROOT
 
-from helpers import bench, chat, data, judge, run, server
+from helpers import chat, data, run
+from serving import bench, server
+from verilog import judge
 
 FINISHED = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny").resolve()
 HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
@@ -559,7 +561,7 @@ def test_what_is_in_the_way_is_named(world, name, act):
         world.file(name)
     else:
         (world.run / name).mkdir()
-    with pytest.raises(run.UserError, match=f"run/{name} is a (file|folder) and in the way"):
+    with pytest.raises(ValueError, match=f"run/{name} is a (file|folder) and in the way"):
         act(world.run / name)
     assert [path.name for path in world.run.iterdir() if path.name != ".lock"] == \
         [name] * (name != ".lock")
@@ -1031,7 +1033,7 @@ def test_a_number_in_the_environment(monkeypatch, text, value):
     if value is not None:
         assert run.env("TILE_SIZE", 3) == value
     else:
-        with pytest.raises(run.UserError, match="TILE_SIZE=abc is not a number.* such as 3"):
+        with pytest.raises(ValueError, match="TILE_SIZE=abc is not a number.* such as 3"):
             run.env("TILE_SIZE", 3)
 
 
@@ -1168,7 +1170,7 @@ def test_a_run_directory_copied_or_moved_while_its_server_runs(world, how):
     run.write_json(first / "serve/server.json", record)
     world.run.rmdir()
     (shutil.copytree if how == "copied" else shutil.move)(first, world.run)
-    stop = [sys.executable, "-m", "helpers.server", "stop"]
+    stop = [sys.executable, "-m", "serving.server", "stop"]
     done = world.ended(world.start(*stop))
     assert done.returncode == 0 and (sleeper.poll() is None) == (how == "copied"), done.text
     assert ("is a copy of" in done.text) == (how == "copied")
@@ -1180,7 +1182,7 @@ def test_a_run_directory_copied_or_moved_while_its_server_runs(world, how):
 # -- The judge ----------------------------------------------------------------------------------
 
 JUDGE = """
-from helpers import judge
+from verilog import judge
 problem = judge.load_problems("data/tiny_eval")[0]
 answer = problem.reference.replace("RefModule", "TopModule")
 print(judge.judge(problem, answer).category)
@@ -1197,12 +1199,12 @@ def a_full_disk_for_the_judge(world):
 @pytest.mark.parametrize("command", ["kill -9 $$", "sh -c 'kill -9 $$'; exit $?"])
 def test_a_simulator_that_was_killed_is_nobodys_mistake(tmp_path, command):
     """As the kernel does where memory runs out."""
-    with pytest.raises(run.UserError, match="killed from outside"):
+    with pytest.raises(ValueError, match="killed from outside"):
         judge.run_limited(["sh", "-c", command], tmp_path, judge.Limits())
 
 
 ENDLESS = """
-from helpers import judge
+from verilog import judge
 problem = judge.load_problems("data/tiny_eval")[0]
 endless = problem.reference.replace("RefModule", "TopModule").replace(
     "endmodule", "initial forever begin end endmodule")
@@ -1245,7 +1247,7 @@ def test_a_damaged_archive_is_one_line(tmp_path, read_rows, harm):
     damaged = {"cut": whole[:len(whole) // 2], "noise": whole[:12] + bytes(99), "no gzip": b"{}",
                "middle": whole[:400] + b"\xff" * 50 + whole[450:]}[harm]
     (tmp_path / "a.jsonl.gz").write_bytes(damaged)
-    with pytest.raises(run.UserError, match=r"a\.jsonl\.gz cannot be read") as raised:
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz cannot be read") as raised:
         read_rows(str(tmp_path / "a.jsonl.gz"))
     assert len(str(raised.value).splitlines()) == 1
 
@@ -1271,7 +1273,7 @@ def test_what_is_clearly_a_path_is_never_asked_of_the_hub(name, path):
 @pytest.mark.parametrize("name", ["/data/gone/base", "assets/gone", "./gone"])
 def test_a_base_that_is_gone_is_one_line(name, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(run.UserError, match="no such directory") as raised:
+    with pytest.raises(ValueError, match="no such directory") as raised:
         chat.load_tokenizer(name)
     assert name in str(raised.value) and len(str(raised.value).splitlines()) == 1
 
@@ -1290,11 +1292,11 @@ def test_a_config_that_describes_no_model_is_one_line(tmp_path, config, says):
     from helpers import gemma
     base = shutil.copytree(ROOT / "assets/tiny_gemma4", tmp_path / "base")
     (base / "config.json").write_text(json.dumps(config))
-    with pytest.raises(run.UserError, match=says) as raised:
+    with pytest.raises(ValueError, match=says) as raised:
         gemma.config_from_hf(base)
     assert len(str(raised.value).splitlines()) == 1
     if not isinstance(config, dict):
-        with pytest.raises(run.UserError, match=says):
+        with pytest.raises(ValueError, match=says):
             chat.load_tokenizer(base)
 
 
@@ -1455,7 +1457,7 @@ def an_executed_copy_half_written_is_run_again(world):
 # -- Results that are stored in the repository: 11 and 12 ----------------------------------------
 
 def small_plan():
-    from helpers import nca
+    from appendix import nca
     return nca, nca.Plan(text_steps=2, first_steps=2, rows_per_step=2, tokens_per_step=256, every=2,
                          documents=2_000, validation=1, model=(("num_layers", 1), ("hidden_dim", 32)))
 
@@ -1481,7 +1483,7 @@ def test_a_damaged_result_of_12_is_named_and_never_taken_for_one(tmp_path, harm,
     (tmp_path / "scratch-0.csv").write_text(whole)
     assert len(nca.stored(tmp_path, plan)) == 2 and nca.is_made(tmp_path / "scratch-0.csv", plan)
     (tmp_path / "scratch-0.csv").write_bytes(harm(whole).encode("latin-1"))
-    with pytest.raises(run.UserError, match=r"scratch-0\.csv is damaged .*git checkout") as raised:
+    with pytest.raises(ValueError, match=r"scratch-0\.csv is damaged .*git checkout") as raised:
         nca.stored(tmp_path, plan)
     assert len(str(raised.value).splitlines()) == 1
     assert not nca.is_made(tmp_path / "scratch-0.csv", plan)
@@ -1500,7 +1502,7 @@ def test_a_result_of_12_that_ends_early_is_no_result(tmp_path, capsys):
 
 @pytest.mark.parametrize("harm", ["half", "empty", "text", "another"])
 def test_a_damaged_state_counts_as_absent_and_is_said(tmp_path, harm, capsys):
-    from helpers import pretrain
+    from appendix import pretrain
     tree, path = {"a": np.ones((40, 40)), "b": np.zeros(3)}, tmp_path / "state.npz"
     pretrain.save_state(path, tree, [{"step": 1}])
     assert pretrain.load_state(path, tree)[1] == [{"step": 1}]
@@ -1549,14 +1551,14 @@ def test_a_run_of_12_is_made_by_one_process_and_goes_on_after_a_kill(world):
 @fault("there is no run scratch-x", "scratch-0")
 def a_run_of_12_that_there_is_not(world):
     yield
-    yield world.ended(world.start(sys.executable, "-m", "helpers.nca", "--out", world.run / "out",
+    yield world.ended(world.start(sys.executable, "-m", "appendix.nca", "--out", world.run / "out",
                                   "scratch-x"))
 
 
 @pytest.mark.parametrize("out", ["/proc/no/where", __file__])
 def test_a_folder_for_12_that_cannot_be_made_is_one_line(out):
     nca, plan = small_plan()
-    with pytest.raises(run.UserError, match=f"{out} cannot be made .*Name another folder"):
+    with pytest.raises(ValueError, match=f"{out} cannot be made .*Name another folder"):
         nca.compare(plan, out)
 
 
@@ -1569,7 +1571,7 @@ def two_runs_of_12_with_one_first_stage(world):
                         "    print('trains', flush=True); import time; time.sleep(60)")
     world.until(first, "trains")
     yield
-    second = world.start(sys.executable, "-m", "helpers.nca", "--out", str(world.run / "nca"),
+    second = world.start(sys.executable, "-m", "appendix.nca", "--out", str(world.run / "nca"),
                          "attention-0")
     done = world.ended(second)
     first.kill()
@@ -1579,7 +1581,7 @@ def two_runs_of_12_with_one_first_stage(world):
 @fault("no run is called int7 42", "nf4", "43")
 def a_run_of_11_that_there_is_not(world):
     yield
-    yield world.ended(world.start(sys.executable, "-m", "helpers.qlora_runs", "int7", "42"))
+    yield world.ended(world.start(sys.executable, "-m", "appendix.qlora_runs", "int7", "42"))
 
 
 @fault("live in .*qlora is being made by another process", intact=("qlora",), slow=True)
@@ -1616,14 +1618,14 @@ def test_who_waited_for_a_lock_has_it_when_its_file_was_made_anew(tmp_path):
 def test_rows_of_11_are_stored_once_however_often_they_are_added(tmp_path, monkeypatch):
     """A run that was killed between two of its three tables is made again."""
     import pandas as pd
-    from helpers import qlora_runs as lab
+    from appendix import qlora_runs as lab
     monkeypatch.setattr(lab, "STORED", tmp_path / "qlora")
     for variant, seed, loss in (("int8", 42, 1.0), ("int8", 43, 2.0), ("int8", 42, 3.0)):
         lab.add_rows("runs.csv", pd.DataFrame({"variant": [variant], "seed": seed, "val_loss": loss}))
     assert lab.stored("runs.csv").val_loss.tolist() == [2.0, 3.0]
     path = tmp_path / "qlora/runs.csv"
     path.write_text(path.read_text()[:-3])
-    with pytest.raises(run.UserError, match=r"runs\.csv is damaged .*git checkout"):
+    with pytest.raises(ValueError, match=r"runs\.csv is damaged .*git checkout"):
         lab.stored("runs.csv")
     path.unlink()
     assert lab.stored("runs.csv").empty and lab.scores(lab.stored("answers.csv"), "as trained").empty
@@ -1831,7 +1833,7 @@ def half_a_record_beside_a_server(world):
     world.file("serve/adapter.json", '{"pid": ')
     world.file("serve/server.json", "{}")
     yield
-    yield world.ended(world.start(sys.executable, "-m", "helpers.server", "stop", cwd=ROOT))
+    yield world.ended(world.start(sys.executable, "-m", "serving.server", "stop", cwd=ROOT))
 
 
 @fault("theirs.csv is left out", code=0, intact=("bench/theirs.csv",), slow=True)
@@ -1962,7 +1964,7 @@ def a_port_in_use(world):
         server.write_options(replace(server.options(), model=str(world.run / "merged"),
                                      port=taken.getsockname()[1]))
     yield
-    done = world.ended(world.start(sys.executable, "-m", "helpers.server", "start", cwd=ROOT))
+    done = world.ended(world.start(sys.executable, "-m", "serving.server", "start", cwd=ROOT))
     taken.close()
     yield done
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, load
 
 import helpers
-from helpers import server
+from serving import server
 
 sys.path.insert(0, str(ROOT / "tools"))
 import first_hour
@@ -95,7 +95,7 @@ def test_a_second_call_skips_what_is_finished_and_repeats_what_failed(tmp_path, 
 
 def test_a_report_of_another_commit_is_not_continued(tmp_path):
     first_hour.run([counting(tmp_path, "one")], tmp_path / "hour", ABOUT, minutes=1)
-    with pytest.raises(helpers.UserError, match="another commit"):
+    with pytest.raises(ValueError, match="another commit"):
         first_hour.run([counting(tmp_path, "one")], tmp_path / "hour",
                        ABOUT | {"commit": "4567def"}, minutes=1)
 
@@ -225,7 +225,7 @@ def test_a_server_that_does_not_fit_is_started_the_second_way(monkeypatch, fails
     monkeypatch.setattr(server, "start", start)
     monkeypatch.setattr(server, "prepare", lambda engine: None)
     if fails == 2:
-        with pytest.raises(helpers.UserError, match="out of memory"):
+        with pytest.raises(ValueError, match="out of memory"):
             first_hour.start_server("31b", "model")
     else:
         assert first_hour.start_server("31b", "model")[1] == first_hour.SERVING["31b"][fails]
@@ -239,7 +239,7 @@ def test_only_the_serving_slice_serves(tmp_path, monkeypatch, kind, chips, size,
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache")
     monkeypatch.setenv("CHECKPOINTS", "gs://bucket/checkpoints/")
     stages = {stage.name: stage for stage in first_hour.plan(
-        helpers.hardware.Hardware("tpu", kind, chips), size, tmp_path / "first_hour")}
+        tables.hardware.Hardware("tpu", kind, chips), size, tmp_path / "first_hour")}
     assert list(stages) == ["setup", "data", "train", "serve"]
     assert (stages["serve"].skip == "") == served
     inside = first_hour.environment_of(stages["train"])

@@ -1,4 +1,4 @@
-"""helpers.fit: the estimate against every stored row, the mesh, the renter's table, cost by hand.
+"""tpu_time.fit: the estimate against every stored row, the mesh, the renter's table, cost by hand.
 
     .venv/bin/python -m pytest tests/test_fit.py
 """
@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT, load
 
-import helpers
-from helpers import fit, gemma, hardware, quantized
-from helpers.run import UserError
+from appendix import quantized
+from helpers import gemma
+from tables import hardware
+from tpu_time import fit
 
 NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
@@ -52,7 +53,7 @@ def test_the_mesh_is_the_one_that_03_lays_out(model):
 
 
 def test_a_stored_row_is_told_from_an_estimate():
-    stored = helpers.will_it_fit("v5p", 4)
+    stored = fit.will_it_fit("v5p", 4)
     assert stored.compiled and stored.fits and stored.speed and "compiled" in str(stored)
     assert stored == fit.best_fit("v5p", 4)  # of several programs of one shape, what 03 runs
     other = fit.will_it_fit("v5p", 4, rows=5)
@@ -63,9 +64,9 @@ def test_a_stored_row_is_told_from_an_estimate():
 
 def test_what_cannot_be_is_refused_in_one_line():
     for words in ({"base_dtype": "int3"}, {"remat": "SOME"}, {"model": "12b"}):
-        with pytest.raises(UserError, match="there are"):
+        with pytest.raises(ValueError, match="there are"):
             fit.will_it_fit("v5p", 4, **words)
-    with pytest.raises(UserError, match="multiple of 2"):
+    with pytest.raises(ValueError, match="multiple of 2"):
         fit.will_it_fit("v6e", 8, rows=3)
 
 

@@ -17,10 +17,12 @@ import pytest
 from conftest import ROOT
 
 import helpers
-from helpers import hardware, run
+from helpers import run
+from tables import hardware
+from tables.hardware import chip
 from helpers.machine import published
 
-SCRIPT = ROOT / "helpers" / "hardware.py"
+SCRIPT = ROOT / "tables" / "hardware.py"
 GVNIC = ("0x1ae0", "0x0042", "0x020000")  # Google's network card: its vendor, and no TPU
 
 
@@ -145,7 +147,7 @@ def test_jax_counts_the_same_chips(on, monkeypatch):
 
 
 def test_this_machine_is_looked_at_without_starting_jax():
-    code = ("import sys, helpers; print(helpers.hardware.detect()); "
+    code = ("import sys, helpers; print(tables.hardware.detect()); "
             "print([m for m in ('jax', 'numpy', 'psutil') if m in sys.modules])")
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert answer.returncode == 0 and answer.stdout.splitlines()[-1] == "[]", answer.stderr
@@ -182,7 +184,7 @@ def test_a_host_of_a_v5p_32_is_not_a_v5p_8(on, metadata):
     metadata["accelerator-type"] = "v5p-32"
     hardware.here.cache_clear()
     assert helpers.size() == "31b"  # trained by four hosts together
-    with pytest.raises(helpers.UserError, match="(?s)v5p-64.*8 hosts.*SIZE.*tiny.*e2b.*31b"):
+    with pytest.raises(ValueError, match="(?s)v5p-64.*8 hosts.*SIZE.*tiny.*e2b.*31b"):
         metadata["accelerator-type"] = "v5p-64"
         hardware.here.cache_clear()
         helpers.size()
@@ -218,7 +220,7 @@ def test_chips_held_by_another_process_name_it(on, monkeypatch, tmp_path):
             found = hardware.detect(root)
         assert found.slice == "v5p-8" and f"process {holder.pid} (" in found.trouble
         assert "\n" not in found.trouble
-        with pytest.raises(helpers.UserError, match=f"v5p-8.*process {holder.pid}"):
+        with pytest.raises(ValueError, match=f"v5p-8.*process {holder.pid}"):
             helpers.machine(devices=4)
     finally:
         holder.communicate(b"\n")
@@ -314,7 +316,7 @@ def test_size_follows_the_hardware(on, name):
     if expected:
         assert helpers.size() == expected
         return
-    with pytest.raises(helpers.UserError) as error:
+    with pytest.raises(ValueError) as error:
         helpers.size()
     assert MACHINES[name][1] in str(error.value)
     assert all(f"  {size}: " in str(error.value) for size in run.SIZES)
@@ -330,7 +332,7 @@ def test_tiny_on_a_tpu_has_to_be_said(on, monkeypatch):
 def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, capsys):
     on("v5e-8")
     monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
-    with pytest.raises(helpers.UserError):
+    with pytest.raises(ValueError):
         helpers.machine()
     helpers.machine(always="tiny")
     assert helpers.choose({"tiny": 1}) == 1
@@ -367,7 +369,7 @@ def test_chips_are_those_of_the_spec_sheets():
     sheet = published("spec_sheet_reference", "item")
     train, gpu = (published("hardware_training", "spec", column) for column in ("tpu", "gpu"))
     serve = published("hardware_inference", "spec", "tpu")
-    v5p, v6e, h100 = (helpers.chip(name) for name in ("v5p", "v6e", "h100"))
+    v5p, v6e, h100 = (chip(name) for name in ("v5p", "v6e", "h100"))
     assert v5p.flops == sheet["v5p_peak_bf16"] * 1e12 and v5p.bandwidth == sheet["v5p_hbm_bw"] * 1e9
     assert v6e.flops == sheet["v6e_peak_bf16"] * 1e12 and v6e.bandwidth == sheet["v6e_hbm_bw"] * 1e9
     assert v6e.hbm == serve["hbm_per_chip"] * 2**30 and h100.hbm == gpu["hbm_per_chip"] * 1e9
@@ -388,7 +390,7 @@ def test_chips_agree_with_jaxs_own_table(name):
     versions = {tpu_info.chip_version_from_device_kind(kind) for kind in kinds}
     assert len(versions) == 1 and None not in versions, kinds
     theirs = tpu_info._get_tpu_info_impl(versions.pop(), hardware.CORES.get(name, 1))
-    ours, cores = helpers.chip(name), hardware.CORES.get(name, 1)
+    ours, cores = chip(name), hardware.CORES.get(name, 1)
     whole = {key: getattr(theirs, key) * scale for key, scale in (
         ("bf16_ops_per_second", 1), ("int8_ops_per_second", 1), ("mem_bw_bytes_per_second", 1))}
     factor = ours.flops / whole["bf16_ops_per_second"]
@@ -402,7 +404,7 @@ def test_unknown_chips():
     assert hardware.chip_of("cpu") is None and hardware.chip_of("TPU v5 lite") == "v5e"
     assert set(hardware.DEVICE_KINDS.values()) <= set(hardware.CHIPS)
     with pytest.raises(ValueError, match="v9.*v5p"):
-        helpers.chip("v9")
+        chip("v9")
 
 
 # ── What fits ──

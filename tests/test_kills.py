@@ -77,9 +77,9 @@ def python(code, folder):
 
 
 def server(what, folder):
-    """`python -m helpers.server start`, `status` or `stop` for a run directory."""
+    """`python -m serving.server start`, `status` or `stop` for a run directory."""
     python("import runpy, sys; sys.argv[1:] = [%r];"
-           "runpy.run_module('helpers.server', run_name='__main__')" % what, folder)
+           "runpy.run_module('serving.server', run_name='__main__')" % what, folder)
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +145,7 @@ def prepare(number):
         (TRIED / part).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if (WHOLE / part).is_dir() else shutil.copy2)(WHOLE / part, TRIED / part)
     if number in ("06", "07"):  # as if 05 had run here
-        python("import dataclasses; from helpers.run import run_dir; from helpers.server import *;"
+        python("import dataclasses; from helpers.run import run_dir; from serving.server import *;"
                "write_options(dataclasses.replace(options(), model=str(run_dir('merged'))))", TRIED)
         server("start", TRIED)
 

@@ -26,7 +26,8 @@ import random_gemma
 from conftest import ROOT, load
 
 import helpers
-from helpers import architecture, gemma, merge, weights
+from helpers import gemma, merge, weights
+from tables import architecture
 from helpers import run as run_files
 from helpers.run import digest
 
@@ -328,7 +329,7 @@ def test_what_was_left_out_on_purpose_stays_as_it_was(world, tmp_path, capsys):
 
 # ── What is refused ──
 def refused(match):
-    return pytest.raises(helpers.UserError, match=match)
+    return pytest.raises(ValueError, match=match)
 
 
 def one_line(error):
@@ -512,7 +513,8 @@ import shutil
 from types import SimpleNamespace
 from pathlib import Path
 import helpers
-from helpers import architecture, merge
+from helpers import merge
+from tables import architecture
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
 if "--believe-there-is-room" in sys.argv:
     shutil.disk_usage = lambda path: SimpleNamespace(free=1e18)
@@ -763,14 +765,14 @@ def test_a_card_has_no_scores_of_another_merge(tmp_path, monkeypatch, capsys):
     assert merge.card_sources(record)[1] == ours
     assert merge.card_sources(record | {"files": {"a": "2"}})[1] is None
     assert "about another merge" in capsys.readouterr().out
-    with pytest.raises(helpers.UserError, match="02 ran again after 03"):
+    with pytest.raises(ValueError, match="02 ran again after 03"):
         merge.card_sources(record | {"recipe": {"data_sha256": "e"}})
 
 
 def test_a_bucket_is_no_base_model_for_the_hub():
     merge.check_hub_name("google/gemma-4-31B-it")
     for name in ("gs://bucket/gemma-4-E2B-it", "gemma-4-31B-it", "/dev/shm/gemma", "a/b/c"):
-        with pytest.raises(helpers.UserError, match="hub_base"):
+        with pytest.raises(ValueError, match="hub_base"):
             merge.check_hub_name(name)
 
 

@@ -16,8 +16,8 @@ from conftest import ROOT, load
 from flax import nnx
 
 import helpers
-from helpers import nca, pretrain, style
-from helpers.run import UserError
+from appendix import nca, pretrain
+from helpers import style
 
 WORLD = nca.World()
 
@@ -515,5 +515,5 @@ def test_the_conclusions_of_the_notebook_need_no_complete_comparison(tmp_path, m
 def test_runs_of_two_plans_are_not_put_together(tmp_path):
     for number, recipe in enumerate("ab"):
         table(scratch=[1.0]).assign(recipe=recipe).to_csv(tmp_path / f"{number}.csv", index=False)
-    with pytest.raises(UserError, match="different plans"):
+    with pytest.raises(ValueError, match="different plans"):
         nca.stored(tmp_path)

@@ -22,7 +22,8 @@ from conftest import ROOT, load
 from safetensors.numpy import load_file
 
 import helpers
-from helpers import architecture, data
+from helpers import data
+from tables import architecture
 
 PAGE = (ROOT / "OWN_DATA.md").read_text()
 DRIVE, IN_02, IN_03, ASK = re.findall(r"```python\n(.*?)```", PAGE, re.S)
@@ -96,7 +97,7 @@ def run(source, tmp_path, *changes):
 
 def test_what_the_page_keeps_on_a_drive_is_what_the_settings_write():
     """The page's sum, from the numbers in an adapter, and from what 03 and 04 keep of E2B."""
-    from helpers import fit
+    from tpu_time import fit
     train_it, merge_it = (load(name, "Settings", "FULL", "E2B")[2]
                           for name in ("03_train.py", "04_merge.py"))
     adapter = 4 * fit.adapter_parameters("e2b") / 1e9

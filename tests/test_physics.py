@@ -15,7 +15,10 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import UserError, architecture, chip, gemma, physics
+from tables.hardware import chip
+from helpers import gemma
+from serving import physics
+from tables import architecture
 
 TPU, GPU = 8 * chip("v6e").flops, 2 * chip("h100").flops
 PEAK = {"tpu": TPU, "gpu": GPU}
@@ -234,5 +237,5 @@ def test_flag_texts():
 
 
 def test_another_model_is_refused():
-    with pytest.raises(UserError, match="Gemma 4"):
+    with pytest.raises(ValueError, match="Gemma 4"):
         physics.parameters({"model_type": "llama"})

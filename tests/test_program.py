@@ -1,4 +1,4 @@
-"""helpers.program: programs written by hand have the times computed by hand; real ones obey the chip.
+"""tpu_time.program: programs written by hand have the times computed by hand; real ones obey the chip.
 
     .venv/bin/python -m pytest tests/test_program.py
 """
@@ -14,8 +14,9 @@ import sys
 import pytest
 from conftest import ROOT, parse
 
-from helpers import hardware, program
-from helpers.program import Slice, predict
+from tables import hardware
+from tpu_time import program
+from tpu_time.program import Slice, predict
 
 sys.path.insert(0, str(ROOT / "tools"))
 import readme_figure
@@ -504,11 +505,11 @@ def test_the_trace_is_what_the_viewer_s_format_asks_for(tmp_path):
 
 
 def test_nothing_but_the_standard_library_and_numpy():
-    tree = parse(ROOT / "helpers" / "program.py")
+    tree = parse(ROOT / "tpu_time" / "program.py")
     names = {(node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom)
              else node.names[0].name.split(".")[0]
              for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))}
-    assert names - set(sys.stdlib_module_names) <= {"numpy", "helpers"}
+    assert names - set(sys.stdlib_module_names) <= {"numpy", "tables"}
 
 
 # ── the README's figure ─────────────────────────────────────────────────────────────────────────

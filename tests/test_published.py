@@ -16,7 +16,7 @@ from conftest import ROOT, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import physics
+from serving import physics
 from helpers.stats import sign_flip_p
 
 NOTEBOOK = "10_published.py"

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helpers import qlora_runs as lab
+from appendix import qlora_runs as lab
 from helpers import stats
 
 

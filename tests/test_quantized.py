@@ -1,4 +1,4 @@
-"""helpers/quantized.py: a quantised base against the unquantised one, at small size and abstractly."""
+"""appendix/quantized.py: a quantised base against the unquantised one, at small size and abstractly."""
 
 import dataclasses
 import json
@@ -21,8 +21,9 @@ import test_merge
 import train_driver
 from flax import nnx
 
-from helpers import fit, gemma, merge, quantized, train, weights
-from helpers.run import UserError
+from appendix import quantized
+from helpers import gemma, merge, train, weights
+from tpu_time import fit
 
 KINDS = ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum", "gate_proj", "up_proj", "down_proj")
 TINY = "assets/tiny_gemma4"
@@ -243,7 +244,7 @@ def test_layers_that_reuse_keys_load(tmp_path):
 def test_missing_tensor_is_named(tmp_path):
     folder = random_gemma.write(tmp_path / "base", random_gemma.TINY | {"num_hidden_layers": 6})
     config = gemma.config_from_hf(folder, num_layers=12)
-    with pytest.raises(UserError, match="are missing, for example layers.1"):
+    with pytest.raises(ValueError, match="are missing, for example layers.1"):
         quantized.load_base(folder, config, one_device(config), "int8")
 
 
@@ -271,7 +272,7 @@ def test_sharded_load_equals_one_device():
     (("nf4", 32, True), "int8_products needs"), (("int8", 32, True), "int8_products needs")])
 def test_bad_settings_are_refused_in_one_line(settings, message):
     config = gemma.config_from_hf(TINY)
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(ValueError, match=message) as error:
         quantized.check(config, one_device(config), *settings)
     assert "\n" not in str(error.value)
 
@@ -279,7 +280,7 @@ def test_bad_settings_are_refused_in_one_line(settings, message):
 def test_tiles_that_a_mesh_cannot_share_are_refused():
     config = gemma.config_from_hf("data/configs/gemma4_31b.json")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1] * 64).reshape(16, 4), ("fsdp", "tp"))
-    with pytest.raises(UserError, match="168 tiles of the 5376 inputs.*fsdp=16 cannot share.*16, 8"):
+    with pytest.raises(ValueError, match="168 tiles of the 5376 inputs.*fsdp=16 cannot share.*16, 8"):
         quantized.check(config, mesh, "nf4", 32)
     quantized.check(config, mesh, "nf4", 16)
 
@@ -306,7 +307,7 @@ def test_checkpoint_of_another_base_is_refused_before_loading(tmp_path):
     for run, message in ((Run("nf4", 32), "base_dtype: int8 there, nf4 here; tile_size: 0 there, 32 here"),
                          (Run("bfloat16"), "base_dtype: int8 there, bfloat16 here"),
                          (Run(int8_products=True), "int8_products: False there, True here")):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(ValueError, match=message):
             quantized.check_run(run, config, mesh, folder)
 
 
@@ -317,7 +318,7 @@ def test_an_old_checkpoint_that_says_nothing_is_of_a_bfloat16_base(tmp_path):
         train.save(manager, train.State(2, {"a": jnp.ones(2)}, {"b": jnp.ones(2)}, {}), {"rank": 4})
         manager.wait_until_finished()
     quantized.check_run(Run("bfloat16"), config, mesh, folder)
-    with pytest.raises(UserError, match="base_dtype: bfloat16 there, int8 here"):
+    with pytest.raises(ValueError, match="base_dtype: bfloat16 there, int8 here"):
         quantized.check_run(Run(), config, mesh, folder)
 
 
@@ -464,7 +465,7 @@ def test_merge_in_memory_is_the_merge_of_files(trained):
 
 
 def test_another_way_to_merge_is_refused():
-    with pytest.raises(UserError, match='into=\'int8\' is unknown. Choose "dequantized"'):
+    with pytest.raises(ValueError, match='into=\'int8\' is unknown. Choose "dequantized"'):
         weights.storage_of({}, "int8")
     assert weights.storage_of({})[0] == ""
 

@@ -21,7 +21,8 @@ import train_driver
 from conftest import ROOT
 from test_faults import world  # noqa: F401  (a fixture)
 
-from helpers import UserError, gemma, quantized, remote, train
+from appendix import quantized
+from helpers import gemma, remote, train
 from helpers import run as run_lock
 
 
@@ -148,9 +149,9 @@ def test_what_is_here_already_stays(storage, run, tmp_path):
 
 def test_an_empty_folder_is_not_a_missing_or_refused_bucket(storage, tmp_path, monkeypatch):
     assert remote.pull("gs://runs/nothing-here", tmp_path / "back") == 0
-    with pytest.raises(UserError, match="there is no bucket absent"):
+    with pytest.raises(ValueError, match="there is no bucket absent"):
         remote.pull("gs://absent/run", tmp_path / "back")
-    with pytest.raises(UserError, match="not an address"):
+    with pytest.raises(ValueError, match="not an address"):
         remote.pull("runs/one", tmp_path / "back")
 
     class Refuses(http.server.BaseHTTPRequestHandler):
@@ -170,7 +171,7 @@ def test_an_empty_folder_is_not_a_missing_or_refused_bucket(storage, tmp_path, m
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://localhost:{server.server_port}")
     remote._storage.cache_clear()
     try:
-        with pytest.raises(UserError, match="(?s)refuses us.*.*roles/storage.objectUser"):
+        with pytest.raises(ValueError, match="(?s)refuses us.*.*roles/storage.objectUser"):
             remote.pull("gs://runs/one", tmp_path / "back")
     finally:
         server.shutdown()
@@ -199,7 +200,7 @@ def test_checkpoints_of_another_base_in_a_bucket_are_refused(storage, tmp_path, 
         train.save(manager, state, {"rank": 4, "base_dtype": "int8"})
         manager.wait_until_finished()
     ours = SimpleNamespace(base_dtype="bfloat16", tile_size=0, int8_products=False, fresh=False)
-    with pytest.raises(UserError, match="int8 there, bfloat16 here.*CHECKPOINTS"):
+    with pytest.raises(ValueError, match="int8 there, bfloat16 here.*CHECKPOINTS"):
         quantized.check_run(ours, config, mesh, address)
     assert not list(tmp_path.iterdir())
 
@@ -360,7 +361,7 @@ def test_a_training_that_began_again_does_not_replace_one_that_came_further(stor
     for name, text in {"train/checkpoints/20/a": "new", "train/log.jsonl": "new\n"}.items():
         (new / name).parent.mkdir(parents=True, exist_ok=True)
         (new / name).write_text(text)
-    with pytest.raises(UserError, match="checkpoint 40, .* only 20.*pull"):
+    with pytest.raises(ValueError, match="checkpoint 40, .* only 20.*pull"):
         remote.push(new, "gs://runs/further")
     remote.pull("gs://runs/further", tmp_path / "back")
     assert tree(tmp_path / "back") == whole(run)
@@ -426,7 +427,7 @@ def test_two_that_stage_one_model_fetch_it_once(storage, tmp_path, monkeypatch, 
 
 def test_a_model_is_staged_in_no_folder_that_is_not_there(monkeypatch):
     monkeypatch.setenv("TMPDIR", "/no/such/folder")
-    with pytest.raises(UserError, match="TMPDIR=/no/such/folder.*mkdir -p"):
+    with pytest.raises(ValueError, match="TMPDIR=/no/such/folder.*mkdir -p"):
         remote.stage("gs://runs/base/any")
 
 

@@ -1,4 +1,4 @@
-"""05 and helpers/server.py: the command, the life of a server, and what goes wrong with it.
+"""05 and serving/server.py: the command, the life of a server, and what goes wrong with it.
 
 The life-cycle tests start a small stand-in process instead of vLLM, so they take seconds; the real
 server is started by the tests marked `slow` and by the series.
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -24,8 +23,10 @@ import pytest
 from conftest import ROOT, load
 
 import helpers
-from helpers import bench as server_bench
-from helpers import evaluation, flags, physics, remote, server
+from serving import bench as server_bench
+from helpers import remote
+from serving import flags, physics, server
+from verilog import evaluation
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_vllm = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve")
@@ -37,7 +38,7 @@ MODEL = "/dev/shm/run/merged"
 PARSE = """
 import json, sys
 sys.path.insert(0, ".")
-from helpers.vllm_cpu import patch_version
+from serving.vllm_cpu import patch_version
 patch_version()
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.benchmarks.serve import add_cli_args
@@ -128,7 +129,7 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter):
 
 @needs_vllm
 def test_the_launcher_is_still_needed():
-    """When this fails, vllm-cpu calls itself vllm: use `vllm` and delete helpers/vllm_cpu.py."""
+    """When this fails, vllm-cpu calls itself vllm: use `vllm` and delete serving/vllm_cpu.py."""
     code = "import importlib.metadata as m; print(m.version('vllm-cpu')); m.version('vllm')"
     done = subprocess.run([SERVE, "-c", code], capture_output=True, text=True)
     assert done.stdout and "PackageNotFoundError" in done.stderr
@@ -207,7 +208,7 @@ def test_docker_command_mounts_the_merged_model_and_keeps_the_compile_cache(adap
     for command in (tpu, gpu, cpu):
         assert command[command.index("--host") + 1] == "127.0.0.1"
         assert "--no-enable-prefix-caching" in command
-    with pytest.raises(helpers.UserError, match="merge it .* instead"):
+    with pytest.raises(ValueError, match="merge it .* instead"):
         server.vllm_command("tpu-docker", MODEL, "name", 8000, adapter=adapter)
     torchax = every_command(adapter)[4]
     assert torchax[torchax.index("MODEL_IMPL_TYPE=vllm") - 1] == "-e" and "--enable-lora" in torchax
@@ -219,7 +220,7 @@ def test_docker_command_mounts_the_merged_model_and_keeps_the_compile_cache(adap
             ("gpu-docker", {"implementation": "vllm"}, "a choice of vLLM on TPU"),
             ("gpu-docker", {"quantization": "int8"}, "fp8 on gpu-docker"),
             ("cpu", {"quantization": "int8"}, "is not for cpu")):
-        with pytest.raises(helpers.UserError, match=words):
+        with pytest.raises(ValueError, match=words):
             server.vllm_command(engine, MODEL, "name", 8000, **options)
 
 
@@ -252,13 +253,13 @@ def test_what_05_decides_is_what_06_and_07_find(tmp_path, monkeypatch, adapter):
 
 def test_options_that_are_none_say_what_to_run(tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    with pytest.raises(helpers.UserError, match="no server was ever started.*Run 05_serve_vllm"):
+    with pytest.raises(ValueError, match="no server was ever started.*Run 05_serve_vllm"):
         server.options()
     server.write_options(server.Options("cpu", str(tmp_path), "name"))
     good = server.options_path().read_text()
     for broken in (good[:100], "[]", "{}", "null", good.replace('"engine"', '"motor"')):
         server.options_path().write_text(broken)
-        with pytest.raises(helpers.UserError, match="not what 05_serve_vllm writes. Run 05 again"):
+        with pytest.raises(ValueError, match="not what 05_serve_vllm writes. Run 05 again"):
             server.options()
 
 
@@ -305,7 +306,7 @@ def test_a_base_on_the_hub_is_asked_for_by_05_fetched_by_07_and_mounted(hub, tmp
 def test_a_base_that_cannot_be_had_is_said_without_fetching(hub, tmp_path):
     for name, words in ((BASE + "-typo", "hub does not give google/gemma-4-31B-it-typo"),
                         ("/nowhere/base", "neither a directory, nor a hub id")):
-        with pytest.raises(helpers.UserError, match=words):
+        with pytest.raises(ValueError, match=words):
             remote.check(name)
     remote.check(tmp_path)
     assert not hub
@@ -401,15 +402,15 @@ def test_a_changed_or_missing_file_is_not_served(tmp_path):
     hashes = {n: hashlib.sha256((tmp_path / n).read_bytes()).hexdigest() for n in "ab"}
     assert check_merged(tmp_path, hashes) == 2
     (tmp_path / "a").write_text("0ne")
-    with pytest.raises(helpers.UserError, match="'a': 'changed'.*Copy it again"):
+    with pytest.raises(ValueError, match="'a': 'changed'.*Copy it again"):
         check_merged(tmp_path, hashes)
     (tmp_path / "b").unlink()
-    with pytest.raises(helpers.UserError, match="'b': 'missing'"):
+    with pytest.raises(ValueError, match="'b': 'missing'"):
         check_merged(tmp_path, hashes)
     (tmp_path / "a").write_text("one")
     (tmp_path / "b").write_text("two")
     (tmp_path / "model-2.safetensors").write_text("of an earlier merge")
-    with pytest.raises(helpers.UserError, match="'model-2.safetensors': 'unexpected'"):
+    with pytest.raises(ValueError, match="'model-2.safetensors': 'unexpected'"):
         check_merged(tmp_path, hashes)
 
 
@@ -490,13 +491,13 @@ def test_start_record_reuse_stop(life, capsys):
     assert life()["pid"] == record["pid"] and "reusing" in capsys.readouterr().out
     assert server.stop() and gone([record["pid"]]) and not server.record_path().exists()
     assert not server.stop(), "nothing left to stop"
-    with pytest.raises(helpers.UserError, match="Run 05_serve_vllm first"):
+    with pytest.raises(ValueError, match="Run 05_serve_vllm first"):
         server.current()
 
 
 def test_a_bad_record_counts_as_absent_and_keeps_no_server_alive(life, tmp_path, capsys):
     """Half-written, empty, of another kind: each beside a live server, and for a live server."""
-    stop = [sys.executable, "-m", "helpers.server", "stop"]
+    stop = [sys.executable, "-m", "serving.server", "stop"]
     environment = {**os.environ, "RUN_DIR": str(tmp_path / "run")}
     for text in ('{"pid": 12', "{}", "[]", '"x"', "", '{"pid": "12", "born": 3}'):
         first, second = life(), life("family", slot="adapter")
@@ -507,7 +508,7 @@ def test_a_bad_record_counts_as_absent_and_keeps_no_server_alive(life, tmp_path,
         assert gone([first["pid"], *server.members(second)]), text
         assert not server.record_path("adapter").exists() and server.options_path().exists()
     server.record_path().write_bytes(bytes(range(128, 256)))
-    with pytest.raises(helpers.UserError, match="no server is recorded"):
+    with pytest.raises(ValueError, match="no server is recorded"):
         server.current()
     first = life()
     assert "taken as absent" in capsys.readouterr().out and server.current()["pid"] == first["pid"]
@@ -591,7 +592,7 @@ def test_two_run_directories_side_by_side(life, tmp_path, monkeypatch):
     assert server.stop_all() == ["no server was running"]
     second = life()
     assert second["port"] != first["port"] and second["pid"] != first["pid"]
-    with pytest.raises(helpers.UserError, match="is in use"):
+    with pytest.raises(ValueError, match="is in use"):
         life(port=first["port"])
     life()
     assert server.stop() and not server.running()
@@ -609,7 +610,7 @@ def test_another_or_a_newly_merged_model_replaces_the_server(life, tmp_path):
 def test_two_slots_run_side_by_side_and_the_command_line_stops_both(life, tmp_path):
     first, second = life(), life(slot="adapter")
     assert server.current()["pid"] == first["pid"] != second["pid"]
-    done = subprocess.run([sys.executable, "-m", "helpers.server", "stop"], cwd=ROOT, text=True,
+    done = subprocess.run([sys.executable, "-m", "serving.server", "stop"], cwd=ROOT, text=True,
                           capture_output=True, env={**os.environ, "RUN_DIR": str(tmp_path / "run")})
     assert done.returncode == 0 and "stopped" in done.stdout, done.stderr
     for record in (first, second):
@@ -620,7 +621,7 @@ def test_a_server_that_is_still_starting_is_waited_for_not_started_again(life, c
     begin = time.monotonic()
     first = life("slow", wait=False)
     assert time.monotonic() - begin < 1.5 and "ready_seconds" not in first
-    with pytest.raises(helpers.UserError, match="does not answer"):
+    with pytest.raises(ValueError, match="does not answer"):
         server.current()
     assert life("slow", wait=False)["pid"] == first["pid"], "still starting, still the same"
     second = life("slow")
@@ -631,7 +632,7 @@ def test_a_server_that_is_still_starting_is_waited_for_not_started_again(life, c
 
 def test_a_server_that_dies_while_nobody_waits_says_why_when_somebody_does(life):
     first = life("slowly dies", wait=False)
-    with pytest.raises(helpers.UserError, match="ended after .* the shard is broken"):
+    with pytest.raises(ValueError, match="ended after .* the shard is broken"):
         life("slowly dies")
     assert not server.record_path().exists() and gone([first["pid"]])
 
@@ -653,7 +654,7 @@ def test_what_to_do_about_memory_depends_on_whose_it_is(tmp_path, line, wanted, 
 
 def test_without_docker_the_commands_that_bring_it_are_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(helpers.UserError, match="no docker here.*apt-get install -y docker.io"):
+    with pytest.raises(ValueError, match="no docker here.*apt-get install -y docker.io"):
         server.prepare("tpu-docker")
 
 
@@ -669,7 +670,7 @@ def test_a_group_that_does_not_count_yet_is_told_from_a_missing_image(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(server, "SOCKET", tmp_path / "docker.sock")
     monkeypatch.setattr(server.os, "access", lambda path, how: open_to_us)  # root may always
-    with pytest.raises(helpers.UserError, match=says):
+    with pytest.raises(ValueError, match=says):
         server.prepare("tpu-docker")
 
 
@@ -690,7 +691,7 @@ def test_a_killed_server_is_noticed_and_its_orphans_are_ended(life):
     family = server.members(record)
     os.kill(record["pid"], signal.SIGKILL)
     assert gone([record["pid"]])
-    with pytest.raises(helpers.UserError, match="has died.*\nRun 05_serve_vllm again"):
+    with pytest.raises(ValueError, match="has died.*\nRun 05_serve_vllm again"):
         server.current()
     assert server.members(record), "the engine and the worker outlive it"
     server.stop()
@@ -701,7 +702,7 @@ def test_a_killed_server_is_noticed_and_its_orphans_are_ended(life):
     ("dies", "ValueError: the shard is broken"), ("memory", "out of memory: .*900.0 GiB"),
     ("hangs", "was not healthy within 1 s.*compiling")])
 def test_a_failed_start_says_why_and_leaves_nothing(life, mode, message):
-    with pytest.raises(helpers.UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         life(mode, timeout=1.0 if mode == "hangs" else 20.0)
     assert not server.record_path().exists()
 
@@ -710,7 +711,7 @@ def test_a_port_in_use_is_said_before_anything_starts(life):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(helpers.UserError, match="is in use.*ss -ltnp"):
+        with pytest.raises(ValueError, match="is in use.*ss -ltnp"):
             life(port=other.getsockname()[1])
     assert not server.record_path().exists()
 
@@ -722,7 +723,7 @@ def test_another_process_with_the_same_number_is_left_alone(life):
     try:
         record["pid"] = stranger.pid  # the kernel gave the number away; the start time differs
         helpers.write_json(server.record_path(), record)
-        with pytest.raises(helpers.UserError, match="has died"):
+        with pytest.raises(ValueError, match="has died"):
             server.current()
         server.stop()
         assert stranger.poll() is None
@@ -733,10 +734,10 @@ def test_another_process_with_the_same_number_is_left_alone(life):
 
 def test_requests_to_a_dead_or_unwilling_server_give_one_line(life):
     record = life()
-    with pytest.raises(helpers.UserError, match="HTTP 404: no such page"):
+    with pytest.raises(ValueError, match="HTTP 404: no such page"):
         server.request(record, "/v1/models")
     server.stop()
-    with pytest.raises(helpers.UserError, match="no server answers at .*Run 05_serve_vllm"):
+    with pytest.raises(ValueError, match="no server answers at .*Run 05_serve_vllm"):
         server.request(record, "/health")
 
 
@@ -779,7 +780,7 @@ def test_the_client_repeats_the_reason_and_starts_anew_after_a_failure(tmp_path,
         process = client.process
         client.run(["bench", "serve"])
         assert client.process is process, "one process for many runs"
-        with pytest.raises(helpers.UserError, match="serve failed: ValueError: no such model"):
+        with pytest.raises(ValueError, match="serve failed: ValueError: no such model"):
             client.run(["bench", "serve", "bad"])
         client.run(["bench", "serve"])
         last = client.process
@@ -860,7 +861,7 @@ def test_a_container_outlives_its_client_and_is_ended_all_the_same(docker):
     inside = pids_of(container)
     os.kill(record["pid"], signal.SIGKILL)  # the `docker run` client
     assert gone([record["pid"]]) and alive(inside[0])
-    with pytest.raises(helpers.UserError, match="has died"):
+    with pytest.raises(ValueError, match="has died"):
         server.current()
     server.stop()
     assert gone(inside)
@@ -911,7 +912,7 @@ def test_05_in_another_layout_and_what_06_and_07_make_of_it(docker, tmp_path):
 
 CLIENT = """
 import sys
-from helpers import server
+from serving import server
 with server.Client(server.current(), sys.argv[1], sys.argv[1] + "/client.log") as client:
     print("sending", flush=True)
     client.run(["bench", "serve"])
@@ -946,7 +947,7 @@ def test_an_interrupted_client_in_a_container_is_found_and_ended(docker, tmp_pat
 
 def test_the_command_line_starts_says_and_stops(docker, tmp_path):
     def call(word):
-        return subprocess.run([sys.executable, "-m", "helpers.server", word], cwd=ROOT, text=True,
+        return subprocess.run([sys.executable, "-m", "serving.server", word], cwd=ROOT, text=True,
                               capture_output=True)
     none = call("status")
     assert none.returncode == 1 and "no server runs for" in none.stderr
@@ -1017,10 +1018,10 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
         forced = server.post(record, "/v1/completions", {**body, "logit_bias": {str(end): 100}})
         assert forced["choices"][0]["finish_reason"] == "stop"
         assert forced["usage"]["completion_tokens"] == 1
-        with pytest.raises(helpers.UserError, match="404.*does not exist"):
+        with pytest.raises(ValueError, match="404.*does not exist"):
             server.post(record, "/v1/completions", {**body, "model": "other"})
         metric, metrics = server_bench.metric, server_bench.metrics
-        with pytest.raises(helpers.UserError, match="timed out"):  # a client that goes away
+        with pytest.raises(ValueError, match="timed out"):  # a client that goes away
             server.post(record, "/v1/completions",
                         {**body, "max_tokens": 600, "ignore_eos": True}, timeout=0.5)
         busy = metric(metrics(record), "vllm:num_requests_running")
@@ -1034,7 +1035,7 @@ def test_real_server_ids_stops_and_end(tmp_path, monkeypatch):
         end = time.monotonic() + 60
         while server._lives(record) and server.healthy(record) and time.monotonic() < end:
             time.sleep(0.5)
-        with pytest.raises(helpers.UserError, match="05_serve_vllm again"):
+        with pytest.raises(ValueError, match="05_serve_vllm again"):
             server.current()
         again = server.bring_up()
         assert again["pid"] != record["pid"] and gone(family), "as it was, after its engine's death"

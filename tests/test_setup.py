@@ -59,14 +59,14 @@ def test_usage_instead_of_a_guess():
 
 def test_unknown_size_lists_the_known_ones(monkeypatch):
     monkeypatch.setenv("SIZE", "13b")
-    with pytest.raises(helpers.UserError, match="(?s)13b.*tiny.*e2b.*31b"):
+    with pytest.raises(ValueError, match="(?s)13b.*tiny.*e2b.*31b"):
         helpers.size()
 
 
 def test_what_was_made_at_another_size_is_refused(monkeypatch):
     monkeypatch.setenv("SIZE", "e2b")
     helpers.same_size("e2b", "02_data.py")
-    with pytest.raises(helpers.UserError, match=r'02_data.py ran at size tiny.*"SIZE"\] = "tiny"'):
+    with pytest.raises(ValueError, match=r'02_data.py ran at size tiny.*"SIZE"\] = "tiny"'):
         helpers.same_size("tiny", "02_data.py")
 
 
@@ -83,7 +83,7 @@ def test_the_first_step_which_compiles_is_not_in_the_time_left(monkeypatch, caps
 
 
 def test_missing_input_names_the_notebook(tmp_path):
-    with pytest.raises(helpers.UserError, match="Run 03_train first"):
+    with pytest.raises(ValueError, match="Run 03_train first"):
         helpers.require(tmp_path / "nothing", "03_train")
 
 
@@ -123,7 +123,7 @@ def test_files_appear_whole_or_not_at_all(tmp_path):
 
 def test_broken_json_is_one_clear_line(tmp_path):
     (tmp_path / "a.json").write_text('{"a": ')
-    with pytest.raises(helpers.UserError, match="not valid JSON"):
+    with pytest.raises(ValueError, match="not valid JSON"):
         run.read_json(tmp_path / "a.json")
 
 
@@ -134,6 +134,11 @@ def test_choosing_a_size_does_not_start_jax():
 
 
 # ── Sizes ──
+
+def copy_rooms(target):
+    for room in ("helpers", "tables", "serving", "tpu_time"):
+        shutil.copytree(ROOT / room, target / room, ignore=shutil.ignore_patterns("__pycache__"))
+
 
 def sizes_known_to(source):
     """The sizes that a notebook has settings for; all of them where it does not ask."""
@@ -162,7 +167,7 @@ def test_settings_are_chosen_by_name(monkeypatch, capsys):
     monkeypatch.setenv("SIZE", "e2b")
     assert helpers.choose({"tiny": 1, "e2b": 2}) == 2
     assert "size e2b (SIZE is set): google/gemma-4-E2B-it" in capsys.readouterr().out
-    with pytest.raises(helpers.UserError, match="(?s)no settings for size e2b.*\n  tiny: ") as error:
+    with pytest.raises(ValueError, match="(?s)no settings for size e2b.*\n  tiny: ") as error:
         helpers.choose({"tiny": 1})
     assert "31b" not in str(error.value), "it names those that the notebook has"
 
@@ -205,7 +210,7 @@ def test_the_opening_leaves_other_pythons_alone(tmp_path):
 
 
 def test_without_an_environment_the_command_is_named(tmp_path):
-    shutil.copytree(ROOT / "helpers", tmp_path / "copy/helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_rooms(tmp_path / "copy")
     answer = opening(other_python(tmp_path), tmp_path / "copy")
     assert answer.returncode == 1 and len(answer.stderr.splitlines()) == 1
     assert f"cd {tmp_path}/copy && ./setup.sh train" in answer.stderr
@@ -239,7 +244,7 @@ def test_run_all_stops_there_in_a_notebook(tmp_path, monkeypatch):
 def test_the_opening_installs_where_it_may(tmp_path, why):
     """A copy whose setup.sh only says what it was asked: this is about whether it is asked."""
     copy = tmp_path / "copy"
-    shutil.copytree(ROOT / "helpers", copy / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_rooms(copy)
     (copy / "setup.sh").write_text('echo "asked: $*"\n')
     python = other_python(tmp_path)
     if why != "Colab":

@@ -20,7 +20,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_hardware import tpu, tree
 
-from helpers import checks, fit, server
+from helpers import checks
+from serving import server
+from tpu_time import fit
 from helpers.gcloud import (
     HUGE_PAGES,
     SLICES,
@@ -40,8 +42,7 @@ from helpers.gcloud import (
     worst_case,
     zones_command,
 )
-from helpers.hardware import Hardware
-from helpers.run import UserError
+from tables.hardware import Hardware
 
 NOTEBOOK = "01_setup.py"
 V5P, V5E = Hardware("tpu", "v5p", 4), Hardware("tpu", "v5e", 8)
@@ -160,7 +161,7 @@ def test_slices_are_consistent():
     assert "--version=v2-alpha-tpuv6e" in classic and "--accelerator-type=v6e-8" in classic
     assert "--spot" in classic and "--spot" not in classic_command("vm", "v6e-8", "z", "STANDARD")
     assert "--accelerator-type=v5litepod-8" in classic_command("vm", "v5e-8", "z", "SPOT")
-    with pytest.raises(UserError, match="Compute Engine makes no v5e-4: take the classic command"):
+    with pytest.raises(ValueError, match="Compute Engine makes no v5e-4: take the classic command"):
         create_command("vm", "v5e-4", "z", 6, "SPOT")
 
 

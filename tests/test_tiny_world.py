@@ -24,7 +24,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import gemma, pretrain
+from appendix import pretrain
+from helpers import gemma
 
 sys.path.insert(0, str(ROOT / "data" / "generate"))
 import families
@@ -385,7 +386,8 @@ def test_tokens_the_base_has_never_seen_stay_apart(tokenizer, corpus):
 @pytest.mark.slow
 def test_the_base_continues_files_and_does_not_answer_requests(problems):
     """Most problems solved as commented files, under one in ten as chat requests."""
-    from helpers import answers, chat, judge
+    from helpers import chat
+    from verilog import answers, judge
     tokenizer, config = chat.load_tokenizer(ASSETS), gemma.config_from_hf(ASSETS, dtype="float32")
     mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
     model, as_comment = gemma.load_base(ASSETS, config, mesh), load("09_tiny_base.py", "as_comment")

@@ -39,7 +39,8 @@ from tensorboardX.proto import event_pb2
 from tunix.models.gemma4 import model as gemma4
 
 import helpers
-from helpers import gemma, hardware, merge, remote, run, train, weights
+from helpers import gemma, merge, remote, run, train, weights
+from tables import hardware
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 CONFIGS = ROOT / "data" / "configs"
@@ -90,9 +91,9 @@ def test_config_reads_nested_files_and_refuses_others(tmp_path):
     text = flat.get("text_config", flat)
     nested = gemma.config_from_hf({"model_type": "gemma4", "text_config": text}, num_layers=2)
     assert nested.num_layers == 2 and nested.dtype == "bfloat16" and nested.param_dtype == "bfloat16"
-    with pytest.raises(helpers.UserError, match="not a Gemma 4"):
+    with pytest.raises(ValueError, match="not a Gemma 4"):
         gemma.config_from_hf(text | {"model_type": "gemma3_text"})
-    with pytest.raises(helpers.UserError, match="config.json is missing"):
+    with pytest.raises(ValueError, match="config.json is missing"):
         gemma.config_from_hf(tmp_path)
 
 
@@ -118,9 +119,9 @@ def test_mesh_choices_and_refusals():
     assert gemma.choose_mesh(gemma.config_from_hf(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
     assert "4 KV heads of the full-attention layers" in gemma.mesh_problem(big, 1, 8)
     assert "16 KV heads of the sliding layers" in gemma.mesh_problem(big, 1, 32)
-    with pytest.raises(helpers.UserError, match="does not divide the 4 KV heads"):
+    with pytest.raises(ValueError, match="does not divide the 4 KV heads"):
         gemma.make_mesh(big, shape=(1, 8), devices=jax.devices() * 2)
-    with pytest.raises(helpers.UserError, match="needs 8 devices"):
+    with pytest.raises(ValueError, match="needs 8 devices"):
         gemma.make_mesh(big, shape=(2, 4), devices=jax.devices()[:4])
     table = train.mesh_table(big)
     for devices, line in table.iterrows():
@@ -174,7 +175,7 @@ def test_all_360_modules_of_the_31b_are_adapted():
 
 def test_the_published_pattern_is_refused(tiny):
     _, mesh, _, base = tiny
-    with pytest.raises(helpers.UserError, match=r"1 modules got no adapter.*layers.5.attn.k_einsum"):
+    with pytest.raises(ValueError, match=r"1 modules got no adapter.*layers.5.attn.k_einsum"):
         gemma.inject_lora(base, 4, 8.0, mesh, PUBLISHED_TARGETS)
 
 
@@ -182,11 +183,11 @@ def test_modules_are_left_out_only_on_purpose(tiny):
     """Attention alone: refused by accident, accepted when `partial` says it is meant."""
     _, mesh, config, base = tiny
     attention = r".*_einsum"
-    with pytest.raises(helpers.UserError, match="set partial=True"):
+    with pytest.raises(ValueError, match="set partial=True"):
         gemma.inject_lora(base, 4, 8.0, mesh, attention)
     found = gemma.adapted_modules(gemma.inject_lora(base, 4, 8.0, mesh, attention, partial=True))
     assert set(found) == {path for path in gemma.expected_modules(config) if ".attn." in path}
-    with pytest.raises(helpers.UserError, match="does not match them.$"):  # nothing is no purpose
+    with pytest.raises(ValueError, match="does not match them.$"):  # nothing is no purpose
         gemma.inject_lora(base, 4, 8.0, mesh, "attention", partial=True)
 
 
@@ -585,7 +586,7 @@ def test_a_step_that_does_not_fit_is_refused(bfloat16, monkeypatch):
     assert held["Adam's moments"] > 1.9 * held["adapters"] > 0 and held["base weights"] > 0
     device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 1000})
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    with pytest.raises(helpers.UserError, match="does not fit.*rows_per_device"):
+    with pytest.raises(ValueError, match="does not fit.*rows_per_device"):
         train.memory_of(run.compiled, run.state, run.frozen)
 
 
@@ -669,7 +670,7 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, capsys):
     assert train_driver.go(again).state.step == 5 and not capsys.readouterr().out
     assert read_log(tmp_path / "whole") == read_log(tmp_path / "parts")
     manager = train.open_checkpoints(tmp_path / "whole" / "checkpoints", 2, 5)
-    with pytest.raises(helpers.UserError, match="rank: 4 there, 8 here"):
+    with pytest.raises(ValueError, match="rank: 4 there, 8 here"):
         train.refuse_another_recipe(manager, {"rank": 8, "steps": 5})
     manager.close()
 
@@ -740,7 +741,7 @@ def test_the_newest_checkpoint_that_restores_is_taken(bfloat16, tmp_path, capsys
     for step in (1, 2, 3):
         lose_moments(tmp_path / str(step))
     with train.open_checkpoints(tmp_path, 1, 3) as manager:
-        with pytest.raises(helpers.UserError, match="none of the checkpoints .*fresh=True"):
+        with pytest.raises(ValueError, match="none of the checkpoints .*fresh=True"):
             train.restore(manager, run.state)
         assert manager.all_steps() == [1, 2, 3]
 
@@ -793,7 +794,7 @@ def test_the_first_cell_with_arrays_works_on_a_mesh_that_cuts_rows(tiny, monkeyp
 def test_a_step_is_whole_micro_batches_and_says_when_it_is_larger(wanted, fsdp, found, capsys):
     cfg = SimpleNamespace(rows_per_step=wanted, rows_per_device=2)
     if not found:
-        with pytest.raises(helpers.UserError, match="no multiple of the 2 rows"):
+        with pytest.raises(ValueError, match="no multiple of the 2 rows"):
             train.micro_batches_of(cfg, fsdp)
         return
     assert train.micro_batches_of(cfg, fsdp) == found
@@ -809,7 +810,7 @@ def test_one_step_is_restored_and_nothing_removed(bfloat16, tmp_path):
         manager.wait_until_finished()
         lose_moments(tmp_path / "1")
         assert train.restore(manager, run.state, at=2).data == {"next": 2}
-        with pytest.raises(helpers.UserError, match=r"none of the checkpoints \[1\]"):
+        with pytest.raises(ValueError, match=r"none of the checkpoints \[1\]"):
             train.restore(manager, run.state, at=1)
         assert manager.all_steps() == [1, 2, 3]
 
@@ -819,7 +820,7 @@ def test_a_gradient_that_is_not_finite_stops_before_anything_is_written(bfloat16
     with train.open_checkpoints(tmp_path / "checkpoints", 1, 4) as manager:
         def broken(adapters, opt_state, frozen, batch):
             return adapters, opt_state, {"loss": jnp.nan, "grad_norm": jnp.nan, "real_tokens": 1}
-        with pytest.raises(helpers.UserError, match="step 1: loss nan.*Lower learning_rate"):
+        with pytest.raises(ValueError, match="step 1: loss nan.*Lower learning_rate"):
             train.train(run.state, run.frozen, broken, lambda adapters: 1.0, run.dataset, run.mesh,
                         train.StepLog(tmp_path / "log.jsonl", 4, 1), manager, {}, 3)
         assert not manager.all_steps()
@@ -878,17 +879,17 @@ def test_kill_9_at_three_points_changes_no_bit(tmp_path):
 def test_weights_of_another_model_are_refused(tmp_path):
     random_gemma.write(tmp_path, random_gemma.TINY)
     config = gemma.config_from_hf(random_gemma.TINY | {"vocab_size": 256})
-    with pytest.raises(helpers.UserError, match="do not belong to its config.json"):
+    with pytest.raises(ValueError, match="do not belong to its config.json"):
         gemma.load_base(tmp_path, config, gemma.make_mesh(config))
 
 
 def test_missing_weights_and_full_disks_are_said(tmp_path):
     config = gemma.config_from_hf(random_gemma.TINY)
-    with pytest.raises(helpers.UserError, match="neither a directory, nor a hub id"):
+    with pytest.raises(ValueError, match="neither a directory, nor a hub id"):
         remote.stage(tmp_path / "nothing")
-    with pytest.raises(helpers.UserError, match="holds no .*safetensors"):
+    with pytest.raises(ValueError, match="holds no .*safetensors"):
         gemma.load_base(tmp_path, config, gemma.make_mesh(config))
-    with pytest.raises(helpers.UserError, match="for the weights it takes 1000000000.00. Point"):
+    with pytest.raises(ValueError, match="for the weights it takes 1000000000.00. Point"):
         run.room(tmp_path, 10**18, "the weights", remote.LARGER)
 
 
@@ -1001,7 +1002,7 @@ def test_one_optimizer_step_equals_torch_and_peft(tmp_path):
 
 def test_no_room_is_said_in_two_lines_with_the_fix():
     """What the allocator of this machine says about 256 TiB; other errors pass as they are."""
-    with pytest.raises(helpers.UserError, match="(?s)this does not fit: .*rows_per_device") as found:
+    with pytest.raises(ValueError, match="(?s)this does not fit: .*rows_per_device") as found:
         with train.within_memory():
             jnp.zeros((2**46,), jnp.float32).block_until_ready()
     assert len(str(found.value).splitlines()) == 2

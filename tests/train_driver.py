@@ -25,7 +25,8 @@ import optax
 import orbax.checkpoint as ocp
 import random_gemma
 
-from helpers import gemma, quantized, train
+from appendix import quantized
+from helpers import gemma, train
 from helpers.machine import join_hosts, quiet
 
 CAPACITY = 31

@@ -151,7 +151,7 @@ def on_chip(tree):
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from helpers import compiler
+    from tpu_time import compiler
     mesh = jax.make_mesh((1,), ("chip",), devices=compiler.devices_of(TOPOLOGY),
                          axis_types=(jax.sharding.AxisType.Auto,))
     whole = NamedSharding(mesh, PartitionSpec())
@@ -225,7 +225,7 @@ def attention_floor(shapes=FULL):
     Two forward and seven backward, as in `dryrun.splash_floor`: both of its backward kernels
     compute the scores and the gradient of the weights anew. Whole blocks up to the diagonal.
     """
-    from helpers.hardware import chip
+    from tables.hardware import chip
     blocks = shapes.length // shapes.block
     pairs = blocks * (blocks + 1) // 2
     product = 2 * shapes.block ** 2 * shapes.head_size * shapes.heads * pairs
@@ -293,8 +293,8 @@ def store(rows):
 
 def result(name, text, cpu):
     """One row: what the time model says of a compiled program, beside what was measured."""
-    from helpers import compiler
-    from helpers import program as timing
+    from tpu_time import compiler
+    from tpu_time import program as timing
     (program, measured, tokens, source), kind, note, _, added = PROGRAMS[name]
     found = timing.predict(text, timing.Slice(CHIP, (1, 1, 1)))
     seconds = f"{found.seconds + added():.6g}" if found.trusted else ""
@@ -307,7 +307,7 @@ def result(name, text, cpu):
 
 def main():
     """Compile what is asked for, or all that is not stored."""
-    from helpers import compiler
+    from tpu_time import compiler
     compiler.start()
     compiler.register()
     for name, (program, kind, _, lower, _) in PROGRAMS.items():

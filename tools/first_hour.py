@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from helpers import hardware
+from tables import hardware
 from helpers.run import UserError, phase, read_json, run_dir, size, write_json, write_text
 
 PYTHON = str(ROOT / ".venv/bin/python")
@@ -271,7 +271,7 @@ def start_server(size_name, model):
 
     The 31B falls back on 05's second choice: in bfloat16 it may not fit.
     """
-    from helpers import server
+    from serving import server
     engine = "cpu" if size_name == "tiny" else "tpu-docker"
     if engine != "cpu":
         server.prepare(engine)
@@ -290,7 +290,8 @@ def start_server(size_name, model):
 
 def serve():
     """Start the server on the base model, load it once, stop it; the result goes to serve.json."""
-    from helpers import remote, server
+    from helpers import remote
+    from serving import server
     base = remote.stage(read_json(run_dir("data", "meta.json"))["base_path"])
     prompt, answer, rate, count = LOAD[size()]
     results = run_dir("bench")
@@ -351,7 +352,7 @@ def plan(machine, size_name, folder):
         Stage("train", [PYTHON, "03_train.py"], lambda: training(own), inside, ("data",)),
         Stage("serve", [PYTHON, "tools/first_hour.py", "--serve"],
               lambda: read_json(own / "serve.json"), inside, ("data",), no_server,
-              [PYTHON, "-m", "helpers.server", "stop"])]
+              [PYTHON, "-m", "serving.server", "stop"])]
 
 
 def number(value, unit="", digits=3):

@@ -19,9 +19,10 @@ import notebooks
 from notebooks import ROOT, shown, sources
 
 WIDTH = 100
+ROOMS = ("helpers", "tables", "verilog", "serving", "tpu_time", "appendix", "tools")
 PAGES = [path for pattern in ("*.md", "data/*/*.md", "tests/*/*.md")
          for path in sorted(ROOT.glob(pattern))]
-MODULES = sorted([*ROOT.glob("helpers/*.py"), *ROOT.glob("tools/*.py")])
+MODULES = sorted(path for room in ROOMS for path in ROOT.glob(f"{room}/*.py"))
 OPENING = ROOT / "tools" / "opening.txt"
 OWN_FOLDERS = re.compile(r"/(?:home|Users|root|content|work)/[\w.-]+")
 NOISE = {"text on stderr": re.compile(r"\A<stderr>"),

@@ -473,7 +473,7 @@ def main():
             try:
                 execute_stored(options.all)
             finally:
-                subprocess.run([sys.executable, "-m", "helpers.server", "stop"], cwd=ROOT,
+                subprocess.run([sys.executable, "-m", "serving.server", "stop"], cwd=ROOT,
                                check=False)
 
 

@@ -20,6 +20,7 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("helpers", "tables", "verilog", "serving", "tpu_time", "appendix")
 sys.path.insert(0, str(ROOT))
 
 from helpers.run import atomic_file
@@ -126,15 +127,15 @@ def shown_lines(code, before=()):
     """
     imported, count = {}, 0
     for node in itertools.chain(*map(ast.walk, (*before, code))):
-        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "helpers":
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ROOMS:
             imported |= {item.asname or item.name: f"{node.module}.{item.name}"
                          for item in node.names}
     calls = [node for node in ast.walk(code) if isinstance(node, ast.Call)
              and ast.unparse(node.func).endswith("show_source")]
     for word in (ast.unparse(word) for call in calls for word in call.args):
-        head, *rest = word.removeprefix("helpers.").split(".")
-        module, *names = [*imported.get(head, head).removeprefix("helpers.").split("."), *rest]
-        text = (ROOT / "helpers" / f"{module}.py").read_text()
+        head, *rest = word.split(".")
+        room, module, *names = [*imported.get(head, head).split("."), *rest]
+        text = (ROOT / room / f"{module}.py").read_text()
         found = ast.parse(text)
         for name in names:
             found = next(node for node in found.body if getattr(node, "name", "") == name)

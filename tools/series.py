@@ -64,7 +64,7 @@ except ImportError as error:
                      "again.") from None
 
 ROOT = notebooks.ROOT
-SERVER = [sys.executable, "-m", "helpers.server"]
+SERVER = [sys.executable, "-m", "serving.server"]
 
 # What each notebook writes under RUN_DIR, besides its figures and its executed copy.
 WRITES = {

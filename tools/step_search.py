@@ -99,7 +99,7 @@ def lower_mlp(devices, mesh_shape, cut, gathered, _="", dtype="bfloat16", rows=2
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from helpers import quantized
+    from appendix import quantized
     mesh = jax.make_mesh(mesh_shape, ("fsdp", "tp"), devices=devices,
                          axis_types=(jax.sharding.AxisType.Auto,) * 2)
     stream = P("fsdp", None, "tp") if cut == "width" else P("fsdp", "tp", None)
@@ -193,7 +193,8 @@ def lower_step(layers, mesh_shape, late, _="", one_sum=False):
 
     from tunix.models.gemma4 import model as gemma4
 
-    from helpers import compiler, dryrun, gemma
+    from helpers import gemma
+    from tpu_time import compiler, dryrun
     compiler.register()
     if late:
         gemma.attend = attend_late
@@ -220,8 +221,8 @@ def store(rows):
 
 def result(name, mesh, program, cpu, options):
     """One row: what the time model says of a compiled program."""
-    from helpers import compiler, dryrun
-    from helpers import program as timing
+    from tpu_time import compiler, dryrun
+    from tpu_time import program as timing
     found = timing.predict(program.as_text(), dryrun.on_slice("v5p-8", mesh))
     return {"program": name, "milliseconds": f"{1e3 * found.clock:.2f}",
             "compute": f"{1e3 * found.compute:.2f}", "waits": f"{1e3 * found.exposed:.2f}",
@@ -232,7 +233,7 @@ def result(name, mesh, program, cpu, options):
 
 def refused(name, options):
     """The row of a program that needs more memory than there is: the compiler said no."""
-    from helpers import compiler
+    from tpu_time import compiler
     return {"program": name, "milliseconds": "", "compute": "", "waits": "", "temp_gib": "",
             "compile_cpu_seconds": "", "options": options, "libtpu": compiler.version(),
             "date": str(datetime.date.today())}
@@ -240,7 +241,7 @@ def refused(name, options):
 
 def main():
     """Compile what is asked for and not stored."""
-    from helpers import compiler
+    from tpu_time import compiler
     compiler.start()
     import jax
     devices = compiler.devices_of("v5p-8")

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from helpers import judge  # noqa: E402
+from verilog import judge  # noqa: E402
 
 
 def in_sequence(candidates):

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
 
-from helpers import architecture  # noqa: E402 (no more: .venv-serve, for PEFT, lacks ml_dtypes)
+from tables import architecture  # noqa: E402 (no more: .venv-serve, for PEFT, lacks ml_dtypes)
 
 RANK, ALPHA = 64, 64.0
 WIDE = dict(model_type="gemma4_text", vocab_size=16384, hidden_size=5376, intermediate_size=21504,

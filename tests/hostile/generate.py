@@ -19,7 +19,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from helpers import judge  # noqa: E402
+from verilog import judge  # noqa: E402
 
 
 @dataclass(frozen=True)

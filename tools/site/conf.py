@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
-from helpers import fit  # noqa: E402  (standard library only)
+from tpu_time import fit  # noqa: E402  (standard library only)
 
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]

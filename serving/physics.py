@@ -8,7 +8,7 @@ stays well above them.
 import math
 import statistics
 
-from helpers.architecture import layers, text_config
+from tables.architecture import layers, text_config
 
 LIKELY_CAUSES = {
     "TTFT": (

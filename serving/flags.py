@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from helpers.server import shown
+from serving.server import shown
 
 DOCKER = {
     "--rm": "remove the container when it stops; the log is ours, the cache is on a volume",

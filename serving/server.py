@@ -1,8 +1,8 @@
 """One vLLM server per run directory: its options, its command, its start, its state, its end.
 
-    python -m helpers.server start      bring it up as 05 left it (RUN_DIR/serve/options.json)
-    python -m helpers.server status     what runs for this RUN_DIR
-    python -m helpers.server stop       end all of it
+    python -m serving.server start      bring it up as 05 left it (RUN_DIR/serve/options.json)
+    python -m serving.server status     what runs for this RUN_DIR
+    python -m serving.server stop       end all of it
 
 `serve/options.json` says what 05 decided and outlives the server; `serve/server.json` records the
 running one. A second server beside it (05 compares two) has a slot of its own, that is another
@@ -30,13 +30,13 @@ from pathlib import Path
 import psutil
 
 from helpers.machine import ROOT
-from helpers.run import UserError, digest, read_json, run_dir, write_json
-from helpers.vllm_cpu import DONE
+from helpers.run import digest, read_json, run_dir, write_json
+from serving.vllm_cpu import DONE
 
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
 SOCKET = Path("/var/run/docker.sock")
 CONTAINER = "gemma4-vllm"  # `start` adds a mark of the run directory
-PYTHON, LAUNCHER = ".venv-serve/bin/python", "helpers/vllm_cpu.py"
+PYTHON, LAUNCHER = ".venv-serve/bin/python", "serving/vllm_cpu.py"
 TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
@@ -136,21 +136,21 @@ def write_options(options):
 
 def _read_options():
     if not options_path().exists():
-        raise UserError(f"{options_path()} is missing: no server was ever started for this run "
+        raise ValueError(f"{options_path()} is missing: no server was ever started for this run "
                         "directory. Run 05_serve_vllm first.")
-    with contextlib.suppress(UserError, TypeError, KeyError, ValueError):
+    with contextlib.suppress(TypeError, KeyError, ValueError):
         found = dict(read_json(options_path()))
         files, _ = found.pop("files"), found.pop("chips")
         lists = {name: tuple(found[name]) for name in ("environment", "flags")}
         return Options(**{**found, **lists}), files
-    raise UserError(f"{options_path()} is not what 05_serve_vllm writes. Run 05 again.")
+    raise ValueError(f"{options_path()} is not what 05_serve_vllm writes. Run 05 again.")
 
 
 def options():
     """The `Options` that 05 left.
 
     Raises:
-      UserError: it has not run, or the file is broken.
+      ValueError: it has not run, or the file is broken.
     """
     return _read_options()[0]
 
@@ -178,10 +178,10 @@ def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1
       container: its name.
 
     Raises:
-      UserError: an unknown engine, or options that it cannot serve; says which would do.
+      ValueError: an unknown engine, or options that it cannot serve; says which would do.
     """
     if engine not in (*IMAGES, "cpu"):
-        raise UserError(f"engine {engine!r} is unknown; there are tpu-docker, gpu-docker and cpu.")
+        raise ValueError(f"engine {engine!r} is unknown; there are tpu-docker, gpu-docker and cpu.")
     inside = "/model" if engine in IMAGES else str(model)
     serve = ["serve", inside, "--served-model-name", name, "--host", host, "--port", str(port),
              "--dtype", "bfloat16", "--kv-cache-dtype", kv_cache_dtype,
@@ -195,10 +195,10 @@ def vllm_command(engine, model, name, port, *, host="127.0.0.1", max_model_len=1
     if results:
         mounts.append(f"{Path(results).resolve()}:/bench")
     if implementation and engine != "tpu-docker":
-        raise UserError(f"implementation {implementation!r} is a choice of vLLM on TPU alone.")
+        raise ValueError(f"implementation {implementation!r} is a choice of vLLM on TPU alone.")
     if adapter:
         if engine == "tpu-docker" and (implementation != "vllm" or data_parallel > 1):
-            raise UserError('on a TPU only implementation="vllm" with data_parallel=1 takes '
+            raise ValueError('on a TPU only implementation="vllm" with data_parallel=1 takes '
                             "adapters, untested with Gemma 4: merge it (04_merge) instead.")
         rank = read_json(Path(adapter) / "adapter_config.json")["r"]
         mounts.append(f"{Path(adapter).resolve()}:/adapter:ro")
@@ -231,7 +231,7 @@ def _quantization_flags(engine, quantization):
         return ["--additional-config", json.dumps({"quantization": {"qwix": {"rules": [rule]}}})]
     if engine == "gpu-docker" and quantization == "fp8":
         return ["--quantization", "fp8"]
-    raise UserError(f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on "
+    raise ValueError(f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on "
                     "tpu-docker, fp8 on gpu-docker.")
 
 
@@ -386,7 +386,7 @@ def request(record, path, payload=None, timeout=60.0):
     """The server's answer to a GET (or, with `payload`, a POST of JSON), as text.
 
     Raises:
-      UserError: no server answers, or it refuses; its own message is repeated.
+      ValueError: no server answers, or it refuses; its own message is repeated.
     """
     data = None if payload is None else json.dumps(payload).encode()
     query = urllib.request.Request(record["base_url"] + path, data,
@@ -399,9 +399,9 @@ def request(record, path, payload=None, timeout=60.0):
         text = error.read().decode(errors="replace")
         with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
             text = json.loads(text)["error"]["message"]
-        raise UserError(f"{path}: HTTP {error.code}: {text[:300]}") from error
+        raise ValueError(f"{path}: HTTP {error.code}: {text[:300]}") from error
     except OSError as error:
-        raise UserError(f"no server answers at {record['base_url']} "
+        raise ValueError(f"no server answers at {record['base_url']} "
                         f"({getattr(error, 'reason', error)}). Run 05_serve_vllm.") from error
 
 
@@ -412,7 +412,7 @@ def post(record, path, payload, timeout=600.0):
 
 def healthy(record):
     """True if the server answers its health check."""
-    with contextlib.suppress(UserError):
+    with contextlib.suppress(ValueError):
         request(record, "/health", timeout=5.0)
         return True
     return False
@@ -455,7 +455,7 @@ def _record(slot):
     path = record_path(slot)
     if not path.exists():
         return None
-    with contextlib.suppress(UserError, UnicodeDecodeError):
+    with contextlib.suppress(UnicodeDecodeError):
         found = read_json(path)
         if isinstance(found, dict) and all(isinstance(found.get(k), t) for k, t in RECORD.items()):
             first = Path(found["mark"])
@@ -486,17 +486,17 @@ def current(slot="server"):
     """The record of the server that runs now.
 
     Raises:
-      UserError: none was started, or it is dead or does not answer; says what to run.
+      ValueError: none was started, or it is dead or does not answer; says what to run.
     """
     record = _record(slot)
     if record is None:
-        raise UserError(f"no server is recorded in {record_path(slot)}. Run 05_serve_vllm first.")
+        raise ValueError(f"no server is recorded in {record_path(slot)}. Run 05_serve_vllm first.")
     if not _lives(record):
-        raise UserError(f"the server of {record['model']} (process {record['pid']}) has died: "
+        raise ValueError(f"the server of {record['model']} (process {record['pid']}) has died: "
                         f"{reason(record['log'])}\nRun 05_serve_vllm again; its log is "
                         f"{record['log']}.")
     if not healthy(record):
-        raise UserError(f"the server of {record['model']} (process {record['pid']}) runs but does "
+        raise ValueError(f"the server of {record['model']} (process {record['pid']}) runs but does "
                         f"not answer at {record['base_url']}. Look at {record['log']}, run "
                         "05_serve_vllm again.")
     return record
@@ -521,7 +521,7 @@ def _free_port(host, port):
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise UserError(f"port {port} on {host} is in use ({error.strerror}). See who: "
+            raise ValueError(f"port {port} on {host} is in use ({error.strerror}). See who: "
                             f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port "
                             "(0: any).") from error
         return probe.getsockname()[1]
@@ -534,13 +534,13 @@ def prepare(engine, image=""):
     try:
         failed = subprocess.run(command, cwd=ROOT).returncode
     except FileNotFoundError:
-        raise UserError(f"there is no {command[0]} here. Run: sudo apt-get install -y docker.io, "
+        raise ValueError(f"there is no {command[0]} here. Run: sudo apt-get install -y docker.io, "
                         'then sudo usermod -aG docker "$USER", and log in again.') from None
     if failed and engine != "cpu" and SOCKET.exists() and not os.access(SOCKET, os.W_OK):
-        raise UserError(f"{SOCKET} may not be opened by this user. Run: sudo usermod -aG docker "
+        raise ValueError(f"{SOCKET} may not be opened by this user. Run: sudo usermod -aG docker "
                         '"$USER", then log in again or start this as `sg docker -c \'...\'`.')
     if failed:
-        raise UserError(f"`{shlex.join(command)}` failed, see above.")
+        raise ValueError(f"`{shlex.join(command)}` failed, see above.")
 
 
 def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, slot="server",
@@ -561,7 +561,7 @@ def start(engine, model, name, *, port=8000, host="127.0.0.1", timeout=180.0, sl
       **options: as for `vllm_command`.
 
     Raises:
-      UserError: the port is in use, or the server died or was not healthy in time; says why.
+      ValueError: the port is in use, or the server died or was not healthy in time; says why.
     """
     options = {"results": run_dir("bench"), "container": container_name(slot), **options}
     options["results"].mkdir(parents=True, exist_ok=True)  # else Docker makes it, as root
@@ -617,13 +617,13 @@ def _wait(record, timeout, every=10.0):
             code = None
             with contextlib.suppress(ChildProcessError):
                 code = os.waitstatus_to_exitcode(os.waitpid(record["pid"], 0)[1])
-            raise UserError(f"the server ended after {waited:.0f} s: "
+            raise ValueError(f"the server ended after {waited:.0f} s: "
                             f"{reason(record['log'], code)}\nIts log is {record['log']}.")
         if healthy(record):
             print(f"healthy after {waited:.0f} s at {record['base_url']}", flush=True)
             return waited
         if waited > timeout:
-            raise UserError(f"the server was not healthy within {timeout:.0f} s and was stopped; "
+            raise ValueError(f"the server was not healthy within {timeout:.0f} s and was stopped; "
                             f"it last said: {tail(record['log'])[:200]}\nIts log is "
                             f"{record['log']}.")
         if waited - said >= (every if waited < 6 * every else 3 * every):
@@ -646,7 +646,7 @@ def stop(slot="server"):
     elif record and record["engine"] in IMAGES:
         _stop_container(record["container"])
     if left := _end(leader, family, record["pid"] if record else 0):
-        raise UserError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
+        raise ValueError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
     path.unlink(missing_ok=True)
     return ran
 
@@ -663,11 +663,11 @@ def bring_up(owner=None):
     """The record of a server as 05 left it: the one that runs, or a new one.
 
     Raises:
-      UserError: 05 has not run, or the files that it checked have changed since.
+      ValueError: 05 has not run, or the files that it checked have changed since.
     """
     found, files = _read_options()
     if not Path(found.model).is_dir() or _file_states(found.model) != files:
-        raise UserError(f"{found.model} is no longer what 05_serve_vllm checked and served. "
+        raise ValueError(f"{found.model} is no longer what 05_serve_vllm checked and served. "
                         "Run 05 again.")
     if not running():
         if record := _record("server"):
@@ -701,7 +701,7 @@ def _watch_over(record, slot):
     if record["owner"]:
         environment = {**os.environ, "RUN_DIR": str(run_dir().resolve())}
         with open(record["log"], "ab") as log:
-            subprocess.Popen([sys.executable, "-m", "helpers.server", "watch", slot], cwd=ROOT,
+            subprocess.Popen([sys.executable, "-m", "serving.server", "watch", slot], cwd=ROOT,
                              stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                              start_new_session=True, env=environment)
 
@@ -712,7 +712,7 @@ def watch(slot, every=1.0):
     while (record := _record(slot)) and record["owner"] == owner:
         if _orphaned(record):
             with open(record["log"], "a") as log:
-                log.write(f"WARNING {time.strftime('%m-%d %H:%M:%S')} [helpers/server.py] the "
+                log.write(f"WARNING {time.strftime('%m-%d %H:%M:%S')} [serving/server.py] the "
                           f"process that started this server, {record['owner']['pid']}, has ended: "
                           "stopping it\n")
             stop(slot)
@@ -776,7 +776,7 @@ class Client:
         return [str(pid) for pid in found]
 
     def run(self, arguments):
-        """Run `vllm <arguments>`; raises UserError with the reason if it fails."""
+        """Run `vllm <arguments>`; raises ValueError with the reason if it fails."""
         with open(self.log, "ab") as log:
             log.write(f"\n$ vllm {shlex.join(arguments)}\n".encode())
             log.flush()
@@ -790,7 +790,7 @@ class Client:
         if code:
             part = self.log.with_suffix(".last")
             part.write_bytes(self.log.read_bytes()[begin:])
-            raise UserError(f"vllm {' '.join(arguments[:2])} failed: {reason(part, code)}")
+            raise ValueError(f"vllm {' '.join(arguments[:2])} failed: {reason(part, code)}")
 
     def _line(self, arguments, log):
         if self.process is None:
@@ -836,7 +836,7 @@ def others_cores(before, after):
 # -- By hand -----------------------------------------------------------------------------------
 
 def status():
-    """Lines that say which servers run for this run directory; raises UserError if none does."""
+    """Lines that say which servers run for this run directory; raises ValueError if none does."""
     lines = []
     for slot in _slots():
         record = _record(slot)
@@ -850,7 +850,7 @@ def status():
             lines.append(f"{record['model']} at {record['base_url']}: {state}, process "
                          f"{record['pid']}{where}{owner}; log {record['log']}")
     if not lines:
-        raise UserError(f"no server runs for {run_dir()}.")
+        raise ValueError(f"no server runs for {run_dir()}.")
     return lines
 
 
@@ -878,6 +878,6 @@ if __name__ == "__main__":
             case ["watch", slot]:
                 watch(slot)
             case _:
-                raise UserError("python -m helpers.server start | status | stop")
-    except UserError as error:
+                raise ValueError("python -m serving.server start | status | stop")
+    except ValueError as error:
         sys.exit(str(error))

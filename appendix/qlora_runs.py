@@ -1,7 +1,7 @@
 """11's laboratory: the tiny base trained with its weights stored in different ways, and judged.
 
-    python -m helpers.qlora_runs                   adds the runs that data/qlora/ lacks
-    python -m helpers.qlora_runs VARIANT SEED      one of them
+    python -m appendix.qlora_runs                   adds the runs that data/qlora/ lacks
+    python -m appendix.qlora_runs VARIANT SEED      one of them
 
 Each run is 03 at size tiny on one device, with half as many steps: its data (`data/` of 02),
 settings, step and loop. A run that was killed continues; one that is stored is not repeated.
@@ -18,7 +18,9 @@ import numpy as np
 import optax
 import pandas as pd
 
-from helpers import answers, chat, gemma, judge, quantized, stats, train
+from appendix import quantized
+from helpers import chat, gemma, stats, train
+from verilog import answers, judge
 from helpers.run import (
     UserError,
     alone,

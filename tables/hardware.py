@@ -3,7 +3,7 @@
 One detector for Python and for the shell. Only the standard library is imported, nothing of this
 package, so any Python from 3.7 on runs it before anything is installed:
 
-    python3 helpers/hardware.py         KEY=VALUE lines, which setup.sh reads
+    python3 tables/hardware.py         KEY=VALUE lines, which setup.sh reads
 
 It looks at what the kernel shows (PCI ids under /sys, device files under /dev, open files under
 /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX is not started.

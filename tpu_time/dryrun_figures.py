@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from helpers import program as timing
+from tpu_time import program as timing
 from helpers import style
 
 COLORS = dict(zip(timing.PARTS, (

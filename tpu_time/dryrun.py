@@ -29,10 +29,12 @@ from tunix.models.gemma4.model import Gemma4, RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
-from helpers import compiler, fit, gemma, quantized, train
-from helpers import program as timing
-from helpers.compiler import SLICES
-from helpers.hardware import chip
+from appendix import quantized
+from helpers import gemma, train
+from tpu_time import compiler, fit
+from tpu_time import program as timing
+from tpu_time.compiler import SLICES
+from tables.hardware import chip
 from helpers.machine import published
 from helpers.run import phase, write_text
 

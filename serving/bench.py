@@ -20,8 +20,9 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from helpers import hardware, physics, server
-from helpers.run import Progress, UserError, differences, read_json, run_dir, stamp, write_text
+from serving import physics, server
+from tables import hardware
+from helpers.run import Progress, differences, read_json, run_dir, stamp, write_text
 
 INF = math.inf
 LIMIT = 0.2  # repeats further apart than this need a reason
@@ -39,22 +40,22 @@ def check_plan(cfg, record):
     """Raise unless the points make sense and fit into the server's context.
 
     Raises:
-      UserError: rates or lengths that cannot work, or a server of another model.
+      ValueError: rates or lengths that cannot work, or a server of another model.
     """
     if any(rate <= 0 for rate in cfg.rates):
-        raise UserError("a request rate of 0 or less sends nothing: give rates above 0, "
+        raise ValueError("a request rate of 0 or less sends nothing: give rates above 0, "
                         "or inf for all at once.")
     if all(rate == INF for rate in cfg.rates):
-        raise UserError("give at least one finite rate: a burst alone has no curve.")
+        raise ValueError("give at least one finite rate: a burst alone has no curve.")
     if list(cfg.rates) != sorted(cfg.rates):
-        raise UserError("give the rates in ascending order.")
+        raise ValueError("give the rates in ascending order.")
     long = [f"{i}/{o}" for i, o in cfg.regimes if i + o + 8 > record["max_model_len"]]
     if long:
-        raise UserError(f"regimes {long} exceed the server's max-model-len of "
+        raise ValueError(f"regimes {long} exceed the server's max-model-len of "
                         f"{record['max_model_len']}. Raise it in 05, or drop them.")
     models = [model["id"] for model in json.loads(server.request(record, "/v1/models"))["data"]]
     if record["model"] not in models:
-        raise UserError(f"the server serves {models}, not {record['model']}. "
+        raise ValueError(f"the server serves {models}, not {record['model']}. "
                         "Run 05_serve_vllm again.")
 
 
@@ -69,7 +70,7 @@ def metrics(record):
     """The server's metrics as text; empty, with a warning, where it has none."""
     try:
         return server.request(record, "/metrics")
-    except UserError as error:
+    except ValueError as error:
         if "HTTP" not in str(error):
             raise
         print(f"{error}\nThis server has no /metrics: prefix-cache hits cannot be checked.")
@@ -94,7 +95,7 @@ def wait_idle(record, patience=60.0):
         if not (running > 0 or waiting > 0):  # nan, where there are no metrics, is neither
             return text
         if time.monotonic() > end:
-            raise UserError(f"the server is not idle: {running:.0f} requests run and "
+            raise ValueError(f"the server is not idle: {running:.0f} requests run and "
                             f"{waiting:.0f} wait after {patience:.0f} s. Another client "
                             "uses it: end that, then run this again.")
         time.sleep(0.2)
@@ -120,17 +121,17 @@ def load_result(path):
     """One finished measurement.
 
     Raises:
-      UserError: the file was cut short, is no result, or nothing completed.
+      ValueError: the file was cut short, is no result, or nothing completed.
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # not JSON, or not even text
-        raise UserError(f"{path} was cut short. Delete it and run this again.") from error
+        raise ValueError(f"{path} was cut short. Delete it and run this again.") from error
     if not isinstance(result, dict) or (result.get("completed") and NEEDED - result.keys()):
-        raise UserError(f"{path} is no result of vLLM. Delete it and run this again.")
+        raise ValueError(f"{path} is no result of vLLM. Delete it and run this again.")
     if not result.get("completed"):
         first = next((error for error in result.get("errors", []) if error), "no error text")
-        raise UserError(f"{path}: none of {result.get('num_prompts')} requests completed: "
+        raise ValueError(f"{path}: none of {result.get('num_prompts')} requests completed: "
                         f"{first.strip().splitlines()[-1][:200]}")
     return result
 
@@ -167,7 +168,7 @@ def finished(options, cfg, regime, rate, repeat, folder, otherwise="measuring it
         return None
     try:
         result = load_result(path)
-    except UserError as error:
+    except ValueError as error:
         print(f"{error} ({otherwise})")
         return None
     series = result.get("series", {})
@@ -208,7 +209,7 @@ def sweep(client, record, options, cfg, folder):
     Twice that rate is still measured, and a burst; further rates would only say the same again.
 
     Raises:
-      UserError: the server died; says after how many points. Those are kept.
+      ValueError: the server died; says after how many points. Those are kept.
     """
     points = [(repeat, regime, rate) for repeat in range(cfg.repeats) for regime in cfg.regimes
               for rate in cfg.rates]
@@ -225,8 +226,8 @@ def sweep(client, record, options, cfg, folder):
         try:
             result = result or measure(client, record, options, cfg, regime, rate, requests, repeat,
                                        folder)
-        except UserError as error:
-            raise UserError(f"stopped after {done} of {len(points)} points, which are kept "
+        except ValueError as error:
+            raise ValueError(f"stopped after {done} of {len(points)} points, which are kept "
                             f"in {folder}: {error}") from error
         lone[regime] = min(lone.get(regime, INF), lone_latency([result]))
         delivered = delivered_rate(result, lone[regime])
@@ -424,7 +425,7 @@ def roof(options, weight_bytes):
     probe = PROBE.replace("BYTES", str(int(weight_bytes)))
     done = subprocess.run([server.PYTHON, "-c", probe], capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"calibrating failed: {done.stderr.strip().splitlines()[-1]}")
+        raise ValueError(f"calibrating failed: {done.stderr.strip().splitlines()[-1]}")
     return tuple(float(number) / options.data_parallel for number in done.stdout.split())
 
 

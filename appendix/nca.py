@@ -3,7 +3,7 @@
 Dynamics, tokens, filter and transfer follow arXiv 2603.10055 and its published code, at our size.
 Letters in shape comments: R rules, F frames, H cells a side, D states, B rows, T tokens.
 
-    python -m helpers.nca --out FOLDER     the whole comparison; say it again to go on
+    python -m appendix.nca --out FOLDER     the whole comparison; say it again to go on
 """
 
 import argparse
@@ -26,7 +26,8 @@ import pandas as pd
 from flax import nnx
 from tunix.models.gemma4.model import Gemma4
 
-from helpers import gemma, pretrain, stats, style
+from appendix import pretrain
+from helpers import gemma, stats, style
 from helpers.run import (
     Taken,
     UserError,
@@ -927,7 +928,7 @@ def conclude(results, complete):
 
 def main():
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m helpers.nca", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m appendix.nca", description=main.__doc__)
     parser.add_argument("--out", default=os.environ.get("NCA_OUT"), required="NCA_OUT" not in
                         os.environ, help="folder of results and states; the same one to go on")
     parser.add_argument("runs", nargs="*", help="such as scratch-0 nca-0; all of them if none")

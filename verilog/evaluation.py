@@ -17,8 +17,10 @@ import numpy as np
 import openai
 import pandas as pd
 
-from helpers import answers, chat, judge, remote, server, stats, weights
-from helpers.run import Progress, UserError, read_json, require, run_dir, write_text
+from helpers import chat, remote, stats, weights
+from serving import server
+from verilog import answers, judge
+from helpers.run import Progress, read_json, require, run_dir, write_text
 
 
 @dataclass(frozen=True)
@@ -138,11 +140,11 @@ def all_prompts(tokenizer, tasks, plans, meta):
 def check_story(merged, merge, meta, recipe):
     """Raise where the files of the merged model, or the prompt, are not those of the training."""
     if bad := weights.verify(merged, merge["files"]):  # reads 62 GB once, then remembers
-        raise UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
+        raise ValueError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
     keys = ("system", "reasoning", "template_sha256")
     changed = [key for key in keys if meta[key] != recipe[key]]
     if changed:
-        raise UserError(f"data/meta.json and train/recipe.json differ in {changed}: 02 ran "
+        raise ValueError(f"data/meta.json and train/recipe.json differ in {changed}: 02 ran "
                         "again after 03. Train again (03, 04, 05), or restore the data.")
 
 
@@ -235,7 +237,7 @@ def ask_patiently(answer, patience, pause=1.0):
             return answer()
         except openai.APIConnectionError as error:
             if time.monotonic() > end:
-                raise UserError(
+                raise ValueError(
                     f"the server has not answered for {patience:.0f} s. The answers so far are "
                     "saved: run this notebook again, and see serve/server.log.") from error
             time.sleep(pause)
@@ -303,7 +305,7 @@ def refuse_errors(replies):
     failed = [row["error"] for rows in replies.values() for row in rows.values()
               if row["finish"] == "error"]
     if failed:
-        raise UserError(f"{len(failed)} requests failed ({failed[0][:80]}). They are no "
+        raise ValueError(f"{len(failed)} requests failed ({failed[0][:80]}). They are no "
                         "answers, so nothing is scored: run this notebook again, it asks "
                         "for these alone. The server's side is in serve/server.log.")
 
@@ -365,7 +367,7 @@ def other_counts(folder, label, plan, names):
     path = require(Path(folder) / "eval" / label / "summary.json", "07_eval.py")
     saved = read_json(path)["counts"].get(plan, {})
     if set(saved) != set(names):
-        raise UserError(f"{path} has other problems, or no plan {plan!r}: run 07_eval there.")
+        raise ValueError(f"{path} has other problems, or no plan {plan!r}: run 07_eval there.")
     return [tuple(saved[name]) for name in names]
 
 

@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers import architecture, hardware, physics
-from helpers.hardware import chip, chips_of, slice_name
-from helpers.run import UserError
+from serving import physics
+from tables import architecture, hardware
+from tables.hardware import chip, chips_of, slice_name
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
@@ -112,7 +112,7 @@ class Fit:
 def _config(model):
     path = ROOT / "data" / "configs" / f"gemma4_{model}.json"
     if model not in LENGTHS:
-        raise UserError(f"model={model}: there are {', '.join(LENGTHS)}.")
+        raise ValueError(f"model={model}: there are {', '.join(LENGTHS)}.")
     return architecture.read_config(path)
 
 
@@ -215,17 +215,17 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
       A `Fit`: compiled where data/dryrun/ has such a row (of several the fastest), else estimated.
 
     Raises:
-      UserError: an unknown word, or a mesh or rows that cannot be.
+      ValueError: an unknown word, or a mesh or rows that cannot be.
     """
     if base_dtype not in BASE_BYTES or remat not in REMATS:
-        raise UserError(f"base_dtype={base_dtype}, remat={remat}: there are "
+        raise ValueError(f"base_dtype={base_dtype}, remat={remat}: there are "
                         f"{', '.join(BASE_BYTES)} and {', '.join(REMATS)}.")
     name, spec = slice_name(kind, chips), chip(kind)
     fsdp, tp = mesh_of(model, chips)
     row_length = row_length or LENGTHS[model][0]
     rows = rows or max(fsdp * 2 if kind == "v5p" else fsdp, 1)
     if rows % fsdp:
-        raise UserError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
+        raise ValueError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
     wanted = (base_dtype, remat, rows, row_length)
     same = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
             if _shape(row) == wanted]
@@ -344,7 +344,7 @@ def adapter_parameters(model):
 
 
 def price(kind, chips):
-    """Dollars per hour of a slice, on demand (helpers/hardware.py says from where)."""
+    """Dollars per hour of a slice, on demand (tables/hardware.py says from where)."""
     return chips * chip(kind).dollars_per_hour
 
 

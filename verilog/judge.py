@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.run import Progress, UserError, write_text
+from helpers.run import Progress, write_text
 
 CATEGORIES = ("pass", "mismatch", "timeout", "runtime", "compile", "syntax", "refused", "no code")
 REPOSITORY = "https://github.com/NVlabs/verilog-eval"
@@ -105,7 +105,7 @@ def fetch(folder, repository=REPOSITORY, commit=COMMIT):
         for words in (["init", "-q", target], ["-C", target, "fetch", "-q", "--depth=1", repository,
                       commit], ["-C", target, "checkout", "-q", "FETCH_HEAD"]):
             if subprocess.run(["git", *map(str, words)]).returncode:
-                raise UserError(f"{repository} could not be fetched. Put a checkout at {target}.")
+                raise ValueError(f"{repository} could not be fetched. Put a checkout at {target}.")
     return folder
 
 
@@ -113,13 +113,13 @@ def load_problems(folder):
     """The problems in a verilog-eval dataset folder, by name. Incomplete ones are kept and counted.
 
     Raises:
-      UserError: there is no problem in it.
+      ValueError: there is no problem in it.
     """
     folder, suffixes = Path(folder), ("_prompt.txt", "_ref.sv", "_test.sv")
     names = sorted({path.name.removesuffix(suffix) for suffix in suffixes
                     for path in folder.glob(f"*{suffix}")})
     if not names:
-        raise UserError(f"{folder} holds no verilog-eval problem (*_prompt.txt, *_ref.sv, "
+        raise ValueError(f"{folder} holds no verilog-eval problem (*_prompt.txt, *_ref.sv, "
                         "*_test.sv).")
 
     def read(name, suffix):
@@ -135,10 +135,10 @@ def icarus_version():
     """Icarus Verilog's version as a tuple, for example (11, 0).
 
     Raises:
-      UserError: it is not installed.
+      ValueError: it is not installed.
     """
     if not (shutil.which("iverilog") and shutil.which("vvp")):
-        raise UserError("Icarus Verilog (iverilog, vvp) is missing. "
+        raise ValueError("Icarus Verilog (iverilog, vvp) is missing. "
                         "Run: sudo apt-get install -y iverilog")
     answer = subprocess.run(["iverilog", "-V"], capture_output=True, text=True)
     found = re.search(r"Icarus Verilog version (\d+)\.(\d+)", answer.stdout)
@@ -186,7 +186,7 @@ def run_limited(command, folder, limits, file=None, alone=False):
       (output, exit status, None or "time" or "output": the limit that ended it).
 
     Raises:
-      UserError: somebody else killed it.
+      ValueError: somebody else killed it.
     """
     blocks = -(-(limits.file if file is None else file) // 512)
     words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh",
@@ -222,7 +222,7 @@ def run_limited(command, folder, limits, file=None, alone=False):
         process.wait()
         process.stdout.close()
     if ended is None and process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        raise UserError(f"{command[0]} was killed from outside (often: not enough memory). What is "
+        raise ValueError(f"{command[0]} was killed from outside (often: not enough memory). What is "
                         "judged so far is kept where it was saved; run this again.")
     return output[:limits.output].decode("utf-8", "replace"), process.returncode, ended
 
@@ -633,7 +633,7 @@ def judge(problem, code, limits=Limits(), waves=None):
       A `Verdict`.
 
     Raises:
-      UserError: Icarus is missing or was killed, or TMPDIR is full: nothing that a candidate could
+      ValueError: Icarus is missing or was killed, or TMPDIR is full: nothing that a candidate could
         be blamed for.
     """
     icarus_version()
@@ -658,7 +658,7 @@ def judge(problem, code, limits=Limits(), waves=None):
 def _room(folder, limits):
     """A compiler that finds no room writes half a file, and blames the candidate for it."""
     if shutil.disk_usage(folder).free < limits.file:
-        raise UserError(f"judging needs {limits.file >> 20} MiB for temporary files, and "
+        raise ValueError(f"judging needs {limits.file >> 20} MiB for temporary files, and "
                         f"{Path(folder).parent} has less. Free some, or set TMPDIR elsewhere; then "
                         "run this again.")
 

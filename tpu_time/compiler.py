@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers.hardware import chip, chips_of
+from tables.hardware import chip, chips_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORM = "tpu_compiler"

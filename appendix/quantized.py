@@ -22,7 +22,8 @@ from flax import nnx
 from tunix.models.gemma4 import params_safetensors as tensor_names
 from tunix.utils.torch_utils import torch_key_to_jax_key
 
-from helpers import architecture, gemma, remote, train
+from helpers import gemma, remote, train
+from tables import architecture
 from helpers.run import Progress, UserError
 from helpers.weights import open_model
 

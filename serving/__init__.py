@@ -1,0 +1,1 @@
+"""A vLLM server: options, start, stop, load, floors."""

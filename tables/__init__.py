@@ -1,0 +1,1 @@
+"""One table of chips, one of model families; standard library only."""

@@ -1,0 +1,1 @@
+"""A compiled TPU program becomes seconds, bytes and dollars."""

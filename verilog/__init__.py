@@ -1,0 +1,1 @@
+"""Problems, answers, a judge and scores for Verilog."""
