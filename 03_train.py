@@ -555,7 +555,7 @@ helpers.show_source(gemma.attend)
 # `decode` returns what it is given. That is the second and last object that we replace.
 
 # %%
-helpers.show_source(train.hidden_states, train.make_loss)
+helpers.show_source(train.hidden_states, train.token_losses, train.make_loss)
 most = max(int(np.load(data / part / "loss_mask.npy").sum(-1).max()) for part in ("train", "val"))
 capacity = min(-(-most // 128) * 128, meta["sequence_length"] - 1)
 loss_fn = train.make_loss(capacity)

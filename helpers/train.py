@@ -223,21 +223,32 @@ def hidden_states(model, rows):
     return hidden.astype(config.dtype)
 
 
+def token_losses(model, rows, capacity):
+    """Cross-entropy of the trained tokens, at most `capacity` of a row.
+
+    Returns:
+      (loss, weight, at), each [B, K]: `weight` is 0 where a row has fewer; the token predicted from
+      position `at` stands at `at + 1`.
+    """
+    with jax.named_scope("hidden_states"):  # a name in profiles; the program stays the same
+        hidden = hidden_states(model, rows)
+    # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
+    weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)
+    labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
+    hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
+    with jax.named_scope("output_matrix"):
+        logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
+    if (cap := model.config.final_logit_softcap) is not None:
+        logits = jnp.tanh(logits / cap) * cap
+    with jax.named_scope("loss"):
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return loss, weight, at
+
+
 def make_loss(capacity):
     """(model, rows) -> (summed cross-entropy, trained tokens); at most `capacity` a row."""
     def loss_fn(model, rows):
-        with jax.named_scope("hidden_states"):  # a name in profiles; the program stays the same
-            hidden = hidden_states(model, rows)
-        # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
-        weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)  # [B, K]
-        labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
-        hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
-        with jax.named_scope("output_matrix"):
-            logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
-        if (cap := model.config.final_logit_softcap) is not None:
-            logits = jnp.tanh(logits / cap) * cap
-        with jax.named_scope("loss"):
-            loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        loss, weight, _ = token_losses(model, rows, capacity)
         return jnp.sum(loss * weight), jnp.sum(weight)
     return loss_fn
 
