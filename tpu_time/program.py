@@ -556,7 +556,8 @@ def part_of(stack, op_name, product, moves):
             return "norms"
         if name.startswith("FeedForward"):
             return "MLP"
-        if name.startswith(("Embedder.decode", "_default_loss_fn", "make_loss", "make_micro_loss")):
+        if name.startswith(("Embedder.decode", "_default_loss_fn", "make_loss", "token_losses",
+                            "make_micro_loss")):
             return "output matrix"
         if name.startswith(("Attention.", "BlockAttention.", "attend", "apply_rope")):
             weight = provider and any(name.startswith("Einsum.__call__") for name in names)
