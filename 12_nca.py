@@ -36,38 +36,18 @@
 
 # %% [markdown]
 # ## Before we start
-# Cells that open every notebook: find the repository, install what is missing, and say what
-# this machine is.
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+#
+# Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · **12 automata**
 
 # %% cellView="form"
-# @title Find the repository. Colab opens a notebook without it, so there we clone it.
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-REPOSITORY_URL = os.environ.get("REPOSITORY_URL") or "https://github.com/OWNER/gemma4-on-tpu"
-if os.environ.get("RUN_DIR"):  # relative to where you stand, not to the repository
-    os.environ["RUN_DIR"] = os.path.abspath(os.environ["RUN_DIR"])
-here = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
-places = (here, here.parent, Path.cwd(), here / "gemma4-on-tpu")
-root = next((place for place in places if (place / "helpers").is_dir()), None)
-if root is None and "COLAB_RELEASE_TAG" not in os.environ:
-    raise SystemExit(f"Run this inside the repository: git clone {REPOSITORY_URL}")
-if root is None:
-    subprocess.run(["git", "clone", "-q", "--depth=1", REPOSITORY_URL, "gemma4-on-tpu"], check=True)
-    root = here / "gemma4-on-tpu"
-os.chdir(root)
-sys.path.insert(0, str(root))
-
-# %%
-# Install what is missing, on Colab or in the repository's own .venv; other Pythons stay untouched.
+# @title Find or clone the repository, install what is missing, say what this machine is.
+import os, subprocess, sys
+found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
+if not found:  # a notebook that was opened alone, as Colab opens it
+    subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
+sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
 import helpers
-
-helpers.install()
-
-# %%
-# What this machine is. Every result below was made with these versions.
 helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
@@ -80,6 +60,7 @@ helpers.machine(devices=1, always="tiny")
 import itertools
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import numpy as np

@@ -1,12 +1,12 @@
 """Small shared pieces of the series: what is boring, or needed by two notebooks or more.
 
-Only the standard library is imported here: the opening cell calls `helpers.install` before anything
-else is there, and a notebook that talks HTTP to a server (05, 06, 07) never starts JAX by accident.
+Only the standard library is imported here: the opening cell of every page calls `helpers.machine`
+before anything else is there, and a notebook that talks HTTP to a server (05, 06, 07) never starts JAX by accident.
 Each topic has its own file: `tables.hardware`, `helpers.chat`, `helpers.gemma`, `serving.server`,
 `verilog.judge`, `verilog.answers`, `verilog.waves`, `helpers.style`.
 """
 
-from helpers.machine import install, machine, show_source
+from helpers.opening import install, machine
 from helpers.run import (
     Progress,
     UserError,
@@ -27,11 +27,10 @@ from helpers.run import (
     write_json,
     write_text,
 )
-from helpers.style import you_are_here
+from helpers.style import show_source
 
 __all__ = [
     "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "choose",
     "content_hash", "env", "install", "machine", "phase", "read_json", "require", "run_dir",
     "same_size", "sha256_file", "show_source", "size", "write_json", "write_text",
-    "you_are_here",
 ]

@@ -3,6 +3,8 @@
 Colours are Okabe and Ito's colour-blind-safe set (https://jfly.uni-koeln.de/color/).
 """
 
+import inspect
+
 from helpers.run import atomic_file, run_dir
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -135,56 +137,18 @@ def show_tokens(pieces, mask, name, title="", columns=110):
     finish(fig, name)
 
 
-# Where a notebook stands: (number, name, what it leaves for the next one, its size tiny and 31B).
-# Sizes: files of a finished tiny run; 31B: 2,290 rows x 4,096 x 13 bytes, 472.5 M float32 adapter
-# weights (03), the published checkpoint.
-ROAD = (("01", "set up", "", ""), ("02", "data", "packed rows", "tiny 8 MB\n31B 122 MB"),
-        ("03", "train", "adapters", "tiny 1.7 MB\n31B 1.9 GB"),
-        ("04", "merge", "a model", "tiny 7 MB\n31B 62.5 GB"),
-        ("05", "serve", "HTTP", ""), ("06", "benchmark", "", ""), ("07", "evaluate", "", ""))
-BESIDE = {"00": (0, "00 quickstart"), "08": (1.6, "08 dry run"), "09": (2.6, "09 tiny base"),
-          "10": (3.6, "10 published"), "11": (4.6, "11 QLoRA"), "12": (5.6, "12 automata")}
+class _Source(str):
+    """Text that a notebook shows as highlighted code."""
+    __repr__ = str.__str__
+
+    def _repr_markdown_(self):
+        return f"```python\n{self}```"
 
 
-def you_are_here(number):
-    """The road from data to score as a small picture, with one notebook marked.
-
-    Args:
-      number: of the notebook, "00" to "12".
-
-    Raises:
-      KeyError: there is no such notebook on the road or beside it.
-    """
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import FancyBboxPatch
-    if number not in BESIDE and number not in {stop[0] for stop in ROAD}:
-        raise KeyError(number)
-    fig, ax = figure(10, 1.85)
-
-    def box(x, y, text, mark, width=0.62, height=0.5):
-        ax.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height,
-                                    "round,pad=0.03", lw=0, fc=BLUE if mark else "#E4E4E4"))
-        ax.text(x, y, text, ha="center", va="center", fontsize=9.5, linespacing=1.3,
-                color="white" if mark else BLACK, weight="bold" if mark else "normal")
-
-    for place, (stop, name, leaves, size) in enumerate(ROAD):
-        box(place, 0, f"{stop}\n{name}", stop == number)
-        if place < len(ROAD) - 1:
-            ax.annotate("", (place + 0.63, 0), (place + 0.37, 0),
-                        arrowprops={"arrowstyle": "->", "color": GREY})
-        ax.text(place + 0.5, 0.57, leaves, ha="center", fontsize=8, color=BLACK)
-        ax.text(place + 0.5, 0.545, size, ha="center", va="top", fontsize=7, color=GREY)
-    for other, (place, text) in BESIDE.items():
-        box(place, -0.62, text, other == number, width=0.8, height=0.2)
-    ax.text(0.62, -0.62, "appendices:", ha="left", va="center", fontsize=8, color=GREY)
-    for first, last, text in ((-0.3, 3.3, "31B: a v5p-8, 4 TPU chips, JAX"),
-                              (3.7, 6.3, "v6e-8: vLLM and its clients")):
-        ax.plot((first, last), (0.78, 0.78), color=GREEN, lw=2)
-        ax.text((first + last) / 2, 0.83, text, ha="center", fontsize=8, color=GREEN)
-    ax.set(xlim=(-0.45, 6.45), ylim=(-0.8, 1.02))
-    ax.axis("off")
-    plt.show()
-    plt.close(fig)
+def show_source(*functions):
+    """Show the source of helper functions, for what a reader should still see."""
+    from IPython.display import display
+    display(_Source("\n\n".join(map(inspect.getsource, functions))))
 
 
 def side_by_side(texts, asked="", letters=700):

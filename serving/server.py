@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 
-from helpers.machine import ROOT
+from helpers.opening import ROOT
 from helpers.run import digest, read_json, run_dir, write_json
 from serving.vllm_cpu import DONE
 

@@ -26,6 +26,7 @@ import helpers
 sys.path.insert(0, str(ROOT / "tools"))
 SHM = Path("/dev/shm")
 REPOSITORY = "gemma4-on-tpu"
+OPENING = (ROOT / "tools/opening.txt").read_text()
 
 
 def find_python(version):
@@ -78,7 +79,9 @@ class Colab:
         self.folder = folder
         kept = {name: value for name, value in os.environ.items() if name not in (
             "SIZE", "RUN_DIR", "PYTHONPATH", "VIRTUAL_ENV", "MPLBACKEND", "XLA_FLAGS", "JAX_PLATFORMS")}
-        self.env = {**kept, "COLAB_RELEASE_TAG": "release-colab", "REPOSITORY_URL": mirror, "JUPYTER_PREFER_ENV_PATH": "1",
+        self.env = {**kept, "COLAB_RELEASE_TAG": "release-colab", "JUPYTER_PREFER_ENV_PATH": "1",
+                    "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{mirror}.insteadOf",
+                    "GIT_CONFIG_VALUE_0": re.search(r"https://github\S+?(?=\")", OPENING)[0],
                     "JUPYTER_PATH": str(venv / "share" / "jupyter"), **env}
 
     def open(self, source):
@@ -190,7 +193,7 @@ import numpy
 import helpers
 subprocess.run = lambda *_, **__: None  # what pip would do has been done
 {change}
-helpers.install()
+helpers.opening.install()
 print("went on")
 """
 

@@ -26,7 +26,7 @@ from helpers import gemma, train
 from tables import hardware
 from tpu_time import compiler, dryrun
 from tpu_time import program as timing
-from helpers.machine import published
+from tables import published
 from helpers.run import write_text
 
 sys.path.insert(0, str(ROOT / "tools"))

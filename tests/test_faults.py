@@ -415,7 +415,7 @@ def tmpdir_is_missing(world):
 @fault("TMPDIR=/no/such/folder", "mkdir -p")
 def tmpdir_is_missing_in_a_script(world):
     yield
-    yield world.python("import helpers; helpers.machine()", TMPDIR="/no/such/folder")
+    yield world.python("import helpers; helpers.opening.start()", TMPDIR="/no/such/folder")
 
 
 @fault("disk of .* is full", "02_step ran to its end")
@@ -469,7 +469,7 @@ def a_full_disk_that_a_library_reports(world):
 SAVES = """
 import numpy as np
 from helpers import train, run
-from helpers.machine import quiet
+from helpers.opening import quiet
 quiet()
 run.writing()
 manager = train.open_checkpoints(run.run_dir("train").resolve(), 1, last=9)
@@ -983,7 +983,7 @@ def the_kernel_killed(world):
 @fault("interrupted", "run this again", code=-signal.SIGINT)
 def a_script_interrupted_that_holds_nothing(world):
     """As 00 and 11 do: they say what this machine is, and write nothing that another needs."""
-    child = world.start(sys.executable, "-c", "import time, helpers; helpers.machine()\n"
+    child = world.start(sys.executable, "-c", "import time, helpers; helpers.opening.start()\n"
                         "print('goes on', flush=True); time.sleep(60)")
     world.until(child, "goes on")
     yield
@@ -1042,7 +1042,7 @@ def a_read_only_folder_for_a_notebook_that_holds_no_lock(world):
     """00 and 11: said before the work whose figures have no place."""
     yield
     yield world.small_disk(f"mount -o remount,ro {world.run}; "
-                           f"{sys.executable} -c 'import helpers; helpers.machine()'")
+                           f"{sys.executable} -c 'import helpers; helpers.opening.start()'")
 
 
 @fault("JAX_PLATFORMS=cuda", "Unset it")
@@ -1076,7 +1076,7 @@ def too_few_open_files_for_setup(world):
 @fault("no more than 24 files may be open", "shell")
 def too_few_open_files_for_a_script(world):
     yield
-    command = f"ulimit -n 24; {sys.executable} -c 'import helpers; helpers.machine()'"
+    command = f"ulimit -n 24; {sys.executable} -c 'import helpers; helpers.opening.start()'"
     yield world.ended(world.start("bash", "-c", command))
 
 

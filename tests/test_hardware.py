@@ -20,7 +20,7 @@ import helpers
 from helpers import run
 from tables import hardware
 from tables.hardware import chip
-from helpers.machine import published
+from tables import published
 
 SCRIPT = ROOT / "tables" / "hardware.py"
 GVNIC = ("0x1ae0", "0x0042", "0x020000")  # Google's network card: its vendor, and no TPU
@@ -221,7 +221,7 @@ def test_chips_held_by_another_process_name_it(on, monkeypatch, tmp_path):
         assert found.slice == "v5p-8" and f"process {holder.pid} (" in found.trouble
         assert "\n" not in found.trouble
         with pytest.raises(ValueError, match=f"v5p-8.*process {holder.pid}"):
-            helpers.machine(devices=4)
+            helpers.opening.start(devices=4)
     finally:
         holder.communicate(b"\n")
     assert hardware.detect(root).trouble == ""
@@ -333,8 +333,8 @@ def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, ca
     on("v5e-8")
     monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
     with pytest.raises(ValueError):
-        helpers.machine()
-    helpers.machine(always="tiny")
+        helpers.opening.start()
+    helpers.opening.start(always="tiny")
     assert helpers.choose({"tiny": 1}) == 1
     assert "size tiny (always, in this notebook)" in capsys.readouterr().out
 
@@ -347,7 +347,7 @@ def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, ca
 ])
 def test_chips_without_a_tpu_backend_stop_with_one_line(on, tmp_path, name, env, says):
     on(name)
-    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.machine(devices=4)"],
+    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.opening.start(devices=4)"],
                             cwd=ROOT, capture_output=True, text=True,
                             env={**os.environ, "RUN_DIR": str(tmp_path / "run"), **env})
     assert answer.returncode == 1 and re.search(says, answer.stderr), answer.stderr
@@ -356,7 +356,7 @@ def test_chips_without_a_tpu_backend_stop_with_one_line(on, tmp_path, name, env,
 
 def test_the_cpu_of_a_tpu_machine_can_be_asked_for(on, tmp_path):
     on("v5p-8")
-    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.machine(devices=2)"],
+    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.opening.start(devices=2)"],
                             cwd=ROOT, capture_output=True, text=True,
                             env={**os.environ, "RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny",
                                  "JAX_PLATFORMS": "cpu"})

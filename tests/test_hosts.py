@@ -72,7 +72,7 @@ LOG = """
 import sys
 from pathlib import Path
 from helpers import train
-from helpers.machine import join_hosts
+from helpers.opening import join_hosts
 join_hosts()
 log = train.StepLog(Path(sys.argv[1]) / "log.jsonl", 2, 1)
 log.rewind(0)

@@ -187,10 +187,11 @@ def other_python(tmp_path):
 
 
 def opening(python, folder, **env):
-    """The opening cells up to the installation, run by this Python in this folder."""
-    cells = re.split("# %%.*\n", (ROOT / "tools/opening.txt").read_text())[2:4]
-    return subprocess.run([str(python), "-c", "\n".join(cells)], cwd=folder, capture_output=True,
-                          text=True, env={**os.environ, "REPOSITORY_URL": "nowhere", **env})
+    """The opening cell without its last call, and the installation, by this Python in this folder."""
+    cell = (ROOT / "tools/opening.txt").read_text().replace(
+        "helpers.machine()", "helpers.run.one_line_errors()\nhelpers.install()")
+    return subprocess.run([str(python), "-c", cell], cwd=folder, capture_output=True,
+                          text=True, env={**os.environ, **env})
 
 
 def test_the_opening_works_in_our_environment(tmp_path):
@@ -214,30 +215,6 @@ def test_without_an_environment_the_command_is_named(tmp_path):
     answer = opening(other_python(tmp_path), tmp_path / "copy")
     assert answer.returncode == 1 and len(answer.stderr.splitlines()) == 1
     assert f"cd {tmp_path}/copy && ./setup.sh train" in answer.stderr
-
-
-def test_outside_the_repository_nothing_is_cloned(tmp_path):
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    answer = opening(sys.executable, folder, REPOSITORY_URL="https://example.org/x")
-    assert answer.returncode == 1 and list(folder.iterdir()) == []
-    assert answer.stderr == "Run this inside the repository: git clone https://example.org/x\n"
-
-
-def test_run_all_stops_there_in_a_notebook(tmp_path, monkeypatch):
-    """The kernel reports an error, so Jupyter does not go on to the next cell."""
-    import nbformat
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
-    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
-    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    first = re.split("# %%.*\n", (ROOT / "tools/opening.txt").read_text())[2]
-    cells = [nbformat.v4.new_code_cell(text) for text in (first, "print('went on')")]
-    client = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=60, kernel_name="python3",
-                            resources={"metadata": {"path": str(tmp_path)}})
-    with pytest.raises(CellExecutionError, match="Run this inside the repository: git clone"):
-        client.execute()
-    assert not client.nb.cells[1].outputs and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("why", ["Colab", "setup.sh was told to"])

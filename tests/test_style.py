@@ -7,7 +7,6 @@ import IPython.display
 import matplotlib
 import numpy as np
 import pytest
-from conftest import ROOT
 
 from helpers import packing, style
 
@@ -27,19 +26,6 @@ def shown(monkeypatch, tmp_path):
 
 def texts(fig):
     return [text.get_text() for ax in fig.axes for text in ax.texts]
-
-
-@pytest.mark.parametrize("number", sorted(path.name[:2] for path in ROOT.glob("[0-9][0-9]_*.py")))
-def test_every_notebook_has_its_place_on_the_road(number, shown):
-    style.you_are_here(number)
-    marked = [text.get_text() for text in shown[0].axes[0].texts if text.get_weight() == "bold"]
-    assert len(marked) == 1 and marked[0].startswith(number)
-    assert len(texts(shown[0])) > 20
-
-
-def test_a_notebook_that_does_not_exist_has_none():
-    with pytest.raises(KeyError):
-        style.you_are_here("77")
 
 
 def test_tokens_are_drawn_in_the_colour_of_what_is_done_with_them(shown, tmp_path):

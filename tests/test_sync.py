@@ -115,7 +115,7 @@ def test_repository_is_one_constant_and_outputs_without_it_are_kept(project, pri
     source = project / "01_one.py"
     source.write_text(
         HEADER + f"# %% [markdown]\n# colab.research.google.com/github/{old}/blob/main/notebooks/01_one.ipynb\n"
-        f'\n# %%\nimport os\nURL = os.environ.get("REPOSITORY_URL") or "https://github.com/{old}"\n'
+        f'\n# %%\nURL = "git clone --depth=1 https://github.com/{old}"\n'
         f"print({'URL' if printed else 7})\n")
     assert tool(project, "--execute").returncode == 0
     answer = tool(project, "--repository", "https://github.com/someone/thing")

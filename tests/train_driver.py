@@ -27,7 +27,7 @@ import random_gemma
 
 from appendix import quantized
 from helpers import gemma, train
-from helpers.machine import join_hosts, quiet
+from helpers.opening import join_hosts, quiet
 
 CAPACITY = 31
 

@@ -39,7 +39,9 @@ METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "na
 SHOWS = {"01": ("data/dryrun", "data/published"), "03": ("data/dryrun",),
          "05": ("data/published",), "08": ("data/dryrun", "data/published"),
          "10": ("data/published",), "11": ("data/dryrun", "data/qlora"), "12": ("data/nca",)}
-ADDRESS = re.compile(r'(?<=REPOSITORY_URL"\) or ")https://github\.com/[\w./-]+(?=")')
+# Where an opening clones from, and the name of the folder.
+ADDRESS = re.compile(r'(?<=--depth=1 )https://github\.com/[\w./-]+|(?<="\.\.", )"[\w.-]+"'
+                     r'|(?<=or \[)"[\w.-]+"')
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|tmp|work|private|var/folders)/[\w.-]+")
 
@@ -425,6 +427,7 @@ def set_repository(url):
         text = path.read_text(encoding="utf-8")
         new = text.replace(f"github.com/{old_owner}/{old_name}", f"github.com/{owner}/{name}")
         new = new.replace(f"/github/{old_owner}/{old_name}/", f"/github/{owner}/{name}/")
+        new = new.replace(f'"{old_name}"', f'"{name}"') if path.suffix != ".md" else new
         if new != text:
             write_text(path, new)
             print(f"rewrote {shown(path)}")

@@ -46,7 +46,7 @@ def bars(table=TABLE):
     speed = {"published": rows.get("published"), "ours": ours}
     if not all(speed.values()):
         return []
-    from helpers.machine import published
+    from tables import published
     measured = published("training_results", "metric", "tpu")["throughput"]
     return [("published recipe, predicted", float(speed["published"]), "SKY"),
             ("published recipe, measured by its authors", measured, "RED"),

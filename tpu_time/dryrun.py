@@ -35,7 +35,7 @@ from tpu_time import compiler, fit
 from tpu_time import program as timing
 from tpu_time.compiler import SLICES
 from tables.hardware import chip
-from helpers.machine import published
+from tables import published
 from helpers.run import phase, write_text
 
 FOLDER = Path("data/dryrun")

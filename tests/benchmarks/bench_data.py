@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from helpers import chat  # noqa: E402
 from helpers.data import codev_lengths, published_row, render_all  # noqa: E402
-from helpers.machine import quiet  # noqa: E402
+from helpers.opening import quiet  # noqa: E402
 from helpers.packing import pack_arrays  # noqa: E402
 
 

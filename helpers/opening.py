@@ -1,39 +1,63 @@
-"""The opening of a notebook: is this the right Python, what is this machine, start JAX on it."""
+"""The first cell of every page: install what is missing, say what this machine is, start JAX on it."""
 
-import csv
 import importlib
-import inspect
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 
 from helpers import run
-from tables import hardware
 from helpers.run import UserError, run_dir, size, temporary_dir
+from tables import hardware
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "flax", "optax", "google-tunix", "qwix", "grain", "orbax-checkpoint",
             "safetensors", "transformers", "datasets", "pandas", "matplotlib")
-
-
-def published(name, key, value="value"):
-    """One column of `data/published/<name>.csv` as a dict; what is a number becomes a float."""
-    def number(text):
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    with open(ROOT / "data" / "published" / f"{name}.csv", newline="", encoding="utf-8") as file:
-        return {row[key]: number(row[value]) for row in csv.DictReader(file)}
-
-
-# Modules that Colab's kernel has loaded before the first cell, or may have, and their packages.
+# Modules that Colab's kernel may have loaded before the first cell, and their packages.
 LOADED_EARLY = {"numpy": "numpy", "PIL": "pillow", "pandas": "pandas", "scipy": "scipy",
                 "pyarrow": "pyarrow", "matplotlib": "matplotlib", "jax": "jax", "jaxlib": "jaxlib"}
+
+
+def machine(devices=0, always=""):
+    """Go to the repository, install what is missing, print what this machine is, and start JAX.
+
+    Args:
+      devices: 0 leaves JAX alone. Otherwise the number of devices the page wants: on a machine
+        without an accelerator that many CPU devices are simulated, so that the same sharded
+        program runs; on a TPU all its chips are used and `devices` is not looked at.
+      always: the size of a page that has only one.
+
+    Raises:
+      UserError: this is somebody else's Python; or there are TPU chips, and JAX cannot use them; or
+        no size is meant for them.
+    """
+    if os.environ.get("RUN_DIR"):  # relative to where the reader stands, not to the repository
+        os.environ["RUN_DIR"] = os.path.abspath(os.path.expanduser(os.environ["RUN_DIR"]))
+    os.chdir(ROOT)
+    run.one_line_errors()
+    install()
+    start(devices, always)
+
+
+def start(devices=0, always=""):
+    """The part of `machine` that installs nothing; arguments and errors as there."""
+    quiet()
+    if always:
+        run.always(always)
+    print(f"python {platform.python_version()} | {os.cpu_count()} cores | "
+          f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB memory | "
+          f"{shutil.disk_usage(temporary_dir()).free / 2**30:.0f} GiB free in {temporary_dir()} | "
+          f"commit {_commit()}")
+    versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
+    print("\n".join(" | ".join(versions[place:place + 4]) for place in range(0, 12, 4)))
+    print(f"{hardware.here()} | size {size()} | results in {run.writable(run_dir())}")
+    if devices:
+        _start_jax(devices)
 
 
 def install():
@@ -63,63 +87,18 @@ def install():
                         "session and run all.")
 
 
-def _commit():
-    answer = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-                            capture_output=True, text=True)
-    return answer.stdout.strip() or "no git"
-
-
-def _said_once(record):
-    """What fails in a thread of Orbax is raised again where it is waited for: not logged, too."""
-    return not (record.exc_info and "orbax" in record.pathname)
-
-
 def quiet():
     """Silence the libraries' chatter (XLA, absl, transformers); errors still show."""
     for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_VERBOSITY", "ERROR"),
                         ("TOKENIZERS_PARALLELISM", "true"), ("TRANSFORMERS_VERBOSITY", "error"),
                         ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("WANDB_MODE", "disabled")):
         os.environ.setdefault(name, value)
-    import logging
-    import warnings
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
     for name in ("absl", "jax"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("absl").addFilter(_said_once)
-
-
-def machine(devices=0, always=""):
-    """Print versions, memory, size and commit; with `devices`, also start JAX on that many.
-
-    Args:
-      devices: 0 leaves JAX alone. Otherwise the number of devices the notebook wants: on a machine
-        without an accelerator that many CPU devices are simulated, so that the same sharded
-        program runs; on a TPU all its chips are used and `devices` is not looked at.
-      always: the size of a notebook that has only one.
-
-    Raises:
-      UserError: there are TPU chips, and JAX cannot use them; or no size is meant for them.
-    """
-    import psutil  # not at the top: `helpers` is imported before anything is installed
-    quiet()
-    run.one_line_errors()
-    run.allow_open_files()
-    if always:
-        run.always(always)
-    cores, folder = os.cpu_count(), temporary_dir()
-    print(f"python {platform.python_version()} | {cores} cores | "
-          f"{psutil.virtual_memory().total / 2**30:.0f} GiB memory | "
-          f"{shutil.disk_usage(folder).free / 2**30:.0f} GiB free in {folder} | commit {_commit()}")
-    found = []
-    for package in PACKAGES:
-        try:
-            found.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            found.append(f"{package} (absent)")
-    print("\n".join(" | ".join(found[place:place + 4]) for place in range(0, len(found), 4)))
-    print(f"{hardware.here()} | size {size()} | results in {run.writable(run_dir())}")
-    if devices:
-        _start_jax(devices)
+    # What fails in a thread of Orbax is raised again where it is waited for: not logged, too.
+    logging.getLogger("absl").addFilter(
+        lambda record: not (record.exc_info and "orbax" in record.pathname))
 
 
 def join_hosts(count=1):
@@ -138,6 +117,12 @@ def join_hosts(count=1):
                                    int(os.environ["JAX_PROCESS_ID"]))
     elif count > 1:
         jax.distributed.initialize()
+
+
+def _commit():
+    answer = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
+                            capture_output=True, text=True)
+    return answer.stdout.strip() or "no git"
 
 
 def _start_jax(devices):
@@ -172,17 +157,3 @@ def _start_jax(devices):
     simulated = " (simulated)" if backend == "cpu" and devices > 1 else ""
     hosts = f", {jax.process_count()} hosts" if jax.process_count() > 1 else ""
     print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}{hosts}")
-
-
-class _Source(str):
-    """Text that a notebook shows as highlighted code."""
-    __repr__ = str.__str__
-
-    def _repr_markdown_(self):
-        return f"```python\n{self}```"
-
-
-def show_source(*functions):
-    """Show the source of helper functions, for what a reader should still see."""
-    from IPython.display import display
-    display(_Source("\n\n".join(map(inspect.getsource, functions))))
