@@ -60,7 +60,7 @@ from tunix.sft import peft_trainer
 
 from appendix import quantized
 from helpers import chat, gemma, pictures, remote, style, train, weights
-from tables import hardware
+from tpu_time import stored
 from tpu_time.fit import settings_here
 
 # %% [markdown]
@@ -822,7 +822,7 @@ fit.style.format("{:.4g}")
 
 # %%
 for name, size in (("v5p-8", "31b"), ("v6e-8", "31b"), ("v6e-1", "e2b"), ("v5e-1", "e2b")):
-    print(hardware.what_fits(name, size))
+    print(stored.what_fits(name, size))
 
 # %% [markdown]
 # ## 14. Where the time goes

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 
 from tables import hardware
-from tpu_time import fit
+from tpu_time import fit, stored
 from helpers.gcloud import HUGE_PAGES
 from helpers.run import temporary_dir
 
@@ -34,7 +34,7 @@ def check_space(folder, free_gb, need_gb):
 def slices_for(size, base_dtype, known):
     """The slices that a size is for, and those for which 08 has compiled its training step."""
     more = (name for name in fit.SLICES | fit.ONE_CHIP
-            if hardware.compiled_fit(name, size, base_dtype))
+            if stored.compiled_fit(name, size, base_dtype))
     return tuple(dict.fromkeys((*known, *more)))
 
 

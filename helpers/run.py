@@ -305,7 +305,7 @@ def require(path, notebook):
     path = Path(path)
     if not path.exists():
         number, name = notebook[:2], size()
-        cell = f' Or let a cell run 01 to {number} here: helpers.catch_up("{number}")'
+        cell = f' Or let a cell run 02 to {number} here: helpers.catch_up("{number}")'
         # Not at 31b: hours of a machine that costs money are not to be started by one cell.
         raise UserError(f"{path} is missing. Run {notebook} first (SIZE={name}), or `./run_all.sh "
                         f"{number}`." + cell * (name in ("tiny", "e2b")))
@@ -313,26 +313,15 @@ def require(path, notebook):
 
 
 def catch_up(last):
-    """Run notebooks 01 to `last` ("03", say) with this Python, for who starts in the middle.
+    """Run notebooks 02 to `last` ("03", say) with this Python, for who starts in the middle.
 
-    Where this process holds TPU chips already (03's opening took them), 01, whose checks need them,
-    is left out.
+    01 is left out: it looks at the machine, and makes nothing that another needs.
 
     Raises:
-      UserError: one of them failed, and its own last words are in the text; or 03 would need the
-        chips that this process holds.
+      UserError: one of them failed; its own last words are in the text.
     """
-    held = hardware.held_here()
-    if held and last[:2] > "02":
-        raise UserError("this kernel holds the chips that 03 needs. Restart it, and run this cell "
-                        "before anything starts JAX (of the opening cells, all but the last).")
     for source in sorted(_ROOT.glob("[0-9][0-9]_*.py")):
-        if source.name[:2] == "00":  # makes nothing that another needs
-            continue
-        if source.name[:2] > last[:2]:
-            break
-        if held and source.name[:2] == "01":
-            print("01 is left out: its checks need the chips, and this kernel holds them")
+        if not "02" <= source.name[:2] <= last[:2]:
             continue
         with phase(source.stem, every=30):
             done = subprocess.run([sys.executable, source.name], cwd=_ROOT, capture_output=True,

@@ -1,33 +1,26 @@
-"""Which accelerator is here, and what each chip of the series can do on paper.
+"""One table of chips, one of slices, and which of them this machine is.
 
-One detector for Python and for the shell. Only the standard library is imported, nothing of this
-package, so any Python from 3.7 on runs it before anything is installed:
+Python and the shell read the same table. Only the standard library is imported, nothing of this
+repository, so any Python from 3.7 on runs it before anything is installed:
 
-    python3 tables/hardware.py         KEY=VALUE lines, which setup.sh reads
+    python3 tables/hardware.py                 what is here, as KEY=VALUE lines for setup.sh
+    python3 tables/hardware.py --slice v5p-8   what that slice is, for scripts/vm.sh
 
-It looks at what the kernel shows (PCI ids under /sys, device files under /dev, open files under
-/proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX is not started.
+Detection looks at what the kernel shows (PCI ids under /sys, device files under /dev, open files
+under /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX is not started.
 """
 
 import argparse
-import csv
 import functools
 import os
 import re
-import urllib.error
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-GOOGLE, NVIDIA = "0x1ae0", "0x10de"
-# PCI device ids of TPU chips, as in jax/_src/hardware_utils.py (jax 0.10.2).
-TPU_IDS = {"0x0027": "v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e",
-           "0x0076": "v7x"}
-GPU_IDS = {"0x2330": "h100"}  # H100 SXM, 80 GB
-ACCEL = ("v3", "v4")  # their device files are /dev/accelN; later chips have /dev/vfio/N (tpu_info)
-CORES = {"v3": 2, "v4": 2, "v5p": 2, "v7x": 2}  # TensorCores of a chip: a v5p-8 is four chips
+GIB = 2.0**30
+GOOGLE, NVIDIA = "0x1ae0", "0x10de"  # PCI vendors
 
 
 @dataclass(frozen=True)
@@ -35,18 +28,27 @@ class Chip:
     """One accelerator chip, as its vendor specifies it.
 
     Attributes:
-      name: v4, v5e, v5p, v6e or h100.
+      name: v4, v5e, v5p, v6e, v7x or h100.
+      pci: its PCI device id (TPU: as in jax/_src/hardware_utils.py).
+      jax: what `jax.Device.device_kind` may say (jax/_src/pallas/mosaic/tpu_info.py).
+      google: the kind in Google's accelerator types, such as v5litepod.
+      cores: TensorCores, which Google's names of slices count: a v5p-8 is four chips.
       flops: peak bfloat16 FLOP/s, dense.
-      int8: peak int8 operations per second, dense.
+      int8: peak int8 operations per second, dense; None where the sheet has no such line.
       hbm: bytes of memory that XLA can use (v5p: 95.74 GiB, as its allocator reports).
       bandwidth: HBM bytes/s.
       links: links to other chips (ICI ports; NVLinks on a GPU).
       link_bandwidth: bytes/s of one link in one direction.
-      dollars_per_hour: price of one chip for an hour, on demand.
+      dollars_per_hour: price of one chip for an hour, on demand; None where we know of no list.
       clock: cycles per second of a TensorCore; None where we know of no statement.
+      files: its device files. v4 has /dev/accelN, later chips have /dev/vfio/N (tpu_info).
     """
 
     name: str
+    pci: str
+    jax: tuple
+    google: str
+    cores: int
     flops: float
     int8: float
     hbm: float
@@ -55,55 +57,144 @@ class Chip:
     link_bandwidth: float
     dollars_per_hour: float
     clock: float = None
+    files: str = "vfio/"
 
 
-# Peaks, HBM and bandwidth: the vendors' sheets (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e;
-# NVIDIA's H100 SXM sheet), as in data/published/. HBM of v5e, v5p, v6e and h100: what the allocator
-# gives (data/published/, data/dryrun/); v4: nominal. Links: ports of the same sheets; bytes/s of a
-# link: "TPU Specs" in chapter 2 of the scaling book (jax-ml.github.io/scaling-book/tpus), which has
-# v5p's clock as well; NVLink 4: 18 links of 25 GB/s. Prices: the published recipe's slices (May
-# 2026, data/published/README.md) divided by their chips; v4 and v5e have none there and get the
-# list price (cloud.google.com/tpu/pricing: us-central2 and us-central1).
-GIB = 2.0**30
+# Peaks, HBM and bandwidth: the vendors' sheets (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
+# tpu7x; NVIDIA's H100 SXM sheet), as in data/published/. HBM of v5e, v5p, v6e and h100: what the
+# allocator gives (data/published/, data/dryrun/); v4 and v7x: nominal. Links: ports of the same
+# sheets; bytes/s of a link: "TPU Specs" in chapter 2 of the scaling book
+# (jax-ml.github.io/scaling-book/tpus), which has v5p's clock as well; v7x: the sheet's 1,200 GB/s a
+# chip over six links, both directions; NVLink 4: 18 links of 25 GB/s. Prices: the published recipe's
+# slices (May 2026, data/published/README.md) divided by their chips; v4 and v5e have none there and
+# get the list price (cloud.google.com/tpu/pricing: us-central2 and us-central1).
 CHIPS = {chip.name: chip for chip in (
-    Chip("v4", 275e12, 275e12, 32 * GIB, 1228e9, 6, 45e9, 3.22),
-    Chip("v5e", 197e12, 394e12, 15.75 * GIB, 819e9, 4, 45e9, 1.20),
-    Chip("v5p", 459e12, 918e12, 95.74 * GIB, 2765e9, 6, 90e9, 16.80 / 4, 1.75e9),
-    Chip("v6e", 918e12, 1836e12, 31.25 * GIB, 1638e9, 4, 90e9, 21.52 / 8),
-    Chip("h100", 989e12, 1979e12, 80e9, 3350e9, 18, 25e9, 22.12 / 2),
+    Chip("v4", "0x005e", ("TPU v4",), "v4", 2, 275e12, 275e12, 32 * GIB, 1228e9, 6, 45e9, 3.22,
+         files="accel"),
+    Chip("v5e", "0x0063", ("TPU v5 lite", "TPU v5e"), "v5litepod", 1, 197e12, 394e12,
+         15.75 * GIB, 819e9, 4, 45e9, 1.20),
+    Chip("v5p", "0x0062", ("TPU v5", "TPU v5p"), "v5p", 2, 459e12, 918e12, 95.74 * GIB, 2765e9,
+         6, 90e9, 16.80 / 4, 1.75e9),
+    Chip("v6e", "0x006f", ("TPU v6 lite", "TPU v6e"), "v6e", 1, 918e12, 1836e12, 31.25 * GIB,
+         1638e9, 4, 90e9, 21.52 / 8),
+    Chip("v7x", "0x0076", ("TPU7x",), "tpu7x", 2, 2307e12, None, 192 * GIB, 7380e9, 6, 100e9, None),
+    Chip("h100", "0x2330", ("NVIDIA H100 80GB HBM3",), "", 1, 989e12, 1979e12, 80e9, 3350e9, 18,
+         25e9, 22.12 / 2, files="nvidia"),
 )}
 
-# What `jax.Device.device_kind` says (jax/_src/pallas/mosaic/tpu_info.py).
-DEVICE_KINDS = {"TPU v4": "v4", "TPU v5e": "v5e", "TPU v5 lite": "v5e", "TPU v5": "v5p",
-                "TPU v5p": "v5p", "TPU v6e": "v6e", "TPU v6 lite": "v6e",
-                "NVIDIA H100 80GB HBM3": "h100"}
+
+@dataclass(frozen=True)
+class Slice:
+    """A TPU slice by Google's name.
+
+    Attributes:
+      name: such as v5p-8; it counts TensorCores.
+      size: the size of the series that is taken there while SIZE is unset; "" for none.
+      topology: chips along x, y (and z), such as 2x2x1; "" where the table has none.
+      hosts: machines it consists of.
+      machine: Compute Engine's machine type; "" where it makes none (or several hosts are needed).
+      runtime: version of the Cloud TPU API's image.
+      disk: type of boot disk that this machine takes.
+      zones: where it was offered in 2026.
+    """
+
+    name: str
+    size: str = ""
+    topology: str = ""
+    hosts: int = 1
+    machine: str = ""
+    runtime: str = ""
+    disk: str = ""
+    zones: str = ""
+
+    @property
+    def kind(self):
+        """Name of its chips, a key of `CHIPS`."""
+        return self.name.split("-")[0]
+
+    @property
+    def chip(self):
+        """Its kind of `Chip`."""
+        return chip(self.kind)
+
+    @property
+    def chips(self):
+        """How many."""
+        return int(self.name.split("-")[1]) // self.chip.cores
+
+    @property
+    def mesh(self):
+        """(fsdp, tp) where nothing else is asked for: tensor parallelism within a host."""
+        return self.hosts, self.chips // self.hosts
+
+    @property
+    def accelerator_type(self):
+        """Its name in the Cloud TPU API: v5litepod-4 for a v5e-4."""
+        return f"{self.chip.google}-{self.name.split('-')[1]}"
+
+    @property
+    def dollars_per_hour(self):
+        """Price of the whole slice, on demand; None where we know of no list."""
+        price = self.chip.dollars_per_hour
+        return None if price is None else self.chips * price
+
+
+# docs.cloud.google.com/tpu/docs, read in 2026: regions-zones, runtimes, v5e, v5p, v6e; which boot
+# disk a TPU takes: cloud.google.com/tpu/docs/setup-persistent-disk. Compute Engine publishes ct5lp
+# for v5e and refuses to make one (github.com/xbill9/gemma4-dev, HARDWARE.md, August 2026).
+_V5P = {"runtime": "v2-alpha-tpuv5", "disk": "pd-balanced",
+        "zones": "us-east5-a us-central1-a europe-west4-b"}
+_V5E = {"runtime": "v2-alpha-tpuv5-lite", "zones": "us-central1-a us-west4-a us-west1-c"}
+_V6E = {"runtime": "v2-alpha-tpuv6e", "disk": "hyperdisk-balanced",
+        "zones": "us-east5-a us-central1-b us-east1-d"}
+SLICES = {piece.name: piece for piece in (
+    Slice("v5p-8", "31b", "2x2x1", 1, "ct5p-hightpu-4t", **_V5P),
+    Slice("v5p-32", "31b", "2x2x4", 4, **_V5P),
+    Slice("v6e-8", "31b", "2x4", 1, "ct6e-standard-8t", **_V6E),
+    Slice("v6e-4", "", "2x2", 1, "ct6e-standard-4t", **_V6E),
+    Slice("v6e-1", "e2b", "1x1", 1, "ct6e-standard-1t", **_V6E),
+    Slice("v5e-8", "", "2x4", 1, **_V5E),
+    Slice("v5e-4", "", "2x2", 1, **_V5E),
+    Slice("v5e-1", "e2b", "1x1", 1, **_V5E),
+)}
 
 
 def chip(name):
-    """The `Chip` called v4, v5e, v5p, v6e or h100.
+    """The `Chip` called v4, v5e, v5p, v6e, v7x or h100.
 
     Raises:
-      ValueError: there is none of that name in the list.
+      ValueError: there is none of that name in the table.
     """
     if name not in CHIPS:
         raise ValueError(f"no chip is called {name!r}; the list has {', '.join(CHIPS)}")
     return CHIPS[name]
 
 
-def chips_of(slice_name):
-    """(kind, chips) of a TPU slice by Google's name, which counts TensorCores: ("v5p", 4)."""
-    kind, cores = slice_name.split("-")
-    return kind, int(cores) // CORES.get(kind, 1)
+def slice_of(name):
+    """The `Slice` of Google's name; one that is not in the table has its chips and nothing more.
+
+    Raises:
+      ValueError: it is no such name, or its kind of chip is not in the table.
+    """
+    kind, _, cores = name.partition("-")
+    if kind not in CHIPS or not cores.isdigit():
+        raise ValueError(f"{name!r} is no slice such as {', '.join(SLICES)}")
+    return SLICES.get(name) or Slice(name)
+
+
+def chips_of(name):
+    """(kind, chips) of a TPU slice by Google's name: ("v5p", 4) for v5p-8."""
+    return slice_of(name).kind, slice_of(name).chips
 
 
 def slice_name(kind, chips):
     """The inverse of `chips_of`: "v5p-8" is four chips."""
-    return f"{kind}-{chips * CORES.get(kind, 1)}"
+    return f"{kind}-{chips * chip(kind).cores}"
 
 
 def chip_of(device_kind):
     """Name of the chip behind a JAX device's `device_kind`; None for a CPU or an unknown chip."""
-    return DEVICE_KINDS.get(device_kind)
+    return next((one.name for one in CHIPS.values() if device_kind in one.jax), None)
 
 
 @dataclass(frozen=True)
@@ -112,7 +203,7 @@ class Hardware:
 
     Attributes:
       accelerator: "tpu", "gpu" or "".
-      kind: v3 to v7x, h100, or "" where the ids are not known to us.
+      kind: a key of `CHIPS`, or "" where the ids are not known to us.
       chips: chips (or GPUs) of this machine.
       hosts: machines of the slice, this one included.
       trouble: one line that says why the chips cannot be used now; "" if nothing was seen.
@@ -183,10 +274,11 @@ def _pci(root):
     tpus, gpus = [], []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         vendor, number = _read(device / "vendor"), _read(device / "device")
-        if vendor == GOOGLE and number in TPU_IDS:  # Google's network cards have the vendor, too
-            tpus.append(TPU_IDS[number])
+        kind = next((one.name for one in CHIPS.values() if one.pci == number), "")
+        if vendor == GOOGLE and kind:  # Google's network cards have the vendor, too
+            tpus.append(kind)
         elif vendor == NVIDIA and _read(device / "class").startswith("0x03"):  # not its sound
-            gpus.append(GPU_IDS.get(number, ""))
+            gpus.append(kind)
     return tpus, gpus
 
 
@@ -199,15 +291,15 @@ def _device_files(root, kind, environ):
     accel = sorted((root / "dev").glob("accel[0-9]*"))
     vfio = sorted((root / "dev/vfio").glob("[0-9]*"))
     if kind:
-        return accel if kind in ACCEL else vfio
+        return accel if chip(kind).files == "accel" else vfio
     hidden = not any((root / "sys/bus/pci/devices").glob("*"))
     return accel or (vfio if hidden and environ.get("TPU_ACCELERATOR_TYPE") else [])
 
 
 def _named_kind(environ):
     """Kind of chip by the accelerator type that Google Kubernetes Engine and Colab set."""
-    found = re.match(r"(v\d\w*?)(pod)?-\d", environ.get("TPU_ACCELERATOR_TYPE", ""))
-    return {"v5lite": "v5e", "v5": "v5p"}.get(found[1], found[1]) if found else ""
+    named = environ.get("TPU_ACCELERATOR_TYPE", "").rpartition("-")[0]
+    return next((one.name for one in CHIPS.values() if named and named in (one.google, one.name)), "")
 
 
 def _hosts(kind, chips, environ):
@@ -221,9 +313,9 @@ def _hosts(kind, chips, environ):
         names = _metadata("worker-network-endpoints", environ)
         if not names:
             accelerator_type = _metadata("accelerator-type", environ)  # v5p-32
-            cores = re.fullmatch(r"v\d\w*-(\d+)", accelerator_type)
-            if cores and chips:
-                return max(1, int(cores[1]) // CORES.get(kind, 1) // chips)
+            cores = re.fullmatch(r"\w+-(\d+)", accelerator_type)
+            if cores and chips and kind:
+                return max(1, int(cores[1]) // chip(kind).cores // chips)
     return len([name for name in (names or "").split(",") if name.strip()]) or 1
 
 
@@ -243,7 +335,7 @@ def _metadata(key, environ):
 
 def _trouble(root, kind, chips, files):
     """Why these chips cannot be used now, in one line; "" if nothing is seen."""
-    where = "/dev/accel*" if kind in ACCEL else "/dev/vfio/*"
+    where = f"/dev/{chip(kind).files if kind else 'vfio/'}*"
     if not files:
         return (f"the chips are on the PCI bus, but {where} is missing: the image or runtime "
                 "version does not fit them, the driver lost them (sudo reboot), or this container "
@@ -260,12 +352,12 @@ def _trouble(root, kind, chips, files):
     return ""
 
 
-def _holders(root, files, own=False):
-    """Processes that have one of these files open: {pid: name}. This one counts only if `own`."""
+def _holders(root, files):
+    """The other processes that have one of these files open: {pid: name}."""
     names = {str(file) for file in files} | {f"/{file.relative_to(root)}" for file in files}
     found = {}
     for process in (root / "proc").glob("[0-9]*"):
-        if int(process.name) == os.getpid() and not own:
+        if int(process.name) == os.getpid():
             continue
         opened = set()
         try:
@@ -286,14 +378,6 @@ def _target(link):
         return ""
 
 
-def held_here(root=None, environ=os.environ):
-    """Does this very process hold TPU chips of this machine? Then no process it starts can."""
-    root = Path(root or environ.get("HARDWARE_ROOT") or "/")
-    tpus, _ = _pci(root)
-    files = _device_files(root, tpus[0] if tpus else "", environ)
-    return bool(files) and os.getpid() in _holders(root, files, own=True)
-
-
 def huge_pages(root=None, environ=os.environ):
     """What the kernel does with transparent huge pages: always, madvise, never, or "" (unknown).
 
@@ -305,61 +389,26 @@ def huge_pages(root=None, environ=os.environ):
     return found[1] if found else ""
 
 
-def compiled_rows(slice_name, size):
-    """Rows of notebook 03's step at full depth in data/dryrun/, as dicts of text.
-
-    Args:
-      slice_name: such as v6e-8.
-      size: such as 31b.
-    """
-    path = ROOT / "data" / "dryrun" / f"{slice_name}_{size}.csv"
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file)
-                if (row["trainer"], row["layers"]) == ("03", "0")]
-
-
-def compiled_fit(slice_name, size, base_dtype="bfloat16"):
-    """How notebook 03's step fits a slice: the row of data/dryrun/ that recomputes least.
-
-    Among equals it is one that was compiled as 03 computes today (one sum for one input), then the
-    one with the most rows at once.
-
-    Args:
-      slice_name: such as v6e-8.
-      size: such as 31b.
-      base_dtype: how the frozen base is stored.
-
-    Returns:
-      The row as a dict of strings (`remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
-      `limit_gib` ...), or None if no row of full depth is stored or none fits.
-    """
-    rows = [row for row in compiled_rows(slice_name, size) if row["fits"] == "True"
-            and (row.get("base_dtype") or "bfloat16") == base_dtype]
-    order = ("NONE", "BLOCK", "DECODER")
-    return min(rows, key=lambda row: (order.index(row["remat"]), row.get("one_sum") != "True",
-                                      -int(row["micro_batch"])), default=None)
-
-
-def what_fits(slice_name, size):
-    """One sentence on training this size on this slice, from the compiled table of notebook 08."""
-    row = compiled_fit(slice_name, size)
-    if row is None:
-        return f"08 has compiled no training step of size {size} that fits a {slice_name}."
-    return (f"On a {slice_name} the training step of size {size} fits with remat={row['remat']} "
-            f"and rows of {int(row['sequence_length']):,} tokens: {float(row['hbm_gib']):.2f} of "
-            f"{float(row['limit_gib']):.2f} GiB per chip (compiled in 08, not run).")
-
-
 def main():
-    """Print what is here as KEY=VALUE lines."""
+    """Print what is here, or what a slice is, as KEY=VALUE lines that a shell can read."""
     parser = argparse.ArgumentParser(description="Say which accelerator this machine has.")
     parser.add_argument("--root", help="a folder with sys, dev and proc (for tests)")
-    found = detect(parser.parse_args().root)
-    for key, value in (("ACCELERATOR", found.accelerator), ("KIND", found.kind),
-                       ("CHIPS", found.chips), ("HOSTS", found.hosts), ("SLICE", found.slice),
-                       ("TROUBLE", found.trouble), ("FOUND", found)):
+    parser.add_argument("--slice", help="say what this slice is instead, such as v5p-8")
+    words = parser.parse_args()
+    if words.slice:
+        try:
+            one = slice_of(words.slice)
+        except ValueError as error:
+            parser.error(str(error))
+        facts = {"CHIPS": one.chips, "HOSTS": one.hosts, "MACHINE": one.machine, "DISK": one.disk,
+                 "TYPE": one.accelerator_type, "RUNTIME": one.runtime, "ZONES": one.zones,
+                 "DOLLARS": "" if one.dollars_per_hour is None else f"{one.dollars_per_hour:.2f}"}
+    else:
+        found = detect(words.root)
+        facts = {"ACCELERATOR": found.accelerator, "KIND": found.kind, "CHIPS": found.chips,
+                 "HOSTS": found.hosts, "SLICE": found.slice, "TROUBLE": found.trouble,
+                 "FOUND": found}
+    for key, value in facts.items():
         print(f"{key}={value}")
 
 

@@ -4,6 +4,7 @@
 """
 
 import http.server
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from helpers import run
 from tables import hardware
 from tables.hardware import chip
 from tables import published
+from tpu_time import stored
 
 SCRIPT = ROOT / "tables" / "hardware.py"
 GVNIC = ("0x1ae0", "0x0042", "0x020000")  # Google's network card: its vendor, and no TPU
@@ -134,7 +136,8 @@ def test_ids_are_jaxs_own():
     theirs = {number: version.name.replace("tpu7x", "v7x")
               for number, version in hardware_utils._TPU_PCI_DEVICE_IDS.items()}
     assert theirs.pop("0x0056") == "plc", "a chip without a public name"
-    assert hardware.TPU_IDS == theirs
+    assert {one.pci: one.name for one in hardware.CHIPS.values() if one.google} == {
+        number: name for number, name in theirs.items() if name != "v3"}, "v3 is retired"
 
 
 def test_jax_counts_the_same_chips(on, monkeypatch):
@@ -147,7 +150,7 @@ def test_jax_counts_the_same_chips(on, monkeypatch):
 
 
 def test_this_machine_is_looked_at_without_starting_jax():
-    code = ("import sys, helpers; print(tables.hardware.detect()); "
+    code = ("import sys, helpers; from tables import hardware; print(hardware.detect()); "
             "print([m for m in ('jax', 'numpy', 'psutil') if m in sys.modules])")
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert answer.returncode == 0 and answer.stdout.splitlines()[-1] == "[]", answer.stderr
@@ -375,45 +378,71 @@ def test_chips_are_those_of_the_spec_sheets():
     assert v6e.hbm == serve["hbm_per_chip"] * 2**30 and h100.hbm == gpu["hbm_per_chip"] * 1e9
     assert h100.flops == sheet["h100_sxm_peak_bf16"] * 1e12
     assert h100.bandwidth == sheet["h100_sxm_hbm_bw"] * 1e9
-    for chip, column in ((v5p, train), (v6e, serve), (h100, gpu)):
-        assert chip.dollars_per_hour * column["accelerator_count"] == pytest.approx(
+    for one, column in ((v5p, train), (v6e, serve), (h100, gpu)):
+        assert one.dollars_per_hour * column["accelerator_count"] == pytest.approx(
             column["hourly_rate_on_demand"])
     # v5p: 2 TensorCores of 4 arrays of 128 x 128 multipliers
     assert v5p.clock * 2 * 4 * 128 * 128 * 2 == pytest.approx(v5p.flops, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["v4", "v5e", "v5p", "v6e"])
+@pytest.mark.parametrize("name", ["v4", "v5e", "v5p", "v6e", "v7x"])
 def test_chips_agree_with_jaxs_own_table(name):
     """JAX's Pallas has these numbers for its kernels, rounded, and bandwidth of v5p 12 % lower."""
     from jax._src.pallas.mosaic import tpu_info
-    kinds = [kind for kind, chip in hardware.DEVICE_KINDS.items() if chip == name]
-    versions = {tpu_info.chip_version_from_device_kind(kind) for kind in kinds}
-    assert len(versions) == 1 and None not in versions, kinds
-    theirs = tpu_info._get_tpu_info_impl(versions.pop(), hardware.CORES.get(name, 1))
-    ours, cores = chip(name), hardware.CORES.get(name, 1)
+    ours = chip(name)
+    versions = {tpu_info.chip_version_from_device_kind(kind) for kind in ours.jax}
+    assert len(versions) == 1 and None not in versions, ours.jax
+    cores = 1 if name == "v7x" else ours.cores  # a v7x's two cores are two devices
+    theirs = tpu_info._get_tpu_info_impl(versions.pop(), cores)
+    cores = ours.cores
     whole = {key: getattr(theirs, key) * scale for key, scale in (
         ("bf16_ops_per_second", 1), ("int8_ops_per_second", 1), ("mem_bw_bytes_per_second", 1))}
     factor = ours.flops / whole["bf16_ops_per_second"]
     assert round(factor) in (1, cores) and factor == pytest.approx(round(factor), rel=0.01)
     assert ours.bandwidth == pytest.approx(round(factor) * whole["mem_bw_bytes_per_second"], rel=0.13)
-    if whole["int8_ops_per_second"]:
+    if whole["int8_ops_per_second"] and ours.int8:
         assert ours.int8 == pytest.approx(round(factor) * whole["int8_ops_per_second"], rel=0.01)
 
 
 def test_unknown_chips():
     assert hardware.chip_of("cpu") is None and hardware.chip_of("TPU v5 lite") == "v5e"
-    assert set(hardware.DEVICE_KINDS.values()) <= set(hardware.CHIPS)
     with pytest.raises(ValueError, match="v9.*v5p"):
         chip("v9")
+
+
+INVENTED = hardware.Chip("v9z", "0x0099", ("TPU v9z",), "v9z", 2, 1e15, 2e15, 100e9, 5e12, 6, 100e9, 5.0)
+
+
+def test_a_new_chip_is_one_row(alone, tmp_path):
+    """Detection, slices, the floors of a server and the question of what fits accept it."""
+    from serving import physics
+    from tpu_time import fit
+    alone.setitem(hardware.CHIPS, "v9z", INVENTED)
+    alone.setenv("HARDWARE_ROOT", str(tree(tmp_path / "root", **tpu("0x0099", 4))))
+    assert hardware.here().slice == "v9z-8" and hardware.chip_of("TPU v9z") == "v9z"
+    found = hardware.slice_of("v9z-8")
+    assert (found.chips, found.mesh, found.dollars_per_hour) == (4, (1, 4), 20.0)
+    assert hardware.slice_name("v9z", 4) == "v9z-8" and hardware.chips_of("v9z-8") == ("v9z", 4)
+    assert fit.will_it_fit("v9z", 4).limit == pytest.approx(100e9 / 2**30)
+    config = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
+    moved = physics.decode_bytes(config, 1, 512)
+    assert physics.tpot_floor(moved, found.chips * found.chip.bandwidth) == pytest.approx(3.1e-3, rel=0.1)
+
+
+def test_the_shell_reads_the_same_table():
+    answer = subprocess.run([sys.executable, str(SCRIPT), "--slice", "v5e-4"], capture_output=True, text=True)
+    said = dict(line.split("=", 1) for line in answer.stdout.splitlines())
+    assert (said["TYPE"], said["CHIPS"], said["DOLLARS"]) == ("v5litepod-4", "4", "4.80")
+    assert subprocess.run([sys.executable, str(SCRIPT), "--slice", "v5"], capture_output=True).returncode == 2
 
 
 # ── What fits ──
 
 def test_what_fits_is_read_from_the_compiled_table():
-    row = hardware.compiled_fit("v6e-8", "31b")
+    row = stored.compiled_fit("v6e-8", "31b")
     assert row["remat"] == "BLOCK" and float(row["hbm_gib"]) < float(row["limit_gib"])
-    ours = hardware.compiled_fit("v5p-8", "31b")
+    ours = stored.compiled_fit("v5p-8", "31b")
     assert (ours["recipe"], ours["micro_batch"]) == ("ours, faster", "2"), "what 03 runs"
-    assert "remat=BLOCK" in hardware.what_fits("v6e-8", "31b")
-    assert hardware.compiled_fit("v5e-1", "31b") is None
-    assert "no training step" in hardware.what_fits("v5e-1", "31b")
+    assert "remat=BLOCK" in stored.what_fits("v6e-8", "31b")
+    assert stored.compiled_fit("v5e-1", "31b") is None
+    assert "no training step" in stored.what_fits("v5e-1", "31b")

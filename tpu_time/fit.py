@@ -14,6 +14,7 @@ from pathlib import Path
 from serving import physics
 from tables import architecture, hardware
 from tables.hardware import chip, chips_of, slice_name
+from tpu_time import stored
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
@@ -123,7 +124,7 @@ def mesh_of(model, chips):
 
 def _stored(name, model):
     """Rows of notebook 03's step as it is today: block attention, logits where trained."""
-    return [row for row in hardware.compiled_rows(name, model)
+    return [row for row in stored.compiled_rows(name, model)
             if row["compute_dtype"] == "bfloat16" and row["attention_block"] != "0"
             and row["args_gib"] and int(row["loss"]) == int(row["sequence_length"]) // 2]
 
@@ -285,7 +286,7 @@ def settings_here(size, base_dtype="bfloat16"):
 
     Empty if no such row is stored, or none that fits.
     """
-    row = hardware.compiled_fit(hardware.here().slice, size, base_dtype)
+    row = stored.compiled_fit(hardware.here().slice, size, base_dtype)
     if row is None:
         return {}
     fsdp, _ = mesh_of(size, int(row["chips"]))

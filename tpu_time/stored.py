@@ -1,0 +1,53 @@
+"""What notebook 08 has compiled and stored in data/dryrun/: does a step fit, and how?"""
+
+import csv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def compiled_rows(slice_name, size):
+    """Rows of notebook 03's step at full depth in data/dryrun/, as dicts of text.
+
+    Args:
+      slice_name: such as v6e-8.
+      size: such as 31b.
+    """
+    path = ROOT / "data" / "dryrun" / f"{slice_name}_{size}.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file)
+                if (row["trainer"], row["layers"]) == ("03", "0")]
+
+
+def compiled_fit(slice_name, size, base_dtype="bfloat16"):
+    """How notebook 03's step fits a slice: the row of data/dryrun/ that recomputes least.
+
+    Among equals it is one that was compiled as 03 computes today (one sum for one input), then the
+    one with the most rows at once.
+
+    Args:
+      slice_name: such as v6e-8.
+      size: such as 31b.
+      base_dtype: how the frozen base is stored.
+
+    Returns:
+      The row as a dict of strings (`remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
+      `limit_gib` ...), or None if no row of full depth is stored or none fits.
+    """
+    rows = [row for row in compiled_rows(slice_name, size) if row["fits"] == "True"
+            and (row.get("base_dtype") or "bfloat16") == base_dtype]
+    order = ("NONE", "BLOCK", "DECODER")
+    return min(rows, key=lambda row: (order.index(row["remat"]), row.get("one_sum") != "True",
+                                      -int(row["micro_batch"])), default=None)
+
+
+def what_fits(slice_name, size):
+    """One sentence on training this size on this slice, from the compiled table of notebook 08."""
+    row = compiled_fit(slice_name, size)
+    if row is None:
+        return f"08 has compiled no training step of size {size} that fits a {slice_name}."
+    return (f"On a {slice_name} the training step of size {size} fits with remat={row['remat']} "
+            f"and rows of {int(row['sequence_length']):,} tokens: {float(row['hbm_gib']):.2f} of "
+            f"{float(row['limit_gib']):.2f} GiB per chip (compiled in 08, not run).")
