@@ -1,4 +1,4 @@
-"""The writing of artifacts, a run's peak memory, and README's figure.
+"""tools/: notebooks are built, executed and checked, counts are right, README's figure shows its table.
 
     .venv/bin/python -m pytest tests/test_tools.py
 """
@@ -6,52 +6,156 @@
 import ast
 import inspect
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
 
-import helpers
 import nbformat
 import pytest
 from conftest import ROOT
-from helpers import packing, run
 
 sys.path.insert(0, str(ROOT / "tools"))
-import readme_figure
+import budget
 import notebooks
-from notebooks import PeakMemory
+import readme_figure
+
+from helpers import packing
+
+HEADER = """# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+"""
 
 
-def test_a_directory_is_synced_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
-    """Files, the directory that holds them, then its parent: in this order, around the rename."""
-    events = []
-    replace, sync = os.replace, run._sync
-    monkeypatch.setattr(run, "_sync", lambda path: (events.append(path.name), sync(path)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (events.append("rename"), replace(a, b)))
-    with helpers.atomic_dir(tmp_path / "made") as fresh:
-        (fresh / "deep").mkdir()
-        (fresh / "deep" / "file").write_text("x")
-    assert events == ["deep", "file", ".made.partial", "rename", tmp_path.name]
-    assert (tmp_path / "made" / "deep" / "file").read_text() == "x"
+# ── notebooks.py ──
+def tool(folder, *options):
+    return subprocess.run([sys.executable, "tools/notebooks.py", *options], cwd=folder, capture_output=True,
+                          text=True, env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(folder / "run")})
 
 
-def test_the_tools_load_no_grammar_of_addresses():
-    """jsonschema would build one wherever Jupyter Lab is installed, a second at every start."""
-    code = "import sys; sys.path.insert(0, 'tools'); import notebooks; print('lark' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
-    assert done.stdout.strip() == "False", done.stderr
+def edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A repository with one notebook."""
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    (tmp_path / "README.md").write_text("[badge](https://x/github/OLD/name/blob/main/a.ipynb)\n")
+    (tmp_path / "01_one.py").write_text(HEADER + "# %% [markdown]\n# # One\n\n# %%\nprint(1 + 1)\n")
+    return tmp_path
+
+
+def test_update_execute_and_check(project):
+    assert "wrote" in tool(project).stdout
+    assert tool(project).stdout == "", "a second time there is nothing to write"
+    assert "without outputs" in tool(project, "--check").stdout
+    done = tool(project, "--execute")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert tool(project, "--check").returncode == 0
+    notebook = nbformat.read(project / "notebooks" / "01_one.ipynb", as_version=4)
+    assert notebook.cells[1].outputs[0].text == "2\n"
+
+
+def test_prose_edit_keeps_outputs_and_code_edit_drops_them(project):
+    tool(project, "--execute")
+    edit(project / "01_one.py", "# # One", "# # Uno")
+    assert "out of date" in tool(project, "--check").stdout
+    tool(project)
+    assert tool(project, "--check").returncode == 0
+    edit(project / "01_one.py", "1 + 1", "1 + 2")
+    tool(project)
+    assert "without outputs" in tool(project, "--check").stdout
+
+
+def test_outputs_older_than_the_results_they_show_are_made_again(project):
+    """An executed copy from before is no way out; a prose edit keeps the mark, as it does outputs."""
+    table = project / "data" / "dryrun" / "rows.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("a\n1\n")
+    edit(project / "01_one.py", "print(1 + 1)", "print(open('data/dryrun/rows.csv').read().split())")
+    tool(project, "--execute")
+    edit(project / "01_one.py", "# # One", "# # Uno")
+    tool(project)
+    assert tool(project, "--check").returncode == 0
+    table.write_text("a\n2\n")
+    assert "before data/dryrun changed" in tool(project, "--check").stdout
+    tool(project, "--execute")
+    assert tool(project, "--check").returncode == 0
+    assert "'2'" in (project / "notebooks" / "01_one.ipynb").read_text()
+
+
+def test_check_refuses_orphans_errors_and_absolute_paths(project):
+    tool(project, "--execute")
+    (project / "notebooks" / "02_gone.ipynb").write_text("{}")
+    assert "orphan" in tool(project, "--check").stdout
+    edit(project / "01_one.py", "print(1 + 1)", "print('/home/someone/x')")
+    tool(project, "--execute")
+    assert "absolute path" in tool(project, "--check").stdout
+    edit(project / "01_one.py", "print('/home/someone/x')", "raise ValueError(1)")
+    failed = tool(project, "--execute")
+    assert failed.returncode == 1 and "ValueError" in failed.stderr
+
+
+def test_a_source_that_does_not_parse_changes_no_notebook(project):
+    tool(project)
+    (project / "02_two.py").write_text(HEADER + "# %%\ndef (:\n")
+    edit(project / "01_one.py", "1 + 1", "1 + 2")
+    done = tool(project)
+    assert done.returncode == 1 and "02_two.py" in done.stderr and "wrote" not in done.stdout
+
+
+def test_cell_ids_survive_an_insertion(project):
+    def ids():
+        tool(project)
+        return {cell.id for cell in nbformat.read(project / "notebooks" / "01_one.ipynb", 4).cells}
+    before = ids()
+    edit(project / "01_one.py", "# %%\nprint", "# %%\nx = 3\n\n# %%\nprint")
+    assert before < ids()
+
+
+def test_another_repository_is_written_everywhere_and_outputs_stay_true(project):
+    edit(project / "01_one.py", "print(1 + 1)", 'print("name", "https://github.com/OLD/name")')
+    tool(project, "--execute")
+    answer = tool(project, "--repository", "https://github.com/someone/thing")
+    assert answer.returncode == 0, answer.stderr
+    for path in (project / "README.md", project / "01_one.py", project / "notebooks" / "01_one.ipynb"):
+        assert "OLD" not in path.read_text() and "someone/thing" in path.read_text(), path
+    assert '"thing", "https' in (project / "01_one.py").read_text()
+    assert tool(project, "--check").returncode == 0
+    assert tool(project, "--repository", "ftp://x").returncode == 1
+
+
+def test_a_kernel_that_dies_says_how_and_leaves_nothing(project):
+    edit(project / "01_one.py", "print(1 + 1)", "import os, subprocess\nsubprocess.Popen(['sleep', '613'])\n"
+         "os.kill(os.getpid(), 11)")
+    done = tool(project, "--execute")
+    assert done.returncode == 1 and "the kernel died" in done.stderr
+    assert "sleep 613" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+
+
+def test_stored_outputs_have_no_terminal_colours():
+    """What rich shows in a notebook, as `jax.debug.visualize_array_sharding` does."""
+    shown = nbformat.v4.new_output("display_data", {"text/plain": "CPU \x1b[1;36m0\x1b[0m"})
+    cell = nbformat.v4.new_code_cell("1", outputs=[shown])
+    tidied = notebooks.tidy(nbformat.v4.new_notebook(cells=[cell]))
+    assert tidied.cells[0].outputs[0].data["text/plain"] == "CPU 0"
 
 
 def test_peak_memory_is_that_of_this_run_only(tmp_path, monkeypatch):
-    """Another process in the repository, compiling for an hour with 10 GiB, say, does not count."""
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    script = ("import sys, time; held = bytearray(int(sys.argv[1]) << 20); print(flush=True); "
-              "time.sleep(60)")
-    children = [subprocess.Popen([sys.executable, "-c", script, mib], cwd=ROOT,
-                                 start_new_session=True, stdout=subprocess.PIPE,
+    script = "import sys, time; held = bytearray(int(sys.argv[1]) << 20); print(flush=True); time.sleep(60)"
+    children = [subprocess.Popen([sys.executable, "-c", script, mib], stdout=subprocess.PIPE,
                                  env=os.environ | {"RUN_DIR": str(folder)})
                 for mib, folder in (("300", tmp_path), ("900", tmp_path / "other"))]
-    memory = PeakMemory()
+    memory = notebooks.PeakMemory()
     try:
         for child in children:
             child.stdout.readline()
@@ -68,23 +172,36 @@ def test_peak_memory_is_that_of_this_run_only(tmp_path, monkeypatch):
     assert 300 / 1024 < memory.gib < 600 / 1024
 
 
+# ── budget.py ──
 def test_reading_minutes_are_words_and_lines(tmp_path):
     source = tmp_path / "01_x.py"
     source.write_text("# %% [markdown]\n# " + "word " * 400 + "\n\n# %%\nhelpers.machine()\n\n"
                       "# %%\n" + "x = 1\n" * 60)
-    assert readme_figure.reading(source)["minutes"] == pytest.approx(400 / 200 + 60 / 20)
+    page = budget.reading(source)
+    assert page["minutes"] == pytest.approx(400 / 200 + 60 / 20)
+    assert (page["words"], page["cells"], page["code"]) == (400, 3, 61)
 
 
 def test_source_that_a_cell_prints_counts_as_code():
     code = ast.parse("from helpers.packing import fill_rows as best\n"
                      "helpers.show_source(best, packing.fill_rows)")
     once = sum(bool(line.strip()) for line in inspect.getsource(packing.fill_rows).splitlines())
-    assert readme_figure.shown_lines(code) == 2 * once > 20
+    imported = ast.parse("from helpers import packing")
+    assert budget.shown_lines(code, [imported]) == 2 * once > 20
 
 
-def test_stored_outputs_have_no_terminal_colours():
-    """What rich shows in a notebook, as `jax.debug.visualize_array_sharding` does."""
-    shown = nbformat.v4.new_output("display_data", {"text/plain": "CPU \x1b[1;36m0\x1b[0m"})
-    cell = nbformat.v4.new_code_cell("1", outputs=[shown])
-    tidied = notebooks.tidy(nbformat.v4.new_notebook(cells=[cell]))
-    assert tidied.cells[0].outputs[0].data["text/plain"] == "CPU 0"
+# ── readme_figure.py ──
+def test_the_figure_shows_the_table():
+    assert readme_figure.described(readme_figure.bars()) in readme_figure.FIGURE.read_text()
+
+
+def test_the_figure_has_ranges_and_is_the_same_twice(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("recipe,tokens_per_second_predicted,tokens_per_second_low,tokens_per_second_high\n"
+                     "ours,900,800,1000\n\"ours, one row\",,,\npublished,100,,\n")
+    points = readme_figure.bars(table)
+    assert [point[1:4] for point in points] == [(100, 100, 100), (763, 763, 763), (900, 800, 1000)]
+    for name in ("a.svg", "b.svg"):
+        readme_figure.draw(points, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert re.search("800 to 1000", (tmp_path / "a.svg").read_text())

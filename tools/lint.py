@@ -2,10 +2,10 @@
 
     .venv/bin/python tools/lint.py     one line per finding, exit status 1 if there is one
 
-Each function below yields its findings as text. `tests/test_lint.py` calls them, too.
+ruff reads the code, codespell the words, ShellCheck the scripts. The functions below look for what
+they do not know, and yield their findings as text.
 """
 
-import ast
 import functools
 import re
 import subprocess
@@ -15,15 +15,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import jupytext
 import nbformat
+import budget
 import notebooks
 from notebooks import ROOT, shown, sources
 
-WIDTH = 100
-ROOMS = ("helpers", "tables", "verilog", "serving", "tpu_time", "appendix", "tools")
 PAGES = [path for pattern in ("*.md", "data/*/*.md", "tests/*/*.md")
          for path in sorted(ROOT.glob(pattern))]
-MODULES = sorted(path for room in ROOMS for path in ROOT.glob(f"{room}/*.py"))
-OPENING = ROOT / "tools" / "opening.txt"
 OWN_FOLDERS = re.compile(r"/(?:home|Users|root|content|work)/[\w.-]+")
 NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "an escape sequence or a progress bar": re.compile(r"\r(?!\n)|\x1b|\x08|\d+%\|"),
@@ -31,46 +28,52 @@ NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "a widget that needs a kernel": re.compile(r"widget-view\+json|Jupyter\.Widget")}
 
 
+def said(*command):
+    """What a checker prints, one finding a line; nothing if it ends with 0."""
+    run = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
+    return (run.stdout + run.stderr).replace(f"{ROOT}/", "").splitlines() if run.returncode else []
+
+
+def misspelled(paths):
+    """What codespell knows as a misspelling (dout, ans and inout are names in Verilog)."""
+    return said(sys.executable, "-m", "codespell_lib", "-L", "dout,ans,inout", *paths)
+
+
 @functools.cache
 def prose(path):
-    """What is read: all of a page, the markdown cells of a notebook's source."""
-    if path.suffix != ".py":
-        return path.read_text(encoding="utf-8")
-    cells = jupytext.read(path).cells
-    return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-
-
-def without_code(text):
-    """Prose without fenced blocks, where a bracket is no link and a heading no heading."""
+    """What is read, without fenced blocks, where a bracket is no link and a heading no heading."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":  # the markdown cells of a notebook's source
+        cells = jupytext.reads(text, fmt="py:percent").cells
+        text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     return re.sub(r"```.*?```", "", text, flags=re.S)
 
 
-# ── Pages ──
 def titles(path):
     """{number: title} of the numbered sections of a notebook or page, in order."""
-    found = re.findall(r"(?m)^## (\d+)\. (.+)$", without_code(prose(path)))
+    found = re.findall(r"(?m)^## (\d+)\. (.+)$", prose(path))
     return {int(number): title for number, title in found}
 
 
-def anchors(text):
+def anchors(path):
     """The anchors that GitHub makes of a page's headings."""
-    heads = re.findall(r"(?m)^#+ (.+)$", without_code(text))
+    heads = re.findall(r"(?m)^#+ (.+)$", prose(path))
     return {re.sub(r"[^\w\- ]", "", head.replace("`", "").lower()).replace(" ", "-")
             for head in heads}
 
 
 def dead_links(path):
     """Links to a file, an anchor or a page of this repository that does not exist."""
-    ours = re.search(r"https://github\.com/[\w.-]+/[\w.-]+", OPENING.read_text())[0]
+    ours = f"https://github.com/{notebooks.repository()}/blob/main/"
     folder = notebooks.FOLDER if path.suffix == ".py" else path.parent
-    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(prose(path))):
-        name, _, anchor = target.removeprefix(f"{ours}/blob/main/").partition("#")
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        name, _, anchor = target.removeprefix(ours).partition("#")
         if "://" in name:
             continue
-        file = path if not name else (ROOT if name in target[len(ours):] else folder) / name
+        file = path if not name else (ROOT if target.startswith(ours) else folder) / name
         if not file.exists():
             yield f"{shown(path)}: no such file: {target}"
-        elif anchor and file.suffix == ".md" and anchor not in anchors(file.read_text()):
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file):
             yield f"{shown(path)}: no such heading: {target}"
 
 
@@ -78,14 +81,13 @@ def wrong_sections(path, known=None):
     """Sections that are not numbered 1, 2, 3, and references to sections that do not exist.
 
     Understood are "section 4", "section 4 of 02", "02, section 4" and "02 §4 to §6", also where
-    the number is a link.
-    `known` is {"02": titles of 02}, for a test.
+    the number is a link. `known` is {"02": titles of 02}, for a test.
     """
     known = known or {source.name[:2]: titles(source) for source in sources()}
     own = titles(path)
     if path.suffix == ".py" and list(own) != list(range(1, len(own) + 1)):
         yield f"{shown(path)}: sections are numbered {list(own)}"
-    text = re.sub(r"`[^`\n]*`", " ", without_code(prose(path)))
+    text = re.sub(r"`[^`\n]*`", " ", prose(path))
     text = re.sub(r"\]\([^)]*\)", "]", text).replace("\n", " ")
     text = re.sub(r"[Ss]ection (\d+) of (?:notebook )?\[?(\d\d)\b", r"\2, section \1", text)
     other = re.compile(r"\b(\d\d)\]?,? (§\d+(?:(?:, | to | and )§\d+)*|sections? \d+\b(?!\.\d))")
@@ -107,93 +109,28 @@ def stale_titles(source):
             yield f"{shown(source)}: calls {stem} {text!r}, it is {head!r}"
 
 
-def misspelled(paths):
-    """What codespell knows as a misspelling (dout, ans and inout are names in Verilog)."""
-    run = subprocess.run([sys.executable, "-m", "codespell_lib", "-L", "dout,ans,inout",
-                          *map(str, paths)], capture_output=True, text=True)
-    yield from (run.stdout + run.stderr).replace(f"{ROOT}/", "").splitlines()
+def code_cells(source):
+    """The code cells of a notebook's source."""
+    return [cell.source for cell in jupytext.read(source).cells if cell.cell_type == "code"]
 
 
-# ── Code ──
-def shell_faults():
-    """What ShellCheck says about the scripts."""
-    scripts = sorted([*ROOT.glob("*.sh"), *ROOT.glob(".github/*.sh"), *ROOT.glob(".ci/run")])
-    run = subprocess.run([Path(sys.executable).with_name("shellcheck"), "-f", "gcc", *scripts],
-                         capture_output=True, text=True)
-    yield from (run.stdout + run.stderr).replace(f"{ROOT}/", "").splitlines()
-
-
-def code_lines(path):
-    """(line number, text) of every line of code; a percent source's markdown is left out."""
-    markdown = False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.startswith("# %%"):
-            markdown = "[markdown]" in line
-        if not (markdown and line.startswith("#")):
-            yield number, line
-
-
-def hard_lines(path):
-    """Lines of code that are too long for a page, or name a folder of somebody's machine."""
-    for number, line in code_lines(path):
-        if len(line) > WIDTH:
-            yield f"{shown(path)}:{number}: {len(line)} characters"
-        if path not in MODULES and (found := OWN_FOLDERS.search(line)):
-            yield f"{shown(path)}:{number}: an absolute path, {found[0]}"
-
-
-def caught_blindly(path):
-    """Handlers that would hide any error."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ExceptHandler):
-            if getattr(node.type, "id", None) in (None, "Exception", "BaseException") \
-                    and not isinstance(node.type, (ast.Tuple, ast.Attribute)):
-                yield f"{shown(path)}:{node.lineno}: catches everything"
-
-
-def undocumented(path):
-    """Public functions and classes of a module without a docstring."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not ast.get_docstring(node):
-            if not node.name.startswith("_") and node.name != "main":
-                yield f"{shown(path)}:{node.lineno}: {node.name} has no docstring"
-
-
-def attributes(tree, names):
-    """The attributes that code reads from variables of these names."""
-    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name) and node.value.id in names}
-
-
-def unread_settings(path, modules=MODULES):
-    """Fields of `Settings` that no code reads as `cfg.field`.
-
-    Copying all of them into a record (`asdict`) reads none of them. Where a notebook hands `cfg`
-    itself to a function, the `cfg.field` of `modules` count as well.
-    """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    kinds = [node for node in tree.body if isinstance(node, ast.ClassDef)
-             and node.name == "Settings"]
-    read = attributes(tree, {"cfg"}).union(*(attributes(kind, {"self"}) for kind in kinds))
-    if any(isinstance(word, ast.Name) and word.id == "cfg" for node in ast.walk(tree)
-           if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "asdict"
-           for word in node.args):
-        read = read.union(*(attributes(ast.parse(module.read_text()), {"cfg"})
-                            for module in modules))
-    for kind in kinds:
-        for item in kind.body:
-            if isinstance(item, ast.AnnAssign) and item.target.id not in read:
-                yield f"{shown(path)}:{item.lineno}: nothing reads Settings.{item.target.id}"
+def hard_lines(source):
+    """Lines of a page's code that are too long to show, or name a folder of somebody's machine."""
+    for line in "\n".join(code_cells(source)).splitlines():
+        if len(line) > 100:
+            yield f"{shown(source)}: {len(line)} characters: {line[:60]}"
+        if found := OWN_FOLDERS.search(line):
+            yield f"{shown(source)}: an absolute path, {found[0]}"
 
 
 def other_opening(source):
-    """The cells that open every notebook are the same in all of them."""
-    text = re.sub(r"helpers\.machine\([^)]*\)", "helpers.machine()", source.read_text())
-    if OPENING.read_text() not in text:
-        yield f"{shown(source)}: the opening cells differ from {shown(OPENING)}"
+    """The first code cell is the same in every notebook, but for how many devices it asks for."""
+    def opening(path):
+        return re.sub(r"machine\([^)]*\)", "machine()", code_cells(path)[0])
+    if opening(source) != opening(sources()[0]):
+        yield f"{shown(source)}: another opening cell than {sources()[0].name}"
 
 
-# ── Stored notebooks ──
 def noise(path):
     """What a reader should not have to see in a stored notebook's outputs."""
     for cell in nbformat.read(path, as_version=4).cells:
@@ -209,34 +146,30 @@ def noise(path):
         yield f"{shown(path)}: {path.stat().st_size / 1e6:.1f} MB"
 
 
-CHECKS = {  # what is wrong: (function, files it looks at one by one)
-    "dead link": (dead_links, [*sources(), *PAGES]),
-    "section": (wrong_sections, [*sources(), *PAGES]),
-    "title": (stale_titles, sources()),
-    "line": (hard_lines, [*sources(), *MODULES]),
-    "except": (caught_blindly, [*sources(), *MODULES]),
-    "docstring": (undocumented, MODULES),
-    "setting": (unread_settings, sources()),
-    "opening": (other_opening, sources()),
-    "output": (noise, sorted(notebooks.FOLDER.glob("*.ipynb"))),
-}
-NAMES = [*CHECKS, "spelling", "shell", "sync"]
-
-
-def findings(check):
-    """All findings of one entry of CHECKS, or of one that takes all files at once."""
-    if check == "shell":
-        return list(shell_faults())
-    if check == "spelling":
-        return list(misspelled([*sources(), *PAGES, *MODULES]))
-    if check == "sync":  # stale notebooks, stored errors, absolute paths in outputs
-        return notebooks.problems()
-    function, paths = CHECKS[check]
+def each(function, *paths):
+    """All findings of a function, file by file."""
     return [found for path in paths for found in function(path)]
 
 
+CHECKS = {
+    "code": lambda: said(sys.executable, "-m", "ruff", "check", "-q", "--output-format=concise"),
+    "spelling": lambda: misspelled([*sources(), *PAGES, *(
+        path for room in (*budget.ROOMS, "tools") for path in ROOT.glob(f"{room}/*.py"))]),
+    "shell": lambda: said(Path(sys.executable).with_name("shellcheck"), "-f", "gcc", *ROOT.glob("*.sh"),
+                          *ROOT.glob("scripts/*.sh"), *ROOT.glob(".github/*.sh"), ROOT / ".ci/run"),
+    "dead link": lambda: each(dead_links, *sources(), *PAGES),
+    "section": lambda: each(wrong_sections, *sources(), *PAGES),
+    "title": lambda: each(stale_titles, *sources()),
+    "line": lambda: each(hard_lines, *sources()),
+    "opening": lambda: each(other_opening, *sources()),
+    "output": lambda: each(noise, *sorted(notebooks.FOLDER.glob("*.ipynb"))),
+    "sync": notebooks.problems,  # stale notebooks, stored errors, absolute paths in outputs
+}
+
+
 def main():
-    found = [line for check in NAMES for line in findings(check)]
+    """Print all findings."""
+    found = [line for check in CHECKS.values() for line in check()]
     print("\n".join(found) or "lint: nothing to say")
     raise SystemExit(1 if found else 0)
 

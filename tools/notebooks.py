@@ -1,7 +1,8 @@
 """Build, check and execute the notebooks. `update_notebooks.sh` calls this file.
 
 The numbered .py files are the source; `notebooks/*.ipynb` are made from them and carry the outputs
-of a run of exactly that source. (`tools/series.py` executes a range of them, for `run_all.sh`.)
+of a run of exactly that source. jupytext converts; what it lacks is here: ids made from a cell's
+text, and outputs that go when the code they came from changes. (`tools/series.py` executes a range.)
 """
 
 import argparse
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel
@@ -28,20 +29,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from helpers.run import UserError, run_dir, write_text
-
 FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
 # Stored results that a notebook shows: its outputs are as old as they were when it was executed.
-SHOWS = {"01": ("data/dryrun", "data/published"), "03": ("data/dryrun",),
-         "05": ("data/published",), "08": ("data/dryrun", "data/published"),
-         "10": ("data/published",), "11": ("data/dryrun", "data/qlora"), "12": ("data/nca",)}
-# Where an opening clones from, and the name of the folder.
-ADDRESS = re.compile(r'(?<=--depth=1 )https://github\.com/[\w./-]+|(?<="\.\.", )"[\w.-]+"'
-                     r'|(?<=or \[)"[\w.-]+"')
+SHOWS = {"01": ("data/dryrun", "data/published"), "03": ("data/dryrun",), "05": ("data/published",),
+         "08": ("data/dryrun", "data/published"), "10": ("data/published",),
+         "11": ("data/dryrun", "data/qlora"), "12": ("data/nca",), "13": ("data/rl",)}
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|tmp|work|private|var/folders)/[\w.-]+")
 
@@ -51,10 +45,32 @@ def sources():
     return sorted(ROOT.glob("[0-9][0-9]_*.py"))
 
 
+def shown(path):
+    """A path as the reader would type it."""
+    return os.path.relpath(path, ROOT) if Path(path).is_relative_to(ROOT) else str(path)
+
+
+def code_cells(notebook):
+    """The code cells of a notebook."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def write(path, text):
+    """Write a text file, whole or not at all."""
+    fresh = path.with_name(f".{path.name}.partial")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+# ── From source to notebook ──
 def build(source):
-    """Turn a percent-format source into a notebook without outputs, with ids made from content."""
-    notebook = jupytext.read(source)
-    seen = collections.Counter()
+    """Turn a percent-format source into a notebook without outputs, with ids made from content.
+
+    Raises:
+      SyntaxError: the source is not Python.
+    """
+    compile(source.read_text(encoding="utf-8"), source.name, "exec")
+    notebook, seen = jupytext.read(source), collections.Counter()
     for cell in notebook.cells:  # same text, same id: no noise in diffs
         digest = hashlib.sha1(cell.source.encode()).hexdigest()[:8]
         cell["id"] = f"{digest}-{seen[digest]}"
@@ -63,63 +79,23 @@ def build(source):
     return notebook
 
 
-def made_from(source):
-    """{folder or file of stored results: hash of its tables} for those that a notebook shows."""
-    found = {}
-    for name in SHOWS.get(source.stem[:2], ()):
-        path, digest = ROOT / name, hashlib.sha256()
-        for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.suffix in (".csv", ".json"):
-                digest.update(file.name.encode() + b"\0" + file.read_bytes())
-        found[name] = digest.hexdigest()[:12]
-    return found
-
-
-def outdated(source, notebook):
-    """The stored results that have changed since a notebook was executed."""
-    then = notebook.metadata.get("made_from", {})
-    return [name for name, digest in made_from(source).items() if then.get(name) != digest]
-
-
-def code_cells(notebook):
-    """The code cells of a notebook."""
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+def stored(path):
+    """A notebook file; None if there is none, or none that can be read."""
+    try:
+        return nbformat.read(path, as_version=4) if path.exists() else None
+    except (ValueError, AttributeError, nbformat.ValidationError):
+        return None
 
 
 def keep_outputs(new, old):
-    """Copy outputs from `old` if its code cells are those of `new`; return whether they are.
-
-    Another clone address makes no other code, unless the outputs show the one that was.
-    """
-    def code(notebook):
-        return [ADDRESS.sub("", cell.source) for cell in code_cells(notebook)]
-    now, then = (ADDRESS.findall("\n".join(cell.source for cell in code_cells(notebook)))
-                 for notebook in (new, old))
-    if code(new) != code(old) or now != then and any(url in output_text(old) for url in then):
+    """Copy outputs from `old` if its code cells are those of `new`; return whether they are."""
+    if [cell.source for cell in code_cells(new)] != [cell.source for cell in code_cells(old)]:
         return False
-    for cell, before in zip(code_cells(new), code_cells(old)):
+    for cell, before in zip(code_cells(new), code_cells(old), strict=True):
         cell.outputs, cell.execution_count = before.outputs, before.execution_count
     if "made_from" in old.metadata:
         new.metadata["made_from"] = old.metadata["made_from"]
     return True
-
-
-def target_of(source):
-    """Where the notebook made from a source lives."""
-    return FOLDER / f"{source.stem}.ipynb"
-
-
-def stored(path):
-    """A notebook file; None if there is none, or, said, none that can be read."""
-    if not path.exists():
-        return None
-    try:
-        notebook = nbformat.read(path, as_version=4)
-        nbformat.validate(notebook)
-        return notebook
-    except (ValueError, AttributeError, KeyError, TypeError, nbformat.ValidationError):
-        print(f"{shown(path)} is unreadable and counts as absent", flush=True)
-        return None
 
 
 def current(source):
@@ -130,28 +106,46 @@ def current(source):
     return notebook
 
 
-def unparsable():
-    """The sources that are not Python, one line each: their notebooks must not be touched."""
-    found = []
-    for source in sources():
-        try:
-            compile(source.read_text(encoding="utf-8"), source.name, "exec")
-        except (SyntaxError, ValueError) as error:
-            line = getattr(error, "lineno", None)
-            found.append(f"{source.name}{f', line {line}' if line else ''}, does not parse: "
-                         f"{getattr(error, 'msg', error)}")
-    return found
-
-
-def refuse_unparsable():
-    """Raise a `SystemExit` with a line for each source that does not parse."""
-    if wrong := unparsable():
-        raise SystemExit("\n".join([*wrong, "no notebook was changed"]))
+def target_of(source):
+    """Where the notebook made from a source lives."""
+    return FOLDER / f"{source.stem}.ipynb"
 
 
 def text_of(notebook):
     """The file's text."""
     return nbformat.writes(notebook) + "\n"
+
+
+def update():
+    """Rewrite the notebooks whose text changed, delete orphans, and say so."""
+    wanted = {target_of(source): text_of(current(source)) for source in sources()}
+    FOLDER.mkdir(exist_ok=True)
+    for orphan in sorted(set(FOLDER.glob("*.ipynb")) - set(wanted)):
+        orphan.unlink()
+        print(f"removed {shown(orphan)}")
+    for target, text in wanted.items():
+        if not target.exists() or target.read_bytes() != text.encode():
+            write(target, text)
+            print(f"wrote {shown(target)}")
+
+
+# ── Outputs ──
+def made_from(source):
+    """{folder of stored results: hash of its tables} for those that a notebook shows."""
+    found = {}
+    for name in SHOWS.get(source.stem[:2], ()):
+        digest = hashlib.sha256()
+        for file in sorted((ROOT / name).rglob("*")):
+            if file.suffix in (".csv", ".json"):
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        found[name] = digest.hexdigest()[:12]
+    return found
+
+
+def outdated(source, notebook):
+    """The stored results that have changed since a notebook was executed."""
+    then = notebook.metadata.get("made_from", {})
+    return [name for name, digest in made_from(source).items() if then.get(name) != digest]
 
 
 def has_outputs(notebook):
@@ -166,14 +160,11 @@ def has_error(notebook):
 
 def output_text(notebook):
     """Everything the outputs say, as one string (images left out)."""
-    parts = []
-    for cell in code_cells(notebook):
-        for output in cell.outputs:
-            parts.append(output.get("text", ""))
-            for kind, value in output.get("data", {}).items():
-                if kind.startswith("text/"):
-                    parts.append(value if isinstance(value, str) else "".join(value))
-    return "\n".join(parts)
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    texts = [output.get("text", "") for output in outputs]
+    texts += ["".join(value) for output in outputs for kind, value in output.get("data", {}).items()
+              if kind.startswith("text/")]
+    return "\n".join(texts)
 
 
 def tidy(notebook):
@@ -195,82 +186,68 @@ def tidy(notebook):
     return notebook
 
 
+def problems():
+    """What `--check` objects to, one line each."""
+    found = [f"orphan, no source: {shown(path)}" for path in sorted(FOLDER.glob("*.ipynb"))
+             if not (ROOT / f"{path.stem}.py").exists()]
+    for source in sources():
+        target, old = target_of(source), stored(target_of(source))
+        if old is None:
+            found.append(f"missing or unreadable: {shown(target)}")
+            continue
+        if target.read_text(encoding="utf-8") != text_of(current(source)):
+            found.append(f"out of date: {shown(target)}")
+        elif not has_outputs(old):
+            found.append(f"without outputs: {shown(target)}")
+        elif changed := outdated(source, old):
+            found.append(f"executed before {' and '.join(changed)} changed: {shown(target)}")
+        if has_error(old):
+            found.append(f"holds an error output: {shown(target)}")
+        if private := PRIVATE_PATHS.search(output_text(old)):
+            found.append(f"absolute path in an output ({private.group()}): {shown(target)}")
+    return found
+
+
+# ── Executing ──
 class Client(NotebookClient):
     """Executes a notebook and repeats what its cells print, as they print it."""
 
-    kernel = child = None  # the kernel's process, which leads a group, to psutil and to Python
-    guard = None           # the pipe of its guard
-
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.unread = Future()  # fails as soon as nobody reads what is printed here
+    child = guard = None  # the kernel's process, which leads a group, and the pipe of its guard
 
     async def async_start_new_kernel(self, **options):
         await super().async_start_new_kernel(**options)
-        self.kernel = psutil.Process(self.km.provisioner.pid)
         self.child = self.km.provisioner.process
         # A shell that kills the kernel's group when this process ends without a word (kill -9).
         end, self.guard = os.pipe()
-        subprocess.Popen(["sh", "-c", "read word || kill -s KILL -- -$0", str(self.kernel.pid)],
+        subprocess.Popen(["sh", "-c", "read word || kill -s KILL -- -$0", str(self.child.pid)],
                          stdin=end, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(end)
-
-    def cause(self):
-        """How the kernel has ended, in words."""
-        status = self.child.poll()
-        if status == -signal.SIGKILL:
-            return "killed from outside, often: not enough memory"
-        return signal.Signals(-status).name if (status or 0) < 0 else f"exit status {status}"
-
-    def dismiss(self):
-        """The kernel has ended: its guard may go."""
-        if self.guard is not None:
-            os.write(self.guard, b"ended\n")
-            os.close(self.guard)
-            self.guard = None
 
     def output(self, outs, msg, display_id, cell_index):
         if msg["msg_type"] == "stream":
             try:
                 sys.stdout.write(msg["content"]["text"])
                 sys.stdout.flush()
-            except BrokenPipeError as error:
-                if not self.unread.done():
-                    self.unread.set_exception(error)
+            except BrokenPipeError:  # `| head`: as if the terminal had been closed
+                os.kill(os.getpid(), signal.SIGHUP)
         return super().output(outs, msg, display_id, cell_index)
 
+    def end(self, seconds=25.0):
+        """End the kernel's group, if it is there; servers have a session of their own and are left.
 
-def end_kernel(kernel, seconds=2.0, longest=25.0):
-    """End a kernel and its children; servers, which have a session of their own, are left.
-
-    SIGTERM ends a kernel at once, unless it has a handler for it: then it is finishing something,
-    a copy to a bucket for example, and gets `longest`. What is left after that is killed.
-    """
-    with contextlib.suppress(psutil.NoSuchProcess):
-        status = Path(f"/proc/{kernel.pid}/status")
-        # psutil does not say which signals are caught
-        caught = re.search(r"SigCgt:\s*(\w+)", status.read_text()) if status.exists() else None
-        busy = caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1
-        kernel.terminate()
-        end = time.monotonic() + (longest if busy else seconds)
-        while kernel.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+        SIGTERM ends a kernel at once, unless it has a handler for it: then it is finishing
+        something, a copy to a bucket for example, and gets `seconds`.
+        """
+        if not self.child:
+            return
+        self.child.terminate()
+        limit = time.monotonic() + seconds
+        while self.child.poll() is None and time.monotonic() < limit:
             time.sleep(0.05)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(kernel.pid, signal.SIGKILL)
-
-
-def in_thread(other, work, *arguments, **options):
-    """Call `work` in a thread and wait: signals then reach the main thread, and nobody else.
-
-    If the future `other` ends first, that one is what this raises or returns.
-    """
-    pool = ThreadPoolExecutor(1)
-    try:
-        running = pool.submit(work, *arguments, **options)
-        ended, _ = wait({running, other}, return_when=FIRST_COMPLETED)
-        return (other if other in ended else running).result()
-    finally:
-        pool.shutdown(wait=False)
+        with contextlib.suppress(ProcessLookupError):  # nothing of the group is left
+            os.killpg(self.child.pid, signal.SIGKILL)
+        os.write(self.guard, b"ended\n")
+        os.close(self.guard)
 
 
 def last_words(log, begin):
@@ -279,7 +256,7 @@ def last_words(log, begin):
         file.seek(begin)
         lines = file.read().decode(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip() and "[IPKernelApp]" not in line]
-    return said[-1][:300] if said else ""
+    return f"it last said: {said[-1][:300]}" if said else ""
 
 
 def execute(source, folder, **options):
@@ -293,94 +270,49 @@ def execute(source, folder, **options):
     """
     notebook, stored_results = build(source), made_from(source)
     folder.mkdir(parents=True, exist_ok=True)
-    copy = folder / f"{source.stem}.ipynb"
+    copy, kernel_log = folder / f"{source.stem}.ipynb", folder / "kernel.log"
     print(f"== {source.stem} ==", flush=True)
-    start = time.perf_counter()
+    start, failed = time.perf_counter(), None
     client = Client(notebook, timeout=None, kernel_name="python3",
                     resources={"metadata": {"path": str(ROOT)}})
-    failed, ended = None, False
-    with open(folder / "kernel.log", "ab") as log:  # what a kernel says when it crashes
+    pool = ThreadPoolExecutor(1)  # signals then reach the main thread, and not nbclient
+    with open(kernel_log, "ab") as log:  # what a kernel says when it crashes
         begin = log.tell()
         try:
-            in_thread(client.unread, client.execute, stdout=log, stderr=log, **options)
-            ended = True
+            pool.submit(client.execute, stdout=log, stderr=log, **options).result()
         except CellExecutionError as error:
-            ended, failed = True, re.sub(r"\x1b\[[0-9;]*m", "", error.traceback).strip()
+            failed = ESCAPES.sub("", error.traceback).strip()
         except DeadKernelError:
-            said = last_words(folder / "kernel.log", begin)
-            why = f"it last said: {said}" if said else client.cause()
-            raise SystemExit(f"{source.stem}: the kernel died; {why} "
-                             f"({shown(folder / 'kernel.log')})") from None
+            said = last_words(kernel_log, begin) or f"exit status {client.child.poll()}, -9 is often: " \
+                "not enough memory"
+            raise SystemExit(f"{source.stem}: the kernel died; {said} "
+                             f"({shown(kernel_log)})") from None
         finally:
-            if client.kernel and not ended:
-                end_kernel(client.kernel)
-            client.dismiss()
+            client.end()
+            pool.shutdown(wait=False)
     took = time.perf_counter() - start
-    if failed:
-        print(f"\n{failed}\n\n{source.stem} failed after {took:.0f} s: {shown(copy)}",
-              file=sys.stderr, flush=True)
     tidy(notebook)
     if stored_results:
         notebook.metadata["made_from"] = stored_results
-    try:
-        write_text(copy, text_of(notebook))
-    except UserError as error:
-        what = "" if failed else f"{source.stem} ran to its end, and what it wrote is kept. "
-        raise SystemExit(f"{what}{shown(copy)} could not be saved: {error}") from None
+    write(copy, text_of(notebook))
     if failed:
+        print(f"\n{failed}\n\n{source.stem} failed after {took:.0f} s: {shown(copy)}",
+              file=sys.stderr, flush=True)
         raise SystemExit(1)
     print(f"== {source.stem}: {took:.0f} s -> {shown(copy)} ==", flush=True)
     return notebook
 
 
-def shown(path):
-    """A path as the reader would type it."""
-    return os.path.relpath(path, ROOT) if Path(path).is_relative_to(ROOT) else str(path)
-
-
-def problems():
-    """What `--check` objects to, one line each."""
-    found = unparsable()
-    for orphan in sorted(FOLDER.glob("*.ipynb")):
-        if not (ROOT / f"{orphan.stem}.py").exists():
-            found.append(f"orphan, no source: {shown(orphan)}")
-    for source in sources():
-        target = target_of(source)
-        old = stored(target)
-        if old is None:
-            found.append(f"missing: {shown(target)}")
-            continue
-        if target.read_text(encoding="utf-8") != text_of(current(source)):
-            found.append(f"out of date: {shown(target)}")
-        elif not has_outputs(old):
-            found.append(f"without outputs: {shown(target)}")
-        elif changed := outdated(source, old):
-            found.append(f"executed before {' and '.join(changed)} changed: {shown(target)}")
-        if has_error(old):
-            found.append(f"holds an error output: {shown(target)}")
-        private = PRIVATE_PATHS.search(output_text(old))
-        if private:
-            found.append(f"absolute path in an output ({private.group()}): {shown(target)}")
-    return found
-
-
-def update():
-    """Rewrite the notebooks whose text changed, delete orphans, and say so.
-
-    Raises:
-      SystemExit: a source does not parse; then nothing is changed.
-    """
-    refuse_unparsable()
-    FOLDER.mkdir(exist_ok=True)
-    for orphan in FOLDER.glob("*.ipynb"):
-        if not (ROOT / f"{orphan.stem}.py").exists():
-            orphan.unlink()
-            print(f"removed {shown(orphan)}")
-    for source in sources():
-        text, target = text_of(current(source)), target_of(source)
-        if not target.exists() or target.read_bytes() != text.encode():
-            write_text(target, text)
-            print(f"wrote {shown(target)}")
+def adopt(source, notebook, copy):
+    """Take the outputs of an executed copy, if its code and what it shows are today's, and all of
+    its cells ran."""
+    executed = stored(copy)
+    if executed is None or has_error(executed) or outdated(source, executed) \
+            or any(cell.execution_count is None for cell in code_cells(executed)):
+        return False
+    if adopted := keep_outputs(notebook, executed):
+        print(f"outputs of {shown(copy)} -> {shown(FOLDER)}")
+    return adopted
 
 
 def execute_stored(every):
@@ -390,47 +322,14 @@ def execute_stored(every):
     executed counts as a run, if its code is that of the source.
     """
     os.environ |= {"SIZE": "tiny", "SERVER_OWNER": str(os.getpid())}
-    folder = run_dir("notebooks")
+    folder = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny") / "notebooks"
     for source in sources():
         notebook, copy = current(source), folder / f"{source.stem}.ipynb"
         if has_outputs(notebook) and not outdated(source, notebook) and not every:
             continue
         if every or not adopt(source, notebook, copy):
             notebook = execute(source, folder)
-        write_text(target_of(source), text_of(notebook))
-
-
-def adopt(source, notebook, copy):
-    """Take the outputs of an executed copy; False if its code or what it shows is not today's, or
-    if it did not finish."""
-    executed = stored(copy)
-    if executed is None or has_error(executed) or outdated(source, executed):
-        return False
-    if any(cell.execution_count is None for cell in code_cells(executed)):
-        return False
-    if adopted := keep_outputs(notebook, executed):
-        print(f"outputs of {shown(copy)} -> {shown(FOLDER)}")
-    return adopted
-
-
-def set_repository(url):
-    """Write another clone address, and the Colab badges that go with it, everywhere."""
-    match = re.fullmatch(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?", url)
-    if not match:
-        raise SystemExit("--repository wants https://github.com/NAME/REPOSITORY: "
-                         "the Colab badge opens notebooks from GitHub")
-    owner, name = match.groups()
-    opening = (ROOT / "tools" / "opening.txt").read_text(encoding="utf-8")
-    old_owner, old_name = re.search(r"https://github\.com/([\w.-]+)/([\w.-]+)\"", opening).groups()
-    files = [*sources(), ROOT / "tools" / "opening.txt", *ROOT.glob("*.md")]
-    for path in files:
-        text = path.read_text(encoding="utf-8")
-        new = text.replace(f"github.com/{old_owner}/{old_name}", f"github.com/{owner}/{name}")
-        new = new.replace(f"/github/{old_owner}/{old_name}/", f"/github/{owner}/{name}/")
-        new = new.replace(f'"{old_name}"', f'"{name}"') if path.suffix != ".md" else new
-        if new != text:
-            write_text(path, new)
-            print(f"rewrote {shown(path)}")
+        write(target_of(source), text_of(notebook))
 
 
 class PeakMemory(threading.Thread):
@@ -450,7 +349,33 @@ class PeakMemory(threading.Thread):
                     continue  # it ended, or it is not ours to look at
 
 
+# ── Publishing ──
+def repository():
+    """The published copy's OWNER/NAME, from the Colab badge in README."""
+    return re.search(r"/github/([\w.-]+/[\w.-]+)/blob/", (ROOT / "README.md").read_text())[1]
+
+
+def set_repository(url):
+    """Write another clone address and Colab badges everywhere, in stored outputs as well."""
+    match = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", url)
+    if not match:
+        raise SystemExit("--repository wants https://github.com/NAME/REPOSITORY: "
+                         "the Colab badge opens notebooks from GitHub")
+    old, new = repository(), match[1]
+    modules = [path for path in ROOT.glob("*/*.py") if not path.parent.name.startswith(".")]
+    for path in [*sources(), *modules, *ROOT.glob("*.md"), *ROOT.glob("*.sh"), *FOLDER.glob("*.ipynb")]:
+        text = path.read_text(encoding="utf-8")
+        changed = text.replace(f"github.com/{old}", f"github.com/{new}")
+        changed = changed.replace(f"/github/{old}/", f"/github/{new}/")
+        if path.suffix != ".md":  # the folder that an opening clones into
+            changed = re.sub(rf'(?<="){old.split("/")[1]}(?=\\?")', new.split("/")[1], changed)
+        if changed != text:
+            write(path, changed)
+            print(f"rewrote {shown(path)}")
+
+
 def main():
+    """Read the options and do what they say."""
     sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
     parser = argparse.ArgumentParser(prog="update_notebooks.sh", description=__doc__)
     parser.add_argument("--check", action="store_true",
@@ -467,21 +392,15 @@ def main():
         found = problems()
         print("\n".join(found) or "notebooks: all up to date, with outputs, without errors")
         raise SystemExit(1 if found else 0)
-    else:
-        if options.repository:
-            refuse_unparsable()
-            set_repository(options.repository)
-        update()
-        if options.execute:
-            try:
-                execute_stored(options.all)
-            finally:
-                subprocess.run([sys.executable, "-m", "serving.server", "stop"], cwd=ROOT,
-                               check=False)
+    if options.repository:
+        set_repository(options.repository)
+    update()
+    if options.execute:
+        try:
+            execute_stored(options.all)
+        finally:
+            subprocess.run([sys.executable, "-m", "serving.server", "stop"], cwd=ROOT, check=False)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        raise SystemExit(f"update_notebooks: {error}") from None
+    main()
