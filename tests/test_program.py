@@ -19,7 +19,6 @@ from tpu_time import program
 from tpu_time.program import Slice, predict
 
 sys.path.insert(0, str(ROOT / "tools"))
-import readme_figure
 
 V5P = Slice("v5p", (2, 2, 1))
 CLOCK = 1.75e9
@@ -510,30 +509,6 @@ def test_nothing_but_the_standard_library_and_numpy():
              else node.names[0].name.split(".")[0]
              for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))}
     assert names - set(sys.stdlib_module_names) <= {"numpy", "tables"}
-
-
-# ── the README's figure ─────────────────────────────────────────────────────────────────────────
-
-def test_the_figure_shows_the_table():
-    points = readme_figure.bars()
-    if not points:
-        pytest.skip("data/dryrun/v5p-8_31b.csv predicts not both `published` and `ours` yet")
-    assert readme_figure.described(points) in readme_figure.FIGURE.read_text()
-
-
-def test_the_figure_can_be_drawn(tmp_path):
-    table = tmp_path / "table.csv"
-    table.write_text("recipe,tokens_per_second_predicted\nours,900\n\"ours, one row\",\n"
-                     "published,100\n")
-    points = readme_figure.bars(table)
-    assert [value for _, value, _ in points] == [100, 763, 900], "763 is the published measurement"
-    assert readme_figure.bars(tmp_path / "none.csv") == []
-    table.write_text("recipe,tokens_per_second_predicted\nours,900\npublished,\n")
-    assert readme_figure.bars(table) == []
-    for name in ("a.svg", "b.svg"):
-        readme_figure.draw(points, tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert "this series, predicted: 900" in (tmp_path / "a.svg").read_text()
 
 
 # ── stored predictions ──────────────────────────────────────────────────────────────────────────

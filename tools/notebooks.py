@@ -362,7 +362,7 @@ def set_repository(url):
         raise SystemExit("--repository wants https://github.com/NAME/REPOSITORY: "
                          "the Colab badge opens notebooks from GitHub")
     old, new = repository(), match[1]
-    modules = [path for path in ROOT.glob("*/*.py") if not path.parent.name.startswith(".")]
+    modules = [path for path in ROOT.glob("[a-z]*/*.*") if path.suffix in (".py", ".txt", ".sh")]
     for path in [*sources(), *modules, *ROOT.glob("*.md"), *ROOT.glob("*.sh"), *FOLDER.glob("*.ipynb")]:
         text = path.read_text(encoding="utf-8")
         changed = text.replace(f"github.com/{old}", f"github.com/{new}")

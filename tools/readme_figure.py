@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from helpers import style
+from tables import published
 
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
@@ -32,15 +33,12 @@ def bars(table=TABLE):
     The prediction of the published recipe, what its authors measured, and the prediction of the
     row that 03 trains with. A measured value has no range of ours: it is all three numbers.
     """
-    def rows(path):
-        with open(path, newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
-    predicted = {row["recipe"]: [float(row.get(f"tokens_per_second_{end}") or
-                                       row["tokens_per_second_predicted"])
-                                 for end in ("predicted", "low", "high")]
-                 for row in rows(table) if row["tokens_per_second_predicted"]}
-    measured = next(float(row["tpu"]) for row in rows(
-        ROOT / "data" / "published" / "training_results.csv") if row["metric"] == "throughput")
+    with open(table, newline="", encoding="utf-8") as file:
+        predicted = {row["recipe"]: [float(row.get(f"tokens_per_second_{end}") or
+                                           row["tokens_per_second_predicted"])
+                                     for end in ("predicted", "low", "high")]
+                     for row in csv.DictReader(file) if row["tokens_per_second_predicted"]}
+    measured = published("training_results", "metric", "tpu")["throughput"]
     ours = predicted.get("ours, faster") or predicted["ours"]
     return [("published recipe, predicted", *predicted["published"], "SKY"),
             ("published recipe, measured by its authors", *[measured] * 3, "RED"),
