@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Replace the pinned versions in .venv by the newest that fit together: what the notebooks and the
-# tests import (the first part of train.txt and test.txt) is upgraded, and takes along what it needs.
-#   .github/newest.sh           upgrade, and say what changed
-#   .github/newest.sh --names   only print the names
+# Replace the pinned versions by the newest that fit together: what the notebooks and the tests import
+# (the first part of train.txt and test.txt) is upgraded, and takes along what it needs.
+#   .github/newest.sh [PYTHON]   upgrade .venv, or that Python, and say what changed
+#   .github/newest.sh --names    only print the names
 set -euo pipefail
 cd "$(dirname "$0")/.."
 names() { # the requirements above "# and what those pull in", without their versions
@@ -14,7 +14,7 @@ if [ "${1:-}" = --names ]; then
   names
   exit
 fi
-python=.venv/bin/python
+python="${1:-.venv/bin/python}"
 before="$(mktemp)"
 trap 'rm -f "$before"' EXIT
 "$python" -m pip freeze >"$before"

@@ -362,13 +362,14 @@ def set_repository(url):
         raise SystemExit("--repository wants https://github.com/NAME/REPOSITORY: "
                          "the Colab badge opens notebooks from GitHub")
     old, new = repository(), match[1]
-    modules = [path for path in ROOT.glob("[a-z]*/*.*") if path.suffix in (".py", ".txt", ".sh")]
-    for path in [*sources(), *modules, *ROOT.glob("*.md"), *ROOT.glob("*.sh"), *FOLDER.glob("*.ipynb")]:
+    for path in [*sources(), *ROOT.glob("tools/*.txt"), *ROOT.glob("*.md"), *ROOT.glob("*.sh"),
+                 *ROOT.glob("scripts/*.sh"), *FOLDER.glob("*.ipynb")]:
         text = path.read_text(encoding="utf-8")
         changed = text.replace(f"github.com/{old}", f"github.com/{new}")
         changed = changed.replace(f"/github/{old}/", f"/github/{new}/")
-        if path.suffix != ".md":  # the folder that an opening clones into
-            changed = re.sub(rf'(?<="){old.split("/")[1]}(?=\\?")', new.split("/")[1], changed)
+        quote = '\\"' if path.suffix == ".ipynb" else '"'  # the folder that an opening clones into
+        changed = changed.replace(f"{quote}{old.split('/')[1]}{quote}",
+                                  f"{quote}{new.split('/')[1]}{quote}")
         if changed != text:
             write(path, changed)
             print(f"rewrote {shown(path)}")

@@ -15,7 +15,8 @@ from tpu_time import fit  # noqa: E402  (standard library only)
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]
 root_doc = "README"
-MORE = ["OWN_DATA", "tools/site/cost", "GLOSSARY", "CONTRIBUTING", "LOG", "data/dryrun/README"]  # beside notebooks
+MORE = ["OWN_DATA", "RENTING", "TROUBLE", "STATUS", "tools/site/cost", "GLOSSARY", "CONTRIBUTING", "LOG",
+        "data/dryrun/README"]  # beside the notebooks
 include_patterns = ["notebooks/*.ipynb", *(f"{page}.md" for page in (root_doc, *MORE))]
 exclude_patterns = [".*", "runs", "site"]
 nb_execution_mode = "off"
