@@ -1,19 +1,23 @@
 """Judge a Verilog module that a language model wrote, by verilog-eval's rules, without trusting it.
 
-A problem is three files, `*_prompt.txt`, `*_ref.sv` (RefModule) and `*_test.sv` (tb).
-The candidate is compiled with the two, in a copy where every name of theirs carries a secret, and
-what the compiler made of it is inspected before it runs: every system call, scope, driver and
-reference stands in Icarus's output with the file it came from, after all macros, comments and
-tricks of spelling are gone. Notebook 07 has a table of attacks and of the walls they meet.
+A problem is three files, `*_prompt.txt`, `*_ref.sv` (RefModule) and `*_test.sv` (tb). verilog-eval
+compiles them together with the answer, so an answer can read the reference, stop the simulation or
+print the winning line. Here the answer never meets them:
+
+1. *The questions* (once per problem): testbench and reference run without any answer, and every
+   change of TopModule's inputs is written down.
+2. *The exam*: the answer runs alone with a bench that replays these inputs and writes down its
+   outputs. There is nothing to copy: neither reference nor testbench are in this program.
+3. *The marking*: testbench and reference run again, and in the answer's place stands a module that
+   replays the outputs. Only this run decides, and no text of the answer is in it.
 """
 
+import collections
 import contextlib
 import functools
-import itertools
 import math
 import os
 import re
-import secrets
 import selectors
 import shutil
 import signal
@@ -29,7 +33,6 @@ from helpers.run import Progress, write_text
 CATEGORIES = ("pass", "mismatch", "timeout", "runtime", "compile", "syntax", "refused", "no code")
 REPOSITORY = "https://github.com/NVlabs/verilog-eval"
 COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
-_COERCED = "is coerced to inout"  # Icarus's warning about an input that is driven from inside
 MISMATCH_LINE = re.compile(r"^Mismatches: (\d+) in (\d+) samples$")
 
 
@@ -42,13 +45,15 @@ class Limits:
         simulator never sleeps, and a busy machine must not turn a pass into a timeout.)
       memory: bytes of address space.
       output: bytes printed; more ends the process.
-      file: bytes of any file the compiler writes (the simulation may write none).
+      file: bytes of any file that is written.
+      code: characters of an answer.
     """
 
     seconds: float = 30.0
     memory: int = 1 << 30
     output: int = 1 << 20
     file: int = 64 << 20
+    code: int = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one candidate.
+    """What became of one answer.
 
     Attributes:
       category: one of `CATEGORIES`.
-      detail: one line: why.
+      detail: one line: why. Equal answers have equal details.
       mismatches: samples that differed from the reference (None: the testbench did not get there).
       samples: samples compared.
-      log: the compiler's and the simulator's output, as verilog-eval's analyser would read it.
+      log: the compiler's output and the testbench's: what verilog-eval's analyser reads.
+      printed: what the answer printed while it ran. It decides nothing.
       seconds: time this took.
     """
 
@@ -86,6 +92,7 @@ class Verdict:
     mismatches: int | None = None
     samples: int | None = None
     log: str = ""
+    printed: str = ""
     seconds: float = 0.0
 
     @property
@@ -113,21 +120,26 @@ def load_problems(folder):
     """The problems in a verilog-eval dataset folder, by name. Incomplete ones are kept and counted.
 
     Raises:
-      ValueError: there is no problem in it.
+      ValueError: there is no problem in it, or none with a reference and a testbench.
     """
     folder, suffixes = Path(folder), ("_prompt.txt", "_ref.sv", "_test.sv")
     names = sorted({path.name.removesuffix(suffix) for suffix in suffixes
                     for path in folder.glob(f"*{suffix}")})
     if not names:
         raise ValueError(f"{folder} holds no verilog-eval problem (*_prompt.txt, *_ref.sv, "
-                        "*_test.sv).")
+                         "*_test.sv).")
 
     def read(name, suffix):
         path = folder / f"{name}{suffix}"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    return [Problem(name, *(read(name, suffix) for suffix in (*suffixes, "_ifc.txt")))
-            for name in names]
+    problems = [Problem(name, *(read(name, suffix) for suffix in (*suffixes, "_ifc.txt")))
+                for name in names]
+    if all(problem.missing for problem in problems):
+        raise ValueError(f"no problem in {folder} is complete: {names[0]} lacks "
+                         f"{', '.join(problems[0].missing)}. Each needs *_prompt.txt, *_ref.sv and "
+                         "*_test.sv.")
+    return problems
 
 
 @functools.cache
@@ -139,7 +151,7 @@ def icarus_version():
     """
     if not (shutil.which("iverilog") and shutil.which("vvp")):
         raise ValueError("Icarus Verilog (iverilog, vvp) is missing. "
-                        "Run: sudo apt-get install -y iverilog")
+                         "Run: sudo apt-get install -y iverilog")
     answer = subprocess.run(["iverilog", "-V"], capture_output=True, text=True)
     found = re.search(r"Icarus Verilog version (\d+)\.(\d+)", answer.stdout)
     return tuple(map(int, found.groups())) if found else (0, 0)
@@ -150,26 +162,25 @@ def icarus_version():
 @functools.cache
 def network_guard():
     """Words before a command that cut it off the network; empty where that is not allowed."""
-    for words in (("unshare", "-n", "--"), ("unshare", "-rn", "--")):
-        if shutil.which(words[0]) and subprocess.run([*words, "true"],
-                                                     capture_output=True).returncode == 0:
-            return words
-    return ()
-
-
-_LIMITED = """ulimit -c 0; ulimit -t $1; ulimit -v $2 2>/dev/null; ulimit -f $3
-[ "$4" = 0 ] || ulimit -u 0 2>/dev/null || ulimit -p 0 2>/dev/null
-shift 4; exec "$@" """
+    return next((words for words in (("unshare", "-n", "--"), ("unshare", "-rn", "--"))
+                 if _works(words)), ())
 
 
 @functools.cache
 def tether():
     """Words before a command that is to end with the process that waits for it, even by kill -9."""
     words = ("setpriv", "--pdeathsig", "KILL", "--")
-    if shutil.which(words[0]) and subprocess.run([*words, "true"],
-                                                 capture_output=True).returncode == 0:
-        return words
-    return ()
+    return words if _works(words) else ()
+
+
+def _works(words):
+    return bool(shutil.which(words[0])) and subprocess.run(
+        [*words, "true"], capture_output=True).returncode == 0
+
+
+_LIMITED = """ulimit -c 0; ulimit -t $1; ulimit -v $2 2>/dev/null; ulimit -f $3
+[ "$4" = 0 ] || ulimit -u 0 2>/dev/null || ulimit -p 0 2>/dev/null
+shift 4; exec "$@" """
 
 
 def run_limited(command, folder, limits, file=None, alone=False):
@@ -231,15 +242,15 @@ def run_limited(command, folder, limits, file=None, alone=False):
 
 # A line with one of these decides, before any mismatch count (the official analyser's order).
 _DECIDES = (
-    ("syntax error", "syntax"),
-    ("error: This assignment requires an explicit cast", "compile"),
-    ("error: Sized numeric constant must have a size greater than zero", "compile"),
-    ("warning: always_comb process has no sensitivities", "compile"),
-    ("found no sensitivities so it will never trigger", "compile"),
-    ("is declared here as wire", "compile"),
-    ("Unknown module type", "compile"),
-    ("Unable to bind wire/reg/memory `clk'", "compile"),
-    ("TIMEOUT", "timeout"),
+    ("syntax error", "syntax", "S"),
+    ("error: This assignment requires an explicit cast", "compile", "e"),
+    ("error: Sized numeric constant must have a size greater than zero", "compile", "0"),
+    ("warning: always_comb process has no sensitivities", "compile", "n"),
+    ("found no sensitivities so it will never trigger", "compile", "n"),
+    ("is declared here as wire", "compile", "w"),
+    ("Unknown module type", "compile", "m"),
+    ("Unable to bind wire/reg/memory `clk'", "compile", "c"),
+    ("TIMEOUT", "timeout", "T"),
 )
 _CONDEMNS = ("Unable to bind wire/reg", "error")  # fails too, when no line above decides
 
@@ -256,7 +267,7 @@ def analyse(log):
             count = int(found[1]), int(found[2])
         if decided:
             continue
-        decided = next(((kind, line.strip()) for text, kind in _DECIDES if text in line), None)
+        decided = next(((kind, line.strip()) for text, kind, _ in _DECIDES if text in line), None)
         if not condemned and any(text in line for text in _CONDEMNS):
             condemned = line.strip()
         clean = clean or bool(found) and count[0] == 0
@@ -269,503 +280,334 @@ def analyse(log):
     return "runtime", "the testbench never reported", count
 
 
-# ---- The trusted files, with names that nobody can guess ----
+# ---- The three programs: questions, exam, marking ----
 
-_TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\\\S+|[$`]\w+
-    |'[sS]?[bBoOdDhH]\s*[\w?]+|'[01xXzZ]|\d[\w.]*|[A-Za-z_][\w$]*|\s+|.""", re.S | re.X)
-_TIMESCALE = re.compile(r"^[ \t]*`timescale\s+(\d+\s*[munpf]?s)\s*/\s*(\d+\s*[munpf]?s)[^\n]*",
-                        re.M)
-# Macros that are never called, and a rule that the text obeys.
-_UNUSED = re.compile(r"^[ \t]*`(?:define\s+(\w+)\b(?!.*`\1\b)[^\n]*(?<!\\)"
-                     r"|default_nettype\s+none\b[^\n]*)$", re.M | re.S)
-_HIDDEN = "\0"  # stands behind each trusted name until a run of the judge has drawn its secret
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
+_SCALE = re.compile(r"`timescale\s+\d+\s*[munpf]?s\s*/\s*(\d+)\s*([munpf]?s)")
+_UNITS = ("s", "ms", "us", "ns", "ps", "fs")
+_PORT = re.compile(r'\.port_info \d+ /(\w+) (\d+) "((?:[^"\\]|\\.)*)"')
+
+# Notes the inputs: at each edge of a bit as a flip-flop sees them, else when a change has settled.
+QUESTIONS = """module TopModule({ports});{unit}
+  integer file = $fopen("questions.txt", "w");
+  initial begin {note} {ever} begin {at_ins} #0 {note} end end
+  {at_edges}
+  final {note}
+endmodule
+"""
+NOTE = '$fdisplay(file, "%0d %b", $time, {{{ins}}});'
+
+# Replays them to the answer and notes its outputs: "0" settled at the end of a time step; "1"
+# at once after the first change, before the nonblocking assignments; "2" the exam is over.
+# The first change of a time step is blocking, as of a clock; what follows comes one moment later.
+EXAM = """module ExamOfTopModule;{unit}
+  {regs}
+  {wires}
+  TopModule top_module1({connections});
+  wire [{many}:0] given = {{{outs}}};
+  integer questions = $fopen("questions.txt", "r"), answers = $fopen("answers.txt", "w");
+  integer found;
+  reg [63:0] now, next, noted = 0;
+  reg [{wide}:0] vector;
+  reg [{many}:0] settled;
+  reg tick = 0, fresh, no_input;
+  initial begin
+    $fstrobe(answers, "%0d 0 %b", $time, given);
+    found = $fscanf(questions, "%d %b", next, vector);
+    while (found == 2) begin
+      now = next;
+      if (now > $time) #(now - $time);
+      settled = given;
+      {{{set}}} = vector;
+      fresh = 1;
+      found = $fscanf(questions, "%d %b", next, vector);
+      while (fresh || found == 2 && next == now) begin
+        if (found == 2 && next == now) begin
+          {{{set}}} <= vector;
+          tick <= !tick;
+        end
+        if (fresh) begin
+          #0 if (given !== settled) $fdisplay(answers, "%0d 1 %b", now, given);
+        end
+        fresh = 0;
+        if (found == 2 && next == now) begin
+          @(tick) found = $fscanf(questions, "%d %b", next, vector);
+        end
+      end
+    end
+    $fdisplay(answers, "%0d 2 0", $time);
+    $finish;
+  end
+  always @(given) if (noted != $time) begin
+    noted = $time;
+    $fstrobe(answers, "%0d 0 %b", $time, given);
+  end
+endmodule
+"""
+
+# Compiled behind the answer: what an open comment, condition or macro of it swallows is missed.
+END = "module EndOfExam; logic end_of_exam; endmodule\n"
+
+# Stands in the answer's place and replays its outputs.
+MARKING = """module TopModule({ports});{unit}
+  integer answers, found, sort;
+  reg [63:0] now;
+  reg [{many}:0] vector;
+  initial begin
+    answers = $fopen("answers.txt", "r");
+    found = $fscanf(answers, "%d %d %b", now, sort, vector);
+    while (found == 3 && sort != 2) begin
+      if (sort == 1) begin
+        while ($time < now) {at_ins};
+        {{{outs}}} = vector;
+      end else begin
+        if (now > $time) #(now - $time);
+        {{{outs}}} <= vector;
+      end
+      found = $fscanf(answers, "%d %d %b", now, sort, vector);
+    end
+  end
+endmodule
+"""
+
+
+@dataclass(frozen=True)
+class _Exam:
+    """What all answers to one problem share; `broken` says why there is no exam."""
+
+    broken: tuple | None = None
+    questions: str = ""
+    bench: str = ""
+    marking: str = ""
+    calls: dict | None = None
+
+
+def _connected(testbench):
+    """How the testbench connects TopModule: [(port, ...)] names, None for `.*` or by position."""
+    found = re.search(r"\bTopModule\b\s*(?:#\s*\([^;]*?\)\s*)?\w+\s*\(([^;]*)\)\s*;",
+                      _COMMENT.sub(" ", testbench))
+    text = found[1] if found else ""
+    return None if "." not in text or re.search(r"\.\s*\*", text) else \
+        re.findall(r"\.\s*(\w+)", re.sub(r"\((?:[^()]|\([^()]*\))*\)", "", text))
+
+
+def _write_programs(problem, ports):
+    """Sources of the three programs for [(direction, width, name)]."""
+    units = [(_UNITS.index(unit), -int(number), f"{number}{unit}")
+             for number, unit in _SCALE.findall(problem.testbench + problem.reference)]
+    unit = " timeunit {0}; timeprecision {0};".format(max(units)[2]) if units else ""
+    ins, outs = ([port for port in ports if (port[0] == "INPUT") == wanted]
+                 for wanted in (True, False))
+    def bits(width):
+        return f"[{width - 1}:0] "
+
+    def names(chosen, empty="1'b0"):
+        return ", ".join(name for _, _, name in chosen) or empty
+    by_name = _connected(problem.testbench) is not None
+    note = NOTE.format(ins=names(ins))
+    words = {
+        "note": note, "unit": unit, "ins": names(ins), "outs": names(outs),
+        "set": names(ins, "no_input"),
+        "wide": max(0, sum(width for _, width, _ in ins) - 1),
+        "many": max(0, sum(width for _, width, _ in outs) - 1),
+        "ports": ", ".join(f"{'input' if way == 'INPUT' else 'output reg'} {bits(width)}{name}"
+                           for way, width, name in ports),
+        "regs": " ".join(f"reg {bits(width)}{name};" for _, width, name in ins),
+        "wires": " ".join(f"wire {bits(width)}{name};" for _, width, name in outs),
+        "connections": ", ".join(f".{name}({name})" if by_name else name for _, _, name in ports),
+        "at_ins": f"@({' or '.join(name for _, _, name in ins)})" if ins else "#1",
+        "at_edges": " ".join(f"always @({edge} {name}) {note}" for _, width, name in ins if width == 1
+                             for edge in ("posedge", "negedge")),
+        "ever": "forever" if ins else "if (0)"}
+    trusted = _COMMENT.sub(" ", problem.testbench + problem.reference)
+    modules = sorted({*re.findall(r"\bmodule\s+(\w+)", trusted)} - {"TopModule"})
+    stand_ins = "".join(f"module {name}; endmodule\n" for name in modules)
+    questions = QUESTIONS.format(**words).replace("output reg", "output")
+    return questions, EXAM.format(**words) + stand_ins, MARKING.format(**words)
 
 
 @functools.lru_cache(maxsize=4096)
-def _rehearsal(problem):
-    """The problem with its own reference as the candidate: (compiled program, samples compared).
-
-    Where the reference does not compile as a candidate, the program is that of testbench and
-    reference alone; where it does not pass, samples is None.
-    """
-    top = problem.reference.replace("RefModule", "TopModule")
-    with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
-        program = Path(folder) / "program"
-        for name, text in (("top", top), ("test", problem.testbench), ("ref", problem.reference)):
-            (Path(folder) / f"{name}.sv").write_text(text, encoding="utf-8")
-        for more in (["top.sv"], ["-i"]):
-            run_limited(["iverilog", "-g2012", "-s", "tb", "-o", "program", *more, "test.sv",
-                         "ref.sv"], folder, Limits())
-            if program.exists():
-                break
-        else:
-            return "", None
-        printed = run_limited(["vvp", "-n", "program", "-none"], folder, Limits(), file=0)[0]
-        category, _, count = analyse(printed)
-        return program.read_text(errors="replace"), count[1] if category == "pass" else None
+def _ports_of(problem):
+    """Ports of the reference: ((direction, width, name), ...); () where it does not compile."""
+    with _folder() as folder:
+        (folder / "ref.sv").write_text(problem.reference, encoding="utf-8")
+        run_limited(["iverilog", "-g2012", "-s", "RefModule", "-o", "ref", "ref.sv"], folder,
+                    Limits())
+        listing = _read(folder / "ref")
+    head = re.search(r'^S_\w+ \.scope module, "RefModule".*?(?=^S_|\Z)', listing, re.MULTILINE | re.DOTALL)
+    return tuple((way, int(width), name) for way, width, name in _PORT.findall(head[0] if head
+                                                                                else ""))
 
 
 @functools.lru_cache(maxsize=4096)
-def _disguised(problem):
-    """Testbench and reference for `problem`, every name of theirs with `_HIDDEN` behind it.
-
-    What the candidate's text could still touch goes as well: comments (an open one would end at
-    theirs) and directives (a candidate's macro may be called `timescale), which become `timeunit`.
-    Empty modules with the plain names follow, so that defining one of them again stays the
-    error that it is for verilog-eval. Strings and line numbers stay as they are.
-
-    Returns:
-      (testbench, reference, name of the top module), or None where TopModule is connected by `.*`.
-    """
-    texts, (listed, _) = [problem.testbench, problem.reference], _rehearsal(problem)
-    for place, text in enumerate(texts):
-        texts[place] = text = _UNUSED.sub("", text)
-        if "`" in _TIMESCALE.sub("", text):  # macros of its own
-            with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
-                (Path(folder) / "in.sv").write_text(text, encoding="utf-8")
-                run_limited(["iverilog", "-E", "-g2012", "-o", "out.sv", "in.sv"], folder, Limits())
-                texts[place] = (Path(folder) / "out.sv").read_text(encoding="utf-8")
-    lines = re.findall(r"^(?:[SvPE]\w+|    \.port_info \d+) [./].*", listed, re.M)
-    names = set(re.findall(r'"([A-Za-z_][\w$]*)[^"]*"', "\n".join(lines)))
-    modules = set(re.findall(r"\bmodule\s+([A-Za-z_]\w*)", _without_comments(" ".join(texts))))
-    names = (names | modules | {"tb"}) - {"TopModule"}
-    scale = _TIMESCALE.search(texts[0])
-    found = [_hide(text, names, scale) for text in texts]
-    if None in found:
-        return None
-    stand_ins = " ".join(f"module {name}; endmodule" for name in sorted(modules))
-    return found[0], f"{found[1]}\n{stand_ins}\n", f"tb{_HIDDEN}"
+def _prepare(problem):
+    """Run the questions, and compile what all answers share: an `_Exam`."""
+    named, by_reference = _connected(problem.testbench), _ports_of(problem)
+    known = {name: (way, width, name) for way, width, name in by_reference}
+    ports = by_reference if named is None else \
+        [known.get(name, ("OUTPUT", 1, name)) for name in named]
+    if not ports:
+        return _Exam(("compile", "the reference does not compile, or no TopModule is tested"))
+    questions, bench, marking = _write_programs(problem, ports)
+    with _folder() as folder:
+        for name, text in (("test.sv", problem.testbench), ("ref.sv", problem.reference),
+                           ("questions.sv", questions), ("marking.sv", marking),
+                           ("bench.sv", bench), ("end.sv", END),
+                           ("top.sv", problem.reference.replace("RefModule", "TopModule"))):
+            (folder / name).write_text(text, encoding="utf-8")
+        for name in ("questions", "marking"):
+            said, status, ended = run_limited(
+                ["iverilog", "-g2012", "-s", "tb", "-o", name, f"{name}.sv", "test.sv", "ref.sv"],
+                folder, Limits())
+            if status or ended:
+                return _Exam(("compile", f"the problem's own files do not compile: {said[:200]}"))
+        run_limited(["vvp", "-n", "questions", "-none"], folder, Limits())
+        said, status, _ = _compile(folder, Limits(), ["bench.sv", "top.sv", "end.sv"])
+        calls = collections.Counter(_CALL.findall(_read(folder / "exam")))
+        lines = _read(folder / "questions.txt").splitlines()
+        asked = [line for line, before in zip(lines, ["", *lines], strict=False) if line != before]
+        return _Exam(None, "\n".join([*asked, lines[-1], ""]), bench, _read(folder / "marking"), calls)
 
 
-def _hide(text, names, scale):
-    """One trusted file with `_HIDDEN` behind the names; the ports of TopModule keep theirs."""
-    unit, precision = ("".join(part.split()) for part in scale.groups()) if scale else ("", "")
-    units = f" timeunit {unit}; timeprecision {precision};" if scale else ""
-    tokens = _TOKEN.findall(_TIMESCALE.sub("", text) if scale else text)
-    words = [place for place, token in enumerate(tokens)
-             if not (token.isspace() or token.startswith(("//", "/*")))]
-    header, instance, depth = False, False, 0
-    for place, after in zip(words, [*words[1:], None], strict=True):
-        token, before = tokens[place], tokens[place - 1] if place else ""
-        depth += (token in "([{") - (token in ")]}")
-        if token == ";" and depth == 0:
-            tokens[place] += units if header else ""
-            header = instance = False
-        header, instance = header or token == "module", instance or token == "TopModule"
-        if instance and depth == 1 and before == "." and token == "*":
-            return None
-        if instance and depth == 1 and before == ".":
-            if after is not None and tokens[after] != "(":
-                tokens[place] += f"({token}{_HIDDEN * (token in names)})"
-        elif token in names:
-            tokens[place] += _HIDDEN
-    return "".join(re.sub(r"[^\n]", " ", token) if token.startswith(("//", "/*")) else token
-                   for token in tokens)
+# ---- What an answer may call ----
 
-
-# ---- What the compiler made of a candidate ----
-
-_HARMLESS = frozenset("$" + name for text in ("display", "write", "strobe", "monitor")
+# Nothing here opens a file or starts a program; the bench's own calls are counted apart.
+_CALL = re.compile(r'^(?:L_\S+ +|\s+)?(?:%vpi_call|%vpi_func|\S+ \.sfunc|\.sfunc)\S* +\d+ +\d+ +"([^"]*)"',
+                   re.MULTILINE)
+_HARMLESS = frozenset("$" + name for text in ("display", "write", "strobe", "monitor", "swrite")
                       for name in (text, text + "b", text + "h", text + "o")) | frozenset(
-    "$error $warning $info $sformat $sformatf $swrite $swriteb $swriteh $swriteo $time $stime "
-    "$realtime $timeformat $printtimescale $signed $unsigned $bits $clog2 $countones $countbits "
-    "$onehot $onehot0 $isunknown "
-    "$size $left $right $low $high $increment $dimensions $unpacked_dimensions $rtoi $itor "
-    "$realtobits $bitstoreal $shortrealtobits $bitstoshortreal $ln $log10 $exp $sqrt $pow $floor "
-    "$ceil $sin $cos $tan $asin $acos $atan $atan2 $hypot $sinh $cosh $tanh $asinh $acosh $atanh "
-    "$abs $min $max $cast".split())
+    ["$error", "$warning", "$info", "$fatal", "$finish", "$stop", "$sformat", "$sformatf", "$sscanf", "$time", "$stime", "$realtime", "$timeformat", "$printtimescale", "$monitoron", "$monitoroff", "$random", "$urandom", "$urandom_range", "$dist_uniform", "$dist_normal", "$test$plusargs", "$value$plusargs", "$dumpfile", "$dumpvars", "$dumpon", "$dumpoff", "$dumpall", "$dumpflush", "$dumplimit", "$signed", "$unsigned", "$bits", "$clog2", "$countones", "$countbits", "$onehot", "$onehot0", "$isunknown", "$size", "$left", "$right", "$low", "$high", "$increment", "$dimensions", "$unpacked_dimensions", "$rtoi", "$itor", "$realtobits", "$bitstoreal", "$shortrealtobits", "$bitstoshortreal", "$ln", "$log10", "$exp", "$sqrt", "$pow", "$floor", "$ceil", "$sin", "$cos", "$tan", "$asin", "$acos", "$atan", "$atan2", "$hypot", "$sinh", "$cosh", "$tanh", "$asinh", "$acosh", "$atanh", "$abs", "$min", "$max", "$cast", "$fflush"])
 _METHOD = re.compile(r"\$ivl_\w*method\$\w+$")  # what Icarus makes of x.size() and enum.next()
-_CALL = re.compile(r'(?:L_\S+ +)?(?:%vpi_call|%vpi_func|\.sfunc)\S* +(\d+) +\d+ +"([^"]*)"')
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_SCOPE = re.compile(r'(S_\w+) \.scope (\w+)\S*, "((?:[^"\\]|\\.)*)" "((?:[^"\\]|\\.)*)" (\d+) \d+'
-                    r'(?:, (\d+) \d+ \d+)?(?:, (S_\w+))?')
-_PORT = re.compile(r'\.port_info \d+ /(\w+) \d+ "((?:[^"\\]|\\.)*)"')
-_DECLARED = re.compile(r'\S+ \.([a-z]+)\S* +(?:\*?"((?:[^"\\]|\\.)*)")?')
-_DRIVERS = re.compile(r"(\d+) drivers")
-_LABEL = re.compile(r"\b(?:v0x[0-9a-f]+(?:_\d+)*|(?:[A-Z]{1,2}_?|[a-z])0x[0-9a-f]+)")
 
 
-@dataclass(frozen=True)
-class Scope:
-    """A module, task, block or package of a program; `trusted`: from testbench or reference."""
-
-    trusted: bool
-    sort: str
-    name: str
-    module: str
-    parent: str
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A line that makes something: its label, what it is, and the labels it is made from."""
-
-    scope: str
-    label: str
-    sort: str
-    name: str
-    drivers: int
-    uses: tuple
-
-
-class Program:
-    """A compiled program (Icarus's vvp text), read once.
-
-    Attributes:
-      scopes: {label: `Scope`}.
-      ports: {scope: {port: direction}}.
-      declared: [`Declared`], nets, variables, events, parameters and gates.
-      code: [(scope, labels used)], one per statement.
-      offences: what the candidate's statements do that no design does, as text.
-    """
-
-    def __init__(self, text, testbench, reference):
-        head, _, table = text.rpartition("\n:file_names ")
-        files = re.findall(r'^    "(.*)";$', table, re.M)
-        self.scopes, self.ports, self.declared, self.code, self.offences = {}, {}, [], [], []
-        if testbench not in files or reference not in files:
-            self.offences.append("the compiled program does not name its sources")
-            return
-        self.trusted = {str(files.index(testbench)), str(files.index(reference))}
-        scope = ""
-        for line in head.split("\n"):
-            if found := _SCOPE.match(line):
-                scope, sort, name, module, here, source, parent = found.groups()
-                self.scopes[scope] = Scope((source or here) in self.trusted, sort, name, module,
-                                           parent or "")
-            elif line[:1].isspace():
-                words = line.split(None, 2)
-                scope = words[1].rstrip(";") if words[:1] == [".scope"] else scope
-                self._statement(line.strip(), scope)
-            elif line[:1] not in ";:#" and (label := _LABEL.match(line)):
-                self._statement(line, scope) if ".sfunc" in line[:40] else None
-                plain, made = _STRING.sub('""', line), _DECLARED.match(line)
-                count = _DRIVERS.search(plain)
-                sort, name = made.groups() if made else ("", "")
-                self.declared.append(Declared(scope, label[0], sort, name or "",
-                                              int(count[1]) if count else 0,
-                                              tuple(_LABEL.findall(plain)[1:])))
-
-    def _statement(self, text, scope):
-        mine = scope in self.scopes and self.scopes[scope].trusted
-        if text.startswith("%vpi_") or ".sfunc" in text[:40]:
-            call = _CALL.match(text)
-            if call is None:
-                self.offences.append(f"unreadable system call: {text[:80]}")
-            elif call[1] not in self.trusted and call[2] not in _HARMLESS \
-                    and not _METHOD.match(call[2]):
-                self.offences.append(f"calls {call[2]}")
-        elif text.startswith(("%force", "%release")) and not mine:
-            self.offences.append("forces a signal")
-        elif text.startswith(".thread") and "$final" in text and not mine:
-            self.offences.append("has a final block")
-        elif text.startswith(".port_info") and (port := _PORT.match(text)):
-            self.ports.setdefault(scope, {})[port[2]] = port[1]
-        labels = tuple(_LABEL.findall(_STRING.sub('""', text))) if "0x" in text else ()
-        if text[:1] == "." and "p0x" in text:  # .tran and its kin, a switch between two nets
-            self.declared.append(Declared(scope, "", "tran", "", 0, labels))
-        elif labels and text[0] in "%.":
-            self.code.append((scope, labels))
-
-
-def inspect_program(program, testbench, reference):
-    """Say why a compiled program (Icarus's vvp text) must not run or count; None where it may.
+def forbidden_call(program, known):
+    """A system call of a compiled program that is neither harmless nor one of the bench's; or None.
 
     Args:
-      program: the text of the compiled file.
-      testbench, reference: names of the two trusted files in it; all else is the candidate's.
+      program: Icarus's vvp text.
+      known: `Counter` of the bench's calls. Whatever trick was used to spell one, here it is plain.
     """
-    program = Program(program, testbench, reference)
-    return next(iter(program.offences), None) or foreign_scope(program) or driven_input(program) \
-        or decoy(program) or foreign_reference(program)
+    more = collections.Counter(_CALL.findall(program)) - collections.Counter(known)
+    return next((name for name in sorted(more)
+                 if name not in _HARMLESS and not _METHOD.match(name)), None)
 
 
-def foreign_scope(program):
-    """A scope where it does not belong: one of the trusted files below the candidate's, or back."""
-    for scope in program.scopes.values():
-        above = program.scopes.get(scope.parent)
-        if scope.trusted and not (above.trusted if above else scope.sort == "module"):
-            return f"uses {scope.module} of the testbench"
-        if not scope.trusted and (above.trusted if above else scope.sort != "package"):
-            if above is None or (scope.sort, scope.module) != ("module", "TopModule"):
-                return f"adds {scope.name} to the testbench"
-    return None
+def foreign_file(listed, sources):
+    """A file that the compiler read (its own list, after all macros) beside the sources; or None."""
+    return next((name for name in listed.split("\n") if name and name not in sources), None)
 
 
-def tops(program):
-    """Labels of the scopes in which the testbench holds the candidate."""
-    return [label for label, scope in program.scopes.items()
-            if not scope.trusted and scope.parent in program.scopes
-            and program.scopes[scope.parent].trusted]
-
-
-def driven_input(program):
-    """An input that is no input, or that the candidate drives: why, or None."""
-    wanted, top = _reference_inputs(program), tops(program)
-    for label, name in itertools.product(top, wanted):
-        given = program.ports.get(label, {}).get(name, "INPUT")
-        if given != "INPUT":
-            return f"declares the input {name} as {given.lower()}"
-    guarded = {*top} | {label for label, scope in program.scopes.items()
-                        if scope.module == "RefModule"}
-    for made in program.declared:
-        switched = any(label.startswith("p0x") for label in made.uses)  # tran drives both its ends
-        if made.sort == "net" and made.scope in guarded and (made.drivers > 1 or switched) \
-                and program.ports.get(made.scope, {}).get(made.name) == "INPUT":
-            return f"drives the input {made.name}"
-    return None
-
-
-def _reference_inputs(program):
-    return [name for label, scope in program.scopes.items() if scope.module == "RefModule"
-            for name, direction in program.ports.get(label, {}).items() if direction == "INPUT"]
-
-
-def decoy(program):
-    """A package or `$unit` of the candidate's that has a name of the testbench's, or None.
-
-    Compiled alone, such a name would stand in for the testbench's own."""
-    own = {name for label in tops(program) for name in program.ports.get(label, ())}
-    taken = {scope.name for scope in program.scopes.values() if scope.trusted} | {
-        made.name for made in program.declared
-        if made.scope in program.scopes and program.scopes[made.scope].trusted
-        and not program.scopes[made.scope].parent} - own
-    packages = {label for label, scope in program.scopes.items() if scope.sort == "package"}
-    names = {scope.name for scope in program.scopes.values()
-             if scope.sort == "package" or scope.parent in packages} | {
-        made.name for made in program.declared if made.scope in packages}
-    clash = sorted((names & taken) - {""})
-    return f"declares {clash[0]}, a name of the testbench, outside its module" if clash else None
-
-
-def foreign_reference(program):
-    """A reference across the border between candidate and trusted files, except by a port; or None.
-
-    Nets that are one electrically share a driver and its label. Such a label may be used across the
-    border if its net is one of the candidate's inputs (by the testbench: outputs, too), or if it is
-    a constant; an event if it is one of such a net. Where several drivers meet (`.resolv`) no input
-    may have one of the candidate's, and no output one of the testbench's. Statements get no such
-    allowance: a statement names the object that it means.
-    """
-    owner, joined, made_by = {label: label for label in program.scopes}, {}, {}
-    for made in program.declared:
-        owner.setdefault(made.label, made.scope)
-        made_by.setdefault(made.label, []).append(made)
-
-    def root(label):
-        while label in joined:
-            label = joined[label]
-        return label
-
-    for made in program.declared:
-        for other in made.uses[-1:] if made.sort == "net" else ():
-            if root(other) != root(made.label):
-                joined[root(other)] = root(made.label)
-    top = {label: program.ports.get(label, {}) for label in tops(program)}
-    wanted = _reference_inputs(program)
-    inputs, outputs = set(), set()
-    for made in program.declared:
-        direction = top.get(made.scope, {}).get(made.name)
-        direction = "INPUT" if direction and made.name in wanted else direction
-        inputs |= {root(made.label)} if direction in ("INPUT", "INOUT") else set()
-        outputs |= {root(made.label)} if direction in ("OUTPUT", "INOUT") else set()
-
-    def trusted(label):
-        scope = program.scopes.get(owner.get(label))
-        return scope is not None and scope.trusted
-
-    def constant(label):
-        return label[0] in "Lo" and not any(made.uses for made in made_by[label])
-
-    def allowed(label, by_trusted):
-        if root(label) in inputs or constant(label):
-            return True
-        if label.startswith("E_"):
-            return not any(made.name for made in made_by[label]) and all(
-                trusted(use) == by_trusted or allowed(use, by_trusted)
-                for made in made_by[label] for use in made.uses if use != label)
-        return root(label) in outputs and (by_trusted or label.startswith(("RS_", "p0x", "o0x"))
-                                           or all(made.sort == "net" for made in made_by[label]))
-
-    def crosses(made, label):
-        mine, net = program.scopes[made.scope].trusted, root(made.label)
-        if made.sort == "tran":
-            foreign = trusted(label) and root(label) not in outputs
-            return not mine and (foreign or root(label) in inputs)
-        if made.sort not in ("resolv", "port"):
-            return trusted(label) != mine and not allowed(label, mine)
-        if constant(label) or not trusted(label):  # whose a constant is, its line does not tell
-            return net in inputs or mine and net not in outputs and not constant(label)
-        return root(label) not in inputs and (net in outputs or not mine)
-
-    for made in program.declared:
-        for label in made.uses:
-            if label in owner and label[0] != "I" and made.scope and crosses(made, label):
-                return f"reaches {_said(program, made_by, owner, label)} past its ports"
-    for scope, labels in program.code:
-        for label in labels:
-            if label in owner and trusted(label) != trusted(scope) \
-                    and not (label[0] == "E" and allowed(label, trusted(scope))):
-                return f"reaches {_said(program, made_by, owner, label)} past its ports"
-    return None
-
-
-def _said(program, made_by, owner, label):
-    name = next((made.name for made in made_by.get(label, ()) if made.name), "")
-    name = name or (program.scopes[label].name if label in program.scopes else "a signal")
-    scope = program.scopes.get(owner[label] if label not in program.scopes
-                               else program.scopes[label].parent)
-    return f"{scope.name}.{name}" if scope else name
+def cut_short(status, answers):
+    """(category, detail) where an exam did not come to its end, by the simulator's status; or None."""
+    if status not in (0, 1):
+        return "runtime", f"vvp ended with {status}"
+    over = re.search(r"^\d+ 2 0$", answers[-10_000:], re.MULTILINE)
+    return None if over and not status else ("refused", "ends the simulation itself")
 
 
 # ---- Judging ----
 
+@contextlib.contextmanager
+def _folder():
+    with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _read(path):
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
 def judge(problem, code, limits=Limits(), waves=None):
-    """Judge one candidate; never raises for what the candidate does, only for the machine's state.
+    """Judge one answer; never raises for what the answer does, only for the machine's state.
 
     Args:
       problem: a `Problem`.
       code: Verilog text, or None where the model wrote none.
-      limits: `Limits` of the compilation and of the simulation.
+      limits: `Limits` of each compilation and simulation.
       waves: where to put the waveform file (VCD), if one is wanted.
 
     Returns:
       A `Verdict`.
 
     Raises:
-      ValueError: Icarus is missing or was killed, or TMPDIR is full: nothing that a candidate could
+      ValueError: Icarus is missing or was killed, or TMPDIR is full: nothing that an answer could
         be blamed for.
     """
     icarus_version()
     start = time.perf_counter()
     if code is None or not code.strip():
         return Verdict("no code", "the answer holds no module")
+    if len(code) > limits.code:
+        return Verdict("refused", f"the answer is longer than {limits.code} characters")
     if problem.missing:
         missing = ", ".join(problem.missing)
         return Verdict("compile", f"the problem's own files are missing: {missing}")
-    with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
+    exam = _prepare(problem)
+    if exam.broken:
+        return Verdict(*exam.broken)
+    with _folder() as folder:
         _room(folder, limits)
-        category, detail, count, log = _judge_in(Path(folder), problem, code, limits, waves)
+        category, detail, count, log, printed = _judge_in(folder, exam, code, limits, waves)
         if category != "pass":
             _room(folder, limits)
-    mismatches, samples = count or (None, None)
-    wanted = _rehearsal(problem)[1] if category == "pass" else None
-    if wanted is not None and wanted != samples:
-        category, detail = "refused", f"{samples} samples instead of the reference's {wanted}"
-    return Verdict(category, detail, mismatches, samples, log, time.perf_counter() - start)
+    return Verdict(category, detail, *(count or (None, None)), log, printed,
+                   time.perf_counter() - start)
 
 
 def _room(folder, limits):
-    """A compiler that finds no room writes half a file, and blames the candidate for it."""
+    """A compiler that finds no room writes half a file, and blames the answer for it."""
     if shutil.disk_usage(folder).free < limits.file:
         raise ValueError(f"judging needs {limits.file >> 20} MiB for temporary files, and "
-                        f"{Path(folder).parent} has less. Free some, or set TMPDIR elsewhere; then "
-                        "run this again.")
+                         f"{Path(folder).parent} has less. Free some, or set TMPDIR elsewhere; then "
+                         "run this again.")
 
 
-def _compile(folder, limits, top, sources):
-    """Compile as verilog-eval does: (what the compiler printed, its exit status, limit or None)."""
-    (folder / "program").unlink(missing_ok=True)
-    return run_limited(["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s", top,
-                        "-Mall=files", "-o", "program", *sources], folder, limits)
+def _compile(folder, limits, sources):
+    """Compile the exam with verilog-eval's options: (what was printed, exit status, limit)."""
+    return run_limited(["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s",
+                        "ExamOfTopModule", "-s", "EndOfExam", "-Mall=files", "-o", "exam", *sources], folder, limits)
 
 
-def _judge_in(folder, problem, code, limits, waves):
-    secret = secrets.token_hex(8)  # in every name of the trusted files, and in theirs
-    mark = secrets.token_hex(8)    # on the testbench's own line; %m shows names, so this is another
-    testbench, reference = f"test{secret}.sv", f"ref{secret}.sv"
-    plain = '"Mismatches: '
-    if plain not in problem.testbench:
-        return "compile", "the problem's testbench prints no Mismatches line", None, ""
-    if re.search(r"`\s*(?:include|line)\b", _without_comments(code)):
-        return "refused", "names another file (`include or `line)", None, ""
-    trusted = _disguised(problem)
-    if trusted is None:
-        return "compile", "the testbench connects TopModule by .*: name its ports", None, ""
-    *texts, top = trusted
-    (folder / "top.sv").write_text(code, encoding="utf-8", errors="replace")
-    for name, text in zip((testbench, reference), texts, strict=True):
-        text = text.replace(plain, f'"{mark}{plain[1:]}').replace(_HIDDEN, f"_{secret}")
-        (folder / name).write_text(text, encoding="utf-8")
-    sources = ["top.sv", testbench, reference]
-    compiled, status, ended = _compile(folder, limits, top.replace(_HIDDEN, f"_{secret}"), sources)
-    log = compiled.replace(f"_{secret}", "")
+def _judge_in(folder, exam, code, limits, waves):
+    """(category, detail, count or None, log, printed) of one answer."""
+    for name, text in (("bench.sv", exam.bench), ("top.sv", code), ("marking", exam.marking),
+                       ("questions.txt", exam.questions), ("end.sv", END)):
+        (folder / name).write_text(text, encoding="utf-8", errors="replace")
+    sources = ["bench.sv", "top.sv", "end.sv"]  # the bench comes first: no macro of the answer reaches it
+    log, status, ended = _compile(folder, limits, sources)
     if ended:
-        return _ended(ended, "compiling", limits, log)
-    program = folder / "program"
-    if status or not program.exists():
+        return *_ended(ended, "compiling", limits), None, log, ""
+    if status or not (folder / "exam").exists():
         category, detail, _ = analyse(log)
-        if category != "syntax" and _needs_plain_names(folder, problem, limits):
-            return "refused", "names something of the testbench's or the reference's", None, log
-        return ("compile", f"iverilog ended with {status}: {detail}", None, log) \
-            if category in ("pass", "mismatch", "runtime") else (category, detail, None, log)
-    files = (folder / "files").read_text(errors="replace").split("\n")
-    if [name for name in files if name] != sources:
-        return "refused", "reads another file", None, log
-    text = program.read_text(errors="replace").replace(f"_{secret}", "")
-    reason = inspect_program(text, testbench, reference) \
-        or ("drives an input" if _COERCED in compiled else None)
-    if reason:
-        return "refused", reason, None, log
-    wave = [] if waves else ["-none"]
-    printed, status, ended = run_limited(["vvp", "-n", "program", *wave], folder, limits,
-                                         file=limits.file if waves else 0, alone=True)
-    if waves and (folder / "wave.vcd").exists():
-        wave = (folder / "wave.vcd").read_text(errors="replace").replace(f"_{secret}", "")
-        write_text(waves, wave)
-    lines = (compiled + printed).splitlines()
-    printed = _disown(printed, mark)
-    log += printed.replace(f"_{secret}", "").replace(mark, "")
-    if _forged(lines, mark):
-        return "refused", "prints the testbench's own line", None, log
+        if category not in ("compile", "syntax"):
+            category, detail = "compile", f"iverilog ended with {status}: {detail}"
+        return category, detail, None, log, ""
+    if other := foreign_file(_read(folder / "files"), sources):
+        return "refused", f"reads another file: {other}", None, log, ""
+    if call := forbidden_call(_read(folder / "exam"), exam.calls):
+        return "refused", f"calls {call}", None, log, ""
+    printed, status, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, limits, alone=True)
     if ended:
-        return _ended(ended, "simulating", limits, log)
+        return *_ended(ended, "simulating", limits), None, log, printed
+    if why := cut_short(status, _read(folder / "answers.txt")):
+        return *why, None, log, printed
+    marked, status, ended = run_limited(
+        ["vvp", "-n", "marking", *([] if waves else ["-none"])], folder, limits)
+    if waves and (folder / "wave.vcd").exists():
+        write_text(waves, _read(folder / "wave.vcd"))
+    log += marked
+    if ended:
+        return *_ended(ended, "simulating", limits), None, log, printed
     category, detail, count = analyse(log)
     if category == "pass" and (count[1] == 0 or status):
-        return "runtime", f"no sample compared, or vvp ended with {status}", count, log
-    if category == "pass" and (reason := _leans_on_others(folder, limits)):
-        return "refused", reason, count, log
-    return category, detail, count, log
+        return "runtime", f"no sample compared, or vvp ended with {status}", count, log, printed
+    return category, detail, count, log, printed
 
 
-def _forged(lines, mark):
-    """True where a line of the testbench's form does not carry its mark, or more than one does."""
-    return any(MISMATCH_LINE.match(line) for line in lines) \
-        or sum(line.startswith(f"{mark}Mismatches:") for line in lines) > 1
-
-
-def _disown(printed, mark):
-    """What was printed, with no line of the testbench's form left but the marked one."""
-    return re.sub(rf"(?<!{mark})Mismatches: ", "mismatches: ", printed)
-
-
-def _needs_plain_names(folder, problem, limits):
-    """True where a candidate compiles only while the trusted files have the names it expects."""
-    for name, text in (("test.sv", problem.testbench), ("ref.sv", problem.reference)):
-        (folder / name).write_text(text, encoding="utf-8")
-    _, status, ended = _compile(folder, limits, "tb", ["top.sv", "test.sv", "ref.sv"])
-    return not (status or ended)
-
-
-def _ended(limit, phase, limits, log):
+def _ended(limit, phase, limits):
     if limit == "time":
-        return "timeout", f"{phase} took over {limits.seconds:g} s", None, log + "\nTIMEOUT\n"
-    return "runtime", f"{phase} printed over {limits.output} bytes", None, log
-
-
-def _leans_on_others(folder, limits):
-    """A module that reaches testbench or reference by name does not compile alone: why, or None."""
-    printed, status, _ = run_limited(
-        ["iverilog", "-g2012", "-s", "TopModule", "-o", "alone", "top.sv"], folder, limits)
-    lines = [line for line in printed.splitlines() if "error" in line or " not found" in line]
-    if status or any("not found" in line for line in lines):
-        return f"works only inside the testbench: {(lines or ['killed'])[0]}"
-    return None
-
-
-def _without_comments(code):
-    pattern = r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"'
-    return re.sub(pattern, " ", code, flags=re.S)
+        return "timeout", f"{phase} took over {limits.seconds:g} s"
+    return "runtime", f"{phase} printed over {limits.output} bytes"
 
 
 def judge_many(candidates, limits=Limits(), workers=None, text="judging"):

@@ -1,4 +1,4 @@
-// Prob041_dff8r: refused|syntax|compile
+// Prob041_dff8r
 `timescale 1 ps/1 ps
 `define CALL(name) $``name
 module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);

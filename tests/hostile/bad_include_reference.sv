@@ -1,3 +1,3 @@
-// Prob041_dff8r: refused
+// Prob041_dff8r
 `define RefModule TopModule
 `include "ref.sv"

@@ -1,4 +1,4 @@
-// Prob041_dff8r: timeout|compile|syntax|runtime
+// Prob041_dff8r
 `define A0 x x x x x x x x x x
 `define A1 `A0 `A0 `A0 `A0 `A0 `A0 `A0 `A0 `A0 `A0
 `define A2 `A1 `A1 `A1 `A1 `A1 `A1 `A1 `A1 `A1 `A1

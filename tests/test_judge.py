@@ -1,0 +1,356 @@
+"""verilog/judge.py against attacks, honest answers and verilog-eval's own rules.
+
+    .venv/bin/python -m pytest tests/test_judge.py
+    VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_judge.py --slow
+"""
+
+import collections
+import dataclasses
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "hostile"))
+
+import generate  # noqa: E402
+
+from verilog import evaluation, judge  # noqa: E402
+
+FIXTURES = ROOT / "tests" / "fixtures"
+PROBLEMS = {p.name: p for p in judge.load_problems(FIXTURES / "verilog_eval")}
+TINY = {p.name: p for p in judge.load_problems(ROOT / "data" / "tiny_eval")}
+QUICK = judge.Limits(seconds=2)
+CANDIDATES = sorted((ROOT / "tests" / "hostile").glob("*.sv"))
+HOSTILE = [path for path in CANDIDATES if path.name.startswith("bad_")]
+CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
+
+
+def read_candidate(path):
+    """(problem, accepted categories, code): the first line says which; a hostile one must not pass."""
+    code = path.read_bytes().decode()
+    name, _, accepted = code.split("\n", 1)[0].strip().removeprefix("// ").partition(": ")
+    return PROBLEMS[name], accepted.split("|") if accepted else None, code
+
+
+def right(problem):
+    return problem.reference.replace("RefModule", "TopModule")
+
+
+def with_wires(problem):
+    """The same problem with nets where the testbench has variables: inputs can be driven from inside."""
+    text = problem.testbench.replace("logic reset", "wire reset").replace("logic [7:0] d;", "wire [7:0] d;")
+    return dataclasses.replace(problem, testbench=text)
+
+
+def together(problem, code, limits=QUICK):
+    """verilog-eval's own way, all in one program: (category, (mismatches, samples) or None)."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        for name, text in (("top", code), ("test", problem.testbench), ("ref", problem.reference)):
+            (folder / f"{name}.sv").write_text(text, errors="replace")
+        log, _, ended = judge.run_limited("iverilog -Wall -Winfloop -Wno-timescale -g2012 -s tb -o program "
+                                          "top.sv test.sv ref.sv".split(), folder, limits)
+        if (folder / "program").exists() and not ended:
+            printed, _, ended = judge.run_limited("vvp -n program -none".split(), folder, limits)
+            log += printed
+        category, _, count = judge.analyse(log)
+        return ("timeout" if ended == "time" else "runtime" if ended else category), count
+
+
+# ---- Attacks ----
+
+@pytest.mark.parametrize("path", CANDIDATES, ids=lambda path: path.stem)
+def test_stored_candidates(path, tmp_path):
+    """Hostile ones never pass, honest ones are judged by their behaviour, and nothing is left outside."""
+    problem, accepted, code = read_candidate(path)
+    code, start = code.replace("OUTSIDE", str(tmp_path)), time.monotonic()
+    verdict = judge.judge(problem, code, QUICK)
+    if accepted:
+        assert verdict.category in accepted and "refused" not in accepted, verdict
+    else:
+        assert not verdict.passed and not judge.judge(with_wires(problem), code, QUICK).passed
+    assert time.monotonic() - start < 60 and list(tmp_path.iterdir()) == []
+
+
+def test_the_attacks_are_real():
+    """verilog-eval's own analyser passes many of them."""
+    fooled = []
+    for path in HOSTILE:
+        problem, _, code = read_candidate(path)
+        if "OUTSIDE" not in code and "/dev/zero" not in code and any(
+                together(variant, code)[0] == "pass" for variant in (problem, with_wires(problem))):
+            fooled.append(path.stem)
+    assert len(fooled) >= 25, fooled
+
+
+# One wall per class of attack. Each is tested alone, with every other wall down.
+KINDS = {"say": ("print",), "stop or hold time": ("stop", "endless", "disable", "bench"),
+         "touch files": ("file", "include"),
+         "reach by name": ("read", "write", "call", "constant", "defparam", "bind", "redefine", "instance",
+                           "macro", "drive", "random")}
+WALLS = {"calls": lambda patch: patch.setattr(judge, "forbidden_call", lambda program, known: None),
+         "files": lambda patch: patch.setattr(judge, "foreign_file", lambda listed, sources: None),
+         "to the end": lambda patch: patch.setattr(judge, "cut_short", lambda status, answers: None)}
+STANDING = {"say": (), "stop or hold time": ("to the end",), "touch files": ("calls", "files"),
+            "reach by name": ()}
+
+
+def generated(folders, each=25):
+    return list(generate.every(folders, each))
+
+
+def passing(attacks):
+    """The attacks that the judge lets pass."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        verdicts = pool.map(lambda pair: judge.judge(pair[0], pair[1].code, QUICK), attacks)
+        return [(p.name, attack.kind, attack.how)
+                for (p, attack), verdict in zip(attacks, verdicts, strict=True) if verdict.passed]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_wall_stops_its_class_alone(kind, monkeypatch):
+    """What an answer says or reaches for is stopped by the three programs themselves: no wall stands."""
+    for name, take_down in WALLS.items():
+        if name not in STANDING[kind]:
+            take_down(monkeypatch)
+    problem = TINY["Prob031_updown"]
+    found = generate.facts(problem)
+    attacks = [(problem, attack) for attack in generate.others(problem, found) if attack.kind in KINDS[kind]]
+    if kind == "reach by name":
+        attacks += [(problem, attack) for attack in generate.attacks(problem, 3, 12) if attack.kind == "read"]
+    assert len(attacks) >= 20 and passing(attacks) == []
+
+
+def test_every_kind_belongs_to_a_class():
+    kinds = {attack.kind for _, attack in generated([FIXTURES / "verilog_eval"], 150)}
+    assert kinds <= {kind for each in KINDS.values() for kind in each}
+
+
+def test_some_generated_attacks_do_not_pass():
+    assert passing(generated([ROOT / "data" / "tiny_eval"])[::14]) == []
+
+
+@pytest.mark.slow
+def test_two_thousand_generated_attacks_do_not_pass():
+    attacks = generated([ROOT / "data" / "tiny_eval", FIXTURES / "verilog_eval"], 60)
+    assert len(attacks) >= 2000 and len({problem.name for problem, _ in attacks}) >= 20
+    assert passing(attacks) == []
+
+
+def test_an_answer_that_learns_every_name_learns_nothing():
+    """Once a secret in the scope's name marked the testbench's line; %m told it, and an empty module passed."""
+    for problem in (*PROBLEMS.values(), TINY["Prob031_updown"]):
+        empty = "module TopModule; {} endmodule"
+        for body in ('reg [8*200:1] s; initial begin $sformat(s, "%m"); $display("%0sMismatches: 0 in 9 samples", s); end',
+                     'initial begin $display("Mismatches: 0 in 406 samples"); $finish; end'):
+            assert not judge.judge(problem, empty.format(body), QUICK).passed
+            ports = generate.header(generate.facts(problem), "wire")
+            assert not judge.judge(problem, f"{ports} {body} endmodule", QUICK).passed
+
+
+def test_equal_answers_have_equal_verdicts():
+    problem = TINY["Prob031_updown"]
+    for code in (right(problem), right(problem).replace("1", "2"), "module TopModule; wire x = good1.y; endmodule"):
+        first, second = (dataclasses.replace(judge.judge(problem, code, QUICK), seconds=0) for _ in range(2))
+        assert first == second
+
+
+# ---- The same verdicts as verilog-eval ----
+
+def mutations(problem, count, generator):
+    """The reference with one or two operators, numbers or edges changed: most are wrong, some right."""
+    swaps = {"&": "|", "|": "^", "^": "&", "+": "-", "==": "!=", "posedge": "negedge", "<=": "=", "0": "1",
+             "1": "0", "~": "", "!": "", "<": ">", "2": "3"}
+    pattern = re.compile("|".join(map(re.escape, sorted(swaps, key=len, reverse=True))))
+    for _ in range(count):
+        code = right(problem)
+        for _ in range(generator.choice((1, 1, 2))):
+            found = list(pattern.finditer(code, code.find(";")))
+            if found:
+                one = generator.choice(found)
+                code = code[:one.start()] + swaps[one[0]] + code[one.end():]
+        yield code
+
+
+def differing(problems, each):
+    """Answers whose category or count differs from a run in one program."""
+    generator = random.Random(0)
+    cases = [(p, code) for p in problems for code in (right(p), *mutations(p, each, generator))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        mine = pool.map(lambda case: judge.judge(*case), cases)
+        theirs = pool.map(lambda case: together(*case, judge.Limits()), cases)
+        return len(cases), [
+            (p.name, verdict.category, verdict.mismatches, other, code)
+            for (p, code), verdict, other in zip(cases, mine, theirs, strict=True)
+            if (verdict.category, verdict.mismatches) != (other[0], other[1][0] if other[1] else None)]
+
+
+def test_verdicts_and_counts_equal_those_of_one_program():
+    """Also where the testbench itself races (values assigned at the edge that samples them)."""
+    number, different = differing([*PROBLEMS.values(), *list(TINY.values())[::8]], 2)
+    assert number >= 20 and different == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")
+def test_verdicts_equal_those_of_one_program_on_the_full_set():
+    number, different = differing(judge.load_problems(Path(CHECKOUT) / "dataset_spec-to-rtl"), 4)
+    assert len(different) <= 0.005 * number, different
+
+
+@pytest.mark.parametrize("connection", ["(.*)", "(a, o_dut)", "(.a, .o(o_dut))"])
+def test_every_way_to_connect_the_answer(connection):
+    bench = f"""`timescale 1 ps/1 ps
+module tb;
+  reg [3:0] a = 0; wire [3:0] o_ref, o_dut; integer errors = 0, n = 0;
+  {"wire [3:0] o; assign o_dut = o;" if "*" in connection else ""}
+  RefModule good1(.a(a), .o(o_ref));
+  TopModule top_module1 {connection};
+  initial begin
+    repeat (40) begin #5 n = n + 1; if (o_ref !== o_dut) errors = errors + 1; a = a + 1; end
+    $display("Mismatches: %1d in %1d samples", errors, n);
+  end
+endmodule"""
+    problem = judge.Problem("p", "p", "module RefModule(input [3:0] a, output [3:0] o);\n"
+                            "  assign o = a + 3;\nendmodule\n", bench)
+    assert judge.judge(problem, right(problem), QUICK).passed
+    assert judge.judge(problem, right(problem).replace("3;", "4;"), QUICK).mismatches == 40
+
+
+def test_agreement_with_the_official_analyser():
+    """353 logs, letters by sv-iv-analyze itself (how: tests/fixtures/README.md)."""
+    category = {"S": {"syntax"}, "T": {"timeout"}, ".": {"pass"}, "R": {"mismatch", "runtime"},
+                "r": {"mismatch", "runtime"}} | {letter: {"compile"} for letter in "Ce0nwmpc"}
+    cases = json.loads((FIXTURES / "analyser.json").read_text())["cases"]
+    assert len({case["letter"] for case in cases}) >= 12
+    for case in cases:
+        assert judge.analyse(case["log"])[0] in category[case["letter"]], case
+
+
+@pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")
+@pytest.mark.parametrize("folder, winnable, clean", [("dataset_spec-to-rtl", 151, 153),
+                                                     ("dataset_code-complete-iccad2023", 152, 154)])
+def test_ceiling_of_the_full_set(folder, winnable, clean):
+    """Two references show no mismatch but end in their testbench's TIMEOUT, which verilog-eval fails."""
+    problems = judge.load_problems(Path(CHECKOUT) / folder)
+    verdicts = evaluation.judge_references(problems)
+    late = {p.name for p, v in zip(problems, verdicts) if v.category == "timeout" and v.mismatches == 0}
+    assert len(problems) == 156 and late == {"Prob082_lfsr32", "Prob141_count_clock"}
+    if judge.icarus_version()[0] == 11:
+        assert sum(v.passed for v in verdicts) == winnable
+        assert sum(v.mismatches == 0 for v in verdicts) == clean
+
+
+def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
+    verdicts = evaluation.judge_references([*PROBLEMS.values(), *TINY.values()])
+    assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
+
+
+# ---- Limits, and input that is wrong ----
+
+def test_limits_hold(tmp_path):
+    small = judge.Limits(seconds=1, memory=256 << 20, output=1000, file=4096)
+    start = time.monotonic()
+    assert judge.run_limited(["sh", "-c", "sleep 60 & sleep 60"], tmp_path, small)[2] == "time"
+    assert judge.run_limited(["sh", "-c", "while :; do :; done"], tmp_path, small)[2] == "time"
+    printed, _, ended = judge.run_limited(["yes"], tmp_path, small)
+    assert ended == "output" and len(printed) == 1000
+    judge.run_limited(["sh", "-c", "yes > big"], tmp_path, small)
+    assert (tmp_path / "big").stat().st_size <= 4096
+    code = "x = bytearray(1 << 30); print('got it')"
+    assert "got it" not in judge.run_limited([sys.executable, "-c", code], tmp_path, small)[0]
+    assert time.monotonic() - start < 60
+    marker = f"sleep 60.{os.getpid()}"
+    judge.run_limited(["sh", "-c", f"{marker} & {marker}"], tmp_path, small)
+    for _ in range(50):  # a killed process stays in the list until the kernel has taken it down
+        shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        if marker not in shown:
+            break
+        time.sleep(0.1)
+    assert marker not in shown
+
+
+@pytest.mark.skipif(not judge.network_guard(), reason="this machine does not allow unshare -n")
+def test_no_network(tmp_path):
+    code = "import socket; socket.create_connection(('127.0.0.1', {})); print('reached')"
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        command = [sys.executable, "-c", code.format(server.server_port)]
+        assert "reached" in subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+        assert "reached" not in judge.run_limited(command, tmp_path, judge.Limits(5))[0]
+
+
+def test_answers_that_are_none_and_problems_that_are_incomplete():
+    problem = PROBLEMS["Prob041_dff8r"]
+    assert judge.judge(problem, None).category == judge.judge(problem, "  \n").category == "no code"
+    assert judge.judge(dataclasses.replace(problem, testbench=""), "x").category == "compile"
+    silent = dataclasses.replace(problem, testbench="module tb; TopModule t(); endmodule")
+    assert not judge.judge(silent, "module TopModule; endmodule").passed
+    start = time.monotonic()
+    verdict = judge.judge(problem, right(problem) + " " * (100 << 20))
+    assert verdict.category == "refused" and "longer than" in verdict.detail and time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("noise", ["(" * 200_000, "begin " * 200_000, "\0\udcff", "[" * 200_000])
+def test_an_answer_of_brackets_is_judged_like_any_other(noise):
+    problem = PROBLEMS["Prob041_dff8r"]
+    assert not judge.judge(problem, right(problem).replace("q <= d", f"q <= {noise} d"), QUICK).passed
+
+
+def test_load_problems(tmp_path):
+    with pytest.raises(ValueError, match="holds no verilog-eval problem"):
+        judge.load_problems(tmp_path)
+    (tmp_path / "Prob001_a_prompt.txt").write_text("x")
+    with pytest.raises(ValueError, match="Prob001_a lacks _ref.sv, _test.sv"):
+        judge.load_problems(tmp_path)
+    for suffix in ("prompt.txt", "ref.sv", "test.sv"):
+        (tmp_path / f"Prob002_b_{suffix}").write_text("module RefModule; endmodule")
+    assert [p.missing for p in judge.load_problems(tmp_path)] == [["_ref.sv", "_test.sv"], []]
+
+
+def test_missing_icarus_is_one_clear_line(monkeypatch):
+    judge.icarus_version.cache_clear()
+    monkeypatch.setattr(judge.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="apt-get install -y iverilog"):
+        judge.judge(PROBLEMS["Prob041_dff8r"], "module TopModule; endmodule")
+    judge.icarus_version.cache_clear()
+
+
+def test_identical_candidates_are_judged_once(monkeypatch):
+    calls = collections.Counter()
+    monkeypatch.setattr(judge, "judge",
+                        lambda p, code, limits: calls.update([code]) or judge.Verdict("pass", code or ""))
+    codes = ["a", "b", "a", None, "a", None]
+    verdicts = judge.judge_many([(PROBLEMS["Prob041_dff8r"], code) for code in codes])
+    assert [v.detail for v in verdicts] == ["a", "b", "a", "", "a", ""]
+    assert calls == {"a": 1, "b": 1, None: 1}
+
+
+def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
+    fetch, source = judge.fetch, tmp_path / "source"
+    (source / "dataset").mkdir(parents=True)
+    for suffix in ("prompt.txt", "ref.sv", "test.sv"):
+        (source / "dataset" / f"Prob001_a_{suffix}").write_text("x")
+    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    folder = tmp_path / "checkout" / "dataset"
+    assert judge.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
+    shutil.rmtree(source)
+    assert fetch(folder, str(source), commit) == folder, "what is there is not fetched again"
+    with pytest.raises(ValueError, match="could not be fetched. Put a checkout at"):
+        fetch(tmp_path / "other" / "dataset", str(source), commit)
+    monkeypatch.setenv("VERILOG_EVAL_DIR", str(folder.parent))
+    assert fetch("{checkout}/dataset") == folder, "a checkout of one's own is taken"
