@@ -1,12 +1,11 @@
 """Small shared pieces of the series: what is boring, or needed by two notebooks or more.
 
 Only the standard library is imported here: the opening cell of every page calls `helpers.machine`
-before anything else is there, and a notebook that talks HTTP to a server (05, 06, 07) never starts JAX by accident.
-Each topic has its own file: `tables.hardware`, `helpers.chat`, `helpers.gemma`, `serving.server`,
-`verilog.judge`, `verilog.answers`, `verilog.waves`, `helpers.style`.
+before anything else is there, and a page that talks HTTP to a server (05, 06, 07) never starts JAX
+by accident. Each topic has its own file, such as `helpers.chat` or `helpers.gemma`.
 """
 
-from helpers.opening import install, machine
+from helpers.opening import machine
 from helpers.run import (
     Progress,
     UserError,
@@ -31,6 +30,6 @@ from helpers.style import show_source
 
 __all__ = [
     "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "choose",
-    "content_hash", "env", "install", "machine", "phase", "read_json", "require", "run_dir",
-    "same_size", "sha256_file", "show_source", "size", "write_json", "write_text",
+    "content_hash", "env", "machine", "phase", "read_json", "require", "run_dir", "same_size",
+    "sha256_file", "show_source", "size", "write_json", "write_text",
 ]

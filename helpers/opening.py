@@ -55,9 +55,10 @@ def start(devices=0, always=""):
           f"commit {_commit()}")
     versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
     print("\n".join(" | ".join(versions[place:place + 4]) for place in range(0, 12, 4)))
-    print(f"{hardware.here()} | size {size()} | results in {run.writable(run_dir())}")
-    if devices:
-        _start_jax(devices)
+    print(f"{hardware.here()} | size {size()} | results in {run_dir()}")
+    host = _start_jax(devices) if devices else 0
+    if host == 0:  # of several hosts the first one writes
+        run.writing()
 
 
 def install():
@@ -157,3 +158,4 @@ def _start_jax(devices):
     simulated = " (simulated)" if backend == "cpu" and devices > 1 else ""
     hosts = f", {jax.process_count()} hosts" if jax.process_count() > 1 else ""
     print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}{hosts}")
+    return jax.process_index()
