@@ -5,7 +5,7 @@
 #   ./run_all.sh 00           one notebook, here the quickstart; 06 alone gets the server as 05 left it
 #   ./run_all.sh --fresh ...  delete first what the notebooks of the range have written
 # Results go to RUN_DIR (default runs/<size>), executed notebooks to RUN_DIR/notebooks.
-# Finished artifacts of an earlier run are reused; no server that it started is left, however this ends.
+# Finished artifacts of an earlier run are reused; no server that it started is left when it ends.
 set -euo pipefail
 here="$PWD"
 cd "$(dirname "$0")"
@@ -15,23 +15,6 @@ for word in "$@"; do
   *) sed -n '2,8p' "$(basename "$0")" | sed 's/^# \{0,1\}//' >&2; exit 2 ;;
   esac
 done
-
-set -m # setup.sh in a process group of its own, to be ended as a whole
-./setup.sh train </dev/null &
-setup=$!
-ended() { # ended SIGNAL NUMBER
-  kill -- "-$setup" 2>/dev/null
-  echo "run_all: ended by SIG$1 while setting up; what was installed is kept" >&2
-  exit $((128 + $2))
-}
-trap 'ended TERM 15' TERM
-trap 'ended INT 2' INT
-trap 'ended HUP 1' HUP
-# A shell that ends the group when this one ends without a word (kill -9).
-exec 9> >(trap '' TERM INT HUP; read -r _ || kill -- "-$setup" 2>/dev/null)
-wait "$setup"
-echo ended >&9
-exec 9>&-
-set +m
+./setup.sh train </dev/null
 export PYTHONUNBUFFERED=1
 exec .venv/bin/python tools/series.py "$here" "$@"
