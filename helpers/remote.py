@@ -11,6 +11,9 @@ from pathlib import Path
 
 from helpers.run import UserError, local_path, phase, room, temporary_dir
 
+# Ordinary buckets only: gcsfs's other class asks for each bucket's kind by another protocol, up to a
+# minute a file where nobody answers. It chooses when it is imported.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 LARGER = "Point TMPDIR to a larger place (on a TPU VM: /dev/shm)."
 FILES = ["*.json", "*.jinja", "tokenizer*"]  # of a model, beside its weights
 
