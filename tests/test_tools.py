@@ -181,3 +181,13 @@ def test_the_figure_has_ranges_and_is_the_same_twice(tmp_path):
         readme_figure.draw(points, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert re.search("800 to 1000", (tmp_path / "a.svg").read_text())
+
+
+def test_readme_has_the_numbers_of_the_pages_and_tables(tmp_path):
+    """Those of a run are written by whoever has one; the others follow from files that are here."""
+    copy = tmp_path / "README.md"
+    shutil.copy(ROOT / "README.md", copy)
+    found = readme_figure.numbers(tmp_path)
+    assert not readme_figure.write_numbers(found, copy), "tools/readme_figure.py numbers"
+    assert readme_figure.write_numbers({**found, "ratio": "7 to 9"}, copy) == ["ratio"]
+    assert "<!--ratio-->7 to 9<!---->" in copy.read_text()

@@ -1,14 +1,17 @@
-"""Draw the README's figures.
+"""Draw the README's figures, and write its numbers.
 
     .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
                                                        from data/dryrun/v5p-8_31b.csv
     .venv/bin/python tools/readme_figure.py answers    draw assets/figures/before_after.svg from the
                                                        answers in RUN_DIR/eval (default runs/tiny)
+    .venv/bin/python tools/readme_figure.py numbers    write what stands between <!--name--> and
+                                                       <!----> in README.md, from that run and data/
 """
 
 import csv
 import json
 import os
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -16,7 +19,9 @@ from pathlib import Path
 import matplotlib
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import budget
 
 from helpers import style
 from tables import published
@@ -112,11 +117,48 @@ def draw_answers(shown, target):
     save(fig, target, json.dumps(texts))
 
 
+def numbers(run, table=TABLE):
+    """{name: text} of README's numbers, as far as the run and the tables have them."""
+    pages = {path.stem[:2]: budget.reading(path) for path in sorted(ROOT.glob("[0-9][0-9]_*.py"))}
+    found = {f"read_{name}": f"{page['minutes']:.0f}" for name, page in pages.items()}
+    seven = sum(page["minutes"] for name, page in pages.items() if "01" <= name <= "07")
+    found["read_seven"] = f"{seven / 60:.1f}"
+    if (run / "times.json").exists():
+        seconds = json.loads((run / "times.json").read_text())["seconds"]
+        found |= {f"run_{name[:2]}": f"{value:.0f}" for name, value in seconds.items()}
+    if (run / "eval" / "comparison.json").exists():
+        scores = json.loads((run / "eval" / "comparison.json").read_text())
+        found |= {f"pass_{name}": f"{100 * scores[name]['pass@1']:.0f}" for name in ("base", "tuned")}
+    _, (_, measured, *_), (_, ours, low, high, _) = bars(table)
+    def spread(low, high, form):
+        return f"{low:{form}} to {high:{form}}" if f"{low:{form}}" < f"{high:{form}}" else f"{low:{form}}"
+    with open(table, newline="", encoding="utf-8") as file:
+        rows = {row["recipe"]: row for row in csv.DictReader(file)}
+    found["gib_ours"] = f"{float(rows.get('ours, faster', rows['ours'])['hbm_gib']):.1f}"
+    found["speed_ours"] = spread(low, high, ",.0f")
+    found["ratio"] = spread(low / measured, high / measured, ".1f")
+    return found
+
+
+def write_numbers(found, path):
+    """Put each number between its marks; return the names whose text changed."""
+    text, changed = path.read_text(encoding="utf-8"), []
+    for name, value in found.items():
+        new = re.sub(rf"(<!--{name}-->).*?(<!---->)", rf"\g<1>{value}\2", text)
+        changed += [name] * (new != text)
+        text = new
+    path.write_text(text, encoding="utf-8")
+    return changed
+
+
 def main():
-    """Draw one of the figures."""
+    """Draw one of the figures, or write the numbers."""
     matplotlib.use("agg")
-    if "answers" in sys.argv[1:]:
-        draw_answers(answers(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny"), ANSWERS)
+    run = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
+    if "numbers" in sys.argv[1:]:
+        print("README.md:", ", ".join(write_numbers(numbers(run), ROOT / "README.md")) or "all current")
+    elif "answers" in sys.argv[1:]:
+        draw_answers(answers(run), ANSWERS)
         print(f"{ANSWERS.relative_to(ROOT)} drawn")
     else:
         draw(points := bars(), FIGURE)
