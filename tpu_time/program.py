@@ -2,10 +2,10 @@
 
 `compiled.as_text()` is XLA's *scheduled* program: instructions in the order in which a chip runs
 them, most with the back end's own count of cycles, collectives with their sizes and groups. This
-file reads that text. Nothing in it is fitted: clock, peak and bandwidth are the vendor's, the links
-are those of the scaling book (Austin et al., "How to Scale Your Model",
-https://jax-ml.github.io/scaling-book/tpus). Standard library and NumPy only: a text can be read on
-any machine, without JAX and without libtpu.
+file reads that text. Clock, peak and bandwidth are the vendor's, the shape of the links is the
+scaling book's (Austin et al., "How to Scale Your Model", https://jax-ml.github.io/scaling-book/tpus).
+Two shares of them are measured, `COPY` and `LINK`. Standard library and NumPy only: a text can be
+read on any machine, without JAX and without libtpu.
 """
 
 import functools
@@ -31,6 +31,15 @@ from tables.hardware import chip
 PER_CYCLE = {"v5p": 2 * 4 * 128 * 128 * 2, "v5e": 4 * 128 * 128 * 2, "v6e": 2 * 256 * 256 * 4}
 HOP = 1e-6  # seconds that a hop over a link takes at least (scaling book, "A note on ICI latency")
 TRUSTED = 0.02  # no time is given where more than this share of FLOPs or bytes has no known cost
+# What a plain copy reaches of the HBM's speed: 33.5 MB copied on a v6e in 0.04936 ms by the trace
+# (AI-Hypercomputer/tpu-recipes, microbenchmarks/README.md). An instruction that the back end gives
+# no cost model is charged two to three times its bytes in cycles; it gets this speed at least.
+COPY = 0.83
+# What a collective reaches of its links: psum over two and four chips of a v5e-4, in loops with and
+# without it, 64 times 67 MB and 2,048 times 2 MB: 0.89, 0.91, 0.89 (deep-diver/tunix-accel,
+# 01-CCE/data/mesh_pathology_tpu_v5e_synthetic/results.csv, rows projection_collective_loop and
+# chunked_matmul_loop; medians of ten).
+LINK = 0.90
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,12 @@ class Slice:
         closed = {d for d in used if extents[d] == self.shape[d] and self.ring(d)}
         count = sum(2 if d in closed and extents[d] > 2 else 1 for d in used)
         hops = sum(extents[d] // 2 if d in closed else extents[d] - 1 for d in used)
-        return tuple("xyz"[d] for d in used), count * self.spec.link_bandwidth, hops
+        return tuple("xyz"[d] for d in used), count * self.link, hops
+
+    @property
+    def link(self):
+        """Bytes a second over one link in one direction, as far as collectives reach it."""
+        return LINK * self.spec.link_bandwidth
 
 
 def read_groups(text, chips):
@@ -140,7 +154,7 @@ def send_time(size, pairs, where):
                 hops += 1
         far = max(far, hops)
     worst = max(load.values(), default=0)
-    return max(size * worst / where.spec.link_bandwidth, far * HOP), tuple(sorted(names))
+    return max(size * worst / where.link, far * HOP), tuple(sorted(names))
 
 
 def collective_time(kind, size, groups, where):
@@ -258,7 +272,9 @@ class Instruction:
     @property
     def called(self):
         """The computation that a fusion or an asynchronous start calls, or None."""
-        return self.attribute(r"calls=%([\w.\-]+)")
+        # (An all-reduce has a to_apply, too: how two numbers are added.)
+        word = "to_apply" if self.opcode == "call-start" else "calls"
+        return self.attribute(word + r"=%([\w.\-]+)")
 
     @property
     def op_name(self):
@@ -394,15 +410,15 @@ class Program:
             self._flops[line.called] = tuple(map(sum, zip(*parts))) if parts else (0, 0)
         return self._flops[line.called]
 
-    def hbm_bytes(self, line, computation):
-        """Bytes that an instruction reads from HBM and writes to it.
+    def moved_bytes(self, line, computation, hbm_only=True):
+        """Bytes that an instruction reads from HBM and writes to it, or from and to any memory.
 
         Of an operand that is only looked up or sliced counts what is read, of an array that is
         updated in place what is written.
         """
         shapes = self.shapes[computation]
-        read = [bytes_of(shapes.get(name, ""), True) for name in line.operands]
-        written = bytes_of(line.shape, True)
+        read = [bytes_of(shapes.get(name, ""), hbm_only) for name in line.operands]
+        written = bytes_of(line.shape, hbm_only)
         if (line.called or "").startswith("async_collective_fusion"):
             return self._own_bytes(line, read)
         if line.opcode in LOOKUPS:
@@ -667,7 +683,7 @@ class _Clock:
         moves = not transfer and all(one.opcode in MOVES for one in inner)
         return {"part": part_of(stack, source.op_name, bool(products) or transfer, moves),
                 "direction": direction_of(source.op_name), "line": source_line(stack),
-                "flops": flops, "int8": int8, "bytes": program.hbm_bytes(line, computation)}
+                "flops": flops, "int8": int8, "bytes": program.moved_bytes(line, computation)}
 
     def add(self, line, track, start, seconds, count, /, **fields):
         fields = {"opcode": line.opcode} | fields
@@ -707,6 +723,9 @@ class _Clock:
         self.totals[0] += about["flops"] * count
         self.totals[1] += about["bytes"] * count
         seconds = (cycles or 0) / self.where.clock
+        if "COST_MODEL_TYPE_INVALID" in line.rest and not about["flops"]:
+            size = self.program.moved_bytes(line, computation, hbm_only=False)
+            seconds = min(seconds, size / (COPY * self.spec.bandwidth))
         if cycles is None and (about["flops"] or about["bytes"]):  # not scalars, not on the chip
             inner = self.program.inner(line.called) if line.called else [line]
             known = all(one.opcode in MOVES for one in inner)
@@ -798,18 +817,24 @@ class Transfer:
 def transfer_of(program, line, computation, where):
     """The `Transfer` that an instruction stands for, or None.
 
-    XLA for TPUs writes collectives in four ways: an operation of its own, which stops the chip; a
-    pair of `-start` and `-done`; a fusion around `%all-reduce-scatter`, which stops the chip, too;
-    and a chain of fusions: one that calls `AsyncCollectiveStart`, products that carry the transfer
+    XLA for TPUs writes collectives in five ways: an operation of its own, which stops the chip; a
+    pair of `-start` and `-done`; the same pair around a call that the SparseCore executes
+    (`call-start`, `async_execution_thread="sparsecore"`); a fusion around `%all-reduce-scatter`,
+    which stops the chip, too; and a chain of fusions: one that calls `AsyncCollectiveStart`, products that carry the transfer
     along (`%async_collective_fusion`; they have cycles and are products like others), and one that
     calls `AsyncCollectiveDone`.
     """
     found, inside, role, key = [line], computation, "whole", line.name
     if line.opcode.endswith("-start"):
         role = "start"
+    thread = line.attribute(r'async_execution_thread="([^"]+)"')
+    if thread not in (None, "main", "sparsecore"):
+        raise ValueError(f"{line.name} runs beside the program on {thread!r}: no time is known")
     if line.called:
         lines = program.computations.get(line.called, ())
         inner = [one for one in lines if one.opcode.removesuffix("-start") in COLLECTIVES]
+        if not inner and thread == "sparsecore":
+            raise ValueError(f"{line.name} is no collective on the SparseCore: no time is known")
         if not inner or line.called.startswith("async_collective_fusion"):
             return None
         found, inside = inner, line.called
