@@ -401,10 +401,14 @@ def dequantized_rows(rows, base_dtype, tile_size=0, dtype="bfloat16"):
         return np.asarray(qwix.dequantize(stored)).astype(rows.dtype)
 
 
-# The change that an adapter makes, in the layout of its weight; r is the rank.
-CHANGES = {"q_einsum": "dr,rnh->ndh", "kv_einsum": "dr,rckh->ckdh", "k_einsum": "dr,rkh->kdh",
-           "attn_vec_einsum": "nhr,rd->nhd", "gate_proj": "df,fe->de", "up_proj": "df,fe->de",
-           "down_proj": "df,fe->de"}
+def as_trained(recipe):
+    """For `merge.merge_model`: rows of the files -> the rows that a run's base multiplied with.
+
+    Args:
+      recipe: has `base_dtype`, `tile_size` and `dtype`.
+    """
+    return lambda rows: dequantized_rows(
+        rows, recipe["base_dtype"], recipe["tile_size"], recipe["dtype"])
 
 
 def merge_into(plain, tuned, scale):
@@ -421,7 +425,7 @@ def merge_into(plain, tuned, scale):
         path = [int(name) if name.isdigit() else name for name in path.split(".")]
         module = module_at(plain, path)
         variable = module.w if hasattr(module, "w") else module.kernel
-        change = jnp.einsum(CHANGES[path[-1]], pair["a"].get_value(), pair["b"].get_value(),
+        change = jnp.einsum(architecture.KINDS[path[-1]].change, pair["a"].get_value(), pair["b"].get_value(),
                             precision="highest")
         weight = variable.get_value()
         variable.set_value((weight.astype(jnp.float32) + scale * change).astype(weight.dtype))

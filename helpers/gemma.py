@@ -24,7 +24,7 @@ from helpers import remote
 from tables import architecture
 from tables.architecture import TARGETS
 from helpers.run import UserError
-from helpers.weights import tensor_table
+from helpers.weights import open_model
 
 # Fields of Tunix's `ModelConfig` and the keys of a config.json that hold the same.
 SAME = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
@@ -209,13 +209,11 @@ def load_base(source, config, mesh):
       UserError: there are no weights, or a tensor of the model is not among them.
     """
     folder = remote.stage(source)
-    table = tensor_table(folder)
-    if not table:
-        raise UserError(f"{folder} holds no *.safetensors file.")
+    table = open_model(folder)
     filler = unused_tensors(config, table)
     # Tunix's public loader takes no tensors beside those of the files, so we call what it calls.
     arrange = tensor_names._make_preprocess_fn(config)
-    dtypes = {dtype for dtype, _ in table.values()}  # Tunix's fast reader assumes there is one
+    dtypes = {tensor.dtype for tensor in table.values()}  # Tunix's fast reader assumes there is one
     try:
         return safetensors_loader.load_and_create_model(
             str(folder), gemma4.Gemma4, config, tensor_names._get_key_and_transform_mapping, mesh,

@@ -360,7 +360,7 @@ def lora_table(model):
     for path, pair in gemma.adapted_modules(model).items():
         kind, a, b = path.rsplit(".", 1)[1], pair["a"].get_value(), pair["b"].get_value()
         line = table.setdefault((kind, a.shape, b.shape), {
-            "Tunix": kind, "Hugging Face": " + ".join(architecture.HF_NAMES[kind]), "modules": 0,
+            "Tunix": kind, "Hugging Face": " + ".join(architecture.KINDS[kind].names), "modules": 0,
             "A": a.shape, "B": b.shape, "A split": a.sharding.spec, "B split": b.sharding.spec,
             "parameters": 0})
         line["modules"] += 1

@@ -1,23 +1,62 @@
-"""One list of a Gemma 4's layers and matrices, from its config.json: 31B, E2B, E4B, 26B-A4B, tiny.
+"""One table per model family, and from it the layers and matrices of a config.json.
 
-Training (`helpers.gemma`), the merge (04) and counting (`serving.physics`) all read this list, and
-05 to 07 with them, so JAX is not imported here. Letters: D width of the model, N query heads, K key
-and value heads, H numbers per head, F width of an MLP, r rank of an adapter.
+Loading and LoRA (`helpers.gemma`), merging (`helpers.merge`), quantising (`appendix.quantized`) and
+counting (`serving.physics`, `tpu_time`) all read this file. Standard library only. Letters: D width
+of the model, N query heads, K key and value heads, H numbers per head, F width of an MLP, r rank.
 """
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
-# Every kind of matrix that an adapter may change: Tunix's name, then Hugging Face's (HF). Tunix
-# keeps keys and values in one array, except where V = K: that one projection is `k_einsum`.
-HF_NAMES = {"q_einsum": ("q_proj",), "kv_einsum": ("k_proj", "v_proj"), "k_einsum": ("k_proj",),
-            "attn_vec_einsum": ("o_proj",), "gate_proj": ("gate_proj",), "up_proj": ("up_proj",),
-            "down_proj": ("down_proj",)}
+@dataclass(frozen=True)
+class Kind:
+    """One kind of matrix that an adapter may change: how Tunix and Hugging Face (HF) cut it.
+
+    Tunix keeps heads as axes, HF has flat [out, in] matrices. An adapter has A [inputs, r] and
+    B [r, outputs].
+
+    Attributes:
+      names: of the HF matrices that it is. Two of them are stacked along Tunix's axis `c`.
+      inputs, outputs: axes that it takes and gives.
+      weight: axes of the frozen weight, as Tunix stores it.
+      when: which layers have it, by what they keep: "always", "keys and values" or "keys alone".
+    """
+
+    names: tuple
+    inputs: str
+    outputs: str
+    weight: str
+    when: str = "always"
+
+    @property
+    def equation(self):
+        """What LoRA computes in training, for `einsum(…, x, A, B)`; t are tokens."""
+        return f"t{self.inputs},{self.inputs}r,r{self.outputs}->t{self.outputs}"
+
+    @property
+    def change(self):
+        """A times B in the layout of the weight, for `einsum(…, A, B)`."""
+        return f"{self.inputs}r,r{self.outputs}->{self.weight}"
+
+
+# Where V = K, in the full-attention layers of the 31B, only the keys' projection is stored.
+GEMMA4 = {
+    "attn.q_einsum": Kind(("self_attn.q_proj",), "D", "NH", "NDH"),
+    "attn.kv_einsum": Kind(("self_attn.k_proj", "self_attn.v_proj"), "D", "cKH", "cKDH",
+                           "keys and values"),
+    "attn.k_einsum": Kind(("self_attn.k_proj",), "D", "KH", "KDH", "keys alone"),
+    "attn.attn_vec_einsum": Kind(("self_attn.o_proj",), "NH", "D", "NHD"),
+    "mlp.gate_proj": Kind(("mlp.gate_proj",), "D", "F", "DF"),
+    "mlp.up_proj": Kind(("mlp.up_proj",), "D", "F", "DF"),
+    "mlp.down_proj": Kind(("mlp.down_proj",), "F", "D", "FD"),
+}
+FAMILIES = {"gemma4_text": GEMMA4}  # by the `model_type` of a config.json's text part
+KINDS = {path.rpartition(".")[2]: kind for path, kind in GEMMA4.items()}  # by Tunix's name
 # All of them as a pattern, for Qwix, and for PEFT, which must not reach into the vision tower.
-TARGETS = f".*({'|'.join(HF_NAMES)})"
+TARGETS = f".*({'|'.join(KINDS)})"
 PEFT_TARGETS = (r"model\.(language_model\.)?layers\.\d+\."
                 r"(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)")
 
@@ -34,17 +73,19 @@ class Module:
     Attributes:
       path: its name in Tunix, for example `layers.0.attn.q_einsum`.
       layer: the index of its layer.
-      inputs, outputs: the axes that it takes and gives, as Tunix stores them: (D,) and (N, H).
+      how: its `Kind`.
+      inputs, outputs: the sizes of its axes: (D,) and (N, H).
     """
 
     path: str
     layer: int
+    how: Kind
     inputs: tuple
     outputs: tuple
 
     @property
     def kind(self):
-        """The last part of the path, a key of `HF_NAMES`."""
+        """The last part of the path, a key of `KINDS`."""
         return self.path.rpartition(".")[2]
 
     @property
@@ -55,14 +96,23 @@ class Module:
     @property
     def names(self):
         """{HF module: (out, in)} of the matrices it is in a checkpoint, without their prefix."""
-        block = "self_attn" if ".attn." in self.path else "mlp"
-        hf, columns = HF_NAMES[self.kind], math.prod(self.inputs)
-        return {f"layers.{self.layer}.{block}.{name}":
-                (math.prod(self.outputs) // len(hf), columns) for name in hf}
+        shape = (math.prod(self.outputs) // len(self.how.names), math.prod(self.inputs))
+        return {f"layers.{self.layer}.{name}": shape for name in self.how.names}
 
     def adapter(self, rank):
         """Shapes of A and B: LoRA puts the rank between inputs and outputs."""
         return (*self.inputs, rank), (rank, *self.outputs)
+
+    def factors(self, a, b):
+        """{HF module: (A [in, r], B [r, out])}, two plain matrices for each of `names`.
+
+        Heads fold into one axis, in the order that they have. Stacked matrices come apart; they
+        share A. `a` and `b` are arrays with the shapes of `adapter`.
+        """
+        rank = a.shape[-1]
+        parts = b.reshape(rank, len(self.how.names), -1)
+        return {name: (a.reshape(-1, rank), parts[:, place])
+                for place, name in enumerate(self.names)}
 
 
 @dataclass(frozen=True)
@@ -93,6 +143,7 @@ class Layer:
     experts: int = 0
     active: int = 0
     expert_mlp: int = 0
+    family: dict = field(default_factory=lambda: GEMMA4, repr=False)
 
     @property
     def owns_kv(self):
@@ -101,14 +152,13 @@ class Layer:
 
     def modules(self):
         """Its matrices as `Module`s, in the order of the arithmetic; experts are not among them."""
-        D, N, K, H, F = self.width, self.heads, self.kv_heads, self.head_dim, self.mlp
-        kv = [("attn.k_einsum", (D,), (K, H)) if self.k_is_v else
-              ("attn.kv_einsum", (D,), (2, K, H))] if self.owns_kv else []
-        rows = [("attn.q_einsum", (D,), (N, H)), *kv, ("attn.attn_vec_einsum", (N, H), (D,)),
-                ("mlp.gate_proj", (D,), (F,)), ("mlp.up_proj", (D,), (F,)),
-                ("mlp.down_proj", (F,), (D,))]
-        return [Module(f"layers.{self.index}.{name}", self.index, inputs, outputs)
-                for name, inputs, outputs in rows]
+        sizes = {"D": self.width, "N": self.heads, "K": self.kv_heads, "H": self.head_dim,
+                 "F": self.mlp, "c": 2}
+        keeps = "nothing" if not self.owns_kv else "keys alone" if self.k_is_v else "keys and values"
+        return [Module(f"layers.{self.index}.{path}", self.index, kind,
+                       tuple(sizes[axis] for axis in kind.inputs),
+                       tuple(sizes[axis] for axis in kind.outputs))
+                for path, kind in self.family.items() if kind.when in ("always", keeps)]
 
     @property
     def expert_size(self):
@@ -155,7 +205,7 @@ def text_config(config):
     """
     text = config.get("text_config") or config
     kind = text.get("model_type") if isinstance(text, dict) else type(text).__name__
-    if kind != "gemma4_text":
+    if kind not in FAMILIES:
         raise ValueError("this config.json is not a Gemma 4's (31B, E2B, E4B, 26B-A4B or tiny): its "
                         f"text part has model_type {kind}.")
     lacking = [key for key, kind in REQUIRED.items() if not isinstance(text.get(key), kind)]
@@ -196,7 +246,8 @@ def layers(config):
             window=None if full else text["sliding_window"],
             kv_from=origin[kind] if shared else index, k_is_v=k_is_v,
             experts=text["num_experts"] if moe else 0, active=text["top_k_experts"] if moe else 0,
-            expert_mlp=text["moe_intermediate_size"] if moe else 0))
+            expert_mlp=text["moe_intermediate_size"] if moe else 0,
+            family=FAMILIES[text["model_type"]]))
     return found
 
 

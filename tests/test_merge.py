@@ -6,16 +6,12 @@
 
 import copy
 import errno
-import hashlib
-import http.server
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,13 +19,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import random_gemma
-from conftest import ROOT, load
+from conftest import ROOT
 
 import helpers
 from helpers import gemma, merge, weights
 from tables import architecture
-from helpers import run as run_files
-from helpers.run import digest
 
 sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
 import bench_merge  # noqa: E402
@@ -37,7 +31,6 @@ import bench_merge  # noqa: E402
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: run ./setup.sh serve")
 RANK, ALPHA, PREFIX = 4, 8.0, "model.language_model."
-proof = load("04_merge.py", "proof")
 TINY = random_gemma.TINY | {"vocab_size": 512, "hidden_size": 96, "intermediate_size": 160}
 
 
@@ -123,8 +116,7 @@ def world(tmp_path_factory):
 @pytest.fixture(scope="module")
 def merged(world):
     out = world.folder / "merged"
-    world.files, world.hashes, world.norms = merge.merge_model(
-        world.base, out, world.plan, world.scale, 1 << 16)
+    world.norms = merge.merge_model(world.base, out, world.plan, world.scale)
     return out
 
 
@@ -165,19 +157,17 @@ def test_merged_e2b_gives_the_logits_of_the_adapters(config, tmp_path):
     """Shared keys and values, per-layer inputs, one KV head, wide MLPs in the shared layers."""
     world = make_world(tmp_path, config)
     merge.check(world.targets, world.adapters, world.tensors, PREFIX, world.recipe, world.notes)
-    merge.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
+    merge.merge_model(world.base, tmp_path / "merged", world.plan, world.scale)
     model, mesh = tunix(tmp_path / "merged")
     found = logits(model, mesh, world.prompts)
     assert np.abs(found - world.after).max() < 1e-3 < 0.1 < np.abs(found - world.before).max()
 
 
-@pytest.mark.parametrize("kind", sorted(merge.FACTORS))
+@pytest.mark.parametrize("kind", sorted(architecture.KINDS))
 def test_every_kind_contributes(world, kind, tmp_path):
     only = [target for target in world.targets if target.kind == kind]
     plan = merge.plan_merge(only, world.adapters, PREFIX)
-    _, hashes, norms = merge.merge_model(world.base, tmp_path / "merged", plan, world.scale, 1 << 16)
-    assert {name for name, entry in hashes.items() if "merged" in entry} == set(plan)
-    assert all(entry["merged"] != entry["base"] for entry in hashes.values() if "merged" in entry)
+    merge.merge_model(world.base, tmp_path / "merged", plan, world.scale)
     model, mesh = tunix(tmp_path / "merged")
     assert np.abs(logits(model, mesh, world.prompts) - world.before).max() > 1e-2
 
@@ -189,7 +179,7 @@ def test_everything_else_is_the_base_byte_for_byte(world, merged):
         start = min(tensor.start for tensor in before.values() if tensor.file == shard)
         assert shard.read_bytes()[:start] == (merged / shard.name).read_bytes()[:start]
     for name, tensor in before.items():
-        same = np.array_equal(tensor.data(), after[name].data())
+        same = tensor.array().tobytes() == after[name].array().tobytes()
         assert same == (name not in world.plan), name
     for file in world.base.iterdir():
         if file.suffix != ".safetensors":
@@ -197,12 +187,13 @@ def test_everything_else_is_the_base_byte_for_byte(world, merged):
     assert {path.name for path in merged.iterdir()} == {path.name for path in world.base.iterdir()}
 
 
-@pytest.mark.parametrize("block", [1 << 12, 1 << 30], ids=["many blocks", "one block"])
-def test_bfloat16_sum_is_rounded_once(world, tmp_path, block):
+@pytest.mark.parametrize("block", [7, 1 << 20], ids=["many blocks", "one block"])
+def test_bfloat16_sum_is_rounded_once(world, tmp_path, block, monkeypatch):
     """Against the whole matrix in float64 with the einsum of training, for every merged tensor."""
     import ml_dtypes
     base = random_gemma.write(tmp_path / "base", TINY, 3, ml_dtypes.bfloat16)
-    merge.merge_model(base, tmp_path / "merged", world.plan, world.scale, block)
+    monkeypatch.setattr(merge, "BLOCK", block)
+    merge.merge_model(base, tmp_path / "merged", world.plan, world.scale)
     before, after = weights.open_model(base), weights.open_model(tmp_path / "merged")
     einsums = {"q_einsum": ("dr,rnh->nhd",), "kv_einsum": ("dr,rkh->khd", "dr,rkh->khd"),
                "k_einsum": ("dr,rkh->khd",), "attn_vec_einsum": ("nhr,rd->dnh",)}
@@ -220,40 +211,14 @@ def test_bfloat16_sum_is_rounded_once(world, tmp_path, block):
 
 
 def test_norms_are_those_of_the_delta(world, merged):
-    name = f"{PREFIX}layers.5.self_attn.k_proj.weight"
-    a, b = (np.float64(matrix) for matrix in world.plan[name])
-    assert world.norms[name][1] == pytest.approx(np.linalg.norm(a @ b) * world.scale, rel=1e-4)
-    table = merge.norm_table({"norms": [{"tensor": name, "base": 2.0, "delta": 1.0, "rounding": 0.1}]})
-    assert table.loc[0, ["layer", "kind", "delta %", "rounding %"]].tolist() == [5, "k", 50, 10]
-
-
-def test_hashes_are_those_of_the_files(world, merged):
-    for name, known in world.files.items():
-        assert hashlib.sha256((merged / name).read_bytes()).hexdigest() == known
-    for name, tensor in weights.open_model(merged).items():
-        found = hashlib.sha256(tensor.data()).hexdigest()
-        assert found == world.hashes[name].get("merged", world.hashes[name]["base"])
-
-
-def flip(path, at):
-    """One bit of a file."""
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-
-
-def test_recomputing_accepts_the_result_and_sees_another(world, merged, tmp_path):
-    check = lambda folder, scale: merge.recompute(world.base, folder, world.plan, scale, 100)
-    many, same, worst = check(merged, world.scale)
-    assert many == len(world.plan) and same > 10 and worst <= 0.5
-    assert check(merged, world.scale * 1.01)[2] > 0.5, "another scale goes unnoticed"
-    shutil.copytree(merged, tmp_path / "merged")
-    tensor = weights.open_model(tmp_path / "merged")[f"{PREFIX}layers.0.input_layernorm.weight"]
-    flip(tensor.file, tensor.start + 5)
-    with pytest.raises(AssertionError):
-        check(tmp_path / "merged", world.scale)
+    norms = world.norms.set_index("tensor")
+    for name, (a, b) in world.plan.items():
+        delta = world.scale * (np.float64(a) @ np.float64(b)).T
+        old, new = (np.float64(weights.open_model(folder)[name].array())
+                    for folder in (world.base, merged))
+        assert norms.delta[name] == pytest.approx(np.linalg.norm(delta), rel=1e-4)
+        assert norms.base[name] == pytest.approx(np.linalg.norm(old), rel=1e-4)
+        assert norms.rounding[name] == pytest.approx(np.linalg.norm(new - old - delta), rel=0.1)
 
 
 def test_vision_tower_and_nested_config_stay(world, tmp_path):
@@ -269,16 +234,10 @@ def test_vision_tower_and_nested_config_stay(world, tmp_path):
     (base / "model.safetensors.index.json").write_text(json.dumps(index))
     nested = {"model_type": "gemma4", "text_config": TINY, "vision_config": {}, "dtype": "float32"}
     (base / "config.json").write_text(json.dumps(nested))
-    _, hashes, _ = merge.merge_model(base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
-    assert all("merged" not in hashes[name] for name in extra)
+    merge.merge_model(base, tmp_path / "merged", world.plan, world.scale)
     before, after = weights.open_model(base), weights.open_model(tmp_path / "merged")
     for name in extra:
-        assert np.array_equal(before[name].data(), after[name].data())
-    merge.export_text(tmp_path / "merged", tmp_path / "text", PREFIX)
-    text = weights.open_model(tmp_path / "text")
-    assert not any("vision" in name or "language_model" in name for name in text)
-    config = json.loads((tmp_path / "text" / "config.json").read_text())
-    assert config["model_type"] == "gemma4_text" and config["dtype"] == "float32"
+        assert np.array_equal(before[name].array(), after[name].array())
 
 
 def test_adapter_shares_a_and_repeats_k_as_v(world, tmp_path):
@@ -297,32 +256,24 @@ def test_adapter_shares_a_and_repeats_k_as_v(world, tmp_path):
 def attention_only(world):
     """(modules to merge, adapters, recipe) as if 03 had trained attention alone, on purpose."""
     adapters = {path: pair for path, pair in world.adapters.items() if ".attn." in path}
-    recipe = world.recipe | {"n_modules": len(adapters), "partial": True}
-    targets, alone = merge.split_targets(world.targets, adapters, recipe)
+    recipe = world.recipe | {"partial": True}
+    targets = merge.targets_of(world.base, adapters, recipe)
     assert {target.path for target in targets} == set(adapters)
-    assert {target.kind for target in alone} == {"gate_proj", "up_proj", "down_proj"}
     return targets, adapters, recipe
 
 
-def test_what_was_left_out_on_purpose_stays_as_it_was(world, tmp_path, capsys):
+def test_what_was_left_out_on_purpose_stays_as_it_was(world, tmp_path):
     import re
     targets, adapters, recipe = attention_only(world)
     merge.check(targets, adapters, world.tensors, PREFIX, recipe, world.notes)
     plan = merge.plan_merge(targets, adapters, PREFIX)
-    merge.merge_model(world.base, tmp_path / "merged", plan, world.scale, 1 << 16)
-    after = weights.open_model(tmp_path / "merged")
-    for name, tensor in world.tensors.items():
-        same = np.array_equal(tensor.data(), after[name].data())
-        assert same == (name not in plan) and (".self_attn." in name or same), name
+    assert plan and all(".self_attn." in name for name in plan)
     merge.write_adapter(tmp_path / "adapter", targets, adapters, recipe, PREFIX)
     pattern = json.loads((tmp_path / "adapter/adapter_config.json").read_text())["target_modules"]
     matched = {name for name in world.tensors
                if re.fullmatch(pattern, name.removesuffix(".weight"))}
     assert matched == set(plan)
-    proof("down_proj", None, "", adapters, None)
-    assert "down_proj: no adapter" in capsys.readouterr().out
     # The same checkpoint without the word `partial` is a mistake.
-    assert merge.split_targets(world.targets, adapters, world.recipe) == (world.targets, [])
     with refused("has no adapter"):
         merge.check(world.targets, adapters, world.tensors, PREFIX, world.recipe, world.notes)
 
@@ -413,19 +364,15 @@ def test_adapter_of_another_rank(world):
         check_with(world, recipe=world.recipe | {"rank": 8})
 
 
-def test_recipe_of_another_rank_or_alpha(world):
-    with refused("recipe says alpha 16.0, the checkpoint 8.0"):
-        check_with(world, recipe=world.recipe | {"alpha": 16.0})
-
-
 def test_missing_and_unknown_modules(world):
     fewer = {path: pair for path, pair in world.adapters.items() if "k_einsum" not in path}
     with refused("layers.5.attn.k_einsum has no adapter"):
         check_with(world, adapters=fewer)
     with refused("adapter layers.0.attn.rope has no place"):
         check_with(world, adapters=world.adapters | {"layers.0.attn.rope": (np.ones(1), np.ones(1))})
-    with refused("n_modules 35, the base has 36"):
-        check_with(world, recipe=world.recipe | {"n_modules": 35})
+    zeros = {path: (a, 0 * b) for path, (a, b) in world.adapters.items()}
+    with refused("every B is zero"):
+        check_with(world, adapters=zeros)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -443,7 +390,7 @@ def test_nan_in_the_base(world, copied, tmp_path):
         file.seek(tensor.start)
         file.write(np.float32(np.nan).tobytes())
     with refused("up_proj.weight has NaN or Inf"):
-        merge.merge_model(copied, tmp_path / "merged", world.plan, world.scale, 1 << 16)
+        merge.merge_model(copied, tmp_path / "merged", world.plan, world.scale)
     assert not (tmp_path / "merged").exists()
 
 
@@ -460,50 +407,15 @@ def test_damaged_checkpoint(world, tmp_path):
     for file in (tmp_path / "checkpoints" / "20" / "model_params").rglob("*"):
         if file.is_file() and file.parent.name == "d":
             file.write_bytes(file.read_bytes()[:10])
-    with refused("step 20 in .* cannot be read.*(?s:.)Step 10 is whole") as error:
+    with refused("step 20 in .* cannot be read.*(?s:.)another of \[10, 20\]") as error:
         merge.restore_adapters(tmp_path / "checkpoints", 20)
     one_line(error)
-
-
-@pytest.mark.parametrize("harm", [
-    lambda file: os.truncate(file, 40), pytest.param(Path.unlink, marks=pytest.mark.slow),
-    pytest.param(lambda file: os.truncate(file, 0), marks=pytest.mark.slow),
-    pytest.param(lambda file: file.write_bytes(b"\xff\0" * 40), marks=pytest.mark.slow)],
-    ids=["short", "missing", "empty", "garbled"])
-def test_any_damaged_file_of_a_step_is_one_line(world, tmp_path, harm):
-    """Or it does not matter: then what is restored is what was saved."""
-    source = world.folder / "checkpoints"
-    files = sorted(file.relative_to(source) for file in (source / "20").rglob("*") if file.is_file())
-    refusals = 0
-    for number, file in enumerate(files):
-        place = shutil.copytree(source, tmp_path / str(number))
-        harm(place / file)
-        try:
-            _, found, notes = merge.restore_adapters(place, 20)
-        except helpers.UserError as error:
-            refusals += 1
-            assert "cannot be read" in str(error) and "Step 10 is whole" in str(error) or \
-                "no finished step 20" in str(error), (file, str(error))
-            assert len(str(error)) < 500 and len(str(error).splitlines()) <= 2
-        else:
-            assert all(np.array_equal(a, b) for path in found
-                       for a, b in zip(found[path], world.adapters[path])), file
-    assert 2 <= refusals <= len(files)
-
-
-def test_room_for_all_folders_is_asked_before_any_is_written(tmp_path, monkeypatch):
-    """merged/ alone would fit: that merged_text/ does not is known before the first byte."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=12e9))
-    merge.check_room(tmp_path, {"merged": 10.2e9, "adapter": 0.4e9})
-    merge.check_room(tmp_path, {})
-    with refused("12.00 GB free, for merged/, merged_text/ it takes 19.70"):
-        merge.check_room(tmp_path, {"merged": 10.2e9, "merged_text": 9.3e9})
 
 
 def test_disk_too_small_is_said_before_the_first_byte(world, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with refused("has 0.00 GB free, for merged/ it takes"):
-        merge.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
+        merge.merge_model(world.base, tmp_path / "merged", world.plan, world.scale)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -522,7 +434,7 @@ step, adapters, _ = merge.restore_adapters(folder / "checkpoints", 1)
 targets = architecture.modules(architecture.read_config(folder / "base"))
 plan = merge.plan_merge(targets, adapters, "model.language_model.")
 try:
-    merge.merge_model(folder / "base", out, plan, 1.0, 1 << 18)
+    merge.merge_model(folder / "base", out, plan, 1.0)
 except helpers.UserError as error:
     sys.exit(f"refused: {error}")
 """
@@ -547,15 +459,6 @@ def test_disk_full_halfway(middle, tmp_path):
                           cwd=ROOT, env=os.environ | {"CODE": CHILD, "JAX_PLATFORMS": "cpu"})
     assert done.returncode == 1 and "refused: the disk of" in done.stderr, done.stderr[-500:]
     assert "Traceback" not in done.stderr and "left:" not in done.stdout, done.stdout
-
-
-def test_disk_full_without_namespaces(world, tmp_path, monkeypatch):
-    def full(source, target):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with refused("the disk of .* is full"):
-        merge.merge_model(world.base, tmp_path / "merged", world.plan, world.scale, 1 << 16)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_kill_halfway_then_again(middle, tmp_path):
@@ -598,92 +501,27 @@ def run(world, tmp_path_factory):
     return SimpleNamespace(folder=folder, base=base, execute=execute)
 
 
-def test_notebook_writes_all_and_the_second_run_nothing(run, merged):
+def test_the_notebook_writes_all_then_nothing_then_what_was_damaged(run, merged):
     first = run.execute()
     assert first.returncode == 0, first.stderr[-2000:]
     record = json.loads((run.folder / "merge.json").read_text())
-    for folder, files in (("merged", "files"), ("adapter", "adapter_files"),
-                          ("merged_text", "text_files")):
-        found = {path.name: helpers.sha256_file(path) for path in (run.folder / folder).iterdir()}
-        assert found == record[files] and found
-    assert record["step"] == 20 and record["recipe"]["rank"] == RANK
-    card = (run.folder / "model_card.md").read_text()
-    assert "rank 4, alpha 8" in card and "1,234 trained tokens" in card and "not run yet" in card
-    for name in ("map", "path", "delta"):
-        assert (run.folder / "figures" / f"04_{name}.png").stat().st_size > 10_000
+    for folder, files in (("merged", "files"), ("adapter", "adapter_files")):
+        assert weights.hashes(run.folder / folder) == record[files] != {}
     for path in merged.glob("*.safetensors"):
         assert path.read_bytes() == (run.folder / "merged" / path.name).read_bytes()
-    stamp = (run.folder / "merged" / "config.json").stat().st_mtime_ns
+    card = (run.folder / "model_card.md").read_text()
+    assert "rank 4, alpha 8" in card and "1,234 trained tokens" in card
+    made = (run.folder / "merged" / "config.json").stat().st_mtime_ns
     second = run.execute()
-    assert second.returncode == 0 and "nothing to do" in second.stdout
-    assert (run.folder / "merged" / "config.json").stat().st_mtime_ns == stamp
+    assert second.returncode == 0 and "is current" in second.stdout, second.stderr[-2000:]
+    assert (run.folder / "merged" / "config.json").stat().st_mtime_ns == made
+    tensor = weights.open_model(run.folder / "merged")[f"{PREFIX}embed_tokens.weight"]
+    tensor.array("r+").view(np.uint32).reshape(-1)[3] ^= 1  # one bit
+    assert weights.verify(run.folder / "merged", record["files"]) == {tensor.file.name: "changed"}
+    third = run.execute()
+    assert third.returncode == 0 and f"{tensor.file.name} is changed" in third.stdout
     assert json.loads((run.folder / "merge.json").read_text()) == record
-
-
-def flip_in_embedding(folder):
-    tensor = weights.open_model(folder)[f"{PREFIX}embed_tokens.weight"]
-    flip(tensor.file, tensor.start + 3)
-
-
-DAMAGE = {
-    "a flipped bit": {"merged": flip_in_embedding},
-    "a truncated shard, a missing adapter file": {
-        "merged": lambda folder: os.truncate(shard_of(folder), 5000),
-        "adapter": lambda folder: (folder / "adapter_model.safetensors").unlink()},
-    "no folder": {"merged_text": shutil.rmtree},
-    "a shard too many": {"merged": lambda folder: shutil.copy(shard_of(folder), folder / "x.safetensors")},
-}
-
-
-@pytest.mark.parametrize("damage", [pytest.param(name, marks=pytest.mark.slow if number > 1 else ())
-                                    for number, name in enumerate(DAMAGE)])
-def test_damaged_output_is_noticed_and_made_again(run, damage):
-    """Only the damaged folder, with a line that says so, and the same bytes as before."""
-    if not (run.folder / "merge.json").exists():
-        assert run.execute().returncode == 0
-    files = lambda: {path: path.read_bytes() for path in run.folder.glob("[am]*/*")}
-    before, harm = files(), DAMAGE[damage]
-    times = {path: path.stat().st_mtime_ns for path in before}
-    for name, do in harm.items():
-        do(run.folder / name)
-    done = run.execute()
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = [line.split("/")[0] for line in done.stdout.splitlines() if line.startswith("making ")]
-    assert said == [f"making {name}" for name in harm]
-    assert "ownload" not in done.stderr
-    assert files() == before
-    assert all((path.stat().st_mtime_ns == times[path]) == (path.parent.name not in harm)
-               for path in before)
-
-
-def test_what_must_be_made_and_why(tmp_path, monkeypatch):
-    monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    for name in ("merged", "adapter"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-    hashes = {"config.json": hashlib.sha256(b"{}").hexdigest()}
-    inputs, wanted = {"step": 20, "base": "x"}, {"merged": "files", "adapter": "adapter_files"}
-    record = {"inputs": inputs, "files": hashes, "adapter_files": hashes, "text_files": {}}
-    make = lambda record, inputs=inputs, wanted=wanted: merge.to_make(record, inputs, wanted)
-    assert make(record) == {}
-    assert make({}) == {"merged": "not there yet", "adapter": "not there yet"}
-    assert make(record, inputs | {"step": 10}) == dict.fromkeys(wanted, "step was 20 and is 10")
-    assert make(record, inputs | {"recipe": "r"}) == dict.fromkeys(wanted, "recipe was unset and is r")
-    (tmp_path / "adapter" / "config.json").write_text("{ }")
-    assert make(record) == {"adapter": "config.json changed"}
-    (tmp_path / "adapter" / "config.json").unlink()
-    assert make(record) == {"adapter": "config.json missing"}
-    assert make(record, wanted={"merged": "files", "merged_text": "text_files"}) == {
-        "merged_text": "not asked for before"}
-
-
-@pytest.mark.parametrize("text", ['{"inputs": {', "[1]", "\udcff", "[" * 200_000, "7"],
-                         ids=["half", "a list", "bytes", "deep", "a number"])
-def test_an_unreadable_record_counts_as_absent(tmp_path, text, capsys):
-    path = tmp_path / "merge.json"
-    assert run_files.read_leftover(path, {}) == {} and capsys.readouterr().out == ""
-    path.write_text(text, errors="surrogateescape")
-    assert run_files.read_leftover(path, {}) == {} and "counts as absent" in capsys.readouterr().out
+    assert weights.verify(run.folder / "merged", record["files"]) == {}
 
 
 def test_a_full_disk_leaves_what_an_earlier_merge_made(run, tmp_path):
@@ -703,115 +541,8 @@ def test_a_full_disk_leaves_what_an_earlier_merge_made(run, tmp_path):
         done = run.execute(PYTHONPATH=str(tmp_path))
     finally:
         path.write_text(recipe)
-    assert done.returncode == 1 and "GB free, for merged/, adapter/, merged_text/" in done.stderr
-    assert "making merged/: recipe was" in done.stdout and made() == before
-
-
-@pytest.mark.slow
-def test_another_recipe_or_step_is_merged_anew(run):
-    path = run.folder / "train" / "recipe.json"
-    recipe = json.loads(path.read_text())
-    run.execute()
-    try:
-        for change, why in (({"reasoning": "kept"}, "recipe was "),
-                            ({"final_step": 10}, "step was 20 and is 10; ")):
-            helpers.write_json(path, recipe | change)
-            done = run.execute()
-            assert f"making merged/: {why}" in done.stdout, done.stdout + done.stderr[-900:]
-            record = json.loads((run.folder / "merge.json").read_text())
-            assert record["recipe"] == recipe | change and record["step"] == (recipe | change)["final_step"]
-            assert not weights.verify(run.folder / "merged", record["files"])
-    finally:
-        helpers.write_json(path, recipe)
-
-
-def test_the_card_is_valid_and_says_how_the_model_does(world):
-    import yaml
-    record = {"step": 20, "recipe": world.recipe | {"learning_rate": 1e-3, "base_model": "google/x"}}
-    data = {"source": "data/tiny", "train_examples": 3, "trained_tokens": 1234,
-            "reasoning": "stripped", "system": 'Say "yes".'}
-    score = lambda value: {"pass@1": value, "pass@1_interval": [value / 2, 1.0], "n_problems": 156}
-    card = merge.model_card(record, data, {"base": score(0.25), "tuned": score(0.5),
-                                        "plan": {"n": 5, "temperature": 0.8}})
-    _, head, text = card.split("---\n", 2)
-    assert yaml.safe_load(head) == {"base_model": "google/x", "base_model_relation": "finetune",
-                                    "license": "apache-2.0", "tags": ["verilog"]}
-    assert r'system message "Say \"yes\".", `enable_thinking=false`' in text
-    assert "tuned: pass@1 0.500 [0.250, 1.000] on 156 problems, 5 answers each" in text
-    assert "not run yet" not in text and "not run yet" in merge.model_card(record, data, None)
-
-
-def test_the_card_of_ones_own_data_claims_nothing_for_it(world):
-    import yaml
-    recipe = world.recipe | {"learning_rate": 1e-3, "base_model": "gs://secret/x", "base_dtype": "nf4"}
-    record = {"step": 20, "recipe": recipe, "inputs": {"into": "dequantized"}}
-    data = {"source": "/home/me/clients/chats.jsonl", "train_examples": 3, "trained_tokens": 1234,
-            "reasoning": "kept", "system": ""}
-    card = merge.model_card(record, data, None, "google/x")
-    assert yaml.safe_load(card.split("---\n")[1]) == {"base_model": "google/x",
-                                                      "base_model_relation": "finetune"}
-    assert "secret" not in card and "clients" not in card and "erilog" not in card
-    assert "chats.jsonl" in card and "enable_thinking=true" in card and "stored in nf4" in card
-
-
-def test_a_card_has_no_scores_of_another_merge(tmp_path, monkeypatch, capsys):
-    """Trained and merged again, 04 once put the scores of the model before on the new one's card."""
-    monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    record = {"recipe": {"data_sha256": "d"}, "files": {"a": "1"}}
-    helpers.write_json(tmp_path / "data" / "meta.json", {"data_sha256": "d"})
-    assert merge.card_sources(record) == ({"data_sha256": "d"}, None)
-    ours = {"model_hash": digest(record["files"]), "base": 1}
-    helpers.write_json(tmp_path / "eval" / "comparison.json", ours)
-    assert merge.card_sources(record)[1] == ours
-    assert merge.card_sources(record | {"files": {"a": "2"}})[1] is None
-    assert "about another merge" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="02 ran again after 03"):
-        merge.card_sources(record | {"recipe": {"data_sha256": "e"}})
-
-
-def test_a_bucket_is_no_base_model_for_the_hub():
-    merge.check_hub_name("google/gemma-4-31B-it")
-    for name in ("gs://bucket/gemma-4-E2B-it", "gemma-4-31B-it", "/dev/shm/gemma", "a/b/c"):
-        with pytest.raises(ValueError, match="hub_base"):
-            merge.check_hub_name(name)
-
-
-@pytest.fixture
-def hub():
-    """A hub that refuses everything, and the requests that came."""
-    asked = []
-
-    class Hub(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            size = int(self.headers.get("Content-Length", 0))
-            asked.append((self.path, json.loads(self.rfile.read(size) or b"null")))
-            self.send_error(403)
-
-        do_GET = do_HEAD = do_PUT = do_POST
-
-        def log_message(self, *_):
-            pass
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=web.serve_forever, daemon=True).start()
-    yield SimpleNamespace(asked=asked, env={
-        "HF_ENDPOINT": f"http://127.0.0.1:{web.server_port}", "HF_TOKEN": "hf_x",
-        "HF_HUB_OFFLINE": "0"})
-    web.shutdown()
-    web.server_close()
-
-
-def test_nothing_is_uploaded_unless_asked_for(run, hub, tmp_path):
-    assert not any(cfg.upload for cfg in load("04_merge.py", "FULL", "E2B", "TINY", "Settings")[:3])
-    done = run.execute(**hub.env)
-    assert done.returncode == 0 and hub.asked == [], done.stderr[-2000:]
-    source, asking = (ROOT / "04_merge.py").read_text(), tmp_path / "04_merge.py"
-    asking.write_text(re.sub(r"(?m)^cfg = helpers\.choose.*$",
-                             r'\g<0>\ncfg = replace(cfg, upload="me/model", hub_base="me/base")',
-                             source))
-    done = run.execute(asking, **hub.env)
-    made = dict(hub.asked).get("/api/repos/create")
-    assert done.returncode and made, (hub.asked, done.stderr[-2000:])
-    assert (made["name"], made["visibility"]) == ("model", "private")
+    assert done.returncode == 1 and "GB free, for merged/" in done.stderr, done.stderr[-900:]
+    assert made() == before
 
 
 @pytest.mark.parametrize("damage, message", [
@@ -879,7 +610,7 @@ def parity(folder, dtype, prompts):
     recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets), "base_model": "tiny"}
     merge.check(targets, adapters, weights.open_model(base), PREFIX, recipe, notes)
     plan = merge.plan_merge(targets, adapters, PREFIX)
-    merge.merge_model(base, folder / "merged", plan, ALPHA / RANK, 8 << 20)
+    merge.merge_model(base, folder / "merged", plan, ALPHA / RANK)
     merge.write_adapter(folder / "adapter", targets, adapters, recipe, PREFIX)
     k_only(folder / "adapter", folder / "adapter_k_only")
     job = {"dtype": dtype, "prompts": prompts, "max_lora_rank": 8, **{
@@ -935,27 +666,6 @@ def test_five_paths_agree_in_bfloat16(tmp_path, prompts):
     print(f"  the base's own HF-to-vLLM noise: mean {noise:.2e}")
     for name in ("HF adapter", "vLLM merged", "vLLM adapter", "Tunix with adapters"):
         assert np.abs(found[name] - found["HF merged"]).mean() <= 2 * noise, name
-
-
-@needs_serve
-@pytest.mark.slow
-def test_text_only_folder_loads_without_a_warning(world, merged, tmp_path):
-    merge.export_text(merged, tmp_path / "text", PREFIX)
-    code = """
-import sys, warnings, logging, numpy as np, torch
-from transformers import AutoModelForCausalLM
-warnings.simplefilter("error")
-model, info = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32,
-                                                   output_loading_info=True)
-assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
-with torch.no_grad():
-    np.save(sys.argv[3], model(torch.tensor(np.load(sys.argv[2]))).logits.numpy())
-"""
-    np.save(tmp_path / "prompts.npy", world.prompts)
-    done = serve("-c", code, tmp_path / "text", tmp_path / "prompts.npy", tmp_path / "logits.npy")
-    lines = [line for line in done.stderr.splitlines() if "Loading weights" not in line and line.strip()]
-    assert not lines, lines
-    assert np.abs(np.load(tmp_path / "logits.npy") - world.after).max() < 1e-3
 
 
 @needs_serve

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -54,49 +53,28 @@ def tensor_shapes(text, targets):
     return shapes
 
 
-def write_base(folder, text, shapes, shards, dtype="bfloat16", seed=0):
-    """A random checkpoint in `shards` files with an index, written tensor by tensor."""
+def write_base(folder, text, shapes, shards, seed=0):
+    """A random bfloat16 checkpoint in `shards` files with an index; returns its bytes."""
     import ml_dtypes
     import numpy as np
-    from helpers import weights
-    code, kind = {"bfloat16": ("BF16", ml_dtypes.bfloat16), "float32": ("F32", np.float32)}[dtype]
+    from safetensors.numpy import save_file
     folder.mkdir(parents=True)
-    noise = np.random.default_rng(seed).normal(size=2**22 + 7).astype(np.float32)
-    total, groups, filled = 0, [[]], 0
-    for name in sorted(shapes):
-        size = int(np.prod(shapes[name])) * np.dtype(kind).itemsize
-        total += size
-        groups[-1].append((name, shapes[name], size))
-    share, everything, groups = total / shards, groups[0], [[]]
-    for item in everything:
-        groups[-1].append(item)
-        filled += item[2]
-        if filled >= share * len(groups) and len(groups) < shards:
-            groups.append([])
-    index = {}
+    draw, names, index = np.random.default_rng(seed), sorted(shapes), {}
+    total = sum(2 * int(np.prod(shape)) for shape in shapes.values())
+    groups, filled = [[] for _ in range(shards)], 0
+    for name in names:
+        groups[min(shards - 1, filled * shards // total)].append(name)
+        filled += 2 * int(np.prod(shapes[name]))
     for number, group in enumerate(groups, 1):
-        file = (f"model-{number:05d}-of-{len(groups):05d}.safetensors" if shards > 1
-                else "model.safetensors")
-        index |= {name: file for name, _, _ in group}
-        weights.write_tensors(folder / file, {
-            name: (code, shape, random_pieces(name, shape, noise, kind)) for name, shape, _ in group})
-    if shards > 1:
-        (folder / "model.safetensors.index.json").write_text(json.dumps(
-            {"metadata": {"total_size": total}, "weight_map": index}, indent=2))
+        file = f"model-{number:05d}-of-{shards:05d}.safetensors"
+        index |= dict.fromkeys(group, file)
+        save_file({name: (draw.standard_normal(shapes[name], np.float32) * 0.02).astype(
+            ml_dtypes.bfloat16) for name in group}, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps(
+        {"metadata": {"total_size": total}, "weight_map": index}, indent=2))
     (folder / "config.json").write_text(json.dumps(
-        {**text, "architectures": ["Gemma4ForCausalLM"], "dtype": dtype}, indent=2))
+        {**text, "architectures": ["Gemma4ForCausalLM"], "dtype": "bfloat16"}, indent=2))
     return total
-
-
-def random_pieces(name, shape, noise, kind):
-    """The values of one tensor, a block at a time: ones for norms, else noise of a usual size."""
-    import numpy as np
-    one = not name.endswith("proj.weight") and len(shape) == 1
-    size, std = int(np.prod(shape)), 0.05 if "embed" in name else shape[-1] ** -0.5
-    start = zlib.crc32(name.encode()) % 4_000_000
-    block = (np.ones_like(noise) if one else np.roll(noise, start) * std).astype(kind)
-    for done in range(0, size, len(block)):
-        yield block[:size - done]
 
 
 def random_adapters(targets, seed=1):
@@ -144,7 +122,7 @@ def run_stream(folder):
     recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets)}
     merge.check(targets, adapters, weights.open_model(folder / "base"), "model.language_model.", recipe, notes)
     plan = merge.plan_merge(targets, adapters, "model.language_model.")
-    merge.merge_model(folder / "base", folder / "stream", plan, ALPHA / RANK, 8 << 20)
+    merge.merge_model(folder / "base", folder / "stream", plan, ALPHA / RANK)
 
 
 def run_everything(folder):
