@@ -45,27 +45,6 @@ sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
 import helpers
 helpers.machine()
 
-# %%
-import hashlib
-import math
-import shutil
-from dataclasses import dataclass, replace
-
-os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU on this machine stays free for others
-import jax
-import ml_dtypes
-import numpy as np
-import pandas as pd
-
-from helpers import pictures, remote, weights
-from tables import architecture
-from helpers.merge import (FACTORS, add_delta, card_sources, check, check_hub_name, check_room,
-                           export_text, if_smaller, k_factors, kv_factors, merge_model,
-                           mlp_factors, model_card, no_change, norm_table, o_factors, plan_merge,
-                           q_factors, recompute, restore_adapters, split_targets, to_make,
-                           write_adapter)
-from helpers.run import differences, digest, read_leftover, stamp
-
 # %% [markdown]
 # ## 1. One matrix, by hand
 # Almost everything that matters here (rank, alpha, which matrices, which base) was decided in
