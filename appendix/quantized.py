@@ -17,12 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import qwix
-from etils import epath
 from flax import nnx
 from tunix.models.gemma4 import params_safetensors as tensor_names
 from tunix.utils.torch_utils import torch_key_to_jax_key
 
-from helpers import gemma, remote, train
+from helpers import gemma, remote
 from tables import architecture
 from helpers.run import Progress, UserError
 from helpers.weights import open_model
@@ -294,31 +293,6 @@ def _fitting(config, mesh=None):
     common = math.gcd(*lengths)
     sizes = [size for size in (256, 128, 64, 32, 16, 8) if common % size == 0]
     return f"These divide: {', '.join(map(str, sizes))}."
-
-
-def check_run(cfg, config, mesh, checkpoints):
-    """Everything about the base's storage that can be refused before a weight is read.
-
-    Args:
-      cfg: has `base_dtype`, `tile_size`, `int8_products` and `fresh`.
-      config, mesh: as for `check`.
-      checkpoints: folder of the run, local or gs://; need not exist.
-
-    Raises:
-      UserError: see `check`; or the newest checkpoint was trained on another base.
-    """
-    here = {key: getattr(cfg, key) for key in gemma.UNQUANTISED}
-    check(config, mesh, **here)
-    if cfg.fresh or not epath.Path(checkpoints).exists():
-        return
-    with train.open_checkpoints(checkpoints, 1, 0) as manager:
-        step, saved = train.newest_recipe(manager)
-    there = {key: (saved or here).get(key, value) for key, value in gemma.UNQUANTISED.items()}
-    different = [f"{key}: {there[key]} there, {here[key]} here"
-                 for key in here if there[key] != here[key]]
-    if different:
-        raise UserError(f"{checkpoints} holds step {step} trained on another base: "
-                        f"{'; '.join(different)}. {train.ways_out(checkpoints)}")
 
 
 # ── Quantising ──

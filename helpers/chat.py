@@ -13,7 +13,6 @@ import re
 from pathlib import Path
 
 from helpers import remote
-from tables import architecture
 from helpers.run import UserError, local_path
 
 TURN, TURN_END = "<|turn>", "<turn|>"
@@ -35,8 +34,6 @@ def load_tokenizer(path):
         path = remote.stage(path, weights=False)
     if not Path(path).exists() and (local_path(path) or Path(path).parent.is_dir()):
         raise UserError(f"No tokenizer at {path}: there is no such directory.")
-    if (config := Path(path) / "config.json").is_file():
-        architecture.read_config(config)  # transformers reads it, too, and takes what it finds
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path))
     except (OSError, ValueError) as error:

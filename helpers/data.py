@@ -21,29 +21,21 @@ from helpers.run import (
     Progress,
     UserError,
     atomic_dir,
-    check_files,
     digest,
-    folder_hashes,
     local_path,
     read_json,
-    read_leftover,
     require,
+    sha256_file,
     write_json,
 )
 
 COLUMNS = {"tokens": np.int32, "loss_mask": bool, "segment_ids": np.int32, "positions": np.int32}
-AGAIN = "Run 02_data.py again."
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 # Who speaks, by the names that ShareGPT's files use for it.
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
 
 
 # ── Rows ──
-
-
-def teaches_verilog(source):
-    """Is this one of the two datasets that the series names, whose requests are for Verilog?"""
-    return str(source).startswith(("data/tiny", "zhuyaoyu/CodeV-R1-dataset"))
 
 
 def read_rows(source):
@@ -221,13 +213,6 @@ def clean(row, need_reasoning=False):
     return example, ""
 
 
-def repeats(examples):
-    """(Examples that equal an earlier one, further ones that ask what an earlier one asks)."""
-    asked = {digest(example["before"]) for example in examples}
-    different = {digest([example["before"], example["answer"]]) for example in examples}
-    return len(examples) - len(different), len(different) - len(asked)
-
-
 def as_messages(example, system, reasoning="stripped"):
     """A training chat: the prompt, and the model's answer with or without its reasoning."""
     answer = {"role": "assistant", "content": example["answer"]}
@@ -236,20 +221,6 @@ def as_messages(example, system, reasoning="stripped"):
     own_system = example["before"][0]["role"] == "system"
     opening = [{"role": "system", "content": system}] if system and not own_system else []
     return [*opening, *example["before"], answer]
-
-
-def short_enough(examples, max_tokens, tokenizer):
-    """The examples that may have at most `max_tokens`, judged by letters: nothing is rendered.
-
-    Raises:
-      UserError: all of them are longer.
-    """
-    room = max_tokens * max(map(len, tokenizer.get_vocab()))  # letters that they can write
-    kept = [example for example in examples if room >= len(example["answer"])
-            + sum(len(message["content"]) for message in example["before"])]
-    if not kept:
-        raise UserError(f"max_tokens={max_tokens} is shorter than every example.")
-    return kept
 
 
 # ── The published recipe, to compare with ──
@@ -266,12 +237,6 @@ def published_row(tokenizer, prompt, answer):
     ends = 1 + np.cumsum([len(encode(piece)) for piece in pieces])
     mask = [ends[2] <= place < ends[3] for place in range(len(ids))]
     return ids, mask
-
-
-def codev_lengths(count, seed):
-    """Lengths like CodeV-R1's: log-normal with its published mean and 99th percentile."""
-    drawn = np.random.default_rng(seed).lognormal(6.707, 0.489, count)
-    return np.clip(drawn, 64, 3_072).astype(int)
 
 
 # ── Comparing with an evaluation set ──
@@ -322,95 +287,54 @@ def held_out(prompt, share):
 # ── Rendering all of it ──
 
 
-def render_all(tokenizer, chats, folder, chunk=500):
-    """Token ids and masks of all chats, two lists with an array for each.
-
-    They are kept in `folder` under a hash of everything they depend on: messages, template,
-    tokenizer and renderer.
-    """
-    key = hashlib.sha256(json.dumps([chat.template_sha256(tokenizer), chats]).encode())
-    key.update(tokenizer.backend_tokenizer.to_str().encode())
-    key.update(Path(chat.__file__).read_bytes())
-    if not kept(folder, key.hexdigest()):
-        progress, rendered = Progress(len(chats), "rendering"), []
-        parts = [chats[place:place + chunk] for place in range(0, len(chats), chunk)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # encoding needs no Python lock
-            for part in pool.map(functools.partial(chat.render_chats, tokenizer), parts):
-                rendered += [(np.array(ids, np.int32), np.frombuffer(bytes(mask), bool))
-                             for ids, mask in part]
-                progress.update(len(part))
-        with atomic_dir(folder) as beside:
-            np.save(beside / "ids.npy", np.concatenate([ids for ids, _ in rendered]))
-            np.save(beside / "masks.npy", np.concatenate([mask for _, mask in rendered]))
-            np.save(beside / "lengths.npy", [len(ids) for ids, _ in rendered])
-            keep(beside, key.hexdigest())
-    cuts = np.cumsum(np.load(folder / "lengths.npy"))[:-1]
-    return [np.split(np.load(folder / f"{name}.npy"), cuts) for name in ("ids", "masks")]
+def render_all(tokenizer, chats, chunk=500):
+    """Token ids and masks of all chats, two lists with an array for each; on all cores."""
+    progress, rendered = Progress(len(chats), "rendering"), []
+    parts = [chats[place:place + chunk] for place in range(0, len(chats), chunk)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # encoding needs no Python lock
+        for part in pool.map(functools.partial(chat.render_chats, tokenizer), parts):
+            rendered += [(np.array(ids, np.int32), np.array(mask)) for ids, mask in part]
+            progress.update(len(part))
+    return [list(column) for column in zip(*rendered)]
 
 
 # ── What 02 leaves for 03 ──
 
 
-def seal(folder, facts):
-    """`meta.json` of a finished data folder: `facts`, the hash of every file, and two of all that.
-
-    Returns a dict: `files` {name: SHA-256}, `data_sha256` of those, `sha256` of the dict itself.
-    """
-    files = folder_hashes(folder)
-    meta = {**facts, "files": files, "data_sha256": digest(files)}
-    return {**meta, "sha256": digest(meta)}
-
-
-def read_meta(folder):
-    """`meta.json` as 02 wrote it.
-
-    Raises:
-      UserError: it is missing, no JSON, or was changed since.
-    """
-    path = require(Path(folder) / "meta.json", "02_data.py")
-    meta = read_json(path)
-    whole = isinstance(meta, dict) and "sha256" in meta
-    if not whole or digest({key: meta[key] for key in meta if key != "sha256"}) != meta["sha256"]:
-        raise UserError(f"{path} is not what 02 wrote: it was changed, or made by an older "
-                        f"version. {AGAIN}")
-    return meta
-
-
-def check_data(folder, meta):
-    """Refuse packed rows that are not those that 02 made and `meta` describes.
+def save_data(folder, parts, samples, facts):
+    """Write `data/` as 03 reads it; the folder appears under its name when it is complete.
 
     Args:
-      folder: with `train` and `val`, each four arrays of shape [rows, length].
+      folder: `data/` of the run directory.
+      parts: {"train" | "val": the four arrays of `pack_arrays`}.
+      samples: held-out examples, for `samples.json`.
+      facts: for `meta.json`, which also gets the SHA-256 of every file.
+    """
+    with atomic_dir(folder) as beside:
+        for part, columns in parts.items():
+            (beside / part).mkdir()
+            for name, column in columns.items():
+                np.save(beside / part / f"{name}.npy", column)
+        write_json(beside / "samples.json", samples)
+        files = _hashes(beside)
+        write_json(beside / "meta.json", {**facts, "files": files, "data_sha256": digest(files)})
+
+
+def _hashes(folder):
+    return {path.relative_to(folder).as_posix(): sha256_file(path)
+            for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "meta.json"}
+
+
+def check_data(folder):
+    """`meta.json` of packed rows, which are byte for byte those that 02 wrote.
 
     Raises:
-      UserError: a file is missing, changed or of the wrong shape; names it.
+      UserError: something is missing or has changed since; names it.
     """
-    folder = Path(folder)
-    if meta != read_meta(folder) or meta["data_sha256"] != digest(meta["files"]):
-        raise UserError(f"{folder}/meta.json is not about these rows. {AGAIN}")
-    check_files(folder, meta["files"], AGAIN, besides=("meta.json",))
-    for part in ("train", "val"):
-        shape = (meta[f"{part}_rows"], meta["sequence_length"])
-        for name, kind in COLUMNS.items():
-            column = np.load(require(folder / part / f"{name}.npy", "02_data.py"), mmap_mode="r")
-            if column.shape != shape or column.dtype != kind:
-                raise UserError(f"{folder}/{part}/{name}.npy is {column.dtype} {column.shape}, not "
-                                f"{np.dtype(kind)} {shape}. {AGAIN}")
-
-
-def keep(folder, key):
-    """Note in a finished folder what it was made from and what it holds, for `kept`."""
-    write_json(Path(folder) / "made.json", {"key": key, "files": folder_hashes(folder)})
-
-
-def kept(folder, key):
-    """True if a folder was made from `key` and is whole; a damaged one, said, counts as absent."""
-    made = read_leftover(Path(folder) / "made.json", {})
-    if made.get("key") != key:
-        return False
-    try:
-        check_files(folder, made["files"], "Making it again.", besides=("made.json",))
-    except UserError as error:
-        print(error)
-        return False
-    return True
+    meta = read_json(require(Path(folder) / "meta.json", "02_data.py"))
+    found, files = _hashes(Path(folder)), meta["files"]
+    wrong = sorted(name for name in {**files, **found} if files.get(name) != found.get(name))
+    if wrong or meta["data_sha256"] != digest(files):
+        raise UserError(f"{folder} is not what 02 wrote: {', '.join(wrong[:3]) or 'meta.json'} "
+                        "is missing, new or changed. Run 02_data.py again.")
+    return meta

@@ -301,10 +301,6 @@ class Float32Lora(SharedInputs):
         return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
 
-# What a recipe says of a base that nobody quantised, and what one means that says nothing.
-UNQUANTISED = {"base_dtype": "bfloat16", "tile_size": 0, "int8_products": False}
-
-
 def lora_provider(rank, alpha, targets=TARGETS):
     """The provider that `inject_lora` hands to Qwix: float32 adapters, no dropout."""
     return Float32Lora(module_path=targets, rank=rank, alpha=alpha, dropout=0.0,

@@ -8,9 +8,8 @@ positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested co
 import contextlib
 import json
 import os
-import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import flax
@@ -22,27 +21,56 @@ import optax
 import orbax.checkpoint as ocp
 import pandas as pd
 from flax import nnx
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
-from tensorboardX import SummaryWriter
 
 from helpers import chat, gemma, remote
-from tables import architecture
-from helpers.data import check_data, teaches_verilog
+from helpers.data import check_data
 from helpers.gemma import gib
+from helpers.run import UserError, phase, require, run_dir, same_size, write_text
 from tables.hardware import chip_of
-from helpers.run import (
-    UserError,
-    digest,
-    phase,
-    read_json,
-    require,
-    run_dir,
-    same_size,
-    write_text,
-)
 
 # ── What a run starts with ──
+
+
+def _is(default, what):
+    return field(default=default, metadata={"what": what})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What 03 trains and how; the defaults are the full size's, a published recipe's in the main."""
+
+    rank: int = _is(64, "numbers between A and B")
+    alpha: float = _is(64.0, "the adapter counts alpha / rank times")
+    targets: str = _is(gemma.TARGETS, "which matrices get adapters")
+    partial: bool = _is(False, "True: some matrices are left out on purpose")
+    a_init: str = _is("he", "A's first values; \"peft\" is PEFT's scale")
+    learning_rate: float = _is(1e-4, "at its peak")
+    warmup_steps: int = _is(100, "from zero to the peak")
+    weight_decay: float = _is(0.001, "of AdamW")
+    max_grad_norm: float = _is(1.0, "a step's gradient is clipped to it")
+    rows_per_step: int = _is(2, "packed rows of an optimizer step")
+    rows_per_device: int = _is(2, "of a micro-batch, on each part of the fsdp axis")
+    epochs: float = _is(1.0, "passes over the rows")
+    max_steps: int = _is(0, "0: all; else the schedule is shorter")
+    dtype: str = _is("bfloat16", "of the arithmetic; adapters are float32")
+    remat: str = _is("NONE", "or BLOCK, DECODER: what the backward pass computes again")
+    attention_block: int = _is(1_024, "queries at a time")
+    log_every: int = _is(10, "steps between two lines")
+    validate_every: int = _is(100, "steps")
+    validation_rows: int = _is(64, "held-out rows of a validation")
+    checkpoint_every: int = _is(100, "steps")
+    checkpoints_kept: int = _is(3, "the newest")
+    checkpoints: str = _is("", "gs://...; empty: below RUN_DIR")
+    answer_tokens: int = _is(512, "of the answers shown before and after")
+    fresh: bool = _is(False, "True throws this run's checkpoints and log away")
+    seed: int = _is(42, "of A and of the order of the rows")
+
+    def table(self):
+        """All settings with what they mean."""
+        return pd.DataFrame([(one.name, getattr(self, one.name), one.metadata["what"])
+                             for one in fields(self)],
+                            columns=["setting", "value", "what it is"]).set_index("setting")
 
 
 def what_02_left():
@@ -55,27 +83,15 @@ def what_02_left():
       UserError: a file is missing or changed, or the base model has another chat template now.
     """
     data = require(run_dir("data"), "02_data.py")
-    meta = read_json(require(data / "meta.json", "02_data.py"))
-    same_size(meta.get("size"), "02_data.py")
-    check_data(data, meta)  # every byte is what 02 wrote
+    meta = check_data(data)  # every byte is what 02 wrote
+    same_size(meta["size"], "02_data.py")
     with phase(f"base model {meta['base_path']}"):
         base = remote.stage(meta["base_path"])
     tokenizer = chat.load_tokenizer(base)
     if chat.template_sha256(tokenizer) != meta["template_sha256"]:
-        raise UserError("The base model's chat template changed. Run 02_data.py again.")
+        raise UserError("The base model's chat template changed: these rows were made by another "
+                        "tokenizer. Run 02_data.py again.")
     return data, meta, base, tokenizer
-
-
-def running_example(meta, samples):
-    """The request that is asked before and after: the series' counter, or one of your own data.
-
-    Args:
-      meta: of notebook 02.
-      samples: its held-out examples, each with `messages` that end with a question.
-    """
-    if teaches_verilog(meta["source"]):
-        return Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text().strip()
-    return samples[0]["messages"][-1]["content"]
 
 
 def keep_compilations(checkpoints=""):
@@ -341,31 +357,7 @@ def jit_train_step(model, optimizer, loss_fn, state, options=None):
                    out_shardings=(*shardings, None), compiler_options=options)
 
 
-# ── Tables and memory ──
-
-
-def mesh_table(config, sizes=(1, 2, 4, 8, 16, 32), widths=(1, 2, 4, 8, 16)):
-    """Which (fsdp, tp) meshes can hold a model, for every number of devices."""
-    def cell(devices, tp):
-        fits = devices % tp == 0 and not gemma.mesh_problem(config, devices // tp, tp)
-        best = fits and gemma.choose_mesh(config, devices)[1] == tp
-        return f"({devices // tp}, {tp})" + " ←" * best if fits else "-"
-    table = {f"tp={tp}": [cell(devices, tp) for devices in sizes] for tp in widths}
-    return pd.DataFrame(table, index=pd.Index(sizes, name="devices"))
-
-
-def lora_table(model):
-    """One line per kind of adapted matrix: names, shapes, count, trainable parameters."""
-    table = {}
-    for path, pair in gemma.adapted_modules(model).items():
-        kind, a, b = path.rsplit(".", 1)[1], pair["a"].get_value(), pair["b"].get_value()
-        line = table.setdefault((kind, a.shape, b.shape), {
-            "Tunix": kind, "Hugging Face": " + ".join(architecture.KINDS[kind].names), "modules": 0,
-            "A": a.shape, "B": b.shape, "A split": a.sharding.spec, "B split": b.sharding.spec,
-            "parameters": 0})
-        line["modules"] += 1
-        line["parameters"] += a.size + b.size
-    return pd.DataFrame(table.values()).sort_values(["Tunix", "modules"], ignore_index=True)
+# ── Memory ──
 
 
 def memory_of(compiled, state, frozen):
@@ -418,20 +410,6 @@ def machine_facts(mesh, held):
                                                "bytes_limit")}}
 
 
-@contextlib.contextmanager
-def tracing(folder):
-    """JAX's profiler: what the devices do in this block goes to `folder`, which is emptied first.
-
-    Without Python's own calls and copies of every program, which would be most of the file.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level, options.host_tracer_level = 0, 1
-    options.enable_hlo_proto = False
-    with jax.profiler.trace(folder, profiler_options=options):
-        yield
-
-
 # ── State and checkpoints ──
 
 
@@ -472,13 +450,6 @@ def open_checkpoints(folder, every, last, keep=3):
                                      max_to_keep=keep, create=True)))
 
 
-def forget(folder):
-    """Delete a run's checkpoints, if there are any; several hosts share them, and one deletes."""
-    if jax.process_index() == 0 and folder.exists():
-        folder.rmtree()
-    multihost_utils.sync_global_devices("checkpoints are forgotten")
-
-
 def save(manager, state, recipe):
     """Write a checkpoint if this step is due; the files are written while the next steps run."""
     manager.save(state.step, custom_metadata={"recipe": recipe}, args=ocp.args.Composite(
@@ -490,7 +461,7 @@ def recipe_of(cfg):
     """The settings that decide what is trained; a checkpoint is stored with them."""
     return {key: getattr(cfg, key) for key in (
         "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
-        "max_grad_norm", "dtype", "seed", *gemma.UNQUANTISED)}
+        "max_grad_norm", "dtype", "seed")}
 
 
 # What Orbax and TensorStore raise for a checkpoint of which a file is missing, cut off or damaged.
@@ -498,28 +469,38 @@ DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 def newest_recipe(manager):
-    """(step, recipe) of the newest checkpoint that has one, or (0, None).
-
-    A copy that was cut off may lack it; `restore` will name that step.
-    """
+    """(step, recipe) of the newest checkpoint that has one, or (0, None)."""
     for step in sorted(manager.all_steps(), reverse=True):
         try:
             return step, manager.metadata(step).custom_metadata["recipe"]
-        except DAMAGED:
+        except DAMAGED:  # torn; `restore` will name it
             continue
     return 0, None
 
 
-def restore(manager, state, at=0):
-    """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
-
-    Damaged checkpoints are named, and removed once an older one has been restored, because their
-    steps are about to be computed and saved again. One that a single host cannot read is damaged
-    for all: they have to go on from the same step. Without any checkpoint this is `state` itself.
-    `at` asks for the checkpoint of one step, and nothing is removed.
+def refuse_another_recipe(manager, recipe):
+    """Raise where the newest checkpoint was trained by something else.
 
     Raises:
-      UserError: there are checkpoints, and none restores.
+      UserError: names the differences.
+    """
+    step, saved = newest_recipe(manager)
+    differences = [f"{key}: {saved.get(key)} there, {value} here"
+                   for key, value in recipe.items() if step and saved.get(key) != value]
+    if differences:
+        raise UserError(f"{manager.directory} holds step {step} of another recipe: "
+                        f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
+                        "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
+
+
+def restore(manager, state):
+    """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
+
+    A torn one is named, left aside, and removed once an older one has been restored, because its
+    steps are about to be computed and saved again. Without any checkpoint this is `state` itself.
+
+    Raises:
+      UserError: there are checkpoints, and none restores; or one of several hosts meets a torn one.
     """
     def like(tree):
         plan = ocp.checkpoint_utils.construct_restore_args(tree)
@@ -528,15 +509,16 @@ def restore(manager, state, at=0):
     items = ocp.args.Composite(
         model_params=like(state.adapters), optimizer_state=like(state.opt_state),
         data=ocp.args.JsonRestore())
-    steps = [at] if at else sorted(manager.all_steps(), reverse=True)
+    steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
-        found, why = None, "another host cannot read it"
         try:
             manager.metadata(step).custom_metadata["recipe"]
             found = manager.restore(step, args=items)
         except DAMAGED as error:
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
-        if not np.all(multihost_utils.process_allgather(np.array(found is not None))):
+            if jax.process_count() > 1:  # the hosts have to go on from the same step
+                raise UserError(f"checkpoint {step} in {manager.directory} is damaged ({why}). "
+                                "Delete it, and start all hosts again.") from error
             print(f"checkpoint {step} is damaged ({why}) and is left aside")
             continue
         for newer in steps[:steps.index(step)]:
@@ -548,48 +530,6 @@ def restore(manager, state, at=0):
     return state
 
 
-def refuse_another_recipe(manager, recipe):
-    """Raise where the newest checkpoint, or another host of this run, trains something else.
-
-    Raises:
-      UserError: names the differences.
-    """
-    step, saved = newest_recipe(manager)
-    saved = gemma.UNQUANTISED | (saved or {})
-    differences = [f"{key}: {saved.get(key)} there, {value} here"
-                   for key, value in recipe.items() if step and saved.get(key) != value]
-    if differences:
-        raise UserError(f"{manager.directory} holds step {step} of another recipe: "
-                        f"{'; '.join(differences)}.\n{ways_out(manager.directory)}")
-    same_on_all_hosts(recipe, "recipe (settings, data or base model)")
-
-
-def ways_out(checkpoints):
-    """What to do about checkpoints that are in the way; an address of their own needs another."""
-    place = str(checkpoints)
-    inside = "://" not in place and Path(place).resolve().is_relative_to(run_dir().resolve())
-    keep = "RUN_DIR" if inside else "CHECKPOINTS (01's scripts: RUN)"
-    return f"Set fresh=True to throw them away, or {keep} to keep them."
-
-
-def same_on_all_hosts(value, what):
-    """Raise a `UserError` if the hosts of a slice do not agree on a value that JSON can hold."""
-    own = np.frombuffer(bytes.fromhex(digest(value)), np.uint8)
-    everywhere = multihost_utils.process_allgather(own)
-    if np.unique(everywhere.reshape(-1, len(own)), axis=0).shape[0] > 1:
-        raise UserError(f"the hosts of this slice have different {what}. Bring the same files and "
-                        "settings to all of them.")
-
-
-def from_first_host(text):
-    """A text of the first host, on every host of a slice; all have to call this."""
-    if jax.process_count() == 1:
-        return text
-    own = np.frombuffer(text.encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(own))))
-    return bytes(multihost_utils.broadcast_one_to_all(np.resize(own, size))).decode()
-
-
 # ── Log and loop ──
 
 
@@ -597,7 +537,7 @@ class StepLog:
     """`log.jsonl`, one JSON object per step and per validation, and the lines a reader sees.
 
     Args:
-      path: the file. `tensorboard/` beside it has the same numbers as TensorBoard's events.
+      path: the file. On several hosts each writes its own, with the same numbers.
       steps: number of the last step.
       every: print every so many steps, and the first and the last one.
       watch: called with `path` after every step, to draw it for example.
@@ -605,7 +545,6 @@ class StepLog:
 
     def __init__(self, path, steps, every, watch=None):
         self.path, self.steps, self.every, self.watch = Path(path), steps, every, watch
-        self.active = jax.process_index() == 0
 
     def rewind(self, step):
         """Keep what happened up to a checkpoint; a killed run may have left half a line."""
@@ -614,34 +553,12 @@ class StepLog:
         records = [record for record in records if record["step"] <= step]
         self.validations = [record["val_loss"] for record in records if "val_loss" in record]
         self.first = step
-        if self.active:
-            write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
-            folder = self.path.with_name("tensorboard")
-            shutil.rmtree(folder, ignore_errors=True)  # a killed run's events may lack the last
-            self.events = SummaryWriter(str(folder), flush_secs=10)
-            for record in records:
-                self.draw(record)
-
-    def draw(self, record):
-        """Hand the numbers of one line to TensorBoard."""
-        for name, value in record.items():
-            if name != "step":
-                self.events.add_scalar(name, value, record["step"])
+        write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
 
     def write(self, record):
         """Append one line, handed to the operating system at once."""
-        if self.active:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-            self.draw(record)
-
-    def close(self):
-        """Write the last events; on several hosts, hand the first one's log to the others."""
-        if self.active:
-            self.events.close()
-        text = from_first_host(self.path.read_text() if self.active else "")
-        if not self.active:
-            write_text(self.path, text)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
     def training(self, record):
         """Log one optimizer step, and print the first, the last and every few."""
@@ -657,7 +574,7 @@ class StepLog:
                   f"{record['learning_rate']:.2e} | grad norm {record['grad_norm']:.2f} | "
                   f"{record['seconds']:.2f} s/step | "
                   f"{record['real_tokens'] / record['seconds']:,.0f} real tok/s{eta}", flush=True)
-        if self.watch and self.active:
+        if self.watch:
             self.watch(self.path)
 
     def validation(self, step, loss):
@@ -691,15 +608,16 @@ def train(state, frozen, train_step, validate, dataset, mesh, log, manager, reci
     log.rewind(state.step)
     if state.step == 0:
         log.validation(0, validate(state.adapters))
+    batch = to_mesh(next(batches), mesh)
     for step in range(state.step + 1, log.steps + 1):
-        asked = time.perf_counter()
-        batch = to_mesh(next(batches), mesh)
+        began, position = time.perf_counter(), batches.get_state()
         adapters, opt_state, metrics = train_step(state.adapters, state.opt_state, frozen, batch)
-        state = State(step, adapters, opt_state, batches.get_state())
+        batch = to_mesh(next(batches), mesh)  # the next one is read while this step runs
+        state = State(step, adapters, opt_state, position)
         record = {"step": step, "loss": float(metrics["loss"]),
                   "learning_rate": float(opt_state.hyperparams["learning_rate"]),
                   "grad_norm": float(metrics["grad_norm"]),
-                  "seconds": time.perf_counter() - asked,
+                  "seconds": time.perf_counter() - began,
                   "real_tokens": int(metrics["real_tokens"])}
         if not np.isfinite(record["grad_norm"]):
             raise UserError(f"step {step}: loss {record['loss']}, gradient norm "
@@ -708,6 +626,5 @@ def train(state, frozen, train_step, validate, dataset, mesh, log, manager, reci
         if step % validate_every == 0 or step == log.steps:
             log.validation(step, validate(state.adapters))
         save(manager, state, recipe)
-    log.close()
     manager.wait_until_finished()  # files of the last steps
     return state

@@ -68,35 +68,6 @@ def test_two_hosts_train_what_one_trains(tmp_path, shape):
     assert f"training from step {steps}" in again and "training from step 0" in said
 
 
-LOG = """
-import sys
-from pathlib import Path
-from helpers import train
-from helpers.opening import join_hosts
-join_hosts()
-log = train.StepLog(Path(sys.argv[1]) / "log.jsonl", 2, 1)
-log.rewind(0)
-for step in range(1, 301):
-    log.write({"step": step, "loss": 1 / step})
-log.close()
-"""
-
-
-def test_the_first_hosts_log_is_on_every_host_when_training_ends(tmp_path):
-    """Each host has a folder of its own, as /dev/shm of a TPU VM is, and 03 reads the log there."""
-    address, started = free_address(), []
-    for host in range(2):
-        (tmp_path / str(host)).mkdir()
-        started.append(subprocess.Popen(
-            [sys.executable, "-c", LOG, str(tmp_path / str(host))], cwd=ROOT, stderr=subprocess.PIPE,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_PROCESSES": "2",
-                 "JAX_PROCESS_ID": str(host), "JAX_COORDINATOR_ADDRESS": address}))
-    said = [process.communicate(timeout=300)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], said[0].decode()[-2000:]
-    first, second = ((tmp_path / host / "log.jsonl").read_text() for host in "01")
-    assert first == second and len(first.splitlines()) == 300
-
-
 @pytest.mark.slow
 @pytest.mark.series
 def test_notebook_03_as_a_script_on_two_hosts(tmp_path):
@@ -109,9 +80,9 @@ def test_notebook_03_as_a_script_on_two_hosts(tmp_path):
         if not any("Gloo context initialization failed" in text for text in said):
             break
     assert codes == [0, 0], said[0][-3000:] + said[1][-3000:]
-    assert "4 x cpu (simulated), 2 hosts" in said[0] and "from checkpoint 1" in said[0]
+    assert "4 x cpu (simulated), 2 hosts" in said[0]
     folder = tmp_path / str(attempt)
-    for name in ("log.jsonl", "recipe.json", "answers.json"):
+    for name in ("recipe.json", "answers.json"):
         first, second = ((folder / f"host{host}" / "train" / name).read_text() for host in (0, 1))
         assert first == second, name
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["1", "4"]

@@ -5,7 +5,6 @@
 """
 
 import copy
-import errno
 import json
 import os
 import shutil
@@ -13,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -214,11 +212,9 @@ def test_norms_are_those_of_the_delta(world, merged):
     norms = world.norms.set_index("tensor")
     for name, (a, b) in world.plan.items():
         delta = world.scale * (np.float64(a) @ np.float64(b)).T
-        old, new = (np.float64(weights.open_model(folder)[name].array())
-                    for folder in (world.base, merged))
+        old = np.float64(weights.open_model(world.base)[name].array())
         assert norms.delta[name] == pytest.approx(np.linalg.norm(delta), rel=1e-4)
         assert norms.base[name] == pytest.approx(np.linalg.norm(old), rel=1e-4)
-        assert norms.rounding[name] == pytest.approx(np.linalg.norm(new - old - delta), rel=0.1)
 
 
 def test_vision_tower_and_nested_config_stay(world, tmp_path):
@@ -423,7 +419,6 @@ CHILD = """
 import sys
 import shutil
 from types import SimpleNamespace
-from pathlib import Path
 import helpers
 from helpers import merge
 from tables import architecture

@@ -1,16 +1,9 @@
 """appendix/quantized.py: a quantised base against the unquantised one, at small size and abstractly."""
 
-import dataclasses
 import json
 import math
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import conftest
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -285,48 +278,13 @@ def test_tiles_that_a_mesh_cannot_share_are_refused():
     quantized.check(config, mesh, "nf4", 16)
 
 
-@dataclasses.dataclass
-class Run:
-    base_dtype: str = "int8"
-    tile_size: int = 0
-    int8_products: bool = False
-    fresh: bool = False
-
-
-def test_checkpoint_of_another_base_is_refused_before_loading(tmp_path):
-    config = gemma.config_from_hf(TINY)
-    mesh, folder = one_device(config), tmp_path / "checkpoints"
-    quantized.check_run(Run(), config, mesh, folder)  # there is none yet
-    state = train.State(2, {"a": jnp.ones(2)}, {"b": jnp.ones(2)}, {})
-    with train.open_checkpoints(folder, 1, 2) as manager:
-        train.save(manager, state, {"rank": 4, "base_dtype": "int8", "tile_size": 0,
-                                    "int8_products": False})
-        manager.wait_until_finished()
-    quantized.check_run(Run(), config, mesh, folder)
-    quantized.check_run(Run("nf4", 32, fresh=True), config, mesh, folder)
-    for run, message in ((Run("nf4", 32), "base_dtype: int8 there, nf4 here; tile_size: 0 there, 32 here"),
-                         (Run("bfloat16"), "base_dtype: int8 there, bfloat16 here"),
-                         (Run(int8_products=True), "int8_products: False there, True here")):
-        with pytest.raises(ValueError, match=message):
-            quantized.check_run(run, config, mesh, folder)
-
-
-def test_an_old_checkpoint_that_says_nothing_is_of_a_bfloat16_base(tmp_path):
-    config = gemma.config_from_hf(TINY)
-    mesh, folder = one_device(config), tmp_path / "checkpoints"
-    with train.open_checkpoints(folder, 1, 2) as manager:
-        train.save(manager, train.State(2, {"a": jnp.ones(2)}, {"b": jnp.ones(2)}, {}), {"rank": 4})
-        manager.wait_until_finished()
-    quantized.check_run(Run("bfloat16"), config, mesh, folder)
-    with pytest.raises(ValueError, match="base_dtype: bfloat16 there, int8 here"):
-        quantized.check_run(Run(), config, mesh, folder)
-
-
 @pytest.mark.slow
 def test_resume_is_bit_for_bit(tmp_path):
     """Six steps in one go, and killed after three: the same adapters, on a quantised base."""
     def build(folder, stop=None):
-        run = train_driver.build(folder, 6, shape=(1, 1), base_dtype="nf4", tile_size=16)
+        run = train_driver.build(
+            folder, 6, shape=(1, 1), load=lambda *given: quantized.load_base(*given, "nf4", 16),
+            provider=quantized.provider("nf4", 4, 8.0, tile_size=16))
         if stop:
             run.log.steps = stop
         return train_driver.go(run)
@@ -442,37 +400,3 @@ def test_merge_in_memory_is_the_merge_of_files(trained):
             pair[side].set_value(jnp.asarray(value))
     plain = quantized.merge_into(plain, tuned, trained.scale)
     assert np.abs(test_merge.logits(plain, mesh, trained.prompts) - trained.after).max() < 1e-3
-
-
-# ── The series ──
-
-
-@pytest.mark.slow
-@pytest.mark.series
-@pytest.mark.parametrize("base_dtype, tile_size, least", [("int8", 0, 0.4), ("nf4", 32, 0.3)])
-def test_base_dtype_through_03_04_05_and_07(base_dtype, tile_size, least, tmp_path):
-    """A tiny run on a quantised base, from 02's rows to the judged answers of the merged model."""
-    run = Path(os.environ.get("RUN_DIR") or "runs/tiny")
-    for name in ("setup.json", "data"):
-        whole = run / name
-        (shutil.copytree if whole.is_dir() else shutil.copy)(whole, tmp_path / name)
-    env = {**os.environ, "SIZE": "tiny", "RUN_DIR": str(tmp_path), "BASE_DTYPE": base_dtype,
-           "TILE_SIZE": str(tile_size), "MAX_STEPS": "38", "MPLBACKEND": "agg"}
-    for number in ("03", "04", "05", "07"):
-        notebook = next(conftest.ROOT.glob(f"{number}_*.py"))
-        done = subprocess.run([sys.executable, notebook.name], cwd=conftest.ROOT, env=env,
-                              capture_output=True, text=True)
-        assert done.returncode == 0, (number, done.stdout[-2_000:], done.stderr[-2_000:])
-    recipe = json.loads((tmp_path / "train" / "recipe.json").read_text())
-    assert (recipe["base_dtype"], recipe["tile_size"]) == (base_dtype, tile_size)
-    merge = json.loads((tmp_path / "merge.json").read_text())
-    assert merge["inputs"]["into"] == "dequantized"
-    adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert adapter["base_model_name_or_path"] == merge["adapter_base"] == str(tmp_path / "dequantized")
-    scores = json.loads((tmp_path / "eval" / "comparison.json").read_text())
-    print(base_dtype, scores["tuned"]["pass@1"])
-    assert scores["tuned"]["pass@1"] > least > scores["base"]["pass@1"]
-    other = subprocess.run([sys.executable, "03_train.py"], cwd=conftest.ROOT, text=True,
-                           env=env | {"BASE_DTYPE": "bfloat16", "TILE_SIZE": "0"}, capture_output=True)
-    assert other.returncode and f"base_dtype: {base_dtype} there, bfloat16 here" in other.stderr
-    assert "loading" not in other.stdout

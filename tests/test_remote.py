@@ -108,19 +108,15 @@ def test_sigterm_waits_for_the_checkpoint(tmp_path):
     assert child.communicate(timeout=30)[0] == "saved\n" and child.returncode == 128 + signal.SIGTERM
 
 
-def test_checkpoints_of_another_base_in_a_bucket_are_refused(storage, tmp_path, monkeypatch):
+def test_checkpoints_of_another_recipe_in_a_bucket_are_refused(storage, tmp_path, monkeypatch):
     """The address was made a path once: an empty folder, in which nothing was to be refused."""
     monkeypatch.chdir(tmp_path)
-    config = gemma.config_from_hf(ROOT / "assets" / "tiny_gemma4")
-    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
-    address = "gs://runs/other-base/checkpoints"
-    with train.open_checkpoints(address, 1, 2) as manager:
+    with train.open_checkpoints("gs://runs/other/checkpoints", 1, 2) as manager:
         state = train.State(2, {"a": jnp.ones(2)}, {"b": jnp.ones(2)}, {})
-        train.save(manager, state, {"rank": 4, "base_dtype": "int8"})
+        train.save(manager, state, {"rank": 4})
         manager.wait_until_finished()
-    ours = SimpleNamespace(base_dtype="bfloat16", tile_size=0, int8_products=False, fresh=False)
-    with pytest.raises(ValueError, match="int8 there, bfloat16 here.*CHECKPOINTS"):
-        quantized.check_run(ours, config, mesh, address)
+        with pytest.raises(ValueError, match="(?s)rank: 4 there, 8 here.*CHECKPOINTS"):
+            train.refuse_another_recipe(manager, {"rank": 8})
     assert not list(tmp_path.iterdir())
 
 

@@ -25,7 +25,6 @@ import optax
 import orbax.checkpoint as ocp
 import random_gemma
 
-from appendix import quantized
 from helpers import gemma, train
 from helpers.opening import join_hosts, quiet
 
@@ -67,8 +66,10 @@ def make(model, mesh, optimizer=None, capacity=CAPACITY):
 
 
 def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, dtype="bfloat16",
-          shape=None, base_dtype="bfloat16", tile_size=0):
-    """A run as 03 makes it, restored from `folder` if there is a checkpoint."""
+          shape=None, load=gemma.load_base, provider=None):
+    """A run as 03 makes it, restored from `folder` if there is a checkpoint.
+
+    `load` and `provider` are for a base that is stored in another way (11)."""
     quiet()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     folder = Path(folder)
@@ -79,10 +80,9 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
         write_data(folder / "data")
     model_config = gemma.config_from_hf(folder / "base", dtype=dtype)
     mesh = gemma.make_mesh(model_config, shape, jax.devices()[:1] if shape == (1, 1) else None)
-    model = quantized.load_base(folder / "base", model_config, mesh, base_dtype, tile_size)
+    model = gemma.place(load(folder / "base", model_config, mesh), mesh)
     gemma.use_block_attention(model, 16)
-    model = gemma.inject_lora(model, rank, 2.0 * rank, mesh, provider=quantized.provider(
-        base_dtype, rank, 2.0 * rank, tile_size=tile_size))
+    model = gemma.inject_lora(model, rank, 2.0 * rank, mesh, provider=provider)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, steps)
     run = make(model, mesh, train.make_optimizer(schedule, 1e-3, 1.0))
     rows = 4 if shape else 2 * mesh.shape["fsdp"]
@@ -96,11 +96,12 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
     run.manager = train.open_checkpoints(checkpoints, checkpoint_every, steps)
     train.refuse_another_recipe(run.manager, run.recipe)
     run.state = train.restore(run.manager, run.state)
-    run.log = train.StepLog(folder / "log.jsonl", steps, 1)
+    host = jax.process_index()  # each writes its own log; the tests read the first one's
+    run.log = train.StepLog(folder / (f"log{host}.jsonl" if host else "log.jsonl"), steps, 1)
     batch = train.to_mesh(next(iter(run.dataset)), mesh)
     with gemma.use_mesh(mesh):
-        run.compiled = quantized.callable_step(run.step, run.step.lower(
-            run.state.adapters, run.state.opt_state, run.frozen, batch).compile(), run.frozen)
+        run.compiled = run.step.lower(
+            run.state.adapters, run.state.opt_state, run.frozen, batch).compile()
     return run
 
 
