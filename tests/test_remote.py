@@ -9,13 +9,11 @@ import sys
 import time
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import pytest
 from conftest import ROOT
 
-from appendix import quantized
-from helpers import gemma, remote, train
+from helpers import remote, train
 
 
 @pytest.fixture(scope="session")
