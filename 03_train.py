@@ -66,7 +66,7 @@ from etils import epath
 from flax import nnx
 
 from helpers import chat, gemma, pictures, style, train, weights
-from tpu_time.fit import settings_here
+from tpu_time.stored import settings_here
 
 FULL = train.Settings(**settings_here("31b"))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each

@@ -28,7 +28,8 @@ BASE = ROOT / "assets" / "tiny_gemma4"
 
 @functools.cache
 def settings_of(source):
-    *_, full, tiny = load(source, "Settings", "FULL", "TINY")
+    names = ("FULL", "TINY") if source[:2] == "03" else ("Settings", "FULL", "TINY")
+    *_, full, tiny = load(source, *names)
     return full, tiny
 
 
@@ -131,8 +132,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
         train.save(manager, state, train.recipe_of(cfg))
         manager.wait_until_finished()
         for changes in ({"rank": 5}, {"alpha": 7.0}, {"targets": "q_einsum"}, {"dtype": "float32"},
-                        {"learning_rate": 1e-4}, {"warmup_steps": 3}, {"max_grad_norm": 0.5},
-                        {"base_dtype": "nf4"}):
+                        {"learning_rate": 1e-4}, {"warmup_steps": 3}, {"max_grad_norm": 0.5}):
             (name, value), = changes.items()
             said = re.escape(f"{name}: {getattr(cfg, name)} there, {value} here")
             with pytest.raises(ValueError, match=said):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT
 from flax import nnx
 from tunix.models.gemma4.model import AttentionType
 
@@ -107,7 +107,7 @@ def test_flops_are_those_of_the_whole_model():
 
 
 def test_ours_is_what_notebook_03_trains_with():
-    full = load("03_train.py", "Settings")()
+    full = train.Settings()
     assert (dryrun.RANK, dryrun.ALPHA, gemma.TARGETS) == (full.rank, full.alpha, full.targets)
     ours = table("v5p-8_31b").set_index("recipe").loc["ours, faster"]  # tp=4, so fsdp=1
     assert (ours.micro_batch, ours.remat, ours.compute_dtype, ours.attention_block) == (

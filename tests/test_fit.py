@@ -13,7 +13,7 @@ from conftest import ROOT, load
 from appendix import quantized
 from helpers import gemma
 from tables import hardware
-from tpu_time import fit
+from tpu_time import fit, stored
 
 NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
@@ -85,7 +85,7 @@ def test_quantised_weights_take_what_their_bits_say():
 def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
         monkeypatch, name, size, dtype, expected):
     monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice=name))
-    assert fit.settings_here(size, dtype) == expected
+    assert stored.settings_here(size, dtype) == expected
 
 
 def test_the_price_and_03_speak_of_the_same_step(monkeypatch):
@@ -97,7 +97,7 @@ def test_the_price_and_03_speak_of_the_same_step(monkeypatch):
     compared = 0
     for name, size, dtype in itertools.product(NAMES, fit.LENGTHS, quantized.BASE_DTYPES):
         monkeypatch.setattr(hardware, "here", lambda name=name: SimpleNamespace(slice=name))
-        mine = fit.settings_here(size, dtype)
+        mine = stored.settings_here(size, dtype)
         kind, chips = NAMES[name]
         priced = fit.best_fit(kind, chips, size, dtype)
         if mine and priced.compiled:
@@ -160,7 +160,7 @@ def test_the_way_up_is_slower_than_the_way_down():
 
 
 def test_a_run_validates_and_saves_as_often_as_03():
-    _, full, e2b = load("03_train.py", "Settings", "FULL", "E2B")
+    full, e2b = load("03_train.py", "FULL", "E2B")
     for name, settings in (("31b", full), ("e2b", e2b)):
         assert fit.STEP_ROWS[name] == settings.rows_per_step
         assert fit.SAVE_EVERY[name] == settings.checkpoint_every

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serving import physics
-from tables import architecture, hardware
+from tables import architecture
 from tables.hardware import chip, chips_of, slice_name
 from tpu_time import stored
 
@@ -279,18 +279,6 @@ def best_fit(kind, chips, model="31b", base_dtype="bfloat16"):
             if found.fits:
                 return found
     return found
-
-
-def settings_here(size, base_dtype="bfloat16"):
-    """Settings of 03 with which its step is compiled for this machine: remat and rows_per_device.
-
-    Empty if no such row is stored, or none that fits.
-    """
-    row = stored.compiled_fit(hardware.here().slice, size, base_dtype)
-    if row is None:
-        return {}
-    fsdp, _ = mesh_of(size, int(row["chips"]))
-    return {"remat": row["remat"], "rows_per_device": int(row["micro_batch"]) // fsdp}
 
 
 def step_tokens(fit):

@@ -3,6 +3,8 @@
 import csv
 from pathlib import Path
 
+from tables import architecture, hardware
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -41,6 +43,19 @@ def compiled_fit(slice_name, size, base_dtype="bfloat16"):
     order = ("NONE", "BLOCK", "DECODER")
     return min(rows, key=lambda row: (order.index(row["remat"]), row.get("one_sum") != "True",
                                       -int(row["micro_batch"])), default=None)
+
+
+def settings_here(size, base_dtype="bfloat16"):
+    """Settings of 03 with which its step is compiled for this machine: remat and rows_per_device.
+
+    Empty if no such row is stored, or none that fits.
+    """
+    row = compiled_fit(hardware.here().slice, size, base_dtype)
+    if row is None:
+        return {}
+    config = architecture.read_config(ROOT / "data" / "configs" / f"gemma4_{size}.json")
+    fsdp, _ = architecture.choose_mesh(config, int(row["chips"]))
+    return {"remat": row["remat"], "rows_per_device": int(row["micro_batch"]) // fsdp}
 
 
 def what_fits(slice_name, size):
