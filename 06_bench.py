@@ -22,13 +22,12 @@
 # | | |
 # |---|---|
 # | **Needs** | the server of 05; one that has ended is started again. No JAX, no accelerator of its own |
-# | **Reads** | `serve/server.json`, `serve/options.json`, `merge.json` of 04, the model's `config.json`, 03's log |
+# | **Reads** | `serve/`, `merge.json` of 04, the model's `config.json`, 03's log |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
-# | **Time and cost** | tiny: about four minutes. 31b: about 100 minutes of load on a v6e-8 at the published throughputs; with warm-ups about two hours, 43 USD at 21.52 USD/h (our estimate; section 4 has the sum without a limit) |
+# | **Time and cost** | tiny: about three minutes. 31b: about three hours of a v6e-8, 60 USD at 21.52 USD/h (section 4 computes it) |
 #
-# The outputs shown are a rehearsal on two CPU cores. Method and client are the real ones; the
-# numbers describe two busy CPU cores and nothing else. Terms are in the
-# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
+# The outputs shown are a rehearsal on two CPU cores: method and client are the real ones. Terms are in
+# the [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -51,439 +50,320 @@ helpers.machine()
 # A **regime** is a prompt length and an answer length. A **point** is a regime at one **rate**, the
 # requests that arrive per second. They arrive at random moments, as strangers would send them,
 # whether or not the server keeps up: an **open loop**. (In a closed loop each user waits for an
-# answer before asking again, so a slow server is asked less, and its queue stays hidden.) `inf`
-# sends all of them at once. Each point is measured several times: its **repeats**. The
+# answer before asking again, so a slow server is asked less, and its queue stays hidden.) The
 # **objective** (SLO, service-level objective) is what you would promise a user.
 
 # %%
+import json
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import charts
-from serving import bench, physics, server
+from helpers import chat, style
+from serving import Load, confirm, draw, limits, load, physics, server, sweep
+from serving import options as serve
+from tables import hardware
 
 INF = math.inf
-
-
-# %%
-@dataclass(frozen=True)
-class Settings:
-    # ── Load ──
-    regimes: tuple = ((512, 256), (1024, 512), (2048, 512), (4096, 512), (8192, 512), (15360, 512))
-    rates: tuple = (1, 2, 4, 8, 16, 32, 64, INF)  # requests/s, ascending
-    repeats: int = 3          # section 7 needs three to say how sure it is
-    at_most: int = bench.ENOUGH  # repeats of a point whose first ones disagree (section 6)
-    seconds: float = 60.0     # of load per point
-    min_requests: int = 60    # per point, however slow
-    warmups: int = 4          # requests before each point, not counted
-    slo: tuple = (2000, 60)   # 9 requests in 10 keep both: ms to first token, per output token
-    # ── Price ──
-    dollars_per_hour: float = 0.0  # of all chips; 0: the published price, if there is one
-
-
-FULL = Settings()
-E2B = replace(FULL, regimes=((512, 256), (2048, 256)), rates=(1, 2, 4, 8, 16, INF), slo=(1000, 40))
-TINY = replace(FULL, regimes=((256, 64), (768, 64)), rates=(4, 8, 16, INF), seconds=4.0,
-               min_requests=30, warmups=1, slo=(500, 30))
+FULL = Load(regimes=((1024, 256), (4096, 512), (15360, 512)), warmups=4)
+E2B = Load(regimes=((512, 256), (2048, 256)), warmups=4, slo=(1000, 40))
+TINY = Load(regimes=((256, 32),), seconds=2.5, long=10.0, slo=(500, 30))
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
+PRICE = 0.0  # dollars an hour, of all chips; 0: the published price, if there is one
+print(cfg)
 
 # %% [markdown]
 # ## 2. One request
 # Before any load, one user. We ask for the counter of notebook 02 and note when each piece of the
-# answer arrives. If 05's server has ended, `bring_up` starts it as 05 left it.
+# answer arrives. If 05's server has ended, `start` brings it up as 05 left it.
 
 # %%
-record, options = server.bring_up(owner=os.getpid()), server.options()
-ours = (record["owner"] or {}).get("pid") == os.getpid()  # then the last cell stops it again
-print(f"{record['model']} at {record['base_url']}, context {record['max_model_len']}")
-
-# %%
-client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
+folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
+options = serve.read(folder)
+record = server.start(options, folder)
+openai = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
 recipe = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))["recipe"]
 counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
-request = server.chat_request(counter, recipe, model=record["model"], stream=True,
-                              stream_options={"include_usage": True},
+request = server.chat_request(counter, recipe, model=record["name"], stream=True,
                               max_tokens=record["max_model_len"] // 2)
 
 
 def timed():
-    """Seconds from sending the request to each piece of its answer, and the tokens used."""
+    """Seconds from sending the request to each piece of its answer."""
     start, arrivals = time.perf_counter(), []
-    for piece in client.chat.completions.create(**request):
+    for piece in openai.chat.completions.create(**request):
         if piece.choices and piece.choices[0].delta.content:
             arrivals.append(time.perf_counter() - start)
-    return arrivals, piece.usage  # the last piece counts the tokens
+    return arrivals
 
 
-five = sorted((timed() for _ in range(5)), key=lambda run: run[0][-1])
-arrivals, used = five[2]  # the median; the first one of all warms the server up
-print(f"{used.prompt_tokens} prompt tokens, {used.completion_tokens} answer tokens; five requests "
-      f"took {1e3 * five[0][0][-1]:.0f} to {1e3 * five[-1][0][-1]:.0f} ms")
-
-# %%
-charts.draw_timeline(arrivals, (used.prompt_tokens, used.completion_tokens),
-                     f"measured, {options.engine}, one request alone, the median of five")
+arrivals = sorted((timed() for _ in range(5)), key=lambda run: run[-1])[2]  # the median of five
+fig, ax = style.figure(9, 1.9)
+draw.timeline(ax, arrivals)
+ax.set_title(f"One request alone: {1e3 * arrivals[-1]:.0f} ms, {arrivals[0] / arrivals[-1]:.0%} of it "
+             "before the first token")
+style.finish(fig, "06_timeline", f"measured, {options.engine}")
 
 # %% [markdown]
-# What this means: a user waits twice. The **time to first token** (TTFT, orange) is the prefill:
-# the whole prompt goes through the model. The **time per output token** (TPOT, blue) is one decode
-# step, repeated. Each white line is one piece of the answer; where none is seen, several arrived
-# together, because here server, client and model share two cores. Both times grow when others use
-# the server, for different reasons, so we keep them apart.
+# A user waits twice. The **time to first token** (TTFT, orange) is the prefill: the whole prompt goes
+# through the model. The **time per output token** (TPOT, blue) is one decode step, repeated. Each white
+# line is one piece of the answer. Both grow when others use the server, for different reasons, so we keep
+# them apart.
 #
 # ## 3. One point
-# vLLM brings its own client, `vllm bench serve`. It sends random prompts of a given length at a
-# given rate and notes the times of every request. This is our first point:
+# vLLM brings its own client, `vllm bench serve`. It sends random prompts of a given length at a given rate
+# and notes the times of every request:
 
 # %%
-bench.check_plan(cfg, record)  # do the points fit into the server's context?
-folder = helpers.run_dir("bench")
-(folder / "partial").mkdir(parents=True, exist_ok=True)
-first = (cfg.regimes[0], cfg.rates[0], bench.requests_for(cfg, cfg.rates[0]))
-with server.Client(record, folder, folder / "client.log") as load:
-    name, seed = bench.point_name(*first[:2], 0)
-    typed = bench.bench_arguments(load, record, cfg, *first, seed, name)
-    one = (bench.finished(options, cfg, *first[:2], 0, folder)
-           or bench.measure(load, record, options, cfg, *first, 0, folder))
-print("vllm", " ".join(typed).replace(" --", " \\\n    --"))
-
-# %%
-print(f"{one['completed']} of {one['num_prompts']} requests in {one['duration']:.1f} s, "
-      f"{one['failed']} failed\nTTFT: median {one['p50_ttft_ms']:.0f} ms, "
-      f"9 of 10 within {one['p90_ttft_ms']:.0f} ms\nTPOT: median {one['p50_tpot_ms']:.1f} ms\n"
-      f"prompt tokens from the prefix cache: {one['series']['cached_tokens']:.0f}")
+client = load.Client(folder)  # one process for all points; importing vLLM takes ten seconds
+regime = cfg.regimes[0]
+print("vllm", " ".join(load.arguments(client, cfg, regime, 4, 2 * cfg.min_requests, seed=7))
+      .replace(" --", " \\\n    --"))
 
 # %% [markdown]
-# Every argument has a reason. `--ignore-eos` makes all answers equally long, so that points can be
-# compared; real ones differ, and do not end together as these do. Warm-up requests are not counted.
-# The **seed** is another one for each repeat of each point, and that matters most. The client sends
-# the *same* prompts whenever the seed is the same. A server with a **prefix cache** remembers
-# prompts that it has read, and has nothing to compute when they come again. So the cache is off,
-# and the last line checks it: the server counts cached tokens itself.
-
-# %%
-display(pd.Series(bench.cache_facts(bench.metrics(record)), name="the server says").to_frame())
-
-# %% [markdown]
-# `measure` does three more things around the client. It waits until the server is **idle**, since
-# requests of an earlier client would be measured as ours. It counts what else kept the processor
-# busy. And it writes down what the point was **made by** (server, model, load), so that a later run
-# reuses it only for the same:
-
-# %%
-helpers.show_source(bench.measure)
-
-# %% [markdown]
-# ## 4. A few rates
-# How many requests does a point need? With too few the run is over before a queue can form. We load
-# the server for `seconds` at every rate. After the first rate that was too much, all points send as
-# many requests as that one, since there latencies grow with their number, and rates above twice that
-# one are left out.
+# `--ignore-eos` makes all answers equally long, so that points can be compared. The **seed** differs for
+# every measurement, because the client sends the *same* prompts whenever the seed is the same, and a server
+# with a **prefix cache** need not compute those again. So the cache is off, and after each point we read
+# what the server itself counted as cached. Before each we wait until it is idle, since requests of an
+# earlier client would be measured as ours.
 #
-# The sweep visits all points once per repeat, so that a slow change of the machine shows as spread
-# instead of favouring one rate. (The rates of a visit always ascend, so what one leaves to the next
-# is not seen.) You may interrupt it: finished points are read from their files.
+# ## 4. A sweep
+# Which rates? We let the server say. A short **burst**, all requests at once, tells roughly how many it can
+# finish per second. **Bisection** then encloses the rate where it stops keeping up, until two neighbours are
+# at most 25 % apart. More rates fill in the curve, and all of them are measured three times, one visit of
+# all rates after the other, so that a slow change of the machine shows as spread. Finished points are files:
+# interrupt it, and it goes on where it was.
 
 # %%
-kept_up = cfg.repeats * len(cfg.regimes) * len(cfg.rates) * cfg.seconds
-config = helpers.read_json(Path(record["model_path"]) / "config.json")
-machine = bench.machine_of(options, config, cfg.dollars_per_hour)
-price = kept_up / 3600 * machine.dollars_per_hour
-print(f"{cfg.repeats} x {len(cfg.regimes)} regimes x {len(cfg.rates)} rates x {cfg.seconds:g} s: "
-      f"{kept_up / 60:.0f} min of load if the server keeps up"
-      + (f", {price:.2f} USD" if price == price else " (no price is published for this machine)"))
+config = helpers.read_json(Path(options.model) / "config.json")
+machine = limits.machine_of(options, config, PRICE)
+count = len(cfg.regimes) * (cfg.repeats * (cfg.rates + 1) + 1)
+start_each = 20 if options.docker else 0  # seconds of a client's start, in a container for each point
+hours = (count * (1.4 * cfg.seconds + start_each) + len(cfg.regimes) * cfg.long) / 3600
+print(f"{count} measurements and {len(cfg.regimes)} long runs: about {60 * hours:.0f} min"
+      + (f", {hours * machine.dollars_per_hour:.0f} USD" if options.chip else ""))
 
 # %%
-with server.Client(record, folder, folder / "client.log") as load:
-    planned = bench.sweep(load, record, options, cfg, folder)
-    results = bench.repeat_further(load, record, options, cfg, folder, planned)
-print(f"{len(planned)} measurements, {len(results) - len(planned)} further repeats (section 6), "
-      f"{sum(r['duration'] for r in results):.0f} s of load, "
-      f"{sum(r['failed'] for r in results)} requests failed")
+results = sweep(client, options, cfg, results_in)
+
+# %%
+table = load.rows(results, cfg.slo, machine.dollars_per_hour)
+table = table.join(pd.DataFrame([limits.floors(result, machine, config) for result in results]))
+helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
+shown = {"requests": "requests", "failed": "failed", "in_flight": "in flight", "delivered_rps": "delivered /s",
+         "goodput_rps": "goodput /s", "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
+         "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}
+middle = table.groupby(["input_len", "output_len", "rate"]).median(numeric_only=True)
+display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
+        .format(precision=2, subset=["delivered /s", "goodput /s"]))
 
 # %% [markdown]
-# One row per point, medians of its repeats. `delivered` is what the server finished per second,
-# `goodput` the part of it that kept the objective, and `done early` the share that was finished
-# when the last request was sent. `in flight` is how many requests were at the server on average.
-# Latencies are those of completed requests.
+# Medians of three; latencies in milliseconds, of completed requests, from the first to the last: the queue
+# that builds up and the drain at the end are in them. `goodput` is the part of `delivered` that kept the
+# objective: vLLM divides by the whole duration, we multiply the share of good requests with `delivered`.
+# vLLM rescales its random gaps, so that n requests take n / rate. At the end of a run nothing new arrives and
+# the server empties; `delivered_rate` takes out what an idle server would need for one request.
+#
+# ## 5. The knee
+# **Up to which rate would you promise anything?** Look at `delivered` and TTFT before you open the answer.
+#
+# <details><summary>Answer</summary>
+#
+# While the server keeps up, `delivered` follows the rate and TTFT hardly moves. Then `delivered` stays where
+# it is and TTFT jumps. The **knee** is the last rate that every repeat kept up with: at least 90 % of it was
+# delivered, and of all smaller rates.
+# </details>
 
 # %%
-table = bench.rows(results, config, machine, cfg.slo)
-helpers.write_text(folder / "results.csv", table.to_csv(index=False))
-keys = ["input_len", "rate"]
-middle = table.groupby(keys).median(numeric_only=True)
-view = pd.DataFrame({
-    "sent, each": middle.requests, "failed": table.groupby(keys).failed.sum(),
-    "in flight": middle.mean_in_flight, "delivered /s": middle.delivered_rps,
-    "done early": middle.done_under_load, "goodput /s": middle.goodput_rps,
-    "TTFT p50": middle.ttft_p50_ms, "TTFT p90": middle.ttft_p90_ms,
-    "TPOT p50": middle.tpot_p50_ms, "TPOT p90": middle.tpot_p90_ms})
-display(bench.labelled(view).style.format(bench.short))
+fig, ax = style.figure(8, 4.2)
+draw.throughput(ax, table)
+knees = {key: load.kept_up(part) for key, part in table.groupby(["input_len", "output_len"])}
+ax.set_title("It keeps up with " + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items()))
+style.finish(fig, "06_throughput", f"measured, {machine.system}; median, bars: smallest and largest of "
+             f"{cfg.repeats}; hollow: beyond the knee")
+for (inputs, outputs), (last, above) in knees.items():
+    part = table[table.input_len == inputs]
+    most = part.groupby("repeat").delivered_rps.max()
+    print(f"{inputs}/{outputs}: knee between {last:.3g} and {above:.3g}/s; at most {most.median():.3g}/s "
+          f"({most.min():.3g} to {most.max():.3g}) delivered")
 
 # %% [markdown]
-# What this means (latencies in milliseconds): read down one prompt length. First `delivered`
-# follows the rate and TTFT hardly moves. Then `delivered` stays where it is and TTFT jumps. That
-# place is what we are after. Where nothing is done early, `delivered` was not sustained, only
-# finished when the load was over.
+# Left of its star a curve lies on the diagonal, and there you cannot see how fast a server is: every server
+# that keeps up delivers what is offered. Where the bars of two points overlap, three repeats do not tell them
+# apart. Compare nothing beyond the knee.
 #
-# One correction is in `delivered`. At the end of a run nothing new arrives and the server empties:
-# the **drain**. Requests over total time would count it as load, the more so the shorter the run.
-# `bench.delivered_rate` takes out what an idle server would need for one request. A loaded one needs
-# longer, so near its limit `delivered` is a little low.
-#
-# ## 5. Inside one point
-# Percentiles hide what happened. We draw every request of the largest finite rate, at the longest
-# prompts.
+# ## 6. Inside one point
+# Why not? We draw every request of the largest rate:
 
 # %%
-one = next(r for r in planned[::-1]
-           if float(r["request_rate"]) < INF and r["series"]["repeat"] == 0)
-label = f"{'/'.join(map(str, bench.regime_of(one)))} at {one['request_rate']}/s"
-charts.draw_requests(one, f"measured, {machine.system}, {label}, one repeat")
-due, after = bench.gaps(one)
+one = max((r for r in results if float(r["request_rate"]) < INF), key=lambda r: float(r["request_rate"]))
+fig, ax = style.figure(9, 3.6)
+draw.requests(ax, one)
+ax.set_title(f"At {float(one['request_rate']):.3g}/s the slowest waits {max(one['latencies']):.1f} s")
+style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
+due, after = load.gaps(one)
 print(f"between two tokens of an answer: {1e3 * due:.0f} ms (median) while first tokens were due, "
       f"{1e3 * after:.0f} ms after the last of them")
 
 # %% [markdown]
-# What this means: a step has room for 2,048 tokens (05): one for each answer that has begun, the
-# rest for prompts. With prompts in it, it takes many times as long. So what an answer waits for is
-# the prompts that came after its own. Right of the dotted line nothing new arrives: first the queue
-# is worked off, then the last answers. Twice the requests would give about twice the TTFT and twice
-# the TPOT. **Beyond the limit both measure the length of the test**, not the server.
+# A step has room for 2,048 tokens (05): one for each answer that has begun, the rest for prompts. With
+# prompts in it, it takes longer; so what an answer waits for is the prompts that came after its own. Right of
+# the dotted line nothing new arrives. Twice the requests would give about twice the times: **beyond the
+# limit both measure the length of the test**, not the server.
 #
-# ## 6. Do the repeats agree?
-# A number without its spread cannot be compared with anything. For each point: how much larger is
-# the largest repeat than the smallest? Our rule: where that is more than 20 %, the point must say
-# why. Of 30 requests the p90 is the fourth slowest; a single one may be off by half. So we show its
-# range over the repeats.
+# ## 7. The floor: how fast could it be?
+# The first token needs the whole prompt to go through every layer: operations that follow from
+# `config.json`, divided by the machine's **peak**. Every decode step must read all weights and the
+# request's cache: bytes divided by **bandwidth**. These times are floors. A queue has a second, higher one:
+# if 30 prompts arrive at once, the median one waits for half of them. For an accelerator the data sheet says
+# how fast; for a CPU we measure one core and multiply by the cores, which errs on the high side.
 
 # %%
-points = table.groupby([*bench.REGIME, "rate"])
-spread = points[list(bench.COMPARED)].agg(lambda values: values.max() / values.min() - 1)
-spread.columns = list(bench.COMPARED.values())
-spread.insert(0, "repeats", points.size())
-for kind in ("ttft", "tpot"):
-    spread[f"{kind.upper()} p90, ms"] = points[f"{kind}_p90_ms"].agg(bench.from_to)
-spread["remarks"] = pd.Series(bench.reasons(table, results))
-display(bench.labelled(spread.droplevel("output_len"))
-        .style.format("{:.0%}", subset=list(spread.columns[1:4])))
+print(f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; a prompt of "
+      f"{regime[0]} takes {physics.prefill_flops(config, regime[0]) / 1e9:.3g} GFLOP")
+fig, (left, right) = style.figure(9.5, 4, columns=2)
+for ax, kind, floor in ((left, "ttft", "ttft_queue_floor_ms"), (right, "tpot", "tpot_floor_ms")):
+    draw.latency(ax, table, kind)
+    times = middle[f"{kind}_p50_ms"] / middle[floor]
+    ax.set_title(f"{kind.upper()}: {times.min():.2g} to {times.max():.2g} times its floor")
+style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; dashed: floors")
+print("impossible:", *(sorted(set(table.flag) - {""}) or ["nothing, all is above its floors"]), sep="\n  ")
 
 # %% [markdown]
-# - `beyond the knee`: at least one repeat, of this or of a smaller rate, delivered less than 90 %
-#   (next section).
-# - `other programs used …`: we counted them.
-# - `too few requests …`: the 95 % bootstrap intervals of the repeats' medians overlap. (They take
-#   requests as independent, which those of a queue are not, so they are too narrow.)
+# If a measurement falls below its floor, something else was measured: cached prompts, shorter prompts than
+# the label says, a wrong peak. [10](10_published.ipynb) finds such points in a published sweep. The published
+# 31B runs, where they were cold and busy, stood at 2.5 to 4 times their floors. The tiny model is far above:
+# its arithmetic is nothing beside the Python around it.
 #
-# Where it is none of these, it is the arrivals or the machine. Every repeat has its own seed, so its
-# own arrival times, and near the knee these alone move a median by tens of per cent. Such a point
-# was measured again, until it had six repeats; none is ever dropped. With six we ask whether the
-# middle half (from the first quartile to the third) lies within 20 %. If so, the point has
-# `outliers`, and its median is good. If not, it is `unstable`, and no difference that rests on it is
-# a result. (To look at how far apart repeats are, never at which way, favours no outcome.)
-#
-# ## 7. The knee
-# The **knee** is the last rate that every repeat kept up with: at least 90 % of it was delivered,
-# and of all smaller rates. From above it is bounded by the first rate of which the server never
-# delivered 90 %, at any load. The **capacity** is the largest rate that it delivered at all, one
-# value per repeat.
+# ## 8. What a token costs
+# A machine costs the same whether it works or not, so a token is cheapest when the machine is full, and there
+# users queue. Each point is one rate:
 
 # %%
-helpers.show_source(bench.kept_up)
-
-# %%
-everything = bench.systems(folder)
-curves = charts.curves_of(everything)
-for (system, *regime), part in curves.items():
-    (last, above), each = bench.kept_up(part), bench.capacities(part)
-    good = part.groupby("rate").goodput_rps.median()
-    bound = f"{above:g}/s" if above < INF else "all at once"
-    print(f"{system}, {regime[0]}/{regime[1]}: knee between {last:g}/s and {bound}, delivers up "
-          f"to {min(each):.3g} to {max(each):.3g}/s; most goodput {good.max():.3g}/s, at "
-          f"{good.idxmax():g}/s offered")
-
-# %%
-charts.draw_throughput(everything, f"measured, {machine.system}")
+unit = "USD" if machine.dollars_per_hour == machine.dollars_per_hour else "hours of the machine"
+fig, ax = style.figure(8, 4.2)
+draw.cost(ax, table, cfg.slo[0], unit)
+ax.set_title("A full machine makes cheap tokens, and queues")
+style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyond the knee")
 
 # %% [markdown]
-# What this means: left of its star a curve lies on the diagonal, and there you cannot see how fast
-# a server is, because every server that keeps up delivers what is offered. Promise a rate left of the
-# star, and only where goodput is what was delivered: at the star a queue may be growing too slowly for
-# a run of this length to show. (Put the `results.csv` of another machine into `bench/` under another
-# name, and it is drawn beside ours.)
-#
-# When is a difference a difference? We ask that the ranges of the repeats do not touch. With three
-# against three, chance alone does that once in ten times, and oftener in one of several such lines,
-# so it is a hint; more repeats make it a result. All repeats met the same server process: to compare
-# two servers, start each anew for every repeat. Beyond the knee, never compare points that sent
-# different numbers of requests.
+# Which of them may be promised? The largest rate at which every repeat kept the objective for nine requests in
+# ten. But a run of seconds cannot see a queue that grows slowly: simulated, a 31B at 90 % of its limit keeps
+# the objective for everybody in one minute and for 54 to 82 % of requests in ten. So the price of a rate counts
+# only after **one long run**, of at least twenty latencies. If the rate does not hold, the next lower one is
+# tried.
 
 # %%
-each = {f"{system}, {i}/{o}": bench.capacities(part) for (system, i, o), part in curves.items()}
-print("capacity of", " and ".join(list(each)[:2]) + ":", bench.apart(*list(each.values())[:2]))
-for (system, i, o), part in curves.items():
-    calm = bench.up_to_the_knee(part).groupby("rate").ttft_p50_ms.agg(list)[:2]
-    if len(calm) == 2:
-        print(f"{system}, {i}/{o}, median TTFT in ms at {calm.index[0]:g} and {calm.index[1]:g}/s: "
-              f"{bench.apart(*calm)}")
+confirmed = confirm(client, options, cfg, results_in, table)
+for (inputs, outputs), (rate, result) in confirmed.items():
+    row = load.rows([result], cfg.slo, machine.dollars_per_hour).iloc[0]
+    each = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
+    print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {each:.3g} {unit} per million output tokens, "
+          f"{each * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {each / 0.3:.3g} per million")
+if not confirmed:
+    print("no rate held: nothing can be promised at this objective, so there is no price")
 
 # %% [markdown]
-# ## 8. The floor: how fast could it be?
-# The first token needs the whole prompt to go through every layer. How many floating-point
-# operations that takes follows from `config.json`: two per weight and token, plus attention. No
-# machine does them faster than its **peak**. Every decode step must read all weights and the
-# request's cache, which takes bytes divided by **bandwidth**. These times are floors.
-#
-# For an accelerator, peak and bandwidth come from the data sheet, and what a step must read from
-# the server's options: an fp8 cache has half the bytes. For a CPU we measure the fastest matrix
-# product of one core and multiply by the cores, which errs on the high side. A full machine has a
-# second, higher floor: prompts are computed in the order they came, so if 30 arrive at once, the
-# last one waits for all of them, the median one for half.
-
-# %%
-helpers.show_source(bench.ttft_floors)
-
-# %%
-print(f"{machine.system}, copies of the model: {options.data_parallel}; for one copy "
-      f"{machine.peak / 1e12:.3g} TFLOP/s and {machine.bandwidth / 1e9:.3g} GB/s")
-floors = {f"{i}/{o}": {
-    "prefill, GFLOP": physics.prefill_flops(config, i) / 1e9,
-    "TTFT floor, ms": 1e3 * bench.ttft_floors(config, i, [0.0], machine)[0],
-    "median of 30 at once, ms": 1e3 * bench.ttft_floors(config, i, [0.0] * 30, machine)[1],
-    "TPOT floor, ms": 1e3 * bench.tpot_floor(config, i, machine)} for i, o in cfg.regimes}
-display(pd.DataFrame(floors).T.style.format(bench.short))
-
-# %%
-charts.draw_latency(everything, f"measured, {machine.system}")
-
-# %%
-factor = pd.DataFrame({"TTFT p50 / floor": middle.ttft_p50_ms / middle.ttft_queue_floor_ms,
-                       "TPOT p50 / floor": middle.tpot_p50_ms / middle.tpot_floor_ms,
-                       "TPOT p50 / estimate": middle.tpot_p50_ms / middle.tpot_in_flight_ms})
-display(bench.labelled(factor).style.format(bench.short))
-print("flags:", *(sorted(set(table.flag) - {""}) or ["none: all is above its floors"]), sep="\n  ")
-
-# %% [markdown]
-# What this means: as long as prompts are served in order, no measurement falls below its floor. If
-# one does, something else was measured: cached prompts, shorter prompts than the label says, a wrong
-# peak. `flag` says so for every row, and [10](10_published.ipynb) finds such points in a published
-# sweep. A factor near 1 leaves nothing to gain. A large one does not say how much could be gained:
-# the TPOT floor counts one request, and the work of others is real work. (`estimate` adds the caches
-# of all that were being answered, but no prompts.) The published 31B runs, where they were cold and
-# busy, stood at 2.5 to 4 times their floors. The tiny model is far above, because its arithmetic is
-# nothing beside the Python around it.
-#
-# ## 9. What a token costs
-# A machine costs the same whether it works or not. So a token is cheapest when the machine is full,
-# and there users queue. The figure shows this trade: each point is one rate, and the dotted line is
-# the TTFT of the objective.
-
-# %%
-charts.draw_cost(everything, cfg.slo[0], f"measured, {machine.system}; medians of the repeats")
-
-# %%
-cheapest = bench.cheapest(table)  # where every repeat kept both times for 9 in 10, if any
-display(bench.labelled(cheapest[["within the objective", "hours_per_million_output"]]).round(3))
-near = min(cheapest.index, key=lambda point: abs(point[0] - used.prompt_tokens))
-answer = used.completion_tokens / cheapest.loc[near].output_tok_s
-print(f"our counter's answer, after {used.prompt_tokens} tokens, priced as one after {near[0]}: "
-      f"{1e3 * answer:.0f} ms of the machine; alone it took {1e3 * arrivals[-1]:.0f} ms")
-
-# %% [markdown]
-# What this means: sharing is what makes serving affordable. Right of the dotted line a token gets
-# cheaper by less than half here, and the wait many times longer.
-#
 # Training is paid once, serving every hour. After how many tokens has serving cost as much as 03?
 
 # %%
-if cost := bench.training_cost():
-    print(f"training (load, compile, steps): {cost[0]:.2f} hours"
-          + (f", {cost[1]:.2f} USD" if cost[1] == cost[1] else " of a machine without a price"))
-    priced = cost[1] == cost[1] and machine.dollars_per_hour == machine.dollars_per_hour
-    each = cheapest.usd_per_million_output if priced else cheapest.hours_per_million_output
-    for (inputs, _), tokens in (cost[priced] / each).items():
-        print(f"as much as {tokens:.3g} million output tokens, served after prompts of {inputs}")
-else:
-    print("03's log is not in this run directory, so the cost of training is unknown here")
+log, made = helpers.run_dir("train", "log.jsonl"), helpers.run_dir("train", "machine.json")
+if confirmed and log.exists() and made.exists():
+    made = helpers.read_json(made)
+    steps = sum(json.loads(line).get("seconds", 0.0) for line in log.read_text().splitlines())
+    cost = (steps + made["load_seconds"] + made["compile_seconds"]) / 3600  # hours
+    name = hardware.chip_of(made["device_kind"])
+    dollars = cost * made["devices"] * hardware.chip(name).dollars_per_hour if name else math.nan
+    cost = dollars if unit == "USD" else cost
+    print(f"training: {cost:.3g} {unit}, as much as {cost / each:.3g} million output tokens")
 
 # %% [markdown]
-# [10](10_published.ipynb) does the same with published prices of two machines. A server that this
-# notebook brought up is stopped again; that of notebook 05 stays for 07.
+# ## 9. Your own traffic
+# Random prompts never share a beginning, and their answers never end by themselves. Yours do. `--dataset-name
+# custom` reads one `{"prompt": ...}` per line; here they are 07's requests, each asked twice, as 07 draws
+# several answers. On the server as 05 left it, then on one with the prefix cache:
 
 # %%
-if ours:
-    server.stop()
-print("server stopped" if ours else f"{record['model']} stays at {record['base_url']}")
+tokenizer = chat.load_tokenizer(options.model)
+own = helpers.run_dir("bench", "own.jsonl")  # ← your own file: set the path, drop the next lines
+ids = [chat.prompt_ids(tokenizer, server.chat_request(path.read_text(), recipe)["messages"],
+                       server.as_trained(recipe)[0]) for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))]
+texts = [tokenizer.decode(each[1:]) for each in ids[:16]]  # the server adds <bos> itself
+helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
+own_regime = (max(map(len, ids[:16])), 128)  # the most tokens of a prompt and of an answer
+traffic = {"requests": load.check_prompts(own), "rate": float(f"{knees[regime][0] / 4 or 1:.2g}")}
+
+# %%
+warm = replace(options, prefix_caching=True, port=0)
+place = folder if options.chip else helpers.run_dir("serve", "warm")  # chips have room for one server
+found = {"cache off": load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold",
+                                   prompts=own, **traffic)}
+with server.running(warm, place), load.Client(place) as other:
+    found["cache on"] = load.measure(other, warm, cfg, results_in, own_regime, repeat="own-warm",
+                                     prompts=own, **traffic)
+client.close()
+assert found["cache off"]["total_input_tokens"] == 2 * sum(map(len, ids[:16])), "other prompts were sent"
+display(pd.DataFrame({name: {
+    "prompt tokens": r["total_input_tokens"], "of them cached": r["series"]["cached_tokens"],
+    "answer tokens, mean": r["total_output_tokens"] / r["completed"], "TTFT p50, ms": r["p50_ttft_ms"],
+    "TPOT p50, ms": r["p50_tpot_ms"]} for name, r in found.items()}).style.format(precision=1))
 
 # %% [markdown]
+# A cache keeps whole blocks only, and only what was asked before. For users who share a long system message,
+# turn it on in 05 (`prefix_caching=True`). Its numbers say how repetitive the traffic was, so give them beside
+# the cold ones, never instead.
+#
+# ## 10. What could a drafter gain?
+# A drafter (05) makes several tokens of one step, and checking k proposals costs the arithmetic of k more
+# tokens. So it gains where a step waits for memory, with few requests in flight, and less as the machine
+# fills. By the floors of the 31B on a v6e-8, if two of four proposals are accepted, three tokens a step:
+
+# %%
+big = helpers.read_json("data/configs/gemma4_31b.json")
+v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
+for batch in (1, 16, 64, 256):
+    moved = limits.step_bytes(big, v6e8.options, batch, 2048)
+    plain, drafted = (physics.tpot_floor(moved, v6e8.bandwidth, checked * physics.decode_flops(big, batch, 2048),
+                                         v6e8.peak) for checked in (1, 5))
+    print(f"{batch:3} requests at once: {1e3 * plain:5.1f} ms a token, with a drafter {1e3 * drafted / 3:5.1f}: "
+          f"{3 * plain / drafted:.1f} times")
+print("this server:", results[0]["series"]["speculation"] or "has no drafter")
+
+# %% [markdown]
+# The server of 05 stays for 07.
+#
 # ## Recap
 # - A user waits for the first token (prefill) and for each further one (decode).
 # - The knee is the last rate that was kept up with. Beyond it, latencies measure the test's length.
-# - A point is trusted because of how it was made: cold cache, fresh seed, enough load, repeats, all
-#   of them kept.
+# - A point is trusted because of how it was made: cold cache, fresh seed, three repeats; a price only after a
+#   long run.
 # - A floor stands beside each latency. A token is cheapest on a full machine, where users queue.
 #
-# ### What can go wrong
-#
-# | symptom | cause | fix |
-# |---|---|---|
-# | `no server was ever started` | 05 did not run | run 05 |
-# | `is no longer what 05_serve_vllm checked` | 04 ran again, or the files were copied | run 05 again; it verifies them and starts the server |
-# | `the server is not idle` | another client, or one interrupted in a container | end it; `docker top` with the container's name shows it |
-# | `was made from something else (… was … and is …): measuring it anew` | a setting or the model changed since | nothing; put the setting back if you did not mean it |
-# | `stopped after 7 of 24 points` | the server died under load; its reason is in the line | lower the load or the memory share; run again to continue |
-# | `none of 30 requests completed` | every request was refused; the server's words follow | usually a wrong model name or a prompt that is too long |
-# | a flag `impossible: TTFT …` | a warm prefix cache, shorter prompts than the label, or a wrong peak | the causes are in `physics.LIKELY_CAUSES`; check `cache_hit_rate` first |
-# | `unstable` beside a point | other arrival times near the knee, or a neighbour | raise `seconds`; to compare, use a new folder; delete nothing |
+# Something went wrong? [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md), by symptom.
 #
 # ### Exercises
-# 1. How many prefill FLOP/s did the server do at its capacity, as a share of the peak?
+# 1. How many prefill FLOP/s did the server do at its knee, as a share of the peak?
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# for inputs, outputs in cfg.regimes:
-#     part = table[table.input_len == inputs]
-#     work = max(bench.capacities(part)) * physics.prefill_flops(config, inputs)
-#     print(inputs, f"{work / machine.peak / options.data_parallel:.1%}")
+# for (inputs, outputs), (last, _) in knees.items():
+#     print(inputs, f"{last * physics.prefill_flops(config, inputs) / machine.peak:.1%}")
 # ```
 # </details>
 #
-# 2. Show that a warm prefix cache gets flagged: start a second server without
-#    `--no-enable-prefix-caching`, run one point twice with the same seed, and look at
-#    `cached_tokens` and the flag.
+# 2. Give one request 30 times the prompt of the others. Whose TTFT grows, and why does its own server not
+#    answer the short ones first?
 #
 # <details><summary>Solution</summary>
 #
-# On a CPU, where a second server has room:
-#
-# ```python
-# import time
-#
-# command = [part for part in record["command"] if part != "--no-enable-prefix-caching"]
-# command[command.index("--port") + 1] = "8099"
-# other, warm = {**record, "base_url": "http://127.0.0.1:8099"}, helpers.run_dir("bench_warm")
-# (warm / "partial").mkdir(parents=True, exist_ok=True)
-# process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-# while not server.healthy(other):
-#     time.sleep(1)
-# with server.Client(other, warm, warm / "client.log") as load:
-#     for attempt in (1, 2):  # the same name, and so the same seed
-#         result = bench.measure(load, other, options, cfg, cfg.regimes[1], cfg.rates[0], 30, 0,
-#                                warm)
-#         print(attempt, f"{result['p50_ttft_ms']:.0f} ms", result["series"]["cached_tokens"],
-#               bench.row(result, 0.0, config, machine, cfg.slo)["flag"] or "no flag")
-# process.terminate()
-# ```
-#
-# The first run already finds its own warm-up in the cache and is flagged for it. In the second
-# nearly all prompt tokens come from there (it holds whole blocks only), and the TTFT falls.
+# Everybody's who came after it: prompts are read in the order they came, in pieces of 2,048 tokens
+# (section 6). Write both lengths into `own.jsonl` and run section 9 again to see it.
 # </details>
 #
 # Next: [07 · pass@k that can be believed](07_eval.ipynb)

@@ -65,7 +65,7 @@ import pandas as pd
 from IPython.display import display
 
 from helpers import charts, chat, stats
-from serving import server
+from serving import options as serve_options
 from verilog import answers, evaluation, judge
 from verilog.evaluation import Plan
 
@@ -250,7 +250,7 @@ merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_mer
 meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
 evaluation.check_story(merged, merge, meta, recipe)
-options = server.options()
+options = serve_options.read(helpers.run_dir("serve"))
 base = evaluation.fetch_base(options, recipe)
 models = {"tuned": merged, "base": base}
 
@@ -288,7 +288,6 @@ helpers.show_source(evaluation.plan_jobs)
 # %%
 replies = {label: evaluation.collect(label, path, tasks, prompts, options, cfg)
            for label, path in models.items()}
-print("server stopped" if server.stop() else "no server to stop")
 evaluation.refuse_errors(replies)
 
 # %%
@@ -521,7 +520,7 @@ comparison = {
     "against_rival": {f"pass@{k}": evaluation.paired_json(each) for k, each in against.items()}}
 helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 display(pd.DataFrame({label: comparison[label] for label in ("base", "tuned")}))
-assert not server.record_path().exists(), "a server was left running"
+assert not helpers.run_dir("serve", "server.json").exists(), "a server was left running"
 
 # %% [markdown]
 # ## Recap

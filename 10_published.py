@@ -74,7 +74,7 @@ from scipy import stats
 
 from serving import physics
 from appendix import published_figures as figures
-from serving.bench import break_even
+from serving.load import break_even
 from helpers.stats import interval, sign_flip_p
 from tables.hardware import chip as chip_of
 

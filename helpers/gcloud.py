@@ -3,7 +3,7 @@
 import shlex
 import textwrap
 
-from serving import server
+from serving.options import IMAGES
 from tpu_time import fit
 from tables.hardware import chips_of
 from helpers.run import UserError
@@ -140,7 +140,7 @@ def serving_script(repository, bucket, size):
     return f"""{_first_lines(repository, bucket, size)}\
 command -v docker || {APT} docker.io docker-compose-v2
 sudo usermod -aG docker "$(id -un)"  # `sg` below makes it count without a new login
-sg docker -c 'docker pull {server.IMAGES["tpu-docker"]}'  # 05's image, before 62 GB
+sg docker -c 'docker pull {IMAGES["tpu-docker"]}'  # 05's image, before 62 GB
 gcloud storage rsync --recursive --no-clobber --exclude='^({"|".join(left)})/' $RUN $RUN_DIR ||
   .venv/bin/python -m helpers.remote pull $RUN $RUN_DIR --without {" ".join(left)}
 {PUSH}{_run('sg docker -c "./run_all.sh 05 07"')}"""

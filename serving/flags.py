@@ -2,8 +2,6 @@
 
 import pandas as pd
 
-from serving.server import shown
-
 DOCKER = {
     "--rm": "remove the container when it stops; the log is ours, the cache is on a volume",
     "--name": "so that `docker logs`, `docker exec` (06) and `docker stop` find it",
@@ -39,13 +37,13 @@ REASONS = {
     "--data-parallel-size": "independent copies of the model behind one port",
     "--no-enable-prefix-caching": "06 measures prefill, and a cached prompt has none; turn it on "
                                   "for users, whose prompts share a beginning",
-    "--enable-prefix-caching": "the later of the two counts: prompts that share a beginning are "
-                               "computed once, and 06 measures that",
+    "--enable-prefix-caching": "prompts that share a beginning are computed once",
     "--gpu-memory-utilization": "the share of a chip's memory that vLLM takes; 0.92 if not said",
     "--block-size": "tokens in a page of the KV cache",
     "--disable-uvicorn-access-log": "one log line per request would bury the rest",
     "--additional-config": "weights and arithmetic in fp8 or int8, by Qwix's rules, after loading",
     "--quantization": "the same on a GPU",
+    "--speculative-config": "who proposes tokens, and how many at a time (section 9)",
     "--enable-lora": "serve an adapter beside its base (section 10)",
     "--lora-modules": "the adapter's name, as clients say it, and its folder",
     "--max-lora-rank": "the smallest that vLLM offers and that holds ours",
@@ -58,7 +56,8 @@ REASONS = {
 def explain(command):
     """One row per flag: the flag, its values, the reason; `YOURS` where none is known."""
     rows = {}
-    for part in command[command.index("run") + 1:] if "run" in command else command:
+    first = command.index("run") + 1 if "run" in command else command.index("serve") + 1
+    for part in command[first:]:
         if part.startswith("-"):
             flag, equals, value = part.partition("=")
             rows.setdefault(flag, []).extend([value] if equals else [])
@@ -74,9 +73,3 @@ def _reason(flag, values):
         return REASONS.get(flag, YOURS)
     names = (value.partition("=")[0] for value in values)
     return "; ".join(VARIABLES.get(name, f"{name}: {YOURS}") for name in names)
-
-
-def news(command, known):
-    """The options of a command that another one does not have."""
-    lines = shown(known).splitlines()
-    return "\n".join(line for line in shown(command).splitlines() if line not in lines)

@@ -10,20 +10,6 @@ import statistics
 
 from tables.architecture import layers, text_config
 
-LIKELY_CAUSES = {
-    "TTFT": (
-        "the prompt was in the server's prefix cache (same seed as an earlier run): restart it "
-        "with --no-enable-prefix-caching, or use a fresh seed per point and report the hit rate",
-        "the prompts were shorter than the label says: compare total_input_tokens with the label",
-        "wrong peak FLOP/s or chip count: compare with the vendor's data sheet",
-    ),
-    "TPOT": (
-        "fewer sequences were decoding than the label says: compare with max_concurrent_requests",
-        "the weights or the KV cache are stored in fewer bytes than assumed (fp8, int8)",
-        "speculative decoding gives several tokens per step",
-    ),
-}
-
 
 def parameters(config):
     """Parameter counts of the text model by kind.

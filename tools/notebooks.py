@@ -321,7 +321,7 @@ def execute_stored(every):
     One that shows stored results counts as having none once they change. A copy that `run_all.sh`
     executed counts as a run, if its code is that of the source.
     """
-    os.environ |= {"SIZE": "tiny", "SERVER_OWNER": str(os.getpid())}
+    os.environ["SIZE"] = "tiny"
     folder = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny") / "notebooks"
     for source in sources():
         notebook, copy = current(source), folder / f"{source.stem}.ipynb"
@@ -400,7 +400,8 @@ def main():
         try:
             execute_stored(options.all)
         finally:
-            subprocess.run([sys.executable, "-m", "serving.server", "stop"], cwd=ROOT, check=False)
+            folder = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny") / "serve"
+            subprocess.run([sys.executable, "-m", "serving", "stop", folder], cwd=ROOT, check=False)
 
 
 if __name__ == "__main__":

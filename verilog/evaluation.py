@@ -6,7 +6,6 @@ client of a server.
 
 import hashlib
 import json
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,7 +17,8 @@ import openai
 import pandas as pd
 
 from helpers import chat, remote, stats, weights
-from serving import server
+import serving
+from serving.options import model_hash
 from verilog import answers, judge
 from helpers.run import Progress, read_json, require, run_dir, write_text
 
@@ -162,7 +162,7 @@ def identity(folder):
     """
     record = run_dir("merge.json")
     if record.exists() and Path(folder).resolve() == run_dir("merged").resolve():
-        return server.model_hash(read_json(record))
+        return model_hash(read_json(record)["files"])
     return weights.fingerprint(folder)
 
 
@@ -290,10 +290,9 @@ def collect(label, folder, tasks, prompts, options, cfg):
     print(f"{label}: {len(saved)} of {len(jobs)} answers are saved")
     if len(saved) == len(jobs):
         return saved
-    server.prepare(options.engine, options.image)
-    record = server.start_as(options, folder, owner=os.getpid())
-    start = time.perf_counter()
-    samples = sample(jobs, path, record["base_url"], options.name, cfg, options.max_model_len)
+    with serving.running(replace(options, model=str(folder)), run_dir("serve")) as url:
+        start = time.perf_counter()
+        samples = sample(jobs, path, url, options.name, cfg, options.max_model_len)
     took, new = time.perf_counter() - start, len(jobs) - len(saved)
     tokens = sum(samples[place]["tokens"] for place in jobs if place not in saved)
     print(f"{label}: {new} answers, {tokens} tokens in {took:.0f} s")

@@ -1,0 +1,172 @@
+"""The drawings of 05 and 06. Each takes axes and data; the page makes the figure and saves it."""
+
+import math
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from serving.load import kept_up
+
+INF = math.inf
+BLUE, ORANGE, SKY, GREEN, BLACK, GREY = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#222222", "#8A8A8A"
+LOOKS = tuple(zip((BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY), "osD^vP"))  # grey prints, too
+REGIME = ["input_len", "output_len"]
+
+
+def label(ax, x, y, text, color, **more):
+    """Words beside a point, in its colour, instead of a legend."""
+    given = {"va": "center", "fontsize": 9, "xytext": (6, 0), "textcoords": "offset points", **more}
+    ax.annotate(text, (x, y), color=color, **given)
+
+
+def memory(ax, plans, chip_bytes, share):
+    """One bar per layout: weights, then the KV cache cut into requests of 16,384 tokens.
+
+    Args:
+      plans: {label: row of `limits.memory_plan`}; labels that begin with "not today" are hatched.
+      chip_bytes: memory of one chip.
+      share: of it, what vLLM takes.
+    """
+    edge = chip_bytes / 2.0**30
+    for place, (name, plan) in enumerate(plans.items()):
+        weights, count = plan["weights, GiB/chip"], plan["requests of 16,384"] // plan["dp"]
+        each = plan["one of 16,384, GiB/chip"]
+        hatch = "////" if name.startswith("not today") else None
+        ax.barh(place, weights, color=GREY)
+        ax.barh([place] * count, each, left=[weights + i * each for i in range(count)], color=SKY,
+                edgecolor="white", linewidth=0.8 if count < 60 else 0.3, hatch=hatch)
+        text = f"{plan['dp']} × {count}" if plan["dp"] > 1 else str(count)
+        ax.text(edge + 0.4, place, text, va="center", fontsize=10)
+    ax.axvline(share * edge, color=BLACK, lw=1)
+    ax.text(edge + 0.4, -0.62, "requests", va="bottom", fontsize=10, weight="bold")
+    ax.set_yticks(range(len(plans)), list(plans))
+    ax.set_ylim(len(plans) - 0.4, -1.1)
+    ax.set(xlabel=f"GiB of one chip: weights (grey), requests (blue); line: {share:.0%} of it",
+           xlim=(0, edge))
+    ax.grid(axis="y", visible=False)
+
+
+def timeline(ax, arrivals):
+    """One streamed answer: when each piece came, in seconds since the request was sent."""
+    ms = 1e3 * np.asarray(arrivals)
+    gap = (ms[-1] - ms[0]) / max(len(ms) - 1, 1)
+    ax.barh(0, ms[0], color=ORANGE, height=0.5)
+    ax.barh(0, ms[-1] - ms[0], left=ms[0], color=SKY, height=0.5)
+    ax.vlines(ms, -0.25, 0.25, color="white", lw=0.7)
+    ax.text(0, 0.36, f"TTFT: {ms[0]:.0f} ms", color=ORANGE, fontsize=10, weight="bold")
+    ax.text(ms[-1], 0.36, f"TPOT: {gap:.1f} ms, {len(ms) - 1} times", color=BLUE, fontsize=10, ha="right",
+            weight="bold")
+    ax.set(yticks=[], ylim=(-0.35, 0.75), xlim=(0, 1.02 * ms[-1]),
+           xlabel="milliseconds since the request was sent")
+    ax.grid(axis="y", visible=False)
+
+
+def requests(ax, result):
+    """One measurement, request by request: sent, first token (orange until then), last token."""
+    sent = np.array(result["start_times"]) - min(result["start_times"])
+    first, total = np.array(result["ttfts"]), np.array(result["latencies"])
+    rows = np.arange(len(sent))
+    ax.barh(rows, first, left=sent, color=ORANGE, height=0.8)
+    ax.barh(rows, total - first, left=sent + first, color=SKY, height=0.8)
+    ax.axvline(sent.max(), color=BLACK, lw=1, ls=":")
+    ax.text(sent.max(), 1.045 * len(rows), " last one sent", fontsize=9, va="center")
+    ax.set(xlabel="seconds", ylabel="request", ylim=(1.08 * len(rows), -1))
+    ax.grid(axis="y", visible=False)
+
+
+def _rate_axis(ax, rates):
+    """A logarithmic axis of offered rates; inf stands beyond the largest. Returns its places."""
+    finite = sorted({rate for rate in rates if rate < INF})
+    place = {**{rate: rate for rate in finite}, INF: 1.5 * finite[-1]}
+    ax.set_xscale("log")
+    ends = (finite if len(finite) <= 8 else finite[::2]) + [INF] * (INF in set(rates))
+    ax.set_xticks([place[rate] for rate in ends],
+                  [f"{rate:.2g}" if rate < INF else "all at\nonce" for rate in ends], fontsize=8)
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel("offered rate, requests/s")
+    return place
+
+
+def plain_log(ax, which="y"):
+    """Make an axis ("x" or "y") logarithmic, with a few plain numbers; call it last."""
+    getattr(ax, f"set_{which}scale")("log")
+    axis, (low, high) = getattr(ax, f"{which}axis"), getattr(ax, f"get_{which}lim")()
+    subs = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _curve(ax, part, column, place, look):
+    """Medians of a column over the rates with the range of the repeats; hollow beyond the knee."""
+    stats = part.groupby("rate")[column].agg(["median", "min", "max"])
+    x, (color, marker), knee = stats.index.map(place), look, kept_up(part)[0]
+    line = stats.index < INF
+    ax.plot(x[line], stats["median"][line], color=color)
+    for some, fill in ((stats.index <= knee, color), (stats.index > knee, "white")):
+        low, middle, high = (stats[name][some] for name in ("min", "median", "max"))
+        ax.errorbar(x[some], middle, [middle - low, high - middle], fmt=marker, color=color, mfc=fill,
+                    capsize=3, zorder=3)
+    return dict(zip(stats.index, zip(x, stats["median"])))
+
+
+def _regimes(table):
+    return zip(table.groupby(REGIME), LOOKS * 4)
+
+
+def throughput(ax, table):
+    """Delivered against offered rate, with the knee of each regime as a star on it."""
+    place = _rate_axis(ax, table.rate)
+    finite = sorted(rate for rate in set(table.rate) if rate < INF)
+    ax.plot(finite, finite, "--", color=GREY, lw=1)
+    label(ax, finite[-1], finite[-1], "delivered = offered", GREY, ha="right", xytext=(-12, 4))
+    for (regime, part), look in _regimes(table):
+        points, knee = _curve(ax, part, "delivered_rps", place, look), kept_up(part)[0]
+        if knee:
+            ax.plot(*points[knee], "*", ms=17, color=look[0], mec=BLACK, zorder=5)
+        label(ax, *points[max(points)], f"{regime[0]}/{regime[1]}", look[0], xytext=(9, 0))
+    ax.set_ylabel("delivered, requests/s")
+    ax.margins(x=0.12)
+    plain_log(ax)
+
+
+def latency(ax, table, kind):
+    """Median TTFT or TPOT (`kind` "ttft" or "tpot") over the rates, with its floor, dashed, if known."""
+    place = _rate_axis(ax, table.rate)
+    for (regime, part), look in _regimes(table):
+        points, middle = _curve(ax, part, f"{kind}_p50_ms", place, look), part.groupby("rate").median(
+            numeric_only=True)
+        label(ax, *points[max(points)], f"{regime[0]}/{regime[1]}", look[0], xytext=(9, 0))
+        floor = {"ttft": "ttft_queue_floor_ms", "tpot": "tpot_floor_ms"}[kind]
+        if floor in part:
+            ax.plot(middle.index.map(place), middle[floor], "--", color=look[0], lw=1.2)
+    ax.set_ylabel("milliseconds (log scale)")
+    ax.margins(x=0.12)
+    plain_log(ax)
+
+
+def cost(ax, table, slo, unit="hours of the machine"):
+    """What a million output tokens cost against the wait of the unluckiest tenth; the corner to aim at.
+
+    Args:
+      slo: the promised milliseconds to the first token.
+      unit: "USD", or "hours of the machine" where it has no price.
+    """
+    column = "usd_per_million_output" if unit == "USD" else "hours_per_million_output"
+    for (regime, part), (color, marker) in _regimes(table):
+        points, knee = part.groupby("rate").median(numeric_only=True), kept_up(part)[0]
+        ax.plot(points.ttft_p90_ms, points[column], color=color, lw=1)
+        for rate, point in points.iterrows():
+            ax.plot(point.ttft_p90_ms, point[column], marker, color=color,
+                    mfc=color if rate <= knee else "white")
+            text = "all at once" if rate == INF else f"{rate:.3g}/s"
+            label(ax, point.ttft_p90_ms, point[column], text, color, xytext=(5, 7), fontsize=8)
+        label(ax, *points.iloc[0][["ttft_p90_ms", column]], f"{regime[0]}/{regime[1]}", color, ha="right",
+              xytext=(-8, 0))
+    ax.axvline(slo, color=BLACK, lw=1, ls=":")
+    ax.text(slo, 0.96, f" promised: {slo:g} ms", fontsize=9, transform=ax.get_xaxis_transform())
+    ax.text(0.02, 0.03, "↙ better", fontsize=11, weight="bold", transform=ax.transAxes)
+    ax.margins(x=0.2, y=0.14)
+    plain_log(ax, "x")
+    plain_log(ax)
+    ax.set(xlabel="p90 of the time to first token, ms (log scale)", ylabel=f"{unit} per million output tokens")

@@ -1,0 +1,472 @@
+"""Load a server with vLLM's own client, find the rate where its queue begins, and price it.
+
+A *regime* is a prompt length and an answer length, a *point* a regime at one request rate. Each point is
+measured several times; every measurement is one JSON file that is kept and read again by a later run.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from serving import server
+from serving.options import LAUNCHER, ROOT, VENV
+from serving.vllm_cpu import DONE
+
+INF = math.inf
+WITHIN = 1.25  # the knee is looked for until two rates this far apart enclose it
+COUNTERS = {"cached_tokens": "vllm:prefix_cache_hits_total",
+            "preemptions": "vllm:num_preemptions_total"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What 06 measures.
+
+    Attributes:
+      regimes: (prompt, answer) lengths in tokens.
+      rates: how many rates are seen around the knee, beside all at once.
+      repeats: measurements of each point.
+      seconds: of load per point, at the rate that a first burst was answered with.
+      min_requests: per point, however slow the server.
+      long: seconds of the run that confirms a price; at the least 20 latencies.
+      warmups: requests before each point, not counted.
+      slo: the objective: milliseconds to the first token, and per further token.
+    """
+
+    regimes: tuple = ((256, 32),)
+    rates: int = 7
+    repeats: int = 3
+    seconds: float = 60.0
+    min_requests: int = 12
+    long: float = 600.0
+    warmups: int = 1
+    slo: tuple = (2000, 60)
+
+
+def check(load, record):
+    """Raise unless the regimes fit into the server's context."""
+    long = [f"{i}/{o}" for i, o in load.regimes if i + o + 8 > record["max_model_len"]]
+    if long:
+        raise ValueError(f"regimes {long} exceed the server's max_model_len of "
+                         f"{record['max_model_len']}. Raise it in 05, or drop them.")
+
+
+def check_prompts(path):
+    """How many prompts a file has for `--dataset-name custom`: a JSON object with `prompt` per line.
+
+    Raises:
+      ValueError: it is missing, or a line has no prompt.
+    """
+    if not Path(path).exists():
+        raise ValueError(f"{path} is missing: a file with one {{\"prompt\": \"...\"}} per line.")
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if json.loads(line)["prompt"].strip():
+                continue
+        raise ValueError(f"{path}, line {number}: no prompt. Each line is {{\"prompt\": \"...\"}}.")
+    if not lines:
+        raise ValueError(f"{path} holds no prompts. Each line is {{\"prompt\": \"...\"}}.")
+    return len(lines)
+
+
+# -- One measurement ---------------------------------------------------------------------------------------
+
+class Client:
+    """`vllm` as a client of a recorded server; beside a container each run is a `docker exec`.
+
+    On this machine one process does all runs, because importing vLLM takes ten seconds on two cores.
+
+    Attributes:
+      record: the running server's.
+      model: its model's folder, as the client sees it.
+    """
+
+    def __init__(self, folder):
+        self.record, self.log, self.process = server.current(folder), Path(folder) / "client.log", None
+        self.container = self.record["container"]
+        self.model = "/model" if self.container else self.record["model"]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def close(self):
+        """End the process, if there is one. It also ends with this one: its input is a pipe."""
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def run(self, arguments, data=None):
+        """Run `vllm <arguments>` and return the JSON that it saves; `data` is a file that it reads.
+
+        Raises:
+          ValueError: it failed, with its last lines; or it left no result.
+        """
+        with tempfile.TemporaryDirectory() as folder, open(self.log, "ab") as log:
+            log.write(f"\n$ vllm {shlex.join(arguments)}\n".encode())
+            log.flush()
+            run = self._in_container if self.container else self._line
+            code = run([*arguments, "--result-filename", "result.json"], data, folder, log)
+            path = Path(folder) / "result.json"
+            if code or not path.exists():
+                raise ValueError(f"vllm {' '.join(arguments[:2])} failed ({code}):\n"
+                                 f"{server.last_lines(self.log)}")
+            return json.loads(path.read_text())
+
+    def _in_container(self, arguments, data, folder, log):
+        if data:
+            subprocess.run(["docker", "cp", str(data), f"{self.container}:/tmp/prompts.jsonl"], check=True)
+            arguments = [*arguments, "--dataset-path", "/tmp/prompts.jsonl"]
+        # An interrupt does not reach into a container: `timeout` ends what it leaves.
+        done = subprocess.run(["docker", "exec", self.container, "timeout", "3600", "vllm", *arguments,
+                               "--result-dir", "/tmp"], stdout=log, stderr=log)
+        if not done.returncode:
+            subprocess.run(["docker", "cp", f"{self.container}:/tmp/result.json", folder], stdout=log)
+        return done.returncode
+
+    def _line(self, arguments, data, folder, log):
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [VENV / "python", LAUNCHER, "--lines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=log, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        arguments = [*arguments, *(["--dataset-path", str(data)] if data else []), "--result-dir", folder]
+        with contextlib.suppress(BrokenPipeError):  # it has died: its exit status says so below
+            self.process.stdin.write(json.dumps(arguments).encode() + b"\n")
+            self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.decode().strip() == DONE:
+                return 0
+            log.write(line)
+        code, self.process = self.process.wait(), None
+        return code or 1
+
+
+def arguments(client, load, regime, rate, requests, seed, prompts=False):
+    """The arguments of `vllm` for one point.
+
+    Args:
+      regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may have.
+      rate: requests per second, or inf.
+      prompts: the requests come from a file, and answers end where they end.
+    """
+    source = ["--dataset-name", "custom", "--custom-output-len", str(regime[1]), "--skip-chat-template",
+              "--disable-shuffle"] if prompts else \
+        ["--dataset-name", "random", "--random-input-len", str(regime[0]), "--random-output-len",
+         str(regime[1]), "--ignore-eos"]
+    return ["bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions",
+            "--base-url", client.record["base_url"], "--model", client.record["name"],
+            "--tokenizer", str(client.model), *source, "--request-rate", str(rate), "--num-prompts", str(requests), "--seed", str(seed),
+            "--num-warmups", str(load.warmups), "--temperature", "0",
+            "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99",
+            "--goodput", f"ttft:{load.slo[0]}", f"tpot:{load.slo[1]}", "--disable-tqdm",
+            "--save-result", "--save-detailed"]
+
+
+def measure(client, options, load, folder, regime, rate, requests, repeat, prompts=None):
+    """One measurement on an idle server: its stored result, if it is of the same, else a new one.
+
+    Args:
+      client: a `Client` of a server of these options.
+      folder: of the results; each is `<prompt>-<answer>_<rate>_<repeat>.json`.
+      repeat: a number, or a word for a measurement beside the repeats.
+      prompts: a file of the reader's own requests (`check_prompts`).
+
+    Raises:
+      ValueError: the server is not idle or has died; the client failed; or no request was answered.
+    """
+    name = f"{regime[0]}-{regime[1]}_{rate:g}_{repeat}"
+    made_by = {**options.measured(), "requests": requests, "warmups": load.warmups,
+               "cores": 0 if options.chip else os.cpu_count()}
+    path = Path(folder) / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(path.read_text())
+        if kept["series"]["made_by"] == made_by and kept["completed"]:
+            return kept
+    seed = zlib.crc32(name.encode())  # another one for each: equal seeds send equal prompts
+    before = server.wait_idle(client.record)
+    result = client.run(arguments(client, load, regime, rate, requests, seed, prompts is not None),
+                        prompts)
+    after = server.counters(client.record)
+    if not result.get("completed"):
+        said = next((error for error in result.get("errors", []) if error), "no error text")
+        raise ValueError(f"none of {requests} requests was answered: {said.strip().splitlines()[-1][:200]}")
+    result["series"] = {
+        "made_by": made_by, "input_len": regime[0], "output_len": regime[1], "repeat": repeat,
+        "speculation": server.acceptance(before, after),
+        **{key: after.get(name, 0.0) - before.get(name, 0.0) for key, name in COUNTERS.items()}}
+    beside = path.with_suffix(".partial")
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    beside.write_text(json.dumps(result))
+    beside.replace(path)
+    return result
+
+
+# -- The sweep ---------------------------------------------------------------------------------------------
+
+def bracket(kept, guess, within=WITHIN):
+    """The rates that were tried until two neighbours, at most `within` apart, enclose the knee.
+
+    Args:
+      kept: rate -> True if the server keeps up with it.
+      guess: requests per second that it is thought to manage.
+
+    Returns:
+      list of rates, ascending; the knee is between the last one kept and the next.
+    """
+    tried = {}
+
+    def keeps(rate):
+        rate = float(f"{rate:.3g}")
+        tried[rate] = tried[rate] if rate in tried else bool(kept(rate))
+        return tried[rate]
+
+    low, high = 0.6 * guess, 1.4 * guess
+    while not keeps(low) and len(tried) < 6:
+        low, high = low / 2, low
+    while keeps(high) and len(tried) < 12:
+        low, high = high, high * 1.6
+    while high / low > within:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return sorted(tried)
+
+
+def spread(rates, count):
+    """The same rates and more, until there are `count`: half the smallest, then the widest gaps' middles."""
+    rates = sorted(rates)
+    if len(rates) < count:
+        rates = [float(f"{rates[0] / 2:.3g}"), *rates]
+    while len(rates) < count:
+        place = max(range(1, len(rates)), key=lambda k: rates[k] / rates[k - 1])
+        rates.insert(place, float(f"{math.sqrt(rates[place - 1] * rates[place]):.3g}"))
+    return rates
+
+
+@contextlib.contextmanager
+def _client(where):
+    if isinstance(where, (str, Path)):
+        with Client(where) as client:
+            yield client
+    else:
+        yield where
+
+
+def sweep(where, options, load, folder, say=print):
+    """Measure every regime at rates around its knee, each `load.repeats` times; returns the results.
+
+    A short burst says how fast the server is, bisection encloses the knee, and further rates show the
+    curve. All rates of a regime send the same number of requests: beyond the knee latencies grow with it.
+
+    Args:
+      where: the server's folder, or a `Client` of it.
+      options, load: as it was started, and what to measure.
+      folder: of the results.
+      say: takes a line of progress.
+
+    Raises:
+      ValueError: one of `measure`. What is finished is kept in `folder`.
+    """
+    with _client(where) as client:
+        check(load, client.record)
+        return _sweep(client, options, load, folder, say)
+
+
+def _sweep(client, options, load, folder, say):
+    found, plans = {}, {}
+
+    def at(regime, rate, requests, repeat):
+        key = regime, rate, repeat
+        if key not in found:
+            found[key] = measure(client, options, load, folder, regime, rate, requests, repeat)
+            delivered = delivered_rate(found[key], lone_latency(
+                [result for (one, *_), result in found.items() if one == regime]))
+            say(f"{regime[0]}/{regime[1]} at {rate:.3g}/s: {delivered:.3g}/s delivered")
+        return found[key]
+
+    for regime in load.regimes:
+        burst = at(regime, INF, 2 * load.min_requests, "first")
+        guess = delivered_rate(burst, lone_latency([burst]))
+        requests = max(load.min_requests, math.ceil(guess * load.seconds))
+
+        def kept(rate, regime=regime, requests=requests):
+            at(regime, rate, requests, 0)
+            return kept_up(points(result for (one, *_), result in found.items() if one == regime))[0] >= rate
+        plans[regime] = requests, [*spread(bracket(kept, guess), load.rates), INF]
+    for repeat in range(load.repeats):  # all rates once per repeat: a slow change shows as spread
+        for regime, (requests, rates) in plans.items():
+            for rate in rates:
+                at(regime, rate, requests, repeat)
+    return [result for (*_, repeat), result in found.items() if repeat != "first"]
+
+
+def confirm(where, options, load, folder, table, say=print):
+    """One long run at the rate that may be promised, of each regime: {regime: (rate, result)}.
+
+    It begins at the largest rate whose repeats all kept up and kept the objective for nine requests in
+    ten. A rate that does not hold for `load.long` seconds, or 20 latencies, gives way to the next lower
+    one. A regime of which no rate holds is left out.
+
+    Args:
+      table: of `rows`; the others are as for `sweep`.
+    """
+    found = {}
+    with _client(where) as client:
+        for regime, part in table.groupby(["input_len", "output_len"]):
+            good = within(part)
+            for rate in sorted(good.index[good], reverse=True):
+                latency = part[part.rate == rate].e2el_p50_ms.median() / 1e3
+                requests = math.ceil(rate * max(load.long, 20 * latency))
+                result = measure(client, options, load, folder, regime, rate, requests, "long")
+                kept = share_kept(result, load.slo)
+                delivered = delivered_rate(result, lone_latency([result]))
+                say(f"{regime[0]}/{regime[1]} at {rate:.3g}/s for {result['duration']:.0f} s: {kept:.0%} "
+                    f"within the objective, {delivered:.3g}/s delivered")
+                if kept >= 0.9 and delivered >= 0.9 * rate:
+                    found[regime] = rate, result
+                    break
+    return found
+
+
+# -- What a measurement says -------------------------------------------------------------------------------
+
+def regime_of(result):
+    """(prompt length, answer length) of a measurement."""
+    return result["series"]["input_len"], result["series"]["output_len"]
+
+
+def answered(result):
+    """One row per completed request: start, ttft, latency (seconds), tokens."""
+    rows = zip(result["start_times"], result["ttfts"], result["latencies"], result["output_lens"],
+               result["errors"], strict=True)
+    return pd.DataFrame([row[:4] for row in rows if not row[4]],
+                        columns=["start", "ttft", "latency", "tokens"])
+
+
+def lone_latency(results):
+    """The shortest end-to-end latency of a completed request, in seconds."""
+    return min(answered(result).latency.min() for result in results)
+
+
+def delivered_rate(result, lone):
+    """Completed requests per second, corrected for both ends of the run.
+
+    A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
+    a request's latency on an idle server, while nothing arrives any more. Those seconds are no time
+    of load. A server with a queue is busy to the end, and the more so the less of the run saw
+    arrivals: `lone` counts by that share, and for a burst not at all.
+
+    At the start it is the other way round. The client waits one random gap before its first
+    request too, so n requests take n gaps, and who keeps up needs all of them. A server with a
+    queue was only kept from its work: the first gap, the `lead`, is taken out for it.
+
+    It errs on the low side, because the last requests of a loaded server take longer than `lone`:
+    near the limit by up to a fifth of the rate where a run is only a few latencies long (simulated
+    in the tests). It never says more than the server can do.
+    """
+    starts = result["start_times"]
+    ends = [start + took for start, took in zip(starts, result["latencies"], strict=True)]
+    sending = max(starts) - min(starts)
+    lead = max(0.0, result["duration"] - (max(ends) - min(starts)))
+    share = min(1.0, sending / max(result["duration"] - lead - lone, 1e-9))
+    return result["completed"] / (result["duration"] - lone * share - lead * (1 - share))
+
+
+def share_kept(result, slo):
+    """Share of the completed requests whose times kept the objective (TTFT and TPOT, in ms)."""
+    done = answered(result)
+    tpot = (done.latency - done.ttft) / (done.tokens - 1).clip(lower=1)
+    return float(((1e3 * done.ttft <= slo[0]) & (1e3 * tpot <= slo[1])).mean())
+
+
+def points(results):
+    """A row per measurement: regime, rate, repeat, and what was delivered."""
+    results = list(results)
+    lone = {regime: lone_latency([r for r in results if regime_of(r) == regime])
+            for regime in {regime_of(r) for r in results}}
+    return pd.DataFrame([{
+        "input_len": regime_of(r)[0], "output_len": regime_of(r)[1], "rate": float(r["request_rate"]),
+        "repeat": r["series"]["repeat"], "requests": r["num_prompts"], "failed": r["failed"],
+        "delivered_rps": delivered_rate(r, lone[regime_of(r)])} for r in results])
+
+
+def rows(results, slo, dollars_per_hour=math.nan):
+    """results.csv: `points`, with latencies in ms, goodput and cost.
+
+    Args:
+      slo: as in `Load`.
+      dollars_per_hour: of all chips; nan where nobody has a price.
+    """
+    table = points(results)
+    for kind in ("ttft", "tpot", "itl", "e2el"):
+        for p in (50, 90, 99):
+            table[f"{kind}_p{p}_ms"] = [r[f"p{p}_{kind}_ms"] for r in results]
+    table["goodput_rps"] = table.delivered_rps * [share_kept(r, slo) for r in results]
+    table["in_flight"] = [sum(r["latencies"]) / r["duration"] for r in results]
+    table["output_tok_s"] = table.delivered_rps * [r["total_output_tokens"] / r["completed"] for r in results]
+    table["cached_tokens"] = [r["series"]["cached_tokens"] for r in results]
+    table["dollars_per_hour"] = dollars_per_hour
+    table["hours_per_million_output"] = 1e6 / table.output_tok_s / 3600
+    table["usd_per_million_output"] = table.hours_per_million_output * dollars_per_hour
+    return table
+
+
+def kept_up(part):
+    """The knee of one regime: (last rate that every repeat kept up with, the next one that was seen).
+
+    Kept up with: at least 90 % of the rate, and of every smaller one, was delivered, and it is no
+    more than the most that was ever delivered: a rate 8 % above the limit is delivered to 92 %,
+    and its queue grows for ever.
+
+    The last is 0 if even the smallest was too much; the next is at most inf, all at once.
+    """
+    most = part.delivered_rps.max()
+    fine = (part.delivered_rps >= 0.9 * part.rate) & (part.rate <= 1.02 * most)
+    below = part.assign(ok=fine).groupby("rate").ok.all().cummin()
+    last = max(below.index[below], default=0.0)
+    return last, min((rate for rate in set(part.rate) if rate > last), default=INF)
+
+
+def within(part):
+    """By rate of one regime: True where every repeat kept up, and the objective for 9 requests in 10.
+
+    A request counts only if its TTFT *and* its TPOT were within it: two p90s that are each within it may
+    leave out 20 % of the requests.
+    """
+    kept = (part.goodput_rps >= 0.9 * part.delivered_rps) & (part.rate <= kept_up(part)[0])
+    return kept.groupby(part.rate).all()
+
+
+def gaps(result):
+    """Median seconds between two tokens of an answer: while first tokens were due, and afterwards.
+
+    A step that also reads prompts takes longer; after the last first token there are none to read.
+    """
+    last = max(start + ttft for start, ttft, error in zip(
+        result["start_times"], result["ttfts"], result["errors"], strict=True) if not error)
+    due, after = [], []
+    for start, ttft, each in zip(result["start_times"], result["ttfts"], result["itls"], strict=True):
+        for gap, came in zip(each, start + ttft + np.cumsum(each), strict=True):
+            (due if came <= last else after).append(gap)
+    return tuple(statistics.median(found) if found else math.nan for found in (due, after))
+
+
+def break_even(train_a, per_million_a, train_b, per_million_b):
+    """Million output tokens at which a and b have cost the same; nan if they never do."""
+    slope = per_million_b - per_million_a
+    tokens = (train_a - train_b) / slope if slope else math.nan
+    return tokens if tokens > 0 else math.nan

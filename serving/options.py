@@ -1,0 +1,313 @@
+"""What a vLLM server is: its options, the command that they make, and what must hold before it starts."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import psutil
+
+from tables import hardware
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
+ENGINES = (*IMAGES, "tpu", "cpu")
+CONTAINER = "gemma4-vllm"  # `start` adds a mark of its folder: two run directories do not meet
+VENV = ROOT / ".venv-serve" / "bin"
+LAUNCHER = ROOT / "serving" / "vllm_cpu.py"
+TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
+QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
+SHARE = 0.92  # of a chip's memory that vLLM takes, unless told otherwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Everything that says what a server is; 06 and 07 follow what 05 decided here.
+
+    Attributes:
+      engine: "tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from PyPI) or "cpu" (vLLM's
+        CPU build), the last two in the environment that `./setup.sh serve` makes.
+      model: the served folder, in Hugging Face's layout.
+      name: what clients ask for.
+      host, port: 127.0.0.1 is only this machine; port 0 takes any free one.
+      max_model_len: prompt and answer, in tokens.
+      max_num_batched_tokens: tokens of one step at the most; a longer prompt takes several steps.
+      tensor_parallel, data_parallel: chips that share every matrix, and copies of the model.
+      kv_cache_dtype: as vLLM's flag; "auto" is the model's own, bfloat16; or "fp8".
+      quantization: of weights: "" (bfloat16), "int8" or "fp8".
+      prefix_caching: whether prompts that share a beginning are computed once.
+      drafter: "" for none, "ngram", or the folder of a smaller model that proposes tokens.
+      draft_tokens: how many it proposes at a time.
+      adapter: a PEFT folder that is served beside the model, as `<name>-adapter`.
+      implementation: MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" (torchax).
+      environment: further variables of the server's process, as "NAME=value".
+      flags: further flags of `vllm serve`.
+      image: the container's image; "": the one in `IMAGES`.
+      chip: a name of `tables.hardware.CHIPS`; "" where there is no data sheet (a CPU).
+      timeout: seconds until healthy; a TPU compiles first.
+      base: for 07, the model that it compares with: a path, hub id or gs://; "": that of the training.
+      model_hash: of the files that 04 merged; "": not checked.
+    """
+
+    engine: str = "cpu"
+    model: str = ""
+    name: str = "gemma4-verilog"
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_model_len: int = 1024
+    max_num_batched_tokens: int = 2048
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    kv_cache_dtype: str = "auto"
+    quantization: str = ""
+    prefix_caching: bool = False
+    drafter: str = ""
+    draft_tokens: int = 4
+    adapter: str = ""
+    implementation: str = ""
+    environment: tuple = ()
+    flags: tuple = ()
+    image: str = ""
+    chip: str = ""
+    timeout: float = 600.0
+    base: str = ""
+    model_hash: str = ""
+
+    @property
+    def chips(self):
+        """How many chips serve: those of one copy of the model, times the copies."""
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def docker(self):
+        """Whether it runs in a container."""
+        return self.engine in IMAGES
+
+    @property
+    def weight_bytes(self):
+        """Bytes of one weight, at the least: quantised to one, else bfloat16."""
+        return 1 if self.quantization else 2
+
+    @property
+    def kv_bytes(self):
+        """Bytes of one cached number."""
+        return 1 if "8" in self.kv_cache_dtype else 2
+
+    def measured(self):
+        """What a measurement of this server belongs to: all that shapes its speed, but no path."""
+        found = dataclasses.asdict(self)
+        for name in ("model", "adapter", "name", "host", "port", "timeout", "base"):
+            del found[name]
+        return json.loads(json.dumps(found))
+
+
+def table(options, names=None):
+    """Rows (option, value, its comment in `Options`) of all options, or of those named."""
+    text = re.sub(r"\n +", " ", Options.__doc__.partition("Attributes:")[2].replace("\n      ", "\n"))
+    why = {}
+    for line in re.sub(r"\n {2,}", " ", text).splitlines():
+        keys, colon, reason = line.strip().partition(": ")
+        why |= dict.fromkeys(keys.split(", "), reason) if colon else {}
+    values = dataclasses.asdict(options)
+    return [(name, values[name], why.get(name, "")) for name in names or values]
+
+
+# -- In a file --------------------------------------------------------------------------------------
+
+def file_states(*folders):
+    """Names, sizes and times of the served files: a model that was merged again is another one."""
+    files = sorted(path for folder in folders if folder for path in Path(folder).iterdir()
+                   if path.is_file())
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+
+
+def write(options, folder):
+    """Leave options in `<folder>/options.json`, with the state of the files they were decided for."""
+    found = {**dataclasses.asdict(options), "files": file_states(options.model)}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(folder) / "options.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
+def read(folder):
+    """The `Options` that `write` left.
+
+    Raises:
+      ValueError: there are none, the file is broken, or the model's files have changed since.
+    """
+    path = Path(folder) / "options.json"
+    if not path.exists():
+        raise ValueError(f"{path} is missing: no server was ever started for this run directory. "
+                         "Run 05_serve_vllm first.")
+    try:
+        found = json.loads(path.read_text())
+        files = found.pop("files")
+        options = Options(**{**found, **{name: tuple(found[name]) for name in ("environment", "flags")}})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is not what 05_serve_vllm writes. Run 05 again.") from error
+    if not Path(options.model).is_dir() or file_states(options.model) != files:
+        raise ValueError(f"{options.model} is no longer what 05_serve_vllm checked and served. "
+                         "Run 05 again.")
+    return options
+
+
+# -- What must hold before a server starts -----------------------------------------------------------
+
+def check(options):
+    """Raise unless these options can be served here.
+
+    Raises:
+      ValueError: no chips for engine "tpu", a drafter that is none or of another tokenizer, an adapter
+        where there can be none, or too little memory; one line that says what would do.
+    """
+    if options.engine not in ENGINES:
+        raise ValueError(f"engine {options.engine!r} is unknown; there are {', '.join(ENGINES)}.")
+    if options.engine == "tpu" and not hardware.detect().accelerator.startswith("tpu"):
+        raise ValueError('engine="tpu" needs TPU chips, and this machine has none that it may open. '
+                         'Serve with engine="cpu" here, or run this on a TPU VM.')
+    if options.implementation and not options.engine.startswith("tpu"):
+        raise ValueError(f"implementation {options.implementation!r} is a choice of vLLM on TPU alone.")
+    if options.adapter and options.engine.startswith("tpu") and (
+            options.implementation != "vllm" or options.data_parallel > 1):
+        raise ValueError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
+                         "untested with Gemma 4: merge it (04_merge) instead.")
+    if options.drafter not in ("", "ngram"):
+        _check_drafter(options)
+
+
+def _check_drafter(options):
+    drafter = Path(options.drafter)
+    if not (drafter / "config.json").exists():
+        raise ValueError(f"the drafter {drafter} is no folder of a model. Download it first: hf download "
+                         f"{drafter} --local-dir drafter")
+    vocabularies = []
+    for folder in (Path(options.model), drafter):
+        path = folder / "tokenizer.json"
+        vocabularies.append(json.loads(path.read_text())["model"]["vocab"] if path.exists() else None)
+    if vocabularies[1] and vocabularies[0] != vocabularies[1]:
+        raise ValueError(f"the drafter {drafter} has another tokenizer than {options.model}: its tokens "
+                         "would all be wrong. Take the one that was made for this model.")
+    need = sum(path.stat().st_size for folder in (options.model, drafter)
+               for path in Path(folder).glob("*.safetensors"))
+    room = (SHARE * hardware.chip(options.chip).hbm * options.tensor_parallel if options.chip
+            else psutil.virtual_memory().available)
+    if need > room:
+        raise ValueError(f"model and drafter take {need / 2**30:.1f} GiB, and there are "
+                         f"{room / 2**30:.1f}: serve without the drafter, or on more chips.")
+
+
+# -- The command ---------------------------------------------------------------------------------------
+
+def command(options, container=CONTAINER):
+    """The command that serves `options`, as a list for `subprocess`; `container` is Docker's name.
+
+    Raises:
+      ValueError: a quantisation that the engine does not have.
+    """
+    here = {"model": options.model, "adapter": options.adapter,
+            "drafter": options.drafter if options.drafter != "ngram" else ""}
+    place = {what: f"/{what}" if options.docker else str(path) for what, path in here.items()}
+    serve = ["serve", place["model"], "--served-model-name", options.name,
+             "--host", options.host, "--port", str(options.port), "--dtype", "bfloat16",
+             "--kv-cache-dtype", options.kv_cache_dtype,
+             "--max-model-len", str(options.max_model_len),
+             "--max-num-batched-tokens", str(options.max_num_batched_tokens),
+             "--tensor-parallel-size", str(options.tensor_parallel),
+             "--data-parallel-size", str(options.data_parallel),
+             f"--{'' if options.prefix_caching else 'no-'}enable-prefix-caching",
+             "--disable-uvicorn-access-log", *_quantization_flags(options)]
+    if options.drafter:
+        serve += ["--speculative-config", json.dumps(_speculation(options, place["drafter"]))]
+    if options.adapter:
+        rank = json.loads((Path(options.adapter) / "adapter_config.json").read_text())["r"]
+        serve += ["--enable-lora", "--lora-modules", f"{options.name}-adapter={place['adapter']}",
+                  "--max-lora-rank", str(min(r for r in RANKS if r >= rank))]
+    model_code = [f"MODEL_IMPL_TYPE={options.implementation}"] if options.implementation else []
+    if options.engine == "cpu":
+        return ["env", "VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", *options.environment,
+                str(VENV / "python"), str(LAUNCHER), *serve, "--enforce-eager", *options.flags]
+    serve += ["--limit-mm-per-prompt", TEXT_ONLY, *options.flags]
+    if options.engine == "tpu":
+        return ["env", "HF_HUB_OFFLINE=1", *model_code, *options.environment,
+                str(VENV / "vllm"), *serve]
+    variables = ["HF_HUB_OFFLINE=1", "VLLM_ENGINE_READY_TIMEOUT_S=3600", *options.environment]
+    devices, volumes = ["--gpus", "all"], []
+    if options.engine == "tpu-docker":
+        devices, volumes = ["--privileged"], ["vllm-xla-cache:/xla_cache"]
+        variables += ["VLLM_XLA_CACHE_PATH=/xla_cache", *model_code]
+    volumes = [*(f"{Path(path).resolve()}:/{what}:ro" for what, path in here.items() if path), *volumes]
+    return ["docker", "run", "--rm", "--name", container, "--network", "host", "--shm-size", "16g",
+            *(word for volume in volumes for word in ("-v", volume)),
+            *(word for variable in variables for word in ("-e", variable)), *devices,
+            "--entrypoint", "vllm", options.image or IMAGES[options.engine], *serve]
+
+
+def _speculation(options, drafter):
+    tokens = {"num_speculative_tokens": options.draft_tokens}
+    if options.drafter == "ngram":
+        return {"method": "ngram", **tokens, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    path = Path(options.drafter) / "config.json"
+    kind = json.loads(path.read_text())["model_type"] if path.exists() else Path(options.drafter).name
+    method = "mtp" if kind.endswith("assistant") else "draft_model"  # Gemma 4's own reads its cache
+    return {"method": method, "model": drafter, **tokens}
+
+
+def _quantization_flags(options):
+    engine, quantization = options.engine, options.quantization
+    if not quantization:
+        return []
+    if engine.startswith("tpu") and quantization in QWIX:  # quantised after it has been loaded
+        rule = {"module_path": ".*", "weight_qtype": QWIX[quantization],
+                "act_qtype": QWIX[quantization]}
+        return ["--additional-config", json.dumps({"quantization": {"qwix": {"rules": [rule]}}})]
+    if engine == "gpu-docker" and quantization == "fp8":
+        return ["--quantization", "fp8"]
+    raise ValueError(f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on a "
+                     "TPU, fp8 on gpu-docker.")
+
+
+def compose(command):
+    """The `docker run` command as the content of a docker-compose.yml."""
+    words, service = iter(command[command.index("run") + 1:]), {}
+    plain = {"--name": "container_name", "--network": "network_mode", "--shm-size": "shm_size",
+             "--entrypoint": "entrypoint"}
+    for word in words:
+        if word in plain:
+            service[plain[word]] = next(words)
+        elif word in ("-v", "-e"):
+            service.setdefault({"-v": "volumes", "-e": "environment"}[word], []).append(next(words))
+        elif word == "--privileged":
+            service["privileged"] = True
+        elif word == "--gpus":
+            device = {"driver": "nvidia", "count": next(words), "capabilities": ["gpu"]}
+            service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+        elif word != "--rm":
+            assert not word.startswith("-"), f"no place for {word}"
+            service |= {"image": word, "command": list(words)}
+    named = [volume.split(":")[0] for volume in service["volumes"] if not volume.startswith("/")]
+    return {"services": {"vllm": service}, "volumes": {name: {"name": name} for name in named}}
+
+
+def shown(command):
+    """A command as one could type it in the repository, one option per line."""
+    line = shlex.join(command).replace(f"-v {ROOT}/", '-v "$PWD"/').replace(f"{ROOT}/", "")
+    return re.sub(r" (?=--?[a-zA-Z])", " \\\n    ", line)
+
+
+def news(command, known):
+    """The options of a command that another one does not have, one per line."""
+    lines = shown(known).splitlines()
+    return "\n".join(line for line in shown(command).splitlines() if line not in lines)
+
+
+def container_of(folder):
+    """The container of a folder."""
+    mark = hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:8]
+    return f"{CONTAINER}-{mark}"
+
+
+def model_hash(files):
+    """One hash for {file: its SHA-256}, as merge.json lists them."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
