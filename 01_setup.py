@@ -28,7 +28,7 @@
 #
 # The outputs shown here are those of the tiny run on two CPU cores. We have run neither these
 # commands on Google Cloud nor the 31B on a TPU: a
-# [table](https://github.com/OWNER/gemma4-on-tpu/blob/main/CONTRIBUTING.md#what-stands-in-for-what)
+# [table](https://github.com/OWNER/gemma4-on-tpu/blob/main/STATUS.md#what-stands-in-for-what)
 # lists what stood in for each, and what that leaves unproved. Words that are new to you are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
