@@ -11,6 +11,13 @@ FOLDER`, where FOLDER has the options.json that notebook 05 left.
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the same names for those who read and do not run
+    from serving.limits import floors  # noqa: F401
+    from serving.load import Load, confirm, sweep  # noqa: F401
+    from serving.options import Options  # noqa: F401
+    from serving.server import running, start, stop  # noqa: F401
 
 PLACES = {"Load": "load", "Options": "options", "confirm": "load", "floors": "limits", "running": "server",
           "start": "server", "stop": "server", "sweep": "load"}
