@@ -1,42 +1,32 @@
 """Neural cellular automata as training data, and the runs that ask whether they help. For 12.
 
-Dynamics, tokens, filter and transfer follow arXiv 2603.10055 and its published code, at our size.
+Dynamics, tokens and filter follow arXiv 2603.10055 and its published code, at our size.
 Letters in shape comments: R rules, F frames, H cells a side, D states, B rows, T tokens.
 
-    python -m appendix.nca --out FOLDER     the whole comparison; say it again to go on
+    python -m appendix.nca --out FOLDER     the gate, then the comparison; say it again to go on
 """
 
 import argparse
 import dataclasses
 import functools
 import gzip
-import hashlib
 import importlib.metadata
-import os
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
+import scipy.stats
 from flax import nnx
 from tunix.models.gemma4.model import Gemma4
 
 from appendix import pretrain
-from helpers import gemma, stats, style
-from helpers.run import (
-    Taken,
-    UserError,
-    alone,
-    digest,
-    one_line_errors,
-    read_table,
-    write_text,
-)
+from helpers import gemma
+from helpers.run import UserError, digest, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 CHANNELS, HIDDEN = 4, 16               # of the network that is a rule
@@ -52,7 +42,6 @@ class World:
     side: int = 8
     burn_in: int = 10         # frames that are computed and thrown away
     frames: int = 10
-    judged: int = 10          # frames whose compressibility counts
     band: tuple = (40, 70)    # percentiles of compressibility that are kept
 
     @property
@@ -141,6 +130,15 @@ def patches(frames, states):
     return cells @ (states ** np.arange(PATCH * PATCH)[::-1]).astype(np.int32)
 
 
+def cells_of(ids, world):
+    """The films of token rows: what `rows` was given. [R, T] -> [R, F, H, H]"""
+    patch = ids.reshape(len(ids), -1, world.frame_tokens)[:, :, 1:-1] - FIRST
+    digits = patch[..., None] // world.states ** np.arange(PATCH ** 2)[::-1] % world.states
+    half = world.side // PATCH
+    cells = digits.reshape(*patch.shape[:2], half, half, PATCH, PATCH)
+    return np.moveaxis(cells, -2, -3).reshape(*patch.shape[:2], world.side, world.side)
+
+
 def rows(frames, states):
     """Films as token rows: every frame between its two marks. [R, F, H, H] -> [R, T] int32"""
     ids = np.pad(FIRST + patches(frames, states), ((0, 0), (0, 0), (1, 1)))
@@ -149,11 +147,8 @@ def rows(frames, states):
 
 
 def complexity(frames, world):
-    """Compressed over raw size of every film's first frames, as the paper measures it. [R]
-
-    gzip, level 9, of the int32 bytes of the patch numbers, without marks.
-    """
-    raw = [ids.tobytes() for ids in patches(frames[:, :world.judged], world.states)]
+    """Compressed over raw size of every film, as the paper measures it: gzip, level 9, of int32. [R]"""
+    raw = [ids.tobytes() for ids in patches(frames, world.states)]
     return np.array([len(gzip.compress(film, 9, mtime=0)) / len(film) for film in raw])
 
 
@@ -170,13 +165,9 @@ def shuffled(frames, seed):
     return np.take_along_axis(frames, order[:, :, None, None], axis=1)
 
 
-@functools.cache
+@functools.lru_cache(4)
 def kept_films(seed, count, world, chunk=2048):
-    """`count` films inside the band, from as many rules as that takes. [count, F, H, H] uint8
-
-    The band is that of the first chunk's percentiles, so that a film stays in or out however many
-    are asked for.
-    """
+    """`count` films inside the band of the first chunk's percentiles. [count, F, H, H] uint8"""
     found, band, first = [], None, 0
     while sum(map(len, found)) < count:
         frames = np.asarray(films(*openings(seed, first, chunk, world), world))
@@ -187,617 +178,54 @@ def kept_films(seed, count, world, chunk=2048):
     return np.concatenate(found)[:count]
 
 
-def stream(token_rows, batch, seed):
-    """Shuffled batches through Grain: has a length, and any item can be asked for. [B, T] each
+def brackets(count, length, kinds, seed, opening=0.5):
+    """Rows of a Dyck language: balanced brackets of several kinds, closed in order. [count, length]
 
-    A film fills its row to the last token, so no position is padding.
+    Wherever both are allowed a bracket opens with probability `opening`; a row ends balanced.
+    Opening bracket k is id FIRST + k, its closing one FIRST + kinds + k.
     """
-    dataset = grain.MapDataset.source(token_rows).shuffle(seed=seed)
-    return dataset.batch(batch, drop_remainder=True)
-
-
-# -- Transfer -------------------------------------------------------------------------------------
-
-PARTS = ("attention", "mlp", "norms")
-
-
-def part_of(name):
-    """Which part of the model a weight belongs to, by its dotted name.
-
-    Query and key norms set the scale of the attention scores and count as attention; `norms` are
-    those around the blocks, the final one, and the layers' output scales.
-    """
-    if name.startswith("embedder."):
-        return "embedder"
-    return "attention" if ".attn." in name else "mlp" if ".mlp." in name else "norms"
-
-
-def named_parts(params):
-    """A tree like `params` that names each leaf's part."""
-    def name(path, _):
-        keys = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
-        return part_of(".".join(keys))
-    return jax.tree_util.tree_map_with_path(name, params)
-
-
-def transfer(fresh, learned, parts=PARTS):
-    """`fresh` weights with those of the named parts from `learned`; the others stay fresh."""
-    return jax.tree.map(lambda part, new, old: jnp.array(old if part in parts else new),
-                        named_parts(fresh), fresh, learned)
-
-
-# -- The comparison -------------------------------------------------------------------------------
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What every run shares; one hash of it stands in every stored row."""
-
-    text_steps: int = 400
-    first_steps: int = 500          # of `rows_per_step` films: 0.99 million automaton tokens
-    rows_per_step: int = 11
-    tokens_per_step: int = 2_048    # of text, padding included, as in 09
-    documents: int = 42_000
-    learning_rate: float = 4e-3     # 09's peak, in both stages
-    warmup: float = 0.1             # share of the steps
-    weight_decay: float = 0.05
-    every: int = 25                 # steps between two points of the validation curve
-    validation: int = 6             # batches
-    slow: float = 0.1               # factor of the arm with a lower rate
-    main_seeds: int = 5
-    other_seeds: int = 3
-    sources: tuple = (1, 2, 0, 4, 3)  # whose weights and films a seed's first stage has
-    world: World = World()
-    block: int = 64                 # queries at a time: a third less time on a CPU than all at once
-    model: tuple = ()               # changes of the tiny config, for tests
-
-    @property
-    def first_tokens(self):
-        """Tokens of a first stage on films; one on text is made as long."""
-        return self.first_steps * self.rows_per_step * self.world.film_tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """What comes before the text stage, and what of it is kept."""
-
-    label: str
-    first: str = ""         # "nca", "shuffled", "text" or nothing
-    parts: tuple = PARTS
-    slow: bool = False
-    longer: bool = False    # no first stage, but as many more steps of text
-
-
-MAIN = {
-    "scratch": Arm("scratch"),
-    "nca": Arm("automata", "nca"),
-    "shuffled": Arm("shuffled frames", "shuffled"),
-    "text": Arm("as many tokens of text", "text"),
-}
-OTHERS = {
-    "attention": Arm("automata, attention only", "nca", ("attention",)),
-    "slow": Arm("automata, a tenth of the rate", "nca", slow=True),
-    "mlp": Arm("automata, MLP only", "nca", ("mlp",)),
-    "norms": Arm("automata, norms only", "nca", ("norms",)),
-    "longer": Arm("scratch, one longer run", longer=True),
-    "whole": Arm("as much text, embedder too", "text", (*PARTS, "embedder")),
-}
-ARMS = {**MAIN, **OTHERS}
-COLOURS = dict(zip(ARMS, (style.BLACK, style.BLUE, style.SKY, style.ORANGE, style.GREEN,
-                          style.PURPLE, style.RED, style.GREY, "#B8860B", "#7A5230"), strict=True))
-COLUMNS = ["arm", "seed", "stage", "step", "text_tokens", "all_tokens", "train_loss", "val_loss",
-           "seconds", "recipe", "jax", "flax", "tunix", "made"]
-
-
-def order(plan):
-    """All (arm, seed), those first whose answer is wanted first."""
-    def block(arms, seed, seeds):
-        return [(arm, seed) for arm in arms] if seed < seeds else []
-    runs = block(MAIN, 0, plan.main_seeds) + block(MAIN, 1, plan.main_seeds)
-    runs += block(OTHERS, 0, plan.other_seeds) + block(MAIN, 2, plan.main_seeds)
-    for seed in range(1, max(plan.other_seeds, 1)):
-        runs += block(OTHERS, seed, plan.other_seeds)
-    return runs + [run for seed in range(3, plan.main_seeds)
-                   for run in block(MAIN, seed, plan.main_seeds)]
-
-
-def recipe(plan):
-    """Twelve letters that tell one plan, on one corpus, from another."""
-    corpus = hashlib.sha256("\0".join(_corpus(plan.documents)).encode()).hexdigest()
-    return digest({**dataclasses.asdict(plan), "corpus": corpus})[:12]
-
-
-@functools.cache
-def _corpus(count, seed=None):
-    folder = str(ROOT / "data" / "generate")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    import make
-    return tuple(make.documents(count, **({} if seed is None else {"seed": seed})))
-
-
-@functools.cache
-def _tokens(count, seed=None, without=0):
-    """Ids of the corpus, or of other documents that its first `without` do not contain."""
-    from tokenizers import Tokenizer
-    tokenizer = Tokenizer.from_file(str(ROOT / "assets" / "tiny_gemma4" / "tokenizer.json"))
-    known = set(_corpus(without)) if without else ()
-    return pretrain.encode(tokenizer, [text for text in _corpus(count, seed) if text not in known])
-
-
-def text_batches(plan, seed):
-    """(batches of the text stage, those of the first stage on text, validation, seen ids).
-
-    The order is drawn from `seed`. A document is in one of the two stages, but one in a hundred is
-    twice in the corpus; together they are the longer run's. The first stage on text has as many
-    tokens as that on automata, padding left out. Validation is the same for all: documents of
-    another seed that the corpus does not contain.
-    """
-    batches = pretrain.make_batches(
-        _tokens(plan.documents), plan.tokens_per_step, np.random.default_rng(seed))
-    seen = pretrain.tokens_seen(batches, _config(plan).num_embed)
-    text, rest = batches[:plan.text_steps], batches[plan.text_steps:]
-    enough = int(np.searchsorted(np.cumsum([(batch > 0).sum() for batch in rest]),
-                                 plan.first_tokens)) + 1
-    if len(text) < plan.text_steps or enough > len(rest):
-        raise UserError(f"{plan.documents:,} documents are too few for this plan.")
-    others = pretrain.make_batches(
-        _tokens(300, 77, plan.documents), plan.tokens_per_step, np.random.default_rng(0))
-    return text, rest[:enough], others[:plan.validation], seen
-
-
-def automaton_batches(plan, seed, kind):
-    """(batches of the first stage on automata, validation, seen ids); `kind` nca or shuffled."""
-    world, size = plan.world, plan.rows_per_step
-    frames = kept_films(seed, (plan.first_steps + plan.validation) * size, world)
-    if kind == "shuffled":
-        frames = shuffled(frames, seed)
-    ids = rows(frames, world.states)
-    seen = np.zeros(_config(plan).num_embed, bool)
-    seen[1:world.vocabulary] = True
-    cut = plan.first_steps * size
-    return (stream(ids[:cut], size, seed),
-            [ids[i:i + size] for i in range(cut, len(ids), size)], seen)
-
-
-def _config(plan):
-    return gemma.config_from_hf(ROOT / "assets" / "tiny_gemma4", dtype="float32",
-                                **dict(plan.model))
-
-
-def fresh_model(plan, seed):
-    """(graph, weights) of a new tiny Gemma 4."""
-    model = pretrain.initialise(Gemma4(_config(plan), rngs=nnx.Rngs(0)), seed)
-    gemma.use_block_attention(model, plan.block)
-    return nnx.split(model)
-
-
-def train(plan, params, graph, batches, validation, seen, steps, state, given=0, slow=None):
-    """09's loop, with a state saved at least every two minutes: (weights, history)."""
-    optimizer = pretrain.make_optimizer(params, steps, plan.learning_rate,
-                                        max(1, int(plan.warmup * steps)), plan.weight_decay, slow)
-    step, evaluate = pretrain.make_steps(graph, optimizer, seen, given)
-    return pretrain.pretrain(params, optimizer.init(params), step, evaluate, batches, validation,
-                             steps, state, every=plan.every, minutes=1.5)
-
-
-def points(history, batches, before=0):
-    """The points of a validation curve: step, tokens read so far, losses, seconds.
-
-    Args:
-      history: from `pretrain.pretrain`.
-      batches: what it was trained on; padding counts for nothing.
-      before: tokens of the stages before this one.
-    """
-    tokens = np.cumsum([int((batches[i % len(batches)] > 0).sum()) for i in range(len(history))])
-    found, since, seconds = [], [], 0.0
-    for entry, total in zip(history, tokens, strict=True):
-        since.append(entry["loss"])
-        seconds += entry["seconds"]
-        if "val_loss" in entry:
-            found.append({"step": entry["step"], "tokens": int(total),
-                          "all_tokens": before + int(total), "train_loss": np.mean(since),
-                          "val_loss": entry["val_loss"], "seconds": seconds})
-            since = []
-    return pd.DataFrame(found)
-
-
-def _store(path, plan, arm, seed, stage, table):
-    version = importlib.metadata.version
-    table["text_tokens"] = table.tokens if stage == "text" or arm == "first-text" else 0
-    whole = table.assign(arm=arm, seed=seed, stage=stage, recipe=recipe(plan), jax=jax.__version__,
-                         flax=version("flax"), tunix=version("google-tunix"),
-                         made=time.strftime("%Y-%m-%d"))
-    write_text(path, whole[COLUMNS].to_csv(index=False, float_format="%.6f"))
-
-
-def first_stage(plan, kind, seed, out):
-    """Weights after a seed's first stage, and how many tokens it had; kept in `out`, made once.
-
-    It starts from the weights that another seed draws, `plan.sources` says which. Otherwise what
-    is moved would come back to the embedder that it was trained with, hardly changed since. The
-    documents of a first stage on text are the seed's own, since those are none of its text stage.
-
-    Args:
-      kind: "nca", "shuffled" or "text".
-      out: folder; gets `first-<kind>-<seed>.csv` and, for the next arms, the weights.
-
-    Raises:
-      UserError: another process is making it.
-    """
-    source = plan.sources[seed]
-    number = seed if kind == "text" else source
-    name = f"first-{kind}-{number}"
-    table, weights = Path(out) / f"{name}.csv", Path(out) / f"{name}-{recipe(plan)}.npz"
-    graph, params = fresh_model(plan, source)
-    if is_made(table, plan, "first") and (found := pretrain.load_state(weights, params)):
-        return found[0], int(read_run(table).all_tokens.iloc[-1])
-    with alone(Path(out) / f".{name}.lock"):
-        print(f"── {name}", flush=True)
-        if kind == "text":
-            _, batches, validation, seen = text_batches(plan, seed)
-            given = 0
-        else:
-            batches, validation, seen = automaton_batches(plan, source, kind)
-            given = plan.world.frame_tokens
-        state = Path(out) / f"state-{name}-{recipe(plan)}.npz"
-        params, history = train(plan, params, graph, batches, validation, seen, len(batches), state,
-                                given)
-        pretrain.save_state(weights, params, [])
-        _store(table, plan, f"first-{kind}", number, "first", points(history, batches))
-        state.unlink(missing_ok=True)
-    return params, int(read_run(table).all_tokens.iloc[-1])
-
-
-def run(plan, arm, seed, out):
-    """One run: its first stage if it has one, its text stage, and `<arm>-<seed>.csv` in `out`."""
-    setting, before, slow = ARMS[arm], 0, None
-    text, more, validation, seen = text_batches(plan, seed)
-    graph, params = fresh_model(plan, seed)
-    if setting.first:
-        learned, before = first_stage(plan, setting.first, seed, out)
-        params = transfer(params, learned, setting.parts)
-    print(f"── {arm}-{seed}", flush=True)
-    if setting.slow:
-        slow = jax.tree.map(lambda part: part in setting.parts, named_parts(params)), plan.slow
-    batches = text + more if setting.longer else text
-    state = Path(out) / f"state-{arm}-{seed}-{recipe(plan)}.npz"
-    _, history = train(plan, params, graph, batches, validation, seen, len(batches), state,
-                       slow=slow)
-    _store(Path(out) / f"{arm}-{seed}.csv", plan, arm, seed, "text",
-           points(history, batches, before))
-    state.unlink(missing_ok=True)
-
-
-def compare(plan, out, runs=None):
-    """All runs of the comparison that `out` does not have yet, one after the other.
-
-    It can be stopped and started again at any moment: a finished run is not repeated, one that was
-    cut off goes on from its last saved state with the same numbers. What another process is making
-    is left to it, and said.
-
-    Raises:
-      UserError: `out` is no folder of ours.
-    """
-    out = Path(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # a file of that name, a read-only disk
-        raise UserError(f"{out} cannot be made ({error.strerror}). Name another folder.") from error
-    for arm, seed in runs or order(plan):
-        path = out / f"{arm}-{seed}.csv"
-        if is_made(path, plan):
-            continue
-        begun = time.perf_counter()
-        try:
-            with alone(out / f".{path.stem}.lock"):
-                run(plan, arm, seed, out)
-        except Taken as busy:
-            print(f"{path.stem} is left out: {busy}", flush=True)
-            continue
-        print(f"{path.name}: {(time.perf_counter() - begun) / 60:.1f} min", flush=True)
-        jax.clear_caches()  # every run compiles its own steps; the old ones only take memory
-
-
-def is_made(path, plan, stage="text"):
-    """Is this the file of a run of this plan that was trained to its end?
-
-    One that cannot be read, or that ends early, counts as absent, and is said.
-    """
-    if not Path(path).exists():
-        return False
-    try:
-        table = read_run(path)
-    except UserError:
-        print(f"{path} is unreadable and counts as absent", flush=True)
-        return False
-    same = set(table.recipe) == {recipe(plan)} and set(table.stage) == {stage}
-    return same and _whole(table, plan)
-
-
-def _whole(table, plan):
-    """Does the table of one run reach the run's last step?"""
-    arm, stage = table.arm.iloc[0], table.stage.iloc[0]
-    steps = plan.text_steps if stage == "text" else 1 if arm == "first-text" else plan.first_steps
-    return table.step.max() >= steps
-
-
-# -- Stored results -------------------------------------------------------------------------------
-
-def stored(folder, plan=None):
-    """All stored points as one table, empty where nothing is stored yet.
-
-    With a `plan`, runs that end before its last step are left out, and said.
-
-    Raises:
-      UserError: a file is damaged, or the runs were made from different plans.
-    """
-    found = []
-    for path in sorted(Path(folder).glob("*.csv")):
-        found.append(read_run(path))
-        if plan and not _whole(found[-1], plan):
-            print(f"{path} ends at step {found.pop().step.max()} and is left out")
-    table = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=COLUMNS)
-    if table.recipe.nunique() > 1:
-        raise UserError(f"{folder} mixes runs of different plans: delete those of the older one.")
-    return table
-
-
-def read_run(path):
-    """One run's points, as they were written.
-
-    Raises:
-      UserError: it is no such table: empty, cut off, or edited.
-    """
-    return read_table(path, ("arm", "seed", "stage", "step", "val_loss", "recipe"),
-                      dtype=dict.fromkeys(("recipe", "jax", "flax", "tunix"), str))
-
-
-def missing(table, plan):
-    """The (arm, seed) of the plan that have no finished text stage in the table."""
-    text = table[table.stage == "text"]
-    there = set(zip(text.arm, text.seed, strict=True))
-    return [run for run in order(plan) if run not in there]
-
-
-def inventory(table, missing):
-    """What is stored and what is missing, as two lines.
-
-    Args:
-      missing: from `missing`.
-    """
-    made = "" if table.empty else (f", made {min(table.made)} to {max(table.made)} with JAX "
-                                   f"{', '.join(set(table.jax))}")
-    stored = table[table.stage == "text"].groupby(["arm", "seed"]).ngroups
-    lacking = pd.DataFrame(missing, columns=["arm", "seed"]).groupby("arm", sort=False).seed
-    named = "; ".join(f"{arm} {', '.join(map(str, seeds))}" for arm, seeds in lacking)
-    return (f"{stored} of {stored + len(missing)} runs are stored{made}\n"
-            f"missing: {named + ' (arm and seeds)' if named else 'none'}")
-
-
-def budgets(plan, seed):
-    """Steps, tokens and the longest row of the stages of a seed, and of validation: a table."""
-    def line(name, batches):
-        return (name, len(batches), int(sum((batch > 0).sum() for batch in batches)),
-                max(batch.shape[1] for batch in batches))
-    text, more, validation, _ = text_batches(plan, seed)
-    films_ = ("first, films", plan.first_steps, plan.first_tokens, plan.world.film_tokens)
-    lines = [line("text", text), films_, line("first, text", more), line("validation", validation)]
-    return pd.DataFrame(lines, columns=["stage", "steps", "tokens", "longest row"]
-                        ).set_index("stage")
-
-
-def final(table):
-    """Validation loss at the end of the text stage. [seeds x arms], in the arms' order"""
-    text = table[table.stage == "text"]
-    last = text.sort_values("step").groupby(["seed", "arm"]).val_loss.last().unstack()
-    return last.reindex(columns=[arm for arm in ARMS if arm in last])
-
-
-def difference(values, base, confidence=0.95):
-    """Mean of `values - base`, paired by seed, with a t interval: (mean, low, high, pairs).
-
-    Args:
-      values, base: Series indexed by seed; a seed that only one has is left out.
-
-    Low and high are nan where nothing is known of the spread (`stats.seed_interval`).
-    """
-    gaps = (values - base).dropna()
-    return *stats.seed_interval(gaps, confidence), len(gaps)
-
-
-def tokens_to_reach(curve, level):
-    """Text tokens at which a validation curve first comes down to `level`; nan if it never does.
-
-    Straight lines join the points, in the logarithm of the loss.
-    """
-    tokens, loss = curve.text_tokens.to_numpy(float), np.log(curve.val_loss.to_numpy(float))
-    below = np.flatnonzero(loss <= np.log(level))
-    if not len(below):
-        return float("nan")
-    if (i := below[0]) == 0:
-        return float(tokens[0])
-    share = (loss[i - 1] - np.log(level)) / (loss[i - 1] - loss[i])
-    return float(tokens[i - 1] + share * (tokens[i] - tokens[i - 1]))
-
-
-def against(ends, base="scratch"):
-    """Every arm beside `base`: a table with pairs, losses, difference, 95 % interval, verdict.
-
-    The two mean losses are those of the seeds that both have, so their difference is the mean one.
-    The verdict is `better` or `worse` if even an interval for as many comparisons as the table has
-    (Bonferroni: 1 - 0.05 / n) excludes zero, and `perhaps` so if only that of 95 % does.
-
-    Args:
-      ends: from `final`.
-    """
-    found, arms = [], [arm for arm in ends if arm != base and base in ends]
-    for arm in arms:
-        mean, low, high, pairs = difference(ends[arm], ends[base])
-        _, *wide, _ = difference(ends[arm], ends[base], 1 - 0.05 / len(arms))
-        if np.isnan(low):
-            verdict = "no spread known"
-        elif low <= 0 <= high:
-            verdict = "no difference shown"
-        else:
-            verdict = "perhaps " * (wide[0] <= 0 <= wide[1]) + ("better" if mean < 0 else "worse")
-        both = ends[[arm, base]].dropna().mean()
-        found.append((arm, pairs, both[arm], both[base], mean, low, high, verdict))
-    return pd.DataFrame(found, columns=["arm", "pairs", "loss", f"{base}'s", f"against {base}",
-                                        "low", "high", "verdict"])
-
-
-def sooner(table, level=None, base="scratch"):
-    """Text tokens that runs need to a loss, over those that `base` needed: {arm: by seed}.
-
-    Args:
-      level: the loss; None for that with which `base` ended, seed by seed.
-
-    nan where a run never gets there.
-    """
-    text = table[table.stage == "text"].sort_values("step")
-    runs = dict(iter(text.groupby(["arm", "seed"])))
-    goals = {seed: (run.val_loss.iloc[-1] if level is None else level)
-             for (arm, seed), run in runs.items() if arm == base}
-    needed = {key: tokens_to_reach(run, goals[key[1]]) for key, run in runs.items()
-              if key[1] in goals}
-    shares = {arm: pd.Series({seed: tokens / needed[base, seed] for (name, seed), tokens
-                              in needed.items() if name == arm}, dtype=float)
-              for arm in ARMS if arm != base}
-    return {arm: found for arm, found in shares.items() if len(found)}
-
-
-def speed(table, levels):
-    """How many text tokens the arms need beside scratch: one row an arm.
-
-    Geometric means with 95 % t intervals over seeds, only where every run gets to the loss; and
-    how many get to the loss with which their seed's scratch ended.
-    """
-    def mean_of(shares):
-        mean, low, high = np.exp(stats.seed_interval(np.log(shares)))
-        return f"{mean:.2f} ({low:.2f} to {high:.2f})" if low == low else f"{mean:.2f}"
-    ends = sooner(table)
-    found = {f"to {level:g} nats": {arm: "" if shares.isna().any() else mean_of(shares)
-                                    for arm, shares in sooner(table, level).items()}
-             for level in levels}
-    found["to scratch's end"] = {arm: f"{shares.notna().sum()} of {len(shares)} runs"
-                                 for arm, shares in ends.items()}
-    return pd.DataFrame(found, index=list(ends))
-
-
-def _draw_frames(axes, frames, world):
-    from matplotlib.colors import ListedColormap
-    colours = ListedColormap([style.BLACK, style.BLUE, style.ORANGE, "#F5F5F5"])
-    for ax, frame in zip(axes, frames, strict=True):
-        ax.imshow(frame, cmap=colours, vmin=0, vmax=world.states - 1)
-        ax.set(xticks=[], yticks=[])
-
-
-def draw_films(frames, scores, world):
-    """Films as rows of frames, time from left to right, with their scores: a figure."""
-    fig, axes = style.figure(rows=len(frames), columns=frames.shape[1], width=9, height=5.6)
-    for row, film, score in zip(axes, frames, scores, strict=True):
-        _draw_frames(row, film, world)
-        row[0].set_ylabel(f"{score:.2f}", rotation=0, ha="right", va="center")
-    return fig
-
-
-def draw_complexity(scores, inside, noise, shown):
-    """How compressible the films are, the kept ones in blue: a figure.
-
-    Args:
-      scores: of every film; `inside`: which are kept.
-      noise: the score of random cells.
-      shown: numbers of films to mark.
-    """
-    fig, ax = style.figure(width=8.5)
-    ax.hist(scores, bins=50, color="#C9C9C9")
-    ax.hist(scores[inside], bins=50, range=(scores.min(), scores.max()), color=style.BLUE)
-    ax.axvline(noise, color=style.RED, ls="--")
-    style.label_line(ax, noise, ax.get_ylim()[1] * 0.9, "noise", style.RED)
-    for film in shown:
-        ax.plot(scores[film], 0, "v", color=style.ORANGE, ms=9, clip_on=False, zorder=5)
-    ax.set(xlabel="compressed size / raw size", ylabel="rules")
-    return fig
-
-
-def draw_tokens(frames, world):
-    """Frames, and below each its patch numbers; blue ones stood there a frame before: a figure."""
-    fig, (above, below) = style.figure(rows=2, columns=len(frames), width=9.5, height=4.2)
-    _draw_frames(above, frames, world)
-    numbers, side = patches(frames, world.states), world.side // PATCH
-    for number, ax in enumerate(below):
-        same = (numbers[number] == numbers[number - 1]) & (number > 0)
-        ax.imshow(same.reshape(side, side), cmap="Blues", vmin=0, vmax=2)
-        for place, patch in enumerate(numbers[number]):
-            ax.text(place % side, place // side, patch, ha="center", va="center", fontsize=8)
-        ax.set(xticks=[], yticks=[])
-    return fig
-
-
-def draw_arms(ax, table, arms, column):
-    """Validation curves of the text stage: a thin line a seed, a thick one for the arm's mean.
-
-    The mean stands where all of an arm's seeds have a point: `longer` ends a few steps apart.
-    """
-    text = table[table.stage == "text"]
-    for arm in [arm for arm in arms if arm in set(text.arm)]:
-        runs = text[text.arm == arm]
-        for _, run in runs.groupby("seed"):
-            ax.plot(run[column] / 1e6, run.val_loss, color=COLOURS[arm], lw=0.6, alpha=0.5)
-        whole = runs.groupby("step").seed.transform("count") == runs.seed.nunique()
-        mean = runs[whole].groupby("step")[[column, "val_loss"]].mean()
-        ax.plot(mean[column] / 1e6, mean.val_loss, color=COLOURS[arm], lw=2, label=arm,
-                **({"ls": "--", "zorder": 3} if arm in ("nca", "longer") else {}))
-    what = "tokens of the text stage" if column == "text_tokens" else "tokens of both stages"
-    ax.set(xlabel=f"{what}, millions", yscale="log",
-           yticks=(0.2, 0.3, 0.5, 1, 2, 5), yticklabels=("0.2", "0.3", "0.5", "1", "2", "5"))
-    ax.minorticks_off()
-
-
-def _without_marks(ids, world):
-    """The patch numbers of token rows, what `rows` was given. [R, T] -> [R, F, P]"""
-    return ids.reshape(len(ids), -1, world.frame_tokens)[:, :, 1:-1] - FIRST
-
+    draw, ids = np.random.default_rng(seed), np.empty((count, length), np.int32)
+    for row in ids:
+        stack = []
+        for place in range(length):
+            may_open, must_open = len(stack) < length - place, not stack
+            if must_open or may_open and draw.random() < opening:
+                stack.append(int(draw.integers(kinds)))
+                row[place] = FIRST + stack[-1]
+            else:
+                row[place] = FIRST + kinds + stack.pop()
+    return ids
+
+
+# -- Two guessers, neither of them trained: the scale of the gate ----------------------------------
 
 def counting(ids, world, weight=8):
-    """Nats per token of a guesser that counts, and has no idea of time.
+    """Nats per token of a guesser that counts a film's patches and has no idea of time. ids [R, T]
 
-    After n patches of a film, of which c were p, it gives p the odds
-    (c + `weight` · share of p in all these films) / (n + `weight`). It knows where the marks are.
-    The first frame is counted and not guessed, as in training.
-
-    Args:
-      ids: films as token rows, [R, T].
+    After n patches, of which c were p, it gives p the odds (c + `weight` · share of p in all these
+    films) / (n + `weight`). It knows the marks; the first frame is counted and not guessed.
     """
-    patch = _without_marks(ids, world)
-    flat, films_ = patch.reshape(len(ids), -1), np.arange(len(ids))
+    patch = patches(cells_of(ids, world), world.states)
+    flat, numbers = patch.reshape(len(ids), -1), np.arange(len(ids))
     share = np.bincount(flat.ravel(), minlength=world.vocabulary) / flat.size
     counts, cost = np.zeros((len(ids), world.vocabulary)), 0.0
     for place, seen in enumerate(flat.T):
         if place >= patch.shape[-1]:
-            odds = (counts[films_, seen] + weight * share[seen]) / (place + weight)
+            odds = (counts[numbers, seen] + weight * share[seen]) / (place + weight)
             cost -= np.log(odds).sum()
-        counts[films_, seen] += 1
+        counts[numbers, seen] += 1
     return float(cost / ids[:, world.frame_tokens:].size)
 
 
 def looking_up(ids, world, sharp=2.5, weight=0.03):
-    """Nats per token of a guesser that looks up what like neighbourhoods became; it is not trained.
+    """Nats per token of a guesser that looks up what like neighbourhoods became. ids [R, T]
 
     For each cell it compares the 3 x 3 neighbourhood of a frame before with all those of the film
     so far. One of which m of the nine cells are equal counts e^(`sharp` · (m - 9)) for the state
-    that its middle cell took; `weight` times the share of each state so far is added. So it uses
-    the dynamics and knows nothing about how rules are made. The two constants were chosen on 15
-    films of a seed that is not used otherwise. The first frame is not guessed.
-
-    Args:
-      ids: films as token rows, [R, T].
+    that its middle cell took; `weight` times the share of each state so far is added. The two
+    constants were chosen on 15 films of a seed that is not used otherwise.
     """
-    patch = _without_marks(ids, world)
-    digits = patch[..., None] // world.states ** np.arange(PATCH ** 2)[::-1] % world.states
-    half = world.side // PATCH
-    frames = digits.reshape(*patch.shape[:2], half, half, PATCH, PATCH)
-    frames = np.moveaxis(frames, -2, -3).reshape(*patch.shape[:2], world.side, world.side)
+    frames = cells_of(ids, world)
     near = np.stack([np.roll(frames, (-down, -right), (2, 3))
                      for down in (-1, 0, 1) for right in (-1, 0, 1)], -1)  # [R, F, H, H, 9]
     seen = (near[..., None] == np.arange(world.states)).astype(np.float32)
@@ -814,132 +242,269 @@ def looking_up(ids, world, sharp=2.5, weight=0.03):
     return float(cost / ids[:, world.frame_tokens:].size)
 
 
-def first_ends(table, plan):
-    """What the first stages on films came to, nats per token at the end, beside two guessers.
+# -- Arms -----------------------------------------------------------------------------------------
 
-    Args:
-      table: stored rows of `first-nca` and `first-shuffled`.
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What every run shares; a hash of it stands in every stored row."""
 
-    Returns a table, one row a seed, with columns (kind of films, who).
+    world: World = World()
+    first_steps: int = 2_000        # at most; a stage on films ends when it has passed the gate
+    first_rate: float = 1e-3        # constant, no decay: never annealed, as in the authors' code
+    gate: float = 0.5               # share of the gap between counting and looking up
+    rows_per_step: int = 11
+    kinds: int = 64                 # of brackets
+    text_steps: int = 400
+    text_rate: float = 4e-3         # 09's peak, with 09's schedule and decay
+    alone: int = 50                 # first text steps in which only embedder and norms learn
+    moved: float = 0.3              # rate of attention and MLPs over that of the rest
+    tokens_per_step: int = 2_048    # of text, padding included, as in 09
+    documents: int = 42_000
+    every: int = 50                 # steps between two points of a validation curve
+    validation: int = 6             # batches
+    seeds: int = 5
+    model: tuple = ()               # changes of the tiny config, for tests
+
+
+# arm: (first stage, parts that are moved). `whole` is the positive control.
+BLOCKS = ("attention", "mlp", "norms")
+ARMS = {"scratch": ("", ()), "automata": ("automata", BLOCKS), "shuffled": ("shuffled", BLOCKS),
+        "text": ("text", BLOCKS), "dyck": ("dyck", BLOCKS),
+        "whole": ("text", (*BLOCKS, "embedder"))}
+COMPARISONS = (("automata", "text"), ("automata", "shuffled"), ("automata", "dyck"),
+               *((arm, "scratch") for arm in ARMS if arm != "scratch"))
+
+
+def part_of(name):
+    """Which part of the model a weight belongs to, by its dotted name.
+
+    Query and key norms set the scale of the attention scores and count as attention; `norms` are
+    those around the blocks, the final one, and the layers' output scales.
     """
-    rows_ = []
-    for (arm, seed), run in table.sort_values("step").groupby(["arm", "seed"]):
-        kind = arm.removeprefix("first-")
-        held_out = np.concatenate(automaton_batches(plan, seed, kind)[1])
-        rows_ += [(seed, "counting", kind, counting(held_out, plan.world)),
-                  (seed, "model", kind, run.val_loss.iloc[-1]),
-                  (seed, "looking up", kind, looking_up(held_out, plan.world))]
-    found = pd.DataFrame(rows_, columns=["seed", "who", "films", "nats"])
-    table = found.pivot(index="seed", columns=["films", "who"], values="nats")
-    return table.reindex(columns=["counting", "model", "looking up"], level="who")
+    if name.startswith("embedder."):
+        return "embedder"
+    return "attention" if ".attn." in name else "mlp" if ".mlp." in name else "norms"
 
 
-def draw_first(table, ends, live, level, plan):
-    """The first stages' validation curves and a live run's losses, minus the counter's: a figure.
+def named_parts(params):
+    """A tree like `params` that names each leaf's part."""
+    def name(path, _):
+        return part_of(".".join(str(getattr(key, "key", getattr(key, "name", key)))
+                                for key in path))
+    return jax.tree_util.tree_map_with_path(name, params)
 
-    Args:
-      table: stored rows of `first-nca` and `first-shuffled`.
-      ends: from `first_ends`.
-      live: a history with `step` and `loss`.
-      level: nats of `counting` for the films of the live run.
+
+def transfer(fresh, learned, parts):
+    """`fresh` weights with those of the named parts from `learned`; the others stay fresh."""
+    return jax.tree.map(lambda part, new, old: jnp.array(old if part in parts else new),
+                        named_parts(fresh), fresh, learned)
+
+
+def fresh_model(plan, seed, window=None):
+    """(graph, weights) of a new tiny Gemma 4; `window` widens its sliding layers."""
+    changes = dict(plan.model) | ({"sliding_window_size": window} if window else {})
+    config = gemma.config_from_hf(ROOT / "assets" / "tiny_gemma4", dtype="float32", **changes)
+    model = pretrain.initialise(Gemma4(config, rngs=nnx.Rngs(0)), seed)
+    gemma.use_block_attention(model, 64)  # a third less time on a CPU than all queries at once
+    return nnx.split(model)
+
+
+@functools.lru_cache(2)
+def documents(count, seed=None):
+    """Token ids of 09's corpus, or of the documents that another seed makes."""
+    from tokenizers import Tokenizer
+    sys.path.insert(0, str(ROOT / "data" / "generate"))
+    import make
+    tokenizer = Tokenizer.from_file(str(ROOT / "assets" / "tiny_gemma4" / "tokenizer.json"))
+    texts = make.documents(count, **({} if seed is None else {"seed": seed}))
+    return pretrain.encode(tokenizer, texts)
+
+
+def text_batches(plan, seed):
+    """(batches of the text stage, other documents for a first stage, validation).
+
+    Validation is the same for all: documents of another seed that the corpus does not contain.
     """
-    fig, ax = style.figure(width=8.5)
-    for (arm, seed), run in table.groupby(["arm", "seed"]):
-        name = arm.removeprefix("first-")
-        counted, known = ends.loc[seed, name][["counting", "looking up"]]
-        label = ARMS[name].label if seed == table.seed.min() else None
-        ax.plot(run.step, run.val_loss - counted, color=COLOURS[name], lw=1.2, label=label)
-        if name == "nca":
-            ax.axhline(known - counted, color=style.GREEN, lw=1,
-                       label=label and f"{label}, looking up")
-    ax.plot(live.step, live.loss - level, ".", color=style.RED, ms=4, label="this run, each step")
-    ax.axhline(0, color=style.GREY, ls="--", lw=1.5, label="counting patches")
-    ax.set(xlabel="step of the first stage", ylabel="nats per token above the counter",
-           title="What the model learns from films, and what there is to learn",
-           xlim=(0, plan.first_steps), ylim=(-2.1, 2.1))
-    ax.legend(ncols=2, loc="upper right")
-    return fig
+    corpus = documents(plan.documents)
+    batches = pretrain.make_batches(corpus, plan.tokens_per_step, np.random.default_rng(seed))
+    known = set(map(tuple, corpus))
+    others = [ids for ids in documents(300, 77) if tuple(ids) not in known]
+    validation = pretrain.make_batches(others, plan.tokens_per_step, np.random.default_rng(0))
+    text, rest = batches[:plan.text_steps], batches[plan.text_steps:]
+    if not rest:
+        raise UserError(f"{plan.documents:,} documents are too few for {plan.text_steps} steps.")
+    return text, rest, validation[:plan.validation]
 
 
-def draw_differences(results, ends, off=0.2):
-    """`against` as a figure: a bar for the interval, a dot for every seed.
+def first_batches(plan, kind, seed):
+    """(batches, validation, tokens given before the first guess, ids in use) of a first stage."""
+    size, world = plan.rows_per_step, plan.world
+    count = (min(plan.first_steps, 1_000) + plan.validation) * size  # four epochs at most
+    if kind == "text":
+        _, batches, validation = text_batches(plan, seed)
+        return batches, validation, 0, None
+    if kind == "dyck":
+        ids, given = brackets(count, world.film_tokens, plan.kinds, seed), 0
+    else:
+        frames = kept_films(seed, count, world)
+        frames = shuffled(frames, seed) if kind == "shuffled" else frames
+        ids, given = rows(frames, world.states), world.frame_tokens
+    parts = [ids[i:i + size] for i in range(0, len(ids), size)]
+    cut = len(parts) - plan.validation
+    order = np.random.default_rng(seed).permutation(cut)
+    return [parts[i] for i in order], parts[cut:], given, np.unique(ids)
 
-    An arm that is further than `off` nats from scratch would hide the others: it is only named.
+
+# -- Runs -----------------------------------------------------------------------------------------
+
+def _train(plan, graph, params, optimizer, batches, validation, given, ids, state, until=None):
+    """Train to `until(step, validation loss)`; returns (weights, history). Resumes from `state`."""
+    vocabulary = params["embedder"]["input_embedding"].get_value().shape[0]
+    seen = pretrain.tokens_seen(batches if ids is None else [ids], vocabulary)
+    step, evaluate = pretrain.make_steps(graph, optimizer, seen, given)
+    moments, history = optimizer.init(params), []
+    while not history or not until(history[-1]):
+        steps = (len(history) // plan.every + 1) * plan.every
+        params, history = pretrain.pretrain(params, moments, step, evaluate, batches, validation,
+                                            steps, state, every=plan.every)
+        (params, moments), history = pretrain.load_state(state, (params, optimizer.init(params)))
+    return params, history
+
+
+def text_optimizer(plan, params):
+    """09's optimizer; blocks wait for `alone` steps and then learn at `moved` of its rate."""
+    base = pretrain.make_optimizer(params, plan.text_steps, plan.text_rate,
+                                   max(1, plan.text_steps // 10), 0.05)
+    blocks = jax.tree.map(lambda part: part in ("attention", "mlp"), named_parts(params))
+    held = optax.scale_by_schedule(lambda count: plan.moved * (count >= plan.alone))
+    return optax.chain(base, optax.masked(held, blocks))
+
+
+def first_stage(plan, kind, seed, out):
+    """(weights, share of the gap closed) of a seed's first stage, made once and kept in `out`.
+
+    Full attention, constant rate, no decay. A stage on films is over when it has closed
+    `plan.gate` of the gap between the two guessers; the others are as long as the films' of the
+    same seed, so all arms have read as much. It starts from the weights that the *next* seed draws:
+    otherwise its blocks would meet the embedder beside which they were trained, hardly changed.
     """
-    far = results[results["against scratch"].abs() >= off].set_index("arm")["against scratch"]
-    named = "".join(f"; off the scale: {arm} {gap:+.2f}" for arm, gap in far.items())
-    results = results[~results.arm.isin(far.index)]
-    fig, ax = style.figure(width=8.5, height=0.4 * len(results) + 2)
-    for place, row in enumerate(results.itertuples()):
-        ax.plot([row.low, row.high], [place, place], color=COLOURS[row.arm], lw=5, alpha=0.35)
-        gaps = (ends[row.arm] - ends["scratch"]).dropna()
-        ax.plot(gaps, [place] * len(gaps), "o", ms=5, color=COLOURS[row.arm])
-    ax.axvline(0, color=style.BLACK, lw=1)
-    ax.set(yticks=range(len(results)), yticklabels=results.arm,
-           xlabel="validation loss minus scratch's, nats per token (left of the line: better)",
-           title=f"Each dot is a seed, each bar 95 %{named}")
-    ax.invert_yaxis()
-    return fig
+    name = f"first-{kind}-{seed}-{digest(dataclasses.asdict(plan))[:12]}"
+    batches, validation, given, ids = first_batches(plan, kind, seed)
+    graph, params = fresh_model(plan, seed + 1, window=256)
+    goal, limit = -np.inf, plan.first_steps
+    if kind == "automata":
+        films_ = np.concatenate(validation)
+        high, low = counting(films_, plan.world), looking_up(films_, plan.world)
+        goal = high - plan.gate * (high - low)
+    else:
+        path = Path(out) / f"automata-{seed}.csv"
+        limit = int(pd.read_csv(path).query("stage == 'first'").step.max())
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(
+        optax.linear_schedule(0.0, plan.first_rate, 100)))
+    params, history = _train(plan, graph, params, optimizer, batches, validation, given, ids,
+                             Path(out) / f"{name}.npz",
+                             lambda last: last["step"] >= limit or last["val_loss"] <= goal)
+    closed = (high - history[-1]["val_loss"]) / (high - low) if kind == "automata" else np.nan
+    return params, points(history, batches, "first").assign(closed=closed)
 
 
-def draw_parts(texts, arms, base="scratch", limits=(-0.15, 0.3)):
-    """Loss minus `base`'s over the text stage: a thin line a seed, a thick one the mean: a figure.
+def points(history, batches, stage):
+    """The points of a validation curve with the tokens read so far; padding counts for nothing."""
+    read = np.cumsum([int((batches[i % len(batches)] > 0).sum()) for i in range(len(history))])
+    return pd.DataFrame([{"stage": stage, "step": one["step"], "tokens": int(total),
+                          "train_loss": one["loss"], "val_loss": one["val_loss"]}
+                         for one, total in zip(history, read, strict=True) if "val_loss" in one])
 
-    Args:
-      texts: the rows of the text stage.
-      limits: of the axis, in nats; a transferred model starts far outside.
+
+def run(plan, arm, seed, out):
+    """One run: its first stage if it has one, its text stage, and `<arm>-<seed>.csv` in `out`.
+
+    A run whose films did not pass the gate has a first stage only: nothing is moved.
     """
-    fig, ax = style.figure(width=8.5)
-    scratch = texts[texts.arm == base].set_index(["seed", "step"]).val_loss
-    for arm in [arm for arm in arms if arm in set(texts.arm)]:
-        runs = texts[texts.arm == arm].set_index(["seed", "step"])
-        gaps = (runs.val_loss - scratch).dropna().unstack("seed")
-        ax.plot(gaps.index, gaps, color=COLOURS[arm], lw=0.6, alpha=0.6)
-        ax.plot(gaps.index, gaps.mean(axis=1), "o-", ms=3, color=COLOURS[arm],
-                label=ARMS[arm].label)
-    ax.axhline(0, color=style.BLACK, lw=1)
-    ax.set(xlabel="step of the text stage", ylabel=f"loss minus {base}'s, nats", ylim=limits,
-           title="Behind scratch (above the line) or ahead of it, by what was moved over")
-    ax.legend()
-    return fig
+    kind, parts = ARMS[arm]
+    text, _, validation = text_batches(plan, seed)
+    graph, params = fresh_model(plan, seed)
+    tables = []
+    if kind:
+        learned, table = first_stage(plan, kind, seed, out)
+        tables.append(table)
+        params = transfer(params, learned, parts)
+    if not (tables and (tables[0].closed < plan.gate).any()):
+        state = Path(out) / f"state-{arm}-{seed}-{digest(dataclasses.asdict(plan))[:12]}.npz"
+        _, history = _train(plan, graph, params, text_optimizer(plan, params), text, validation, 0,
+                            None, state, lambda last: last["step"] >= plan.text_steps)
+        tables.append(points(history, text, "text"))
+        state.unlink()
+    table = pd.concat(tables).assign(
+        arm=arm, seed=seed, plan=digest(dataclasses.asdict(plan))[:12], jax=jax.__version__,
+        tunix=importlib.metadata.version("google-tunix"))
+    write_text(Path(out) / f"{arm}-{seed}.csv", table.to_csv(index=False, float_format="%.6f"))
 
 
-def conclude(results, complete):
-    """The sentences that the stored numbers allow, as lines.
+def compare(plan, out):
+    """All runs that `out` does not have yet, seed by seed; one that was cut off goes on.
 
-    Args:
-      results: from `against`.
-      complete: no run is missing.
+    Returns whether the gate was passed: if a seed's films fail it, no further run is made.
     """
-    found = results.set_index("arm").verdict.to_dict()
-    lines = [] if complete else ["Preliminary: runs are missing."]
-    if "nca" not in found:
-        return "\n".join([*lines, "No pair of an automaton run and scratch is stored yet."])
-    helps = [name for name, arm in ARMS.items()
-             if arm.first in ("nca", "shuffled") and found.get(name) == "better"]
-    return "\n".join([
-        *lines, f"Automata before text, against scratch: {found['nca']}.",
-        f"The same frames without their order: {found.get('shuffled', 'not stored')}.",
-        f"As many tokens of text instead: {found.get('text', 'not stored')}.",
-        f"The same with its embedder: {found.get('whole', 'not stored')}.",
-        f"Arms with automata that helped beyond the noise: {', '.join(helps) or 'none'}.",
-        *(["So 09 keeps training its base on text alone."] if complete and not helps else [])])
+    Path(out).mkdir(parents=True, exist_ok=True)
+    for seed in range(plan.seeds):
+        for arm in sorted(ARMS, key=lambda arm: arm != "automata"):  # it sets the others' length
+            path = Path(out) / f"{arm}-{seed}.csv"
+            if not path.exists():
+                print(f"── {arm}-{seed}", flush=True)
+                run(plan, arm, seed, out)
+                jax.clear_caches()
+            if arm == "automata" and "text" not in set(pd.read_csv(path).stage):
+                print(f"{path} did not pass the gate: make the films easier (World)")
+                return False
+    return True
+
+
+# -- Results --------------------------------------------------------------------------------------
+
+def stored(folder):
+    """All stored points as one table, empty where nothing is stored."""
+    found = [pd.read_csv(path) for path in sorted(Path(folder).glob("*.csv"))]
+    if len({name for table in found for name in table.plan}) > 1:
+        raise UserError(f"{folder} mixes runs of different plans: delete those of the older one.")
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+
+
+def final(table):
+    """Validation loss at the end of the text stage. [seeds x arms]"""
+    text = table[table.stage == "text"].sort_values("step")
+    return text.groupby(["seed", "arm"]).val_loss.last().unstack()
+
+
+def difference(values, base, comparisons=1):
+    """Mean of `values - base`, paired by seed, with a t interval: (mean, low, high, pairs).
+
+    With `comparisons` on a page, the interval is widened for all of them (Bonferroni): 95 % that
+    none of them leaves out its true value.
+    """
+    gaps = (values - base).dropna()
+    if len(gaps) < 2:
+        return gaps.mean(), np.nan, np.nan, len(gaps)
+    low, high = scipy.stats.ttest_1samp(gaps, 0).confidence_interval(1 - 0.05 / comparisons)
+    return gaps.mean(), low, high, len(gaps)
+
+
+def differences(ends, pairs=COMPARISONS):
+    """One row a comparison: nats per token that the first arm ends above the second."""
+    pairs = [pair for pair in pairs if set(pair) <= set(ends)]
+    return pd.DataFrame([[*pair, *difference(ends[pair[0]], ends[pair[1]], len(pairs))]
+                         for pair in pairs],
+                        columns=["arm", "against", "difference", "low", "high", "pairs"])
 
 
 def main():
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m appendix.nca", description=main.__doc__)
-    parser.add_argument("--out", default=os.environ.get("NCA_OUT"), required="NCA_OUT" not in
-                        os.environ, help="folder of results and states; the same one to go on")
-    parser.add_argument("runs", nargs="*", help="such as scratch-0 nca-0; all of them if none")
+    parser = argparse.ArgumentParser(prog="python -m appendix.nca", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="folder of results and states")
+    parser.add_argument("--states", type=int, default=4, help="of a cell; 2 makes the films easier")
     chosen = parser.parse_args()
-    one_line_errors()
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(Path(chosen.out) / "compiled"))
-    known = {f"{arm}-{seed}": (arm, seed) for arm, seed in order(Plan())}
-    if unknown := [name for name in chosen.runs if name not in known]:
-        raise UserError(f"there is no run {', '.join(unknown)}. There are {', '.join(known)}.")
-    compare(Plan(), chosen.out, [known[name] for name in chosen.runs])
+    compare(Plan(world=World(states=chosen.states)), chosen.out)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ settings, step and loop. A run that was killed continues; one that is stored is 
 """
 
 import itertools
+import json
 import sys
 import time
 from importlib.metadata import version
@@ -19,17 +20,9 @@ import optax
 import pandas as pd
 
 from appendix import quantized
-from helpers import chat, gemma, stats, train
+from helpers import chat, gemma, stats, train, weights
+from helpers.run import UserError, read_json, run_dir, write_json
 from verilog import answers, judge
-from helpers.run import (
-    UserError,
-    alone,
-    one_line_errors,
-    read_json,
-    read_table,
-    run_dir,
-    write_text,
-)
 
 BASE = "assets/tiny_gemma4"
 STORED = Path("data/qlora")
@@ -42,12 +35,9 @@ VARIANTS = {  # how the base is stored, and in what its products are computed
     "int8 arithmetic": {"base_dtype": "int8", "tile_size": 0, "int8_products": True},
     "nf4": {"base_dtype": "nf4", "tile_size": 32, "int8_products": False},
 }
-ANSWERS = 3          # drawn answers per problem, beside the greedy one
+DRAWN = 3            # answers per problem at TEMPERATURE, beside the greedy one
 TEMPERATURE = 0.8
 ANSWER_TOKENS = 192
-# What the tables of data/qlora/ need in every row.
-COLUMNS = {"runs.csv": ("variant", "seed", "val_loss"), "loss.csv": ("variant", "seed", "step"),
-           "answers.csv": ("variant", "seed", "model", "problem", "plan", "c", "n")}
 
 
 def world():
@@ -76,17 +66,9 @@ def fit(variant, seed, folder, steps=SETTINGS["steps"], validate_every=19, data=
       steps: optimizer steps of four rows, and the schedule's length.
       validate_every: steps between validation losses.
       data: 02's folder; None is RUN_DIR's.
-
-    Raises:
-      UserError: another process trains in this folder.
     """
     data, folder = Path(data or run_dir("data")), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
-        return _fit(variant, seed, folder, steps, validate_every, data)
-
-
-def _fit(variant, seed, folder, steps, validate_every, data):
     model, mesh = build(variant, seed)
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, SETTINGS["learning_rate"], min(SETTINGS["warmup_steps"], steps // 2), steps)
@@ -115,7 +97,7 @@ def _fit(variant, seed, folder, steps, validate_every, data):
     return model, mesh, log.path
 
 
-def ask(model, mesh, problems, drawn=ANSWERS, data=None):
+def ask(model, mesh, problems, drawn=DRAWN, data=None):
     """Answers to problems: [(problem, "greedy" or "drawn", text)], all in one batch."""
     meta = read_json(Path(data or run_dir("data")) / "meta.json")
     tokenizer = chat.load_tokenizer(BASE)
@@ -131,44 +113,14 @@ def ask(model, mesh, problems, drawn=ANSWERS, data=None):
 
 
 def judged(asked):
-    """One row per problem and plan: passing answers `c` of `n`, by 07's judge."""
+    """[{problem, plan, c passing answers of n}] by 07's judge."""
     verdicts = judge.judge_many([(problem, answers.extract_code(text)[0])
                                  for problem, _, text in asked])
     table = pd.DataFrame([(problem.name, plan, verdict.passed) for (problem, plan, _), verdict
                           in zip(asked, verdicts, strict=True)],
                          columns=["problem", "plan", "passed"])
     found = table.groupby(["problem", "plan"], sort=False).passed.agg(c="sum", n="size")
-    return found.reset_index()
-
-
-def merged(tuned, mesh, into):
-    """The model that 04 would make of a tuned one: merged into "dequantized" or "bfloat16"."""
-    config, _ = world()
-    plain = gemma.place(gemma.load_base(BASE, config, mesh), mesh)
-    if into == "dequantized":
-        plain = quantized.dequantize_into(plain, tuned)
-    return quantized.merge_into(plain, tuned, SETTINGS["alpha"] / SETTINGS["rank"])
-
-
-def weight_errors(storages):
-    """Relative error of every stored matrix of the tiny base: ||W - Q|| / ||W||, one row each.
-
-    Args:
-      storages: list of (base_dtype, tile_size).
-    """
-    config, mesh = world()
-    plain = gemma.abstract_base(config, mesh)
-    whole = gemma.place(gemma.load_base(BASE, config, mesh), mesh)
-    rows = []
-    for base_dtype, tile_size in storages:
-        for path, hull in quantized.plan(plain, mesh, base_dtype, tile_size).items():
-            weight = getattr(quantized.module_at(whole, path[:-1]), path[-1]).get_value()
-            stored = quantized.quantize_weight(weight, hull.how)
-            exact = np.asarray(weight, np.float32)
-            lost = exact - np.asarray(quantized.qwix.dequantize(stored), np.float32)
-            rows.append((f"{base_dtype}, tiles of {tile_size}" if tile_size else base_dtype,
-                         path[1], path[-2], np.linalg.norm(lost) / np.linalg.norm(exact)))
-    return pd.DataFrame(rows, columns=["storage", "layer", "kind", "error"])
+    return found.reset_index().to_dict("records")
 
 
 def gradients(model, mesh, rows):
@@ -197,152 +149,92 @@ def cosine(a, b):
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-def add_rows(name, rows):
-    """Put one run's rows into a table of data/qlora/, in place of those it had; a whole file."""
-    STORED.mkdir(exist_ok=True)
-    with alone(STORED, wait=True):
-        path = STORED / name
-        old = [stored(name)] if path.exists() else []
-        run = ["variant", "seed"]
-        others = [table[~table.set_index(run).index.isin(rows.set_index(run).index)]
-                  for table in old]
-        write_text(path, pd.concat([*others, rows], ignore_index=True).to_csv(
-            index=False, float_format="%.6g"))
+# ── Stored runs ──
 
 
-def stored(name):
-    """A table of data/qlora/, empty if there is none.
+def base_id():
+    """Twelve letters that tell this base from another; every stored run carries its own."""
+    return weights.fingerprint(BASE)[:12]
 
-    Raises:
-      UserError: it is damaged.
+
+def stored():
+    """(runs, losses, answers) of data/qlora/, of the base with the most runs: three tables.
+
+    runs: variant, seed, base, val_loss …; losses: a row per step; answers: c of n passing answers
+    per problem and plan, "greedy" or "drawn".
     """
-    path = STORED / name
-    if path.exists():
-        return read_table(path, COLUMNS[name])
-    return pd.DataFrame(columns=[*COLUMNS[name], *(["loss"] if name == "loss.csv" else [])])
+    found = [json.loads(path.read_text()) for path in sorted(STORED.glob("*.json"))]
+    counts = pd.Series([run["base"] for run in found], dtype=str).value_counts()
+    found = [run for run in found if run["base"] == counts.index[0]]
+    found.sort(key=lambda run: (list(VARIANTS).index(run["variant"]), run["seed"]))
+    parts = [pd.DataFrame([row | {"variant": run["variant"], "seed": run["seed"]}
+                           for run in found for row in run.pop(name)]) for name in ("loss", "answers")]
+    return pd.DataFrame(found), *parts
 
 
-def scores(table, model, plan="drawn"):
-    """pass@1 by variant for one way to serve it, with intervals over problems, paired.
-
-    Args:
-      table: answers.csv.
-      model: "as trained", "merged into dequantized" or "merged into bfloat16".
-      plan: "drawn" or "greedy".
-
-    Returns:
-      One row per variant: its mean over seeds and 95 % interval over problems; its lowest and
-      highest seed; its difference to bfloat16 as trained on the same problems, and p of that.
-    """
-    table = table[table.plan == plan].assign(share=lambda rows: rows.c / rows.n)
-    shares = table.pivot_table(index="problem", columns=["model", "variant"], values="share")
-    if ("as trained", "bfloat16") not in shares:  # nothing to compare with
-        return pd.DataFrame(columns=["seeds", "pass@1"])
-    first, rows = shares["as trained", "bfloat16"], {}
-    for variant in VARIANTS:
-        if (model, variant) not in shares:
-            continue
-        mine = shares[model, variant]
-        seeds = table[(table.model == model) & (table.variant == variant)].groupby("seed").share
-        mean, low, high = stats.interval(mine)
-        more, least, most = stats.interval(mine - first)
-        rows[variant] = {"seeds": seeds.ngroups, "pass@1": mean, "from": low, "to": high,
-                         "lowest seed": seeds.mean().min(), "highest seed": seeds.mean().max(),
-                         "against bfloat16": more, "from ": least, "to ": most,
-                         "p": stats.sign_flip_p(mine - first)}
-    return pd.DataFrame(rows).T
-
-
-def merge_scores(table):
-    """`scores` of the quantised variants, by what they were merged into."""
-    models = ("as trained", "merged into dequantized", "merged into bfloat16")
-    columns = ["pass@1", "from", "to", "against bfloat16", "p"]
-    found = {model: scores(table, model).reindex(columns=columns).drop("bfloat16", errors="ignore")
-             for model in models}
-    return pd.concat(found, names=["served", "variant"]).swaplevel().sort_index(
-        sort_remaining=False)
-
-
-def gaps(table, mine, base, plan="drawn"):
+def gaps(table, mine, base="bfloat16", plan="drawn"):
     """Share of passing answers, `mine` minus `base`: a row per problem, a column per seed.
 
     Args:
-      table: answers.csv.
-      mine, base: (model, variant), as ("as trained", "nf4"); a seed that only one has is left out.
+      table: answers, from `stored`.
+      mine, base: variants; a seed that only one has is left out.
       plan: "drawn" or "greedy".
     """
     table = table[table.plan == plan].assign(share=lambda rows: rows.c / rows.n)
-    first, second = (table[(table.model == model) & (table.variant == variant)].pivot(
-        index="problem", columns="seed", values="share") for model, variant in (mine, base))
+    first, second = (table[table.variant == name].pivot(index="problem", columns="seed",
+                                                        values="share") for name in (mine, base))
     return (first - second).dropna(axis=1, how="all").astype(float)
 
 
-def differences(table, pairs):
-    """Mean paired differences, with what is known of them over problems and over seeds.
+def differences(table, plans=("drawn", "greedy")):
+    """Every variant against bfloat16, with what is known over problems and over seeds.
 
     Neither interval holds the other's spread: the first keeps the trained models as they are, the
     second the problems.
 
-    Args:
-      table: answers.csv.
-      pairs: {label: (mine, base, plan)}, see `gaps`; those that are not stored are left out.
-
     Returns:
-      One row per pair: seeds, mean, how many problems `differ`, 95 % interval over problems (seeds
-      averaged) and p of that, 95 % t interval over seeds (problems averaged; nan if unknown).
+      One row per plan and variant: seeds, mean, 95 % interval over problems (seeds averaged) and p
+      of that, 95 % t interval over seeds (problems averaged; nan if unknown).
     """
     rows = {}
-    for label, pair in pairs.items():
-        found = gaps(table, *pair)
-        if found.empty:
-            continue
+    for plan, name in itertools.product(plans, [name for name in VARIANTS if name != "bfloat16"]):
+        found = gaps(table, name, plan=plan)
         by_problem = found.mean(axis=1).round(15)  # thirds that cancel leave 1e-17
         mean, low, high = stats.interval(by_problem)
         _, least, most = stats.seed_interval(found.mean())
-        rows[label] = {"seeds": found.shape[1], "difference": mean, "differ": sum(by_problem != 0),
-                       "problems from": low, "problems to": high,
-                       "p": stats.sign_flip_p(by_problem), "seeds from": least, "seeds to": most}
+        rows[plan, name] = {"seeds": found.shape[1], "difference": mean, "problems from": low,
+                            "problems to": high, "p": stats.sign_flip_p(by_problem),
+                            "seeds from": least, "seeds to": most}
     return pd.DataFrame(rows).T
 
 
 def run(variant, seed):
-    """Train, ask and judge one variant, unless it is stored; its rows go to data/qlora/."""
-    done, *_ = map(stored, COLUMNS)  # all of them: damage is said before hours of training
-    if len(done) and ((done.variant == variant) & (done.seed == seed)).any():
+    """Train, ask and judge one variant, unless it is stored; writes its file in data/qlora/."""
+    name = f"{variant.replace(' ', '_')}-{seed}-{base_id()}"
+    path = STORED / f"{name}.json"
+    if path.exists():
         return
     began = time.perf_counter()
-    model, mesh, path = fit(variant, seed, run_dir("qlora", f"{variant}-{seed}"))
-    log = pd.read_json(path, lines=True)
-    if "val_loss" not in log or log.val_loss.isna().all():
-        raise UserError(f"{path} has no validation loss: it was damaged after training. Delete "
-                        f"{path.parent} and run this again.")
-    models = {"as trained": model}
-    if VARIANTS[variant]["base_dtype"] != "bfloat16":
-        models |= {f"merged into {into}": merged(model, mesh, into)
-                   for into in ("dequantized", "bfloat16")}
-    label, tables, shares = {"variant": variant, "seed": seed}, [], {}
-    problems = judge.load_problems("data/tiny_eval")
-    for name, one in models.items():
-        table = judged(ask(one, mesh, problems))
-        tables.append(table.assign(**label, model=name))
-        shares |= {f"{name}, {plan}": each.c.sum() / each.n.sum()
-                   for plan, each in table.groupby("plan")}
-        print(label, name, {plan: f"{share:.3f}" for plan, share in shares.items()}, flush=True)
-    add_rows("answers.csv", pd.concat(tables))
-    add_rows("loss.csv", log[["step", "loss", "val_loss"]].assign(**label))
-    add_rows("runs.csv", pd.DataFrame([label | VARIANTS[variant] | {
-        "steps": SETTINGS["steps"], "val_loss": log.val_loss.dropna().iloc[-1], **shares,
-        "seconds": time.perf_counter() - began, "jax": jax.__version__,
-        "qwix": version("qwix"), "date": time.strftime("%Y-%m-%d")}]))
+    model, mesh, log = fit(variant, seed, run_dir("qlora", name))
+    log = pd.read_json(log, lines=True)
+    found = judged(ask(model, mesh, judge.load_problems("data/tiny_eval")))
+    shares = {plan: f"{sum(row['c'] for row in found if row['plan'] == plan)} passed"
+              for plan in ("greedy", "drawn")}
+    print(name, shares, flush=True)
+    loss = log[["step", "loss"]].dropna()
+    write_json(path, {
+        "variant": variant, "seed": seed, "base": base_id(), "steps": SETTINGS["steps"],
+        "val_loss": float(log.val_loss.dropna().iloc[-1]),
+        "seconds": round(time.perf_counter() - began), "jax": jax.__version__,
+        "qwix": version("qwix"), "date": time.strftime("%Y-%m-%d"),
+        "loss": loss.round(5).to_dict("records"), "answers": found})
 
 
 if __name__ == "__main__":
-    one_line_errors()
-    known = {(variant, str(seed)): (variant, seed)
-             for seed, variant in itertools.product(SEEDS, VARIANTS)}
-    asked = [tuple(sys.argv[1:])] if sys.argv[1:] else list(known)
-    if asked[0] not in known:
+    names = [(variant, str(seed)) for seed, variant in itertools.product(SEEDS, VARIANTS)]
+    asked = [tuple(sys.argv[1:])] if sys.argv[1:] else names
+    if asked[0] not in names:
         raise UserError(f"no run is called {' '.join(asked[0])}. Say a variant and a seed: "
                         f"{', '.join(VARIANTS)}; {', '.join(map(str, SEEDS))}.")
-    for name in asked:
-        run(*known[name])
+    for variant, seed in asked:
+        run(variant, int(seed))
