@@ -18,7 +18,7 @@
 # **Our films were hardly learned, and harmed a little; whether learned films help is untested.** After
 # 400 steps of text, five models that had first seen films of random automata ended 0.022 nats per token
 # above five that had not (0.017 to 0.027, of 0.294), and 0.020 (0.005 to 0.034) above five that had
-# first read other text. But their first stage had learned a fifteenth of what the films offer.
+# first read other text. But their first stage had learned 6 % of what the films offer.
 #
 # The question comes from *Training Language Models via Neural Cellular Automata* (Dan Lee, Seungwook
 # Han, Akarsh Kumar, Pulkit Agrawal, [arXiv 2603.10055](https://arxiv.org/abs/2603.10055),
@@ -59,7 +59,6 @@ helpers.machine(devices=1, always="tiny")
 
 # %%
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -184,7 +183,7 @@ print(f"share of the gap that the films' stage closed: {closed['first-automata']
 table.round(2)
 
 # %% [markdown]
-# **The first stage has hardly begun to use the past.** It closed a fifteenth of the gap. On shuffled
+# **The first stage has hardly begun to use the past.** It closed 6 % of the gap. On shuffled
 # frames, where there is nothing to look up, it took half as much off counting. So `automata` and
 # `shuffled` moved nearly the same weights, and what follows says nothing about learned dynamics.
 #

@@ -316,7 +316,7 @@ def documents(count, seed=None):
     sys.path.insert(0, str(ROOT / "data" / "generate"))
     import make
     tokenizer = Tokenizer.from_file(str(ROOT / "assets" / "tiny_gemma4" / "tokenizer.json"))
-    texts = make.documents(count, **({} if seed is None else {"seed": seed}))
+    texts = list(make.documents(count, **({} if seed is None else {"seed": seed})))
     return pretrain.encode(tokenizer, texts)
 
 

@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 import time
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -157,15 +158,20 @@ def base_id():
     return weights.fingerprint(BASE)[:12]
 
 
-def stored():
-    """(runs, losses, answers) of data/qlora/, of the base with the most runs: three tables.
+def stored(base=None):
+    """(runs, losses, answers) of data/qlora/, of one base: three tables.
+
+    Args:
+      base: its `base_id`; None is this repository's if all its runs are stored, else the one that
+        has most.
 
     runs: variant, seed, base, val_loss …; losses: a row per step; answers: c of n passing answers
     per problem and plan, "greedy" or "drawn".
     """
     found = [json.loads(path.read_text()) for path in sorted(STORED.glob("*.json"))]
-    counts = pd.Series([run["base"] for run in found], dtype=str).value_counts()
-    found = [run for run in found if run["base"] == counts.index[0]]
+    counts = Counter(run["base"] for run in found)
+    base = base or max(counts, key=lambda name: (counts[name], name == base_id()))
+    found = [run for run in found if run["base"] == base]
     found.sort(key=lambda run: (list(VARIANTS).index(run["variant"]), run["seed"]))
     parts = [pd.DataFrame([row | {"variant": run["variant"], "seed": run["seed"]}
                            for run in found for row in run.pop(name)]) for name in ("loss", "answers")]

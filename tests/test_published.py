@@ -167,7 +167,7 @@ def test_the_logs_of_a_burst_agree_with_themselves():
                   * burst.loc["median_tpot"]) / 1e3
     by_rate = burst.loc["prompts"] * burst.loc["output_len"] / burst.loc["output_throughput"]
     assert (abs(by_latency / by_rate - 1) < 0.01).all()
-    cost = {"tpu": 21.52, "gpu": 22.12} / (burst.loc["output_throughput"] * 3600e-6)
+    cost = pd.Series({"tpu": 21.52, "gpu": 22.12}) / (burst.loc["output_throughput"] * 3600e-6)
     assert cost.gpu / cost.tpu == pytest.approx(1.06, abs=0.005)  # "6 % cheaper"
 
 
