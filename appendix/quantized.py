@@ -1,30 +1,23 @@
 """A quantised base under float32 adapters: int8 or NF4 storage, and int8 arithmetic on top of it.
 
-Qwix can quantise a base model and add LoRA in one go, but not Gemma 4's: Tunix's `Einsum` calls
-`jnp.astype` on the weight, which fails on Qwix's quantised arrays (`TypeError: astype requires
-ndarray`). `QuantizedLora` answers that one call. Nothing is patched: Qwix asks its provider which
-functions to intercept, and this provider names one more.
+03's step takes either by what is passed in: `load_base` instead of `gemma.load_base`, and
+`gemma.inject_lora(..., provider=provider(...))`. Nothing is patched. Tunix's `Einsum` calls
+`jnp.astype` on its weight, which fails on Qwix's quantised arrays; Qwix asks its provider which
+functions to intercept, and ours names that one more.
 Letters in shape comments: B rows, T tokens, D embedding, N heads, H head size.
 """
 
-import contextlib
 import dataclasses
 import functools
-import math
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import qwix
-from flax import nnx
-from tunix.models.gemma4 import params_safetensors as tensor_names
-from tunix.utils.torch_utils import torch_key_to_jax_key
 
-from helpers import gemma, remote
+from helpers import gemma
+from helpers.run import UserError
 from tables import architecture
-from helpers.run import Progress, UserError
-from helpers.weights import open_model
 
 BASE_DTYPES = {
     "bfloat16": "2 bytes a weight, nothing quantised",
@@ -150,9 +143,9 @@ def provider(base_dtype, rank, alpha, targets=gemma.TARGETS, tile_size=0, int8_p
     Matrices that `targets` leaves without adapters are quantised all the same.
 
     Raises:
-      UserError: see `check_settings`.
+      UserError: see `check`.
     """
-    check_settings(base_dtype, tile_size, int8_products)
+    check(None, None, base_dtype, tile_size, int8_products)
     if base_dtype == "bfloat16":
         return gemma.lora_provider(rank, alpha, targets)
     stored = {"weight_qtype": base_dtype, "tile_size": tile_size or None}
@@ -236,63 +229,35 @@ def int8_einsum(equation, lhs, weight, scale):
     return jnp.transpose(product, [plain.index(letter) for letter in out])
 
 
-# ── Bad input, before anything is loaded ──
-
-
-def check_settings(base_dtype, tile_size=0, int8_products=False):
-    """Raise a `UserError` if these three do not go together.
+def check(config, mesh, base_dtype, tile_size=0, int8_products=False):
+    """Refuse settings that do not go together, or tiles that do not cut every matrix of a model.
 
     Args:
+      config, mesh: Tunix's `ModelConfig` and the mesh; None to look at the settings alone.
       base_dtype: a name of `BASE_DTYPES`.
       tile_size: input weights that share a scale; 0 is all of an output's. NF4 is made for small
         tiles (QLoRA, arXiv 2305.14314, uses 64).
-      int8_products: multiply in int8, too.
+      int8_products: multiply in int8, too; then each output must have one scale.
     """
+    problem = ""
     if base_dtype not in BASE_DTYPES:
-        known = ", ".join(f"{name} ({text})" for name, text in BASE_DTYPES.items())
-        raise UserError(f"base_dtype={base_dtype!r} is unknown. Choose one of {known}.")
-    if base_dtype == "bfloat16" and (tile_size or int8_products):
-        raise UserError("tile_size and int8_products belong to a quantised base. Set base_dtype to "
-                        "int8 or nf4, or leave them out.")
-    if int8_products and (base_dtype != "int8" or tile_size):
-        raise UserError("int8_products needs base_dtype=\"int8\" and tile_size=0: only then has "
-                        "each output one scale, which comes out of the sum.")
-    if tile_size < 0 or base_dtype == "nf4" and not tile_size:
-        raise UserError(f"tile_size={tile_size} is impossible for {base_dtype}. Set it to 32 or "
-                        "64: so many input weights share a scale.")
-
-
-def check(config, mesh, base_dtype, tile_size=0, int8_products=False):
-    """`check_settings`, and that tiles cut every matrix of a model and share out over a mesh.
-
-    Args:
-      config: Tunix's `ModelConfig`.
-      mesh: from `gemma.make_mesh`.
-
-    Raises:
-      UserError: with the matrix that the tile size does not fit.
-    """
-    check_settings(base_dtype, tile_size, int8_products)
-    for layer in architecture.layers(gemma._as_hf(config)) if tile_size else ():
-        for module in layer.modules():
-            length = module.inputs[-1]
-            if length % tile_size:
-                raise UserError(f"tile_size={tile_size} does not divide the {length} inputs of "
-                                f"{module.path}. {_fitting(config)}")
+        problem = f"base_dtype={base_dtype!r} is unknown. Choose one of {', '.join(BASE_DTYPES)}."
+    elif base_dtype == "bfloat16" and (tile_size or int8_products):
+        problem = "tile_size and int8_products need base_dtype int8 or nf4."
+    elif int8_products and (base_dtype != "int8" or tile_size):
+        problem = 'int8_products needs base_dtype="int8" and tile_size=0.'
+    elif tile_size < 0 or base_dtype == "nf4" and not tile_size:
+        problem = f"tile_size={tile_size} is impossible for {base_dtype}. Set it to 32 or 64."
+    elif tile_size and config:
+        for module in architecture.modules(gemma._as_hf(config)):
             axis = "tp" if module.path.endswith("down_proj") else "fsdp"
-            if len(module.inputs) == 1 and length // tile_size % mesh.shape[axis]:
-                raise UserError(f"tile_size={tile_size} makes {length // tile_size} tiles of the "
-                                f"{length} inputs of {module.path}, which {axis}="
-                                f"{mesh.shape[axis]} cannot share. {_fitting(config, mesh)}")
-
-
-def _fitting(config, mesh=None):
-    parts = math.lcm(*mesh.shape.values()) if mesh else 1
-    lengths = {module.inputs[-1] // (parts if len(module.inputs) == 1 else 1)
-               for layer in architecture.layers(gemma._as_hf(config)) for module in layer.modules()}
-    common = math.gcd(*lengths)
-    sizes = [size for size in (256, 128, 64, 32, 16, 8) if common % size == 0]
-    return f"These divide: {', '.join(map(str, sizes))}."
+            chips = mesh.shape[axis] if len(module.inputs) == 1 else 1
+            if module.inputs[-1] % (tile_size * chips):
+                problem = (f"tile_size={tile_size} does not divide the {module.inputs[-1]} inputs of "
+                           f"{module.path} over {axis}={chips}. Take a smaller power of two.")
+                break
+    if problem:
+        raise UserError(problem)
 
 
 # ── Quantising ──
@@ -349,11 +314,6 @@ def _per_head(hull):
     return hull.replace(how=how, array=dataclasses.replace(hull.array, scale=scale))
 
 
-def stored(weight):
-    """The array that a module holds for a weight: a variable's own, or the quantised values."""
-    return (weight.array.qvalue if is_quantized(weight) else weight).get_value()
-
-
 def dequantized(weight):
     """A module's weight as the model multiplies with it, in the dtype of its scales."""
     if not is_quantized(weight):
@@ -362,48 +322,23 @@ def dequantized(weight):
     return dequantize(qwix.QArray(**parts, qtype=weight.how.qtype))
 
 
-def dequantized_rows(rows, base_dtype, tile_size=0, dtype="bfloat16"):
-    """Rows of a matrix [outputs, inputs], as files hold it, quantised and dequantised again.
-
-    Bit for bit what `load_base` stores and a model of that dtype multiplies with, because no scale
-    is shared by two outputs and no tile crosses heads: any rows can be taken by themselves. They
-    come back in their own dtype.
-    """
-    tiled = ((1, tile_size),) if tile_size else ()
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        stored = _quantize(np.asarray(rows).astype(dtype), base_dtype, (0,), tiled)
-        return np.asarray(qwix.dequantize(stored)).astype(rows.dtype)
-
-
 def as_trained(recipe):
-    """For `merge.merge_model`: rows of the files -> the rows that a run's base multiplied with.
+    """For `merge.run`: a function of rows [outputs, inputs] that makes them what a run trained on.
+
+    Bit for bit what `load_base` stores and the model multiplies with, because no scale is shared by
+    two outputs and no tile crosses heads: any rows can be taken by themselves.
 
     Args:
       recipe: has `base_dtype`, `tile_size` and `dtype`.
     """
-    return lambda rows: dequantized_rows(
-        rows, recipe["base_dtype"], recipe["tile_size"], recipe["dtype"])
+    tile = recipe["tile_size"]
 
-
-def merge_into(plain, tuned, scale):
-    """Add the adapters of `tuned` to `plain`'s weights, in place: a Tunix model without adapters.
-
-    What 04 does with files: the sum in float32, rounded once.
-
-    Args:
-      plain: an unquantised model, with bfloat16 weights or with dequantised ones.
-      tuned: a model with adapters.
-      scale: alpha / rank.
-    """
-    for path, pair in gemma.adapted_modules(tuned).items():
-        path = [int(name) if name.isdigit() else name for name in path.split(".")]
-        module = module_at(plain, path)
-        variable = module.w if hasattr(module, "w") else module.kernel
-        change = jnp.einsum(architecture.KINDS[path[-1]].change, pair["a"].get_value(), pair["b"].get_value(),
-                            precision="highest")
-        weight = variable.get_value()
-        variable.set_value((weight.astype(jnp.float32) + scale * change).astype(weight.dtype))
-    return plain
+    def rows_as_trained(rows):
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            found = _quantize(np.asarray(rows).astype(recipe["dtype"]), recipe["base_dtype"], (0,),
+                              ((1, tile),) if tile else ())
+            return np.asarray(qwix.dequantize(found)).astype(rows.dtype)
+    return rows_as_trained
 
 
 def dequantize_into(plain, quantised):
@@ -414,24 +349,6 @@ def dequantize_into(plain, quantised):
                 variable = getattr(module_at(plain, path), name)
                 variable.set_value(dequantized(weight).astype(variable.dtype))
     return plain
-
-
-def count(model):
-    """Parameters of a base, however they are stored: scales are not counted."""
-    return sum(variable.size for path, variable in nnx.to_flat_state(nnx.state(model))
-               if path[-2:] != ("array", "scale"))
-
-
-def callable_step(jitted, compiled, frozen):
-    """What to call for a step: the compiled program, or the jitted function for 4-bit weights.
-
-    JAX 0.10.2 refuses committed 4-bit arrays as arguments of a program that was compiled ahead of
-    time ("input layouts that disagree": it asks for 4 bits an element and reads 0 off the array).
-    The jitted function takes them, and finds the same program in the compilation cache, provided
-    that it was made with the same compiler options.
-    """
-    small = any(gemma.bits(array.dtype) < 8 for array in jax.tree.leaves(frozen))
-    return jitted if small else compiled
 
 
 def module_at(model, path):
@@ -449,22 +366,6 @@ def _fill(hull, array):
         variable.set_value(jax.device_put(host, variable.get_value().sharding))
 
 
-def quantize(model, mesh, base_dtype, tile_size=0):
-    """Quantise the matrices of a Gemma 4 one at a time, in place; returns it `answering`.
-
-    Works on an abstract model, too.
-    """
-    if base_dtype == "bfloat16":
-        return model
-    for path, hull in plan(model, mesh, base_dtype, tile_size).items():
-        module = module_at(model, path[:-1])
-        weight = getattr(module, path[-1]).get_value()
-        if not isinstance(weight, jax.ShapeDtypeStruct):
-            _fill(hull, quantize_weight(weight, hull.how))
-        setattr(module, path[-1], hull)
-    return answering(model)
-
-
 def answering(model):
     """A quantised model that runs by itself, and so does the MLP of each layer; shares its arrays.
 
@@ -480,76 +381,32 @@ def answering(model):
 
 def abstract_base(config, mesh, base_dtype="bfloat16", tile_size=0):
     """`gemma.abstract_base` with a quantised base: shapes, dtypes and shardings, no memory."""
-    return quantize(gemma.abstract_base(config, mesh), mesh, base_dtype, tile_size)
-
-
-def tunix_tensors(folder, config):
-    """(path, array) of all tensors of a Hugging Face folder, in Tunix's names and layout.
-
-    One layer is held at a time; the files are mapped, not read whole.
-    """
-    groups, mapping = {}, tensor_names._get_key_and_transform_mapping(config)
-    table = open_model(folder)
-    for name in table:
-        layer = re.search(r"layers\.(\d+)\.", name)
-        groups.setdefault(layer[0] if layer else name, []).append(name)
-    yield from gemma.unused_tensors(config, table).items()
-    for names in groups.values():
-        layer = {}
-        for name in names:
-            with contextlib.suppress(ValueError):  # not the language model's
-                key, (permute, reshape) = _rule(mapping, name)
-                array = table[name].array()
-                array = array.transpose(permute) if permute else array
-                layer[key] = array.reshape(reshape) if reshape else array
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            layer = tensor_names._make_preprocess_fn(config)(layer)
-        yield from ((key.removesuffix(".value"), array) for key, array in layer.items())
-
-
-def _rule(mapping, name):
-    key, rule = torch_key_to_jax_key(mapping, name)
-    return key, rule or (None, None)
+    model = gemma.abstract_base(config, mesh)
+    if base_dtype == "bfloat16":
+        return model
+    for path, hull in plan(model, mesh, base_dtype, tile_size).items():
+        setattr(module_at(model, path[:-1]), path[-1], hull)
+    return answering(model)
 
 
 def load_base(source, config, mesh, base_dtype="bfloat16", tile_size=0):
     """`gemma.load_base` for a base of one of `BASE_DTYPES`, placed on the mesh; it can be asked.
 
-    A quantised one is read a layer at a time and quantised a matrix at a time on the host, so the
-    bfloat16 model is never whole in a chip's memory, nor in the host's (its files are mapped).
-
-    Args:
-      source, config, mesh: as for `gemma.load_base`.
-      base_dtype, tile_size: see `check_settings`.
+    The model is loaded into the host's memory (62 GB for the 31B); there one matrix at a time is
+    quantised and sent to the chips, which never hold a bfloat16 copy.
 
     Raises:
-      UserError: settings that do not go together, no weights, or not those of the config.
+      UserError: see `check` and `gemma.load_base`.
     """
     check(config, mesh, base_dtype, tile_size)
-    if base_dtype == "bfloat16":
-        return gemma.place(gemma.load_base(source, config, mesh), mesh)
-    folder = remote.stage(source)
-    model = gemma.abstract_base(config, mesh)
-    hulls = plan(model, mesh, base_dtype, tile_size)
-    todo = {".".join(map(str, path)): path for path in dict(nnx.to_flat_state(nnx.state(model)))}
-    progress = Progress(len(todo), f"tensors quantised to {base_dtype}")
-    for key, array in tunix_tensors(folder, config):
-        path = todo.pop(key, None)
-        if path is None:
-            continue
-        module, name = module_at(model, path[:-1]), path[-1]
-        variable = getattr(module, name)
-        if array.shape != variable.shape:
-            raise UserError(f"the weights in {folder} do not belong to its config.json: {key} is "
-                            f"{array.shape}, expected {variable.shape}.")
-        array = np.asarray(array).astype(variable.dtype)
-        if path in hulls:
-            _fill(hulls[path], quantize_weight(array, hulls[path].how))
-            setattr(module, name, hulls[path])
-        else:
-            variable.set_value(jax.device_put(array, variable.get_value().sharding))
-        progress.update()
-    if todo:
-        raise UserError(f"the weights in {folder} do not belong to its config.json: {len(todo)} "
-                        f"are missing, for example {min(todo)}.")
-    return answering(model)
+    host = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2,
+                         devices=jax.local_devices(backend="cpu")[:1])
+    model = gemma.load_base(source, config, host if base_dtype != "bfloat16" else mesh)
+    if base_dtype != "bfloat16":
+        hulls = plan(gemma.abstract_base(config, mesh), mesh, base_dtype, tile_size)
+        for path, hull in hulls.items():
+            module = module_at(model, path[:-1])
+            _fill(hull, quantize_weight(getattr(module, path[-1]).get_value(), hull.how))
+            setattr(module, path[-1], hull)
+        model = answering(model)
+    return gemma.place(model, mesh)
