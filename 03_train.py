@@ -235,7 +235,8 @@ print(f"{len(modules)} modules adapted of {len(gemma.expected_modules(config))}:
 made.groupby(["module", "A", "B"], sort=False).numbers.agg(["size", "sum"])
 
 # %% [markdown]
-# The count matters. `k_einsum`, the lone key projection of the layers that attend to all tokens, is
+# (An *einsum* is a product whose axes have letters; Tunix names its attention matrices after it.) The
+# count matters. `k_einsum`, the lone key projection of the layers that attend to all tokens, is
 # easily forgotten in the pattern, and then ten modules of the 31B silently train nothing. A pattern
 # that misses a module is refused, unless `partial=True` says that it is meant.
 #

@@ -47,8 +47,8 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. One matrix, by hand
-# Almost everything that matters here (rank, alpha, which matrices, which base) was decided in
-# notebook 03 and travels in `train/recipe.json`. Three settings are left.
+# Rank, alpha, matrices and base were decided in notebook 03 and travel in `train/recipe.json`.
+# Three settings are left.
 
 # %%
 import json
@@ -80,8 +80,8 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # For each large matrix notebook 03 left a pair of small ones: `A` narrows the layer's input to `r`
-# numbers (`r` is the rank), `B` widens them to the output. Orbax wrote them with a description of
-# what is inside, so we restore plain NumPy arrays. No model is built.
+# numbers (`r` is the rank), `B` widens them to the output. We restore them as plain NumPy arrays; no
+# model is built.
 
 # %%
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
@@ -96,9 +96,8 @@ for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
 
 # %% [markdown]
-# These are the six pairs of the first layer. Now the base. `open_model` reads the headers of the
-# safetensors files and knows where each tensor lies; nothing is loaded. A fingerprint says in a
-# second whether this is the base that 03 trained on.
+# These are the six pairs of the first layer. Now the base. `open_model` reads where each tensor
+# lies; nothing is loaded. A fingerprint says whether this is the base that 03 trained on.
 
 # %%
 base = remote.stage(cfg.base or recipe["base_path"])
@@ -113,9 +112,8 @@ print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB; names start with {pref
 
 # %% [markdown]
 # Training computed `x Wᵀ` and beside it `(alpha / r) · x A B`. Merging adds the second matrix to
-# the first, once and for all. Here is the whole merge, for the MLP's `down_proj` of the first
-# layer. The proof is a random input: the merged matrix must give what base and adapter give
-# together, up to the one rounding of the sum to bfloat16.
+# the first, once and for all. Here is the whole merge, for one matrix. The proof is a random input:
+# the merged matrix must give what base and adapter give together, up to one rounding to bfloat16.
 
 # %%
 path = next(path for path in adapters if path.endswith("down_proj"))
@@ -148,13 +146,12 @@ assert apart < ml_dtypes.finfo(W.dtype).eps
 # Tunix, which trained, and Hugging Face (HF), whose files everybody reads, cut the same network
 # differently. HF has flat `[out, in]` matrices. Tunix keeps attention heads as an axis of their
 # own. In *sliding* layers, which attend to a window of recent tokens, it stores the projections to
-# keys and values as one array. In *full* layers, which attend to all tokens, the 31B and the tiny
-# model have no projection to values: their values come from the keys' projection.
+# keys and values as one array. *Full* layers attend to all tokens; in the 31B and the tiny model
+# they have no projection to values, because their values are the keys' projection.
 #
-# `tables/architecture.py` says it for every kind of matrix. Here are the kinds of this model, with
-# the einsum that Qwix runs in training. Its letters: `t` tokens, `D` model width, `N` query heads,
-# `K` key/value heads, `H` head size, `F` MLP width, `c` keys or values. Axes with the same letter
-# run together; letters missing on the right are summed over.
+# Here is every kind of matrix, with the einsum (a product whose axes have letters) that training
+# runs: `t` tokens, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP
+# width, `c` keys or values. Letters missing on the right are summed over.
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
@@ -167,9 +164,8 @@ display(pd.DataFrame([{
 ).set_index("Tunix"))
 
 # %% [markdown]
-# The tiny model has one `k_einsum`, the 31B has ten, and no `v_proj` beside them. Forget that
-# kind, as the published LoRA pattern does, and 350 of 360 modules are trained. In the E2B the last 20
-# layers reuse earlier keys and values, so they have neither.
+# The tiny model has one `k_einsum`, the 31B has ten. Forget that kind, as the published LoRA pattern
+# does, and 350 of 360 modules are trained.
 #
 # <details><summary><b>One pair of A and B trains <code>kv_einsum</code>. How do two HF matrices come
 # out of it?</b></summary>
@@ -193,8 +189,8 @@ np.testing.assert_allclose(ours, theirs.reshape(ours.shape), rtol=1e-9, atol=1e-
 print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 
 # %% [markdown]
-# The other kinds, by the same test. (It proves the folding. Hugging Face's own conventions, heads
-# one after the other and keys before values, are what section 6 proves.)
+# The other kinds, by the same test. (Hugging Face's own conventions, heads one after the other and
+# keys before values, are what section 6 proves.)
 
 # %%
 for kind, target in kinds.items():
@@ -222,14 +218,12 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 # <details><summary>Answer</summary>
 #
 # Next to none. The base is copied file by file, the copy is mapped into memory, and 1,024 rows of
-# a matrix at a time are read, changed and written back in place. Every byte that has no adapter
-# (embedding, norms, the vision tower) is the base's, because it was copied. 5.1 GB with the 31B's
-# widths took MEASURED
+# a matrix at a time are read, changed and written back in place. What has no adapter (embedding,
+# norms, the vision tower) is the base's, byte for byte, because it was copied.
 #
 # </details>
 #
-# `add_delta` is the merge of section 1 on some rows of a matrix. It also says how large base,
-# change and rounding error are.
+# `add_delta` is section 1's merge on some rows. It also says how large base, change and rounding are.
 
 # %%
 helpers.show_source(merge.add_delta)
@@ -240,13 +234,12 @@ pd.DataFrame([(f"{folder}/{name}", f"{(helpers.run_dir(folder) / name).stat().st
               for name in record[files]], columns=["file", "bytes"]).set_index("file")
 
 # %% [markdown]
-# A folder appears under its name when it is complete, and `merge.json` comes last. It has the hash
-# of every file and of all that they were made from: 05 checks it before it serves, and a second
-# run of this notebook finds nothing to do.
+# `merge.json` has the hash of every file and of all that they were made from: 05 checks it before
+# it serves, and a second run of this notebook finds nothing to do.
 #
 # ### Ask the merged weights
 # Does the folder know what the adapters knew? Load it as any base model, without adapters, and ask
-# it for the up-down counter of notebook 03. (On a larger model [05](05_serve_vllm.ipynb) asks.)
+# it what notebook 03 asked. (On a larger model [05](05_serve_vllm.ipynb) asks.)
 
 # %%
 told = helpers.run_dir("train", "answers.json")
@@ -263,17 +256,17 @@ if cfg.ask and told.exists():
 
 # %% [markdown]
 # ### The adapter alone
-# `adapter/` holds the same tuning as two gigabytes (at 31B) instead of a second model, in the
-# format of [PEFT](https://github.com/huggingface/peft): for each HF matrix `lora_A [r, in]` and
-# `lora_B [out, r]`. One line in it is special.
+# `adapter/` holds the same tuning in two gigabytes (at 31B), in the format of
+# [PEFT](https://github.com/huggingface/peft): `lora_A [r, in]` and `lora_B [out, r]` for each HF
+# matrix. One line is special.
 
 # %%
 helpers.show_source(merge.peft_tensors)
 
 # %% [markdown]
 # Where there is no `v_proj`, the adapter of `k_proj` is stored under that name, too. vLLM loads
-# such a layer's `k_proj` *weight* into the K and the V part of one fused matrix, but an *adapter*
-# for `k_proj` reaches the K part only. PEFT finds no such module and ignores the copy.
+# such a `k_proj` *weight* into both the K and the V part of a fused matrix, but an *adapter* for it
+# reaches the K part only. PEFT finds no such module and ignores the copy.
 #
 # ## 5. What the fine-tune touched
 # The norms give two numbers per matrix: the size of the change relative to the matrix,
@@ -303,9 +296,8 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 # </details>
 #
 # ## 6. Do all engines agree?
-# Ten prompts of 100 tokens go through five paths, and we compare the log-probability of every
-# token of the vocabulary at every position. Measured by `tests/test_merge.py` (tiny base, random
-# `A` and `B`, 990 positions × 1,280 tokens; natural logarithms):
+# Ten prompts of 100 tokens go through five paths, and `tests/test_merge.py` compares the
+# log-probability of every token of the vocabulary at every position (tiny base, random `A` and `B`):
 #
 # | max (mean) of \|Δ log-probability\| | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
 # |---|---|---|
@@ -328,8 +320,7 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 # </details>
 #
 # ## 7. Give it to others
-# A model without its history is of little use to others. This card says what it was made from and
-# how to ask it.
+# A card says what the model was made from and how to ask it.
 
 # %%
 data = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
@@ -370,9 +361,9 @@ print(card)
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
-# ### Exercises
-# 1. Half a fine-tune: merge with `scale` times 0.5 into another folder. Which pass rate does
-#    notebook 07 give it?
+# ### Exercise
+# Half a fine-tune: merge with `scale` times 0.5 into another folder. Which pass rate does
+# notebook 07 give it?
 #
 # <details><summary>Solution</summary>
 #
@@ -384,22 +375,6 @@ print(card)
 # In 07, name this folder as another model: `models["half"] = helpers.run_dir("merged_half")`, before
 # it is run. LoRA is linear in `scale`, the network is not: expect something between base and tuned,
 # rarely the middle.
-# </details>
-#
-# 2. How much of `ΔW` is lost if `A B` is rounded to bfloat16 before it is added?
-#
-# <details><summary>Solution</summary>
-#
-# ```python
-# (a, b), rows = next(iter(plan.values())), tensors[next(iter(plan))].array()
-# delta = scale * (a @ b).T
-# for label, change in (("once", delta), ("twice", delta.astype(rows.dtype).astype(np.float32))):
-#     error = (rows + change).astype(rows.dtype) - (rows.astype(np.float64) + delta)
-#     print(label, f"{np.linalg.norm(error) / np.linalg.norm(delta):.3%} of the change")
-# ```
-#
-# Little more: the sum is rounded either way, and the delta's own rounding (0.17 % of it) adds to
-# that. What hurts is many such additions in a row.
 # </details>
 #
 # Next: [05 · Serving the fine-tuned model with vLLM](05_serve_vllm.ipynb)

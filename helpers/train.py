@@ -50,7 +50,7 @@ class Settings:
     weight_decay: float = _is(0.001, "of AdamW")
     max_grad_norm: float = _is(1.0, "a step's gradient is clipped to it")
     rows_per_step: int = _is(2, "packed rows of an optimizer step")
-    rows_per_device: int = _is(2, "of a micro-batch, on each part of the fsdp axis")
+    rows_per_device: int = _is(2, "of them that a device computes at once")
     epochs: float = _is(1.0, "passes over the rows")
     max_steps: int = _is(0, "0: all; else the schedule is shorter")
     dtype: str = _is("bfloat16", "of the arithmetic; adapters are float32")
@@ -254,7 +254,7 @@ def token_losses(model, rows, capacity):
     hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
     with jax.named_scope("output_matrix"):
         logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
-    if (cap := model.config.final_logit_softcap) is not None:
+    if (cap := model.config.final_logit_softcap) is not None:  # Gemma keeps logits within ±cap
         logits = jnp.tanh(logits / cap) * cap
     with jax.named_scope("loss"):
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
