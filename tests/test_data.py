@@ -210,13 +210,6 @@ def test_with_reasoning_kept_the_last_answer_alone_is_trained(tokenizer):
     check_row(tokenizer, messages, ids, mask)
 
 
-def test_another_template_has_another_hash_and_other_ids():
-    large, small = TOKENIZERS["tiny"], TOKENIZERS["small template"]
-    assert chat.template_sha256(large) != chat.template_sha256(small)
-    assert chat.template_sha256(large) == chat.template_sha256(tiny_tokenizer())
-    assert chat.prompt_ids(large, messages_of("hi")) != chat.prompt_ids(small, messages_of("hi"))
-
-
 @pytest.mark.parametrize("template, complaint", [
     ("{{ bos_token }}" + SMALL, "2 <bos>"), (SMALL.replace("{{ bos_token }}", ""), "0 <bos>")])
 def test_a_template_with_another_number_of_bos_is_refused(template, complaint):
@@ -367,23 +360,6 @@ QUESTION, ANSWER = ("user", "q"), ("assistant", "a")
 ])
 def test_chats_of_ones_own_are_taken_or_named(row, problem):
     assert clean(row) == problem
-
-
-def test_a_chat_of_ones_own_trains_its_answers_with_reasoning_stripped_or_kept():
-    row = chat_row(QUESTION, ("assistant", "<think>w</think> first "), ("user", " r "),
-                   ("assistant", "<think>why</think>\nlast\n"))
-    example, _ = CLEAN(row, False)
-    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "first"},
-            {"role": "user", "content": " r "}]
-    assert AS_MESSAGES(example, None, "stripped") == [*said, {"role": "assistant", "content": "last"}]
-    kept = {"role": "assistant", "content": "last", "reasoning": "why"}
-    assert AS_MESSAGES(example, None, "kept") == [*said, kept]
-    given, _ = CLEAN(chat_row(QUESTION, ANSWER, reasoning="r"), True)
-    assert AS_MESSAGES(given, None, "kept")[-1]["reasoning"] == "r"
-    assert clean(chat_row(QUESTION, ANSWER), need_reasoning=True) == "no reasoning"
-    assert AS_MESSAGES(example, "S", "stripped")[0] == {"role": "system", "content": "S"}
-    own, _ = CLEAN(chat_row(("system", "mine"), QUESTION, ANSWER), False)
-    assert [m["content"] for m in AS_MESSAGES(own, "S", "stripped")] == ["mine", "q", "a"]
 
 
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -665,23 +641,6 @@ def saved_rows(tmp_path):
     for name in data.COLUMNS:
         np.save(tmp_path / f"{name}.npy", tokens % 2 == 0 if name == "loss_mask" else tokens)
     return tmp_path
-
-
-def test_every_epoch_has_all_rows_in_an_order_of_its_own(saved_rows):
-    rows = reader(saved_rows)
-    epochs = [[int(next(rows).tokens[0, 0, 0]) // 4 for _ in range(11)] for _ in range(2)]
-    assert [sorted(epoch) for epoch in epochs] == [list(range(11))] * 2
-    assert epochs[0] != epochs[1]
-
-
-def test_reading_follows_the_seed_and_keeps_columns_together(saved_rows):
-    rows = [[next(rows) for _ in range(8)] for rows in (
-        reader(saved_rows, micro_rows=3), reader(saved_rows, micro_rows=3),
-        reader(saved_rows, seed=6, micro_rows=3))]
-    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(rows[0], rows[1]))
-    assert not all(np.array_equal(a.tokens, b.tokens) for a, b in zip(rows[0], rows[2]))
-    assert all(np.array_equal(a.tokens % 2 == 0, a.loss_mask) for a in rows[0])
-    assert rows[0][0].tokens.shape == (1, 3, 4)
 
 
 @pytest.mark.parametrize("after", [1, 3, 9])

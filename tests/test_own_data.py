@@ -98,12 +98,10 @@ def run(source, tmp_path, *changes):
 def test_what_the_page_keeps_on_a_drive_is_what_the_settings_write():
     """The page's sum, from the numbers in an adapter, and from what 03 and 04 keep of E2B."""
     from tpu_time import fit
-    train_it, merge_it = (load(name, "Settings", "FULL", "E2B")[2]
-                          for name in ("03_train.py", "04_merge.py"))
+    train_it = load("03_train.py", "E2B")
     adapter = 4 * fit.adapter_parameters("e2b") / 1e9
     parts = {"merged": 10.2, "checkpoints": train_it.checkpoints_kept * 3 * adapter,
              "adapter": adapter, "the rest": 0.3}
-    assert not merge_it.text_only and not merge_it.write_base  # another 9.3 and 10.2 GB
     said = float(re.search(r"that is ([\d.]+) GB of Drive's free 15", PAGE)[1])
     assert said == pytest.approx(sum(parts.values()), abs=0.06) and said < 14
     assert f"`merged/` {fit.CHECKPOINT_GB['e2b']}, two checkpoints" in PAGE

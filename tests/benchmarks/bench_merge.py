@@ -1,12 +1,10 @@
-"""Time and peak anonymous memory of four ways to merge LoRA adapters into a sharded checkpoint.
+"""Time and peak anonymous memory of the merge of 04_merge.py, beside a plain copy with fsync.
 
     .venv/bin/python tests/benchmarks/bench_merge.py [folder]
 
 Writes a checkpoint of five layers as wide as the 31B's (5.1 GB, random) and rank-64 adapters, then
-runs, each in a process of its own: a plain copy with fsync, the merge of 04_merge.py, loading
-everything and adding (as the published script's second half does), and PEFT's merge_and_unload
-(in .venv-serve). Peak memory is anonymous memory, sampled every 5 ms by this process. `--quick` uses a small
-checkpoint, to try the script itself. `--keep` leaves the folder.
+runs both, each in a process of its own. Anonymous memory is sampled every 5 ms. The limits: twice
+the largest tensor plus 300 MB, four times the copy. `--quick` uses a small checkpoint.
 """
 
 import contextlib
@@ -113,7 +111,7 @@ def run_copy(folder):
             os.fsync(write.fileno())
 
 
-def run_stream(folder):
+def run_merge(folder):
     os.environ["JAX_PLATFORMS"] = "cpu"
     from helpers import merge, weights
     text = json.loads((folder / "base" / "config.json").read_text())
@@ -122,65 +120,26 @@ def run_stream(folder):
     recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets)}
     merge.check(targets, adapters, weights.open_model(folder / "base"), "model.language_model.", recipe, notes)
     plan = merge.plan_merge(targets, adapters, "model.language_model.")
-    merge.merge_model(folder / "base", folder / "stream", plan, ALPHA / RANK)
-
-
-def run_everything(folder):
-    """All of the base in memory, delta added, all of the result in one file."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    import numpy as np
-    from safetensors.numpy import load_file, save_file
-    from helpers import merge
-    text = json.loads((folder / "base" / "config.json").read_text())
-    _, adapters, _ = merge.restore_adapters(folder / "checkpoints", 1)
-    plan = merge.plan_merge(architecture.modules(text), adapters, "model.language_model.")
-    state = {}
-    for shard in sorted((folder / "base").glob("*.safetensors")):
-        state.update(load_file(shard))
-    for name, (a, b) in plan.items():
-        delta = (a @ b).T * np.float32(ALPHA / RANK)
-        state[name] = (state[name].astype(np.float32) + delta).astype(state[name].dtype)
-    (folder / "everything").mkdir()
-    path = folder / "everything" / "model.safetensors"
-    save_file(state, path, metadata={"format": "pt"})
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def run_peft(folder):
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-    mapping = {"^model.language_model.": "model."}
-    model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16,
-                                                 key_mapping=mapping)
-    model = PeftModel.from_pretrained(model, folder / "adapter", key_mapping=mapping)
-    model.merge_and_unload().save_pretrained(folder / "peft", max_shard_size="2GB")
-    for path in (folder / "peft").iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+    merge.merge_model(folder / "base", folder / "merged", plan, ALPHA / RANK)
 
 
 def prepare(folder, text):
-    """Base, checkpoint and PEFT adapter in `folder`; returns bytes of (base, largest, adapters)."""
+    """Base and checkpoint in `folder`; returns bytes of (base, largest, adapters)."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from helpers import merge
     targets = architecture.modules(text)
     shapes = tensor_shapes(text, targets)
     total = write_base(folder / "base", text, shapes, 3)
     adapters = random_adapters(targets)
     write_checkpoint(folder / "checkpoints", adapters, [1])
-    recipe = {"rank": RANK, "alpha": ALPHA, "base_model": "synthetic"}
-    merge.write_adapter(folder / "adapter", targets, adapters, recipe, "model.language_model.")
     largest = max(2 * a * b for a, b in (s for s in shapes.values() if len(s) == 2))
     return total, largest, sum(a.nbytes + b.nbytes for a, b in adapters.values())
 
 
-def measure(python, mode, folder):
+def measure(mode, folder):
     """Run one mode in its own process; (seconds, peak bytes of anonymous memory)."""
     os.sync()
     start = time.perf_counter()
-    child = subprocess.Popen([python, __file__, "--child", mode, str(folder)],
+    child = subprocess.Popen([sys.executable, __file__, "--child", mode, str(folder)],
                              stdout=subprocess.DEVNULL, cwd=ROOT)
     peak = 0
     while child.poll() is None:
@@ -194,37 +153,23 @@ def measure(python, mode, folder):
 
 
 def main():
-    quick, keep = "--quick" in sys.argv, "--keep" in sys.argv
+    quick = "--quick" in sys.argv
     paths = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     folder = Path(tempfile.mkdtemp(prefix="bench_merge_", dir=paths[0] if paths else None))
     try:
         child = subprocess.run([sys.executable, __file__, "--child", "quick" if quick else "prepare",
                                 str(folder)], check=True, capture_output=True, text=True, cwd=ROOT)
         total, largest, adapters = json.loads(child.stdout.splitlines()[-1])
-        limit = 2 * largest + 300e6
         print(f"checkpoint {total / 1e9:.2f} GB in 3 shards, largest tensor {largest / 1e6:.0f} MB, "
               f"adapters {adapters / 1e6:.0f} MB, {os.cpu_count()} cores", flush=True)
-        serve = ROOT / ".venv-serve" / "bin" / "python"
-        runs = [("copy with fsync", sys.executable, "copy"), ("04_merge.py", sys.executable, "stream"),
-                ("load everything, add, save", sys.executable, "everything"),
-                ("PEFT merge_and_unload", str(serve), "peft")]
-        results = {}
-        for label, python, mode in runs:
-            seconds, peak = measure(python, mode, folder)
-            results[mode] = (seconds, peak)
-            without = max(peak - (adapters if mode != "copy" else 0), 0)
-            print(f"{label:28} {seconds:7.1f} s  {seconds / results['copy'][0]:5.2f} x copy   peak "
-                  f"{peak / 1e6:8.0f} MB, without adapters {without / 1e6:8.0f} MB", flush=True)
-            if mode != "stream":
-                shutil.rmtree(folder / mode)
-        seconds, peak = results["stream"]
-        print(f"limits: {limit / 1e6:.0f} MB without adapters "
-              f"{'held' if peak - adapters <= limit else 'BROKEN'}; 4 x copy "
-              f"{'held' if seconds <= 4 * results['copy'][0] else 'BROKEN'}")
-        return 0 if peak - adapters <= limit and seconds <= 4 * results["copy"][0] else 1
+        (copied, _), (seconds, peak) = (measure(mode, folder) for mode in ("copy", "merge"))
+        print(f"copy with fsync {copied:.1f} s, merge {seconds:.1f} s, {seconds / copied:.2f} x copy; "
+              f"peak without adapters {(peak - adapters) / 1e6:.0f} MB")
+        small, fast = peak - adapters <= 2 * largest + 300e6, seconds <= 4 * copied
+        print(f"limits: memory {'held' if small else 'BROKEN'}, time {'held' if fast else 'BROKEN'}")
+        return 0 if small and fast else 1
     finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
@@ -233,7 +178,6 @@ if __name__ == "__main__":
         if mode in ("prepare", "quick"):
             print(json.dumps(prepare(where, QUICK if mode == "quick" else WIDE)))
         else:
-            {"copy": run_copy, "stream": run_stream, "everything": run_everything,
-             "peft": run_peft}[mode](where)
+            {"copy": run_copy, "merge": run_merge}[mode](where)
     else:
         sys.exit(main())
