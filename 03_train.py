@@ -223,8 +223,7 @@ print(f"compiled and called as it is: at most {apart:.2g} apart")
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
 gemma.use_block_attention(model, cfg.attention_block)  # section 8
-model = gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.a_init,
-                          cfg.partial)
+model = gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.partial)
 modules = gemma.adapted_modules(model)
 made = pd.DataFrame([(path.rpartition(".")[2], pair["a"].shape, pair["b"].shape,
                       pair["a"].size + pair["b"].size) for path, pair in modules.items()],

@@ -44,7 +44,6 @@ class Settings:
     alpha: float = _is(64.0, "the adapter counts alpha / rank times")
     targets: str = _is(gemma.TARGETS, "which matrices get adapters")
     partial: bool = _is(False, "True: some matrices are left out on purpose")
-    a_init: str = _is("he", "A's first values; \"peft\" is PEFT's scale")
     learning_rate: float = _is(1e-4, "at its peak")
     warmup_steps: int = _is(100, "from zero to the peak")
     weight_decay: float = _is(0.001, "of AdamW")
@@ -460,22 +459,12 @@ def save(manager, state, recipe):
 def recipe_of(cfg):
     """The settings that decide what is trained; a checkpoint is stored with them."""
     return {key: getattr(cfg, key) for key in (
-        "rank", "alpha", "targets", "a_init", "learning_rate", "warmup_steps", "weight_decay",
+        "rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_decay",
         "max_grad_norm", "dtype", "seed")}
 
 
 # What Orbax and TensorStore raise for a checkpoint of which a file is missing, cut off or damaged.
 DAMAGED = (OSError, ValueError, KeyError, TypeError)
-
-
-def newest_recipe(manager):
-    """(step, recipe) of the newest checkpoint that has one, or (0, None)."""
-    for step in sorted(manager.all_steps(), reverse=True):
-        try:
-            return step, manager.metadata(step).custom_metadata["recipe"]
-        except DAMAGED:  # torn; `restore` will name it
-            continue
-    return 0, None
 
 
 def refuse_another_recipe(manager, recipe):
@@ -484,9 +473,16 @@ def refuse_another_recipe(manager, recipe):
     Raises:
       UserError: names the differences.
     """
-    step, saved = newest_recipe(manager)
+    for step in sorted(manager.all_steps(), reverse=True):
+        try:
+            saved = manager.metadata(step).custom_metadata["recipe"]
+            break
+        except DAMAGED:  # torn; `restore` will name it
+            continue
+    else:
+        return
     differences = [f"{key}: {saved.get(key)} there, {value} here"
-                   for key, value in recipe.items() if step and saved.get(key) != value]
+                   for key, value in recipe.items() if saved.get(key) != value]
     if differences:
         raise UserError(f"{manager.directory} holds step {step} of another recipe: "
                         f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
