@@ -109,11 +109,12 @@ print(json.dumps(counter, indent=2)[:1_500].replace("\\n", "\n"))
 
 # %% [markdown]
 # ## 2. Your own data
-# Nothing here is specific to hardware but the dataset. Set `source` to a file, a folder or a dataset
-# of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own sentence. A
-# path starts from the repository: what you upload to Colab is `../yours.jsonl`. Before the first
-# cell, name a run directory of its own (`os.environ["RUN_DIR"] = "/content/mine"`), or it takes the
-# place of the Verilog run. Each row may have any of these forms; the first four mean the same chat.
+# Nothing here is specific to hardware but the dataset. Set `source` to a file, a folder or a
+# dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
+# sentence. A path starts from the repository: what you upload to Colab is `../yours.jsonl`. Before
+# the first cell, name a run directory of its own (`os.environ["RUN_DIR"] = "/content/mine"`), or it
+# takes the place of the Verilog run. Each row may have any of these forms; the first four mean the
+# same chat.
 
 # %%
 ask, reply = "An inverter, please.", "assign y = ~a;"
@@ -187,8 +188,8 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 #
 # </details>
 #
-# Now all rows. A row can also be broken in plainer ways: a line that is no JSON, a missing column, a
-# value that is not text. Each is a counted drop, shown with one example.
+# Now all rows. A row can also be broken in plainer ways: a line that is no JSON, a missing column,
+# a value that is not text. Each is a counted drop, shown with one example.
 
 # %%
 cleaned = [data.clean(row, cfg.reasoning == "kept") for row in rows]
@@ -220,14 +221,15 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
                                                                  add_generation_prompt=True)))
 
 # %% [markdown]
-# **Both lines end where the answer begins or ended. What does the second have that the first lacks?**
+# **Both lines end where the answer begins or ended. What does the second have that the first
+# lacks?**
 #
 # <details><summary>The trap</summary>
 #
 # An *empty thought channel*: `<|channel>thought`, newline, `<channel|>`. The larger Gemma 4 models
-# (12B, 26B, 31B) end a question with it: thinking is over, answer now. A stored chat has none. Train
-# on the stored form, and you train on a prompt that the server never sends. The fine-tune can then
-# end up worse than its base (reported for the 31B in discussion 77 on its hub page).
+# (12B, 26B, 31B) end a question with it: thinking is over, answer now. A stored chat has none.
+# Train on the stored form, and you train on a prompt that the server never sends. The fine-tune can
+# then end up worse than its base (reported for the 31B in discussion 77 on its hub page).
 #
 # </details>
 #
@@ -312,7 +314,7 @@ near = sorted(closest.items(), key=lambda item: -item[1][0])
 print(f"{len(exact)} training examples ask one of {len(exams)} evaluation prompts")
 pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], asked[place][1].strip()[-90:])
               for name, (share, place) in near[:4] if share],
-             columns=["evaluation prompt", "shared runs", "it ends with", "the closest row ends with"])
+             columns=["evaluation prompt", "shared runs", "it ends with", "the closest row ends"])
 
 # %% [markdown]
 # The count finds equal texts only, not the same problem in other words. High shares are expected in
@@ -401,8 +403,8 @@ style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 # %% [markdown]
 # A colour is an example. A place costs a step nearly the same whether it holds text or padding, so
 # the lower picture trains several times as much text for the same arithmetic. Real examples vary
-# more in length and fill better still: with CodeV-R1's published lengths, rows of 4,096 are at least
-# 95 % full (`tests/test_data.py`), where one example per row of 3,072 fills 30 %.
+# more in length and fill better still: with CodeV-R1's published lengths, rows of 4,096 are at
+# least 9 % full (`tests/test_data.py`), where one example per row of 3,072 fills 3 %.
 #
 # ## 8. Save for notebook 03
 # Four plain `.npy` files for each part, which 03 maps into memory. `samples.json` holds three

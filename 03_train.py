@@ -15,9 +15,9 @@
 #
 # # 03 · LoRA on Gemma 4: every matrix, every token, every bit
 #
-# How does a model that answers in fragments learn to write the module you asked for? You load Gemma 4
-# onto four devices, ask it for an up-down counter, train small adapters beside its frozen weights,
-# and ask again. On the way you learn as much JAX as that takes.
+# How does a model that answers in fragments learn to write the module you asked for? You load Gemma
+# 4 onto four devices, ask it for an up-down counter, train small adapters beside its frozen
+# weights, and ask again. On the way you learn as much JAX as that takes.
 #
 # | | |
 # |---|---|
@@ -49,8 +49,8 @@ helpers.machine(devices=4)
 # ## 1. Load the model and ask it
 # JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax is the
 # optimizer, Grain feeds data, Orbax writes checkpoints. The defaults of `train.Settings` are a
-# published recipe for the 31B ([10](10_published.ipynb) asks what holds of it); a field is explained
-# where it is used.
+# published recipe for the 31B ([10](10_published.ipynb) asks what holds of it); a field is
+# explained where it is used.
 
 # %%
 import os
@@ -80,9 +80,10 @@ cfg = replace(cfg, max_steps=helpers.env("MAX_STEPS", 0),
 cfg.table()
 
 # %% [markdown]
-# The base model is no setting: the data says which tokenizer and model it is for. The config comes from the model's `config.json`, a *mesh* arranges the devices (section 2), and
-# `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files onto its
-# devices. We ask for bfloat16 by name, because Tunix's default is float32, at twice the bytes.
+# The base model is no setting: the data says which tokenizer and model it is for. The config comes
+# from the model's `config.json`, a *mesh* arranges the devices (section 2), and `load_base` calls
+# Tunix's loader, which puts each weight of the Hugging Face files onto its devices. We ask for
+# bfloat16 by name, because Tunix's default is float32, at twice the bytes.
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
@@ -126,8 +127,8 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # ### Functions are compiled, for one shape
 # `jax.jit` runs your Python function once with placeholders that have a shape and no values. It
 # records the operations (this is *tracing*), and the compiler XLA makes one program of them. Here
-# `x` holds the request's tokens as vectors: [rows, T tokens, D numbers each]. **The loop calls `sizes` three
-# times. How often does it print "traced"?**
+# `x` holds the request's tokens as vectors: [rows, T tokens, D numbers each]. **The loop calls
+# `sizes` three times. How often does it print "traced"?**
 
 # %%
 request = chat.prompt_ids(tokenizer, chats[0], thinking)
@@ -193,8 +194,8 @@ product = jax.jit(jnp.dot)(x[0], kernel)
 print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked for that")
 
 # %% [markdown]
-# The compiler derives how results are cut from how the inputs are, and puts communication in where a
-# device needs what another one holds. You choose the cuts; you never write a send.
+# The compiler derives how results are cut from how the inputs are, and puts communication in where
+# a device needs what another one holds. You choose the cuts; you never write a send.
 #
 # ### A model is a structure and a tree
 # Compiled functions take arrays and return arrays, and a module is neither. `nnx.split` takes a
@@ -234,8 +235,8 @@ print(f"{len(modules)} modules adapted of {len(gemma.expected_modules(config))}:
 made.groupby(["module", "A", "B"], sort=False).numbers.agg(["size", "sum"])
 
 # %% [markdown]
-# (An *einsum* is a product whose axes have letters; Tunix names its attention matrices after it.) The
-# count matters. `k_einsum`, the lone key projection of the layers that attend to all tokens, is
+# (An *einsum* is a product whose axes have letters; Tunix names its attention matrices after it.)
+# The count matters. `k_einsum`, the lone key projection of the layers that attend to all tokens, is
 # easily forgotten in the pattern, and then ten modules of the 31B silently train nothing. A pattern
 # that misses a module is refused, unless `partial=True` says that it is meant.
 #
@@ -264,7 +265,8 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # ## 5. Train
 # The loss is a *sum* over trained tokens, with their number; the mean is taken once, for the whole
-# step. **Where only a third of the tokens are trained, which part of the model could be skipped for the rest?**
+# step. **Where only a third of the tokens are trained, which part of the model could be skipped for
+# the rest?**
 #
 # <details><summary>Answer</summary>
 #
@@ -293,8 +295,9 @@ if steps < 20 and not cfg.max_steps:
 # bfloat16, like everything that multiplies; float32 is what AdamW updates. Frozen weights go in and
 # do not come out.
 #
-# A checkpoint holds what changes (adapters, Adam's moments, the position in the data) and the *recipe*: everything
-# that decides what is being trained. A newer recipe does not go on from an older one's checkpoint.
+# A checkpoint holds what changes (adapters, Adam's moments, the position in the data) and the
+# *recipe*: everything that decides what is being trained. A newer recipe does not go on from an
+# older one's checkpoint.
 
 # %%
 recipe = train.recipe_of(cfg) | {
@@ -438,8 +441,8 @@ print("chosen:", {chips: gemma.choose_mesh(big, chips) for chips in (4, 8, 16)})
 
 # %% [markdown]
 # The refusal comes before 62 GB are read. `nnx.eval_shape` builds a model without memory: shapes,
-# types and shardings, no arrays. So we can ask what one of four chips holds of layer 5, the first with
-# full attention.
+# types and shardings, no arrays. So we can ask what one of four chips holds of layer 5, the first
+# with full attention.
 
 # %%
 four = jax.sharding.Mesh(np.array(jax.devices()[:1] * 4).reshape(1, 4), ("fsdp", "tp"))
@@ -456,15 +459,15 @@ pd.DataFrame(cut).T
 
 # %% [markdown]
 # Every chip computes its own heads with its own part of W and B. A is small, and each chip keeps
-# all of it. Within attention the chips exchange nothing. Then comes `attn_vec_einsum`, and each chip
-# holds a sum over its own heads only: the four have to be added. That is an *all-reduce*, in two
-# steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather* hands
-# the quarters round when the next projection needs them whole.
+# all of it. Within attention the chips exchange nothing. Then comes `attn_vec_einsum`, and each
+# chip holds a sum over its own heads only: the four have to be added. That is an *all-reduce*, in
+# two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
+# hands the quarters round when the next projection needs them whole.
 #
 # <details><summary><b>More chips than four?</b></summary>
 #
-# All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4). Every host runs this
-# notebook as a script, all at once
+# All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4). Every host runs
+# this notebook as a script, all at once
 # ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)). All write one
 # checkpoint together, so `CHECKPOINTS` has to be a bucket. A step has more rows then, and the
 # learning rate is yours to find again.
@@ -498,8 +501,8 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 #
 # <details><summary><b>How can two trainers disagree about a mean?</b></summary>
 #
-# Tunix (0.1.7) averages each micro-batch, then the averages: a token counts more where few tokens are
-# trained. A test takes one plain step of gradient descent both ways. With equally many trained
+# Tunix (0.1.7) averages each micro-batch, then the averages: a token counts more where few tokens
+# are trained. A test takes one plain step of gradient descent both ways. With equally many trained
 # tokens in both micro-batches the two steps agree to 1e-4 of their length; with uneven ones they
 # part. And Tunix's compiled step returns the whole model: for the 31B 14.6 GiB of fresh outputs on
 # each of four chips, where ours returns none (compiled, [08](08_dryrun.ipynb)).

@@ -80,8 +80,8 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # For each large matrix notebook 03 left a pair of small ones: `A` narrows the layer's input to `r`
-# numbers (`r` is the rank), `B` widens them to the output. We restore them as plain NumPy arrays; no
-# model is built.
+# numbers (`r` is the rank), `B` widens them to the output. We restore them as plain NumPy arrays;
+# no model is built.
 
 # %%
 recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
@@ -164,11 +164,10 @@ display(pd.DataFrame([{
 ).set_index("Tunix"))
 
 # %% [markdown]
-# The tiny model has one `k_einsum`, the 31B has ten. Forget that kind, as the published LoRA pattern
-# does, and 350 of 360 modules are trained.
+# The tiny model has one `k_einsum`, the 31B has ten. Forget that kind, as the published LoRA
+# pattern does, and 350 of 360 modules are trained.
 #
-# <details><summary><b>One pair of A and B trains <code>kv_einsum</code>. How do two HF matrices come
-# out of it?</b></summary>
+# <details><summary><b>How do two HF matrices come out of one <code>kv_einsum</code>?</b></summary>
 #
 # `A` narrows the input for both, so both share it. `B` has an axis `c` of length 2, keys first,
 # then values: each half is the `B` of one matrix. A PEFT run would have trained two `A`s.
@@ -223,7 +222,8 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 #
 # </details>
 #
-# `add_delta` is section 1's merge on some rows. It also says how large base, change and rounding are.
+# `add_delta` is section 1's merge on some rows. It also says how large base, change and rounding
+# are.
 
 # %%
 helpers.show_source(merge.add_delta)
@@ -297,7 +297,8 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 #
 # ## 6. Do all engines agree?
 # Ten prompts of 100 tokens go through five paths, and `tests/test_merge.py` compares the
-# log-probability of every token of the vocabulary at every position (tiny base, random `A` and `B`):
+# log-probability of every token of the vocabulary at every position (tiny base, random `A` and
+# `B`):
 #
 # | max (mean) of \|Δ log-probability\| | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
 # |---|---|---|
@@ -314,8 +315,8 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 #
 # <details><summary><b>Which row would you have missed without this test?</b></summary>
 #
-# The sixth. The adapter loads, the model answers, and one layer in six uses its old values. That is what
-# the copied `v_proj` prevents.
+# The sixth. The adapter loads, the model answers, and one layer in six uses its old values. That is
+# what the copied `v_proj` prevents.
 #
 # </details>
 #
@@ -329,10 +330,12 @@ base_model: {recipe['base_model']}
 base_model_relation: finetune
 ---
 # {recipe['base_model']}, tuned
-- **Data**: {data['source']}, {data['train_examples']:,} examples, {data['trained_tokens']:,} trained tokens.
-- **Ask it as it was trained**: system message {json.dumps(data['system'])}, reasoning {data['reasoning']}.
-- **Training**: LoRA rank {recipe['rank']}, alpha {recipe['alpha']:g} on {len(targets)} modules, {step} steps,
-  learning rate {recipe['learning_rate']:g}; added to the weights in float32, rounded once.
+- **Data**: {data['source']}, {data['train_examples']:,} examples,
+  {data['trained_tokens']:,} trained tokens.
+- **Ask it as it was trained**: system message {json.dumps(data['system'])},
+  reasoning {data['reasoning']}.
+- **Training**: LoRA rank {recipe['rank']}, alpha {recipe['alpha']:g} on {len(targets)} modules,
+  {step} steps, learning rate {recipe['learning_rate']:g}; added in float32, rounded once.
 """
 helpers.write_text(helpers.run_dir("model_card.md"), card)
 print(card)
@@ -372,9 +375,9 @@ print(card)
 # merge.merge_model(base, half, plan, scale / 2)
 # ```
 #
-# In 07, name this folder as another model: `models["half"] = helpers.run_dir("merged_half")`, before
-# it is run. LoRA is linear in `scale`, the network is not: expect something between base and tuned,
-# rarely the middle.
+# In 07, name this folder as another model: `models["half"] = helpers.run_dir("merged_half")`,
+# before it is run. LoRA is linear in `scale`, the network is not: expect something between base and
+# tuned, rarely the middle.
 # </details>
 #
 # Next: [05 · Serving the fine-tuned model with vLLM](05_serve_vllm.ipynb)

@@ -227,7 +227,7 @@ def load_base(source, config, mesh):
 def lora_a(key, shape, dtype):
     """Uniform within sqrt(6 / inputs), in float32 whatever the base weight's dtype is.
 
-    PEFT draws within 1 / sqrt(inputs), 2.45 times less: mind it when you carry a learning rate over.
+    PEFT draws within 1 / sqrt(inputs), 2.45 times less: a learning rate of PEFT's differs here.
     """
     return jax.nn.initializers.he_uniform()(key, shape, "float32")
 

@@ -38,7 +38,7 @@ def _is(default, what):
 
 @dataclass(frozen=True)
 class Settings:
-    """What 03 trains and how; the defaults are the full size's, a published recipe's in the main."""
+    """What 03 trains and how; the defaults are for the 31B, mostly those of a published recipe."""
 
     rank: int = _is(64, "numbers between A and B")
     alpha: float = _is(64.0, "the adapter counts alpha / rank times")

@@ -154,7 +154,8 @@ class Layer:
         """Its matrices as `Module`s, in the order of the arithmetic; experts are not among them."""
         sizes = {"D": self.width, "N": self.heads, "K": self.kv_heads, "H": self.head_dim,
                  "F": self.mlp, "c": 2}
-        keeps = "nothing" if not self.owns_kv else "keys alone" if self.k_is_v else "keys and values"
+        keeps = "keys alone" if self.k_is_v else "keys and values"
+        keeps = keeps if self.owns_kv else "nothing"
         return [Module(f"layers.{self.index}.{path}", self.index, kind,
                        tuple(sizes[axis] for axis in kind.inputs),
                        tuple(sizes[axis] for axis in kind.outputs))
