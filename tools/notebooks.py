@@ -14,7 +14,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +23,6 @@ sys.modules.setdefault("rfc3987_syntax", None)  # Jupyter Lab brings it; a secon
 
 import jupytext
 import nbformat
-import psutil
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
@@ -315,7 +313,7 @@ def adopt(source, notebook, copy):
     return adopted
 
 
-def execute_stored(every):
+def execute_stored(every, folder):
     """Store outputs for the notebooks that have none (or all), from a run at the tiny size.
 
     One that shows stored results counts as having none once they change. A copy that `run_all.sh`
@@ -330,23 +328,6 @@ def execute_stored(every):
         if every or not adopt(source, notebook, copy):
             notebook = execute(source, folder)
         write(target_of(source), text_of(notebook))
-
-
-class PeakMemory(threading.Thread):
-    """Samples the largest resident set of any one process of this run: they inherit its RUN_DIR."""
-
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.gib, self.done = 0.0, threading.Event()
-
-    def run(self):
-        while not self.done.wait(1.0):
-            for process in psutil.process_iter():
-                try:
-                    if process.environ().get("RUN_DIR") == os.environ["RUN_DIR"]:
-                        self.gib = max(self.gib, process.memory_info().rss / 2**30)
-                except (psutil.Error, OSError):
-                    continue  # it ended, or it is not ours to look at
 
 
 # ── Publishing ──
@@ -397,8 +378,9 @@ def main():
         set_repository(options.repository)
     update()
     if options.execute:
+        run = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny")
         try:
-            execute_stored(options.all)
+            execute_stored(options.all, run / "notebooks")
         finally:
             folder = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny") / "serve"
             subprocess.run([sys.executable, "-m", "serving", "stop", folder], cwd=ROOT, check=False)

@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -119,8 +120,6 @@ def server(word):
 def execute(sources):
     """Execute the pages in order, with times; the server for a lone 06 is started first."""
     numbers, seconds = [source.name[:2] for source in sources], {}
-    memory = notebooks.PeakMemory()
-    memory.start()
     for source in sources:
         if source.name[:2] == "06" and "05" not in numbers and not server("start"):
             raise UserError("06 needs the server as 05 left it, and it does not start (see above). "
@@ -128,13 +127,14 @@ def execute(sources):
         start = time.perf_counter()
         notebooks.execute(source, run_dir("notebooks"), env={**os.environ, **run.covered()})
         seconds[source.stem] = round(time.perf_counter() - start, 1)
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # KiB, of one process
         before = read_leftover(run_dir("times.json"), {"seconds": {}, "peak_gib": 0.0})
         write_json(run_dir("times.json"), {
             "seconds": {**before["seconds"], **seconds},
-            "peak_gib": round(max(before["peak_gib"], memory.gib), 2)})
+            "peak_gib": round(max(before["peak_gib"], peak), 2)})
     print("   ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
     print(f"run_all: {len(seconds)} notebooks in {sum(seconds.values()) / 60:.1f} min, at most "
-          f"{memory.gib:.1f} GiB in one process; results in {notebooks.shown(run_dir())}, executed "
+          f"{peak:.1f} GiB in one kernel; results in {notebooks.shown(run_dir())}, executed "
           f"notebooks in {notebooks.shown(run_dir('notebooks'))}")
 
 
