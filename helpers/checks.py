@@ -9,8 +9,6 @@ import sys
 from dataclasses import asdict
 
 from tables import hardware
-from tpu_time import fit, stored
-from helpers.gcloud import HUGE_PAGES
 from helpers.run import temporary_dir
 
 
@@ -29,13 +27,6 @@ def check_space(folder, free_gb, need_gb):
     return fine, f"{free_gb:.0f} GB free for {need_gb:g} GB" if fine else (
         f"{folder} has {free_gb:.0f} GB free and the checkpoint needs {need_gb:g} GB. Start again "
         "with TMPDIR=/dev/shm, or make the VM with a larger boot disk")
-
-
-def slices_for(size, base_dtype, known):
-    """The slices that a size is for, and those for which 08 has compiled its training step."""
-    more = (name for name in fit.SLICES | fit.ONE_CHIP
-            if stored.compiled_fit(name, size, base_dtype))
-    return tuple(dict.fromkeys((*known, *more)))
 
 
 def check_slice(found, slices):
@@ -70,7 +61,7 @@ def check_huge_pages(setting, chips):
     fine = setting == "always"
     return fine, setting if fine else (
         f"transparent huge pages are {setting or 'unknown'}, which makes a TPU start slowly. "
-        f"Run: sudo sh -c 'echo always > {HUGE_PAGES}'")
+        f"Run: sudo sh -c 'echo always > /sys/kernel/mm/transparent_hugepage/enabled'")
 
 
 def check_icarus(first_line):

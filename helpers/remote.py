@@ -66,7 +66,7 @@ def place(source):
     if Path(text).is_dir():
         return Path(text)
     if "://" in text or text.count("/") == 1 and not local_path(text):
-        return temporary_dir() / "base" / text.rpartition("://")[2].rstrip("/")
+        return temporary_dir() / "base" / text.rpartition("://")[2].strip("/")
     raise UserError(f"{text} is neither a directory, nor a hub id, nor a gs:// address.")
 
 

