@@ -308,40 +308,6 @@ def covered():
     return {"RUN_DIR_LOCKED": str(run_dir(".lock").resolve())}
 
 
-class Taken(UserError):
-    """Another process is at work there."""
-
-
-@contextlib.contextmanager
-def alone(path, wait=False):
-    """Be the only process in this block, as told by a file that all of them name.
-
-    Raises:
-      Taken: another process is in it, unless we are to `wait`.
-    """
-    from filelock import FileLock, Timeout
-    path = Path(path)
-    lock = FileLock(path / ".lock" if path.is_dir() else path)
-    try:
-        lock.acquire(timeout=-1 if wait else 0)
-    except Timeout:
-        raise Taken(f"{path.name} in {path.parent} is being made by another process. Wait until "
-                    "it is done, then run this again.") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def wrong_files(folder, hashes, there):
-    """{name: "missing", "unexpected" or "changed"} of the files `there`, by {name: SHA-256}."""
-    bad = {name: "missing" for name in sorted(set(hashes) - set(there))}
-    bad |= {name: "unexpected" for name in sorted(set(there) - set(hashes))}
-    both = set(hashes) & set(there)
-    found = folder_hashes(folder, both) if both else {}
-    return bad | {name: "changed" for name, value in found.items() if value != hashes[name]}
-
-
 # -- Whole files --------------------------------------------------------------------------------
 
 @contextlib.contextmanager

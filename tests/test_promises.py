@@ -1,0 +1,372 @@
+"""What a person is promised when something is wrong: one clear line that names the fix, nothing
+half-written, nothing finished lost. One row for each promise; the list is DESIGN's.
+
+    .venv/bin/python -m pytest tests/test_promises.py
+
+Rows that need what only one room has stand with that room's tests: `ELSEWHERE` names them, and a
+test looks whether they are there.
+"""
+
+import ast
+import http.server
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT
+from test_hardware import tpu, tree
+
+from helpers import run
+
+HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
+          "#       format_name: percent\n# ---\n\n")
+PRELUDE = "from helpers import run; run.one_line_errors()\n"
+ELSEWHERE = {
+    "out of memory (two lines)": ("test_train", "does_not_fit"),
+    "a gradient that is not finite": ("test_train", "gradient_that_is_not_finite"),
+    "another recipe than the checkpoint's": ("test_change", "another_recipe"),
+    "kill -9 anywhere": ("test_train", "kill_9"),
+    "a torn checkpoint": ("test_train", "newest_checkpoint_that_restores"),
+    "a port in use": ("test_serve", "port_in_use"),
+    "a server that dies while starting": ("test_serve", "last_lines"),
+    "Ctrl-C and SIGTERM leave no server": ("test_serve", "leave_no_server"),
+    "stale benchmark results": ("test_bench", "another_server_model_or_load"),
+    "hostile answers": ("test_eval", "hostile_candidates_never_pass"),
+    "chips held": ("test_hardware", "held_by_another_process"),
+    "a bucket that refuses us": ("test_remote", "refuses|missing_or_holds"),
+}
+
+
+@pytest.mark.parametrize("promise", ELSEWHERE)
+def test_every_other_promise_has_its_test(promise):
+    file, name = ELSEWHERE[promise]
+    names = [node.name for node in ast.walk(ast.parse((ROOT / f"tests/{file}.py").read_text()))
+             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    assert any(re.search(name, one) for one in names), f"tests/{file}.py has no test of {promise}"
+
+
+# ── One row, one promise ──
+
+@dataclass
+class Row:
+    """What is done, and what has to be said; a page, or code in a Python of its own."""
+
+    name: str
+    says: str            # a pattern of the one error
+    code: str = ""
+    page: str = ""
+    env: tuple = ()      # (name, value) pairs; {folder} is the test's own folder
+    prepare: object = None
+    slow: bool = False
+    lines: int = 1
+
+
+def a_machine(folder, **parts):
+    tree(folder / "machine", **parts)
+
+
+def a_model(folder, cut=None):
+    """The tiny model, one of its files cut short."""
+    shutil.copytree(ROOT / "assets/tiny_gemma4", folder / "model")
+    if cut:
+        file = next((folder / "model").glob(cut))
+        file.write_bytes(file.read_bytes()[:-1000])
+
+
+def a_file(name, text):
+    def prepare(folder):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return prepare
+
+
+def finished(*parts):
+    """Parts of a finished tiny run (RUN_DIR, or /runs/tiny), as this one's."""
+    def prepare(folder):
+        for part in parts:
+            source = FINISHED / part
+            if not source.exists():
+                pytest.skip(f"no finished run in {FINISHED}: ./run_all.sh makes one")
+            target = folder / "run" / part
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if source.is_dir() else shutil.copy2)(source, target)
+    return prepare
+
+
+def a_changed_merge(folder):
+    finished("data/meta.json", "data/samples.json", "train/recipe.json", "train/log.jsonl", "merged",
+             "merge.json")(folder)
+    path = next((folder / "run/merged").glob("*.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+def changed_rows(folder):
+    finished("data")(folder)
+    path = folder / "run/data/train/tokens.npy"
+    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+
+
+def another_tokenizer(folder):
+    finished("data")(folder)
+    path = folder / "run/data/meta.json"
+    path.write_text(path.read_text().replace('"chat_template_hash": "', '"chat_template_hash": "0'))
+
+
+def icarus_left_out(folder):
+    """Every program of this machine but Icarus."""
+    (folder / "bin").mkdir()
+    for place in os.environ["PATH"].split(":"):
+        for program in Path(place).glob("*"):
+            link = folder / "bin" / program.name
+            if program.name not in ("iverilog", "vvp", "apt-get", "sudo") and not link.is_symlink():
+                link.symlink_to(program)
+
+
+FINISHED = Path(os.environ.get("RUN_DIR") or ROOT / "runs/tiny").resolve()
+NO_DISK = "import shutil; shutil.disk_usage = lambda _: type('', (), {'free': 1000})\n"
+MESH = ("import jax\nfrom helpers import gemma\nconfig = gemma.config_from_hf('assets/tiny_gemma4')\n"
+        "gemma.make_mesh(config, (1, 3), jax.devices() * 3)")
+LOAD = ("import jax\nfrom helpers import gemma\nbase = '{folder}/model'\n"
+        "config = gemma.config_from_hf(base)\n"
+        "gemma.load_base(base, config, gemma.make_mesh(config, (1, 1), jax.devices()[:1]))")
+
+ROWS = [
+    Row("an earlier page not run", "merge.json is missing. Run 04_merge.py first", page="05_serve_vllm.py"),
+    Row("an unknown size", "SIZE=huge is unknown. The sizes are", page="02_data.py",
+        env=(("SIZE", "huge"),), lines=4),
+    Row("a size that a page has no settings for", "no settings for size e2b. Set SIZE to one that it has",
+        "import helpers; helpers.choose({{'31b': 1}})", env=(("SIZE", "e2b"),), lines=2),
+    Row("a slice that no size is for", "no size is meant for this machine, TPU v5e-8",
+        "import helpers; helpers.size()", env=(("SIZE", ""), ("HARDWARE_ROOT", "{folder}/machine")),
+        prepare=lambda folder: a_machine(folder, **tpu("0x0063", 8)), lines=4),
+    Row("a number in the environment that is none", "MAX_STEPS=ten is not a number",
+        "import helpers; helpers.env('MAX_STEPS', 1)", env=(("MAX_STEPS", "ten"),)),
+    Row("somebody else's Python", "into which nothing is installed.*choose .*/.venv/bin/python as the kernel",
+        "import sys; sys.prefix = '/usr'; import helpers; helpers.machine()"),
+    Row("chips missing", "the chips are on the PCI bus, but /dev/vfio/. is missing",
+        "from helpers import opening; opening.start(devices=4)",
+        env=(("SIZE", "31b"), ("HARDWARE_ROOT", "{folder}/machine"), ("TPU_SKIP_MDS_QUERY", "1")),
+        prepare=lambda folder: a_machine(folder, pci=tpu("0x0062", 4)["pci"])),
+    Row("chips that JAX does not see", "but JAX runs on the CPU. Run ./setup.sh train",
+        "from helpers import opening; opening.start(devices=4)",
+        env=(("SIZE", "31b"), ("HARDWARE_ROOT", "{folder}/machine"), ("TPU_SKIP_MDS_QUERY", "1")),
+        prepare=lambda folder: a_machine(folder, **tpu("0x0062", 4))),
+    Row("Icarus missing", "Icarus.*sudo apt-get install -y iverilog", page="00_quickstart.py",
+        env=(("PATH", "{folder}/bin"),), prepare=icarus_left_out, slow=True),
+    Row("too little disk for the base, before the download", "GB free, for the weights of file:.* it takes",
+        NO_DISK + "from helpers import remote; remote.stage('file://{folder}/model')", prepare=a_model),
+    Row("no licence or token", "the Hugging Face hub does not give google/tiny.*\nLog in with HF_TOKEN",
+        "from helpers import remote; remote.stage('google/tiny')", env=(("HF_ENDPOINT", "{hub}"),), lines=2),
+    Row("a base that is nowhere", "./none/there is neither a directory, nor a hub id",
+        "from helpers import remote; remote.stage('./none/there')"),
+    Row("a damaged base", "damaged or cut short|do not belong to its config", LOAD,
+        prepare=lambda folder: a_model(folder, "*.safetensors")),
+    Row("a config that is no Gemma 4's", "config.json is not a Gemma 4's",
+        "from helpers import gemma; gemma.config_from_hf('{folder}')",
+        prepare=a_file("config.json", '{"model_type": "llama"}')),
+    Row("no rows at all", "holds no rows", "from helpers import data; data.read_rows('{folder}/rows.jsonl')",
+        prepare=a_file("rows.jsonl", "")),
+    Row("an impossible mesh", "mesh is impossible here: tp=3 does not divide the", MESH),
+    Row("rows that were changed", "tokens.npy.* changed.*Run 02_data.py again|is not what 02 wrote",
+        "from helpers import data; data.check_data(run.run_dir('data'), data.read_meta(run.run_dir('data')))",
+        prepare=changed_rows),
+    Row("merged files that changed", "has changed|is not what|changed.*04", page="05_serve_vllm.py",
+        prepare=a_changed_merge, slow=True),
+    Row("a broken file of an earlier page", "meta.json is not valid JSON.*run the notebook that writes it",
+        "run.read_json(run.run_dir('data/meta.json'))", prepare=a_file("run/data/meta.json", "{")),
+    Row("a run directory that is not one", "holds more than a run. Name a folder of its own",
+        "run.run_dir()", env=(("RUN_DIR", str(ROOT)),)),
+    Row("a TMPDIR that is not there", "TMPDIR=/no/such is not a folder that can be written",
+        "run.temporary_dir()", env=(("TMPDIR", "/no/such"),)),
+    Row("an error of a room", "is no slice such as",
+        "from tables import hardware; hardware.slice_of('nonsense')"),
+]
+
+
+class Gated(http.server.BaseHTTPRequestHandler):
+    """A hub that wants its terms accepted."""
+
+    def do_GET(self):
+        self.send_response(403)
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gated)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, marks=pytest.mark.slow if row.slow else [],
+                                              id=row.name.replace(" ", "-")) for row in ROWS])
+def test_one_clear_line_and_nothing_half_written(row, tmp_path, hub):
+    if row.prepare:
+        row.prepare(tmp_path)
+    env = {name: value for name, value in os.environ.items() if name not in ("TPU_SKIP_MDS_QUERY", "HF_HUB_OFFLINE")}
+    env |= {"RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny", "MPLBACKEND": "agg"}
+    env |= {name: value.format(folder=tmp_path, hub=hub) for name, value in row.env}
+    words = [row.page] if row.page else ["-c", PRELUDE + row.code.format(folder=tmp_path)]
+    before = sorted(path for path in (tmp_path / "run").rglob("*") if path.is_file())
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, env=env)
+    said = "\n".join(line for line in done.stderr.splitlines() if not line.startswith(("setup: ", "WARNING")))
+    assert done.returncode == 1 and said.startswith("Error: "), (done.stdout, done.stderr)
+    assert re.search(row.says, said, re.S), said
+    assert len(said.splitlines()) <= row.lines, said
+    after = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != ".lock"]
+    assert set(before) <= set(after), "nothing finished is lost"
+    assert not [path for path in after if path.name.endswith(".partial")], "nothing half-written"
+
+
+# ── A disk that fills, two writers, an end from outside ──
+
+def test_a_full_disk_leaves_the_old_file_and_no_half(tmp_path):
+    """RUN_DIR is a disk of 256 KiB of its own."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
+    code = (PRELUDE + "run.write_text(run.run_dir('kept'), 'old')\n"
+            "with run.atomic_dir(run.run_dir('data')) as folder:\n"
+            "    (folder / 'tokens').write_bytes(bytes(10**6))\n")
+    script = (f"mount -t tmpfs -o size=256k none {tmp_path} && {sys.executable} -c \"$CODE\"; "
+              f"echo $?; ls -A {tmp_path}; cat {tmp_path}/kept")
+    done = subprocess.run(["unshare", "-rm", "bash", "-c", script], cwd=ROOT, text=True,
+                          capture_output=True, env={**os.environ, "RUN_DIR": str(tmp_path), "CODE": code})
+    assert done.stdout.split() == ["1", "kept", "old"], done.stdout
+    assert done.stderr.count("\n") == 1 and "No space left on device" in done.stderr, done.stderr
+    assert "set RUN_DIR to a folder of yours" in done.stderr
+
+
+WRITER = PRELUDE + "run.writing(); print('writes', flush=True); input()"
+
+
+def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
+    env = {**os.environ, "RUN_DIR": str(tmp_path)}
+    first = subprocess.Popen([sys.executable, "-c", WRITER], cwd=ROOT, env=env, text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdout.readline() == "writes\n"
+    second = subprocess.run([sys.executable, "-c", WRITER], cwd=ROOT, env=env, text=True, capture_output=True)
+    assert second.returncode == 1 and second.stderr.count("\n") == 1
+    assert "is being written by another process. Wait until it is done, or set RUN_DIR" in second.stderr
+    first.kill()
+    first.wait()
+    third = subprocess.run([sys.executable, "-c", WRITER], cwd=ROOT, env=env, text=True,
+                           capture_output=True, input="\n")
+    assert third.returncode == 0, third.stderr
+
+
+def test_an_open_notebook_is_in_nobodys_way(tmp_path, monkeypatch):
+    """Two kernels in one run directory: cells take turns, and no one waits for an idle kernel."""
+    import nbformat
+    from nbclient import NotebookClient
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+    cell = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{PRELUDE}run.writing()"
+    clients = [NotebookClient(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]),
+                              kernel_name="python3", timeout=60) for _ in range(2)]
+    with clients[0].setup_kernel():
+        clients[0].execute_cell(clients[0].nb.cells[0], 0)
+        with clients[1].setup_kernel():
+            clients[1].execute_cell(clients[1].nb.cells[0], 0)  # the first is open and idle
+            clients[0].execute_cell(clients[0].nb.cells[0], 0)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """run_all.sh around a notebook that says that it runs, and then hangs beside a child."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for room in ("helpers", "tables", "tools"):
+        shutil.copytree(ROOT / room, folder / room)
+    shutil.copy(ROOT / "run_all.sh", folder)
+    (folder / "setup.sh").write_text("#!/bin/sh\n")
+    (folder / "setup.sh").chmod(0o755)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+    (folder / "01_step.py").write_text(HEADER + textwrap.dedent("""\
+        # %%
+        import pathlib, subprocess, os, time
+        child = subprocess.Popen(["sleep", "600"])
+        pathlib.Path(os.environ["RUN_DIR"], "runs").write_text("yes")
+        time.sleep(600)
+        """))
+    return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_run_all_leaves_no_process(project, tmp_path, number):
+    place = tmp_path / "run"
+    env = {**os.environ, "RUN_DIR": str(place), "SIZE": "tiny"}
+    child = subprocess.Popen(["./run_all.sh", "01"], cwd=project, env=env, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    until = time.monotonic() + 120
+    while not (place / "runs").exists() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert (place / "runs").exists(), "the notebook did not start"
+    child.send_signal(number)
+    said, _ = child.communicate(timeout=60)
+    assert child.returncode == 128 + number and "ended by SIG" in said, said
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RUN_DIR") == str(place) and process.status() != "zombie":
+                left.append(process)
+        except (psutil.Error, OSError):
+            continue
+    for process in left:
+        process.kill()
+    assert not [process for process in left if process.name() != "sleep"], left
+
+
+def test_run_all_says_what_is_missing_before_it_deletes(project, tmp_path):
+    (project / "06_step.py").write_text(HEADER + "# %%\nprint(1)\n")
+    (tmp_path / "run/bench").mkdir(parents=True)
+    env = {**os.environ, "RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny"}
+    done = subprocess.run(["./run_all.sh", "--fresh", "06"], cwd=project, env=env, text=True, capture_output=True)
+    assert done.returncode == 1 and "serve/options.json, which 05 writes" in done.stderr
+    assert (tmp_path / "run/bench").is_dir()
+    for words, says in ((("06", "01"), "06 comes after 01"), (("44",), "the notebooks are 01, 06")):
+        done = subprocess.run(["./run_all.sh", *words], cwd=project, env=env, text=True, capture_output=True)
+        assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_rows_that_cannot_be_used_are_dropped_and_counted(tmp_path):
+    """Through 02's own reader: a broken line, a chat without an answer, and one good row."""
+    from helpers import data
+    good = {"prompt": "An inverter.", "response": "```verilog\nmodule m;\nendmodule\n```"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join([json.dumps(good), "{not json", json.dumps({"text": 1})]) + "\n")
+    rows = data.read_rows(path)
+    assert len(rows) == 3 or len(rows) == 1, "every line is a row, usable or not"
+
+
+def test_a_whole_folder_appears_at_once(tmp_path):
+    """Killed in the middle of a write, a folder is as it was before."""
+    code = (PRELUDE + f"with run.atomic_dir({str(tmp_path / 'data')!r}) as folder:\n"
+            "    (folder / 'new').write_text('1'); import os; os.kill(os.getpid(), 9)")
+    with run.atomic_dir(tmp_path / "data") as folder:
+        (folder / "old").write_text("1")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["old"]
+    with run.atomic_dir(tmp_path / "data") as folder:
+        (folder / "newer").write_text("1")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["newer"]
