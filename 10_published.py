@@ -427,8 +427,8 @@ helpers.write_json(helpers.run_dir("published.json"), {
 
 # %% [markdown]
 # Directions are often right; sizes and causes often do not hold or were not measured. Most failures
-# have one of three reasons: one server with a warm prefix cache, too few requests per point, and no
-# profile behind an explanation. [06](06_bench.ipynb) is built against the first two: the cache is off,
+# have one of three reasons: one server, most likely with a warm prefix cache; too few requests per
+# point; and no profile behind an explanation. [06](06_bench.ipynb) is built against the first two: the cache is off,
 # every point has its own seed, and the server's own count of cached tokens is read back.
 #
 # What this series does otherwise is in `data/published/corrections.csv`, with the page that shows it;
