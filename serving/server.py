@@ -78,7 +78,8 @@ def current(folder):
 def last_lines(log, count=15):
     """The first error of a server's log, if it names one, and its last lines."""
     text = Path(log).read_text(errors="replace") if Path(log).exists() else ""
-    lines = [line for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines() if line.strip()]
+    noise = re.compile(r"\s*$|nanobind:|see https://nanobind| - (leaked|\.\.\. skipped)", re.I)
+    lines = [line for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines() if not noise.match(line)]
     first = [line for line in lines[:-count] if re.search(r"\w(Error|Exception): |error: ", line)
              and "root cause" not in line][:1]
     shown = [line[:300] for line in (*first, *lines[-count:])] or ["nothing"]
