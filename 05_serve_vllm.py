@@ -202,9 +202,8 @@ style.words(flags.explain(tpu).reset_index())
 # practice: Gemma 4 can see, and with pictures on, a step must hold a whole video (2,496 tokens), more
 # than our 2,048.
 #
-# **Without Docker**: `./setup.sh serve` on a machine with chips installs
-# [`vllm-tpu`](https://pypi.org/project/vllm-tpu) from PyPI into `.venv-serve` (it brings its own JAX),
-# and `engine="tpu"` starts it. That is the short road for the E2B on one v6e chip. On an H100 it is
+# **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
+# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it. That is the short road for the E2B on one v6e chip. On an H100 it is
 # `gpu-docker`, here it is `cpu`. What changes in the command:
 
 # %%

@@ -2,6 +2,7 @@
 # Make, or reuse, an environment of this series. A second run changes nothing and takes a second.
 #   ./setup.sh train                 .venv        JAX, Tunix, the notebooks and their tests (Python 3.11)
 #   ./setup.sh serve                 .venv-serve  vLLM on the CPU (Linux x86-64, Python 3.11)
+#   ./setup.sh serve-tpu             .venv-serve-tpu  vLLM on a machine with TPU chips, without Docker
 #   ./setup.sh dryrun                .libtpu      the TPU's compiler for notebook 08 (Linux x86-64, 0.7 GB, no TPU)
 #   ./setup.sh site                  .venv-site   Sphinx, for build_site.sh
 #   ./setup.sh browser               adds JupyterLab and a headless Chromium, for tests/test_browser.py
@@ -91,6 +92,11 @@ serve)
     stop "installing requirements/serve-cpu.txt failed (see above). It needs torch's +cpu build, looked for in TORCH_INDEX=$TORCH_INDEX"
   say "serving environment ready: .venv-serve, $(.venv-serve/bin/python --version)"
   ;;
+serve-tpu)
+  make_venv .venv-serve-tpu
+  install .venv-serve-tpu/bin/python requirements/serve-tpu.txt || stop "installing requirements/serve-tpu.txt failed (see above); Docker is the other way (engine=\"tpu-docker\")"
+  say "serving environment ready: .venv-serve-tpu, $(.venv-serve-tpu/bin/python --version)"
+  ;;
 site)
   make_venv .venv-site
   install .venv-site/bin/python requirements/site.txt || stop "installing requirements/site.txt failed (see above)"
@@ -107,7 +113,7 @@ dryrun)
   say "libtpu $LIBTPU is in .libtpu"
   ;;
 *)
-  sed -n '2,9p' "$(basename "$0")" | sed 's/^# \{0,1\}//'
+  sed -n '2,10p' "$(basename "$0")" | sed 's/^# \{0,1\}//'
   exit 2
   ;;
 esac

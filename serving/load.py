@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from serving import server
-from serving.options import LAUNCHER, ROOT, VENV
+from serving.options import LAUNCHER, ROOT, TPU_VENV, VENV
 from serving.vllm_cpu import DONE
 
 INF = math.inf
@@ -141,8 +141,9 @@ class Client:
 
     def _line(self, arguments, data, folder, log):
         if self.process is None:
+            python = (TPU_VENV if self.record["engine"] == "tpu" else VENV) / "python"
             self.process = subprocess.Popen(
-                [VENV / "python", LAUNCHER, "--lines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                [python, LAUNCHER, "--lines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=log, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         arguments = [*arguments, *(["--dataset-path", str(data)] if data else []), "--result-dir", folder]
         with contextlib.suppress(BrokenPipeError):  # it has died: its exit status says so below

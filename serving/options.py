@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
 ENGINES = (*IMAGES, "tpu", "cpu")
 CONTAINER = "gemma4-vllm"  # `start` adds a mark of its folder: two run directories do not meet
-VENV = ROOT / ".venv-serve" / "bin"
+VENV = ROOT / ".venv-serve" / "bin"  # `./setup.sh serve`
+TPU_VENV = ROOT / ".venv-serve-tpu" / "bin"  # `./setup.sh serve-tpu`
 LAUNCHER = ROOT / "serving" / "vllm_cpu.py"
 TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
@@ -29,7 +30,7 @@ class Options:
 
     Attributes:
       engine: "tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from PyPI) or "cpu" (vLLM's
-        CPU build), the last two in the environment that `./setup.sh serve` makes.
+        CPU build), the last two in environments of their own, which `prepare` makes.
       model: the served folder, in Hugging Face's layout.
       name: what clients ask for.
       host, port: 127.0.0.1 is only this machine; port 0 takes any free one.
@@ -231,7 +232,7 @@ def command(options, container=CONTAINER):
     serve += ["--limit-mm-per-prompt", TEXT_ONLY, *options.flags]
     if options.engine == "tpu":
         return ["env", "HF_HUB_OFFLINE=1", *model_code, *options.environment,
-                str(VENV / "vllm"), *serve]
+                str(TPU_VENV / "vllm"), *serve]
     variables = ["HF_HUB_OFFLINE=1", "VLLM_ENGINE_READY_TIMEOUT_S=3600", *options.environment]
     devices, volumes = ["--gpus", "all"], []
     if options.engine == "tpu-docker":

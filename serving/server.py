@@ -93,7 +93,7 @@ def last_lines(log, count=15):
 def prepare(options):
     """Make the serving environment or pull the image; once it is there, this takes a second."""
     words = ["docker", "pull", options.image or IMAGES[options.engine]] if options.docker else \
-        ["bash", "setup.sh", "serve"]
+        ["bash", "setup.sh", "serve-tpu" if options.engine == "tpu" else "serve"]
     try:
         failed = subprocess.run(words, cwd=ROOT).returncode
     except FileNotFoundError:

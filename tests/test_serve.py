@@ -198,7 +198,7 @@ def test_a_container_gets_the_merged_model_and_keeps_the_compile_cache(adapter, 
     assert "--gpus" in gpu and "--privileged" not in gpu
     assert gpu[gpu.index("--max-lora-rank") + 1] == "64", "the next rank that vLLM accepts"
     assert f"{drafter}:/drafter:ro" in drafted
-    assert pip[0] == "env" and pip[pip.index("serve") - 1].endswith(".venv-serve/bin/vllm")
+    assert pip[0] == "env" and pip[pip.index("serve") - 1].endswith(".venv-serve-tpu/bin/vllm")
     assert all(command[command.index("--host") + 1] == "127.0.0.1" for command in commands.values())
     for engine in ("gpu-docker", "cpu"):
         with pytest.raises(ValueError, match=f"'int8' is not for {engine}"):
