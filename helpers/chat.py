@@ -30,7 +30,7 @@ def load_tokenizer(path):
       UserError: nothing can be loaded there, or it lacks the turn tokens or a chat template.
     """
     from transformers import AutoTokenizer
-    if str(path).startswith("gs://"):
+    if "://" in str(path):
         path = remote.stage(path, weights=False)
     if not Path(path).exists() and (local_path(path) or Path(path).parent.is_dir()):
         raise UserError(f"No tokenizer at {path}: there is no such directory.")

@@ -108,7 +108,7 @@ def keep_compilations(checkpoints=""):
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(run_dir("jax_cache").resolve())
     jax.config.update("jax_compilation_cache_dir", cache)
     for address in (checkpoints, cache):
-        if address.startswith("gs://"):
+        if "://" in address:
             remote.check_writable(address)
     if jax.process_count() > 1 and not checkpoints:
         raise UserError("several hosts write one checkpoint: set CHECKPOINTS to a place that "
