@@ -15,10 +15,10 @@
 #
 # # 00 · Three minutes: ask, fine-tune, ask again
 #
-# Can a Gemma 4 that prints nonsense learn to write Verilog modules that pass their tests, while you
-# watch? Here it can, on two CPU cores. The model is tiny; the loss, the step and the optimizer are
-# the ones written for the 31B. (*Verilog* describes digital circuits; *Icarus Verilog* simulates
-# them. *Tunix* is Google's JAX library for fine-tuning.)
+# **This model has read Verilog but cannot be asked for it. Can it learn to answer?** You watch it
+# learn, on two CPU cores. The model is a tiny Gemma 4; the loss, the step and the optimizer are the
+# ones written for the 31B. *Verilog* is a language that describes digital circuits, and *Icarus
+# Verilog* simulates them.
 #
 # | | |
 # |---|---|
@@ -27,8 +27,8 @@
 # | **Writes** | nothing that another notebook needs |
 # | **Time and cost** | 3 to 5 minutes to install, once; then under three minutes; free |
 #
-# Choose *Run All* and read along. (On Colab the first run stops after installing and asks you to restart
-# the session, once: its kernel has begun with older packages.)
+# Choose *Run All* and read along. On Colab the first run stops after installing and asks for one
+# restart of the session.
 
 # %% [markdown]
 # ## Before we start
@@ -93,14 +93,21 @@ with helpers.phase(f"{len(requests)} answers of the base"):
 style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %% [markdown]
-# Nonsense, as it should be. Now we teach it.
+# Nonsense, and no answer at all. Now we teach it.
 #
 # ## 2. What it learns from
 # Each row of `data/tiny` is a request and a good answer. The model reads both as one row of tokens,
 # but only the answer is trained (blue). That is the *loss mask*. To waste no work on padding,
-# several examples share a row of 512 tokens. In the picture `·` is a space and `↵` a line break;
-# `<|channel>thought … <channel|>` is the empty thought that ends the prompt. Notebook 02 explains all
-# of this.
+# several examples share a row of 512 tokens. In the picture `·` is a space and `↵` a line break.
+#
+# **Why not train on the request, too?**
+#
+# <details><summary>Answer</summary>
+#
+# The model would learn to write requests as well. We want its few trained numbers to learn one thing:
+# what to answer. [02](02_data.ipynb) shows what a mask in the wrong place does.
+#
+# </details>
 
 # %%
 found = [data.clean(row) for row in data.read_rows("data/tiny")[:1_500]]
@@ -130,9 +137,16 @@ trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
 print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} pairs of A and B")
 
 # %% [markdown]
-# The loop: pick four rows, take a step, look at the loss. It is the usual cross-entropy per trained
-# token; guessing among all 1,280 tokens would cost 7.2. Thirty-six steps read each row at most
-# once.
+# The loop: pick four rows, take a step, look at the loss, which is the usual cross-entropy per
+# trained token. Thirty-six steps read each row at most once.
+#
+# **What would the loss be if the model guessed among its 1,280 tokens?**
+#
+# <details><summary>Answer</summary>
+#
+# ln 1280 = 7.2, which is where a model that knows nothing starts. Compare the first point of the figure.
+#
+# </details>
 
 # %%
 adapters, optimizer_state, losses = state.adapters, state.opt_state, []

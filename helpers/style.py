@@ -55,27 +55,6 @@ def label_line(ax, x, y, text, color, **kwargs):
     ax.annotate(text, (x, y), color=color, **{**options, **kwargs})
 
 
-def label_ends(ax, ends, line_height=11.0):
-    """Label the ends of several lines; labels that would overlap are moved apart.
-
-    Call it when scales and limits are final.
-
-    Args:
-      ax: the axes.
-      ends: list of (x, y, text, colour), in data coordinates.
-      line_height: points that one line of text needs.
-    """
-    scale = 72.0 / ax.figure.dpi
-    wanted = [(scale * ax.transData.transform((x, y))[1], x, y, text, colour)
-              for x, y, text, colour in ends]
-    edge = float("-inf")
-    for place, x, y, text, colour in sorted(wanted, key=lambda item: item[0]):
-        half = line_height * (text.count("\n") + 1) / 2
-        centre = max(place, edge + half)
-        edge = centre + half
-        label_line(ax, x, y, text, colour, xytext=(5, centre - place))
-
-
 # What is done with a token, and what should be: (box, ink).
 TOKEN_LOOK = {"context": ("#E4E4E4", "#444444"), "trained": (BLUE, "white"),
               "not trained, but should be": (ORANGE, "black"),
