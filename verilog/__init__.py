@@ -1,1 +1,20 @@
-"""Problems, answers, a judge and scores for Verilog."""
+"""Problems, answers, a judge and scores for Verilog, and scores for questions of your own.
+
+    import verilog
+    problem = verilog.load_problems("data/tiny_eval")[30]
+    right = problem.reference.replace("RefModule", "TopModule")
+    verdicts = verilog.judge_many([(problem, right), (problem, right.replace("+", "-"))])
+    print([verdict.category for verdict in verdicts], verilog.pass_at_k(n=2, c=1, k=1))
+
+`asking` draws answers from any server with /v1/completions and saves them as they come; `scores`
+has intervals and the paired comparison; `problems.questions` takes questions that are no Verilog,
+with a score of your own. Needs Icarus Verilog; nothing of this repository but this folder.
+"""
+
+from verilog.extraction import extract_code
+from verilog.judging import judge, judge_many
+from verilog.problems import Benchmark, load_problems, questions
+from verilog.scores import compare, pass_at_k
+
+__all__ = ["Benchmark", "compare", "extract_code", "judge", "judge_many", "load_problems",
+           "pass_at_k", "questions"]

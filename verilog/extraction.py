@@ -1,4 +1,4 @@
-"""Find the Verilog in an answer, by one rule fixed beforehand; nothing is repaired."""
+"""Find the Verilog in an answer, by a rule fixed beforehand: ours, or verilog-eval's own."""
 
 import re
 
@@ -67,3 +67,48 @@ def _headers(code):
     """{name: where its header starts} of the modules in a text; comments do not count."""
     blank = COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), code)
     return {found[1]: found.start() for found in reversed([*MODULE.finditer(blank)])}
+
+
+def extract_official(text, interface=""):
+    """The same by the rule of verilog-eval's `sv-generate`; returns (code or None, how).
+
+    spec-to-rtl: the lines from the first that starts with [BEGIN] to the first that ends in [DONE],
+    fences among them included; nothing where [DONE] is missing. Without [BEGIN], and for
+    code-complete: the first fenced block of two fence lines or more, else the text from
+    `module TopModule` to the first `endmodule`. code-complete puts `interface` before an answer that
+    has no module of its own.
+    """
+    lines = text.splitlines()
+    if not interface:
+        marked = _between_marks(lines)
+        if marked is not None:
+            return ("\n".join(marked), "marked") if "".join(marked).strip() else (None, "no [DONE]")
+    ends = [line for line in lines if line.startswith(("endmodule", "module TopModule"))]
+    own = "module TopModule" in "\n".join(["", *ends]) and ends[0].startswith("module")
+    fenced = sum(line.startswith("```") for line in lines) >= 2
+    kept, fences, begun, ended = [], 0, False, False
+    for line in lines:
+        begun = begun or line.strip().startswith("module TopModule")
+        if line.startswith("```"):
+            fences += 1
+            continue
+        if fences == 1 if fenced else not ended and (begun or not own):
+            kept.append(line)
+        ended = ended or line.strip().startswith("endmodule")
+    if not "".join(kept).strip():
+        return None, "nothing kept"
+    head = [interface] if interface and not own else []
+    return "\n".join([*head, *kept]), "fence" if fenced else "no fence"
+
+
+def _between_marks(lines):
+    """The lines between [BEGIN] and [DONE]; [] where [DONE] is missing, None where [BEGIN] is."""
+    start = next((place for place, line in enumerate(lines)
+                  if line.lstrip().startswith("[BEGIN]")), None)
+    if start is None:
+        return None
+    first = lines[start].lstrip().replace("[BEGIN]", "")
+    for place, line in enumerate(lines[start + 1:], start + 1):
+        if line.rstrip().endswith("[DONE]"):
+            return [first, *lines[start + 1:place], line.rstrip().replace("[DONE]", "")]
+    return []

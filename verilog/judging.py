@@ -1,0 +1,418 @@
+"""Judge a Verilog module that a language model wrote, by verilog-eval's rules, without trusting it.
+
+A problem is three files, `*_prompt.txt`, `*_ref.sv` (RefModule) and `*_test.sv` (tb). verilog-eval
+compiles them together with the answer, so an answer can read the reference, stop the simulation or
+print the winning line. Here the answer never meets them:
+
+1. *The questions* (once per problem): testbench and reference run without any answer, and every
+   change of TopModule's inputs is written down.
+2. *The exam*: the answer runs alone with a bench that replays these inputs and writes down its
+   outputs. There is nothing to copy: neither reference nor testbench are in this program.
+3. *The marking*: testbench and reference run again, and in the answer's place stands a module that
+   replays the outputs. Only this run decides, and no text of the answer is in it.
+"""
+
+import collections
+import contextlib
+import functools
+import os
+import re
+import shutil
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from verilog.sandbox import Limits, icarus_version, network_guard, run_limited, tether
+
+CATEGORIES = ("pass", "mismatch", "timeout", "runtime", "compile", "syntax", "refused", "no code")
+LONGEST = 1 << 20  # characters of an answer
+MISMATCH_LINE = re.compile(r"^Mismatches: (\d+) in (\d+) samples$")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one answer.
+
+    Attributes:
+      category: one of `CATEGORIES`.
+      detail: one line: why. Equal answers have equal details.
+      mismatches: samples that differed from the reference (None: the testbench did not get there).
+      samples: samples compared.
+      log: the compiler's output and the testbench's: what verilog-eval's analyser reads.
+      printed: what the answer printed while it ran. It decides nothing.
+      letter: verilog-eval's own, finer category; "" where nothing was compiled.
+      seconds: time this took.
+    """
+
+    category: str
+    detail: str = ""
+    mismatches: int | None = None
+    samples: int | None = None
+    log: str = ""
+    printed: str = ""
+    letter: str = ""
+    seconds: float = 0.0
+
+    @property
+    def passed(self):
+        """True for the category pass and nothing else."""
+        return self.category == "pass"
+
+
+# ---- verilog-eval's rules ----
+
+# A line with one of these decides, before any mismatch count (the official analyser's order).
+_DECIDES = (
+    ("syntax error", "syntax", "S"),
+    ("error: This assignment requires an explicit cast", "compile", "e"),
+    ("error: Sized numeric constant must have a size greater than zero", "compile", "0"),
+    ("warning: always_comb process has no sensitivities", "compile", "n"),
+    ("found no sensitivities so it will never trigger", "compile", "n"),
+    ("is declared here as wire", "compile", "w"),
+    ("Unknown module type", "compile", "m"),
+    ("Unable to bind wire/reg/memory `clk'", "compile", "c"),
+    ("TIMEOUT", "timeout", "T"),
+)
+_CONDEMNS = ("Unable to bind wire/reg", "error")  # fails too, when no line above decides
+
+
+def official_letter(log, code):
+    """verilog-eval's own letter for an answer: `.` passes; S e 0 n w m p c C: why it did not compile.
+
+    T is a timeout, R any other failure at run time, and r one whose code has an asynchronous reset.
+    (Their analyser reads the answer's own prints, too: a plain $display forges the letter. This
+    `log` has none, so the letter cannot be forged, and ours decide by `analyse` anyway.)
+    """
+    lines = log.replace("\r", "\n").split("\n")
+    for line in lines:
+        for text, _, letter in _DECIDES:
+            if text in line:
+                return letter
+    if any(_CONDEMNS[0] in line for line in lines):
+        return "p"
+    category = analyse(log)[0]
+    if category in ("compile", "pass"):
+        return "C" if category == "compile" else "."
+    reset = ("posedge reset", "negedge reset", "posedge r)")
+    return "r" if any(text in code for text in reset) else "R"
+
+
+def analyse(log):
+    """The official analyser's rules for a log: (category, the line that decided, count or None).
+
+    The count is (mismatches, samples) of the last `Mismatches:` line. Without one the category is
+    runtime; like the official analyser, this passes a log in which any such line says 0.
+    """
+    decided, condemned, clean, count = None, "", False, None
+    for line in log.replace("\r", "\n").split("\n"):
+        if found := MISMATCH_LINE.match(line):
+            count = int(found[1]), int(found[2])
+        if decided:
+            continue
+        decided = next(((kind, line.strip()) for text, kind, _ in _DECIDES if text in line), None)
+        if not condemned and any(text in line for text in _CONDEMNS):
+            condemned = line.strip()
+        clean = clean or bool(found) and count[0] == 0
+    if decided or condemned:
+        return *(decided or ("compile", condemned)), count
+    if clean:
+        return "pass", "", count
+    if count:
+        return "mismatch", f"{count[0]} of {count[1]} samples differ", count
+    return "runtime", "the testbench never reported", count
+
+
+# ---- The three programs: questions, exam, marking ----
+
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
+_SCALE = re.compile(r"`timescale\s+\d+\s*[munpf]?s\s*/\s*(\d+)\s*([munpf]?s)")
+_UNITS = ("s", "ms", "us", "ns", "ps", "fs")
+_PORT = re.compile(r'\.port_info \d+ /(\w+) (\d+) "((?:[^"\\]|\\.)*)"')
+
+# Compiled behind the answer: what an open comment, condition or macro of it swallows is missed.
+END = "module EndOfExam; logic end_of_exam; endmodule\n"
+
+
+@dataclass(frozen=True)
+class _Exam:
+    """What all answers to one problem share; `broken` says why there is no exam."""
+
+    broken: tuple | None = None
+    files: dict | None = None
+    calls: dict | None = None
+
+
+def _connected(testbench):
+    """How the testbench connects TopModule: [(port, ...)] names, None for `.*` or by position."""
+    found = re.search(r"\bTopModule\b\s*(?:#\s*\([^;]*?\)\s*)?\w+\s*\(([^;]*)\)\s*;",
+                      _COMMENT.sub(" ", testbench))
+    text = found[1] if found else ""
+    return None if "." not in text or re.search(r"\.\s*\*", text) else \
+        re.findall(r"\.\s*(\w+)", re.sub(r"\((?:[^()]|\([^()]*\))*\)", "", text))
+
+
+def _write_programs(problem, ports):
+    """Sources of the three programs, and of an empty answer, for [(direction, width, name)]."""
+    units = [(_UNITS.index(unit), -int(number), f"{number}{unit}")
+             for number, unit in _SCALE.findall(problem.testbench + problem.reference)]
+    ins, outs = ([port for port in ports if (port[0] == "INPUT") == wanted]
+                 for wanted in (True, False))
+    listed, read = (", ".join(name for _, _, name in each) for each in (outs, ins))
+    by_name = _connected(problem.testbench) is not None
+    listing = read or "1'b0"
+    note = f'$fdisplay(file, "%0d %b", $time, {{{listing}}});'
+    words = {
+        "unit": " timeunit {0}; timeprecision {0};".format(max(units)[2]) if units else "",
+        "ports": ", ".join(f"{'input' if way == 'INPUT' else 'output reg'} [{width - 1}:0] {name}"
+                           for way, width, name in ports),
+        "note": note, "ever": "forever" if ins else "if (0)",
+        "at_edges": "\n  ".join(f"always @({edge} {name}) {note}" for _, width, name in ins
+                                if width == 1 for edge in ("posedge", "negedge")),
+        "at_ins": f"@({read.replace(',', ' or')})" if ins else "#1",
+        "ins": read or "no_input", "outs": listed or "1'b0",
+        "wide": max(0, sum(width for _, width, _ in ins) - 1),
+        "many": max(0, sum(width for _, width, _ in outs) - 1),
+        "nets": " ".join(f"{'reg' if way == 'INPUT' else 'wire'} [{width - 1}:0] {name};"
+                         for way, width, name in ports),
+        "connections": ", ".join(f".{name}({name})" if by_name else name for _, _, name in ports)}
+    trusted = _COMMENT.sub(" ", problem.testbench + problem.reference)
+    taken = "".join(f"module {name}; endmodule\n" for name in sorted(
+        {*re.findall(r"\bmodule\s+(\w+)", trusted)} - {"TopModule"}))
+
+    def filled(name):
+        text = (Path(__file__).parent / name).read_text(encoding="utf-8")
+        return re.sub(r"@(\w+)@", lambda found: str(words[found[1]]), text)
+    return {"questions.sv": filled("questions.sv"), "bench.sv": filled("exam.sv") + taken,
+            "marking.sv": filled("marking.sv"), "end.sv": END,
+            "top.sv": f"module TopModule({words['ports']}); endmodule\n"}
+
+
+@functools.lru_cache(maxsize=4096)
+def _ports_of(problem):
+    """Ports of the reference: ((direction, width, name), ...); () where it does not compile."""
+    with _folder() as folder:
+        (folder / "ref.sv").write_text(problem.reference, encoding="utf-8")
+        run_limited(["iverilog", "-g2012", "-s", "RefModule", "-o", "ref", "ref.sv"], folder,
+                    Limits())
+        listing = _read(folder / "ref")
+    found = re.search(r'^S_\w+ \.scope module, "RefModule".*?(?=^S_|\Z)', listing,
+                      re.MULTILINE | re.DOTALL)
+    ports = _PORT.findall(found[0]) if found else ()
+    return tuple((way, int(width), name) for way, width, name in ports)
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepare(problem):
+    """Run the questions, and compile what all answers share: an `_Exam`."""
+    named, by_reference = _connected(problem.testbench), _ports_of(problem)
+    known = {name: (way, width, name) for way, width, name in by_reference}
+    ports = by_reference if named is None else \
+        [known.get(name, ("OUTPUT", 1, name)) for name in named]
+    if not ports:
+        return _Exam(("compile", "the reference does not compile, or no TopModule is tested"))
+    texts = _write_programs(problem, ports)
+    with _folder() as folder:
+        _write(folder, {**texts, "test.sv": problem.testbench, "ref.sv": problem.reference})
+        for name in ("questions", "marking"):
+            said, status, ended = run_limited(
+                ["iverilog", "-g2012", "-s", "tb", "-o", name, f"{name}.sv", "test.sv", "ref.sv"],
+                folder, Limits())
+            if status or ended:
+                return _Exam(("compile", f"the problem's own files do not compile: {said[:200]}"))
+        run_limited(["vvp", "-n", "questions", "-none"], folder, Limits())
+        _compile(folder, Limits())
+        lines = _read(folder / "questions.txt").splitlines()
+        asked = [line for line, last in zip(lines, ["", *lines], strict=False) if line != last]
+        shared = {"bench.sv": texts["bench.sv"], "end.sv": END,
+                  "questions.txt": "\n".join([*asked, *lines[-1:], ""]),
+                  "marking": _read(folder / "marking")}
+        return _Exam(None, shared, collections.Counter(_CALL.findall(_read(folder / "exam"))))
+
+
+# ---- What an answer may call ----
+
+# Nothing here opens a file or starts a program; the bench's own calls are counted apart.
+_CALL = re.compile(r'^(?:L_\S+ +|\s+)?(?:%vpi_call|%vpi_func|(?:\S+ )?\.sfunc)\S* +\d+ +\d+ +'
+                   r'"([^"]*)"', re.MULTILINE)
+_HARMLESS = frozenset("$" + name for text in ("display", "write", "strobe", "monitor", "swrite")
+                      for name in (text, text + "b", text + "h", text + "o")) | frozenset(
+    """$error $warning $info $fatal $finish $stop $sformat $sformatf $sscanf $time $stime $realtime
+    $timeformat $printtimescale $monitoron $monitoroff $random $urandom $urandom_range $dist_uniform
+    $dist_normal $test$plusargs $value$plusargs $dumpfile $dumpvars $dumpon $dumpoff $dumpall
+    $dumpflush $dumplimit $signed $unsigned $bits $clog2 $countones $countbits $onehot $onehot0
+    $isunknown $size $left $right $low $high $increment $dimensions $unpacked_dimensions $rtoi $itor
+    $realtobits $bitstoreal $shortrealtobits $bitstoshortreal $ln $log10 $exp $sqrt $pow $floor $ceil
+    $sin $cos $tan $asin $acos $atan $atan2 $hypot $sinh $cosh $tanh $asinh $acosh $atanh $abs $min
+    $max $cast""".split())
+_METHOD = re.compile(r"\$ivl_\w*method\$\w+$")  # what Icarus makes of x.size() and enum.next()
+
+
+def forbidden_call(program, known):
+    """A system call of a compiled program that is neither harmless nor one of the bench's; or None.
+
+    Args:
+      program: Icarus's vvp text.
+      known: `Counter` of the bench's calls. Whatever trick was used to spell one, here it is plain.
+    """
+    more = collections.Counter(_CALL.findall(program)) - collections.Counter(known)
+    return next((name for name in sorted(more)
+                 if name not in _HARMLESS and not _METHOD.match(name)), None)
+
+
+def foreign_file(listed):
+    """A file that the compiler read (its own list, after all macros) beside `SOURCES`; or None."""
+    return next((name for name in listed.split("\n") if name and name not in SOURCES), None)
+
+
+def cut_short(status, answers):
+    """(category, detail) where an exam did not come to its end, by the simulator's status; or None."""
+    if status not in (0, 1):
+        return "runtime", f"vvp ended with {status}"
+    over = re.search(r"^\d+ 2 0$", answers[-10_000:], re.MULTILINE)
+    return None if over and not status else ("refused", "ends the simulation itself")
+
+
+# ---- Judging ----
+
+@contextlib.contextmanager
+def _folder():
+    with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _write(folder, texts):
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8", errors="replace")
+
+
+def _read(path):
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def judge(problem, code, limits=Limits(), waves=None):
+    """Judge one answer; never raises for what the answer does, only for the machine's state.
+
+    Args:
+      problem: a `Problem`.
+      code: Verilog text, or None where the model wrote none.
+      limits: `Limits` of each compilation and simulation.
+      waves: where to put the waveform file (VCD), if one is wanted.
+
+    Returns:
+      A `Verdict`.
+
+    Raises:
+      ValueError: Icarus is missing or was killed, or TMPDIR is full: nothing that an answer could
+        be blamed for.
+    """
+    icarus_version()
+    start = time.perf_counter()
+    if code is None or not code.strip():
+        return Verdict("no code", "the answer holds no module")
+    if len(code) > LONGEST:
+        return Verdict("refused", f"the answer is longer than {LONGEST} characters")
+    if problem.missing:
+        missing = ", ".join(problem.missing)
+        return Verdict("compile", f"the problem's own files are missing: {missing}")
+    exam = _prepare(problem)
+    if exam.broken:
+        return Verdict(*exam.broken)
+    with _folder() as folder:
+        _room(folder, limits)
+        category, detail, count, log, printed = _judge_in(folder, exam, code, limits, waves)
+        if category != "pass":
+            _room(folder, limits)
+    letter = "T" if category == "timeout" else \
+        "" if category == "refused" else official_letter(log, code)
+    return Verdict(category, detail, *(count or (None, None)), log, printed, letter,
+                   time.perf_counter() - start)
+
+
+def _room(folder, limits):
+    """A compiler that finds no room writes half a file, and blames the answer for it."""
+    if shutil.disk_usage(folder).free < limits.file:
+        raise ValueError(f"judging needs {limits.file >> 20} MiB for temporary files, and "
+                         f"{Path(folder).parent} has less. Free some, or set TMPDIR elsewhere; then "
+                         "run this again.")
+
+
+# The bench comes first: no macro of the answer reaches it.
+SOURCES = ["bench.sv", "top.sv", "end.sv"]
+
+
+def _compile(folder, limits):
+    """Compile the exam with verilog-eval's options: (what was printed, exit status, limit)."""
+    return run_limited(["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s",
+                        "ExamOfTopModule", "-s", "EndOfExam", "-Mall=files", "-o", "exam", *SOURCES],
+                       folder, limits)
+
+
+def _judge_in(folder, exam, code, limits, waves):
+    """(category, detail, count or None, log, printed) of one answer."""
+    _write(folder, {**exam.files, "top.sv": code})
+    log, status, ended = _compile(folder, limits)
+    if ended:
+        return *_ended(ended, "compiling", limits), None, log, ""
+    if status or not (folder / "exam").exists():
+        category, detail, _ = analyse(log)
+        if category not in ("compile", "syntax"):
+            category, detail = "compile", f"iverilog ended with {status}: {detail}"
+        return category, detail, None, log, ""
+    if other := foreign_file(_read(folder / "files")):
+        return "refused", f"reads another file: {other}", None, log, ""
+    if call := forbidden_call(_read(folder / "exam"), exam.calls):
+        return "refused", f"calls {call}", None, log, ""
+    printed, status, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, limits)
+    if ended:
+        return *_ended(ended, "simulating", limits), None, log, printed
+    if why := cut_short(status, _read(folder / "answers.txt")):
+        return *why, None, log, printed
+    marked, status, ended = run_limited(
+        ["vvp", "-n", "marking", *([] if waves else ["-none"])], folder, limits)
+    if waves and (folder / "wave.vcd").exists():
+        Path(waves).write_text(_read(folder / "wave.vcd"), encoding="utf-8")
+    log += marked
+    if ended:
+        return *_ended(ended, "simulating", limits), None, log, printed
+    category, detail, count = analyse(log)
+    if category == "pass" and (count[1] == 0 or status):
+        return "runtime", f"no sample compared, or vvp ended with {status}", count, log, printed
+    return category, detail, count, log, printed
+
+
+def _ended(limit, phase, limits):
+    if limit == "time":
+        return "timeout", f"{phase} took over {limits.seconds:g} s"
+    return "runtime", f"{phase} printed over {limits.output} bytes"
+
+
+def judge_many(candidates, limits=Limits(), workers=None, report=None):
+    """Judge many (problem, code) pairs in parallel; identical ones once.
+
+    Args:
+      candidates: list of (Problem, code or None).
+      limits: `Limits`.
+      workers: threads, each waiting for one simulator; default one per core.
+      report: called as report(judged, of) after each.
+
+    Returns:
+      A list of `Verdict`, in the order given.
+    """
+    icarus_version()
+    network_guard(), tether()
+    different, verdicts = list(dict.fromkeys(candidates)), {}
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        pending = {pool.submit(judge, *candidate, limits): candidate for candidate in different}
+        for done in as_completed(pending):
+            verdicts[pending[done]] = done.result()
+            if report:
+                report(len(verdicts), len(different))
+    return [verdicts[candidate] for candidate in candidates]
+
+
+def judge_references(problems, report=None):
+    """Judge every problem's reference as if a model had written it: the ceiling of any score."""
+    return judge_many([(p, p.reference.replace("RefModule", "TopModule")) for p in problems],
+                      report=report)

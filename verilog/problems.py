@@ -1,0 +1,135 @@
+"""Problems: Verilog's, in verilog-eval's layout, and any other questions with references."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = "https://github.com/NVlabs/verilog-eval"
+COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One verilog-eval problem; `interface` is the header that code-complete problems have."""
+
+    name: str
+    prompt: str
+    reference: str
+    testbench: str
+    interface: str = ""
+
+    @property
+    def missing(self):
+        """The files the folder lacks, for example ['_test.sv']."""
+        parts = {"_prompt.txt": self.prompt, "_ref.sv": self.reference, "_test.sv": self.testbench}
+        return [suffix for suffix, text in parts.items() if not text.strip()]
+
+
+def fetch(folder, repository=REPOSITORY, commit=COMMIT):
+    """A folder of verilog-eval; one commit of the repository is fetched around it if it is missing.
+
+    `{checkout}` in its name stands for `VERILOG_EVAL_DIR`, by default `runs/verilog-eval`."""
+    checkout = os.environ.get("VERILOG_EVAL_DIR") or "runs/verilog-eval"
+    folder = Path(str(folder).format(checkout=checkout))
+    if not folder.is_dir():
+        target = folder.parent
+        for words in (["init", "-q", target], ["-C", target, "fetch", "-q", "--depth=1", repository,
+                      commit], ["-C", target, "checkout", "-q", "FETCH_HEAD"]):
+            if subprocess.run(["git", *map(str, words)]).returncode:
+                raise ValueError(f"{repository} could not be fetched. Put a checkout at {target}.")
+    return folder
+
+
+def load_problems(folder):
+    """The problems in a verilog-eval dataset folder, by name. Incomplete ones are kept and counted.
+
+    Raises:
+      ValueError: there is no problem in it, or none with a reference and a testbench.
+    """
+    folder, suffixes = Path(folder), ("_prompt.txt", "_ref.sv", "_test.sv")
+    names = sorted({path.name.removesuffix(suffix) for suffix in suffixes
+                    for path in folder.glob(f"*{suffix}")})
+    if not names:
+        raise ValueError(f"{folder} holds no verilog-eval problem (*_prompt.txt, *_ref.sv, "
+                         "*_test.sv).")
+
+    def read(name, suffix):
+        path = folder / f"{name}{suffix}"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    problems = [Problem(name, *(read(name, suffix) for suffix in (*suffixes, "_ifc.txt")))
+                for name in names]
+    if all(problem.missing for problem in problems):
+        raise ValueError(f"no problem in {folder} is complete: {names[0]} lacks "
+                         f"{', '.join(problems[0].missing)}. Each needs *_prompt.txt, *_ref.sv and "
+                         "*_test.sv.")
+    return problems
+
+
+# ---- Another benchmark than Verilog ----
+
+def exact_match(question, answer, reference):
+    """1.0 where answer and reference are the same but for case and spaces around and between words."""
+    return float(answer.lower().split() == reference.lower().split())
+
+
+def contains(question, answer, reference):
+    """1.0 where the reference stands somewhere in the answer, whatever its case."""
+    return float(" ".join(reference.lower().split()) in " ".join(answer.lower().split()))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with a reference answer; `prompt` and `name` as a `Problem` has them."""
+
+    name: str
+    prompt: str
+    reference: str
+    interface: str = ""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What a benchmark is: problems, how an answer is read, and how it is scored.
+
+    `asking` samples answers to the problems, `scores` compares models on them; neither knows more of
+    a benchmark than this.
+
+    Attributes:
+      problems: `Problem` or `Question` objects; each has `name` and `prompt`.
+      extract: (text, problem) -> what counts of an answer, or None.
+      grade: [(problem, extracted answer)] -> a score from 0 to 1 for each, 1 for a pass.
+    """
+
+    problems: tuple
+    extract: Callable
+    grade: Callable
+
+
+def questions(path, score=contains):
+    """A `Benchmark` from a file with one {"question": ..., "answer": ...} per line.
+
+    Args:
+      path: the file (.jsonl, UTF-8).
+      score: score(question, answer, reference) -> float from 0 to 1; your own, or `exact_match`, or
+        `contains`.
+
+    Raises:
+      ValueError: no line, or one without these two texts.
+    """
+    found = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            found.append(Question(f"{number:05d}", str(row["question"]), str(row["answer"])))
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}, line {number}: give each line as "
+                             '{"question": "...", "answer": "..."}.') from None
+    if not found:
+        raise ValueError(f"{path} holds no question.")
+    return Benchmark(tuple(found), lambda text, question: text.strip() or None,
+                     lambda pairs: [score(question.prompt, answer, question.reference)
+                                    if answer else 0.0 for question, answer in pairs])

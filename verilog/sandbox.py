@@ -1,0 +1,121 @@
+"""Run a program that may do anything: limits, no network, nothing left behind."""
+
+import contextlib
+import functools
+import math
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one compilation, and one simulation, may use.
+
+    Attributes:
+      seconds: of CPU time, and three times that of wall clock. (verilog-eval: 30 of wall clock; a
+        simulator never sleeps, and a busy machine must not turn a pass into a timeout.)
+      memory: bytes of address space.
+      output: bytes printed; more ends the process.
+      file: bytes of any file that is written.
+    """
+
+    seconds: float = 30.0
+    memory: int = 1 << 30
+    output: int = 1 << 20
+    file: int = 64 << 20
+
+
+@functools.cache
+def icarus_version():
+    """Icarus Verilog's version as a tuple, for example (11, 0).
+
+    Raises:
+      ValueError: it is not installed.
+    """
+    if not (shutil.which("iverilog") and shutil.which("vvp")):
+        raise ValueError("Icarus Verilog (iverilog, vvp) is missing. "
+                         "Run: sudo apt-get install -y iverilog")
+    answer = subprocess.run(["iverilog", "-V"], capture_output=True, text=True)
+    found = re.search(r"Icarus Verilog version (\d+)\.(\d+)", answer.stdout)
+    return tuple(map(int, found.groups())) if found else (0, 0)
+
+
+@functools.cache
+def network_guard():
+    """Words before a command that cut it off the network; empty where that is not allowed."""
+    return next((words for words in (("unshare", "-n", "--"), ("unshare", "-rn", "--"))
+                 if _works(words)), ())
+
+
+@functools.cache
+def tether():
+    """Words before a command that is to end with the process that waits for it, even by kill -9."""
+    words = ("setpriv", "--pdeathsig", "KILL", "--")
+    return words if _works(words) else ()
+
+
+def _works(words):
+    return bool(shutil.which(words[0])) and subprocess.run(
+        [*words, "true"], capture_output=True).returncode == 0
+
+
+_LIMITED = """ulimit -c 0; ulimit -t $1; ulimit -v $2 2>/dev/null; ulimit -f $3
+shift 3; exec "$@" """
+
+
+def run_limited(command, folder, limits):
+    """Run a command under `limits` in a session of its own, without network where that is possible.
+
+    Args:
+      command: list of words.
+      folder: working directory, and the only place for temporary files.
+      limits: `Limits`.
+
+    Returns:
+      (output, exit status, None or "time" or "output": the limit that ended it).
+
+    Raises:
+      ValueError: somebody else killed it.
+    """
+    words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh",
+             str(math.ceil(limits.seconds)), str(limits.memory // 1024),
+             str(-(-limits.file // 512)), *command]
+    environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": str(folder), "LC_ALL": "C"}
+    process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               start_new_session=True)
+    start, output, ended = time.monotonic(), b"", None
+    deadline = start + 3 * limits.seconds
+    try:
+        with selectors.DefaultSelector() as ready:
+            ready.register(process.stdout, selectors.EVENT_READ)
+            while ended is None:
+                if not ready.select(max(0.0, deadline - time.monotonic())):
+                    ended = "time"
+                    break
+                chunk = os.read(process.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    break
+                output += chunk
+                if len(output) > limits.output:
+                    ended = "output"
+        if ended is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            if process.poll() != 0 and time.monotonic() - start > 0.95 * limits.seconds:
+                ended = "time"  # still there, or it or a child of it ran out of CPU time
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    if ended is None and process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        raise ValueError(f"{command[0]} was killed from outside (often: not enough memory). What is "
+                        "judged so far is kept where it was saved; run this again.")
+    return output[:limits.output].decode("utf-8", "replace"), process.returncode, ended

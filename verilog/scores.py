@@ -1,0 +1,126 @@
+"""Scores on the same problems: how sure is a mean, and is a difference chance?"""
+
+import math
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+
+
+def pass_at_k(n, c, k):
+    """Unbiased pass@k for a problem with c passing answers of n."""
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def score(values, draws=10_000):
+    """`interval` of scores from 0 to 1; Clopper and Pearson's exact one where all are 0, or all 1.
+
+    With 0 of n passing, a true share above 1 - 0.025**(1/n), about 3.7/n, would give that less than
+    once in forty times. (The *rule of three*, 3/n, is the bound of a one-sided 95 %.)
+    """
+    mean, low, high = interval(values, draws)
+    if low == high and mean in (0.0, 1.0):
+        exact = scipy.stats.binomtest(int(mean * len(values)), len(values)).proportion_ci()
+        low, high = float(exact.low), float(exact.high)
+    return mean, low, high
+
+
+def compare(first, second, draws=10_000):
+    """Two models on the same problems: {first, second, difference: (mean, low, high), p, differ}.
+
+    `values` are the scores per problem as given, `differ` how many problems differ.
+    """
+    differences = np.asarray(second, float) - np.asarray(first, float)
+    return {"first": score(first, draws), "second": score(second, draws),
+            "difference": interval(differences, draws), "p": sign_flip_p(differences),
+            "differ": int((differences != 0).sum()), "values": (first, second)}
+
+
+def interval(values, draws=10_000, seed=0):
+    """Mean over problems and its 95 % bootstrap interval: (mean, low, high).
+
+    Problems are drawn again with replacement, `draws` times (`scipy.stats.bootstrap`, percentile).
+    Where all values are equal there is nothing to vary, and the interval is a point.
+    """
+    values = np.asarray(values, float)
+    if len(values) == 1:
+        return (float(values[0]),) * 3  # scipy wants two
+    found = scipy.stats.bootstrap((values,), np.mean, n_resamples=draws, batch=1_000,
+                                  method="percentile", rng=np.random.default_rng(seed))
+    return float(values.mean()), *map(float, found.confidence_interval)
+
+
+def seed_interval(values, confidence=0.95):
+    """Mean over runs that differ in their seed, and its t interval: (mean, low, high).
+
+    Low and high are nan where the spread is unknown: for one run, and where all values are equal.
+    A few equal scores show how coarse the score is, not that another seed would give the same.
+    """
+    values = np.asarray(values, float)
+    if len(values) < 2 or np.allclose(values, values[0], rtol=0, atol=1e-12):
+        return float(values.mean()), math.nan, math.nan
+    low, high = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(confidence)
+    return float(values.mean()), float(low), float(high)
+
+
+def sign_flip_p(differences, flips=100_000):
+    """Two-sided p-value of a paired sign-flip test (`scipy.stats.permutation_test`).
+
+    If two models were equally good, each difference per problem could as well have had the other
+    sign. p is the share of choices of signs whose mean is at least as far from zero as the mean
+    found: of all choices up to 16 differences other than zero, of `flips` random ones beyond.
+    """
+    values = np.array([float(value) for value in differences if value])
+    if not len(values):
+        return 1.0
+    return float(scipy.stats.permutation_test(
+        (values,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", vectorized=True,
+        n_resamples=flips, batch=1_000, rng=np.random.default_rng(0)).pvalue)
+
+
+# ---- Tables ----
+
+def counts(frame, plan, names):
+    """(passing answers, answers) per problem for one plan, in the order of `names`."""
+    grouped = frame[frame.plan == plan].groupby("problem").passed
+    table = pd.DataFrame({"c": grouped.sum(), "n": grouped.size()}).reindex(names)
+    assert table.notna().all(axis=None), "an answer is missing from the denominator"
+    return list(table.astype(int).itertuples(index=False, name=None))
+
+
+def per_problem(runs, k):
+    """pass@k of every problem: estimated run by run, then averaged over the runs.
+
+    Pooling the answers of several training runs first would overstate it: a problem that one run
+    solves always and another never has a pass@5 of 0.5 on average, and 0.996 from 5 of 10.
+    """
+    return np.mean([[pass_at_k(n, c, k) for c, n in run] for run in runs], axis=0)
+
+
+def board(runs, subsets, draws=10_000):
+    """One row per model, plan and k: the score with its interval, and that on each subset.
+
+    Args:
+      runs: {(model, plan): [one list of (passing, answers) per problem for each training seed]}.
+      subsets: {column: one bool per problem}; columns that would only repeat the score are left out.
+      draws: of the bootstrap.
+    """
+    rows = {}
+    for (model, plan), each in runs.items():
+        for k in (k for k in (1, 5, 10) if k <= min(n for run in each for _, n in run)):
+            values = per_problem(each, k)
+            mean, low, high = score(values, draws)
+            rows[plan, f"pass@{k}", model] = {
+                "all": mean, "low": low, "high": high,
+                **{name: values[np.array(wanted, bool)].mean() for name, wanted in subsets.items()
+                   if 0 < sum(wanted) < len(wanted)}}
+    frame = pd.DataFrame.from_dict(rows, orient="index")
+    frame.index = pd.MultiIndex.from_tuples(frame.index, names=["plan", "score", "model"])
+    return frame.sort_index()
+
+
+def as_json(result):
+    """One paired comparison (of `compare`) for a JSON file."""
+    mean, low, high = result["difference"]
+    return {"first": result["first"], "second": result["second"], "difference": mean,
+            "interval": [low, high], "p": result["p"], "problems_that_differ": result["differ"]}
