@@ -59,12 +59,12 @@ import optax
 from flax import nnx
 
 from helpers import chat, data, gemma, packing, style, train
-from verilog import answers, judge
+import verilog
 
 BASE = "assets/tiny_gemma4"
 SYSTEM = "Write the Verilog module that is asked for, as one code block."
 train.keep_compilations()
-judge.icarus_version()  # is it there? Section 4 simulates
+verilog.sandbox.icarus_version()  # is it there? Section 4 simulates
 tokenizer = chat.load_tokenizer(BASE)
 config = gemma.config_from_hf(BASE, dtype="float32")
 mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
@@ -85,7 +85,7 @@ def answer(model, requests):
     return train.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
-problems = judge.load_problems("data/tiny_eval")
+problems = verilog.load_problems("data/tiny_eval")
 requests = [problem.prompt for problem in problems]
 counter = next(request for request in requests if "counter state goes up" in request)
 with helpers.phase(f"{len(requests)} answers of the base"):
@@ -178,8 +178,8 @@ style.finish(fig, "00_loss", "this run")
 with helpers.phase(f"{len(requests)} answers of the tuned model"):
     after = answer(tuned, requests)
 for name, texts in (("base", before), ("tuned", after)):
-    modules = [answers.extract_code(text)[0] for text in texts]
-    verdicts = judge.judge_many(list(zip(problems, modules)))
+    modules = [verilog.extract_code(text)[0] for text in texts]
+    verdicts = verilog.judge_many(list(zip(problems, modules)))
     print(f"{name}: {sum(verdict.passed for verdict in verdicts)} of {len(problems)} modules pass")
 place = requests.index(counter)
 style.side_by_side({"base": before[place], "tuned": after[place]}, counter)

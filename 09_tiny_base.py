@@ -480,12 +480,12 @@ assert np.abs(both[0] - both[1]).max() < 1e-4
 # token. The first problem's prompt and reply, in both forms:
 
 # %%
-from verilog import answers, judge
+import verilog
 
 base_path = ASSETS if run_steps < cfg.steps else out
 base_tokenizer = chat.load_tokenizer(base_path)
 base = gemma.load_base(base_path, gemma.config_from_hf(base_path, dtype="float32"), mesh)
-problems = judge.load_problems("data/tiny_eval")
+problems = verilog.load_problems("data/tiny_eval")
 designs = [design for _, design, _ in make.problems()]
 
 
@@ -513,10 +513,10 @@ for form, prompts in asked.items():
 # %%
 passed = {}
 for form, texts in replies.items():
-    codes = [answers.extract_code(text)[0] for text in texts]
-    verdicts = judge.judge_many(list(zip(problems, codes, strict=True)))
+    codes = [verilog.extract_code(text)[0] for text in texts]
+    verdicts = verilog.judge_many(list(zip(problems, codes, strict=True)))
     passed[form] = pd.Series([verdict.category for verdict in verdicts]).value_counts()
-table = pd.DataFrame(passed).reindex(judge.CATEGORIES).fillna(0).astype(int).T
+table = pd.DataFrame(passed).reindex(verilog.judging.CATEGORIES).fillna(0).astype(int).T
 table.insert(0, "pass rate", (table["pass"] / len(problems)).map("{:.0%}".format))
 table
 

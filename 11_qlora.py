@@ -60,7 +60,8 @@ from flax import nnx
 
 from appendix import qlora_runs as lab
 from appendix import quantized
-from helpers import gemma, stats, style, train
+from helpers import gemma, style, train
+from verilog import scores as stats
 from tpu_time import fit
 
 # %%

@@ -21,9 +21,10 @@ import optax
 import pandas as pd
 
 from appendix import quantized
-from helpers import chat, gemma, stats, train, weights
+import verilog
+from helpers import chat, gemma, train, weights
 from helpers.run import UserError, read_json, run_dir, write_json
-from verilog import answers, judge
+from verilog import scores as stats
 
 BASE = "assets/tiny_gemma4"
 STORED = Path("data/qlora")
@@ -115,7 +116,7 @@ def ask(model, mesh, problems, drawn=DRAWN, data=None):
 
 def judged(asked):
     """[{problem, plan, c passing answers of n}] by 07's judge."""
-    verdicts = judge.judge_many([(problem, answers.extract_code(text)[0])
+    verdicts = verilog.judge_many([(problem, verilog.extract_code(text)[0])
                                  for problem, _, text in asked])
     table = pd.DataFrame([(problem.name, plan, verdict.passed) for (problem, plan, _), verdict
                           in zip(asked, verdicts, strict=True)],
@@ -223,7 +224,7 @@ def run(variant, seed):
     began = time.perf_counter()
     model, mesh, log = fit(variant, seed, run_dir("qlora", name))
     log = pd.read_json(log, lines=True)
-    found = judged(ask(model, mesh, judge.load_problems("data/tiny_eval")))
+    found = judged(ask(model, mesh, verilog.load_problems("data/tiny_eval")))
     shares = {plan: f"{sum(row['c'] for row in found if row['plan'] == plan)} passed"
               for plan in ("greedy", "drawn")}
     print(name, shares, flush=True)

@@ -28,9 +28,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hostile")]
 import generate  # noqa: E402
 
 from helpers import Progress
-from verilog import judge  # noqa: E402
+from verilog import judging as judge, problems as exams, sandbox  # noqa: E402
 
-LIMITS = judge.Limits(seconds=1)  # of processor time, three by the clock
+LIMITS = sandbox.Limits(seconds=1)  # of processor time, three by the clock
 TOKEN = re.compile(r"""//[^\n]*|"(?:[^"\\\n]|\\.)*"|\\\S+|[$`]?[A-Za-z_][\w$]*|\d*'[sS]?[bodhBODH]\w+
     |\d+|<=|>=|==|!=|&&|\|\||<<|>>|\s+|.""", re.X | re.S)
 OPERATORS = ("+", "-", "*", "&", "|", "^", "<<", ">>", "==", "!=", "<", "&&", "||")
@@ -52,7 +52,7 @@ UNITS = ("task {0}; reg {1}; ; endtask", "function {0}(input z); reg {1}; {0} = 
 def sources():
     """[(problem, code, the problem's names)]: files, references and attacks, those that compile."""
     folders = [ROOT / "tests/fixtures/verilog_eval", ROOT / "data/tiny_eval"]
-    problems = {p.name: p for folder in folders for p in judge.load_problems(folder)}
+    problems = {p.name: p for folder in folders for p in exams.load_problems(folder)}
     names = {}
     for name, problem in problems.items():
         found = generate.facts(problem)
@@ -117,7 +117,7 @@ def compiles(problem, code):
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("top", code), ("test", problem.testbench), ("ref", problem.reference)):
             (Path(folder) / f"{name}.sv").write_text(text, errors="replace")
-        return judge.run_limited("iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(),
+        return sandbox.run_limited("iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(),
                                  folder, LIMITS)[1] == 0
 
 
@@ -153,12 +153,12 @@ def agrees(problem, code, seed, samples=2000):
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("top", code), ("ref", problem.reference), ("bench", bench)):
             (Path(folder) / f"{name}.sv").write_text(text, errors="replace")
-        limits = judge.Limits(seconds=10)
-        printed, status, _ = judge.run_limited(
+        limits = sandbox.Limits(seconds=10)
+        printed, status, _ = sandbox.run_limited(
             "iverilog -g2012 -s own_bench -o program top.sv bench.sv ref.sv".split(), folder, limits)
         if status:
             return f"does not compile there: {printed[:200]}"
-        printed, _, ended = judge.run_limited("vvp -n program".split(), folder, limits, file=0)
+        printed, _, ended = sandbox.run_limited("vvp -n program".split(), folder, limits)
         found = re.search(rf"^{mark} (\d+)$", printed, re.M)
         if ended or not found:
             return f"did not end there ({ended}): {printed[-200:]}"

@@ -191,6 +191,6 @@ def test_a_config_that_cannot_be_read(tmp_path):
 
 def test_no_jax_in_what_counts():
     """05 to 07 count with these and must not start JAX beside a server."""
-    code = ("import sys; from helpers import stats, weights; from serving import physics; from tables import architecture; "
+    code = ("import sys; import serving, verilog; from helpers import weights; from verilog import asking; from tables import architecture; "
             "assert 'jax' not in sys.modules and 'torch' not in sys.modules")
     assert subprocess.run([str(ROOT / ".venv" / "bin" / "python"), "-c", code], cwd=ROOT).returncode == 0

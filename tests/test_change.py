@@ -21,7 +21,7 @@ from helpers import chat, data, gemma, train
 from serving import limits, physics
 from serving import options as serve
 from tables.hardware import chip
-from verilog import evaluation
+from verilog import asking
 
 BASE = ROOT / "assets" / "tiny_gemma4"
 
@@ -201,20 +201,20 @@ def test_prompt():
         cfg = tiny("02_data.py", system=system)
         trained = as_messages(example, cfg.system, cfg.reasoning)[:-1]
         problem = type("Problem", (), {"prompt": "A register.", "interface": ""})
-        assert evaluation.messages_for(problem, "ours", cfg.system) == trained
+        assert asking.messages_for(problem, "ours", cfg.system) == trained
         lengths.append(len(chat.prompt_ids(tokenizer, trained)))
     assert lengths[0] > lengths[1]
 
 
-def test_07_refuses_a_prompt_that_was_not_trained(tmp_path):
+def test_07_refuses_a_prompt_that_was_not_trained():
     """02's settings, as its meta.json has them, against those that 03 trained with."""
     def told(**changes):
         cfg = tiny("02_data.py", **changes)
         return {"system": cfg.system, "reasoning": cfg.reasoning, "template_sha256": "the same"}
-    evaluation.check_story(tmp_path, {"files": {}}, told(), told())
+    asking.same_prompt(told(), told())
     for changes in ({"system": "Be brief."}, {"reasoning": "kept"}):
         with pytest.raises(ValueError, match=re.escape(f"differ in {[*changes]}")):
-            evaluation.check_story(tmp_path, {"files": {}}, told(**changes), told())
+            asking.same_prompt(told(**changes), told())
 
 
 def test_learning_rate():

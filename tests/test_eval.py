@@ -7,15 +7,16 @@ extraction; resumable sampling against a small OpenAI-like server; statistics ag
 
 import collections
 import dataclasses
-import hashlib
-import itertools
 import json
 import math
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
+import tempfile
+import textwrap
 import threading
 import time
 import types
@@ -24,40 +25,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
 
-from helpers import weights
-from verilog import answers, evaluation, judge, waves  # noqa: E402
-from verilog.evaluation import (  # noqa: E402
-    Plan, all_prompts, check_story, counts, identity, made_by, messages_for, other_counts,
-    per_problem, plan_jobs, read_samples, refuse_errors, sample, scores)
-from helpers.run import folder_hashes, write_json  # noqa: E402
-from helpers.stats import compare, pass_at_k, score  # noqa: E402
+from verilog import drawings, extraction, judging, problems as exams, scores
+from verilog.asking import (
+    Plan, all_prompts, messages_for, other_wordings, plan_jobs, read_samples, refuse_errors, same_prompt, sample,
+    text_to_continue)
+from verilog.scores import board, compare, counts, pass_at_k, per_problem, score
 
-NOTEBOOK = "07_eval.py"
+CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
 FIXTURES = ROOT / "tests" / "fixtures"
-PROBLEMS = {p.name: p for p in judge.load_problems(FIXTURES / "verilog_eval")}
-QUICK = judge.Limits(seconds=2)
-CANDIDATES = sorted((ROOT / "tests" / "hostile").glob("*.sv"))
-HOSTILE = [path for path in CANDIDATES if path.name.startswith("bad_")]
-HONEST = [path for path in CANDIDATES if path.name.startswith("good_")]
-
-
-def read_candidate(path):
-    """(problem, accepted categories, code): the first line says which."""
-    code = path.read_bytes().decode()
-    name, accepted = code.split("\n", 1)[0].strip().removeprefix("// ").split(": ")
-    return PROBLEMS[name], accepted.split("|"), code
-
-
-def with_wires(problem):
-    """The same problem with nets where the testbench has variables: inputs can be driven from inside."""
-    text = problem.testbench.replace("logic reset", "wire reset").replace("logic [7:0] d;", "wire [7:0] d;")
-    return dataclasses.replace(problem, testbench=text)
+PROBLEMS = {p.name: p for p in exams.load_problems(FIXTURES / "verilog_eval")}
 
 
 def test_an_answer_that_only_the_testbench_own_timeout_fails_is_counted_apart():
@@ -71,10 +53,10 @@ endmodule"""
     reference = code.format(1).replace("TopModule", "RefModule")
     found = {}
     for name, early in (("late", '$display("TIMEOUT");'), ("fine", "")):
-        problem = judge.Problem(name, "p", reference, bench.replace("{early}", early))
+        problem = exams.Problem(name, "p", reference, bench.replace("{early}", early))
         samples = {("a", name, bit): {"text": code.format(bit), "finish": "stop", "tokens": 1}
                    for bit in (1, 0)}
-        frame, _ = evaluation.judge_answers(samples, {"spec-to-rtl": [problem]}, PLANS)
+        frame = scores.judge_answers(samples, {"spec-to-rtl": [problem]}, PLANS)
         found[name] = list(zip(frame.category, frame.late, frame.passed))
     assert found == {"late": [("timeout", True, False), ("timeout", False, False)],
                      "fine": [("pass", False, True), ("mismatch", False, False)]}
@@ -116,28 +98,92 @@ BITS = "module TopModule(input [9:0] s, output x);\nassign x = s[BEGIN] | s[DONE
     ("```\nassign a = b;\n```", None, "no module"),
 ])
 def test_extract_code(text, code, how):
-    assert answers.extract_code(text) == (code, how)
+    assert extraction.extract_code(text) == (code, how)
 
 
 def test_a_body_completes_the_given_header_only_where_there_is_one():
     header = "module TopModule(input a, output b);"
     body = "  assign b = a;\nendmodule"
-    assert answers.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
-    assert answers.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
-    assert answers.extract_code("", header) == (None, "no module")
+    assert extraction.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
+    assert extraction.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
+    assert extraction.extract_code("", header) == (None, "no module")
     whole, helper = f"{header}\n{body}", "module ff(input d);\nendmodule"
     for text, wanted in ((f"```\n{body}\n{helper}\n```", f"{whole}\n{helper}"),
                          (f"```\n{body}\n```\nTruth table:\n```\n0 | 1\n```", whole),
                          (f"{body}\nThat is all.", whole)):  # verilog-eval passes all three
-        assert answers.extract_code(text, header) == (wanted, "body of the given header")
+        assert extraction.extract_code(text, header) == (wanted, "body of the given header")
 
 
 @given(st.text(alphabet="`\nmodule Topend;<>|[]BEGINDONEthik ", max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_extract_code_never_raises_and_returns_text_of_the_answer(text):
-    code, how = answers.extract_code(text)
+    code, how = extraction.extract_code(text)
     assert isinstance(how, str) and (code is None or code in text.replace("\r", "\n"))
 
+
+def official_code(text, interface):
+    """What verilog-eval's own sv-generate writes for an answer: its lines, run as they are."""
+    source = (Path(CHECKOUT) / "scripts" / "sv-generate").read_text()
+    part = source[source.index('  file = open( opts.output, \'w\' )\n  print( "", file=file )\n\n  if task =='):]
+    part = textwrap.dedent(part[:part.index("\nmain()")]).replace("file.close()", "")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "p_ifc.txt").write_text(interface)
+        opts = types.SimpleNamespace(output=f"{folder}/out.sv", prompt_filename=f"{folder}/p_prompt.txt")
+        names = {"opts": opts, "resp": types.SimpleNamespace(content=text), "model": "m", "sys": sys,
+                 "task": "code-complete-iccad2023" if interface else "spec-to-rtl"}
+        exec(part, names)
+        names["file"].close()
+        return [line for line in (Path(folder) / "out.sv").read_text().splitlines()
+                if line.strip() and "VERILOG-EVAL" not in line]
+
+
+PIECES = [TOP, "```verilog", "```", "[BEGIN]", "[DONE]", "Sure.", "  endmodule", "module TopModule(input a);", "wire x;",
+          "[BEGIN] module TopModule;", "endmodule [DONE]", "module other;", "endmodule"]
+
+
+@pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")
+@pytest.mark.parametrize("interface", ["", "module TopModule(input a, output b);"])
+def test_the_official_rule_is_verilog_evals_own(interface):
+    generator = random.Random(0)
+    for _ in range(300):
+        text = "\n".join(generator.choice(PIECES) for _ in range(generator.randint(1, 9)))
+        code, _ = extraction.extract_official(text, interface)
+        wanted = official_code(text, interface)
+        if not code:  # theirs writes the interface and nothing to complete it
+            assert wanted in ([], [interface]), text
+        else:
+            assert [line for line in code.splitlines() if line.strip()] == wanted, text
+
+
+def test_where_the_two_rules_differ():
+    """07's questions: drafts, a fence between marks, a mark that is missing."""
+    other = TOP.replace(";", "; wire draft;", 1)
+    for text, ours, theirs in ((f"```\n{other}\n```\n```\n{TOP}\n```", TOP, other), (f"[BEGIN]\n{TOP}", TOP, None),
+                               (f"[BEGIN]\n```\n{TOP}\n```\n[DONE]", TOP, f"```\n{TOP}\n```")):
+        assert extraction.extract_code(text)[0] == ours
+        assert (extraction.extract_official(text)[0] or "").strip() == (theirs or "")
+
+
+def test_questions_of_ones_own(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "2 + 2?", "answer": "4"}\n{"question": "Capital of France?", "answer": "Paris"}\n')
+    for score_, wanted in ((exams.contains, [1.0, 0.5]), (exams.exact_match, [0.0, 0.5]),
+                           (lambda question, answer, reference: 0.25, [0.25, 0.25])):
+        bench = exams.questions(path, score_)
+        answered = dict(zip((p.name for p in bench.problems), (["It is 4."], ["paris", "Rome"])))
+        assert list(scores.grade(bench, answered)) == wanted
+    path.write_text('{"question": "x"}\n')
+    with pytest.raises(ValueError, match="line 1: give each line as"):
+        exams.questions(path)
+
+
+def test_verilog_is_a_benchmark_like_any_other():
+    bench = scores.verilog_eval(FIXTURES / "verilog_eval")
+    right = {p.name: [p.reference.replace("RefModule", "TopModule"), "prose"] for p in bench.problems}
+    assert list(scores.grade(bench, right)) == [0.5] * 3
+
+
+# ---- Sampling ----
 
 # ---- Sampling ----
 
@@ -183,20 +229,9 @@ class FakeServer:
         self.server.server_close()
 
 
-def test_a_rival_may_be_asked_in_any_wording_that_is_drawn_alike():
-    """verilog-eval's own wording, the natural one for a base, was once left out at 31B."""
-    plans = ("FIVE", "GREEDY", "MANY", "OFFICIAL_GREEDY", "OFFICIAL_FIVE",
-             "COMPLETE")
-    full, *_ = load("07_eval.py", "FULL", "Settings", *plans)
-    assert evaluation.other_wordings(full.plans) == [
-        "five samples", "official, five", "two examples"]
-    assert evaluation.other_wordings([Plan("a"), Plan("b", "official", task="code-complete"),
-                                      Plan("c", "official", n=20), Plan("d", "examples")]) == ["a", "d"]
-
-
 PLANS = Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)
-TASK = {"spec-to-rtl": [judge.Problem(f"p{i}", "", "", "") for i in range(6)]}
-PROMPTS = {("ours", problem): [2, number] for number, problem in enumerate(TASK["spec-to-rtl"])}
+TASK = {"spec-to-rtl": [exams.Problem(f"p{i}", "", "", "") for i in range(6)]}
+PROMPTS = {("ours", False, problem): [2, number] for number, problem in enumerate(TASK["spec-to-rtl"])}
 
 
 @dataclasses.dataclass
@@ -276,38 +311,6 @@ def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):
     server.close()
 
 
-def test_answers_belong_to_the_model_and_the_options_that_shape_them(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    names = ("engine", "kv_cache_dtype", "quantization", "implementation", "environment",
-             "max_model_len", "flags")
-    options = types.SimpleNamespace(**dict.fromkeys(names, ""), tensor_parallel=8)
-    first = made_by(tmp_path, options, 7)
-    assert made_by(tmp_path, types.SimpleNamespace(**vars(options) | {"tensor_parallel": 4}), 7) == first
-    for name in names:
-        other = types.SimpleNamespace(**vars(options) | {name: "other"})
-        assert made_by(tmp_path, other, 7) != first
-    assert made_by(tmp_path, options, 8) != first
-    (tmp_path / "config.json").write_text("{ }")
-    assert made_by(tmp_path, options, 7) != first
-
-
-def test_answers_belong_to_every_byte_of_the_merged_model(tmp_path, monkeypatch):
-    """Between the blocks that a fingerprint samples, too; another folder has its fingerprint."""
-    monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    merged, base = tmp_path / "merged", tmp_path / "base"
-    for folder in (merged, base):
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(bytes(1 << 22))
-    write_json(tmp_path / "merge.json", {"files": folder_hashes(merged)})
-    first, other = identity(merged), identity(base)
-    for folder in (merged, base):
-        with open(folder / "model.safetensors", "r+b") as file:
-            file.seek((1 << 22) - 1)
-            file.write(b"1")
-    write_json(tmp_path / "merge.json", {"files": folder_hashes(merged)})
-    assert identity(merged) != first and identity(base) == other == weights.fingerprint(base)
-
-
 def test_lines_that_are_no_answers_are_skipped(jobs, tmp_path):
     """Not an object, not UTF-8, half a line, brackets without end, fields of other types."""
     place, job = next(iter(jobs.items()))
@@ -340,8 +343,8 @@ def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     samples = sample(jobs, path, healthy.url, "m", Config(), 100)
     assert len(healthy.asked) == 4
     refuse_errors({"base": samples})
-    problems = [judge.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
-    frame, _ = evaluation.judge_answers(samples, {"spec-to-rtl": problems}, PLANS)
+    problems = [exams.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
+    frame = scores.judge_answers(samples, {"spec-to-rtl": problems}, PLANS)
     assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
     healthy.close()
 
@@ -367,23 +370,6 @@ def test_a_server_that_stays_away_is_one_clear_error(jobs, tmp_path):
     assert time.monotonic() - start < 30
 
 
-def test_other_weights_or_another_prompt_than_trained_are_refused(tmp_path):
-    merged = tmp_path / "merged"
-    merged.mkdir()
-    data = bytearray(100_000)
-    (merged / "model.safetensors").write_bytes(data)
-    merge = {"files": {"model.safetensors": hashlib.sha256(data).hexdigest()}}
-    meta = {"system": "S", "reasoning": "stripped", "template_sha256": "t"}
-    check_story(merged, merge, meta, dict(meta))
-    for key in meta:
-        with pytest.raises(ValueError, match=key):
-            check_story(merged, merge, meta | {key: "other"}, meta)
-    data[50_000] ^= 1
-    (merged / "model.safetensors").write_bytes(data)
-    with pytest.raises(ValueError, match="run 04_merge"):
-        check_story(merged, merge, meta, meta)
-
-
 def test_prompts_are_the_official_ones_and_ours_without_hints():
     problem = PROBLEMS["Prob022_mux2to1"]
     ours = messages_for(problem, "ours", "S")
@@ -399,51 +385,26 @@ def test_prompts_are_the_official_ones_and_ours_without_hints():
     assert "// Choose.\n" in text and "\nmodule TopModule(\n  input a\n);" in text
 
 
-def test_prompts_think_only_where_training_did():
-    from helpers import chat
-    tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
-    problems, plans = list(PROBLEMS.values()), (Plan("a"), Plan("b", "official"))
-    for reasoning, thinking in (("stripped", False), ("kept", True)):
-        prompts = all_prompts(tokenizer, {"spec-to-rtl": problems}, plans,
-                              {"reasoning": reasoning, "system": "S"})
-        assert set(prompts) == {(w, p) for w in ("ours", "official") for p in problems}
-        for (wording, problem), ids in prompts.items():
-            messages = messages_for(problem, wording, "S")
-            assert ids == list(tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=True,
-                enable_thinking=thinking)["input_ids"])
-
-
-def test_two_examples_are_shown_as_text_and_the_answer_goes_on_from_its_first_words(tmp_path):
-    """A model that only continues text: ids end in `module TopModule`, and the answer begins so."""
-    from helpers import chat
-    tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
-    problem, plan = PROBLEMS["Prob022_mux2to1"], Plan("two", "examples", n=1, temperature=0.0)
-    prompts = all_prompts(tokenizer, {"spec-to-rtl": [problem]}, [plan],
-                          {"reasoning": "stripped", "system": "S"})
-    ids = prompts["examples", problem]
-    assert ids[0] == tokenizer.bos_token_id and ids.count(ids[0]) == 1
-    text = tokenizer.decode(ids[1:])
-    assert text.endswith(f"{problem.prompt.strip()}\n\nmodule TopModule")
-    shown = re.findall(r"(module TopModule.*?endmodule)\n", text, re.S)
-    assert len(shown) == 2 and "S" not in text.split()[:5]
-    for code in shown:  # they are right: each passes against itself
-        own = judge.judge(judge.Problem("own", "p", code.replace("TopModule", "RefModule"),
-                                        bench_for(code)), code, QUICK)
-        assert own.passed, own
-    server = FakeServer()
-    jobs = plan_jobs([plan], {"spec-to-rtl": [problem]}, prompts, "m")
-    answer = sample(jobs, tmp_path / "base" / "s.jsonl", server.url, "m", Config(), 2000)
-    assert answer["two", problem.name, 0]["text"].startswith("module TopModuleanswer to [2, ")
-    assert server.asked[0]["stop"] == ["endmodule"]
-    server.close()
+def test_every_wording_and_thinking_only_where_asked(tmp_path):
+    problem, asked = PROBLEMS["Prob022_mux2to1"], []
+    plans = [Plan("a"), Plan("b", "official", thinking=True, max_tokens=99), Plan("c", "examples"), Plan("d", "comment")]
+    prompts = all_prompts({"spec-to-rtl": [problem]}, plans, "S",
+                          lambda messages, thinking: asked.append((messages[0]["content"], thinking)) or [1],
+                          lambda text: text)
+    assert [thinking for _, thinking in sorted(asked)] == [False, True]
+    examples, comment = (prompts[wording, False, problem] for wording in ("examples", "comment"))
+    assert examples.endswith(f"{problem.prompt.strip()}\n\nmodule TopModule") and "S" not in examples.split()[:5]
+    assert comment.startswith("// TopModule\n//\n// ") and comment.endswith("\n\n")
+    for code in re.findall(r"(module TopModule.*?endmodule)\n", examples, re.S):  # the shown examples are right
+        assert judging.judge(exams.Problem("own", "p", code.replace("TopModule", "RefModule"), bench_for(code)),
+                             code).passed
+    assert other_wordings(plans) == ["a", "b", "c", "d"]
 
 
 def bench_for(code):
     """A testbench that drives every one-bit input of a module with random bits."""
     inputs, outputs = (re.findall(rf"{kind}(?: reg)? (\w+)", code) for kind in ("input", "output"))
-    assert len(outputs) == 1
-    wires = ", ".join(f".{name}" for name in inputs)
+    wires = ", ".join(f".{name}({name})" for name in inputs)
     drive = "{" + ", ".join(inputs) + "} = $random;"
     return (f"module tb;\n  reg {', '.join(inputs)};\n  wire good, dut;\n  integer n = 0, bad = 0;\n"
             f"  RefModule r({wires}, .{outputs[0]}(good));\n  TopModule t({wires}, "
@@ -452,19 +413,27 @@ def bench_for(code):
             '$display("Mismatches: %0d in %0d samples", bad, n); $finish; end\nendmodule')
 
 
+def test_a_comment_is_what_the_corpus_has_above_a_module():
+    """07's wording is 09's: the same text above the module, for all families of the tiny world."""
+    sys.path.insert(0, str(ROOT / "data" / "generate"))
+    import make
+    problems = {p.name: p for p in exams.load_problems(ROOT / "data" / "tiny_eval")}
+    for name, design, _ in make.problems():
+        listed = "\n".join(f"// {port}" for port in make.interface(design).split("\n"))
+        assert text_to_continue(problems[name], "comment") == f"// TopModule\n//\n{listed}\n//\n// {design.spec}\n\n"
+
+
+def test_another_prompt_than_trained_is_refused():
+    meta = {"system": "S", "reasoning": "stripped", "template_sha256": "t"}
+    same_prompt(meta, dict(meta))
+    for key in meta:
+        with pytest.raises(ValueError, match=key):
+            same_prompt(meta | {key: "other"}, meta)
+
+
 # ---- Statistics ----
 
-by_counting, interval = load(NOTEBOOK, "by_counting"), score
-
-
-@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-@settings(deadline=None)
-def test_pass_at_k_is_the_share_of_subsets_with_a_pass(case):
-    n, c, k = case
-    passing = [True] * c + [False] * (n - c)
-    share = np.mean([any(chosen) for chosen in itertools.combinations(passing, k)])
-    assert math.isclose(pass_at_k(n, c, k), share, abs_tol=1e-12)
-    assert math.isclose(by_counting(n, c, k), share, abs_tol=1e-12)
+interval = score
 
 
 def test_pass_at_k_is_unbiased():
@@ -490,12 +459,20 @@ def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
     assert paper.tpu_passed_of_5.sum() == 500 and paper.gpu_passed_of_5.sum() == 544
     found = {}
     for k in (1, 5):
-        scores = [[pass_at_k(5, c, k) for c in paper[f"{name}_passed_of_5"]] for name in ("tpu", "gpu")]
-        found[k] = compare(*scores, 10_000)
+        values = [[pass_at_k(5, c, k) for c in paper[f"{name}_passed_of_5"]] for name in ("tpu", "gpu")]
+        found[k] = compare(*values, 10_000)
     assert 0.003 < found[1]["p"] < 0.007
     assert found[1]["difference"] == pytest.approx((0.0564, 0.019, 0.095), abs=0.004)
     assert found[5]["p"] == pytest.approx(0.607, abs=0.01) and found[5]["differ"] == 15
     assert found[5]["difference"][1] < 0 < found[5]["difference"][2]
+
+
+def test_the_board_has_a_column_for_each_real_subset():
+    runs = {("tuned", "p"): [[(5, 5), (0, 5), (5, 5)], [(5, 5), (5, 5), (0, 5)]]}
+    found = board(runs, {"old": [True, True, False], "every": [True] * 3}, 200)
+    row = found.loc[("p", "pass@1", "tuned")]
+    assert list(found) == ["all", "low", "high", "old"]
+    assert row["all"] == pytest.approx(2 / 3) and row["old"] == pytest.approx(0.75)
 
 
 def test_nothing_leaves_the_denominator():
@@ -517,58 +494,33 @@ def test_training_seeds_are_averaged_and_not_pooled():
     assert abs(per_problem(runs, 5).mean() - 0.5) < 0.05 < 0.4 < np.mean(pooled) - 0.5
 
 
-def test_scores_by_seed_and_without_disputed_problems():
-    runs = {("tuned", "p"): [[(5, 5), (0, 5), (5, 5)], [(5, 5), (5, 5), (0, 5)]]}
-    board = scores(runs, ["Prob001_a", "Prob002_b", "Prob099_c"], {"t": {"Prob001_a", "Prob002_b"}},
-                   ("Prob099",), {"p": "t"}, 200)
-    row = board.loc[("p", "pass@1", "tuned")]
-    assert row["all"] == pytest.approx(2 / 3) and row["answers"] == 30
-    assert row["winnable"] == row["undisputed"] == pytest.approx(0.75)
-    assert row["lowest seed"] == row["highest seed"] == pytest.approx(2 / 3)
-    runs["tuned", "p"][1][0] = (0, 5)
-    row = scores(runs, ["Prob001_a", "Prob002_b", "Prob099_c"], {"t": {"Prob001_a"}}, ("x",),
-                 {"p": "t"}, 200).loc[("p", "pass@5", "tuned")]
-    assert (row["lowest seed"], row["highest seed"]) == pytest.approx((1 / 3, 2 / 3))
-    assert row["winnable"] == 0.5 and row["undisputed"] == row["all"]
-
-
-def test_the_board_for_reading_leaves_out_what_only_repeats():
-    names = ["Prob001_a", "Prob099_b"]
-    runs = {("tuned", "five"): [[(1, 2), (2, 2)]]}
-    everything = {"spec-to-rtl": set(names)}
-    plain = scores(runs, names, everything, (), {"five": "spec-to-rtl"}, 50)
-    assert list(evaluation.readable(plain)) == ["all", "low", "high", "answers"]
-    disputed = scores(runs, names, everything, ("Prob099",), {"five": "spec-to-rtl"}, 50)
-    assert list(evaluation.readable(disputed)) == ["all", "low", "high", "undisputed", "answers"]
-
-
-def test_another_run_must_hold_the_same_problems_and_plan(tmp_path):
-    path = tmp_path / "eval" / "tuned" / "summary.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"counts": {"p": {"a": [1, 5], "b": [2, 5]}}}))
-    assert other_counts(tmp_path, "tuned", "p", ["b", "a"]) == [(2, 5), (1, 5)]
-    for plan, names in (("q", ["a", "b"]), ("p", ["a"]), ("p", ["a", "b", "c"])):
-        with pytest.raises(ValueError, match="run 07_eval there"):
-            other_counts(tmp_path, "tuned", plan, names)
-
-
-# ---- Waveforms ----
+# ---- Drawings ----
 
 def test_waveform_of_a_failure(tmp_path):
     problem = PROBLEMS["Prob041_dff8r"]
-    _, _, code = read_candidate(ROOT / "tests/hostile/good_wrong_logic.sv")
-    path = tmp_path / "wave.vcd"
-    verdict = judge.judge(problem, code, waves=path)
-    first = int(re.search(r"First mismatch occurred at time (\d+)", verdict.log)[1])
-    changes = waves.read_vcd(path)
+    wrong = problem.reference.replace("RefModule", "TopModule").replace("r <= d", "r <= d + 1").replace("q <= d", "q <= d + 1")
+    verdict = judging.judge(problem, wrong, waves=tmp_path / "wave.vcd")
+    changes = drawings.read_vcd(tmp_path / "wave.vcd")
+    first = drawings.first_mismatch(changes, verdict.log)
     assert {"clk", "reset", "d", "q_ref", "q_dut", "tb_mismatch"} <= set(changes)
-    assert all(len(value) == 8 for _, value in changes["q_ref"])
 
     def value(name, at):
         return [v for t, v in changes[name] if t < at][-1]
-    assert value("q_ref", first) != value("q_dut", first)
-    assert [t for t, _ in changes["clk"]] == sorted(t for t, _ in changes["clk"])
-    assert judge.judge(problem, code).mismatches == verdict.mismatches == 46
+    assert value("q_ref", first) != value("q_dut", first) and len(value("q_ref", first)) == 8
+
+
+@pytest.mark.parametrize("problems, named", [(38, True), (156, False)])
+def test_answers_are_named_only_where_names_can_be_read(problems, named):
+    import pandas as pd
+    from matplotlib import pyplot as plt
+    rows = [(f"Prob{p:03}_p{p}", index, "pass" if p % 2 else "mismatch") for p in range(problems) for index in range(5)]
+    frame = pd.DataFrame(rows, columns=["problem", "index", "category"])
+    frame["passed"] = frame.category == "pass"
+    fig, axes = plt.subplots(2, layout="constrained")
+    drawings.draw_answers(axes, {"tuned": frame, "base": frame})
+    assert any(tick.get_text() for tick in axes[1].get_xticklabels()) == named
+    assert f"{frame.passed.sum()} of {5 * problems}" in axes[0].get_title()
+    plt.close(fig)
 
 
 # ---- A finished run ----
@@ -584,12 +536,13 @@ def test_a_finished_run_adds_up():
         summary = json.loads((RUN / "eval" / label / "summary.json").read_text())
         lines = (RUN / "eval" / label / "samples.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        plans = {plan["name"]: plan["n"] for plan in summary["settings"]["plans"]}
+        plans = {plan["name"]: plan["n"] for plan in summary["settings"]["plans"] if plan["only"] in ("", label)}
         assert len(rows) == summary["n_problems"] * sum(plans.values())
         for plan, n in plans.items():
             assert sum(summary["categories"][plan].values()) == summary["n_problems"] * n
             assert all(total == n for _, total in summary["counts"][plan].values())
         main = comparison["plan"]["name"]
         mine = np.mean([c / n for c, n in summary["counts"][main].values()])
-        assert math.isclose(comparison[label]["pass@1"], mine)
-        assert summary["versions"]["icarus"] and summary["ceiling"]["winnable"] <= summary["n_problems"]
+        assert math.isclose(comparison[label]["pass@1"], mine) and summary["icarus"]
+    assert comparison["against"][comparison["rival"]]["difference"] == min(
+        found["difference"] for found in comparison["against"].values())

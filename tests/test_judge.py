@@ -26,12 +26,12 @@ sys.path.insert(0, str(ROOT / "tests" / "hostile"))
 
 import generate  # noqa: E402
 
-from verilog import evaluation, judge  # noqa: E402
+from verilog import judging as judge, problems as exams, sandbox  # noqa: E402
 
 FIXTURES = ROOT / "tests" / "fixtures"
-PROBLEMS = {p.name: p for p in judge.load_problems(FIXTURES / "verilog_eval")}
-TINY = {p.name: p for p in judge.load_problems(ROOT / "data" / "tiny_eval")}
-QUICK = judge.Limits(seconds=2)
+PROBLEMS = {p.name: p for p in exams.load_problems(FIXTURES / "verilog_eval")}
+TINY = {p.name: p for p in exams.load_problems(ROOT / "data" / "tiny_eval")}
+QUICK = sandbox.Limits(seconds=2)
 CANDIDATES = sorted((ROOT / "tests" / "hostile").glob("*.sv"))
 HOSTILE = [path for path in CANDIDATES if path.name.startswith("bad_")]
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
@@ -60,10 +60,10 @@ def together(problem, code, limits=QUICK):
         folder = Path(folder)
         for name, text in (("top", code), ("test", problem.testbench), ("ref", problem.reference)):
             (folder / f"{name}.sv").write_text(text, errors="replace")
-        log, _, ended = judge.run_limited("iverilog -Wall -Winfloop -Wno-timescale -g2012 -s tb -o program "
+        log, _, ended = sandbox.run_limited("iverilog -Wall -Winfloop -Wno-timescale -g2012 -s tb -o program "
                                           "top.sv test.sv ref.sv".split(), folder, limits)
         if (folder / "program").exists() and not ended:
-            printed, _, ended = judge.run_limited("vvp -n program -none".split(), folder, limits)
+            printed, _, ended = sandbox.run_limited("vvp -n program -none".split(), folder, limits)
             log += printed
         category, _, count = judge.analyse(log)
         return ("timeout" if ended == "time" else "runtime" if ended else category), count
@@ -101,7 +101,7 @@ KINDS = {"say": ("print",), "stop or hold time": ("stop", "endless", "disable", 
          "reach by name": ("read", "write", "call", "constant", "defparam", "bind", "redefine", "instance",
                            "macro", "drive", "random")}
 WALLS = {"calls": lambda patch: patch.setattr(judge, "forbidden_call", lambda program, known: None),
-         "files": lambda patch: patch.setattr(judge, "foreign_file", lambda listed, sources: None),
+         "files": lambda patch: patch.setattr(judge, "foreign_file", lambda listed: None),
          "to the end": lambda patch: patch.setattr(judge, "cut_short", lambda status, answers: None)}
 STANDING = {"say": (), "stop or hold time": ("to the end",), "touch files": ("calls", "files"),
             "reach by name": ()}
@@ -190,7 +190,7 @@ def differing(problems, each):
     cases = [(p, code) for p in problems for code in (right(p), *mutations(p, each, generator))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         mine = pool.map(lambda case: judge.judge(*case), cases)
-        theirs = pool.map(lambda case: together(*case, judge.Limits()), cases)
+        theirs = pool.map(lambda case: together(*case, sandbox.Limits()), cases)
         return len(cases), [
             (p.name, verdict.category, verdict.mismatches, other, code)
             for (p, code), verdict, other in zip(cases, mine, theirs, strict=True)
@@ -206,7 +206,7 @@ def test_verdicts_and_counts_equal_those_of_one_program():
 @pytest.mark.slow
 @pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")
 def test_verdicts_equal_those_of_one_program_on_the_full_set():
-    number, different = differing(judge.load_problems(Path(CHECKOUT) / "dataset_spec-to-rtl"), 4)
+    number, different = differing(exams.load_problems(Path(CHECKOUT) / "dataset_spec-to-rtl"), 4)
     assert len(different) <= 0.005 * number, different
 
 
@@ -223,7 +223,7 @@ module tb;
     $display("Mismatches: %1d in %1d samples", errors, n);
   end
 endmodule"""
-    problem = judge.Problem("p", "p", "module RefModule(input [3:0] a, output [3:0] o);\n"
+    problem = exams.Problem("p", "p", "module RefModule(input [3:0] a, output [3:0] o);\n"
                             "  assign o = a + 3;\nendmodule\n", bench)
     assert judge.judge(problem, right(problem), QUICK).passed
     assert judge.judge(problem, right(problem).replace("3;", "4;"), QUICK).mismatches == 40
@@ -244,36 +244,36 @@ def test_agreement_with_the_official_analyser():
                                                      ("dataset_code-complete-iccad2023", 152, 154)])
 def test_ceiling_of_the_full_set(folder, winnable, clean):
     """Two references show no mismatch but end in their testbench's TIMEOUT, which verilog-eval fails."""
-    problems = judge.load_problems(Path(CHECKOUT) / folder)
-    verdicts = evaluation.judge_references(problems)
+    problems = exams.load_problems(Path(CHECKOUT) / folder)
+    verdicts = judge.judge_references(problems)
     late = {p.name for p, v in zip(problems, verdicts) if v.category == "timeout" and v.mismatches == 0}
     assert len(problems) == 156 and late == {"Prob082_lfsr32", "Prob141_count_clock"}
-    if judge.icarus_version()[0] == 11:
+    if sandbox.icarus_version()[0] == 11:
         assert sum(v.passed for v in verdicts) == winnable
         assert sum(v.mismatches == 0 for v in verdicts) == clean
 
 
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
-    verdicts = evaluation.judge_references([*PROBLEMS.values(), *TINY.values()])
+    verdicts = judge.judge_references([*PROBLEMS.values(), *TINY.values()])
     assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
 
 
 # ---- Limits, and input that is wrong ----
 
 def test_limits_hold(tmp_path):
-    small = judge.Limits(seconds=1, memory=256 << 20, output=1000, file=4096)
+    small = sandbox.Limits(seconds=1, memory=256 << 20, output=1000, file=4096)
     start = time.monotonic()
-    assert judge.run_limited(["sh", "-c", "sleep 60 & sleep 60"], tmp_path, small)[2] == "time"
-    assert judge.run_limited(["sh", "-c", "while :; do :; done"], tmp_path, small)[2] == "time"
-    printed, _, ended = judge.run_limited(["yes"], tmp_path, small)
+    assert sandbox.run_limited(["sh", "-c", "sleep 60 & sleep 60"], tmp_path, small)[2] == "time"
+    assert sandbox.run_limited(["sh", "-c", "while :; do :; done"], tmp_path, small)[2] == "time"
+    printed, _, ended = sandbox.run_limited(["yes"], tmp_path, small)
     assert ended == "output" and len(printed) == 1000
-    judge.run_limited(["sh", "-c", "yes > big"], tmp_path, small)
+    sandbox.run_limited(["sh", "-c", "yes > big"], tmp_path, small)
     assert (tmp_path / "big").stat().st_size <= 4096
     code = "x = bytearray(1 << 30); print('got it')"
-    assert "got it" not in judge.run_limited([sys.executable, "-c", code], tmp_path, small)[0]
+    assert "got it" not in sandbox.run_limited([sys.executable, "-c", code], tmp_path, small)[0]
     assert time.monotonic() - start < 60
     marker = f"sleep 60.{os.getpid()}"
-    judge.run_limited(["sh", "-c", f"{marker} & {marker}"], tmp_path, small)
+    sandbox.run_limited(["sh", "-c", f"{marker} & {marker}"], tmp_path, small)
     for _ in range(50):  # a killed process stays in the list until the kernel has taken it down
         shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
         if marker not in shown:
@@ -282,13 +282,13 @@ def test_limits_hold(tmp_path):
     assert marker not in shown
 
 
-@pytest.mark.skipif(not judge.network_guard(), reason="this machine does not allow unshare -n")
+@pytest.mark.skipif(not sandbox.network_guard(), reason="this machine does not allow unshare -n")
 def test_no_network(tmp_path):
     code = "import socket; socket.create_connection(('127.0.0.1', {})); print('reached')"
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         command = [sys.executable, "-c", code.format(server.server_port)]
         assert "reached" in subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
-        assert "reached" not in judge.run_limited(command, tmp_path, judge.Limits(5))[0]
+        assert "reached" not in sandbox.run_limited(command, tmp_path, sandbox.Limits(5))[0]
 
 
 def test_answers_that_are_none_and_problems_that_are_incomplete():
@@ -310,21 +310,21 @@ def test_an_answer_of_brackets_is_judged_like_any_other(noise):
 
 def test_load_problems(tmp_path):
     with pytest.raises(ValueError, match="holds no verilog-eval problem"):
-        judge.load_problems(tmp_path)
+        exams.load_problems(tmp_path)
     (tmp_path / "Prob001_a_prompt.txt").write_text("x")
     with pytest.raises(ValueError, match="Prob001_a lacks _ref.sv, _test.sv"):
-        judge.load_problems(tmp_path)
+        exams.load_problems(tmp_path)
     for suffix in ("prompt.txt", "ref.sv", "test.sv"):
         (tmp_path / f"Prob002_b_{suffix}").write_text("module RefModule; endmodule")
-    assert [p.missing for p in judge.load_problems(tmp_path)] == [["_ref.sv", "_test.sv"], []]
+    assert [p.missing for p in exams.load_problems(tmp_path)] == [["_ref.sv", "_test.sv"], []]
 
 
 def test_missing_icarus_is_one_clear_line(monkeypatch):
-    judge.icarus_version.cache_clear()
-    monkeypatch.setattr(judge.shutil, "which", lambda name: None)
+    sandbox.icarus_version.cache_clear()
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="apt-get install -y iverilog"):
         judge.judge(PROBLEMS["Prob041_dff8r"], "module TopModule; endmodule")
-    judge.icarus_version.cache_clear()
+    sandbox.icarus_version.cache_clear()
 
 
 def test_identical_candidates_are_judged_once(monkeypatch):
@@ -338,7 +338,7 @@ def test_identical_candidates_are_judged_once(monkeypatch):
 
 
 def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
-    fetch, source = judge.fetch, tmp_path / "source"
+    fetch, source = exams.fetch, tmp_path / "source"
     (source / "dataset").mkdir(parents=True)
     for suffix in ("prompt.txt", "ref.sv", "test.sv"):
         (source / "dataset" / f"Prob001_a_{suffix}").write_text("x")
@@ -347,7 +347,7 @@ def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
         subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     folder = tmp_path / "checkout" / "dataset"
-    assert judge.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
+    assert exams.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
     shutil.rmtree(source)
     assert fetch(folder, str(source), commit) == folder, "what is there is not fetched again"
     with pytest.raises(ValueError, match="could not be fetched. Put a checkout at"):

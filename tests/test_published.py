@@ -16,7 +16,7 @@ from conftest import ROOT, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.stats import sign_flip_p
+from verilog.scores import sign_flip_p
 from serving import physics
 from tables.hardware import chip
 

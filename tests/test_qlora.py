@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from appendix import qlora_runs as lab
-from helpers import stats
+from verilog import scores as stats
 
 
 def table(variant, seed, passed, n=4):

@@ -387,16 +387,16 @@ def test_tokens_the_base_has_never_seen_stay_apart(tokenizer, corpus):
 def test_the_base_continues_files_and_does_not_answer_requests(problems):
     """Most problems solved as commented files, under one in ten as chat requests."""
     from helpers import chat
-    from verilog import answers, judge
+    import verilog
     tokenizer, config = chat.load_tokenizer(ASSETS), gemma.config_from_hf(ASSETS, dtype="float32")
     mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
     model, as_comment = gemma.load_base(ASSETS, config, mesh), load("09_tiny_base.py", "as_comment")
-    cases = judge.load_problems(EVAL)
+    cases = verilog.load_problems(EVAL)
 
     def rate(prompts):
         replies = gemma.greedy(model, prompts, 140, (1, 106, 50), mesh)
-        codes = [answers.extract_code(tokenizer.decode(ids))[0] for ids in replies]
-        return np.mean([v.passed for v in judge.judge_many(list(zip(cases, codes, strict=True)))])
+        codes = [verilog.extract_code(tokenizer.decode(ids))[0] for ids in replies]
+        return np.mean([v.passed for v in verilog.judge_many(list(zip(cases, codes, strict=True)))])
     assert rate([tokenizer(as_comment(design))["input_ids"] for _, design, _ in problems]) > 0.6
     assert rate([chat.prompt_ids(tokenizer, [{"role": "user", "content": text}])
                  for _, _, text in problems]) < 0.1

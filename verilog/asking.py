@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import openai
@@ -23,6 +23,9 @@ class Plan:
     Attributes:
       prompt: "ours" or "official" (`messages_for`), "examples" or "comment" (`text_to_continue`).
       n: answers per problem.
+      thinking: whether the model may fill its thought channel first.
+      max_tokens: of an answer; 0: as everywhere on the page.
+      only: "base" or "tuned" to ask one model alone.
       task: "spec-to-rtl", or "code-complete": the module's header is given.
     """
 
@@ -32,12 +35,15 @@ class Plan:
     temperature: float = 0.8
     top_p: float = 0.95
     task: str = "spec-to-rtl"
+    thinking: bool = False
+    max_tokens: int = 0
+    only: str = ""
 
 
 def other_wordings(plans):
-    """Names of the plans that differ from the first one in the prompt only, itself among them."""
+    """Names of the plans drawn as the first one, in any wording and with thinking or without."""
     def drawn(plan):
-        return replace(plan, name="", prompt="")
+        return plan.task, plan.n, plan.temperature, plan.top_p
     return [plan.name for plan in plans if drawn(plan) == drawn(plans[0])]
 
 
@@ -87,19 +93,27 @@ def text_to_continue(problem, prompt):
 
 
 def all_prompts(tasks, plans, system, render, encode):
-    """Prompt token ids by (wording, problem).
+    """Prompt token ids by (wording, thinking, problem).
 
     Args:
       tasks: {task: [problems]}.
       plans: list of `Plan`.
       system: the system message of training, or None.
-      render: chat messages -> token ids, as the training data was rendered.
+      render: (chat messages, thinking) -> token ids, as the training data was rendered.
       encode: plain text -> token ids, with the token that begins a text.
     """
-    wanted = sorted({(plan.prompt, plan.task) for plan in plans})
-    return {(wording, problem): encode(text_to_continue(problem, wording)) if wording in TEXTS
-            else render(messages_for(problem, wording, system))
-            for wording, task in wanted for problem in tasks[task]}
+    wanted = sorted({(plan.prompt, plan.thinking, plan.task) for plan in plans})
+    return {(wording, thinking, problem): encode(text_to_continue(problem, wording))
+            if wording in TEXTS else render(messages_for(problem, wording, system), thinking)
+            for wording, thinking, task in wanted for problem in tasks[task]}
+
+
+def same_prompt(meta, recipe):
+    """Raise where 02's data, whose prompt is asked, are not those that 03 trained on."""
+    keys = ("system", "reasoning", "template_sha256")
+    if changed := [key for key in keys if meta[key] != recipe[key]]:
+        raise ValueError(f"data/meta.json and train/recipe.json differ in {changed}: 02 ran again "
+                         "after 03. Train again (03, 04, 05), or restore the data.")
 
 
 # ---- Answers ----
@@ -109,7 +123,7 @@ def plan_jobs(plans, tasks, prompts, maker):
     jobs = {}
     for plan in plans:
         for problem in tasks[plan.task]:
-            ids = prompts[plan.prompt, problem]
+            ids = prompts[plan.prompt, plan.thinking, problem]
             what = json.dumps([maker, plan.temperature, plan.top_p, ids]).encode()
             job = {"ids": ids, "key": hashlib.sha256(what).hexdigest()[:16], "plan": plan,
                    "problem": problem}
@@ -150,7 +164,7 @@ def ask(client, model, ids, plan, max_tokens, room):
         more |= {"stop": ["endmodule"], "include_stop_str_in_output": True}
     try:
         reply = client.completions.create(
-            model=model, prompt=ids, max_tokens=min(max_tokens, room), temperature=plan.temperature,
+            model=model, prompt=ids, max_tokens=min(plan.max_tokens or max_tokens, room), temperature=plan.temperature,
             top_p=plan.top_p, extra_body=more)
     except openai.APIStatusError as error:
         told = f"HTTP {error.status_code}: {error}"[:300]

@@ -112,3 +112,21 @@ def _between_marks(lines):
         if line.rstrip().endswith("[DONE]"):
             return [first, *lines[start + 1:place], line.rstrip().replace("[DONE]", "")]
     return []
+
+
+# ---- What a module is made of ----
+
+def modules(text):
+    """Every module in a text, from its header to its `endmodule`."""
+    return re.findall(r"\bmodule\s+\w+\b.*?\bendmodule\b", text, re.DOTALL)
+
+
+def bare(code):
+    """A module without comments, spaces and its name: two that agree in it were copied."""
+    return re.sub(r"\s+", "", re.sub(r"\bmodule\s+\w+", "module", COMMENT.sub(" ", code)))
+
+
+def ports(code):
+    """Names of the ports that the header of a module declares."""
+    header = COMMENT.sub(" ", code).partition(";")[0]
+    return re.findall(r"(\w+)\s*(?=,|\)\s*$)", header)

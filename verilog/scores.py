@@ -6,6 +6,9 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
+from verilog import extraction, judging
+from verilog.problems import Benchmark, load_problems
+
 
 def pass_at_k(n, c, k):
     """Unbiased pass@k for a problem with c passing answers of n."""
@@ -71,14 +74,80 @@ def sign_flip_p(differences, flips=100_000):
     found: of all choices up to 16 differences other than zero, of `flips` random ones beyond.
     """
     values = np.array([float(value) for value in differences if value])
-    if not len(values):
+    if len(values) < 2:  # both signs are as far from zero
         return 1.0
+    values /= abs(values).sum()  # then sums that differ by rounding alone are ties
     return float(scipy.stats.permutation_test(
-        (values,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", vectorized=True,
-        n_resamples=flips, batch=1_000, rng=np.random.default_rng(0)).pvalue)
+        (values,), lambda x, axis: x.sum(axis=axis).round(9), permutation_type="samples",
+        vectorized=True, n_resamples=flips, batch=1_000, rng=np.random.default_rng(0)).pvalue)
 
 
-# ---- Tables ----
+# ---- From answers to scores ----
+
+def verilog_eval(folder):
+    """A verilog-eval folder as a `Benchmark`: an answer is its module, and a pass scores 1."""
+    return Benchmark(tuple(load_problems(folder)),
+                     lambda text, problem: extraction.extract_code(text, problem.interface)[0],
+                     lambda pairs: [float(v.passed) for v in judging.judge_many(pairs)])
+
+
+def grade(benchmark, answers):
+    """Scores per problem of a `Benchmark`, the mean over a problem's answers: an array.
+
+    Args:
+      benchmark: the `Benchmark`.
+      answers: {problem's name: [texts]}, one key for each problem.
+    """
+    pairs = [(problem, benchmark.extract(text, problem))
+             for problem in benchmark.problems for text in answers[problem.name]]
+    values = iter(benchmark.grade(pairs))
+    return np.array([np.mean([next(values) for _ in answers[problem.name]])
+                     for problem in benchmark.problems])
+
+
+def judge_answers(samples, tasks, plans, report=None):
+    """One row per Verilog answer: its place, how the code was found, and its verdict.
+
+    `official` plans are read by verilog-eval's own rule (`extraction.extract_official`); `ours` is
+    whether the answer would pass by ours, too. `late`: 0 mismatches, failed by the testbench's own
+    TIMEOUT alone. `letter`: verilog-eval's.
+    """
+    of_plan, rows, asked, by_ours = {plan.name: plan for plan in plans}, [], [], []
+    by_name = {(task, problem.name): problem for task, each in tasks.items() for problem in each}
+    for (plan, name, index), row in samples.items():
+        problem = by_name[of_plan[plan].task, name]
+        code, how = extraction.extract_code(row["text"], problem.interface)
+        by_ours.append((problem, code))
+        if of_plan[plan].prompt == "official":
+            code, how = extraction.extract_official(row["text"], problem.interface)
+        asked.append((problem, code))
+        rows.append((plan, name, index, row["finish"], row["tokens"], how))
+    verdicts = judging.judge_many([*asked, *by_ours], report=report)
+    frame = pd.DataFrame(rows, columns=["plan", "problem", "index", "finish", "tokens", "how"])
+    for name in ("category", "detail", "letter", "passed"):
+        frame[name] = [getattr(verdict, name) for verdict in verdicts[:len(rows)]]
+    frame["late"] = [v.category == "timeout" and v.mismatches == 0 for v in verdicts[:len(rows)]]
+    frame["ours"] = [verdict.passed for verdict in verdicts[len(rows):]]
+    return frame
+
+
+def per_problem_csv(frame, path):
+    """A CSV as verilog-eval writes it: plan, problem, passed, answers, rate, and its letters."""
+    rows = [(plan, problem, int(each.passed.sum()), len(each), each.passed.mean(),
+             "".join(letter or "?" for letter in each.sort_values("index").letter))
+            for (plan, problem), each in frame.groupby(["plan", "problem"])]
+    pd.DataFrame(rows, columns=["plan", "problem", "passed", "answers", "rate", "letters"]).to_csv(
+        path, index=False)
+
+
+def verdict_table(verdicts, **columns):
+    """One row per verdict: category, detail, mismatches of samples."""
+    rows = [(v.category, v.detail, v.mismatches, v.samples) for v in verdicts]
+    frame = pd.DataFrame(rows, columns=["category", "detail", "mismatches", "samples"])
+    for name, values in columns.items():
+        frame.insert(0, name, values)
+    return frame.astype({"mismatches": "Int64", "samples": "Int64"}).set_index(list(columns))
+
 
 def counts(frame, plan, names):
     """(passing answers, answers) per problem for one plan, in the order of `names`."""
@@ -117,6 +186,13 @@ def board(runs, subsets, draws=10_000):
     frame = pd.DataFrame.from_dict(rows, orient="index")
     frame.index = pd.MultiIndex.from_tuples(frame.index, names=["plan", "score", "model"])
     return frame.sort_index()
+
+
+def summary(run):
+    """One model's (passing, answers) per problem in a few numbers, for a JSON file."""
+    return {"n_problems": len(run), "n_samples": sum(n for _, n in run),
+            **{f"pass@{k}": float(per_problem([run], k).mean()) for k in (1, 5)
+               if k <= min(n for _, n in run)}}
 
 
 def as_json(result):

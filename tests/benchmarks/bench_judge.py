@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from verilog import judge  # noqa: E402
+from verilog import judging as judge, problems as exams  # noqa: E402
 
 
 def in_sequence(candidates):
@@ -40,7 +40,7 @@ def main():
     """Print one line per way of judging."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "data" / "tiny_eval"
     each = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    problems = judge.load_problems(folder)
+    problems = exams.load_problems(folder)
     codes = [(p, p.reference.replace("RefModule", "TopModule")) for p in problems]
     different = [(p, f"{code}\n// answer {index}\n") for p, code in codes for index in range(each)]
     print(f"{len(different)} answers to {len(problems)} problems in {folder.name}, {os.cpu_count()} cores, "

@@ -19,7 +19,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from verilog import judge  # noqa: E402
+from verilog import judging as judge, problems as exams, sandbox  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def facts(problem):
         top = problem.reference.replace("RefModule", "TopModule")
         for name, text in (("top", top), ("test", problem.testbench), ("ref", problem.reference)):
             (folder / f"{name}.sv").write_text(text)
-        printed, status, _ = judge.run_limited(
-            "iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, judge.Limits())
+        printed, status, _ = sandbox.run_limited(
+            "iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, sandbox.Limits())
         if status:
             raise ValueError(f"{problem.name} does not compile: {printed[:200]}")
         text = (folder / "program").read_text()
@@ -369,13 +369,13 @@ def every(folders, each=25):
     """(problem, attack) for all problems of some folders."""
     turn = itertools.count()
     for folder in folders:
-        for problem in judge.load_problems(folder):
+        for problem in exams.load_problems(folder):
             for attack in attacks(problem, next(turn), each):
                 yield problem, attack
 
 
 if __name__ == "__main__":
-    problems = judge.load_problems(sys.argv[1])
+    problems = exams.load_problems(sys.argv[1])
     chosen = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     for attack in attacks(problems[chosen - 1], chosen):
         print(f"// {attack.kind}: {attack.how}\n{attack.code}")
