@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 
+import numpy as np
 import pytest
 import random_gemma
 from conftest import ROOT
@@ -194,3 +195,29 @@ def test_no_jax_in_what_counts():
     code = ("import sys; import serving, verilog; from helpers import weights; from verilog import asking; from tables import architecture; "
             "assert 'jax' not in sys.modules and 'torch' not in sys.modules")
     assert subprocess.run([str(ROOT / ".venv" / "bin" / "python"), "-c", code], cwd=ROOT).returncode == 0
+
+
+INVENTED = {  # keys and values apart, heads behind the width: as many other models have it
+    "attn.q": architecture.Kind(("attention.wq",), "D", "NH", "DNH"),
+    "attn.k": architecture.Kind(("attention.wk",), "D", "KH", "DKH"),
+    "attn.v": architecture.Kind(("attention.wv",), "D", "KH", "DKH"),
+    "attn.o": architecture.Kind(("attention.wo",), "NH", "D", "NHD"),
+    "mlp.up": architecture.Kind(("mlp.w1",), "D", "F", "DF"),
+    "mlp.down": architecture.Kind(("mlp.w2",), "F", "D", "FD")}
+
+
+@pytest.mark.parametrize("family", [architecture.GEMMA4, INVENTED], ids=["Gemma 4", "invented"])
+def test_plain_factors_are_the_einsum_of_training_in_any_family(family, monkeypatch):
+    """A new family is one table: its layers are listed, and its adapters fold, without more."""
+    monkeypatch.setitem(architecture.FAMILIES, "invented_text", family)
+    modules = architecture.modules(random_gemma.TINY | {"model_type": "invented_text"})
+    assert {module.path.partition(".")[2].partition(".")[2] for module in modules} == set(family)
+    draw = np.random.default_rng(0)
+    for module in modules:
+        a, b = (draw.normal(size=shape) for shape in module.adapter(4))
+        x = draw.normal(size=(3, *module.inputs))
+        folded = module.factors(a, b)
+        assert {name: (two.shape[1], len(one)) for name, (one, two) in folded.items()} == module.names
+        ours = np.concatenate([x.reshape(3, -1) @ one @ two for one, two in folded.values()], axis=1)
+        theirs = np.einsum(module.how.equation, x, a, b).reshape(3, -1)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
