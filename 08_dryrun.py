@@ -492,7 +492,7 @@ print(f"the kernel's products in 60 layers, one row: {dryrun.splash_floor() * 1e
 # rows its products take 75 ms at the peak, where attention by blocks takes 245 ms. At half of the peak
 # the kernel would still save 95 of 1,179 ms.
 #
-# If you have a chip, two lines before section 8 of 03 switch it on:
+# If you have a chip, two lines before section 5 of 03 switch it on:
 # `from tpu_time import dryrun`, then `gemma.attend = dryrun.splash_on(mesh, block=512)`. Two layers
 # of our step compile with it. Blocks of 1,024 need 20.9 MiB of on-chip memory in the full-attention
 # layers: the compiler's own limit of 16 MiB refuses them, 32 MiB (section 5) take them.
