@@ -152,7 +152,8 @@ _, live = nca.first_stage(replace(plan, first_steps=50, every=25), "automata", 0
 live[["step", "tokens", "train_loss", "val_loss"]]
 
 # %% [markdown]
-# Fifty steps bring it to about counting. Now the stored runs.
+# Compare `val_loss` with the two guessers: to get below *counting*, a model has to look back. Now the
+# stored runs.
 #
 # ## 4. What we ran
 # Each run has a text stage of 400 steps of 09's recipe: the same documents in the same order for the

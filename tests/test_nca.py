@@ -155,14 +155,6 @@ def test_a_guesser_that_counts_by_hand():
     assert nca.counting(ids, world) == pytest.approx(cost / (3 * world.frame_tokens))
 
 
-def test_a_guesser_that_counts_cannot_use_the_order_of_frames():
-    frames = nca.kept_films(0, 40, WORLD)
-    ids = nca.rows(frames, WORLD.states)
-    still = nca.rows(np.repeat(frames[:, :1], WORLD.frames, axis=1), WORLD.states)
-    # Of a film that stands still a reader of the last frame knows all; who counts does not.
-    assert 0.5 < nca.counting(still, WORLD) < nca.counting(ids, WORLD)
-
-
 def test_a_guesser_that_looks_up_by_hand():
     """Three frames of 4 x 4 cells: every pair of neighbourhoods compared in plain Python."""
     world = nca.World(states=3, side=4, frames=3)

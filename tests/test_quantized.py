@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -282,13 +281,6 @@ def test_one_step_learns_from_a_quantised_base():
             losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 0.1, losses
     assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.tree.map(np.asarray, run.frozen)))
-
-
-def test_gib_counts_two_four_bit_numbers_in_a_byte():
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    tree = [SimpleNamespace(shape=(1 << 20, 1 << 10), dtype=jnp.dtype(dtype), sharding=sharding)
-            for dtype in ("uint4", "int8", "bfloat16")]
-    assert gemma.gib(tree) == 0.5 + 1 + 2
 
 
 # ── Merging (04) ──
