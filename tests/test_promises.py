@@ -41,8 +41,9 @@ ELSEWHERE = {
     "a port in use": ("test_serve", "port_in_use"),
     "a server that dies while starting": ("test_serve", "last_lines"),
     "Ctrl-C and SIGTERM leave no server": ("test_serve", "leave_no_server"),
-    "stale benchmark results": ("test_bench", "another_server_model_or_load"),
-    "hostile answers": ("test_eval", "hostile_candidates_never_pass"),
+    "stale benchmark results": ("test_bench", "only_for_another_server_or_load"),
+    "stale evaluation results": ("test_eval", "another_model_plan_or_prompt"),
+    "hostile answers": ("test_judge", "stored_candidates"),
     "chips held": ("test_hardware", "held_by_another_process"),
     "a bucket that refuses us": ("test_remote", "refuses|missing_or_holds"),
 }
@@ -144,7 +145,7 @@ LOAD = ("import jax\nfrom helpers import gemma\nbase = '{folder}/model'\n"
         "gemma.load_base(base, config, gemma.make_mesh(config, (1, 1), jax.devices()[:1]))")
 
 ROWS = [
-    Row("an earlier page not run", "merge.json is missing. Run 04_merge.py first", page="05_serve_vllm.py"),
+    Row("an earlier page not run", "merged is missing. Run 04_merge.py first", page="05_serve_vllm.py"),
     Row("an unknown size", "SIZE=huge is unknown. The sizes are", page="02_data.py",
         env=(("SIZE", "huge"),), lines=4),
     Row("a size that a page has no settings for", "no settings for size e2b. Set SIZE to one that it has",

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import notebooks
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
 from helpers import run
 from helpers.run import UserError, read_leftover, run_dir, size, temporary_dir, write_json
 
-ROOT = notebooks.ROOT
 SERVER = [sys.executable, "-m", "serving"]
 # What each page writes under RUN_DIR, besides its figures and its executed copy.
 WRITES = {
