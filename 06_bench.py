@@ -175,8 +175,8 @@ display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
 # <details><summary>Answer</summary>
 #
 # While the server keeps up, `delivered` follows the rate and TTFT hardly moves. Then `delivered` stays where
-# it is and TTFT jumps. The **knee** is the last rate that every repeat kept up with: at least 90 % of it was
-# delivered, and of all smaller rates.
+# it is and TTFT jumps. The **knee** is the last rate that it kept up with: in the middle of three repeats at
+# least 90 % of it was delivered, and of all smaller rates.
 # </details>
 
 # %%
@@ -230,7 +230,8 @@ fig, (left, right) = style.figure(9.5, 4, columns=2)
 for ax, kind, floor in ((left, "ttft", "ttft_queue_floor_ms"), (right, "tpot", "tpot_floor_ms")):
     draw.latency(ax, table, kind)
     times = middle[f"{kind}_p50_ms"] / middle[floor]
-    ax.set_title(f"{kind.upper()}: {times.min():.2g} to {times.max():.2g} times its floor")
+    least, most = (f"{float(f'{value:.2g}'):,g}" for value in (times.min(), times.max()))
+    ax.set_title(f"{kind.upper()}: {least} to {most} times its floor")
 style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; dashed: floors")
 print("impossible:", *(sorted(set(table.flag) - {""}) or ["nothing, all is above its floors"]), sep="\n  ")
 
@@ -252,8 +253,8 @@ ax.set_title("A full machine makes cheap tokens, and queues")
 style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyond the knee")
 
 # %% [markdown]
-# Which of them may be promised? The largest rate at which every repeat kept the objective for nine requests in
-# ten. But a run of seconds cannot see a queue that grows slowly: simulated, a 31B at 90 % of its limit keeps
+# Which of them may be promised? The largest rate up to the knee at which nine requests in ten kept the
+# objective. But a run of seconds cannot see a queue that grows slowly: simulated, a 31B at 90 % of its limit keeps
 # the objective for everybody in one minute and for 54 to 82 % of requests in ten. So the price of a rate counts
 # only after **one long run**, of at least twenty latencies. If the rate does not hold, the next lower one is
 # tried.

@@ -101,7 +101,7 @@ def _curve(ax, part, column, place, look):
     """Medians of a column over the rates with the range of the repeats; hollow beyond the knee."""
     stats = part.groupby("rate")[column].agg(["median", "min", "max"])
     x, (color, marker), knee = stats.index.map(place), look, kept_up(part)[0]
-    line = stats.index < INF
+    line = stats.index < INF  # all at once is no rate: it stands alone
     ax.plot(x[line], stats["median"][line], color=color)
     for some, fill in ((stats.index <= knee, color), (stats.index > knee, "white")):
         low, middle, high = (stats[name][some] for name in ("min", "median", "max"))
@@ -139,7 +139,8 @@ def latency(ax, table, kind):
         label(ax, *points[max(points)], f"{regime[0]}/{regime[1]}", look[0], xytext=(9, 0))
         floor = {"ttft": "ttft_queue_floor_ms", "tpot": "tpot_floor_ms"}[kind]
         if floor in part:
-            ax.plot(middle.index.map(place), middle[floor], "--", color=look[0], lw=1.2)
+            for some, line in ((middle.index < INF, "--"), (middle.index == INF, "_")):
+                ax.plot(middle.index[some].map(place), middle[floor][some], line, color=look[0], lw=1.2)
     ax.set_ylabel("milliseconds (log scale)")
     ax.margins(x=0.12)
     plain_log(ax)

@@ -318,8 +318,7 @@ def _sweep(client, options, load, folder, say):
 def confirm(where, options, load, folder, table, say=print):
     """One long run at the rate that may be promised, of each regime: {regime: (rate, result)}.
 
-    It begins at the largest rate whose repeats all kept up and kept the objective for nine requests in
-    ten. A rate that does not hold for `load.long` seconds, or 20 latencies, gives way to the next lower
+    It begins at the largest rate that is `within` the objective. A rate that does not hold for `load.long` seconds, or 20 latencies, gives way to the next lower
     one. A regime of which no rate holds is left out.
 
     Args:
@@ -427,29 +426,30 @@ def rows(results, slo, dollars_per_hour=math.nan):
 
 
 def kept_up(part):
-    """The knee of one regime: (last rate that every repeat kept up with, the next one that was seen).
+    """The knee of one regime: (last rate that was kept up with, the next one that was seen).
 
-    Kept up with: at least 90 % of the rate, and of every smaller one, was delivered, and it is no
-    more than the most that was ever delivered: a rate 8 % above the limit is delivered to 92 %,
-    and its queue grows for ever.
+    Kept up with: in the middle of its repeats at least 90 % of the rate, and of every smaller one, was
+    delivered, and it is no more than the most that was ever delivered: a rate 8 % above the limit is
+    delivered to 92 %, and its queue grows for ever.
 
     The last is 0 if even the smallest was too much; the next is at most inf, all at once.
     """
-    most = part.delivered_rps.max()
-    fine = (part.delivered_rps >= 0.9 * part.rate) & (part.rate <= 1.02 * most)
-    below = part.assign(ok=fine).groupby("rate").ok.all().cummin()
+    middle = part.groupby("rate").delivered_rps.median()
+    fine = (middle >= 0.9 * middle.index) & (middle.index <= 1.02 * part.delivered_rps.max())
+    below = fine.cummin()
     last = max(below.index[below], default=0.0)
-    return last, min((rate for rate in set(part.rate) if rate > last), default=INF)
+    return last, min((rate for rate in middle.index if rate > last), default=INF)
 
 
 def within(part):
-    """By rate of one regime: True where every repeat kept up, and the objective for 9 requests in 10.
+    """By rate of one regime: True up to the knee where, in the middle of the repeats, nine requests in
+    ten kept the objective.
 
     A request counts only if its TTFT *and* its TPOT were within it: two p90s that are each within it may
     leave out 20 % of the requests.
     """
-    kept = (part.goodput_rps >= 0.9 * part.delivered_rps) & (part.rate <= kept_up(part)[0])
-    return kept.groupby(part.rate).all()
+    share = (part.goodput_rps / part.delivered_rps).groupby(part.rate).median()
+    return (share >= 0.9) & (share.index <= kept_up(part)[0])
 
 
 def gaps(result):

@@ -368,18 +368,18 @@ def repeats_of(delivered, **more):
 
 @pytest.mark.parametrize("delivered, last, above", [
     ({4: [4, 4, 4], 8: [7.9, 7.8, 7.9], 16: [10, 11, 10], INF: [11, 11, 11]}, 8, 16),
-    ({4: [4, 4, 4], 8: [7.9, 7.1, 7.9], 16: [10, 11, 10], INF: [11, 11, 11]}, 4, 8),  # one did not
+    ({4: [4, 4, 1], 8: [7.1, 7.1, 7.9], 16: [10, 11, 10], INF: [11, 11, 11]}, 4, 8),  # most did not
     ({0.5: [0.5], 1: [0.92], 2: [0.92], INF: [0.92]}, 0.5, 1),  # 92 % of 1/s, and a queue for ever
     ({4: [4, 4, 4], 8: [8, 8, 8]}, 8, INF),
     ({4: [3, 3, 3], 8: [3, 3, 3], INF: [3, 3, 3]}, 0, 4)])
-def test_the_knee_is_the_last_rate_that_all_repeats_kept_up_with(delivered, last, above):
+def test_the_knee_is_the_last_rate_that_is_kept_up_with_in_the_middle_of_its_repeats(delivered, last, above):
     table = repeats_of(delivered)
     assert bench.kept_up(table) == bench.kept_up(table.sample(frac=1, random_state=1)) == (last, above)
 
 
-def test_a_rate_is_within_the_objective_only_if_every_repeat_keeps_both_times():
+def test_a_rate_is_within_the_objective_only_if_requests_keep_both_times():
     table = repeats_of({4.0: [4.0] * 3, 8.0: [8.0] * 3, 16.0: [10.0] * 3})
-    table["goodput_rps"] = [4.0, 3.6, 3.8, 8.0, 8.0, 6.9, 10.0, 10.0, 10.0]
+    table["goodput_rps"] = [4.0, 3.6, 3.0, 8.0, 6.8, 6.9, 10.0, 10.0, 10.0]
     assert bench.within(table).to_dict() == {4.0: True, 8.0: False, 16.0: False}
     marginal = point(requests=100, ttft=0.1, tpot=0.01)  # 9 % wait too long, 9 % are too slow
     marginal["ttfts"][:9], marginal["latencies"][:9] = [0.6] * 9, [1.2] * 9
