@@ -26,7 +26,7 @@ from helpers import data
 from tables import architecture
 
 PAGE = (ROOT / "OWN_DATA.md").read_text()
-DRIVE, IN_02, IN_03, ASK = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+DRIVE, IN_02, IN_03, ASK, COMPARE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 FORMS = [json.loads(line) for line in re.search(r"```json\n(.*?)```", PAGE, re.S)[1].splitlines()]
 # `google.colab` is on Colab only; here mounting makes a folder.
 COLAB = """import sys, types, pathlib
@@ -37,6 +37,15 @@ sys.modules["google.colab"] = types.SimpleNamespace(drive=types.SimpleNamespace(
 
 def test_every_form_on_the_page_is_understood():
     assert [data.form_of(row) for row in FORMS] == ["chat", "ShareGPT", "Alpaca", "completion"]
+
+
+def test_the_comparison_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    """With a model that says nothing and one that repeats the question, which holds the answer."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"What is {number}?", "answer": str(number)} for number in range(12)]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    exec(COMPARE, {"ask": lambda model, question: question if model == "tuned" else "no"})
+    assert "base 0.00, tuned 1.00, difference +1.00" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("source, block", [("02_data.py", IN_02), ("03_train.py", IN_03)])

@@ -129,6 +129,10 @@ def numbers(run, table=TABLE):
     if (run / "eval" / "comparison.json").exists():
         scores = json.loads((run / "eval" / "comparison.json").read_text())
         found |= {f"pass_{name}": f"{100 * scores[name]['pass@1']:.0f}" for name in ("base", "tuned")}
+        if best := scores.get("against", {}).get(scores["rival"]):
+            gain, low, high = (100 * value for value in (best["difference"], *best["interval"]))
+            found |= {"rival": scores["rival"],
+                      "gain": f"{gain:+.0f} points of pass@1 ({low:+.0f} to {high:+.0f})"}
     _, (_, measured, *_), (_, ours, low, high, _) = bars(table)
     def spread(low, high, form):
         return f"{low:{form}} to {high:{form}}" if f"{low:{form}}" < f"{high:{form}}" else f"{low:{form}}"
