@@ -258,6 +258,20 @@ def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
     assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
 
 
+# ---- The room stands alone ----
+
+def test_the_example_of_the_room_runs_from_an_empty_folder(tmp_path):
+    """Its docstring's five lines, with nothing else of this repository."""
+    import verilog
+    for name in ("verilog", "data/tiny_eval"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    example = re.search(r"(?:^    .*\n)+", verilog.__doc__, re.MULTILINE)[0]
+    found = subprocess.run([sys.executable, "-c", re.sub("^    ", "", example, flags=re.MULTILINE)], cwd=tmp_path,
+                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""})
+    assert found.stdout.strip() == "['pass', 'mismatch'] 0.5", found.stderr
+    assert len(verilog.__all__) <= 8
+
+
 # ---- Limits, and input that is wrong ----
 
 def test_limits_hold(tmp_path):

@@ -86,7 +86,7 @@ def draw_scores(ax, scored, ceiling):
       ceiling: share of problems that can be won.
     """
     colours = ["#999999"] * (len(scored) - 2) + [ORANGE, BLUE]
-    for place, ((label, (mean, low, high)), colour) in enumerate(zip(scored.items(), colours)):
+    for place, ((mean, low, high), colour) in enumerate(zip(scored.values(), colours)):
         ax.errorbar(mean, place, xerr=[[mean - low], [high - mean]], fmt="o", capsize=4,
                     color=colour)
         ax.text(mean, place + 0.15, f"{mean:.2f}", ha="center", fontsize=9, color=colour)
