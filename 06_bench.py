@@ -294,7 +294,9 @@ tokenizer = chat.load_tokenizer(options.model)
 own = helpers.run_dir("bench", "own.jsonl")  # ← your own file: set the path, drop the next lines
 ids = [chat.prompt_ids(tokenizer, server.chat_request(path.read_text(), recipe)["messages"],
                        server.as_trained(recipe)[0]) for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))]
-texts = [tokenizer.decode(each[1:]) for each in ids[:16]]  # the server adds <bos> itself
+texts = [tokenizer.decode(each) for each in ids[:16]]
+if server.post(record, "/tokenize", {"model": record["name"], "prompt": texts[0]})["tokens"] != ids[0]:
+    texts = [tokenizer.decode(each[1:]) for each in ids[:16]]  # this server adds <bos> itself
 helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
 own_regime = (max(map(len, ids[:16])), 128)  # the most tokens of a prompt and of an answer
 traffic = {"requests": load.check_prompts(own), "rate": float(f"{knees[regime][0] / 4 or 1:.2g}")}
@@ -307,12 +309,14 @@ found = {"cache off": load.measure(client, options, cfg, results_in, own_regime,
 with server.running(warm, place), load.Client(place) as other:
     found["cache on"] = load.measure(other, warm, cfg, results_in, own_regime, repeat="own-warm",
                                      prompts=own, **traffic)
+    block = server.counters(other.record)["cache"]["block_size"]
 client.close()
 assert found["cache off"]["total_input_tokens"] == 2 * sum(map(len, ids[:16])), "other prompts were sent"
 display(pd.DataFrame({name: {
     "prompt tokens": r["total_input_tokens"], "of them cached": r["series"]["cached_tokens"],
     "answer tokens, mean": r["total_output_tokens"] / r["completed"], "TTFT p50, ms": r["p50_ttft_ms"],
     "TPOT p50, ms": r["p50_tpot_ms"]} for name, r in found.items()}).style.format(precision=1))
+print(f"one block is {block} tokens")
 
 # %% [markdown]
 # A cache keeps whole blocks only, and only what was asked before. For users who share a long system message,
