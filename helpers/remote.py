@@ -85,7 +85,8 @@ def _on_hub(source, target, weights):
     try:
         info = huggingface_hub.HfApi().model_info(source, files_metadata=True)
     except (huggingface_hub.errors.HfHubHTTPError, OSError) as error:
-        raise UserError(f"the Hugging Face hub does not give {source}: {str(error)[:200]}\n"
+        raise UserError(f"the Hugging Face hub does not give {source}: "
+                        f"{' '.join(str(error).split())[:200]}\n"
                         "Log in with HF_TOKEN if it asks for a licence, or download it yourself "
                         "and pass the directory.") from error
     files = huggingface_hub.utils.filter_repo_objects(

@@ -137,7 +137,7 @@ def icarus_left_out(folder):
 
 
 FINISHED = Path(os.environ.get("RUN_DIR") or ROOT / "runs/tiny").resolve()
-NO_DISK = "import shutil; shutil.disk_usage = lambda _: type('', (), {'free': 1000})\n"
+NO_DISK = "import shutil; shutil.disk_usage = lambda _: type('', (), dict(free=1000))\n"
 MESH = ("import jax\nfrom helpers import gemma\nconfig = gemma.config_from_hf('assets/tiny_gemma4')\n"
         "gemma.make_mesh(config, (1, 3), jax.devices() * 3)")
 LOAD = ("import jax\nfrom helpers import gemma\nbase = '{folder}/model'\n"
@@ -168,7 +168,8 @@ ROWS = [
     Row("Icarus missing", "Icarus.*sudo apt-get install -y iverilog", page="00_quickstart.py",
         env=(("PATH", "{folder}/bin"),), prepare=icarus_left_out, slow=True),
     Row("too little disk for the base, before the download", "GB free, for the weights of file:.* it takes",
-        NO_DISK + "from helpers import remote; remote.stage('file://{folder}/model')", prepare=a_model),
+        NO_DISK + "from helpers import remote; remote.stage('file://{folder}/model')",
+        prepare=a_model, env=(("TMPDIR", "{folder}"),)),
     Row("no licence or token", "the Hugging Face hub does not give google/tiny.*\nLog in with HF_TOKEN",
         "from helpers import remote; remote.stage('google/tiny')", env=(("HF_ENDPOINT", "{hub}"),), lines=2),
     Row("a base that is nowhere", "./none/there is neither a directory, nor a hub id",
@@ -356,8 +357,8 @@ def test_rows_that_cannot_be_used_are_dropped_and_counted(tmp_path):
     good = {"prompt": "An inverter.", "response": "```verilog\nmodule m;\nendmodule\n```"}
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join([json.dumps(good), "{not json", json.dumps({"text": 1})]) + "\n")
-    rows = data.read_rows(path)
-    assert len(rows) == 3 or len(rows) == 1, "every line is a row, usable or not"
+    reasons = [data.clean(row)[1] for row in data.read_rows(path)]
+    assert len(reasons) == 3 and sum(not reason for reason in reasons) == 1, reasons
 
 
 def test_a_whole_folder_appears_at_once(tmp_path):
