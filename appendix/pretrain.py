@@ -1,12 +1,10 @@
-"""Pretraining a small Gemma 4 from scratch: batches, loss, step, loop, saved state. For 09 and 12.
+"""Pretraining a small Gemma 4 from scratch: batches, loss, step, loop, export. For 09 and 12.
 
 Letters in shape comments: B rows, T tokens, V vocabulary. Id 0 is padding, 2 `<bos>`, 1 `<eos>`.
 """
 
 import json
 import time
-import zipfile
-import zlib
 from pathlib import Path
 
 import jax
@@ -135,6 +133,38 @@ def validation_loss(params, batches, evaluate):
     return float(sums[0] / sums[1])
 
 
+NORMS = {"input_layernorm": "pre_attention_norm", "post_attention_layernorm": "post_attention_norm",
+         "pre_feedforward_layernorm": "pre_ffw_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+
+
+def to_hf(weights, layers):
+    """{Hugging Face name: array [outputs, inputs]} of {Tunix name: array}, the reverse of loading."""
+    def flat(heads):  # [N, D, H] -> [N * H, D]
+        return heads.transpose(0, 2, 1).reshape(-1, heads.shape[1])
+
+    tensors = {"embed_tokens.weight": weights["embedder.input_embedding"],
+               "norm.weight": weights["final_norm.scale"]}
+    for i in range(layers):
+        mine, theirs = f"layers.{i}.attn.", f"layers.{i}.self_attn."
+        tensors[theirs + "q_proj.weight"] = flat(weights[mine + "q_einsum.w"])
+        if mine + "k_einsum.w" in weights:  # a full layer: V is K
+            tensors[theirs + "k_proj.weight"] = flat(weights[mine + "k_einsum.w"])
+        else:
+            for letter, part in zip("kv", weights[mine + "kv_einsum.w"], strict=True):
+                tensors[f"{theirs}{letter}_proj.weight"] = flat(part)
+        output = weights[mine + "attn_vec_einsum.w"]  # [N, H, D]
+        tensors[theirs + "o_proj.weight"] = output.reshape(-1, output.shape[-1]).T
+        for name, tunix in {"q_norm": "_query_norm", "k_norm": "_key_norm"}.items():
+            tensors[f"{theirs}{name}.weight"] = weights[f"{mine}{tunix}.scale"]
+        for kind in ("gate", "up", "down"):
+            tensors[f"layers.{i}.mlp.{kind}_proj.weight"] = \
+                weights[f"layers.{i}.mlp.{kind}_proj.kernel"].T
+        for name, tunix in NORMS.items():
+            tensors[f"layers.{i}.{name}.weight"] = weights[f"layers.{i}.{tunix}.scale"]
+        tensors[f"layers.{i}.layer_scalar"] = weights[f"layers.{i}.skip_scale"]
+    return {f"model.language_model.{name}": array for name, array in tensors.items()}
+
+
 def save_state(path, tree, history):
     """All arrays and the history in one file, written beside and renamed."""
     arrays = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
@@ -143,52 +173,43 @@ def save_state(path, tree, history):
 
 
 def load_state(path, tree):
-    """The arrays in the structure of `tree`, and the history.
-
-    None where no such state is stored; one that cannot be read counts as none, and is said.
-    """
+    """(arrays in the structure of `tree`, history), or None where no state is stored."""
     if not Path(path).exists():
         return None
-    wanted, kind = jax.tree.flatten(tree)
-    try:
-        with np.load(path) as stored:
-            leaves = [stored[f"leaf{i}"] for i in range(len(wanted))]
-            history = json.loads(str(stored["history"]))
-        if list(map(np.shape, leaves)) != list(map(np.shape, wanted)):
-            raise ValueError("another model's")
-    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error):
-        print(f"{path} is unreadable and counts as absent", flush=True)
-        return None
-    return jax.tree.unflatten(kind, map(jnp.asarray, leaves)), history
+    leaves, kind = jax.tree.flatten(tree)
+    with np.load(path) as stored:
+        arrays = [jnp.asarray(stored[f"leaf{i}"]) for i in range(len(leaves))]
+        return jax.tree.unflatten(kind, arrays), json.loads(str(stored["history"]))
 
 
 def pretrain(params, moments, step, evaluate, batches, validation, steps, path, every=100,
-             minutes=None):
+             minutes=None, watch=None):
     """Train to `steps`, from the state saved in `path` if there is one.
 
     Args:
       params, moments: weights and optimizer state before the first step; they are used up.
       step, evaluate: from `make_steps`.
-      batches, validation: from `make_batches`, or anything with a length whose items are token
-        arrays; training goes round `batches`.
+      batches, validation: token arrays, from `make_batches`; training goes round `batches`.
       steps: number of the last step.
-      path: where the state is saved, and found again; its name must tell one recipe from another.
+      path: where the state is saved; its name must tell one recipe from another.
       every: validate and save after so many steps, and after the last.
       minutes: save also when the last save is that long ago.
+      watch: called with (steps done, params) before the first step and after each.
 
     Returns:
       (params, history): one dict per step with step, loss (mean per token, nats), seconds and,
       after every `every` steps and the last, val_loss.
     """
-    path, history = Path(path), []
+    history, saved = [], time.monotonic()
     if found := load_state(path, (params, moments)):
         (params, moments), history = found
         print(f"resuming after step {len(history)}")
-    saved = time.monotonic()
     progress = Progress(steps - len(history), "step", every=10)
-    while len(history) < steps:
-        start, number = time.perf_counter(), len(history)
-        params, moments, loss = step(params, moments, batches[number % len(batches)])
+    for number in range(len(history), steps):
+        if watch:
+            watch(number, params)
+        start, batch = time.perf_counter(), batches[number % len(batches)]
+        params, moments, loss = step(params, moments, batch)
         entry = {"step": number + 1, "loss": float(loss), "seconds": time.perf_counter() - start}
         history.append(entry)
         due = (number + 1) % every == 0 or number + 1 == steps
@@ -197,5 +218,8 @@ def pretrain(params, moments, step, evaluate, batches, validation, steps, path, 
         if due or minutes is not None and time.monotonic() - saved > 60 * minutes:
             save_state(path, (params, moments), history)
             saved = time.monotonic()
-        progress.update(note=f"loss {entry['loss']:.3f}")
+        speed = (np.asarray(batch) > 0).sum() / entry["seconds"]
+        progress.update(note=f"loss {entry['loss']:.3f} | {speed:,.0f} tokens/s")
+    if watch:
+        watch(steps, params)
     return params, history

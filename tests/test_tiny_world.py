@@ -252,6 +252,21 @@ def test_no_text_of_the_benchmark_is_in_the_training_data_or_the_corpus(problems
     assert not prompts & {text.strip() for _, _, text in problems}
 
 
+def test_training_problems_with_testbenches_are_none_of_the_evaluation(tmp_path, problems):
+    make.write_problems(tmp_path / "draws", make.draws(40))
+    texts = {path.name: path.read_text() for path in (tmp_path / "draws").iterdir()}
+    asked = {text for name, text in texts.items() if name.endswith("_prompt.txt")}
+    assert len(texts) == 120 and len(asked) == 40 and not asked & {text for _, _, text in problems}
+    held = {design.key for _, design, _ in problems}
+    drawn = list(make.draws(300))
+    assert len({text for _, _, text in drawn}) == 300 and not held & {d.key for _, d, _ in drawn}
+    for name in sorted(name.removesuffix("_ref.sv") for name in texts if name.endswith("_ref.sv"))[:8]:
+        reference = texts[f"{name}_ref.sv"]
+        log = simulate(tmp_path / name, test=texts[f"{name}_test.sv"], reference=reference,
+                       candidate=reference.replace("RefModule", "TopModule"))
+        assert re.search(r"Mismatches: 0 in \d{3} samples", log), (name, log)
+
+
 def test_the_base_has_never_seen_the_instruction_format(corpus):
     for text in ("`", "<answer>", "<think>", "<|", "<turn", "Implement", "Please", "I would like"):
         assert not any(text in document for document in corpus), text

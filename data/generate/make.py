@@ -1,7 +1,8 @@
 """Make the tiny world's data: `python data/generate/make.py` writes data/tiny and data/tiny_eval.
 
-Everything follows from the seeds below: the same bytes on any machine. `documents` yields the corpus
-that 09_tiny_base.py pretrains on; it is not stored.
+`python data/generate/make.py FOLDER 300` writes 300 training problems with testbenches instead, none
+of them of the evaluation. Everything follows from the seeds below: the same bytes on any machine.
+`documents` yields the corpus that 09_tiny_base.py pretrains on; it is not stored.
 """
 
 import gzip
@@ -15,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import families
 
 DATA = Path(__file__).resolve().parent.parent
-CORPUS_SEED, ROWS_SEED, EVAL_SEED = 1, 2, 3
+CORPUS_SEED, ROWS_SEED, EVAL_SEED, DRAWS_SEED = 1, 2, 3, 4
 ROWS = 4_000
 BROKEN = {"too long": 12, "no code": 10, "two fences": 14, "open answer": 6, "fence only": 6}
 SYSTEM = ("You are a helpful assistant that writes Verilog. First think about the design inside "
@@ -104,6 +105,12 @@ def rows(count=ROWS, seed=ROWS_SEED):
         yield design, row(prompt(r, design), design.verilog(), thought, form), form
 
 
+def request(design):
+    """The prompt of a problem: the wording of verilog-eval."""
+    return (f"I would like you to implement a module named TopModule with the following interface. All "
+            f"ports are one bit unless otherwise specified.\n\n{interface(design)}\n\n{design.spec}\n")
+
+
 def problems(seed=EVAL_SEED):
     """Yield `(name, design, prompt)`: one held-out design for every family."""
     r = random.Random(seed)
@@ -111,9 +118,24 @@ def problems(seed=EVAL_SEED):
         design = families.draw(r, (family,))
         while not design.held_out:
             design = families.draw(r, (family,))
-        text = (f"I would like you to implement a module named TopModule with the following interface. All "
-                f"ports are one bit unless otherwise specified.\n\n{interface(design)}\n\n{design.spec}\n")
-        yield f"Prob{number:03d}_{design.family}", design, text
+        yield f"Prob{number:03d}_{design.family}", design, request(design)
+
+
+def draws(count, seed=DRAWS_SEED):
+    """Yield `(name, design, prompt)` of `count` training problems, all different, none held out.
+
+    No prompt equals one of the evaluation, and no combination of family, widths and port names does.
+    """
+    taken = {" ".join(text.lower().split()) for _, _, text in problems()}
+    stream, number = designs(seed, ("TopModule",)), 0
+    while number < count:
+        _, design = next(stream)
+        text = request(design)
+        plain = " ".join(text.lower().split())
+        if plain not in taken:
+            taken.add(plain)
+            number += 1
+            yield f"Draw{number:04d}_{design.family}", design, text
 
 
 # ── Testbenches ──
@@ -272,6 +294,15 @@ def checks(design, steps=40, seed=0):
 
 # ── Files ──
 
+def write_problems(folder, items):
+    """Write prompt, reference and testbench of every `(name, design, prompt)`, as verilog-eval does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, design, text in items:
+        for suffix, content in (("prompt.txt", text), ("ref.sv", design.verilog("RefModule")),
+                                ("test.sv", testbench(design))):
+            (folder / f"{name}_{suffix}").write_bytes(content.encode())
+
+
 def write(folder=DATA):
     """Write data/tiny/train.jsonl.gz and data/tiny_eval/ under `folder`."""
     tiny, evaluation = folder / "tiny", folder / "tiny_eval"
@@ -281,13 +312,12 @@ def write(folder=DATA):
             gzip.GzipFile("", "wb", compresslevel=9, fileobj=raw, mtime=0) as file:
         file.write(text.encode())
     shutil.rmtree(evaluation, ignore_errors=True)
-    evaluation.mkdir()
-    for name, design, text in problems():
-        for suffix, content in (("prompt.txt", text), ("ref.sv", design.verilog("RefModule")),
-                                ("test.sv", testbench(design))):
-            (evaluation / f"{name}_{suffix}").write_bytes(content.encode())
+    write_problems(evaluation, problems())
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and len(sys.argv) == 3:
+    write_problems(Path(sys.argv[1]), draws(int(sys.argv[2])))
+    print(f"wrote {sys.argv[2]} problems to {sys.argv[1]}")
+elif __name__ == "__main__":
     write()
     print(f"wrote {DATA / 'tiny'} and {DATA / 'tiny_eval'}")
