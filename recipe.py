@@ -1,13 +1,13 @@
 """Fine-tune Gemma 4 with LoRA and merge the result: notebooks 02 to 04 in one file, to copy.
 
     pip install google-tunix==0.1.7 "jax[tpu]"
-    python recipe.py --model FOLDER --data chats.jsonl --out OUT
+    python recipe.py --model MODEL --data chats.jsonl --out OUT
 
-FOLDER is a Gemma 4 (31B, E2B, E4B) as Hugging Face stores it. A line of chats.jsonl is
+MODEL is a Gemma 4 (31B, E2B, E4B): a folder, or a name on the hub. A line of chats.jsonl is
 {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}.
 OUT gets checkpoints/, adapter/ (for PEFT) and merged/ (for vLLM, transformers). Started again after
 a kill, it goes on from its newest checkpoint. It runs on a CPU, one TPU chip, or all of a host.
-Letters in shapes: M micro-batches, B rows, T tokens, D width, N and K heads, r rank.
+M are micro-batches, B rows, T tokens, D the width, N and K heads, r the rank.
 """
 import argparse
 import hashlib
@@ -23,13 +23,14 @@ import optax
 import orbax.checkpoint as ocp
 import qwix
 from flax import nnx
+from huggingface_hub import snapshot_download
 from safetensors.flax import load_file, save_file
 from transformers import AutoTokenizer
 from tunix.models.gemma4 import model as gemma4
 from tunix.models.gemma4.params_safetensors import create_model_from_safe_tensors
 
 CONSTANTS = {  # each is an option of the command, too: --rank 16
-    "model": (Path("gemma-4-E2B-it"), "folder of the base, as Hugging Face stores it"),
+    "model": (Path("google/gemma-4-E2B-it"), "the base: a folder, or a name on the hub"),
     "data": (Path("chats.jsonl"), "the chats, one on a line"),
     "out": (Path("out"), "folder for checkpoints/, adapter/ and merged/"),
     "rank": (64, "r of the adapters"),
@@ -109,7 +110,7 @@ class Float32Lora(qwix.LoraProvider):
         return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
 def add_lora(model, mesh, rank, alpha, seed):
-    """(model, adapters, frozen weights): A is uniform (Kaiming He), B zero, which changes nothing."""
+    """(model, adapters, frozen weights). A is uniform (Kaiming He), B zero: nothing changes."""
     draw, rows = jax.nn.initializers.he_uniform(), mesh.shape["fsdp"]
     provider = Float32Lora(
         module_path=".*(_einsum|gate_proj|up_proj|down_proj)", rank=rank, alpha=alpha, dropout=0.0,
@@ -157,12 +158,12 @@ def factors(path, a, b):
     """{Hugging Face matrix: (A [in, r], B [r, out])} of one Tunix module."""
     block, kind = path.replace(".attn.", ".self_attn.").rsplit(".", 1)
     if kind in ("kv_einsum", "k_einsum"):  # B [r, 2, K, H]; [r, K, H] where the values are the keys
-        two = (b[:, 0], b[:, 1]) if kind == "kv_einsum" else (b, b)
-        return {f"{block}.{name}_proj": (a, part.reshape(len(b), -1)) for name, part in zip("kv", two)}
+        two = {"k": b[:, 0], "v": b[:, 1]} if kind == "kv_einsum" else {"k": b, "v": b}
+        return {f"{block}.{kv}_proj": (a, part.reshape(len(b), -1)) for kv, part in two.items()}
     name = {"attn_vec_einsum": "o_proj"}.get(kind, kind.replace("_einsum", "_proj"))
     return {f"{block}.{name}": (a.reshape(-1, len(b)), b.reshape(len(b), -1))}
 
-def export(folder, base, pairs, rank, alpha):
+def export(folder, base, pairs, rank, alpha, name_of_base):
     """Write adapter/ as PEFT stores it, and merged/: the base's files with the adapters added."""
     plan = {f"model.language_model.{name}": two for path, (a, b) in pairs.items()
             for name, two in factors(path, a, b).items()}
@@ -172,7 +173,7 @@ def export(folder, base, pairs, rank, alpha):
     save_file(tensors, folder / "adapter" / "adapter_model.safetensors", {"format": "pt"})
     (folder / "adapter" / "adapter_config.json").write_text(json.dumps({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": alpha,
-        "base_model_name_or_path": str(base), "target_modules": r"model\.(language_model\.)?"
+        "base_model_name_or_path": name_of_base, "target_modules": r"model\.(language_model\.)?"
         r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"}))
     shutil.copytree(base, folder / "merged", ignore=shutil.ignore_patterns("*.safetensors", ".*"))
     for file in sorted(base.glob("*.safetensors")):
@@ -180,8 +181,7 @@ def export(folder, base, pairs, rank, alpha):
         for name in [name for name in plan if f"{name}.weight" in tensors]:
             delta = jnp.einsum("ir,ro->oi", *plan.pop(name), precision="highest")
             old = tensors[f"{name}.weight"]
-            merged = old.astype(jnp.float32) + alpha / rank * delta
-            tensors[f"{name}.weight"] = merged.astype(old.dtype)
+            tensors[f"{name}.weight"] = (old + alpha / rank * delta).astype(old.dtype)
         save_file(tensors, folder / "merged" / file.name, {"format": "pt"})
     assert all(name.endswith("v_proj") for name in plan), f"{base} lacks {sorted(plan)[:3]}"
 
@@ -198,9 +198,10 @@ def main(argv=None):
         raise SystemExit(f"{note} names another recipe or other data: choose another --out")
     cfg.out.mkdir(parents=True, exist_ok=True)
     note.write_text(recipe)
-    model, mesh = load_model(cfg.model, cfg.dtype)
+    base = cfg.model if cfg.model.is_dir() else Path(snapshot_download(str(cfg.model)))
+    model, mesh = load_model(base, cfg.dtype)
     model, adapters, frozen = add_lora(model, mesh, cfg.rank, cfg.alpha, cfg.seed)
-    examples = read_examples(AutoTokenizer.from_pretrained(cfg.model), cfg.data)
+    examples = read_examples(AutoTokenizer.from_pretrained(base), cfg.data)
     draw, cut = np.random.default_rng(cfg.seed), math.ceil(cfg.validation * len(examples))
     draw.shuffle(examples)
     at_once = mesh.shape["fsdp"]  # rows of a micro-batch
@@ -235,12 +236,11 @@ def main(argv=None):
             print(f"step {step}/{steps}", log[step], flush=True)
             manager.save(step, args=ocp.args.StandardSave(tuple(state)))
     manager.wait_until_finished()
-
     pairs, partial = {}, cfg.out / "partial"
     for path, variable in nnx.to_flat_state(state[0]):  # lora_a, then lora_b of each module
         pairs.setdefault(".".join(map(str, path[:-1])), []).append(jnp.array(variable.get_value()))
     shutil.rmtree(partial, ignore_errors=True)
-    export(partial, cfg.model, pairs, cfg.rank, cfg.alpha)
+    export(partial, base, pairs, cfg.rank, cfg.alpha, str(cfg.model))
     for name in ("adapter", "merged"):  # whole, or not there
         shutil.rmtree(cfg.out / name, ignore_errors=True)
         (partial / name).rename(cfg.out / name)

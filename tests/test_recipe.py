@@ -97,7 +97,7 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     pairs = {}
     for path, variable in nnx.to_flat_state(state[0]):
         pairs.setdefault(".".join(map(str, path[:-1])), []).append(np.array(variable.get_value()))
-    recipe.export(tmp_path, ASSETS, pairs, RANK, ALPHA)
+    recipe.export(tmp_path, ASSETS, pairs, RANK, ALPHA, "tiny")
     targets = merge.targets_of(ASSETS, pairs, {})
     assert len(targets) == len(pairs)
     plan = merge.plan_merge(targets, pairs, "model.language_model.")
