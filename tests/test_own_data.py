@@ -111,7 +111,7 @@ def test_what_the_page_keeps_on_a_drive_is_what_the_settings_write():
     adapter = 4 * fit.adapter_parameters("e2b") / 1e9
     parts = {"merged": 10.2, "checkpoints": train_it.checkpoints_kept * 3 * adapter,
              "adapter": adapter, "the rest": 0.3}
-    said = float(re.search(r"that is ([\d.]+) GB of Drive's free 15", PAGE)[1])
+    said = float(re.search(r"[Tt]hat is ([\d.]+) GB of Drive's free 15", PAGE)[1])
     assert said == pytest.approx(sum(parts.values()), abs=0.06) and said < 14
     assert f"`merged/` {fit.CHECKPOINT_GB['e2b']}, two checkpoints" in PAGE
     assert train_it.checkpoints_kept == 2 and f"{3 * adapter:.2f} GB" in PAGE
