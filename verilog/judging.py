@@ -220,7 +220,8 @@ def _prepare(problem):
                 ["iverilog", "-g2012", "-s", "tb", "-o", name, f"{name}.sv", "test.sv", "ref.sv"],
                 folder, Limits())
             if status or ended:
-                return _Exam(("compile", f"the problem's own files do not compile: {said[:200]}"))
+                return _Exam(("compile", "the problem's own files do not compile: "
+                                         + said.partition("\n")[0][:150]))
         run_limited(["vvp", "-n", "questions", "-none"], folder, Limits())
         _compile(folder, Limits())
         lines = _read(folder / "questions.txt").splitlines()
