@@ -2,17 +2,16 @@
 # Set up, run the series once at the tiny size, and test it.
 #   ./run_tests.sh           the series (about 12 minutes on two cores) and the fast tests
 #   ./run_tests.sh --slow    the series and the slow tests alone
-#   ./run_tests.sh --all     both (at most 100 minutes on two cores)
+#   ./run_tests.sh --all     both, which takes an hour or more
 #   ./run_tests.sh --fuzz    the long suite of mutated Verilog alone, without the series
-#   ./run_tests.sh --kills   the long suite of kill -9 at random moments alone, without the series
-# The long suites go on where they were stopped. Anything else is handed to pytest.
+# It goes on where it was stopped. Anything else is handed to pytest.
 # Every suite's output is RUN_DIR/pytest-SUITE.log (default runs/test), its last line the result.
 set -euo pipefail
 case "${RUN_DIR:-/}" in /* | \~*) ;; *) export RUN_DIR="$PWD/$RUN_DIR" ;; esac # relative to where one stands
 cd "$(dirname "$0")"
 suite=fast
 case "${1:-}" in
---slow | --all | --fuzz | --kills)
+--slow | --all | --fuzz)
   suite="${1#--}"
   shift
   ;;
@@ -42,11 +41,10 @@ run() { # status 5: nothing was selected, as when the file named holds only slow
 named=$# # tests or options of the caller's own
 rm -f "$log"
 case "$suite" in
-fast | all) run -m "not kills and not slow" -n 2 --dist loadfile "$@" ;;
+fast | all) run -m "not slow" -n 2 --dist loadfile "$@" ;;
 esac
 case "$suite" in
-slow | all) run -m "not kills and slow" "$@" ;;
-kills) run -m kills "$@" ;;
+slow | all) run -m slow "$@" ;;
 esac
 outcome="$([ "$failed" = 0 ] && echo passed || echo FAILED)"
 printf 'run_tests: %s %s, results in %s; %s ends with\n' "$suite" "$outcome" "$RUN_DIR" "$log"

@@ -88,7 +88,7 @@ def test_missing_input_names_the_notebook(tmp_path):
 
 
 def test_a_users_mistake_has_no_traceback_as_a_script():
-    text = "import helpers; raise helpers.UserError('the port is taken. Run X.')"
+    text = "import helpers; helpers.run.one_line_errors(); raise helpers.UserError('the port is taken. Run X.')"
     answer = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
     assert answer.returncode == 1
     assert answer.stderr == "Error: the port is taken. Run X.\n"
@@ -184,7 +184,7 @@ def other_python(tmp_path):
 def opening(python, folder, **env):
     """The opening cell without its last call, and the installation, by this Python in this folder."""
     cell = (ROOT / "tools/opening.txt").read_text().replace(
-        "helpers.machine()", "helpers.run.one_line_errors()\nhelpers.install()")
+        "helpers.machine()", "helpers.run.one_line_errors()\nhelpers.opening.install()")
     return subprocess.run([str(python), "-c", cell], cwd=folder, capture_output=True,
                           text=True, env={**os.environ, **env})
 
