@@ -265,8 +265,7 @@ for version, tp, measured in MEASURED:
 # section 1 and run `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time.
 # A sliding layer needs its last 1,024 tokens only, but the pinned server keeps all: hence **not today**.
 #
-# Fewer bits may cost answers. 07 says whether: it compares two servers problem by problem, so run it
-# with both choices and read the interval of their difference.
+# Fewer bits may cost answers. Whether they do, 07's comparison says, problem by problem (exercise 2).
 #
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
@@ -448,14 +447,27 @@ print(f"process {again['pid']} and {len(server.members(again)) - 1} more")
 # 4 and 7.
 # </details>
 #
-# 2. Ask the server for three different answers to one prompt in one request.
+# 2. Do fewer bits cost answers? Serve the model with an fp8 cache, and compare it with the first server on the
+#    38 problems of 07, answer by answer.
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# drawn = {**request, "n": 3, "temperature": 0.8, "top_p": 0.95, "max_tokens": 256}
-# for choice in client.chat.completions.create(**drawn).choices:
-#     print(choice.finish_reason, len(choice.message.content))
+# import serving, verilog
+# from verilog import scores
+#
+# bench, place = scores.verilog_eval("data/tiny_eval"), helpers.run_dir("serve", "fp8")
+#
+#
+# def graded(where):
+#     """A score per problem, of one greedy answer each."""
+#     return scores.grade(bench, {p.name: [ask(p.prompt, where)] for p in bench.problems})
+#
+#
+# bfloat16 = graded(record)  # on an accelerator, stop this server first: server.stop(folder)
+# with serving.running(replace(options, kv_cache_dtype="fp8", port=0), place):
+#     fp8 = graded(server.current(place))
+# print("fp8 minus bfloat16: {:+.3f} [{:+.3f}, {:+.3f}]".format(*verilog.compare(bfloat16, fp8)["difference"]))
 # ```
 # </details>
 #
