@@ -17,7 +17,7 @@
 #
 # **Our films were hardly learned, and harmed a little; whether learned films help is untested.** After
 # 400 steps of text, five models that had first seen films of random automata ended 0.022 nats per token
-# above five that had not (0.017 to 0.027, of 0.294), and 0.020 (0.005 to 0.034) above five that had
+# above five that had not (0.018 to 0.026, of 0.294), and 0.020 (0.007 to 0.032) above five that had
 # first read other text. But their first stage had learned 6 % of what the films offer.
 #
 # The question comes from *Training Language Models via Neural Cellular Automata* (Dan Lee, Seungwook
