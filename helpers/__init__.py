@@ -12,9 +12,7 @@ from helpers.run import (
     always,
     atomic_dir,
     catch_up,
-    check_files,
     choose,
-    content_hash,
     env,
     phase,
     read_json,
@@ -29,7 +27,7 @@ from helpers.run import (
 from helpers.style import show_source
 
 __all__ = [
-    "Progress", "UserError", "always", "atomic_dir", "catch_up", "check_files", "choose",
-    "content_hash", "env", "machine", "phase", "read_json", "require", "run_dir", "same_size",
+    "Progress", "UserError", "always", "atomic_dir", "catch_up", "choose",
+    "env", "machine", "phase", "read_json", "require", "run_dir", "same_size",
     "sha256_file", "show_source", "size", "write_json", "write_text",
 ]

@@ -361,23 +361,6 @@ def read_leftover(path, otherwise):
     return otherwise
 
 
-def read_table(path, columns, **options):
-    """A CSV file that a run stored, as a pandas table in which `columns` are complete.
-
-    Raises:
-      UserError: it is empty, cut off, or lacks one of them.
-    """
-    import pandas as pd
-    try:
-        table = pd.read_csv(path, **options)
-        if not len(table) or not table[list(columns)].notna().all(axis=None):
-            raise ValueError("it is cut off")
-    except (KeyError, ValueError, pd.errors.ParserError) as error:  # ValueError: UTF-8, too
-        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}). Take it from the "
-                        "repository again (git checkout), or delete it.") from error
-    return table
-
-
 @contextlib.contextmanager
 def atomic_dir(path):
     """Yield a fresh directory beside `path`; it becomes `path` only when the block succeeds.
@@ -429,58 +412,6 @@ def sha256_file(path):
 def digest(value):
     """SHA-256 of anything that JSON can hold, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def folder_hashes(folder, names=None):
-    """{relative name: SHA-256} of all files in a folder, or of those named."""
-    folder = Path(folder)
-    return {name: sha256_file(folder / name) for name in sorted(names or _names(folder))}
-
-
-def content_hash(path):
-    """SHA-256 of a file, or of the names and hashes of all files in a folder."""
-    return digest(folder_hashes(path)) if Path(path).is_dir() else sha256_file(path)
-
-
-def _names(folder):
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-
-
-def stamp(**facts):
-    """What an artifact is made from, to be stored in it: hashes of its inputs, and settings.
-
-    It has been JSON once, so that it equals itself after being read back.
-    """
-    return json.loads(json.dumps(facts))
-
-
-def differences(made, wanted):
-    """How two stamps differ, a text for each fact; empty if the same made both."""
-    def short(fact):
-        text = fact if isinstance(fact, str) else json.dumps(fact)
-        return f"{text[:12]}..." if len(text) > 40 else text or "empty"
-    if not made or not isinstance(made, dict):
-        return ["nothing says what it was made from"]
-    both = {name: (made.get(name, "unset"), wanted.get(name, "unset"))
-            for name in {**wanted, **made}}
-    return [f"{name} was {short(old)} and is {short(new)}"
-            for name, (old, new) in both.items() if old != new]
-
-
-def check_files(folder, hashes, remedy, besides=()):
-    """Refuse a folder whose files, except `besides`, are not those of `hashes` {name: SHA-256}.
-
-    Raises:
-      UserError: a file is missing, changed or new; names it, and says `remedy`.
-    """
-    there = _names(Path(folder)) - set(besides)
-    found = folder_hashes(folder, there & set(hashes)) if there & set(hashes) else {}
-    wrong = [*(f"{name} is missing" for name in sorted(set(hashes) - there)),
-             *(f"{name} is not of it" for name in sorted(there - set(hashes))),
-             *(f"{name} has changed" for name in found if found[name] != hashes[name])]
-    if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        raise UserError(f"{folder} is not what was written: {', '.join(wrong[:3])}{more}. {remedy}")
 
 
 # -- Progress -----------------------------------------------------------------------------------
