@@ -381,7 +381,7 @@ def test_damaged_checkpoint(world, tmp_path):
     for file in (tmp_path / "checkpoints" / "20" / "model_params").rglob("*"):
         if file.is_file() and file.parent.name == "d":
             file.write_bytes(file.read_bytes()[:10])
-    with refused("step 20 in .* cannot be read.*(?s:.)another of \[10, 20\]") as error:
+    with refused(r"(?s)step 20 in .* cannot be read.*another of \[10, 20\]") as error:
         merge.restore_adapters(tmp_path / "checkpoints", 20)
     one_line(error)
 
