@@ -289,4 +289,4 @@ print("no run of the fair test is stored" if runs.empty else
 # tokens can be copied from 18 positions before. That is one attention pattern, and nothing about rules.
 # </details>
 #
-# Back to [09 · A Gemma 4 small enough for a laptop](09_tiny_base.ipynb).
+# Back to [09 · A Gemma 4 small enough for a laptop, pretrained from scratch](09_tiny_base.ipynb).
