@@ -365,7 +365,7 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 # numbers. At three moments our thirty lines let the model continue a comment, one likeliest token
 # after the other, each from a whole forward pass: slow, and nothing is hidden.
 #
-# **The loss starts near 6.9. What will the model write at 4, and at 2?**
+# **The loss starts near 7. What will the model write after 10 steps, and what after 40?**
 
 # %%
 comment = "// TopModule\n//\n//  - input a\n//  - input b\n//  - output z\n//\n// Drive z with a AND b.\n\n"
