@@ -5,7 +5,7 @@
 Needs libtpu (`./setup.sh dryrun`), no TPU. Without names all rows that are not stored are made: most
 take seconds, steps of a model minutes. Programs are stated again here in the shapes, types and order
 of their sources; no row was used to set a constant of `tpu_time.program`, and every row names the
-clock that measured it: `trace` (the device's own) or `host` (with dispatch).
+clock that measured it: `trace` (the device's own), `host` (repeated) or `one call` (with dispatch).
 """
 
 import datetime
@@ -48,7 +48,7 @@ class Anchor:
       program: what it is, with its shapes.
       slice: Google's name of the hardware.
       milliseconds: measured.
-      clock: trace or host.
+      clock: trace, host or one call.
       source: repository, file, row.
       versions: what the source says of its software; "" for nothing.
       lower: devices of the slice -> JAX's lowered program; None where `seconds` is enough.
@@ -223,10 +223,10 @@ ANCHORS = {
         lower=chunked_product(512, 65_536)),
     "tpuchat loss": Anchor(
         "tpuchat: output matrix and loss of 4 x 2,048 tokens, gradient of the input", "v6e-1",
-        3.96, "host", TPUCHAT + ": ~3.96ms", lower=tpuchat_loss()),
+        3.96, "one call", TPUCHAT + ": ~3.96ms", lower=tpuchat_loss()),
     "tpuchat update": Anchor(
-        "tpuchat: one AdamW update of 163.6 M parameters", "v6e-1", 2.67, "host",
-        TPUCHAT + ": 2.67ms, one call from the host", lower=tpuchat_update()),
+        "tpuchat: one AdamW update of 163.6 M parameters", "v6e-1", 2.67, "one call",
+        TPUCHAT + ": 2.67ms", lower=tpuchat_update()),
     "tunix 270m": Anchor(
         "Tunix LoRA step, Gemma 3 270M, 16 x 512 tokens", "v5e-4", 202.356, "host",
         "deep-diver/tunix-accel: 01-CCE/data/gemma3_270m_4chip_quality/training_summary.csv", TUNIX,

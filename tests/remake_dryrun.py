@@ -49,7 +49,8 @@ def main():
                         help="instead of drawing: those without a predicted time")
     given = parser.parse_args()
     os.chdir(ROOT)
-    from tpu_time import compiler, dryrun
+    from appendix import steps
+    from tpu_time import compiler
     from helpers.run import UserError
 
     if not compiler.start():
@@ -57,26 +58,26 @@ def main():
     compiler.register()
 
     def stored(recipe, folder):
-        wanted = dryrun.key_of(dataclasses.asdict(recipe) | dryrun.versions())
-        rows = dryrun.stored_rows(Path(folder) / f"{dryrun.table_name(recipe)}.csv")
-        return next((row for row in rows if dryrun.key_of(row) == wanted), None)
+        wanted = steps.key_of(dataclasses.asdict(recipe) | steps.versions())
+        rows = steps.stored_rows(Path(folder) / f"{steps.table_name(recipe)}.csv")
+        return next((row for row in rows if steps.key_of(row) == wanted), None)
 
-    there = [recipe for recipe in dryrun.RECIPES if stored(recipe, dryrun.FOLDER)]
-    drawn = ([recipe for recipe in there if not stored(recipe, dryrun.FOLDER).get("unknown_share")
-              and not stored(recipe, dryrun.FOLDER).get("note")] if given.without
+    there = [recipe for recipe in steps.RECIPES if stored(recipe, steps.FOLDER)]
+    drawn = ([recipe for recipe in there if not stored(recipe, steps.FOLDER).get("unknown_share")
+              and not stored(recipe, steps.FOLDER).get("note")] if given.without
              else random.Random(given.seed).sample(there, given.rows))
     failed = 0
     for recipe in drawn:
-        dryrun.run_table([recipe], folder=given.out)
-        old, new = stored(recipe, dryrun.FOLDER), stored(recipe, given.out)
+        steps.run_table([recipe], folder=given.out)
+        old, new = stored(recipe, steps.FOLDER), stored(recipe, given.out)
         wrong = differences(old, new)
         failed += bool(wrong)
-        print(f"{dryrun.name_of(recipe)}: {wrong or 'equal'}", flush=True)
+        print(f"{steps.name_of(recipe)}: {wrong or 'equal'}", flush=True)
         if not wrong and not old.get("unknown_share"):
-            dryrun.store(recipe, new)
-            profile = Path("profiles", f"{dryrun.name_of(recipe)}.json")
+            steps.store(recipe, new)
+            profile = Path("profiles", f"{steps.name_of(recipe)}.json")
             if (given.out / profile).exists():
-                shutil.copy(given.out / profile, dryrun.FOLDER / profile)
+                shutil.copy(given.out / profile, steps.FOLDER / profile)
     print(f"{len(drawn) - failed} of {len(drawn)} rows came out equal")
     sys.exit(bool(failed))
 

@@ -5,13 +5,11 @@
 
 import dataclasses
 import importlib.util
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +18,14 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 from flax import nnx
-from tunix.models.gemma4.model import AttentionType
+from tunix.models.gemma4.model import AttentionType, Gemma4
 
 from helpers import gemma, train
 from tables import hardware
-from tpu_time import compiler, dryrun
-from tpu_time import program as timing
+from appendix import steps
+from tpu_time import bands, compiler
 from tables import published
 from helpers.run import write_text
-
-sys.path.insert(0, str(ROOT / "tools"))
-import anchors  # noqa: E402
 
 SOURCE = "08_dryrun.py"
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
@@ -43,6 +38,26 @@ def table(name):
     if not path.exists() and name != "v5p-8_31b":
         pytest.skip(f"{path.name} is not there: DRYRUN=full in notebook 08 makes it")
     return pd.read_csv(ROOT / "data" / "dryrun" / f"{name}.csv", dtype={"trainer": str})
+
+
+def small_model(**overrides):
+    """A small random Gemma 4 in float32: sliding and full layers, K equal to V in the latter."""
+    config = gemma.config_from_hf("data/configs/gemma4_31b.json", dtype="float32")
+    fields = dict(num_layers=6, num_embed=96, embed_dim=32, hidden_dim=64, num_heads=4, head_dim=16,
+                  num_kv_heads=2, num_global_kv_heads=1, global_key_size=32, sliding_window_size=48)
+    return Gemma4(dataclasses.replace(config, **(fields | overrides)), rngs=nnx.Rngs(0))
+
+
+def logits_and_gradient(model, tokens, segment_ids):
+    """Logits, and the gradient of their mean square for every parameter."""
+    mask = jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
+    graph, state = nnx.split(model)
+
+    def value(state):
+        logits = nnx.merge(graph, state)(tokens, attention_mask=mask)[0]
+        return jnp.mean(logits ** 2), logits
+    (_, logits), gradient = jax.jit(jax.value_and_grad(value, has_aux=True))(state)
+    return [np.asarray(leaf) for leaf in (logits, *jax.tree.leaves(gradient))]
 
 
 def compiled(name):
@@ -108,7 +123,7 @@ def test_flops_are_those_of_the_whole_model():
 
 def test_ours_is_what_notebook_03_trains_with():
     full = train.Settings()
-    assert (dryrun.RANK, dryrun.ALPHA, gemma.TARGETS) == (full.rank, full.alpha, full.targets)
+    assert (steps.RANK, steps.ALPHA, gemma.TARGETS) == (full.rank, full.alpha, full.targets)
     ours = table("v5p-8_31b").set_index("recipe").loc["ours, faster"]  # tp=4, so fsdp=1
     assert (ours.micro_batch, ours.remat, ours.compute_dtype, ours.attention_block) == (
         full.rows_per_device, full.remat, full.dtype, full.attention_block)
@@ -130,19 +145,12 @@ def test_the_llvm_flag_changes_nothing():
             assert pair[column].nunique() == 1, column
 
 
-def test_the_compiler_does_not_count_the_kernel():
-    """The reason why no splash row is in the table."""
-    rows = table("attention_v5p-8").set_index(["kind", "attention"]).flops_per_chip
-    for kind in ("sliding", "full"):
-        assert rows[kind, "splash"] < 0.01 * rows[kind, "blocks"] < 0.01 * rows[kind, "dense"]
-
-
 # ── what is compiled ────────────────────────────────────────────────────────────────────────────
 
 @pytest.fixture(scope="module")
 def small():
     """Mesh and a config of the 31B's structure that lowers in seconds."""
-    config = dryrun.small_model().config
+    config = small_model().config
     config.dtype = config.param_dtype = jnp.dtype("bfloat16")
     return gemma.make_mesh(config, (1, 1), jax.devices()[:1]), config
 
@@ -158,30 +166,30 @@ def test_only_the_published_step_returns_the_frozen_weights(small):
     model = gemma.abstract_base(config, mesh)
     base = sizes(nnx.state(model), jnp.bfloat16)
     adapters = nnx.state(gemma.inject_lora(model, 64, 64.0, mesh), nnx.LoRAParam)
-    ours = dryrun.lower_ours(
-        dataclasses.replace(dryrun.OURS, loss="16", **short), mesh, config).out_info
+    ours = steps.lower_ours(
+        dataclasses.replace(steps.OURS, loss="16", **short), mesh, config).out_info
     assert sizes(ours, jnp.bfloat16) == 0
     assert sizes(ours, jnp.float32) == 3 * sizes(adapters, jnp.float32), "adapters, Adam's moments"
-    theirs = dryrun.lower_published(
-        dataclasses.replace(dryrun.PUBLISHED, **short), mesh, config).out_info
+    theirs = steps.lower_published(
+        dataclasses.replace(steps.PUBLISHED, **short), mesh, config).out_info
     assert sizes(theirs, jnp.bfloat16) > base > 0
     assert sizes(theirs, jnp.float32) < sizes(adapters, jnp.float32), "the sum of the gradients"
 
 
 def test_published_adapts_350_modules_and_ours_360():
     """Their pattern by its own rule (the whole path must match) on the modules of the 31B."""
-    config = dryrun.model_config(dryrun.OURS)
+    config = steps.model_config(steps.OURS)
     names = gemma.expected_modules(config)
-    pattern = dryrun.PUBLISHED_MODULES
+    pattern = steps.PUBLISHED_MODULES
     missed = [name for name in names if not re.fullmatch(pattern, name)]
     assert len(names) == 360 and len(names) - len(missed) == 350
     assert all(name.endswith("k_einsum") for name in missed)
 
 
 def test_configs_have_the_real_depth():
-    config = dryrun.model_config(dryrun.OURS)
+    config = steps.model_config(steps.OURS)
     assert (config.num_layers, config.num_global_kv_heads) == (60, 4)
-    few = dryrun.model_config(dataclasses.replace(dryrun.OURS, layers=2))
+    few = steps.model_config(dataclasses.replace(steps.OURS, layers=2))
     assert few.num_layers == 2 and [kind.name for kind in few.attention_pattern] == [
         "LOCAL_SLIDING", "GLOBAL"]
 
@@ -216,12 +224,12 @@ TWO = (AttentionType.LOCAL_SLIDING, AttentionType.GLOBAL)
 def test_block_attention_is_tunix_attention(fields):
     rng = np.random.default_rng(1)
     tokens, ids = jnp.asarray(rng.integers(0, 96, (1, 192))), packed(rng, 1, 192)
-    model = dryrun.small_model(attention_pattern=TWO, **fields)
-    dense = dryrun.logits_and_gradient(model, tokens, ids)
+    model = small_model(attention_pattern=TWO, **fields)
+    dense = logits_and_gradient(model, tokens, ids)
     paths = list(nnx.to_flat_state(nnx.state(model)).paths)
     gemma.use_block_attention(model, 64)
     assert list(nnx.to_flat_state(nnx.state(model)).paths) == paths, "checkpoints would differ"
-    blocks = dryrun.logits_and_gradient(model, tokens, ids)
+    blocks = logits_and_gradient(model, tokens, ids)
     for a, b in zip(dense, blocks, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4 * max(abs(a).max(), 1e-6))
 
@@ -239,7 +247,7 @@ def contracted(makers, value):
 
 def test_lora_s_copy_of_the_input_changes_the_order_of_sums_and_nothing_else():
     """Gradients of two base products meet each other first, so that XLA can sum them at once."""
-    model = dryrun.small_model(num_layers=2)
+    model = small_model(num_layers=2)
     mesh = gemma.make_mesh(model.config, (1, 1), jax.devices()[:1])
     gemma.use_block_attention(model, 64)
     rng, found = np.random.default_rng(3), {}
@@ -272,22 +280,9 @@ def test_lora_s_copy_of_the_input_changes_the_order_of_sums_and_nothing_else():
 def test_only_a_v5p_is_asked_for_larger_tiles():
     assert train.compiler_options("TPU v5p") == train.compiler_options("TPU v5") == {"xla_tpu_scoped_vmem_limit_kib": "32768"}
     assert train.compiler_options("TPU v5", 0) is train.compiler_options("cpu") is None
-    faster = dryrun.FASTER
+    assert set(train.GATHERS_BESIDE) < set(train.compiler_options("TPU v5", gathers_beside=True))
+    faster = steps.FASTER
     assert faster.vmem_kib == train.VMEM_KIB and faster.one_sum == gemma.SharedInputs.share
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 100])
-def test_splash_equals_blocks_on_packed_rows(window):
-    rng = np.random.default_rng(2)
-    q, k, v = (jnp.asarray(rng.normal(size=(1, 256, heads, 128)) * 0.3, jnp.float32)
-               for heads in (4, 2, 2))
-    ids = packed(rng, 1, 256)
-    mask = jnp.tril(ids[:, :, None] == ids[:, None, :])
-    ours = jax.jit(gemma.attend, static_argnums=(4, 5))(q, k, v, mask, window, 128)
-    kernel = dryrun.splash_on(gemma.make_mesh(dryrun.small_model().config, (1, 1), jax.devices()[:1]),
-                              128, interpret=True)(q, k, v, mask, window, 128)
-    np.testing.assert_allclose(ours, kernel, atol=1e-4)
 
 
 # ── the table's machinery ───────────────────────────────────────────────────────────────────────
@@ -320,22 +315,22 @@ class Program:
 
 def test_operations_of_unknown_cost_are_counted():
     """XLA's cost analysis adds -1 second for each, but not for those inside a fusion."""
-    count = dryrun.unknown_costs
+    count = steps.unknown_costs
     assert count(TEXT) == 1
     assert count(TEXT.replace("tpu_custom_call", "PrepareAsyncCallDone")) == 2
 
 
 def test_table_resumes_and_refusals_are_rows(tmp_path, monkeypatch):
-    run_table, recipe_class = dryrun.run_table, dryrun.Recipe
+    run_table, recipe_class = steps.run_table, steps.Recipe
     calls, version = [], {"jax": "1"}
 
     def fake(recipe):
         calls.append(recipe.recipe)
         refused = "RESOURCE_EXHAUSTED: Used 112.60G of 95.74G hbm"
         return (None, refused, 1.0) if recipe.recipe == "big" else (Program(), "", 1.0)
-    monkeypatch.setattr(dryrun, "compile_recipe", fake)
-    monkeypatch.setattr(dryrun, "versions", lambda: dict(version))
-    monkeypatch.setattr(dryrun, "predict", lambda *_: {"unknown_share": 0.01})
+    monkeypatch.setattr(steps, "compile_recipe", fake)
+    monkeypatch.setattr(steps, "versions", lambda: dict(version))
+    monkeypatch.setattr(steps, "predict", lambda *_: {"unknown_share": 0.01, "clock": 2})
     recipes = [recipe_class("ours"), recipe_class("big")]
     run_table(recipes, folder=tmp_path)
     run_table(recipes, folder=tmp_path)
@@ -360,29 +355,20 @@ def test_table_resumes_and_refusals_are_rows(tmp_path, monkeypatch):
 
 
 def test_a_row_is_found_again_beside_one_without_its_columns(tmp_path):
-    older = {"recipe": "ours", **dryrun.versions()}
+    older = {"recipe": "ours", **steps.versions()}
     write_text(tmp_path / "v5p-8_31b.csv", pd.DataFrame([older]).to_csv(index=False))
-    newer = dryrun.FASTER
-    dryrun.store(newer, dataclasses.asdict(newer) | dryrun.versions() | {"hours": None}, tmp_path)
-    wanted = dryrun.key_of(dataclasses.asdict(newer) | dryrun.versions())
-    keys = [dryrun.key_of(row) for row in dryrun.stored_rows(tmp_path / "v5p-8_31b.csv")]
+    newer = steps.FASTER
+    steps.store(newer, dataclasses.asdict(newer) | steps.versions() | {"hours": None}, tmp_path)
+    wanted = steps.key_of(dataclasses.asdict(newer) | steps.versions())
+    keys = [steps.key_of(row) for row in steps.stored_rows(tmp_path / "v5p-8_31b.csv")]
     assert len(keys) == 2 and wanted in keys
 
 
-def test_every_stored_row_is_a_recipe_of_the_table():
-    """Else `DRYRUN=full` would compile it again each time."""
-    blank = dict.fromkeys(dryrun.versions(), "")
-    known = {dryrun.key_of(dataclasses.asdict(recipe) | blank) for recipe in dryrun.RECIPES}
-    for path in TABLES:
-        for row in dryrun.stored_rows(path):
-            assert dryrun.key_of(row | blank) in known, row["recipe"]
-
-
 def test_both_wordings_of_a_refusal_say_how_much_was_asked_for(monkeypatch):
-    monkeypatch.setattr(dryrun, "versions", dict)
+    monkeypatch.setattr(steps, "versions", dict)
     for text, gib in (("Ran out of memory in memory space hbm. Used 112.60G of 95.74G hbm.", 112.6),
                       ("total memory required for HLO temporaries (18.01G) exceeds", 18.01)):
-        row = dryrun.measure(dryrun.Recipe("big"), None, f"RESOURCE_EXHAUSTED: {text}", 1.0)
+        row = steps.measure(steps.Recipe("big"), None, f"RESOURCE_EXHAUSTED: {text}", 1.0)
         assert row["hbm_gib"] == gib and row["note"] == "out of HBM" and not row["fits"]
 
 
@@ -446,128 +432,56 @@ def test_setup_dryrun_where_libtpu_has_no_wheel(tmp_path):
     assert "stored results" in done.stdout and not (tmp_path / ".libtpu").exists()
 
 
-def test_six_layers_reckoned_to_sixty_are_the_sixty_that_were_compiled():
-    """Section 5's rule, on the step that is stored at both depths."""
-    profiles = ROOT / "data" / "dryrun" / "profiles"
-    six, sixty = (json.loads((profiles / f"v5p8_31b_{name}.json").read_text())["profile"]
-                  for name in ("6layers_ours", "ours"))
-    reckoned = sum(row["seconds"] for row in timing.deeper(six, 10))
-    assert reckoned == pytest.approx(sum(row["seconds"] for row in sixty), rel=0.03)
-
-
 # ── what others measured ────────────────────────────────────────────────────────────────────────
 
-SMALL = anchors.Shapes(layers=1, width=32, head_size=16, heads=2, inner=48, vocabulary=64,
-                       length=24, rows=2, micro_batches=2, block=8)
+
+# ── ranges and anchors ──────────────────────────────────────────────────────────────────────────
+
+def test_a_range_is_the_anchors_typical_miss(tmp_path, monkeypatch):
+    path = tmp_path / "anchors.csv"
+    path.write_text("predicted_ms,measured_ms,clock\n2,1,trace\n1,2,host\n,5,host\n9,1,one call\n")
+    monkeypatch.setattr(bands, "ANCHORS", path)
+    assert bands.band(10.0) == pytest.approx((5.0, 20.0))
+    assert bands.band(10.0, 2) == pytest.approx((10 / 2**2**0.5, 10 * 2**2**0.5))
 
 
-def drawn(tree, seed=0):
-    """Float32 numbers in place of shapes."""
-    leaves, form = jax.tree.flatten(tree)
-    rng = np.random.default_rng(seed)
-    return form.unflatten([jnp.asarray(rng.normal(size=leaf.shape), jnp.float32) / 4
-                           for leaf in leaves])
+def test_the_stored_anchors_add_up():
+    from appendix import anchors
+    rows = bands.anchors()
+    assert {row["name"] for row in rows} <= set(anchors.ANCHORS)
+    for row in rows:
+        anchor = anchors.ANCHORS[row["name"]]
+        assert float(row["measured_ms"]) == pytest.approx(anchor.milliseconds, rel=1e-4)
+        assert row["clock"] == anchor.clock and row["source"] == anchor.source
+        assert float(row["miss"]) == pytest.approx(
+            float(row["predicted_ms"]) / anchor.milliseconds - 1, abs=2e-3)
+    psum = next(row for row in rows if row["name"] == "psum v6e")
+    by_hand = 2 * 255 / 256 * 17_408**2 * 2 / (4 * 0.9 * 90e9)
+    assert float(psum["predicted_ms"]) == pytest.approx(1e3 * by_hand, rel=1e-3)
 
 
-def test_the_restated_model_has_the_published_number_of_parameters():
-    params = anchors.parameter_shapes(anchors.FULL)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert f"{count / 1e6:.1f} {(count - params['embedding'].size) / 1e6:.1f}" == "163.6 130.0"
-    tokens = jax.ShapeDtypeStruct((4, 2_048), "int32")
-    for core in ("plain", "left out"):
-        hidden = jax.eval_shape(
-            lambda p, t, core=core: anchors.hidden_of(p, t, anchors.FULL, core), params, tokens)
-        assert hidden.shape == (4, 2_048, 1_024) and hidden.dtype == jnp.bfloat16
-
-
-def test_the_restated_attention_and_loss_are_jax_s():
-    query, key, value = (jnp.asarray(np.random.default_rng(seed).normal(size=(2, heads, 24, 16)),
-                                     jnp.float32) for seed, heads in enumerate((4, 1, 1)))
-    ours = anchors.attend(query, key, value, 8)
-    theirs = jax.nn.dot_product_attention(*(x.swapaxes(1, 2) for x in (query, key, value)),
-                                          is_causal=True, scale=1.0)
-    np.testing.assert_allclose(ours.swapaxes(1, 2), theirs, rtol=1e-4, atol=1e-5)
-    params = drawn(anchors.parameter_shapes(SMALL))
-    hidden, labels = value[:, 0, :, :] @ drawn(np.empty((16, 32))), jnp.arange(48).reshape(2, 24)
-    logits = 15 * jnp.tanh(hidden @ params["output"] / 15)
-    whole = -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], 2))
-    mine = anchors.loss_of(hidden, params["output"], labels, SMALL)
-    np.testing.assert_allclose(mine, whole, rtol=1e-5)
-
-
-def test_the_left_out_core_keeps_every_gradient_alive():
-    """Else the compiler would drop the projections, and a bound of less than the step."""
-    params, tokens = drawn(anchors.parameter_shapes(SMALL)), jnp.arange(48).reshape(2, 24)
-    grads = jax.grad(lambda p: jnp.sum(jnp.sin(anchors.hidden_of(p, tokens, SMALL, "left out"))))
-    layer = grads(params)["layers"][0]
-    assert all(abs(layer[name]).max() > 0 for name in layer)
-
-
-def test_positions_turn_by_their_distance_alone():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 1, 16)), jnp.float32)
-    row = anchors.turned(jnp.broadcast_to(x, (1, 1, 9, 16)))[0, 0]
-    products = row @ row.T
-    np.testing.assert_allclose(np.diagonal(products, 3), products[0, 3], rtol=1e-4)
-    assert abs(products[0, 1] - products[0, 0]) > 1e-3
-
-
-def test_the_kernel_s_products_are_counted_like_splash_floor():
-    """The same rule as 08's: 60 layers of which 10 are full, here with one kind of layer."""
-    shapes = dataclasses.replace(anchors.FULL, layers=10, length=4_096, block=512, rows=1, heads=32,
-                                 micro_batches=1, head_size=512)
-    peak = hardware.chip("v6e").flops
-    causal = dryrun.splash_floor(chips=1, window=4_096, peak=peak) * 10 * 512 / (
-        10 * 512 + 50 * 256)
-    assert anchors.attention_floor(shapes) == pytest.approx(causal)
-
-
-def test_anchors_are_what_was_measured_and_predicted():
-    rows = dryrun.anchors(table("v5p-8_31b"))
-    assert rows.source.str.len().gt(20).all() and rows.measured_seconds.gt(0).all()
-    known = rows[rows.predicted_seconds.notna()]
-    np.testing.assert_allclose(known.ratio, known.predicted_seconds / known.measured_seconds)
-    assert set(known.predicted_is) == {"whole", "lower", "upper"}
-    assert (known.unknown_share.dropna() <= timing.TRUSTED).all()
-    assert rows[rows.predicted_seconds.isna()].note.notna().all(), "says why it has no prediction"
-    step = known[known.tokens == 64 * 2_048].set_index("predicted_is")
-    assert step.loc["lower", "predicted_seconds"] <= step.loc["upper", "predicted_seconds"]
-    assert step.measured_seconds.eq(0.275).all()
-    share = dryrun.validation(table("v5p-8_31b"), (0.0,)).iloc[0]
-    assert rows.ratio[0] == pytest.approx(share["predicted / measured"])
-
-
-def test_the_stored_anchors_are_the_tool_s():
-    rows = pd.read_csv(anchors.TABLE, keep_default_na=False, dtype=str)
-    wanted = {(program[0], kind): program for program, kind, *_ in anchors.PROGRAMS.values()}
-    mine = rows[rows.predicted_is != ""].set_index(["program", "predicted_is"])
-    assert set(mine.index) == set(wanted) and list(rows) == list(anchors.COLUMNS)
-    for key, (_, measured, tokens, source) in wanted.items():
-        assert float(mine.loc[key].measured_seconds) == pytest.approx(measured, rel=1e-5)
-        assert (mine.loc[key].tokens, mine.loc[key].source) == (str(tokens), source)
-    others = rows[rows.predicted_is == ""]
-    assert list(others.program) == [row["program"] for row in anchors.OTHERS]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (ROOT / ".libtpu/libtpu/libtpu.so").exists()
-                    and importlib.util.find_spec("libtpu") is None, reason="no libtpu on this machine")
-def test_anchors_compiled_again_are_the_stored_ones():
-    """Those that take seconds; a step takes minutes (tools/anchors.py makes its rows anew)."""
-    code = """
-        import sys
-        sys.path[:0] = [".", "tools"]
-        import anchors
-        from tpu_time import compiler
-        compiler.start(), compiler.register()
-        for name in ("loss", "product"):
-            text = anchors.PROGRAMS[name][3]().compile().as_text()
-            print("seconds:", anchors.result(name, text, 0.0)["predicted_seconds"])"""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, text=True,
-                          capture_output=True, timeout=1_800)
-    assert done.returncode == 0, done.stderr[-2_000:]
-    found = [float(line.split()[1]) for line in done.stdout.splitlines() if "seconds:" in line]
-    rows = pd.read_csv(anchors.TABLE).set_index("program")
-    rows = rows.loc[[anchors.PROGRAMS[name][0][0] for name in ("loss", "product")]]
-    if set(rows.libtpu) != {compiler.version()}:
-        pytest.skip("the stored rows belong to another libtpu")
-    np.testing.assert_allclose(found, rows.predicted_seconds, rtol=1e-4)
+def test_rows_over_four_chips_compute_what_heads_over_four_chips_compute():
+    """Mesh (4, 1) and mesh (1, 4): loss and adapters' gradients, in float32."""
+    found, rng = [], np.random.default_rng(5)
+    rows = train.Batch(tokens=rng.integers(0, 96, (1, 4, 64)).astype(np.int32),
+                       loss_mask=rng.random((1, 4, 64)) < 0.5,
+                       segment_ids=np.sort(rng.integers(1, 4, (1, 4, 64)), axis=-1).astype(np.int32),
+                       positions=np.tile(np.arange(64, dtype=np.int32), (1, 4, 1)))
+    for shape in ((4, 1), (1, 4)):
+        model = small_model(num_kv_heads=4, num_global_kv_heads=4)
+        mesh = gemma.make_mesh(model.config, shape, jax.devices()[:4])
+        tuned = gemma.inject_lora(gemma.place(model, mesh), 4, 4.0, mesh)
+        draw = np.random.default_rng(7)
+        for pair in gemma.adapted_modules(tuned).values():
+            hull = pair["b"].get_value()
+            pair["b"].set_value(jax.device_put(
+                draw.normal(size=hull.shape).astype("float32"), hull.sharding))
+        _, adapters, frozen = nnx.split(tuned, nnx.LoRAParam, ...)
+        micro_loss = train.make_micro_loss(tuned, train.make_loss(32))
+        batch = jax.tree.map(lambda array: array[0], train.to_mesh(rows, mesh))
+        with gemma.use_mesh(mesh):
+            (loss, _), grads = jax.jit(jax.value_and_grad(micro_loss, has_aux=True))(
+                adapters, frozen, batch)
+        found.append([np.asarray(leaf) for leaf in (loss, *jax.tree.leaves(grads))])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-5 * max(abs(other).max(), 1e-6))

@@ -11,8 +11,8 @@ import pytest
 from conftest import ROOT
 
 matplotlib.use("Agg")
-from tpu_time import dryrun  # noqa: E402
-from tpu_time import dryrun_figures as figures  # noqa: E402
+from appendix import steps  # noqa: E402
+from appendix import step_figures as figures  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -44,15 +44,15 @@ def test_waits_are_those_of_the_chip_s_own_track():
 
 
 def test_the_road_s_factors_multiply_to_the_ratio(here, table):
-    steps = dryrun.road_steps(table, ["published", "ours"], ["published", "ours"])
-    assert [label for label, _, _ in steps] == ["packed rows", "ours"]
-    assert steps[0][2] / steps[0][1] == pytest.approx(0.95 / 0.30)
+    found = steps.road_steps(table, ["published", "ours"], ["published", "ours"])
+    assert [label for label, _, _ in found] == ["packed rows", "ours"]
+    assert found[0][2] / found[0][1] == pytest.approx(0.95 / 0.30)
     speed = table.set_index("recipe").tokens_per_second_predicted
     factor = 1.0
-    for _, start, end in steps:
+    for _, start, end in found:
         factor *= end / start
     assert factor == pytest.approx(speed["ours"] / speed["published"])
-    figures.draw_road(steps)
+    figures.draw_road(found)
     assert (here / "08_road.png").exists()
 
 
@@ -63,14 +63,14 @@ def test_the_memory_figure_s_title_is_what_the_table_says(table):
 
 
 def test_a_row_that_is_not_predicted_shares_the_next_one_s_step(table):
-    names = [recipe.recipe for recipe in dryrun.ROAD if recipe.recipe in set(table.recipe)]
+    names = [recipe.recipe for recipe in steps.ROAD if recipe.recipe in set(table.recipe)]
     alone = table.assign(seconds_predicted=table.seconds_predicted.where(
         table.recipe.isin(["published", "ours, one row"])))
-    labels = [label for label, _, _ in dryrun.road(alone)]
-    assert labels == ["packed rows", ",\n".join(dryrun.ROAD_LABELS[1:names.index("ours, one row") + 1])]
+    labels = [label for label, _, _ in steps.road(alone)]
+    assert labels == ["packed rows", ",\n".join(steps.ROAD_LABELS[1:names.index("ours, one row") + 1])]
     known = table[table.recipe.isin(names)].assign(seconds_predicted=1.0)
     known["tokens_per_second_predicted"] = known.recipe.map(
         {name: 100.0 * place for place, name in enumerate(names, 1)})
-    steps = dryrun.road(known)
-    assert len(steps) == len(names), "one step between two rows each, and packing"
-    assert steps[-1][2] == 100.0 * len(names)
+    found = steps.road(known)
+    assert len(found) == len(names), "one step between two rows each, and packing"
+    assert found[-1][2] == 100.0 * len(names)

@@ -14,6 +14,7 @@ import sys
 import pytest
 from conftest import ROOT, parse
 
+from appendix import steps
 from tables import hardware
 from tpu_time import program
 from tpu_time.program import Slice, predict
@@ -424,17 +425,17 @@ STACK = {
 @pytest.mark.parametrize("part", STACK)
 def test_the_stack_names_the_part(part):
     stack = [("/x/site-packages/a.py", name, 1) for name in STACK[part]]
-    assert program.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == part
+    assert steps.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == part
 
 
 def test_a_quantised_base_s_product_is_no_adapter_s():
     stack = ["Dequantized.weight_dot", "StoredProducts.dot_general", "LoraProvider.dot_general",
              "Linear.__call__", "FeedForward.block"]
     stack = [("/x/a.py", name, 1) for name in stack]
-    assert program.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == "MLP"
+    assert steps.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == "MLP"
     int8 = [("/x/a.py", "Int8Products.weight_dot", 1), *stack[1:]]
-    assert program.part_of(int8, "jit(step)/jvp()/dot_general", True, False) == "MLP"
-    assert program.part_of(stack[1:], "jit(step)/jvp()/dot_general", True, False) == "LoRA"
+    assert steps.part_of(int8, "jit(step)/jvp()/dot_general", True, False) == "MLP"
+    assert steps.part_of(stack[1:], "jit(step)/jvp()/dot_general", True, False) == "LoRA"
 
 
 def test_pass_and_part_from_the_name():
@@ -443,8 +444,8 @@ def test_pass_and_part_from_the_name():
     assert program.direction_of("jit(s)/transpose(jvp())/mul") == "backward"
     assert program.direction_of("jit(s)/jvp(BTD,NDH->BTNH)/dot_general") == "forward"
     assert program.direction_of("jit(s)/sqrt") == "rest"
-    assert program.part_of([], name, True, False) == "LoRA"
-    assert program.part_of([], "jit(s)/convert_element_type", False, True) == "conversions"
+    assert steps.part_of([], name, True, False) == "LoRA"
+    assert steps.part_of([], "jit(s)/convert_element_type", False, True) == "conversions"
 
 
 FRAMES = """FileNames
@@ -515,13 +516,13 @@ def test_gaps_and_deeper_keep_every_second():
     rows = program.profile(predict(MIXED, V5P), V5P.spec)
     rows += [row | {"part": "MLP", "at_peak": row["at_peak"] and 1e-4} for row in rows]
     whole = sum(row["seconds"] for row in rows)
-    found = program.gaps(rows)
+    found = steps.gaps(rows)
     assert sum(seconds for seconds, _ in found.values()) == pytest.approx(whole)
     assert found["waits for the links"][1] == 0 and found["MLP"][1] == pytest.approx(1e-4)
     lost = [seconds - limit for seconds, limit in found.values()]
     assert lost == sorted(lost, reverse=True)
     once = sum(row["seconds"] for row in rows if row["part"] in program.ONCE)
-    ten = sum(row["seconds"] for row in program.deeper(rows, 10))
+    ten = sum(row["seconds"] for row in steps.deeper(rows, 10))
     assert once > 0 and ten == pytest.approx(once + 10 * (whole - once))
 
 
@@ -597,7 +598,7 @@ def test_stored_profiles_add_up(path):
     profile = json.loads(path.read_text())
     whole = sum(row["seconds"] for row in profile["profile"])
     assert whole == pytest.approx(profile["seconds"], rel=1e-3)
-    assert {row["part"] for row in profile["profile"]} <= set(program.PARTS)
+    assert {row["part"] for row in profile["profile"]} <= set(steps.PARTS)
     other = sum(row["seconds"] for row in profile["profile"] if row["part"] == "other")
     assert other < 0.02 * whole, "the parts have names"
     for row in profile["profile"]:  # nothing is faster than its own limit

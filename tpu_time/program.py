@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tables.hardware import chip
+from tables.hardware import chip, slice_of
 
 # ── what a chip and a slice can do ──────────────────────────────────────────────────────────────
 
@@ -30,6 +30,7 @@ from tables.hardware import chip
 # two 8192 x 8192 matrices 369,000 operations a cycle, more than one product a cell would allow.
 PER_CYCLE = {"v5p": 2 * 4 * 128 * 128 * 2, "v5e": 4 * 128 * 128 * 2, "v6e": 2 * 256 * 256 * 4}
 HOP = 1e-6  # seconds that a hop over a link takes at least (scaling book, "A note on ICI latency")
+VERSION = 2     # of these rules; a stored prediction names the one that made it
 TRUSTED = 0.02  # no time is given where more than this share of FLOPs or bytes has no known cost
 # What a plain copy reaches of the HBM's speed: 33.5 MB copied on a v6e in 0.04936 ms by the trace
 # (AI-Hypercomputer/tpu-recipes, microbenchmarks/README.md). An instruction that the back end gives
@@ -526,15 +527,7 @@ def _product_flops(line, lhs, rhs):
 
 # ── what an instruction is ──────────────────────────────────────────────────────────────────────
 
-PARTS = ("MLP", "output matrix", "projections", "attention", "LoRA", "norms", "conversions",
-         "optimizer", "other")
 DIRECTIONS = ("forward", "recomputed", "backward", "rest")
-# Of appendix.quantized: a stored base weight's own product.
-QUANTISED = ("Dequantized.weight", "Int8Products.weight", "int8_dot", "int8_einsum")
-UPDATE = re.compile(r"^(Optimizer\.|MultiSteps|scale_by_|global_norm|clip_by_|apply_updates|tree_|"
-                    r"add_decayed|safe_increment|make_optimizer)")
-
-
 def direction_of(op_name):
     """The pass, one of `DIRECTIONS`, from the name that JAX gives an operation.
 
@@ -544,41 +537,6 @@ def direction_of(op_name):
         return "recomputed"
     return ("backward" if "transpose(" in op_name else
             "forward" if "jvp(" in op_name else "rest")
-
-
-def part_of(stack, op_name, product, moves):
-    """The part of the model that an instruction belongs to, one of `PARTS`.
-
-    Args:
-      stack: from `Program.stack`.
-      op_name: JAX's name of the operation.
-      product: it contains a matrix product, or moves what one needs or made over the links.
-      moves: it only converts, copies or rearranges.
-    """
-    names = [function for _, function, _ in stack]
-    if any(UPDATE.match(name) for name in names):
-        return "optimizer"
-    provider = next((name for file, name, _ in stack if "Provider." in name or "Lora." in name), "")
-    equation = re.search(r"[\w,]+->\w+", op_name)
-    low_rank = bool(equation) and "r" in equation[0]
-    stored = any(name.startswith(QUANTISED) for name in names)  # a quantised base's own product
-    adapter = product and "Lora" in provider and not stored
-    if low_rank or "_compute_lora_delta" in names or adapter:
-        return "LoRA"
-    if moves and not product:
-        return "conversions"
-    for name in names:
-        if name.startswith("RMSNorm"):
-            return "norms"
-        if name.startswith("FeedForward"):
-            return "MLP"
-        if name.startswith(("Embedder.decode", "_default_loss_fn", "make_loss", "token_losses",
-                            "make_micro_loss")):
-            return "output matrix"
-        if name.startswith(("Attention.", "BlockAttention.", "attend", "apply_rope")):
-            weight = provider and any(name.startswith("Einsum.__call__") for name in names)
-            return "projections" if product and weight else "attention"
-    return "output matrix" if "log_softmax" in op_name else "other"
 
 
 # ── the timeline ────────────────────────────────────────────────────────────────────────────────
@@ -659,8 +617,8 @@ class Prediction:
 class _Clock:
     """Walks through a program in schedule order and adds up time."""
 
-    def __init__(self, program, where):
-        self.program, self.where, self.spec = program, where, where.spec
+    def __init__(self, program, where, part_of):
+        self.program, self.where, self.spec, self.part_of = program, where, where.spec, part_of
         self.now, self.events, self.pending = 0.0, [], {}
         self.busy = defaultdict(float)          # until when the links of a dimension are taken
         self.unknown = defaultdict(lambda: [0, 0, 0])   # without cycles: count, FLOPs, bytes
@@ -681,7 +639,7 @@ class _Clock:
             source = program.named(line, computation)
         stack = program.stack(source)
         moves = not transfer and all(one.opcode in MOVES for one in inner)
-        return {"part": part_of(stack, source.op_name, bool(products) or transfer, moves),
+        return {"part": self.part_of(stack, source.op_name, bool(products) or transfer, moves),
                 "direction": direction_of(source.op_name), "line": source_line(stack),
                 "flops": flops, "int8": int8, "bytes": program.moved_bytes(line, computation)}
 
@@ -885,12 +843,16 @@ def source_line(stack):
     return f"{short}:{line}, {function}"
 
 
-def predict(program, where):
+def predict(program, where, part_of=lambda *_: "other"):
     """Walk through a program and say how long it takes on a slice.
 
     Args:
       program: a `Program`, or the text of one.
-      where: a `Slice`.
+      where: a `Slice`, or Google's name of one that is in the table: "v5p-8".
+      part_of: (stack, op_name, product, moves) -> the part of the model that an instruction belongs
+        to: its calls as (file, function, line), innermost first; JAX's name of the operation;
+        whether it contains a product, or moves what one needs or made over the links; whether it
+        only converts, copies or rearranges.
 
     Returns:
       A `Prediction`.
@@ -899,10 +861,14 @@ def predict(program, where):
       ValueError: the program is not for so many chips.
     """
     program = program if isinstance(program, Program) else Program(program)
+    if isinstance(where, str):
+        named = slice_of(where)
+        sizes = tuple(int(size) for size in named.topology.split("x"))
+        where = Slice(named.kind, (*sizes, 1)[:3])
     if program.chips != math.prod(where.shape):
         raise ValueError(f"the program is for {program.chips} chips, the slice has "
                          f"{math.prod(where.shape)}")
-    clock = _Clock(program, where)
+    clock = _Clock(program, where, part_of)
     clock.run(program.entry)
     def listed(found):
         rows = [{"opcode": name, "count": count, "flops": flops, "bytes": size}
@@ -954,37 +920,6 @@ def profile(prediction, spec):
               "at_peak": bound if what == "compute" else None, "count": count, "flops": flops}
              for (what, part, direction), (seconds, bound, count, flops) in rows.items()]
     return sorted(table, key=lambda row: -row["seconds"])
-
-
-ONCE = ("output matrix", "other")  # parts that do not grow with the number of layers
-
-
-def deeper(rows, times):
-    """A `profile` of so many times as many layers: what each layer has counts so many times.
-
-    Good to a few percent. What layers share, such as masks, is multiplied like the rest, and the
-    first layer counts like the others, though it is cheaper: nothing below it is trained.
-    """
-    return [row | {name: times * row[name] for name in ("seconds", "at_peak", "count", "flops")
-                   if row[name] is not None and row["part"] not in ONCE} for row in rows]
-
-
-def gaps(rows):
-    """What stands between a step and the chip's limits, from a `profile`.
-
-    Returns:
-      {what: (seconds, seconds at its own limit)}, the largest difference first: parts of the model
-      that grow with the layers, waits for the links, and the rest. The limit of a wait is nothing:
-      the links could carry while the chip computes.
-    """
-    found = defaultdict(lambda: [0.0, 0.0])
-    for row in rows:
-        what = (row["part"] if row["part"] in PARTS[:6] else "conversions, optimizer, other")
-        what = what if row["what"] in ("compute", "copy") else "waits for the links"
-        found[what][0] += row["seconds"]
-        found[what][1] += row["at_peak"] or 0.0
-    return dict(sorted(((what, tuple(pair)) for what, pair in found.items()),
-                       key=lambda one: one[1][1] - one[1][0]))
 
 
 def longest(prediction, count=10):

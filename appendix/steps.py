@@ -1,9 +1,9 @@
-"""Notebook 08's machinery: recipes, the steps that they lower to, a row of the table, its columns.
+"""The steps that notebook 08 compiles: recipes, how they lower, a row of the table, its columns.
 
-A *recipe* is one configuration of a training step. `lower_ours` and `lower_published` trace it,
-`compile_recipe` asks the TPU's compiler, `measure` and `predict` make a row of data/dryrun/ of what
-it says (data/dryrun/README.md explains the columns). `compiler.start` and `compiler.register` come
-first where something is compiled.
+A *recipe* is one configuration of a training step of Gemma 4. `lower_ours` and `lower_published`
+trace it, `compile_recipe` asks the TPU's compiler, `measure` and `predict` make a row of data/dryrun/
+of what it says (data/dryrun/README.md explains the columns). `compiler.start` and
+`compiler.register` come first where something is compiled.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import gzip
 import json
 import re
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +26,7 @@ import pandas as pd
 import qwix
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from tunix.models.gemma4.model import Gemma4, RematConfig
+from tunix.models.gemma4.model import RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
@@ -35,7 +36,6 @@ from tpu_time import compiler, fit
 from tpu_time import program as timing
 from tpu_time.compiler import SLICES
 from tables.hardware import chip
-from tables import published
 from helpers.run import phase, write_text
 
 FOLDER = Path("data/dryrun")
@@ -72,6 +72,8 @@ class Recipe:
     int8_products: bool = False   # its products in int8, forward and backward
     one_sum: bool = False         # LoRA reads a copy: one sum over chips for one input
     vmem_kib: int = 0             # on-chip memory that a product may use; 0: the compiler's 16 MiB
+    mesh: str = ""                # fsdp x tp; empty: the one that the heads allow with most tp
+    gathers_beside: bool = False  # weights are gathered while the chip computes
 
 
 PUBLISHED = Recipe("published", trainer="tunix", sequence_length=3072, remat="DECODER",
@@ -111,11 +113,14 @@ QUANTISED = [NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, lo
 FEW = {"layers": 2, "sequence_length": 2048, "micro_batch": 1}  # of the live compile
 LIVE = [replace(PUBLISHED, **FEW), replace(OURS, loss="1024", **FEW)]
 FLAG = [replace(recipe, flag=flag) for recipe in LIVE for flag in (False, True)]
-SIX = [replace(recipe, layers=6) for recipe in (
-    OURS, FASTER, replace(OURS, recipe="ours, int8 products", one_sum=True, base_dtype="int8",
-                          int8_products=True))]
+ROWS = replace(FASTER, recipe="ours, mesh (4, 1)", mesh="4x1", gathers_beside=True, micro_batch=4,
+               sequence_length=2048, loss="1024")
+ROWS_INT8 = replace(ROWS, recipe="ours, mesh (4, 1), int8 products", base_dtype="int8",
+                    int8_products=True)
+SIX = [replace(recipe, layers=6) for recipe in (OURS, FASTER, ROWS, ROWS_INT8)]
+TWO = [replace(recipe, layers=2) for recipe in (ROWS, ROWS_INT8)]
 RECIPES = [PUBLISHED, DENSE, ONE_ROW, OURS, *ELSEWHERE[:2], *ROAD[1:3], *FLAG, *ELSEWHERE[2:],
-           *SEARCH, *QUANTISED, *SIX, FASTER, ONE_FASTER]
+           *SEARCH, *QUANTISED, *SIX, *TWO, FASTER, ONE_FASTER, ROWS, ROWS_INT8]
 
 
 def real_tokens(recipe):
@@ -134,6 +139,12 @@ def model_config(recipe):
         config.num_layers = recipe.layers
         config.attention_pattern = config.attention_pattern[-recipe.layers:]
     return config
+
+
+def mesh_of(recipe, config):
+    """The mesh of a recipe, of devices that nobody owns."""
+    shape = tuple(map(int, recipe.mesh.split("x"))) if recipe.mesh else None
+    return gemma.make_mesh(config, shape, devices=compiler.devices_of(recipe.topology))
 
 
 def lower_ours(recipe, mesh, config):
@@ -212,10 +223,11 @@ def compile_recipe(recipe):
     """
     compiler.register()
     config = model_config(recipe)
-    mesh = gemma.make_mesh(config, devices=compiler.devices_of(recipe.topology))
+    mesh = mesh_of(recipe, config)
     lowered = (lower_published(recipe, mesh, config) if recipe.trainer == "tunix"
                else lower_ours(recipe, mesh, config))
-    options = train.compiler_options(mesh.devices.flat[0].device_kind, recipe.vmem_kib) or {}
+    options = train.compiler_options(mesh.devices.flat[0].device_kind, recipe.vmem_kib,
+                                     recipe.gathers_beside) or {}
     options |= {"xla_llvm_disable_expensive_passes": True} if recipe.flag else {}
     start = time.process_time()
     try:
@@ -225,6 +237,82 @@ def compile_recipe(recipe):
             raise
         program, refusal = None, str(error)
     return program, refusal, time.process_time() - start
+
+
+# ── names of parts ────────────────────────────────────────────────────────────────────────────────
+
+PARTS = ("MLP", "output matrix", "projections", "attention", "LoRA", "norms", "conversions",
+         "optimizer", "other")
+# Of appendix/quantized.py: a stored base weight's own product.
+OWN_PRODUCTS = ("Dequantized.weight", "Int8Products.weight", "int8_dot", "int8_einsum")
+UPDATE = re.compile(r"^(Optimizer\.|MultiSteps|scale_by_|global_norm|clip_by_|apply_updates|tree_|"
+                    r"add_decayed|safe_increment|make_optimizer)")
+
+
+def part_of(stack, op_name, product, moves):
+    """The part of the model that an instruction belongs to, one of `PARTS`.
+
+    Args:
+      stack: from `Program.stack`.
+      op_name: JAX's name of the operation.
+      product: it contains a matrix product, or moves what one needs or made over the links.
+      moves: it only converts, copies or rearranges.
+    """
+    names = [function for _, function, _ in stack]
+    if any(UPDATE.match(name) for name in names):
+        return "optimizer"
+    provider = next((name for file, name, _ in stack if "Provider." in name or "Lora." in name), "")
+    equation = re.search(r"[\w,]+->\w+", op_name)
+    low_rank = bool(equation) and "r" in equation[0]
+    stored = any(name.startswith(OWN_PRODUCTS) for name in names)  # a quantised base's own product
+    adapter = product and "Lora" in provider and not stored
+    if low_rank or "_compute_lora_delta" in names or adapter:
+        return "LoRA"
+    if moves and not product:
+        return "conversions"
+    for name in names:
+        if name.startswith("RMSNorm"):
+            return "norms"
+        if name.startswith("FeedForward"):
+            return "MLP"
+        if name.startswith(("Embedder.decode", "_default_loss_fn", "make_loss", "token_losses",
+                            "make_micro_loss")):
+            return "output matrix"
+        if name.startswith(("Attention.", "BlockAttention.", "attend", "apply_rope")):
+            weight = provider and any(name.startswith("Einsum.__call__") for name in names)
+            return "projections" if product and weight else "attention"
+    return "output matrix" if "log_softmax" in op_name else "other"
+
+
+ONCE = ("output matrix", "other")  # parts that do not grow with the number of layers
+
+
+def deeper(rows, times):
+    """A `profile` of so many times as many layers: what each layer has counts so many times.
+
+    Good to a few percent. What layers share, such as masks, is multiplied like the rest, and the
+    first layer counts like the others, though it is cheaper: nothing below it is trained.
+    """
+    return [row | {name: times * row[name] for name in ("seconds", "at_peak", "count", "flops")
+                   if row[name] is not None and row["part"] not in ONCE} for row in rows]
+
+
+def gaps(rows):
+    """What stands between a step and the chip's limits, from a `profile`.
+
+    Returns:
+      {what: (seconds, seconds at its own limit)}, the largest difference first: parts of the model
+      that grow with the layers, waits for the links, and the rest. The limit of a wait is nothing:
+      the links could carry while the chip computes.
+    """
+    found = defaultdict(lambda: [0.0, 0.0])
+    for row in rows:
+        what = (row["part"] if row["part"] in PARTS[:6] else "conversions, optimizer, other")
+        what = what if row["what"] in ("compute", "copy") else "waits for the links"
+        found[what][0] += row["seconds"]
+        found[what][1] += row["at_peak"] or 0.0
+    return dict(sorted(((what, tuple(pair)) for what, pair in found.items()),
+                       key=lambda one: one[1][1] - one[1][0]))
 
 
 # ── a row of the table ────────────────────────────────────────────────────────────────────────────
@@ -276,8 +364,7 @@ def times(recipe, flops, moved, guess):
 
 def slice_of(recipe):
     """The slice of a recipe, with 03's mesh on it, as the time model sees it."""
-    return on_slice(recipe.topology, gemma.make_mesh(
-        model_config(recipe), devices=compiler.devices_of(recipe.topology)))
+    return on_slice(recipe.topology, mesh_of(recipe, model_config(recipe)))
 
 
 def on_slice(topology, mesh):
@@ -290,7 +377,8 @@ def on_slice(topology, mesh):
 
 def columns_of(recipe, found):
     """What a `program.Prediction` says, as columns; empty where too much has no known cost."""
-    row = dict.fromkeys(PREDICTED) | {"unknown_share": found.unknown_share}
+    row = dict.fromkeys(PREDICTED) | {"unknown_share": found.unknown_share,
+                                      "clock": timing.VERSION}
     if found.seconds is None:
         return row
     tokens = real_tokens(recipe)
@@ -335,7 +423,7 @@ def measure(recipe, program, refusal, seconds):
 
 
 PREDICTED = ("unknown_share", "seconds_predicted", "seconds_compute", "seconds_exposed",
-             "tokens_per_second_predicted", "hours_predicted", "dollars_predicted")
+             "tokens_per_second_predicted", "hours_predicted", "dollars_predicted", "clock")
 
 
 def table_name(recipe):
@@ -374,7 +462,7 @@ def stored_rows(path):
 
 def predict(recipe, text, folder):
     """The time model's columns; the profile of six or all layers is stored beside the table."""
-    found = timing.predict(text, slice_of(recipe))
+    found = timing.predict(text, slice_of(recipe), part_of)
     if recipe.layers in (0, 6) and found.seconds:
         profile = timing.summary(found, chip(SLICES[recipe.topology].chip))
         write_text(Path(folder) / "profiles" / f"{name_of(recipe)}.json",
@@ -396,7 +484,7 @@ def run_table(recipes, keep="", again=False, folder=FOLDER):
         kept = Path(keep) / f"{name_of(recipe)}.txt.gz" if keep else Path("nowhere")
         wanted = dataclasses.asdict(recipe) | versions()
         row = next((old for old in stored_rows(path) if key_of(old) == key_of(wanted)), {})
-        predicted = row.get("unknown_share") or row.get("note")
+        predicted = row.get("clock") == str(timing.VERSION) or row.get("note")
         if (predicted and not again) or (again and not (row and kept.exists())):
             continue
         with phase(f"{number}/{len(recipes)} {recipe.topology} {recipe.size}: "
@@ -439,71 +527,26 @@ def stored_profile(recipe):
 # ── what stands between a step and a faster one ───────────────────────────────────────────────────
 
 
+def reckoned(depth=60):
+    """Sixty layers from the profiles of six (`deeper`), beside what the published step takes.
+
+    Returns:
+      A DataFrame: `ms, 60 layers` and `times the published`, by recipe.
+    """
+    base, lines = stored("v5p-8_31b").set_index("recipe").seconds_predicted["published"], {}
+    speed = real_tokens(PUBLISHED) / float(base)
+    for recipe in (FASTER, ROWS, ROWS_INT8):
+        profile = stored_profile(replace(recipe, layers=6))
+        if profile:
+            total = milliseconds(deeper(profile["profile"], depth / 6))
+            lines[recipe.recipe] = {"ms, 60 layers": total, "times the published":
+                                    1e3 * real_tokens(recipe) / total / speed}
+    return pd.DataFrame(lines).T
+
+
 def milliseconds(rows):
     """All of a profile's rows."""
     return 1e3 * sum(row["seconds"] for row in rows)
-
-
-def without_cycles(recipes):
-    """What the compiled programs of some recipes hold without a count of cycles, from the profiles.
-
-    Returns:
-      A DataFrame, a line for each recipe and opcode that takes or may take more than a microsecond:
-      how many, their bytes, and the time they are given: bytes at the HBM's speed for what only
-      moves bytes, nothing for the rest.
-    """
-    lines = []
-    for recipe in recipes:
-        profile, spec = stored_profile(recipe), chip(SLICES[recipe.topology].chip)
-        for kind, known in (("moved", "moves bytes"), ("unknown", "cost unknown")):
-            for entry in profile[kind]:
-                seconds = entry["bytes"] / spec.bandwidth
-                if seconds > 1e-6:
-                    lines.append({
-                        "recipe": f"{recipe.topology} {recipe.recipe}", "": known,
-                        "instruction": entry["opcode"], "count": entry["count"],
-                        "MB": entry["bytes"] / 1e6, "ms given": 1e3 * seconds * (kind == "moved"),
-                        "of the step": seconds / profile["seconds"]})
-    return pd.DataFrame(lines)
-
-
-def parts_beside(recipes):
-    """Milliseconds by part of the model for several recipes side by side, from their profiles."""
-    columns = {recipe.recipe: by_part(stored_profile(recipe), real_tokens(recipe))["all"]
-               for recipe in recipes}
-    table = pd.DataFrame(columns).fillna(0.0)
-    return table.loc[table.max(axis=1).sort_values(ascending=False).index]
-
-
-def whole(recipe, depth=60):
-    """(a profile's rows for all layers, where from): compiled, or reckoned from six layers."""
-    full, few = stored_profile(recipe), stored_profile(replace(recipe, layers=6))
-    if full:
-        return full["profile"], "all layers compiled"
-    return timing.deeper(few["profile"], depth / 6), "reckoned from six layers"
-
-
-def losses(rows, tokens, base):
-    """What each part takes and loses against its own limit, and the speed if it lost nothing.
-
-    Args:
-      rows: of a profile.
-      tokens: real tokens of the step.
-      base: tokens per second to compare with.
-    """
-    total, table = milliseconds(rows), {}
-    for what, (seconds, limit) in timing.gaps(rows).items():
-        lost = 1e3 * (seconds - limit)
-        table[what] = {"ms": 1e3 * seconds, "at its limit, ms": 1e3 * limit, "lost, ms": lost,
-                       "times published without": 1e3 * tokens / (total - lost) / base}
-    return pd.DataFrame(table).T
-
-
-def with_int8(rows):
-    """Milliseconds of a step if products with frozen weights, and nothing else, took half."""
-    frozen = [row for row in rows if row["part"] in ("MLP", "projections")
-              and row["what"] == "compute"]
-    return milliseconds(rows) - milliseconds(frozen) / 2
 
 
 # ── tables to look at ─────────────────────────────────────────────────────────────────────────────
@@ -654,193 +697,5 @@ def renters_table(rows, tokens, prices):
     return table
 
 
-def validation(table, overheads=(0.0, 0.25, 0.5)):
-    """Predicted, estimate and roofline of the published micro-step against the time it took.
-
-    The published 3.34 h hold more than steps. How much more nobody published, so there is one line
-    for each of `overheads`, in hours.
-    """
-    hours = published("training_results", "metric", "tpu")["wall_clock"]
-    row, lines = table.set_index("recipe").loc["published"], {}
-    for overhead in overheads:
-        seconds = (hours - overhead) * 3600 / (STEPS * MICRO_STEPS)
-        lines[f"{overhead:g} h of it not steps"] = {"measured, s": seconds} | {
-            f"{name} / measured": row[f"seconds_{name}"] / seconds
-            for name in ("predicted", "estimate", "roofline")}
-    return pd.DataFrame(lines).T
-
-
-def anchors(table):
-    """What others measured beside what is predicted of it, misses and unknowns included.
-
-    Args:
-      table: the rows of a v5p-8, for the published micro-step; the others are stored
-        (tools/anchors.py).
-
-    Returns:
-      A DataFrame: `ratio` is predicted over measured; empty where there is no prediction.
-    """
-    lines = [{"program": f"published 31B micro-step, {name}", "chip": "v5p", "chips": 4,
-              "measured_seconds": line["measured, s"], "predicted_is": "whole",
-              "predicted_seconds": line["measured, s"] * line["predicted / measured"],
-              "source": "data/published/training_results.csv: wall_clock"}
-             for name, line in validation(table, (0.0, 0.5)).iterrows()]
-    rows = pd.concat([pd.DataFrame(lines), pd.read_csv(FOLDER / "anchors.csv")], ignore_index=True)
-    return rows.assign(ratio=rows.predicted_seconds / rows.measured_seconds)
-
-
-def show_anchors(table):
-    """`anchors` to look at: milliseconds, and why where there is no prediction."""
-    rows = anchors(table)
-    how = rows.predicted_is.fillna("") + (": " + rows.note).where(rows.note.notna(), "")
-    look = pd.DataFrame({
-        "program": rows.program, "chips": rows.chips.astype(str) + " x " + rows.chip,
-        "measured, ms": 1e3 * rows.measured_seconds, "predicted, ms": 1e3 * rows.predicted_seconds,
-        "predicted / measured": rows.ratio, "the prediction is": how.str.removeprefix(": ")})
-    look = look.style.hide(axis="index").format("{:,.2f}", na_rep="", subset=look.columns[2:5])
-    return look.set_table_styles([{"selector": ".col0, .col5", "props": "text-align: left"}])
-
-
-def shares(table, names):
-    """Tokens per second, hours and dollars as predicted, and the share of the chips' peak."""
-    rows = table.set_index("recipe").loc[names]
-    parameters = published("spec_sheet_reference", "item")["gemma4_31b_text_params"]
-    peak = SLICES["v5p-8"].chips * chip("v5p").flops
-    speed = rows.tokens_per_second_predicted.astype(float)
-    return pd.DataFrame({"real tokens/s": speed, "hours": rows.hours_predicted,
-                         "USD": rows.dollars_predicted, "waits": rows.seconds_exposed
-                         / rows.seconds_predicted, "share of peak": 4 * parameters * speed / peak})
-
-
 # ── attention, alone ──────────────────────────────────────────────────────────────────────────────
 
-
-def small_model(**overrides):
-    """A small random Gemma 4 in float32: sliding and full layers, K equal to V in the latter."""
-    config = gemma.config_from_hf("data/configs/gemma4_31b.json", dtype="float32")
-    fields = dict(num_layers=6, num_embed=96, embed_dim=32, hidden_dim=64, num_heads=4, head_dim=16,
-                  num_kv_heads=2, num_global_kv_heads=1, global_key_size=32, sliding_window_size=48)
-    return Gemma4(replace(config, **(fields | overrides)), rngs=nnx.Rngs(0))
-
-
-def logits_and_gradient(model, tokens, segment_ids):
-    """Logits, and the gradient of their mean square for every parameter."""
-    mask = jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
-    graph, state = nnx.split(model)
-
-    def value(state):
-        logits = nnx.merge(graph, state)(tokens, attention_mask=mask)[0]
-        return jnp.mean(logits ** 2), logits
-    (_, logits), gradient = jax.jit(jax.value_and_grad(value, has_aux=True))(state)
-    return [np.asarray(leaf) for leaf in (logits, *jax.tree.leaves(gradient))]
-
-
-def splash_attend(query, key, value, segment_ids, window, block, interpret=False):
-    """The kernel, on the [B, T, N, H] arrays of one chip; mask from window and segment ids.
-
-    Args:
-      query: [B, T, N, H], scaled already.
-      key, value: [B, T, K, H]; N is a multiple of K.
-      segment_ids: [B, T] int32.
-      window: of a sliding layer, or None.
-      block: queries, and keys, at a time; divides T.
-      interpret: compute on a CPU, slowly.
-    """
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-    T, heads = query.shape[1], query.shape[2]
-    one = (masks.CausalMask((T, T)) if window is None
-           else masks.LocalMask((T, T), window_size=(window - 1, 0), offset=0))
-    names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute",
-             "block_q_dq", "block_kv_dq")
-    kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([one] * heads), head_shards=1, q_seq_shards=1,
-        block_sizes=splash.BlockSizes(**dict.fromkeys(names, block)), interpret=interpret)
-    query, key, value = (jnp.swapaxes(array, 1, 2) for array in (query, key, value))
-    mixed = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, segment_ids=splash.SegmentIds(ids, ids)))(
-        query, key, value, segment_ids)
-    return jnp.swapaxes(mixed, 1, 2)
-
-
-def splash_on(mesh, block=512, interpret=False):
-    """The kernel in place of `gemma.attend`: same arguments, same result, heads cut over tp.
-
-    `gemma.attend = splash_on(mesh)` before a step is traced puts it into that step. The kernel
-    wants segment ids: a token that may not see the one before it begins a segment. `block` queries,
-    and keys, at a time: 1,024 need 20.9 MiB of on-chip memory in a full-attention layer of the 31B.
-    """
-    heads, ids_spec = PartitionSpec("fsdp", None, "tp"), PartitionSpec("fsdp")
-
-    def attend(query, key, value, mask, window, _):
-        same = jnp.diagonal(mask, -1, 1, 2)  # [B, T - 1]
-        ids = jnp.cumsum(jnp.pad(~same, ((0, 0), (1, 0))), axis=1, dtype=jnp.int32)
-
-        def on_one_chip(query, key, value, ids):
-            size = min(block, query.shape[1])
-            return splash_attend(query, key, value, ids, window, size, interpret)
-        return jax.shard_map(on_one_chip, mesh=mesh, in_specs=(heads, heads, heads, ids_spec),
-                             out_specs=heads, check_vma=False)(query, key, value, ids)
-    return attend
-
-
-def compile_attention(kind, how):
-    """One attention layer of the 31B on a v5p-8, forward and backward: what the compiler says."""
-    full = kind == "full"
-    window, kv_heads, size = (None, 4, 512) if full else (1_024, 16, 256)
-    mesh = jax.make_mesh((1, 4), ("fsdp", "tp"), devices=compiler.devices_of("v5p-8"),
-                         axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    split, whole = PartitionSpec(None, None, "tp"), PartitionSpec()
-    block = {"dense": 4_096, "blocks": 1_024, "splash": 512}[how]
-
-    def attention(query, key, value, ids):  # what one chip does
-        if how == "splash":
-            return splash_attend(query, key, value, ids, window, block)
-        mask = jnp.tril(ids[:, :, None] == ids[:, None, :])
-        return gemma.attend(query, key, value, mask, window, block)
-
-    def loss(query, key, value, ids):
-        mapped = jax.shard_map(attention, mesh=mesh, in_specs=(split, split, split, whole),
-                               out_specs=split, check_vma=False)
-        return jnp.sum(mapped(query, key, value, ids).astype(jnp.float32) ** 2)
-
-    shapes = [jax.ShapeDtypeStruct((1, 4_096, heads, size), jnp.bfloat16,
-                                   sharding=NamedSharding(mesh, split))
-              for heads in (32, kv_heads, kv_heads)]
-    ids = jax.ShapeDtypeStruct((1, 4_096), jnp.int32, sharding=NamedSharding(mesh, whole))
-    program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*shapes, ids).compile()
-    cost, memory = program.cost_analysis(), program.memory_analysis()
-    found = timing.predict(program.as_text(), on_slice("v5p-8", mesh))
-    return {"kind": kind, "attention": how, "flops_per_chip": cost["flops"],
-            "bytes_per_chip": cost["bytes accessed"], "seconds_predicted": found.seconds,
-            "unknown_share": found.unknown_share, "seconds_estimate": cost["optimal_seconds"],
-            "temp_gib": memory.temp_size_in_bytes / 2**30} | versions() | {
-                "date": str(datetime.date.today())}
-
-
-def attention_table(compile_missing=False):
-    """One attention layer alone: dense, by blocks, the kernel; compiled if asked and not stored."""
-    table = stored("attention_v5p-8")
-    if compile_missing and not table.unknown_share.notna().any():
-        compiler.register()
-        table = pd.DataFrame([compile_attention(kind, how) for kind in ("sliding", "full")
-                              for how in ("dense", "blocks", "splash")])
-        write_text(FOLDER / "attention_v5p-8.csv", table.to_csv(index=False))
-    return table
-
-
-def splash_floor(length=4_096, block=512, window=1_024, chips=4, peak=None):
-    """Seconds the kernel's blocks take at peak in 60 layers: 2 products forward, 7 backward.
-
-    Args:
-      length: tokens of the one row.
-      block: queries, and keys, at a time.
-      window: of the 50 sliding layers.
-      chips: that share the heads.
-      peak: FLOP/s of a chip; None: a v5p's.
-    """
-    blocks = length // block
-    causal = blocks * (blocks + 1) // 2
-    sliding = sum(min(i + 1, 1 + -(-(window - 1) // block)) for i in range(blocks))
-    product = 2 * block * block * 32 / chips  # times the head size: FLOPs of one block, all heads
-    flops = 9 * product * (50 * sliding * 256 + 10 * causal * 512)
-    return flops / (peak or chip("v5p").flops)

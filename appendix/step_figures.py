@@ -11,9 +11,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from tpu_time import program as timing
+from appendix import steps
 from helpers import style
 
-COLORS = dict(zip(timing.PARTS, (
+COLORS = dict(zip(steps.PARTS, (
     style.BLUE, style.SKY, style.GREEN, style.ORANGE, style.PURPLE, style.YELLOW, style.GREY,
     style.BLACK, "#D0D0D0"), strict=True))
 WAITS = {"reduce-scatter": "#8C2D04", "all-gather": "#4A1500", "all-reduce": "#FDAE6B",
@@ -90,7 +91,7 @@ def draw_road(steps):
     """Factors as bars on a logarithmic axis from the published speed, 1, to ours.
 
     Args:
-      steps: [(label, real tokens per second before, after)], from `dryrun.road`.
+      steps: [(label, real tokens per second before, after)], from `steps.road`.
     """
     fig, ax = style.figure(9, 1.4 + 0.7 * (len(steps) + 1))
     first, last = steps[0][1], steps[-1][2]
@@ -128,7 +129,7 @@ def draw_parts(profiles, tokens):
     """For each recipe: time by part of the model, and 40 ms of the parts in order.
 
     Args:
-      profiles: {name: profile}, from `dryrun.stored_profile`.
+      profiles: {name: profile}, from `steps.stored_profile`.
       tokens: {name: real tokens of its micro-step}.
     """
     fig, axes = style.figure(11, 1.4 + 1.3 * len(profiles), rows=2, height_ratios=(3, 3))
@@ -158,3 +159,26 @@ def draw_parts(profiles, tokens):
                 *(f"thin line: {which}" for which in PASSES)],
                loc="outside right", fontsize=8)
     style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")
+
+
+def draw_anchors(rows):
+    """Predicted against measured time, log-log, with bands of 10 and 25 %.
+
+    Args:
+      rows: a DataFrame of data/anchors/anchors.csv.
+    """
+    rows = rows[rows.predicted_ms != ""].astype({"measured_ms": float, "predicted_ms": float})
+    fig, ax = style.figure(7, 5)
+    ends = np.array([rows.measured_ms.min() / 2, rows.measured_ms.max() * 2])
+    for share, alpha in ((0.25, 0.15), (0.10, 0.3)):
+        ax.fill_between(ends, ends * (1 - share), ends * (1 + share), color=style.GREY, alpha=alpha,
+                        lw=0, label=f"within {share:.0%}")
+    ax.plot(ends, ends, color=style.BLACK, lw=1, label="equal")
+    colors = {"v5e": style.BLUE, "v5p": style.GREEN, "v6e": style.ORANGE}
+    for kind, group in rows.groupby(rows.slice.str.split("-").str[0]):
+        ax.scatter(group.measured_ms, group.predicted_ms, color=colors[kind], label=kind, zorder=3)
+    close = (rows.predicted_ms / rows.measured_ms - 1).abs() <= 0.10
+    ax.set(xscale="log", yscale="log", xlabel="measured by others, ms", ylabel="predicted, ms",
+           title=f"{close.sum()} of {len(rows)} programs are within 10 %")
+    ax.legend(fontsize=8)
+    style.finish(fig, "08_anchors", "measured: sources in data/anchors/anchors.csv")
