@@ -521,7 +521,7 @@ def test_gaps_and_deeper_keep_every_second():
     assert found["waits for the links"][1] == 0 and found["MLP"][1] == pytest.approx(1e-4)
     lost = [seconds - limit for seconds, limit in found.values()]
     assert lost == sorted(lost, reverse=True)
-    once = sum(row["seconds"] for row in rows if row["part"] in program.ONCE)
+    once = sum(row["seconds"] for row in rows if row["part"] in steps.ONCE)
     ten = sum(row["seconds"] for row in steps.deeper(rows, 10))
     assert once > 0 and ten == pytest.approx(once + 10 * (whole - once))
 

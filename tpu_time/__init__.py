@@ -11,15 +11,8 @@
 `compiler.start()` and `compiler.devices_of("v5p-8")` make programs to read (08_dryrun.py, section 1).
 """
 
-import importlib
+from tpu_time.bands import band, between
+from tpu_time.fit import run_cost, will_it_fit
+from tpu_time.program import Slice, predict, profile, write_trace
 
-_WHERE = {"Slice": "program", "predict": "program", "profile": "program", "write_trace": "program",
-          "will_it_fit": "fit", "run_cost": "fit", "band": "bands", "between": "bands"}
-__all__ = list(_WHERE)
-
-
-def __getattr__(name):
-    """The face's names, loaded when they are asked for: NumPy is needed by some only."""
-    if name not in _WHERE:
-        raise AttributeError(f"tpu_time has no {name}")
-    return getattr(importlib.import_module(f"tpu_time.{_WHERE[name]}"), name)
+__all__ = ["Slice", "band", "between", "predict", "profile", "run_cost", "will_it_fit", "write_trace"]
