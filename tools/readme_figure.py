@@ -25,6 +25,7 @@ import budget
 
 from helpers import style
 from tables import published
+from tpu_time.bands import band, between
 
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
@@ -35,19 +36,17 @@ EXAMPLE = "Prob031_updown"
 def bars(table=TABLE):
     """What the figure shows: [(label, real tokens per second, lowest, highest, colour's name)].
 
-    The prediction of the published recipe, what its authors measured, and the prediction of the
-    row that 03 trains with. A measured value has no range of ours: it is all three numbers.
+    The prediction of the published recipe with its range, what its authors measured, and the
+    prediction of the row that 03 trains with.
     """
     with open(table, newline="", encoding="utf-8") as file:
-        predicted = {row["recipe"]: [float(row.get(f"tokens_per_second_{end}") or
-                                           row["tokens_per_second_predicted"])
-                                     for end in ("predicted", "low", "high")]
-                     for row in csv.DictReader(file) if row["tokens_per_second_predicted"]}
+        speed = {row["recipe"]: float(row["tokens_per_second_predicted"])
+                 for row in csv.DictReader(file) if row["tokens_per_second_predicted"]}
     measured = published("training_results", "metric", "tpu")["throughput"]
-    ours = predicted.get("ours, faster") or predicted["ours"]
-    return [("published recipe, predicted", *predicted["published"], "SKY"),
+    ours = speed.get("ours, faster") or speed["ours"]
+    return [("published recipe, predicted", speed["published"], *band(speed["published"]), "SKY"),
             ("published recipe, measured by its authors", *[measured] * 3, "RED"),
-            ("this series, predicted", *ours, "BLUE")]
+            ("this series, predicted", ours, *band(ours), "BLUE")]
 
 
 def described(points):
@@ -133,15 +132,12 @@ def numbers(run, table=TABLE):
             gain, low, high = (100 * value for value in (best["difference"], *best["interval"]))
             found |= {"rival": scores["rival"],
                       "gain": f"{gain:+.0f} points of pass@1 ({low:+.0f} to {high:+.0f})"}
-    _, (_, measured, *_), (_, ours, low, high, _) = bars(table)
-    def spread(low, high, form):
-        return f"{low:{form}} to {high:{form}}" if f"{low:{form}}" < f"{high:{form}}" else f"{low:{form}}"
+    (_, theirs, *_), _, (_, ours, *_) = bars(table)
     with open(table, newline="", encoding="utf-8") as file:
         rows = {row["recipe"]: row for row in csv.DictReader(file)}
-    found["gib_ours"] = f"{float(rows.get('ours, faster', rows['ours'])['hbm_gib']):.1f}"
-    found["speed_ours"] = spread(low, high, ",.0f")
-    found["ratio"] = spread(low / measured, high / measured, ".1f")
-    return found
+    return found | {
+        "gib_ours": f"{float(rows.get('ours, faster', rows['ours'])['hbm_gib']):.1f}",
+        "speed_ours": between(ours, form="{:,.0f}"), "ratio": between(ours / theirs, 2)}
 
 
 def write_numbers(found, path):
