@@ -257,6 +257,41 @@ def modules(config):
     return [module for layer in layers(config) for module in layer.modules()]
 
 
+def parameters(config):
+    """Parameter counts of the text model by kind.
+
+    Returns:
+      dict with `embedding`, `attention`, `mlp`, `experts` (of 26B-A4B, all of them), `router`,
+      `per_layer_input` (its matrices), `per_layer_table` (its embedding table), `norms`, `unused`
+      (K and V matrices that google's E2B and E4B files hold for layers that share), `total` (their
+      sum), `idle` (the experts that a token does not go through), and `matmul`: what one token is
+      multiplied with inside the layers.
+    """
+    text, stack = text_config(config), layers(config)
+    width, depth = text["hidden_size"], len(stack)
+    extra = text.get("hidden_size_per_layer_input") or 0
+    found = [module for layer in stack for module in layer.modules()]
+    moe = sum(layer.experts > 0 for layer in stack)  # three more norms, and the router's two scales
+    count = {
+        "embedding": text["vocab_size"] * width,
+        "attention": sum(module.size for module in found if ".attn." in module.path),
+        "mlp": sum(module.size for module in found if ".mlp." in module.path),
+        "experts": sum(layer.experts * layer.expert_size for layer in stack),
+        "router": sum(layer.experts * width for layer in stack),
+        "per_layer_input": 3 * width * extra * depth,
+        "per_layer_table": (text.get("vocab_size_per_layer_input") or 0) * extra * depth,
+        "norms": (depth * ((5 if extra else 4) * width + 1) + width + extra + 4 * width * moe
+                  + sum(2 * layer.head_dim + layer.experts for layer in stack)),
+        "unused": sum(width * layer.head_dim * (2 - layer.k_is_v) * layer.kv_heads
+                      for layer in stack if not layer.owns_kv),
+    }
+    count["total"] = sum(count.values())
+    count["idle"] = sum((layer.experts - layer.active) * layer.expert_size for layer in stack)
+    count["matmul"] = (count["attention"] + count["mlp"] + count["experts"] - count["idle"]
+                       + count["router"] + count["per_layer_input"])
+    return count
+
+
 def mesh_problem(config, fsdp, tp):
     """Why a (fsdp, tp) mesh cannot hold this model, or an empty string if it can.
 

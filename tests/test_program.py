@@ -570,6 +570,25 @@ def test_nothing_but_the_standard_library_and_numpy():
     assert names - set(sys.stdlib_module_names) <= {"numpy", "tables"}
 
 
+def test_the_face_s_example_runs_from_an_empty_folder(tmp_path):
+    import tpu_time
+    example = "\n".join(line[4:] for line in tpu_time.__doc__.split("\n") if line.startswith("    "))
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    assert float(done.stdout) == pytest.approx(2 * 1024 * 2 / 819e9)  # read and written
+
+
+def test_the_room_imports_no_other_and_what_the_site_needs_no_numpy():
+    for path in (ROOT / "tpu_time").glob("*.py"):
+        names = {(node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom)
+                 else node.names[0].name.split(".")[0] for node in ast.walk(parse(path))
+                 if isinstance(node, (ast.Import, ast.ImportFrom))}
+        allowed = {"tables", "tpu_time", "numpy", "jax", "pandas"}
+        assert names - set(sys.stdlib_module_names) <= allowed, path.name
+    subprocess.run([sys.executable, "-c", "import sys; sys.modules['numpy'] = None\n"
+                    "from tpu_time import fit, bands"], cwd=ROOT, check=True)
+
+
 # ── stored predictions ──────────────────────────────────────────────────────────────────────────
 
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be]*.csv"))

@@ -11,8 +11,21 @@
 `compiler.start()` and `compiler.devices_of("v5p-8")` make programs to read (08_dryrun.py, section 1).
 """
 
-from tpu_time.bands import band, between
-from tpu_time.fit import run_cost, will_it_fit
-from tpu_time.program import Slice, predict, profile, write_trace
+import importlib
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from tpu_time.bands import band, between
+    from tpu_time.fit import run_cost, will_it_fit
+    from tpu_time.program import Slice, predict, profile, write_trace
+
+_FROM = {"band": "bands", "between": "bands", "run_cost": "fit", "will_it_fit": "fit",
+         "Slice": "program", "predict": "program", "profile": "program", "write_trace": "program"}
 __all__ = ["Slice", "band", "between", "predict", "profile", "run_cost", "will_it_fit", "write_trace"]
+
+
+def __getattr__(name):
+    """The face's names when they are asked for: only what reads a program needs NumPy."""
+    if name not in _FROM:
+        raise AttributeError(f"tpu_time has no {name}")
+    return getattr(importlib.import_module(f"tpu_time.{_FROM[name]}"), name)

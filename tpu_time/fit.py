@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving import physics
 from tables import architecture
 from tables.hardware import chip, chips_of, slice_name
 from tpu_time import stored
@@ -143,7 +142,7 @@ def held(model, fsdp, tp, base_dtype="bfloat16"):
         a, b = module.adapter(RANK)
         adapters += math.prod(a) / parts[first] + math.prod(b) / parts[last]
         quantised += module.size
-    weights = 2.0 * physics.parameters(config)["total"]
+    weights = 2.0 * architecture.parameters(config)["total"]
     if base_dtype != "bfloat16":
         weights += quantised * (BASE_BYTES[base_dtype] - 2.0 + 2.0 / TILE * (base_dtype == "nf4"))
     return weights / (fsdp * tp) / GIB, 12 * adapters / GIB
@@ -234,7 +233,7 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
         return max(same, key=lambda found: found.speed or 0)
     parts = estimate(model, fsdp, tp, base_dtype, remat, rows, row_length)
     whole = base_dtype != "bfloat16" and best_fit(kind, chips, model)  # storage saves no time
-    work = STEP_FLOPS[remat] * physics.parameters(_config(model))["matmul"] / FILL
+    work = STEP_FLOPS[remat] * architecture.parameters(_config(model))["matmul"] / FILL
     bound = chips * spec.flops / work
     if whole and whole.fits and (remat == "NONE") <= (whole.remat == "NONE"):
         bound = min(bound, whole.speed or whole.bound)
