@@ -410,7 +410,9 @@ if beside:
 # build/bin/llama-server -m gemma4-verilog.gguf --jinja --port 8080
 # ```
 #
-# With Ollama the last two lines are `ollama create gemma4-verilog -f Modelfile`, whose only line is
+# `tests/test_laptop.py` does this with the tiny model, whose tokenizer is no Gemma's, by token ids: the same
+# greedy answers as vLLM's. Compare the ids of a Gemma tokenizer yourself: others found differences
+# ([llama.cpp 23252](https://github.com/ggml-org/llama.cpp/issues/23252)). With Ollama the last two lines are `ollama create gemma4-verilog -f Modelfile`, whose only line is
 # `FROM ./gemma4-verilog.gguf`, and `ollama run gemma4-verilog`.
 #
 # ## 12. It stays

@@ -23,7 +23,8 @@ import runpy, sys
 root, model, out, kind = sys.argv[1:]
 sys.path[:0] = [root, root + "/gguf-py"]
 from conversion import gemma
-gemma.Gemma4Model.set_vocab = lambda self: self._set_vocab_none()
+gemma.Gemma4Model.set_vocab = lambda self: (
+    self._set_vocab_none(), self.gguf_writer.add_vocab_size(self.hparams["vocab_size"]))
 sys.argv = ["convert", model, "--outfile", out, "--outtype", kind]
 runpy.run_path(root + "/convert_hf_to_gguf.py", run_name="__main__")
 """
