@@ -113,7 +113,7 @@ print(json.dumps(counter, indent=2)[:1_500].replace("\\n", "\n"))
 # dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
 # sentence. A path starts from the repository: what you upload to Colab is `../yours.jsonl`. Before
 # the first cell, name a run directory of its own (`os.environ["RUN_DIR"] = "/content/mine"`), or it
-# takes the place of the Verilog run. Each row may have any of these forms; the first four mean the
+# overwrites the Verilog run. Each row may have any of these forms; the first four mean the
 # same chat.
 
 # %%
@@ -221,8 +221,7 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
                                                                  add_generation_prompt=True)))
 
 # %% [markdown]
-# **Both lines end where the answer begins or ended. What does the second have that the first
-# lacks?**
+# **Two prompts for one answer. What does the second have that the first lacks?**
 #
 # <details><summary>The trap</summary>
 #

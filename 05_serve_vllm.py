@@ -88,8 +88,8 @@ style.words(pd.DataFrame(serve.table(cfg), columns=["option", "value", "what it 
 # ## 2. Start it
 # Is this the model that was merged? On the real machines `merged/` has travelled through a bucket, and
 # half a shard gives fluent nonsense that looks like a bad fine-tune. So we compare every file with the
-# SHA-256 in `merge.json` (62 GB take about a minute). And can this machine have the base, with which 07
-# compares? Better asked now than hours later.
+# SHA-256 in `merge.json` (62 GB take about a minute). Can it also get the base, which
+# 07 compares with? Better to ask now.
 
 # %%
 def check_merged(folder, hashes):
@@ -209,7 +209,10 @@ style.words(flags.explain(tpu).reset_index())
 # %%
 bare = serve.command(replace(E2B, engine="tpu", model="/dev/shm/run/merged"))
 print(" ".join(bare[:bare.index("serve")]).replace(str(serve.ROOT) + "/", ""), "serve ...")
-print(" ".join(record["command"]).replace(str(serve.ROOT) + "/", "").partition(" serve ")[0], "serve ...")
+print(
+    " ".join(record["command"]).replace(str(serve.ROOT) + "/", "").partition(" serve ")[0],
+    "serve ...",
+)
 compose_file = folder / "docker-compose.yml"
 helpers.write_text(compose_file, yaml.safe_dump(serve.compose(tpu), sort_keys=False))
 print(f"{compose_file} is the container as a file, for `docker compose up`")
@@ -237,14 +240,23 @@ config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
 v6e, window = chip("v6e"), config_31b["text_config"]["sliding_window"]
 fp8 = CHECKPOINT - physics.parameters(config_31b)["matmul"]  # one byte less for each weight
-layouts = {"1. tp 8, bfloat16": (8, 1, 2, CHECKPOINT), "2. two copies of tp 4": (4, 2, 2, CHECKPOINT),
-           "3. tp 8, fp8 cache": (8, 1, 1, CHECKPOINT), "4. two copies, fp8 cache": (4, 2, 1, CHECKPOINT),
-           "5. two copies, all fp8": (4, 2, 1, fp8)}
+layouts = {
+    "1. tp 8, bfloat16": (8, 1, 2, CHECKPOINT),
+    "2. two copies of tp 4": (4, 2, 2, CHECKPOINT),
+    "3. tp 8, fp8 cache": (8, 1, 1, CHECKPOINT),
+    "4. two copies, fp8 cache": (4, 2, 1, CHECKPOINT),
+    "5. two copies, all fp8": (4, 2, 1, fp8),
+}
 plans = {name: limits.memory_plan(config_31b, v6e.hbm, *each) for name, each in layouts.items()}
-plans["not today: 1 with the window"] = limits.memory_plan(config_31b, v6e.hbm, 8, 1, 2, CHECKPOINT, window)
+plans["not today: 1 with the window"] = limits.memory_plan(
+    config_31b, v6e.hbm, 8, 1, 2, CHECKPOINT, window
+)
 fig, ax = style.figure(10, 4.2)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
-ax.set_title(f"Eight chips hold {plans['1. tp 8, bfloat16']['requests of 16,384']} long requests, in fp8 more")
+ax.set_title(
+    f"Eight chips hold {plans['1. tp 8, bfloat16']['requests of 16,384']} "
+    "long requests, in fp8 more"
+)
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
@@ -276,7 +288,11 @@ for version, tp, measured in MEASURED:
 startup = published("hardware_inference", "spec", "tpu")
 print(f"cold start, published: {startup['startup_total']:.0f} min = "
       f"{startup['startup_total'] / 60 * startup['hourly_rate_on_demand']:.2f} USD")
-for what, n in {"one sequence decoding": 1, "30 sequences decoding": 30, "a prompt of 1,100": 1100}.items():
+for what, n in {
+    "one sequence decoding": 1,
+    "30 sequences decoding": 30,
+    "a prompt of 1,100": 1100,
+}.items():
     bucket = max(16, 2 ** (n - 1).bit_length())
     print(f"{what:22} {n:5} tokens, computed {bucket:5}, wasted {1 - n / bucket:.0%}")
 
@@ -327,7 +343,9 @@ for name, answer in (("as served", first), ("with ignore_eos", onward)):
     print(f"{name}: {len(answer['token_ids'])} tokens, finish_reason {answer['finish_reason']!r}, "
           f"the last ids {answer['token_ids'][-6:]}")
 assert first["text"] == text and onward["token_ids"][:count] == first["token_ids"]
-assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END], "the answer does not end"
+assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END], (
+    "the answer does not end"
+)
 
 # %% [markdown]
 # ## 9. A drafter
@@ -353,9 +371,11 @@ def answers(where, name):
 if beside:
     drafted = {name: answers(other, name) for name in ("gemma4-base", "gemma4-base-adapter")}
     for name, (_, count) in drafted.items():
-        print(f"{name}: of {count['drafts']} drafts, accepted at positions 1 to {cfg.draft_tokens}:",
-              *(f"{share:.0%}" for share in count["by position"]),
-              f"| {count['tokens per step']:.2f} tokens a step")
+        print(
+            f"{name}: of {count['drafts']} drafts, accepted at positions 1 to {cfg.draft_tokens}:",
+            *(f"{share:.0%}" for share in count["by position"]),
+            f"| {count['tokens per step']:.2f} tokens a step",
+        )
 
 # %% [markdown]
 # **A tuned model leaves its drafter behind.** The assistant was trained on what the stock model says. On
@@ -390,8 +410,11 @@ if beside:
               f"at most {max(apart):.4f}, over {len(apart)} tokens")
     plain, _ = answers(record, cfg.name)
     same = sum(a == b for a, b in zip(plain, drafted["gemma4-base-adapter"][0], strict=True))
-    print(f"{same} of {len(plain)} greedy answers are the same token by token: merged without a drafter, "
-          "base + adapter with one")
+    print(
+        f"{same} of {len(plain)} greedy answers are the same token by token: "
+        "merged without a drafter, "
+        "base + adapter with one"
+    )
     server.stop(side)
 
 # %% [markdown]

@@ -105,8 +105,10 @@ def timed():
 arrivals = sorted((timed() for _ in range(5)), key=lambda run: run[-1])[2]  # the median of five
 fig, ax = style.figure(9, 1.9)
 draw.timeline(ax, arrivals)
-ax.set_title(f"One request alone: {1e3 * arrivals[-1]:.0f} ms, {arrivals[0] / arrivals[-1]:.0%} of it "
-             "before the first token")
+ax.set_title(
+    f"One request alone: {1e3 * arrivals[-1]:.0f} ms, {arrivals[0] / arrivals[-1]:.0%} of it "
+    "before the first token"
+)
 style.finish(fig, "06_timeline", f"measured, {options.engine}")
 
 # %% [markdown]
@@ -143,7 +145,8 @@ print("vllm", " ".join(load.arguments(client, cfg, regime, 4, 2 * cfg.min_reques
 config = helpers.read_json(Path(options.model) / "config.json")
 machine = limits.machine_of(options, config, PRICE)
 count = len(cfg.regimes) * (cfg.repeats * (cfg.rates + 1) + 1)
-start_each = 20 if options.docker else 0  # seconds of a client's start, in a container for each point
+# Seconds of a client's start, in a container for each point.
+start_each = 20 if options.docker else 0
 hours = (count * (1.4 * cfg.seconds + start_each) + len(cfg.regimes) * cfg.long) / 3600
 print(f"{count} measurements and {len(cfg.regimes)} long runs: about {60 * hours:.0f} min"
       + (f", {hours * machine.dollars_per_hour:.0f} USD" if options.chip else ""))
@@ -155,9 +158,17 @@ results = sweep(client, options, cfg, results_in)
 table = load.rows(results, cfg.slo, machine.dollars_per_hour)
 table = table.join(pd.DataFrame([limits.floors(result, machine, config) for result in results]))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
-shown = {"requests": "requests", "failed": "failed", "in_flight": "in flight", "delivered_rps": "delivered /s",
-         "goodput_rps": "goodput /s", "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
-         "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}
+shown = {
+    "requests": "requests",
+    "failed": "failed",
+    "in_flight": "in flight",
+    "delivered_rps": "delivered /s",
+    "goodput_rps": "goodput /s",
+    "ttft_p50_ms": "TTFT p50",
+    "ttft_p90_ms": "TTFT p90",
+    "tpot_p50_ms": "TPOT p50",
+    "tpot_p90_ms": "TPOT p90",
+}
 middle = table.groupby(["input_len", "output_len", "rate"]).median(numeric_only=True)
 display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
         .format(precision=2, subset=["delivered /s", "goodput /s"]))
@@ -183,14 +194,23 @@ display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
 fig, ax = style.figure(8, 4.2)
 draw.throughput(ax, table)
 knees = {key: load.kept_up(part) for key, part in table.groupby(["input_len", "output_len"])}
-ax.set_title("It keeps up with " + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items()))
-style.finish(fig, "06_throughput", f"measured, {machine.system}; median, bars: smallest and largest of "
-             f"{cfg.repeats}; hollow: beyond the knee")
+ax.set_title(
+    "It keeps up with " + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items())
+)
+style.finish(
+    fig,
+    "06_throughput",
+    f"measured, {machine.system}; median, bars: smallest and largest of "
+    f"{cfg.repeats}; hollow: beyond the knee",
+)
 for (inputs, outputs), (last, above) in knees.items():
     part = table[table.input_len == inputs]
     most = part.groupby("repeat").delivered_rps.max()
-    print(f"{inputs}/{outputs}: knee between {last:.3g} and {above:.3g}/s; at most {most.median():.3g}/s "
-          f"({most.min():.3g} to {most.max():.3g}) delivered")
+    print(
+        f"{inputs}/{outputs}: knee between {last:.3g} and {above:.3g}/s; "
+        f"at most {most.median():.3g}/s "
+        f"({most.min():.3g} to {most.max():.3g}) delivered"
+    )
 
 # %% [markdown]
 # Left of its star a curve lies on the diagonal, and there you cannot see how fast a server is: every server
@@ -201,10 +221,14 @@ for (inputs, outputs), (last, above) in knees.items():
 # Why not? We draw every request of the largest rate:
 
 # %%
-one = max((r for r in results if float(r["request_rate"]) < INF), key=lambda r: float(r["request_rate"]))
+one = max(
+    (r for r in results if float(r["request_rate"]) < INF), key=lambda r: float(r["request_rate"])
+)
 fig, ax = style.figure(9, 3.6)
 draw.requests(ax, one)
-ax.set_title(f"At {float(one['request_rate']):.3g}/s the slowest waits {max(one['latencies']):.1f} s")
+ax.set_title(
+    f"At {float(one['request_rate']):.3g}/s the slowest waits {max(one['latencies']):.1f} s"
+)
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 due, after = load.gaps(one)
 print(f"between two tokens of an answer: {1e3 * due:.0f} ms (median) while first tokens were due, "
@@ -224,16 +248,25 @@ print(f"between two tokens of an answer: {1e3 * due:.0f} ms (median) while first
 # how fast; for a CPU we measure one core and multiply by the cores, which errs on the high side.
 
 # %%
-print(f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; a prompt of "
-      f"{regime[0]} takes {physics.prefill_flops(config, regime[0]) / 1e9:.3g} GFLOP")
+print(
+    f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
+    "a prompt of "
+    f"{regime[0]} takes {physics.prefill_flops(config, regime[0]) / 1e9:.3g} GFLOP"
+)
 fig, (left, right) = style.figure(9.5, 4, columns=2)
 for ax, kind, floor in ((left, "ttft", "ttft_queue_floor_ms"), (right, "tpot", "tpot_floor_ms")):
     draw.latency(ax, table, kind)
     times = middle[f"{kind}_p50_ms"] / middle[floor]
     least, most = (f"{float(f'{value:.2g}'):,g}" for value in (times.min(), times.max()))
     ax.set_title(f"{kind.upper()}: {least} to {most} times its floor")
-style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; dashed: floors")
-print("impossible:", *(sorted(set(table.flag) - {""}) or ["nothing, all is above its floors"]), sep="\n  ")
+style.finish(
+    fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; dashed: floors"
+)
+print(
+    "impossible:",
+    *(sorted(set(table.flag) - {""}) or ["nothing, all is above its floors"]),
+    sep="\n  ",
+)
 
 # %% [markdown]
 # If a measurement falls below its floor, something else was measured: cached prompts, shorter prompts than
@@ -264,8 +297,10 @@ confirmed = confirm(client, options, cfg, results_in, table)
 for (inputs, outputs), (rate, result) in confirmed.items():
     row = load.rows([result], cfg.slo, machine.dollars_per_hour).iloc[0]
     each = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
-    print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {each:.3g} {unit} per million output tokens, "
-          f"{each * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {each / 0.3:.3g} per million")
+    print(
+        f"{inputs}/{outputs}: {rate:.3g}/s holds; {each:.3g} {unit} per million output tokens, "
+        f"{each * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {each / 0.3:.3g} per million"
+    )
 if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
@@ -292,10 +327,19 @@ if confirmed and log.exists() and made.exists():
 # %%
 tokenizer = chat.load_tokenizer(options.model)
 own = helpers.run_dir("bench", "own.jsonl")  # ← your own file: set the path, drop the next lines
-ids = [chat.prompt_ids(tokenizer, server.chat_request(path.read_text(), recipe)["messages"],
-                       server.as_trained(recipe)[0]) for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))]
+ids = [
+    chat.prompt_ids(
+        tokenizer,
+        server.chat_request(path.read_text(), recipe)["messages"],
+        server.as_trained(recipe)[0],
+    )
+    for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))
+]
 texts = [tokenizer.decode(each) for each in ids[:16]]
-if server.post(record, "/tokenize", {"model": record["name"], "prompt": texts[0]})["tokens"] != ids[0]:
+if (
+    server.post(record, "/tokenize", {"model": record["name"], "prompt": texts[0]})["tokens"]
+    != ids[0]
+):
     texts = [tokenizer.decode(each[1:]) for each in ids[:16]]  # this server adds <bos> itself
 helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
 own_regime = (max(map(len, ids[:16])), 128)  # the most tokens of a prompt and of an answer
@@ -303,7 +347,8 @@ traffic = {"requests": load.check_prompts(own), "rate": float(f"{knees[regime][0
 
 # %%
 warm = replace(options, prefix_caching=True, port=0)
-place = folder if options.chip else helpers.run_dir("serve", "warm")  # chips have room for one server
+# Chips have room for one server.
+place = folder if options.chip else helpers.run_dir("serve", "warm")
 found = {"cache off": load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold",
                                    prompts=own, **traffic)}
 with server.running(warm, place), load.Client(place) as other:
@@ -311,11 +356,23 @@ with server.running(warm, place), load.Client(place) as other:
                                      prompts=own, **traffic)
     block = server.counters(other.record)["cache"]["block_size"]
 client.close()
-assert found["cache off"]["total_input_tokens"] == 2 * sum(map(len, ids[:16])), "other prompts were sent"
-display(pd.DataFrame({name: {
-    "prompt tokens": r["total_input_tokens"], "of them cached": r["series"]["cached_tokens"],
-    "answer tokens, mean": r["total_output_tokens"] / r["completed"], "TTFT p50, ms": r["p50_ttft_ms"],
-    "TPOT p50, ms": r["p50_tpot_ms"]} for name, r in found.items()}).style.format(precision=1))
+assert found["cache off"]["total_input_tokens"] == 2 * sum(map(len, ids[:16])), (
+    "other prompts were sent"
+)
+display(
+    pd.DataFrame(
+        {
+            name: {
+                "prompt tokens": r["total_input_tokens"],
+                "of them cached": r["series"]["cached_tokens"],
+                "answer tokens, mean": r["total_output_tokens"] / r["completed"],
+                "TTFT p50, ms": r["p50_ttft_ms"],
+                "TPOT p50, ms": r["p50_tpot_ms"],
+            }
+            for name, r in found.items()
+        }
+    ).style.format(precision=1)
+)
 print(f"one block is {block} tokens")
 
 # %% [markdown]
@@ -333,10 +390,17 @@ big = helpers.read_json("data/configs/gemma4_31b.json")
 v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
 for batch in (1, 16, 64, 256):
     moved = limits.step_bytes(big, v6e8.options, batch, 2048)
-    plain, drafted = (physics.tpot_floor(moved, v6e8.bandwidth, checked * physics.decode_flops(big, batch, 2048),
-                                         v6e8.peak) for checked in (1, 5))
-    print(f"{batch:3} requests at once: {1e3 * plain:5.1f} ms a token, with a drafter {1e3 * drafted / 3:5.1f}: "
-          f"{3 * plain / drafted:.1f} times")
+    plain, drafted = (
+        physics.tpot_floor(
+            moved, v6e8.bandwidth, checked * physics.decode_flops(big, batch, 2048), v6e8.peak
+        )
+        for checked in (1, 5)
+    )
+    print(
+        f"{batch:3} requests at once: {1e3 * plain:5.1f} ms a token, "
+        f"with a drafter {1e3 * drafted / 3:5.1f}: "
+        f"{3 * plain / drafted:.1f} times"
+    )
 print("this server:", results[0]["series"]["speculation"] or "has no drafter")
 
 # %% [markdown]

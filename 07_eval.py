@@ -120,7 +120,9 @@ print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 # %%
 RIGHT = COUNTER.reference.replace("RefModule", "TopModule")
 WRONG = RIGHT.replace("if (inc)", "if (!inc)")
-FORGED = WRONG.replace("endmodule", '  initial $display("Mismatches: 0 in 406 samples");\nendmodule')
+FORGED = WRONG.replace(
+    "endmodule", '  initial $display("Mismatches: 0 in 406 samples");\nendmodule'
+)
 verdicts = [verilog.judge(COUNTER, code) for code in (RIGHT, WRONG, FORGED, None)]
 display(scores.verdict_table(
     verdicts, answer=["right", "the wrong way", "prints the line itself", "prose"]))
@@ -212,13 +214,18 @@ for task, each in tasks.items():
 # and without them.
 #
 # ## 5. Asking
-# What is served must be what 04 merged, asked as it was trained. Else a score is some other model's.
+# What is served must be what 04 merged, asked as it was trained. Otherwise the score belongs to another model.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
-merge, meta, recipe = (helpers.read_json(helpers.require(helpers.run_dir(*place), page)) for place, page
-                       in ((["merge.json"], "04_merge.py"), (["data", "meta.json"], "02_data.py"),
-                           (["train", "recipe.json"], "03_train.py")))
+merge, meta, recipe = (
+    helpers.read_json(helpers.require(helpers.run_dir(*place), page))
+    for place, page in (
+        (["merge.json"], "04_merge.py"),
+        (["data", "meta.json"], "02_data.py"),
+        (["train", "recipe.json"], "03_train.py"),
+    )
+)
 if bad := weights.verify(merged, merge["files"]):
     raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
 asking.same_prompt(meta, recipe)
@@ -279,7 +286,9 @@ asking.refuse_errors(replies)
 # </details>
 
 # %%
-judged = {label: scores.judge_answers(samples, tasks, cfg.plans) for label, samples in replies.items()}
+judged = {
+    label: scores.judge_answers(samples, tasks, cfg.plans) for label, samples in replies.items()
+}
 for label, frame in judged.items():
     official = frame[frame.plan.str.startswith(("official", "code-complete", "thinking"))]
     print(f"{label}: {len(frame)} answers, {(frame.finish == 'length').sum()} cut at the limit, "
@@ -372,18 +381,31 @@ def paired(first, second, k=1):
     return verilog.compare(*(scores.per_problem(runs[each], k) for each in (first, second)))
 
 
-against = {name: paired(("base", name), ("tuned", main)) for name in dict.fromkeys([*wordings, main])}
+against = {
+    name: paired(("base", name), ("tuned", main)) for name in dict.fromkeys([*wordings, main])
+}
 for name, found in against.items():
     print("pass@1, tuned minus base asked by {}: {:+.3f} [{:+.3f}, {:+.3f}], p = {:.2g}".format(
         name, *found["difference"], found["p"]))
 best, values = against[rival], np.array(against[rival]["values"])
 for name, chosen in (("old", ~new), ("new", new)):
     if new.any():
-        print("{} families: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f}, {:+.3f}]".format(
-            name, *values[:, chosen].mean(axis=1), *scores.interval(np.diff(values[:, chosen], axis=0)[0])))
+        print(
+            "{} families: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f}, {:+.3f}]".format(
+                name,
+                *values[:, chosen].mean(axis=1),
+                *scores.interval(np.diff(values[:, chosen], axis=0)[0]),
+            )
+        )
 low, high = best["difference"][1:]
-print(f"So, against the base at its best ({rival}):", "tuning taught more than the wording" if low > 0
-      else "the base is better" if high < 0 else "no difference is shown; it taught the wording")
+print(
+    f"So, against the base at its best ({rival}):",
+    "tuning taught more than the wording"
+    if low > 0
+    else "the base is better"
+    if high < 0
+    else "no difference is shown; it taught the wording",
+)
 
 # %%
 scored = {f"base, {name}": found["first"] for name, found in
@@ -444,10 +466,17 @@ def names_the_ports(question, answer, reference):
     return float(bool(answer) and all(port in answer for port in ports))
 
 
-bench = replace(scores.verilog_eval(folder), extract=lambda text, problem: text, grade=lambda pairs: [
-    names_the_ports(problem.prompt, text, problem.reference) for problem, text in pairs])
-texts = {label: {name: [replies[label][plan, name, i]["text"] for i in range(FIVE.n)] for name in names}
-         for label, plan in (("base", rival), ("tuned", main))}
+bench = replace(
+    scores.verilog_eval(folder),
+    extract=lambda text, problem: text,
+    grade=lambda pairs: [
+        names_the_ports(problem.prompt, text, problem.reference) for problem, text in pairs
+    ],
+)
+texts = {
+    label: {name: [replies[label][plan, name, i]["text"] for i in range(FIVE.n)] for name in names}
+    for label, plan in (("base", rival), ("tuned", main))
+}
 own = verilog.compare(*(scores.grade(bench, texts[label]) for label in ("base", "tuned")))
 print("names every port: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f}, {:+.3f}]".format(
     own["first"][0], own["second"][0], *own["difference"]))
@@ -458,13 +487,25 @@ print("names every port: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f},
 # %%
 for label, frame in judged.items():
     scores.per_problem_csv(frame, helpers.run_dir("eval", label, "per_problem.csv"))
-    helpers.write_json(helpers.run_dir("eval", label, "summary.json"), {
-        "model": str(models[label]), "settings": asdict(cfg), "n_problems": len(names),
-        "system": meta["system"], "served": options.measured(), "icarus": version,
-        "categories": {plan: group.category.value_counts().to_dict()
-                       for plan, group in frame.groupby("plan")},
-        "counts": {plan: dict(zip(names, each[0])) for (of, plan), each in runs.items() if of == label},
-        "tokens": int(frame.tokens.sum())})
+    helpers.write_json(
+        helpers.run_dir("eval", label, "summary.json"),
+        {
+            "model": str(models[label]),
+            "settings": asdict(cfg),
+            "n_problems": len(names),
+            "system": meta["system"],
+            "served": options.measured(),
+            "icarus": version,
+            "categories": {
+                plan: group.category.value_counts().to_dict()
+                for plan, group in frame.groupby("plan")
+            },
+            "counts": {
+                plan: dict(zip(names, each[0])) for (of, plan), each in runs.items() if of == label
+            },
+            "tokens": int(frame.tokens.sum()),
+        },
+    )
 both = {label: scores.summary(runs[label, main][0]) for label in models}
 helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
     **both, "model_hash": options.model_hash, "plan": asdict(cfg.plans[0]), "rival": rival,

@@ -253,9 +253,19 @@ for name, profile in profiles.items():
 # %%
 few = pd.concat([steps.stored("v5p-8_31b_2layers"), steps.stored("v5p-8_31b_6layers")])
 few = few[~few.flag.astype(bool) & few.seconds_predicted.notna()]
-display(steps.show(few, {"recipe": "recipe", "layers": "layers", "seconds_predicted": "s, predicted",
-                         "seconds_exposed": "of these waiting", "temp_gib": "temporaries GiB",
-                         "clock": "rules"}))
+display(
+    steps.show(
+        few,
+        {
+            "recipe": "recipe",
+            "layers": "layers",
+            "seconds_predicted": "s, predicted",
+            "seconds_exposed": "of these waiting",
+            "temp_gib": "temporaries GiB",
+            "clock": "rules",
+        },
+    )
+)
 
 # %%
 reckoned = steps.reckoned()

@@ -313,7 +313,10 @@ graph, params = nnx.split(model)
 text = jnp.array(tokenizer.encode(corpus[0]).ids)  # [T]
 tunix, _ = model(text[None], attention_mask=jnp.tril(jnp.ones((1, len(text), len(text)), bool)))
 apart = jnp.abs(forward(named(params), text) - tunix[0]).max()
-print(f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} weights; logits at most {apart:.1e} apart")
+print(
+    f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} weights; "
+    f"logits at most {apart:.1e} apart"
+)
 assert apart < 1e-3
 
 # %% [markdown]
@@ -368,7 +371,10 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 # **The loss starts near 7. What will the model write after 10 steps, and what after 40?**
 
 # %%
-comment = "// TopModule\n//\n//  - input a\n//  - input b\n//  - output z\n//\n// Drive z with a AND b.\n\n"
+comment = (
+    "// TopModule\n//\n//  - input a\n//  - input b\n//  - output z\n//\n"
+    "// Drive z with a AND b.\n\n"
+)
 likeliest = jax.jit(lambda weights, tokens, at: jnp.where(
     seen, forward(weights, tokens), -jnp.inf)[at].argmax())
 

@@ -149,11 +149,19 @@ def floor_ms(side, tokens):
 
 
 rows = results[results.metric.eq("median_ttft") & results.source.eq("arxiv:S8.1")]
-pd.DataFrame([{"tokens": int(row.input_tokens), "machine": side.upper(),
-               "published, ms": float(getattr(row, side)),
-               "floor, ms": floor_ms(side, row.input_tokens),
-               "share of peak, %": 100 * floor_ms(side, row.input_tokens) / float(getattr(row, side))}
-              for row in rows.itertuples() for side in ("tpu", "gpu")]).round(0)
+pd.DataFrame(
+    [
+        {
+            "tokens": int(row.input_tokens),
+            "machine": side.upper(),
+            "published, ms": float(getattr(row, side)),
+            "floor, ms": floor_ms(side, row.input_tokens),
+            "share of peak, %": 100 * floor_ms(side, row.input_tokens) / float(getattr(row, side)),
+        }
+        for row in rows.itertuples()
+        for side in ("tpu", "gpu")
+    ]
+).round(0)
 
 # %% [markdown]
 # 62 and 99 ms for a prompt of 15,360 tokens would take 2.2 and 5.1 times the chips' peak. So this
@@ -197,10 +205,19 @@ for ax, (tokens, group) in zip(axes.flat, ttft.groupby("tokens"), strict=True):
 axes[0, 0].legend(fontsize=9, loc="upper left")
 axes[0, 0].set_ylabel("median TTFT, ms")
 axes[1, 0].set_ylabel("median TTFT, ms")
-axes[1, 1].set_xlabel("offered requests per second (shaded: below the floor; open: too fast for it)")
-fig.suptitle("Nine of twelve series fall from the first point to the second: more load, less waiting",
-             fontsize=11, fontweight="bold", x=0.01, ha="left")
-style.finish(fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors computed, 100 % of peak")
+axes[1, 1].set_xlabel(
+    "offered requests per second (shaded: below the floor; open: too fast for it)"
+)
+fig.suptitle(
+    "Nine of twelve series fall from the first point to the second: more load, less waiting",
+    fontsize=11,
+    fontweight="bold",
+    x=0.01,
+    ha="left",
+)
+style.finish(
+    fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors computed, 100 % of peak"
+)
 
 # %% [markdown]
 # The factor of 1.2 leaves room for the 1 % of reading a figure, for engines that skip part of the
@@ -241,7 +258,9 @@ falls = short[2] < short[1]
 for name, fp8 in (("bfloat16 on both", False), ("fp8 on the TPU", True)):
     fits = [need[key] < pool_tokens(key[1], 1 if fp8 and key[1] == "tpu" else 2)
             for key in short.index]
-    print(f"{name}: falls exactly where one run fits in {(falls == fits).sum()} of {len(fits)} series")
+    print(
+        f"{name}: falls exactly where one run fits in {(falls == fits).sum()} of {len(fits)} series"
+    )
 print({side: f"room for {pool_tokens(side, 2):,.0f} tokens in bfloat16" for side in count})
 
 # %% [markdown]
@@ -274,7 +293,9 @@ left = 1.0
 for row, (name, part) in enumerate(parts.items()):
     ax.barh(row, left * part - left, left=left, color=(style.BLUE, style.GREY, style.GREY)[row])
     left *= part
-    ax.text(left * 1.05, row, f"{part:.1f} times" + f", together {left:.1f}" * bool(row), va="center")
+    ax.text(
+        left * 1.05, row, f"{part:.1f} times" + f", together {left:.1f}" * bool(row), va="center"
+    )
 ax.set(xscale="log", yticks=range(3), yticklabels=list(parts), xlim=(1, 110), ylim=(2.6, -0.6),
        xticks=[1, 2, 5, 10, 20], xlabel="median TTFT at 4,096 tokens, GPU / TPU",
        title="Cold and unloaded, the TPU answers 2.7 times sooner")
@@ -370,11 +391,15 @@ sound = ~scores.problem.str.extract(r"Prob(\d+)_")[0].astype(int).isin(DISPUTED)
 flip, sound_flip = sign_flip_p(gpu - tpu), sign_flip_p((gpu - tpu)[sound])
 z = sampling_z(tpu, gpu, 5)
 only = [int(((a > 0) & (b == 0)).sum()) for a, b in ((tpu, gpu), (gpu, tpu))]
-print(f"pass@1 {tpu.sum() / 780:.4f} and {gpu.sum() / 780:.4f}: {gap:.3f} higher for the GPU-trained "
-      f"model, 95 % interval {low:.3f} to {high:.3f}")
+print(
+    f"pass@1 {tpu.sum() / 780:.4f} and {gpu.sum() / 780:.4f}: {gap:.3f} higher for the GPU-trained "
+    f"model, 95 % interval {low:.3f} to {high:.3f}"
+)
 print(f"over problems p = {flip:.4f}; without {sum(~sound)} disputed ones {sound_flip:.4f}")
-print(f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solved by one model only, "
-      f"p = {stats.binomtest(only[0], sum(only)).pvalue:.2f}")
+print(
+    f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solved by one model only, "
+    f"p = {stats.binomtest(only[0], sum(only)).pvalue:.2f}"
+)
 
 # %% [markdown]
 # S6.2 says two things. *"The gap is within normal run-to-run variance for stochastic sampling at
@@ -393,8 +418,10 @@ print(f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solve
 # %%
 tco = table("tco").set_index("component")
 for served in (1, 8, 24):
-    cost = {side: tco.loc["training", f"{side}_usd"] + served * tco.loc["inference_1h", f"{side}_usd"]
-            for side in ("tpu", "gpu")}
+    cost = {
+        side: tco.loc["training", f"{side}_usd"] + served * tco.loc["inference_1h", f"{side}_usd"]
+        for side in ("tpu", "gpu")
+    }
     print(f"training and {served} h of serving: {cost['tpu']:.2f} against {cost['gpu']:.2f} USD, "
           f"{cost['gpu'] / cost['tpu']:.2f} times")
 day = cost["gpu"] / cost["tpu"]

@@ -270,7 +270,10 @@ live, live_mesh, path = lab.fit(
 # %%
 runs, loss, answers = lab.stored()
 wanted = len(lab.VARIANTS) * len(lab.SEEDS)
-print(f"{len(runs)} of {wanted} runs, made on base {runs.base[0]}; this repository's is {lab.base_id()}")
+print(
+    f"{len(runs)} of {wanted} runs, made on base {runs.base[0]}; "
+    f"this repository's is {lab.base_id()}"
+)
 fig, (left, right) = style.figure(10, 3.4, columns=2, width_ratios=[2, 1])
 looks = zip(style.CYCLE, ("-", "--", ":", "-."))  # curves that lie on each other stay visible
 for (color, line), (name, each) in zip(looks, loss.groupby("variant", sort=False)):

@@ -200,8 +200,12 @@ PAIRS = (("automata", "text"), ("automata", "shuffled"), ("automata", "scratch")
 losses = nca.final(old)
 results = nca.differences(losses, PAIRS)
 early = nca.final(old[old.step <= 100])
-print("automata against scratch after 100 steps, alone: {:+.3f} ({:+.3f} to {:+.3f}, {} pairs)".format(
-    *nca.difference(early["automata"], early["scratch"])))
+print(
+    "automata against scratch after 100 steps, alone: "
+    "{:+.3f} ({:+.3f} to {:+.3f}, {} pairs)".format(
+        *nca.difference(early["automata"], early["scratch"])
+    )
+)
 results.round(4)
 
 # %%
@@ -215,7 +219,9 @@ ax.set(yticks=range(len(results)), yticklabels=results.arm + " − " + results.a
        xlabel="difference of validation losses, nats per token (left: the first is better)",
        title="Hardly learned films harm a little; text helps with its embedder only")
 ax.invert_yaxis()
-style.finish(fig, "12_differences", "data/nca/short_first_stage.csv; dot: a seed; bar: 95 % for all")
+style.finish(
+    fig, "12_differences", "data/nca/short_first_stage.csv; dot: a seed; bar: 95 % for all"
+)
 
 # %% [markdown]
 # - **Automata against text**, the paper's main comparison: worse by 0.020.
@@ -269,7 +275,7 @@ print("no run of the fair test is stored" if runs.empty else
 # Others found mixed or negative results: [slowrun 63](https://github.com/qlabs-eng/slowrun/pull/63)
 # (1.4 billion parameters, one run each: 3.188 to 3.208 with automata, 3.177 without) and
 # [nca-language-pretraining](https://github.com/VinodAnbalagan/nca-language-pretraining) (two layers,
-# ahead after ten epochs, level from fifty on). Neither has the paper's setting, nor have we.
+# ahead after ten epochs, level from fifty on). Neither used the paper's setting; nor did we.
 #
 # **What 3.65 million parameters cannot show**: that the paper is wrong, or that automata are a bad first
 # stage. Copying names is most of the work in our text, rows are short, and a model that small may not

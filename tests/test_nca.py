@@ -52,7 +52,7 @@ def test_random_rules_agree_with_a_circular_convolution_of_flax():
     rules, starts = nca.openings(5, 0, 8, WORLD)
     conv = nnx.Conv(4, 4, (3, 3), padding="CIRCULAR", use_bias=False, rngs=nnx.Rngs(0))
     for i in range(8):
-        rule = jax.tree.map(lambda leaf: leaf[i], rules)
+        rule = jax.tree.map(lambda leaf, i=i: leaf[i], rules)
         conv.kernel.set_value(rule.kernel)
         logits = jax.nn.relu(conv(jax.nn.one_hot(starts[i], 4)) @ rule.hidden) @ rule.out
         np.testing.assert_array_equal(nca.next_frame(rule, starts[i]), logits.argmax(-1))

@@ -91,7 +91,7 @@ def run(source, tmp_path, *changes):
     """Execute a notebook with the Drive's block before it and `changes` (pattern, text) in it."""
     text = (ROOT / source).read_text()
     for pattern, new in changes:
-        text, count = re.subn(pattern, lambda _: new, text, flags=re.M | re.S)
+        text, count = re.subn(pattern, lambda _, new=new: new, text, flags=re.M | re.S)
         assert count == 1, pattern
     script = tmp_path / source
     script.write_text(f'{COLAB}{DRIVE.replace("/content", str(tmp_path))}'

@@ -661,7 +661,7 @@ def latch_fsm(r):
 
 
 def sequence(r):
-    a, z, clk, n = r.choice(("in", "x", "din", "data", "w", "bit_in")), r.choice(FLAGS), r.choice(CLOCKS), 3
+    a, z, clk = r.choice(("in", "x", "din", "data", "w", "bit_in")), r.choice(FLAGS), r.choice(CLOCKS)
     name, kind, edge, condition, _ = resetting(r)
     pattern = r.choice(("101", "110", "011", "111", "100", "010"))
     spec = r.choice((f"Set {z} when the last three values of {a} at the rising edges of {clk} were {pattern}, "
