@@ -295,7 +295,8 @@ def test_setup_installs_what_the_detector_says(on, tmp_path, name, file):
     on(name)
     python = tmp_path / "python"
     python.write_text(f"""#!/usr/bin/env bash
-if [ "$1 $2" = "-m pip" ]; then echo "${{@: -1}}" >>{tmp_path}/asked
+if [ "$1 $2" = "-m uv" ]; then exit 1
+elif [ "$1 $2" = "-m pip" ]; then echo "${{@: -1}}" >>{tmp_path}/asked
 elif [ "$1" = -c ] && [[ "$2" = *sys.prefix* ]]; then echo {tmp_path}
 else exec {sys.executable} "$@"; fi
 """)
@@ -303,7 +304,7 @@ else exec {sys.executable} "$@"; fi
     answer = subprocess.run(["bash", "setup.sh", "train", "--into", str(python)], cwd=ROOT, text=True,
                             capture_output=True)
     assert answer.returncode == 0, answer.stderr
-    assert (tmp_path / "asked").read_text() == f"requirements/{file}\n"
+    assert (tmp_path / "asked").read_text().split()[1:] == [f"requirements/{file}"], "uv, then by pip"
     assert str(hardware.here()) in answer.stdout
     again = subprocess.run(["bash", "setup.sh", "train", "--into", str(python)], cwd=ROOT, text=True,
                            capture_output=True)
@@ -350,7 +351,8 @@ def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, ca
 ])
 def test_chips_without_a_tpu_backend_stop_with_one_line(on, tmp_path, name, env, says):
     on(name)
-    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.opening.start(devices=4)"],
+    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.run.one_line_errors(); "
+                             "helpers.opening.start(devices=4)"],
                             cwd=ROOT, capture_output=True, text=True,
                             env={**os.environ, "RUN_DIR": str(tmp_path / "run"), **env})
     assert answer.returncode == 1 and re.search(says, answer.stderr), answer.stderr

@@ -22,12 +22,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from conftest import ROOT
 from test_hardware import tpu, tree
 
-from helpers import run
+from helpers import data, run
 
 HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
           "#       format_name: percent\n# ---\n\n")
@@ -67,6 +68,7 @@ class Row:
     says: str            # a pattern of the one error
     code: str = ""
     page: str = ""
+    change: tuple = ("", "")  # (text of the page, what a reader writes there)
     env: tuple = ()      # (name, value) pairs; {folder} is the test's own folder
     prepare: object = None
     slow: bool = False
@@ -114,16 +116,17 @@ def a_changed_merge(folder):
     path.write_bytes(content)
 
 
+def packed_rows(folder):
+    """What 02 leaves, of two rows; its facts name another chat template than the tiny model's."""
+    column = np.ones((1, 4), np.int32)
+    parts = {part: dict.fromkeys(data.COLUMNS, column) for part in ("train", "val")}
+    data.save_data(folder / "run/data", parts, [], {
+        "size": "tiny", "base_path": "assets/tiny_gemma4", "template_sha256": "another"})
+
+
 def changed_rows(folder):
-    finished("data")(folder)
-    path = folder / "run/data/train/tokens.npy"
-    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
-
-
-def another_tokenizer(folder):
-    finished("data")(folder)
-    path = folder / "run/data/meta.json"
-    path.write_text(path.read_text().replace('"chat_template_hash": "', '"chat_template_hash": "0'))
+    packed_rows(folder)
+    np.save(folder / "run/data/train/tokens.npy", np.zeros((1, 4), np.int32))
 
 
 def icarus_left_out(folder):
@@ -181,11 +184,14 @@ ROWS = [
         prepare=a_file("config.json", '{"model_type": "llama"}')),
     Row("no rows at all", "holds no rows", "from helpers import data; data.read_rows('{folder}/rows.jsonl')",
         prepare=a_file("rows.jsonl", "")),
+    Row("too few rows", "1 rows with validation=0.05 leave one side empty: use more rows or another share",
+        page="02_data.py", change=("rows=4_000", "rows=1"), slow=True),
     Row("an impossible mesh", "mesh is impossible here: tp=3 does not divide the", MESH),
-    Row("rows that were changed", "tokens.npy.* changed.*Run 02_data.py again|is not what 02 wrote",
-        "from helpers import data; data.check_data(run.run_dir('data'), data.read_meta(run.run_dir('data')))",
-        prepare=changed_rows),
-    Row("merged files that changed", "has changed|is not what|changed.*04", page="05_serve_vllm.py",
+    Row("rows that were changed", "is not what 02 wrote: train/tokens.npy is missing, new or changed. Run 02",
+        "from helpers import train; train.what_02_left()", prepare=changed_rows),
+    Row("data of another tokenizer", "these rows were made by another tokenizer. Run 02_data.py again",
+        "from helpers import train; train.what_02_left()", prepare=packed_rows),
+    Row("merged files that changed", "merged is not what 04_merge wrote: .*Copy it again, or run 04_merge", page="05_serve_vllm.py",
         prepare=a_changed_merge, slow=True),
     Row("a broken file of an earlier page", "meta.json is not valid JSON.*run the notebook that writes it",
         "run.read_json(run.run_dir('data/meta.json'))", prepare=a_file("run/data/meta.json", "{")),
@@ -229,7 +235,10 @@ def test_one_clear_line_and_nothing_half_written(row, tmp_path, hub):
     env = {name: value for name, value in os.environ.items() if name not in ("TPU_SKIP_MDS_QUERY", "HF_HUB_OFFLINE")}
     env |= {"RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny", "MPLBACKEND": "agg"}
     env |= {name: value.format(folder=tmp_path, hub=hub) for name, value in row.env}
-    words = [row.page] if row.page else ["-c", PRELUDE + row.code.format(folder=tmp_path)]
+    words = ["-c", PRELUDE + row.code.format(folder=tmp_path)]
+    if row.page:
+        words = [tmp_path / row.page]
+        words[0].write_text((ROOT / row.page).read_text().replace(*row.change))
     before = sorted(path for path in (tmp_path / "run").rglob("*") if path.is_file())
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, env=env)
     said = "\n".join(line for line in done.stderr.splitlines() if not line.startswith(("setup: ", "WARNING")))
@@ -353,7 +362,6 @@ def test_run_all_says_what_is_missing_before_it_deletes(project, tmp_path):
 
 def test_rows_that_cannot_be_used_are_dropped_and_counted(tmp_path):
     """Through 02's own reader: a broken line, a chat without an answer, and one good row."""
-    from helpers import data
     good = {"prompt": "An inverter.", "response": "```verilog\nmodule m;\nendmodule\n```"}
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join([json.dumps(good), "{not json", json.dumps({"text": 1})]) + "\n")
