@@ -3,7 +3,6 @@
 #   ./run_tests.sh           the series (about 12 minutes on two cores) and the fast tests
 #   ./run_tests.sh --slow    the series and the slow tests alone
 #   ./run_tests.sh --all     both, which takes an hour or more
-#   ./run_tests.sh --fuzz    the long suite of mutated Verilog alone, without the series
 # It goes on where it was stopped. Anything else is handed to pytest.
 # Every suite's output is RUN_DIR/pytest-SUITE.log (default runs/test), its last line the result.
 set -euo pipefail
@@ -11,7 +10,7 @@ case "${RUN_DIR:-/}" in /* | \~*) ;; *) export RUN_DIR="$PWD/$RUN_DIR" ;; esac #
 cd "$(dirname "$0")"
 suite=fast
 case "${1:-}" in
---slow | --all | --fuzz)
+--slow | --all)
   suite="${1#--}"
   shift
   ;;
@@ -20,17 +19,11 @@ export SIZE=tiny RUN_DIR="${RUN_DIR:-runs/test}"
 mkdir -p "$RUN_DIR"
 log="$RUN_DIR/pytest-$suite.log"
 ./setup.sh train
-if [ "$suite" = fuzz ]; then # a program of its own: it counts, and goes on where it stopped
-  nice -n 10 .venv/bin/python -u tests/fuzz_judge.py --out "$RUN_DIR/fuzz" "$@" | tee "$log"
-  exit
-fi
 ./setup.sh serve
 case "$suite" in
 slow | all) ./setup.sh browser ;;
 esac
-case "$suite" in
-fast | slow | all) ./run_all.sh 00 07 ;;
-esac
+./run_all.sh 00 07
 # Fast tests in two processes; slow ones start servers and kernels, and want every core themselves.
 failed=0
 run() { # status 5: nothing was selected, as when the file named holds only slow tests
