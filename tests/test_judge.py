@@ -4,7 +4,6 @@
     VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_judge.py --slow
 """
 
-import collections
 import dataclasses
 import json
 import os
@@ -138,10 +137,6 @@ def test_every_kind_belongs_to_a_class():
     assert kinds <= {kind for each in KINDS.values() for kind in each}
 
 
-def test_some_generated_attacks_do_not_pass():
-    assert passing(generated([ROOT / "data" / "tiny_eval"])[::14]) == []
-
-
 @pytest.mark.slow
 def test_two_thousand_generated_attacks_do_not_pass():
     attacks = generated([ROOT / "data" / "tiny_eval", FIXTURES / "verilog_eval"], 60)
@@ -158,13 +153,6 @@ def test_an_answer_that_learns_every_name_learns_nothing():
             assert not judge.judge(problem, empty.format(body), QUICK).passed
             ports = generate.header(generate.facts(problem), "wire")
             assert not judge.judge(problem, f"{ports} {body} endmodule", QUICK).passed
-
-
-def test_equal_answers_have_equal_verdicts():
-    problem = TINY["Prob031_updown"]
-    for code in (right(problem), right(problem).replace("1", "2"), "module TopModule; wire x = good1.y; endmodule"):
-        first, second = (dataclasses.replace(judge.judge(problem, code, QUICK), seconds=0) for _ in range(2))
-        assert first == second
 
 
 # ---- The same verdicts as verilog-eval ----
@@ -320,51 +308,3 @@ def test_answers_that_are_none_and_problems_that_are_incomplete():
 def test_an_answer_of_brackets_is_judged_like_any_other(noise):
     problem = PROBLEMS["Prob041_dff8r"]
     assert not judge.judge(problem, right(problem).replace("q <= d", f"q <= {noise} d"), QUICK).passed
-
-
-def test_load_problems(tmp_path):
-    with pytest.raises(ValueError, match="holds no verilog-eval problem"):
-        exams.load_problems(tmp_path)
-    (tmp_path / "Prob001_a_prompt.txt").write_text("x")
-    with pytest.raises(ValueError, match="Prob001_a lacks _ref.sv, _test.sv"):
-        exams.load_problems(tmp_path)
-    for suffix in ("prompt.txt", "ref.sv", "test.sv"):
-        (tmp_path / f"Prob002_b_{suffix}").write_text("module RefModule; endmodule")
-    assert [p.missing for p in exams.load_problems(tmp_path)] == [["_ref.sv", "_test.sv"], []]
-
-
-def test_missing_icarus_is_one_clear_line(monkeypatch):
-    sandbox.icarus_version.cache_clear()
-    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
-    with pytest.raises(ValueError, match="apt-get install -y iverilog"):
-        judge.judge(PROBLEMS["Prob041_dff8r"], "module TopModule; endmodule")
-    sandbox.icarus_version.cache_clear()
-
-
-def test_identical_candidates_are_judged_once(monkeypatch):
-    calls = collections.Counter()
-    monkeypatch.setattr(judge, "judge",
-                        lambda p, code, limits: calls.update([code]) or judge.Verdict("pass", code or ""))
-    codes = ["a", "b", "a", None, "a", None]
-    verdicts = judge.judge_many([(PROBLEMS["Prob041_dff8r"], code) for code in codes])
-    assert [v.detail for v in verdicts] == ["a", "b", "a", "", "a", ""]
-    assert calls == {"a": 1, "b": 1, None: 1}
-
-
-def test_the_pinned_commit_is_fetched_once(tmp_path, monkeypatch):
-    fetch, source = exams.fetch, tmp_path / "source"
-    (source / "dataset").mkdir(parents=True)
-    for suffix in ("prompt.txt", "ref.sv", "test.sv"):
-        (source / "dataset" / f"Prob001_a_{suffix}").write_text("x")
-    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
-        subprocess.run([*git, *words], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    folder = tmp_path / "checkout" / "dataset"
-    assert exams.load_problems(fetch(folder, str(source), commit))[0].name == "Prob001_a"
-    shutil.rmtree(source)
-    assert fetch(folder, str(source), commit) == folder, "what is there is not fetched again"
-    with pytest.raises(ValueError, match="could not be fetched. Put a checkout at"):
-        fetch(tmp_path / "other" / "dataset", str(source), commit)
-    monkeypatch.setenv("VERILOG_EVAL_DIR", str(folder.parent))
-    assert fetch("{checkout}/dataset") == folder, "a checkout of one's own is taken"

@@ -40,7 +40,6 @@ class Facts:
     stimulus: str
     stimulus_module: str
     variables: tuple  # of the testbench
-    internals: tuple  # variables of the reference
     parameters: tuple  # of the reference
     routines: tuple  # paths below tb of tasks, functions and named blocks, as tuples
     seen: dict  # {output: the testbench's net that holds the reference's}
@@ -88,7 +87,7 @@ def facts(problem):
     seen = {name: net or name for name, net in connected}
     ports = judge._ports_of(problem)
     return Facts(ports, instances["RefModule"], instances.get(stimulus, "stim1"), stimulus,
-                 tuple(owned.get(("tb", "var"), ())), tuple(owned.get(("RefModule", "var"), ())),
+                 tuple(owned.get(("tb", "var"), ())),
                  tuple(owned.get(("RefModule", "param"), ())),
                  tuple(path(label)[1:] for label, (sort, *_) in scopes.items()
                        if sort in ("task", "function", "begin") and not under(label, "TopModule")),
@@ -129,14 +128,7 @@ DECOYS = {
         f"reg {bits(w)}{n}; " for w, n in regs) + "endmodule",
     "package": lambda path, regs: f"package {path[0]}; " + "".join(
         f"reg {bits(w)}{n}; " for w, n in regs) + "endpackage",
-    "class": lambda path, regs: f"class {path[0]}; " + "".join(
-        f"static reg {bits(w)}{n}; " for w, n in regs) + "endclass",
-    "interface": lambda path, regs: f"interface {path[0]}; " + "".join(
-        f"logic {bits(w)}{n}; " for w, n in regs) + "endinterface",
-    "let": lambda path, regs: f"let {path[0]} = 0;",
-    "parameter": lambda path, regs: f"parameter struct packed {{{_fields(regs)}}} {path[0]} = 0;",
     "variable": lambda path, regs: f"struct packed {{{_fields(regs)}}} {path[0]};",
-    "typedef": lambda path, regs: f"typedef struct packed {{{_fields(regs)}}} {path[0]};",
     "import": lambda path, regs: "package spare; " + DECOYS["task"](path, regs)
               + " endpackage import spare::*;",
 }
@@ -162,12 +154,7 @@ WAYS = {  # way: (outputs as, text for one output)
     "function": ("reg", _function),
     "generate": ("wire", lambda w, n, x: f"generate if (1) begin : g_{n} assign {n} = {x}; "
                                          "end endgenerate"),
-    "gates": ("wire", lambda w, n, x: f"buf b_{n} {'[%d:0]' % (w - 1) if w > 1 else ''}({n}, {x});"),
     "event": ("reg", lambda w, n, x: f"always @({x}) {n} = {x};"),
-    "procedural assign": ("reg", lambda w, n, x: f"initial assign {n} = {x};"),
-    "block": ("reg", lambda w, n, x: f"always @(*) begin : in_{n} reg {bits(w)}t; t = {x}; {n} = t; "
-                                     "end"),
-    "concatenation": ("wire", lambda w, n, x: f"assign {{{n}}} = {{{x}}};"),
 }
 COPY = """module Copy #(parameter W = 1) (input [W-1:0] a, output [W-1:0] b); assign b = a; endmodule
 module Both #(parameter W = 1) (inout [W-1:0] a, output [W-1:0] b); assign b = a; endmodule
@@ -182,7 +169,6 @@ def paths(found):
         "instance": ((one,), lambda n: f"{one}.{n}"),
         "from the top": (("tb", one), lambda n: f"tb.{one}.{n}"),
         "testbench's net": (("tb",), lambda n: f"tb.{found.seen[n]}"),
-        "escaped": ((one,), lambda n: f"\\{one} .\\{n} "),
         "root": (("tb", one), lambda n: f"$root.tb.{one}.{n}"),
         "unit": ((one,), lambda n: f"$unit::{one}.{n}"),
         "module's name": (("RefModule",), lambda n: f"RefModule.{n}"),
@@ -356,7 +342,7 @@ def attacks(problem, turn, each=25):
     yield reading(found, "function", "polling", "from the top")
     combined = list(itertools.product(DECOYS, WAYS, paths(found)))
     new = [(decoy, way, path) for decoy, way, path in combined  # what Icarus 11 cannot read
-           if decoy in ("interface", "let") or path in ("root", "unit", "package")]
+           if path in ("root", "unit", "package")]
     for place in range(each // 2):
         pool = new if place % 6 == 5 else sorted({*combined} - {*new})
         yield reading(found, *pool[(turn * 97 + place * 61) % len(pool)])
