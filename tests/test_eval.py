@@ -29,13 +29,11 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-
-
 from verilog import drawings, extraction, judging, problems as exams, scores
 from verilog.asking import (
     Plan, all_prompts, messages_for, other_wordings, plan_jobs, read_samples, refuse_errors, same_prompt, sample,
     text_to_continue)
-from verilog.scores import board, compare, counts, pass_at_k, per_problem, score
+from verilog.scores import board, compare, counts, pass_at_k, per_problem
 
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -185,8 +183,6 @@ def test_verilog_is_a_benchmark_like_any_other():
 
 # ---- Sampling ----
 
-# ---- Sampling ----
-
 class FakeServer:
     """Enough of /v1/completions: answers name their prompt; can refuse, and can be stopped and started."""
 
@@ -311,22 +307,6 @@ def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):
     server.close()
 
 
-def test_lines_that_are_no_answers_are_skipped(jobs, tmp_path):
-    """Not an object, not UTF-8, half a line, brackets without end, fields of other types."""
-    place, job = next(iter(jobs.items()))
-    row = dict(zip(("plan", "problem", "index"), place)) | {
-        "key": job["key"], "text": "x", "finish": "stop", "tokens": 1}
-    lines = [b"[]", b"3", b"null", b'"text"', b"\xff\xfe{}", b'{"plan": "a"', b"[" * 200_000,
-             b'{"a":' * 200_000, json.dumps(row | {"plan": ["a"]}).encode(),
-             json.dumps(row | {"text": None}).encode(), json.dumps(row | {"tokens": "1"}).encode(),
-             json.dumps({name: row[name] for name in row if name != "finish"}).encode()]
-    path = tmp_path / "samples.jsonl"
-    path.write_bytes(b"\n".join(lines))
-    assert read_samples(path, jobs) == {}
-    path.write_bytes(b"\n".join([*lines, json.dumps(row).encode(), b""]))
-    assert read_samples(path, jobs) == {place: row}
-
-
 def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     server = FakeServer(refuse=lambda ids: ids == [2, 4])
     path = tmp_path / "base" / "samples.jsonl"
@@ -347,18 +327,6 @@ def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     frame = scores.judge_answers(samples, {"spec-to-rtl": problems}, PLANS)
     assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
     healthy.close()
-
-
-def test_a_server_that_stops_is_waited_for(jobs, tmp_path):
-    server = FakeServer()
-    port = server.server.server_port
-    server.close()
-    revived = []
-    timer = threading.Timer(2.0, lambda: revived.append(FakeServer(port)))
-    timer.start()
-    samples = sample(jobs, tmp_path / "base" / "samples.jsonl", server.url, "m", Config(patience=30.0), 100)
-    assert len(samples) == 24 and revived
-    revived[0].close()
 
 
 def test_a_server_that_stays_away_is_one_clear_error(jobs, tmp_path):
@@ -433,24 +401,10 @@ def test_another_prompt_than_trained_is_refused():
 
 # ---- Statistics ----
 
-interval = score
-
-
 def test_pass_at_k_is_unbiased():
     p, n, k = 0.35, 6, 3
     mean = sum(math.comb(n, c) * p**c * (1 - p)**(n - c) * pass_at_k(n, c, k) for c in range(n + 1))
     assert math.isclose(mean, 1 - (1 - p)**k)
-
-
-def test_the_interval_of_none_and_of_all_is_no_point():
-    """0 of n excludes a share above 1 - 0.025**(1/n): there, n failures happen once in forty."""
-    for n in (3, 38, 156):
-        mean, low, high = interval([0.0] * n, 500)
-        assert (mean, low) == (0.0, 0.0) and math.isclose((1 - high)**n, 0.025)
-        assert interval([1.0] * n, 500) == (1.0, pytest.approx(1 - high), 1.0)
-    assert interval([0.4] * 9, 500)[0] == pytest.approx(0.4)
-    _, low, high = interval([0.0, 1.0] * 20, 5000)
-    assert 0.3 < low < 0.4 and 0.6 < high < 0.7
 
 
 def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
@@ -507,20 +461,6 @@ def test_waveform_of_a_failure(tmp_path):
     def value(name, at):
         return [v for t, v in changes[name] if t < at][-1]
     assert value("q_ref", first) != value("q_dut", first) and len(value("q_ref", first)) == 8
-
-
-@pytest.mark.parametrize("problems, named", [(38, True), (156, False)])
-def test_answers_are_named_only_where_names_can_be_read(problems, named):
-    import pandas as pd
-    from matplotlib import pyplot as plt
-    rows = [(f"Prob{p:03}_p{p}", index, "pass" if p % 2 else "mismatch") for p in range(problems) for index in range(5)]
-    frame = pd.DataFrame(rows, columns=["problem", "index", "category"])
-    frame["passed"] = frame.category == "pass"
-    fig, axes = plt.subplots(2, layout="constrained")
-    drawings.draw_answers(axes, {"tuned": frame, "base": frame})
-    assert any(tick.get_text() for tick in axes[1].get_xticklabels()) == named
-    assert f"{frame.passed.sum()} of {5 * problems}" in axes[0].get_title()
-    plt.close(fig)
 
 
 # ---- A finished run ----
