@@ -4,11 +4,9 @@ The client and the server are small stand-ins here; vLLM's own client measures i
 """
 
 import csv
-import itertools
 import json
 import math
 import random
-import re
 from dataclasses import replace
 
 import matplotlib
@@ -322,13 +320,6 @@ def test_a_server_that_dies_leaves_the_finished_points(idle, tmp_path):
     assert kept == 5 and len(rest.calls) == len(results) + 1 - kept
 
 
-def test_nobody_answered_is_said_with_the_servers_words(idle, tmp_path):
-    client = Queue(0.1)
-    client.run = lambda *_: {"completed": 0, "errors": ["", "Traceback ...\nNot Found: no model named x"]}
-    with pytest.raises(ValueError, match="none of 30 requests was answered: Not Found: no model"):
-        bench.measure(client, CPU, TINY, tmp_path, (256, 64), 4, 30, 0)
-
-
 def test_a_point_waits_until_the_server_is_idle(monkeypatch):
     """What an interrupted client still has running is not measured as ours."""
     pages = iter([(3, 2), (1, 0), (0, 0)])
@@ -338,21 +329,6 @@ def test_a_point_waits_until_the_server_is_idle(monkeypatch):
     server.wait_idle({})
     with pytest.raises(ValueError, match="not idle: 3 requests run and 4 wait"):
         server.wait_idle({}, patience=0.1)
-
-
-def test_regimes_and_prompts_that_cannot_work_are_said_before_anything_is_sent(idle, tmp_path):
-    with pytest.raises(ValueError, match=r"regimes \['1000/64'\] exceed"):
-        bench.sweep(Queue(0.1), CPU, replace(TINY, regimes=((1000, 64),)), tmp_path)
-    path = tmp_path / "own.jsonl"
-    with pytest.raises(ValueError, match="is missing: a file with one"):
-        bench.check_prompts(path)
-    for text, words in (("", "holds no prompts"), ('{"prompt": "a"}\n{"text": "b"}\n', "line 2: no prompt"),
-                        ('["a"]\n', "line 1: no prompt"), ('{"prompt": " "}\n', "line 1"), ("x\n", "line 1")):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=words):
-            bench.check_prompts(path)
-    path.write_text('{"prompt": "a"}\n' * 3)
-    assert bench.check_prompts(path) == 3
 
 
 # -- The knee, the objective, the price --------------------------------------------------------------
@@ -459,20 +435,6 @@ def test_the_star_is_the_knee_and_markers_beyond_it_are_hollow():
     matplotlib.pyplot.close("all")
 
 
-def test_memory_has_a_bar_per_layout_and_a_timeline_names_both_waits():
-    plans = {name: limits.memory_plan(CONFIG, chip("v6e").hbm, 8, 1, 2, 62.5e9, window)
-             for name, window in (("a", None), ("not today: b", 1024))}
-    _, ax = style.figure()
-    draw.memory(ax, plans, chip("v6e").hbm, 0.92)
-    counts = [plan["requests of 16,384"] for plan in plans.values()]
-    assert len(ax.patches) == 2 + sum(counts) and sum(bool(p.get_hatch()) for p in ax.patches) == counts[1]
-    _, ax = style.figure()
-    draw.timeline(ax, [0.1, 0.2, 0.4])
-    words = " ".join(text.get_text() for text in ax.texts)
-    assert "TTFT: 100 ms" in words and "TPOT: 150.0 ms, 2 times" in words
-    matplotlib.pyplot.close("all")
-
-
 # -- What a run of the series left ---------------------------------------------------------------------
 
 RUN = ROOT / "runs" / "tiny"
@@ -500,15 +462,3 @@ def test_the_table_of_the_series_is_what_vllm_measured():
     assert longs and max(raw["duration"] for raw in longs) >= 10
     for name in ("throughput", "latency", "requests", "cost", "timeline"):
         assert (RUN / "figures" / f"06_{name}.png").stat().st_size > 10_000
-
-
-def test_a_tiny_sweep_on_a_slow_machine_is_short(idle, tmp_path):
-    """06's tiny plan where the server manages four a second: load alone within 140 s."""
-    tiny = load("06_bench.py", "FULL", "E2B", "TINY", "INF")[2]
-    client = Queue(0.25)
-    results = bench.sweep(client, CPU, tiny, tmp_path, say=lambda line: None)
-    first = json.loads(next(tmp_path.glob("*_first.json")).read_text())
-    assert sum(result["duration"] for result in [first, *results]) < 140 < 4 * 60 - 60
-    assert len(client.calls) == len({(call[0], call[2]) for call in client.calls})
-    assert not re.search(r"\.partial", " ".join(map(str, tmp_path.iterdir())))
-    assert len(list(itertools.chain(results))) >= 24

@@ -6,7 +6,6 @@
 import dataclasses
 import json
 import math
-import statistics
 
 import numpy as np
 import pytest
@@ -48,25 +47,6 @@ def test_parameters_are_those_of_tunix(name):
     assert count["mlp"] == total("gate_proj", "up_proj", "down_proj")
     assert count["attention"] + count["unused"] == total("einsum")
     assert count["norms"] == total("norm", "skip_scale")
-
-
-def test_31b_total():
-    assert physics.parameters(config("31b"))["total"] == 30_697_345_340
-
-
-def test_hf_reads_the_configs_as_written():
-    from transformers import Gemma4Config
-    for name in ("31b", "e2b"):
-        written = config(name)
-        text = Gemma4Config(**written).text_config.to_dict()
-        for key, value in written["text_config"].items():
-            if key not in ("dtype", "rope_parameters"):
-                assert text[key] == value, key
-
-
-def test_flat_and_nested_configs_are_the_same(big):
-    assert physics.parameters(big["text_config"]) == physics.parameters(big)
-    assert physics.prefill_flops(big["text_config"], 100) == physics.prefill_flops(big, 100)
 
 
 @settings(deadline=None)
@@ -154,25 +134,3 @@ def test_queue_against_a_simulation_in_small_steps(gaps, service):
     assert all(b - a >= service - 1e-9 for a, b in zip(finish, finish[1:], strict=False))
     work = [max(arrivals[i] + (j - i + 1) * service for i in range(j + 1)) for j in range(len(finish))]
     assert np.allclose(finish, work)  # the k-th cannot end before any earlier arrival's work is done
-
-
-def test_median_of_the_queue():
-    assert physics.median_ttft_floor_fcfs(30, math.inf, 0.1) == pytest.approx(1.55)
-    assert physics.median_ttft_floor_fcfs(30, 4, 0.1) == pytest.approx(0.1)
-    assert physics.median_ttft_floor_fcfs(30, 8, 0.2) == pytest.approx(0.2 + 14.5 * 0.075)
-    assert physics.fcfs_ttft([0, 0, 0], [1, 2, 3]) == [1, 3, 6]
-    waits = physics.fcfs_ttft([0, 1, 2], 1.5)
-    assert statistics.median(waits) == pytest.approx(2.0)
-
-
-def test_flag_texts():
-    text = physics.flag(0.062, 0.13643)
-    assert text == "impossible: TTFT 62 ms is below the floor of 136.4 ms (2.2 times too fast)"
-    assert physics.flag(0.2, 0.1) == "" and physics.flag(0.1, 0.1) == ""
-    assert physics.flag(None, 1) == "" and physics.flag(float("nan"), 1) == ""
-    assert physics.flag(0.0, 0.1, "TPOT").startswith("impossible: TPOT")
-
-
-def test_another_model_is_refused():
-    with pytest.raises(ValueError, match="Gemma 4"):
-        physics.parameters({"model_type": "llama"})

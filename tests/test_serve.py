@@ -499,29 +499,6 @@ def test_a_client_in_a_container_sends_fetches_its_result_and_repeats_the_reason
     assert f"exec {name} timeout 3600 vllm bench serve --result-filename result.json" in calls
 
 
-def test_a_client_here_is_one_process_and_starts_anew_after_a_failure(fake, tmp_path, monkeypatch):
-    options, folder = fake
-    serving.start(options, folder)
-    launcher = tmp_path / "lines.py"
-    launcher.write_text(
-        "import json, sys\nfor line in sys.stdin:\n    words = json.loads(line)\n"
-        "    if 'bad' in words: raise ValueError('no such model')\n"
-        "    open(words[-1] + '/result.json', 'w').write('{\"completed\": 1}')\n"
-        f"    print('text'); print({bench.DONE!r}, flush=True)\n")
-    monkeypatch.setattr(bench, "LAUNCHER", launcher)
-    monkeypatch.setattr(bench, "VENV", Path(sys.executable).parent)
-    with bench.Client(folder) as client:
-        client.run(["bench", "serve"])
-        process = client.process
-        client.run(["bench", "serve"])
-        assert client.process is process, "one process for many runs"
-        with pytest.raises(ValueError, match="serve failed(.|\n)*no such model"):
-            client.run(["bench", "serve", "bad"])
-        assert client.run(["bench", "serve"]) == {"completed": 1}
-        last = client.process
-    assert last.poll() is not None, "nothing is left running"
-
-
 def test_05_checks_that_the_files_are_those_of_the_merge(tmp_path):
     check_merged = load("05_serve_vllm.py", "check_merged")
     folder_of(tmp_path, config={})
@@ -603,10 +580,3 @@ def test_the_example_of_the_room_runs_from_an_empty_folder(tmp_path):
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0 and "ttft_floor_ms" in done.stdout, done.stderr[-2000:]
     assert not (tmp_path / "serve" / "server.json").exists()
-
-
-def test_the_room_stands_alone():
-    """It imports tables, itself and packages; not helpers, not JAX."""
-    for path in (ROOT / "serving").glob("*.py"):
-        assert not re.search(r"(?m)^\s*(from|import) (helpers|verilog|appendix|tpu_time|jax)\b", path.read_text())
-    assert len(serving.__all__) <= 8
