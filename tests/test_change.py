@@ -26,7 +26,6 @@ from verilog import asking
 BASE = ROOT / "assets" / "tiny_gemma4"
 
 
-
 @functools.cache
 def settings_of(source):
     names = ("FULL", "TINY") if source[:2] == "03" else ("Settings", "FULL", "TINY")
@@ -143,12 +142,6 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
         train.refuse_another_recipe(manager, train.recipe_of(same))  # no complaint
 
 
-def test_number_of_chips_in_training():
-    config = gemma.config_from_hf(helpers.read_json("data/configs/gemma4_31b.json"))
-    assert gemma.choose_mesh(config, 4) == (1, 4)
-    assert gemma.choose_mesh(config, 8) == (2, 4) and gemma.choose_mesh(config, 1) == (1, 1)
-
-
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """05's options for its settings, as 06 and 07 read them, and 06's machine for them."""
@@ -184,12 +177,6 @@ def test_serving_machine_and_flags(served):
     assert gpu.peak == 2 * chip("h100").flops != tpu.peak
 
 
-def test_dataset():
-    cfg = tiny("02_data.py", source="data/own_example.jsonl")
-    found = [data.clean(row, cfg.reasoning == "kept") for row in data.read_rows(cfg.source)]
-    assert len(found) == 10 and sum(bool(problem) for _, problem in found) == 1
-
-
 def test_prompt():
     """`system` opens the training chats and the evaluation's, and changes their tokens."""
     as_messages = data.as_messages
@@ -206,17 +193,6 @@ def test_prompt():
     assert lengths[0] > lengths[1]
 
 
-def test_07_refuses_a_prompt_that_was_not_trained():
-    """02's settings, as its meta.json has them, against those that 03 trained with."""
-    def told(**changes):
-        cfg = tiny("02_data.py", **changes)
-        return {"system": cfg.system, "reasoning": cfg.reasoning, "template_sha256": "the same"}
-    asking.same_prompt(told(), told())
-    for changes in ({"system": "Be brief."}, {"reasoning": "kept"}):
-        with pytest.raises(ValueError, match=re.escape(f"differ in {[*changes]}")):
-            asking.same_prompt(told(**changes), told())
-
-
 def test_learning_rate():
     """AdamW's first step is the learning rate, whatever the gradient; warm-up starts from zero."""
     steps = []
@@ -230,10 +206,3 @@ def test_learning_rate():
         update, _ = optimizer.update(weights, optimizer.init(weights), weights)
         steps.append(-update["a"][0])
     assert steps == pytest.approx([5e-3, 1e-2], rel=1e-3)
-
-
-def test_base_dtype():
-    for name in ("bfloat16", "float32"):
-        cfg = tiny("03_train.py", dtype=name)
-        assert gemma.config_from_hf(BASE, dtype=cfg.dtype).dtype == name
-        assert {pair["a"].dtype.name for pair in adapted(cfg).values()} == {"float32"}

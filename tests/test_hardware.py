@@ -6,11 +6,9 @@
 import http.server
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from helpers import run
 from tables import hardware
 from tables.hardware import chip
 from tables import published
-from tpu_time import stored
 
 SCRIPT = ROOT / "tables" / "hardware.py"
 GVNIC = ("0x1ae0", "0x0042", "0x020000")  # Google's network card: its vendor, and no TPU
@@ -230,44 +227,6 @@ def test_chips_held_by_another_process_name_it(on, monkeypatch, tmp_path):
     assert hardware.detect(root).trouble == ""
 
 
-def test_held_chips_in_a_fake_proc(on):
-    """As the kernel shows it: the link says /dev/vfio/1, whatever the tree's root."""
-    root = on("v6e-8")
-    (root / "proc/4711/fd").mkdir(parents=True)
-    (root / "proc/4711/fd/5").symlink_to("/dev/vfio/1")
-    (root / "proc/4711/comm").write_text("python3\n")
-    (root / "proc/4712/fd").mkdir(parents=True)
-    (root / "proc/4712/fd/5").symlink_to("/dev/vfio/vfio")  # not a chip
-    assert "process 4711 (python3)" in hardware.detect(root).trouble
-
-
-def test_missing_device_files(alone, tmp_path):
-    found = hardware.detect(tree(tmp_path, tpu("0x0062", 4)["pci"], ["vfio/vfio"]))
-    assert found.slice == "v5p-8" and "/dev/vfio/* is missing" in found.trouble
-
-
-def test_files_that_may_not_be_opened(on):
-    """Asked as another user where this one may open everything."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        root = tree(Path(folder) / "root", **MACHINES["v5e-1"][0])
-        os.chmod(folder, 0o755)
-        os.chmod(root / "dev/vfio/0", 0o000)
-        if os.geteuid():
-            assert "may not be opened" in hardware.detect(root).trouble
-            return
-        assert hardware.detect(root).trouble == "", "root may"
-        shutil.copy2(SCRIPT, folder)
-        answer = subprocess.run(["/usr/bin/python3", f"{folder}/hardware.py", "--root", str(root)], user=65534,
-                                cwd="/", capture_output=True, text=True, check=True)
-        assert "TROUBLE=/dev/vfio/0 may not be opened by this user" in answer.stdout
-
-
-def test_huge_pages(tmp_path):
-    assert hardware.huge_pages(tree(tmp_path / "a")) == "madvise"
-    assert hardware.huge_pages(tree(tmp_path / "b", thp="[always] madvise never")) == "always"
-    assert hardware.huge_pages(tmp_path / "nothing") == ""
-
-
 # ── The shell ──
 
 def pythons():
@@ -326,13 +285,6 @@ def test_size_follows_the_hardware(on, name):
     assert all(f"  {size}: " in str(error.value) for size in run.SIZES)
 
 
-def test_tiny_on_a_tpu_has_to_be_said(on, monkeypatch):
-    on("v5p-8")
-    assert helpers.size() == "31b"
-    monkeypatch.setenv("SIZE", "tiny")
-    assert helpers.size() == "tiny"
-
-
 def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, capsys):
     on("v5e-8")
     monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
@@ -341,31 +293,6 @@ def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, ca
     helpers.opening.start(always="tiny")
     assert helpers.choose({"tiny": 1}) == 1
     assert "size tiny (always, in this notebook)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("name", "env", "says"), [
-    ("v5p-8", {}, "TPU v5p-8 .4 chips., but JAX runs on the CPU. Run ./setup.sh train"),
-    ("v5p-8", {"JAX_PLATFORMS": "cpu"}, "but JAX runs on the CPU.*JAX_PLATFORMS"),
-    ("v5p-8", {"SIZE": "tiny"}, "but JAX runs on the CPU"),
-    ("v5e-8", {"SIZE": "e2b"}, "but JAX runs on the CPU"),
-])
-def test_chips_without_a_tpu_backend_stop_with_one_line(on, tmp_path, name, env, says):
-    on(name)
-    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.run.one_line_errors(); "
-                             "helpers.opening.start(devices=4)"],
-                            cwd=ROOT, capture_output=True, text=True,
-                            env={**os.environ, "RUN_DIR": str(tmp_path / "run"), **env})
-    assert answer.returncode == 1 and re.search(says, answer.stderr), answer.stderr
-    assert [line[:6] for line in answer.stderr.splitlines() if "WARNING" not in line] == ["Error:"]
-
-
-def test_the_cpu_of_a_tpu_machine_can_be_asked_for(on, tmp_path):
-    on("v5p-8")
-    answer = subprocess.run([sys.executable, "-c", "import helpers; helpers.opening.start(devices=2)"],
-                            cwd=ROOT, capture_output=True, text=True,
-                            env={**os.environ, "RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny",
-                                 "JAX_PLATFORMS": "cpu"})
-    assert answer.returncode == 0 and "JAX backend cpu: 2 x cpu (simulated)" in answer.stdout
 
 
 # ── The list of chips ──
@@ -406,12 +333,6 @@ def test_chips_agree_with_jaxs_own_table(name):
         assert ours.int8 == pytest.approx(round(factor) * whole["int8_ops_per_second"], rel=0.01)
 
 
-def test_unknown_chips():
-    assert hardware.chip_of("cpu") is None and hardware.chip_of("TPU v5 lite") == "v5e"
-    with pytest.raises(ValueError, match="v9.*v5p"):
-        chip("v9")
-
-
 INVENTED = hardware.Chip("v9z", "0x0099", ("TPU v9z",), "v9z", 2, 1e15, 2e15, 100e9, 5e12, 6, 100e9, 5.0)
 
 
@@ -436,15 +357,3 @@ def test_the_shell_reads_the_same_table():
     said = dict(line.split("=", 1) for line in answer.stdout.splitlines())
     assert (said["TYPE"], said["CHIPS"], said["DOLLARS"]) == ("v5litepod-4", "4", "4.80")
     assert subprocess.run([sys.executable, str(SCRIPT), "--slice", "v5"], capture_output=True).returncode == 2
-
-
-# ── What fits ──
-
-def test_what_fits_is_read_from_the_compiled_table():
-    row = stored.compiled_fit("v6e-8", "31b")
-    assert row["remat"] == "BLOCK" and float(row["hbm_gib"]) < float(row["limit_gib"])
-    ours = stored.compiled_fit("v5p-8", "31b")
-    assert (ours["recipe"], ours["micro_batch"]) == ("ours, faster", "2"), "what 03 runs"
-    assert "remat=BLOCK" in stored.what_fits("v6e-8", "31b")
-    assert stored.compiled_fit("v5e-1", "31b") is None
-    assert "no training step" in stored.what_fits("v5e-1", "31b")
