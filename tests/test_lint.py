@@ -4,7 +4,6 @@
 """
 
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -47,14 +46,6 @@ def test_a_link_that_leads_nowhere(tmp_path, link, found):
     assert len(list(lint.dead_links(page))) == found
 
 
-def test_a_long_line_of_code_but_not_of_prose(tmp_path):
-    source = tmp_path / "02_x.py"
-    source.write_text(f"# %% [markdown]\n# | {'x' * 200}\n\n# %%\na = 1\n# {'x' * 99}\n"
-                      "b = '/home/someone/data'\n")
-    first, second = lint.hard_lines(source)
-    assert "101 characters" in first and "an absolute path" in second
-
-
 @pytest.mark.parametrize(("text", "found"), [
     ("10%|█  | 1/10", 1), ("\rstep 1", 1), ("\x1b[31mred", 1), ("a.py:3: UserWarning: old", 1),
     ("W0000 00:00:17 cpu.cc", 1), ("step 1/10 | left 9s\n17 % of rows; a warning\n", 0)])
@@ -66,12 +57,3 @@ def test_noise_in_a_stored_notebook(tmp_path, text, found):
     output.name = "stderr"
     nbformat.write(notebook, path)
     assert len(list(lint.noise(path))) == found + 1
-
-
-def test_ruff_and_codespell_speak(tmp_path):
-    (tmp_path / "page.md").write_text("We recieve it. The colour of a tokenizer.\n")
-    assert len(lint.misspelled([Path(tmp_path / "page.md")])) == 1
-    (tmp_path / "x.py").write_text("def f():\n    try:\n        return g()\n    except Exception:\n        pass\n")
-    found = lint.said(sys.executable, "-m", "ruff", "check", "-q", "--output-format=concise",
-                      f"--config={ROOT / 'ruff.toml'}", tmp_path / "x.py")
-    assert {line.split()[1] for line in found} == {"F821", "BLE001", "D103"}

@@ -16,7 +16,6 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
 import budget
-import notebooks
 import readme_figure
 
 from helpers import packing
@@ -102,23 +101,6 @@ def test_check_refuses_orphans_errors_and_absolute_paths(project):
     assert failed.returncode == 1 and "ValueError" in failed.stderr
 
 
-def test_a_source_that_does_not_parse_changes_no_notebook(project):
-    tool(project)
-    (project / "02_two.py").write_text(HEADER + "# %%\ndef (:\n")
-    edit(project / "01_one.py", "1 + 1", "1 + 2")
-    done = tool(project)
-    assert done.returncode == 1 and "02_two.py" in done.stderr and "wrote" not in done.stdout
-
-
-def test_cell_ids_survive_an_insertion(project):
-    def ids():
-        tool(project)
-        return {cell.id for cell in nbformat.read(project / "notebooks" / "01_one.ipynb", 4).cells}
-    before = ids()
-    edit(project / "01_one.py", "# %%\nprint", "# %%\nx = 3\n\n# %%\nprint")
-    assert before < ids()
-
-
 def test_another_repository_is_written_everywhere_and_outputs_stay_true(project):
     edit(project / "01_one.py", "print(1 + 1)", 'print("a-name", "https://github.com/OLD/a-name")')
     tool(project, "--execute")
@@ -129,22 +111,6 @@ def test_another_repository_is_written_everywhere_and_outputs_stay_true(project)
     assert '"thing", "https' in (project / "01_one.py").read_text()
     assert tool(project, "--check").returncode == 0
     assert tool(project, "--repository", "ftp://x").returncode == 1
-
-
-def test_a_kernel_that_dies_says_how_and_leaves_nothing(project):
-    edit(project / "01_one.py", "print(1 + 1)", "import os, subprocess\nsubprocess.Popen(['sleep', '613'])\n"
-         "os.kill(os.getpid(), 11)")
-    done = tool(project, "--execute")
-    assert done.returncode == 1 and "the kernel died" in done.stderr
-    assert "sleep 613" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-
-
-def test_stored_outputs_have_no_terminal_colours():
-    """What rich shows in a notebook, as `jax.debug.visualize_array_sharding` does."""
-    shown = nbformat.v4.new_output("display_data", {"text/plain": "CPU \x1b[1;36m0\x1b[0m"})
-    cell = nbformat.v4.new_code_cell("1", outputs=[shown])
-    tidied = notebooks.tidy(nbformat.v4.new_notebook(cells=[cell]))
-    assert tidied.cells[0].outputs[0].data["text/plain"] == "CPU 0"
 
 
 # ── budget.py ──
