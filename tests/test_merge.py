@@ -4,7 +4,6 @@
     .venv/bin/python -m pytest tests/test_merge.py -m slow     # HF, PEFT and vLLM in .venv-serve
 """
 
-import copy
 import json
 import os
 import shutil
@@ -20,9 +19,6 @@ from conftest import ROOT
 import helpers
 from helpers import gemma, merge, weights
 from tables import architecture
-
-sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
-import bench_merge  # noqa: E402
 
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: run ./setup.sh serve")
@@ -159,15 +155,6 @@ def test_merged_e2b_gives_the_logits_of_the_adapters(config, tmp_path):
     assert np.abs(found - world.after).max() < 1e-3 < 0.1 < np.abs(found - world.before).max()
 
 
-@pytest.mark.parametrize("kind", sorted(architecture.KINDS))
-def test_every_kind_contributes(world, kind, tmp_path):
-    only = [target for target in world.targets if target.kind == kind]
-    plan = merge.plan_merge(only, world.adapters, PREFIX)
-    merge.merge_model(world.base, tmp_path / "merged", plan, world.scale)
-    model, mesh = tunix(tmp_path / "merged")
-    assert np.abs(logits(model, mesh, world.prompts) - world.before).max() > 1e-2
-
-
 def test_everything_else_is_the_base_byte_for_byte(world, merged):
     before, after = weights.open_model(world.base), weights.open_model(merged)
     assert list(before) == list(after)
@@ -287,9 +274,8 @@ def shard_of(folder, number=1):
 
 
 @pytest.mark.parametrize("damage", [
-    lambda data: data[:-3], lambda data: data[:5], lambda data: b"\xff" * 8 + data[8:],
-    lambda data: data[:8] + data[8:].replace(b"[0,", b"[2,", 1)],
-    ids=["cut short", "no header", "length", "offset"])
+    lambda data: data[:-3], lambda data: data[:8] + data[8:].replace(b"[0,", b"[2,", 1)],
+    ids=["cut short", "offset"])
 def test_corrupt_shard(copied, damage):
     shard_of(copied).write_bytes(damage(shard_of(copied).read_bytes()))
     with refused("is damaged") as error:
@@ -297,45 +283,10 @@ def test_corrupt_shard(copied, damage):
     assert "model-00001" in one_line(error)
 
 
-def test_missing_shard(copied):
-    shard_of(copied, 2).unlink()
-    with refused("lacks model-00002-of-00002.safetensors"):
-        weights.open_model(copied)
-
-
-@pytest.mark.parametrize("change", ["forgotten", "invented", "moved"])
-def test_index_that_disagrees(copied, change):
-    path = copied / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    names = sorted(index["weight_map"])
-    if change == "forgotten":
-        del index["weight_map"][names[0]]
-    else:
-        index["weight_map"]["ghost" if change == "invented" else names[0]] = shard_of(copied, 2).name
-    path.write_text(json.dumps(index))
-    with refused("index and shards disagree"):
-        weights.open_model(copied)
-
-
 def check_with(world, **changes):
     parts = dict(targets=world.targets, adapters=world.adapters, tensors=world.tensors, prefix=PREFIX,
                  recipe=world.recipe, notes=world.notes) | changes
     merge.check(**parts)
-
-
-def test_base_of_another_shape(world, tmp_path):
-    config = TINY | {"intermediate_size": 192}
-    tensors = weights.open_model(random_gemma.write(tmp_path, config, 0, np.float32))
-    with refused(r"base layers\.0\.mlp\.gate_proj is .*192, 96.*expected \(160, 96\)") as error:
-        check_with(world, tensors=tensors)
-    one_line(error)
-    with refused(r"mlp\.gate_proj B is \(4, 160\), rank 4 needs \(4, 192\)"):
-        check_with(world, tensors=tensors, targets=architecture.modules(config))
-
-
-def test_adapter_of_another_rank(world):
-    with refused(r"recipe says rank 8, the checkpoint 4; .* rank 8 needs \(8, 16, 8\)"):
-        check_with(world, recipe=world.recipe | {"rank": 8})
 
 
 def test_missing_and_unknown_modules(world):
@@ -349,33 +300,6 @@ def test_missing_and_unknown_modules(world):
         check_with(world, adapters=zeros)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nan_or_inf_in_an_adapter(world, value):
-    adapters = copy.deepcopy(world.adapters)
-    adapters["layers.3.mlp.up_proj"][1][0, 7] = value
-    with refused("layers.3.mlp.up_proj B has NaN or Inf"):
-        check_with(world, adapters=adapters)
-
-
-def test_nan_in_the_base(world, copied, tmp_path):
-    name = f"{PREFIX}layers.0.mlp.up_proj.weight"
-    tensor = weights.open_model(copied)[name]
-    with open(tensor.file, "r+b") as file:
-        file.seek(tensor.start)
-        file.write(np.float32(np.nan).tobytes())
-    with refused("up_proj.weight has NaN or Inf"):
-        merge.merge_model(copied, tmp_path / "merged", world.plan, world.scale)
-    assert not (tmp_path / "merged").exists()
-
-
-def test_step_that_does_not_exist(world):
-    with refused(r"no finished step 15; it has \[10, 20\]"):
-        merge.restore_adapters(world.folder / "checkpoints", 15)
-    assert merge.restore_adapters(world.folder / "checkpoints", 0)[0] == 20
-    with refused("is missing. Run 03_train.py first"):
-        merge.restore_adapters(world.folder / "nowhere", 0)
-
-
 def test_damaged_checkpoint(world, tmp_path):
     shutil.copytree(world.folder / "checkpoints", tmp_path / "checkpoints")
     for file in (tmp_path / "checkpoints" / "20" / "model_params").rglob("*"):
@@ -384,54 +308,6 @@ def test_damaged_checkpoint(world, tmp_path):
     with refused(r"(?s)step 20 in .* cannot be read.*another of \[10, 20\]") as error:
         merge.restore_adapters(tmp_path / "checkpoints", 20)
     one_line(error)
-
-
-def test_disk_too_small_is_said_before_the_first_byte(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with refused("has 0.00 GB free, for merged/ it takes"):
-        merge.merge_model(world.base, tmp_path / "merged", world.plan, world.scale)
-    assert list(tmp_path.iterdir()) == []
-
-
-CHILD = """
-import sys
-import shutil
-from types import SimpleNamespace
-import helpers
-from helpers import merge
-from tables import architecture
-folder, out = Path(sys.argv[1]), Path(sys.argv[2])
-if "--believe-there-is-room" in sys.argv:
-    shutil.disk_usage = lambda path: SimpleNamespace(free=1e18)
-step, adapters, _ = merge.restore_adapters(folder / "checkpoints", 1)
-targets = architecture.modules(architecture.read_config(folder / "base"))
-plan = merge.plan_merge(targets, adapters, "model.language_model.")
-try:
-    merge.merge_model(folder / "base", out, plan, 1.0)
-except helpers.UserError as error:
-    sys.exit(f"refused: {error}")
-"""
-
-
-@pytest.fixture(scope="module")
-def middle(tmp_path_factory):
-    """A checkpoint of 160 MB, large enough to be interrupted."""
-    folder = tmp_path_factory.mktemp("middle")
-    bench_merge.prepare(folder, bench_merge.QUICK | {"hidden_size": 512, "intermediate_size": 8192})
-    yield folder
-    shutil.rmtree(folder)
-
-
-def test_disk_full_halfway(middle, tmp_path):
-    """A real file system of 40 MB, mounted in a namespace of its own."""
-    script = (f"mount -t tmpfs -o size=40m none {tmp_path} && {sys.executable} -c \"$CODE\" {middle} "
-              f"{tmp_path}/merged --believe-there-is-room; code=$?; ls -A {tmp_path} | sed s/^/left:/; exit $code")
-    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
-        pytest.skip("this machine allows no user namespaces")
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True,
-                          cwd=ROOT, env=os.environ | {"CODE": CHILD, "JAX_PLATFORMS": "cpu"})
-    assert done.returncode == 1 and "refused: the disk of" in done.stderr, done.stderr[-500:]
-    assert "Traceback" not in done.stderr and "left:" not in done.stdout, done.stdout
 
 
 # ── The notebook as a whole ──
@@ -497,24 +373,6 @@ def test_a_full_disk_leaves_what_an_earlier_merge_made(run, tmp_path):
         path.write_text(recipe)
     assert done.returncode == 1 and "GB free, for merged/" in done.stderr, done.stderr[-900:]
     assert made() == before
-
-
-@pytest.mark.parametrize("damage, message", [
-    (lambda run: (run.folder / "train" / "recipe.json").unlink(), "Run 03_train.py first"),
-    (lambda run: (run.base / "config.json").write_text('{"hidden_size": 1}'), "is not the model that"),
-    (lambda run: shutil.rmtree(run.folder / "train" / "checkpoints" / "20"), "no finished step 20")],
-    ids=["no recipe", "another base", "no step"])
-def test_notebook_says_in_a_line_what_is_wrong(run, damage, message, tmp_path):
-    kept = shutil.copytree(run.folder, tmp_path / "kept")
-    try:
-        damage(run)
-        done = run.execute()
-        assert done.returncode == 1 and message in done.stderr, done.stderr[-500:]
-        assert "Traceback" not in done.stderr
-        assert len([line for line in done.stderr.splitlines() if line.startswith("Error:")]) == 1
-    finally:
-        shutil.rmtree(run.folder)
-        shutil.copytree(kept, run.folder)
 
 
 # ── What other engines say (slow) ──
