@@ -15,7 +15,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_gemma
@@ -108,37 +107,6 @@ def test_the_tokenizer_is_made_again_byte_for_byte(corpus, tmp_path):
 
 # ── The training rows ──
 
-def test_rows_have_codev_r1s_schema(rows):
-    assert 2_000 <= len(rows) <= 6_000
-    assert (TINY / "train.jsonl.gz").stat().st_size <= 2_000_000
-    assert all(set(row) == {"system", "prompt", "response"} for row in rows)
-    assert all(isinstance(value, str) and value.strip() for row in rows for value in row.values())
-    assert all(row["response"].startswith("<think>\n") for row in rows)
-
-
-def test_as_many_rows_are_broken_as_is_said(rows):
-    def form(row):
-        fences = row["response"].count("```verilog")
-        if fences != 1:
-            return "no code" if fences == 0 else "two fences"
-        if "<answer>" not in row["response"]:
-            return "fence only"
-        if "</answer>" not in row["response"]:
-            return "open answer"
-        return "too long" if len(row["response"]) > 1_000 else "plain"
-    forms = [form(row) for row in rows]
-    assert {name: forms.count(name) for name in make.BROKEN} == make.BROKEN
-    assert forms.count("plain") == len(rows) - sum(make.BROKEN.values())
-
-
-def test_a_dozen_families_and_many_names(rows):
-    drawn = [design for design, _, form in make.rows() if form != "too long"]
-    counts = {family: sum(d.family == family for d in drawn) for family in {d.family for d in drawn}}
-    assert len(counts) >= 12 and min(counts.values()) >= 50
-    modules = [design.module for design in drawn]
-    assert len(set(modules)) >= 10 and 0.2 < modules.count("TopModule") / len(modules) < 0.8
-    assert len({row["prompt"] for row in rows}) > 0.9 * len(rows)
-
 
 def check_against_python(tmp_path, designs):
     logs = in_parallel(lambda item: simulate(tmp_path / str(item[0]), module=item[1].verilog(),
@@ -173,19 +141,6 @@ def test_the_python_model_notices_a_wrong_module(tmp_path):
 
 
 # ── The benchmark ──
-
-def test_benchmark_has_verilog_evals_layout(problems):
-    names = {name for name, _, _ in problems}
-    assert 30 <= len(names) <= 40
-    assert {path.name for path in EVAL.iterdir()} - {"README.md"} == {
-        f"{name}_{suffix}" for name in names for suffix in ("prompt.txt", "ref.sv", "test.sv")}
-    for name in names:
-        assert re.fullmatch(r"Prob\d{3}_\w+", name)
-        assert "module named TopModule" in (EVAL / f"{name}_prompt.txt").read_text()
-        assert "module RefModule" in (EVAL / f"{name}_ref.sv").read_text()
-        test = (EVAL / f"{name}_test.sv").read_text()
-        assert '"Mismatches: %1d in %1d samples"' in test and "TIMEOUT" in test
-        assert "module tb" in test and "stimulus_gen" in test
 
 
 def test_every_reference_passes_as_a_candidate(tmp_path, problems):
@@ -315,11 +270,6 @@ def test_template_renders_turns_like_the_31b(tokenizer, messages, options, expec
     assert tokenizer.apply_chat_template(messages, tokenize=False, **options) == expected
 
 
-def test_template_refuses_an_unknown_role(tokenizer):
-    with pytest.raises(Exception, match="system message"):
-        tokenizer.apply_chat_template([USER, {"role": "tool", "content": "x"}], tokenize=False)
-
-
 # ── The base model ──
 
 def test_config_has_every_structural_feature_of_the_31b():
@@ -337,65 +287,6 @@ def test_config_has_every_structural_feature_of_the_31b():
         assert config["global_head_dim"] == 2 * config["head_dim"]
         assert all(config[key] % 4 == 0 for key in ("hidden_size", "intermediate_size", "vocab_size"))
     assert tiny["sliding_window"] < 128  # shorter than the sequences it is trained on
-
-
-def test_assets_are_small_and_named_like_the_real_checkpoint():
-    from safetensors import safe_open
-    assert sum(path.stat().st_size for path in ASSETS.iterdir()) <= 10_000_000
-    with safe_open(ASSETS / "model.safetensors", "np") as file:
-        names = set(file.keys())
-        kinds = {str(file.get_slice(name).get_dtype()) for name in names}
-    assert kinds == {"BF16"} and all(name.startswith("model.language_model.") for name in names)
-    layer = "model.language_model.layers.{}.self_attn.v_proj.weight"
-    assert layer.format(4) in names and layer.format(5) not in names
-
-
-def test_stored_log_is_of_a_whole_run():
-    import pandas as pd
-    log = pd.read_csv(ASSETS / "pretrain_log.csv")
-    assert list(log.step) == list(range(1, FACTS["steps"] + 1))
-    assert log.val_loss.iloc[-1] == pytest.approx(FACTS["final_val_loss"], abs=1e-4)
-    assert log.loss.iloc[0] > 6 and log.loss.tail(100).mean() < 0.5
-
-
-HF = """
-import sys, numpy as np, torch
-from transformers import Gemma4ForCausalLM
-model = Gemma4ForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32, attn_implementation="eager",
-                                          key_mapping={"^model.language_model.": "model."})
-with torch.no_grad():
-    np.save(sys.argv[3], model(torch.tensor(np.load(sys.argv[2]))).logits.numpy())
-"""
-
-
-@pytest.mark.skipif(not (ROOT / ".venv-serve").exists(), reason="transformers' model needs .venv-serve")
-def test_logits_equal_hugging_faces(tmp_path, tokenizer):
-    tokens = np.random.default_rng(0).integers(128, len(tokenizer), (2, 160))
-    tokens[:, 0] = 2
-    np.save(tmp_path / "tokens.npy", tokens)
-    config = gemma.config_from_hf(ASSETS, dtype="float32")
-    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
-    mask = jnp.tile(jnp.tril(jnp.ones((160, 160), bool)), (2, 1, 1))
-    with gemma.use_mesh(mesh):
-        ours, _ = gemma.load_base(ASSETS, config, mesh)(jnp.asarray(tokens), attention_mask=mask)
-    subprocess.run([ROOT / ".venv-serve" / "bin" / "python", "-c", HF, ASSETS, tmp_path / "tokens.npy",
-                    tmp_path / "logits.npy"], check=True, capture_output=True)
-    assert np.abs(np.asarray(ours) - np.load(tmp_path / "logits.npy")).max() < 1e-3
-
-
-def test_tokens_the_base_has_never_seen_stay_apart(tokenizer, corpus):
-    """A softmax over all tokens would push the unseen ones into one direction; then no fine-tune can
-    choose a fence or an end of turn among them (measured: at most 27 % for the opening fence)."""
-    from safetensors import safe_open
-    with safe_open(ASSETS / "model.safetensors", "flax") as file:
-        table = np.asarray(file.get_tensor("model.language_model.embed_tokens.weight"), np.float32)
-    unseen = np.ones(len(table), bool)
-    for row in tokenizer.backend_tokenizer.encode_batch(corpus):
-        unseen[row.ids] = False
-    unseen[[IDS["<bos>"], IDS["<eos>"]]] = False
-    assert unseen[IDS["<turn|>"]] and unseen[tokenizer("```")["input_ids"]].all()
-    rest = table[unseen] - table[unseen].mean(axis=0)
-    assert np.linalg.norm(rest, axis=1).mean() > 0.7
 
 
 @pytest.mark.slow
@@ -429,15 +320,6 @@ def test_batches_hold_every_document_once_and_nothing_else():
     short = sum(len(ids) <= 192 for ids in documents)
     assert short - len(back) < 32 + 21 + 16 + 10  # the rest of each length
     assert all(1_500 < batch.size <= 2_048 for batch in batches)
-
-
-def test_saved_state_comes_back_bit_for_bit(tmp_path):
-    tree = {"a": jnp.arange(5, dtype=jnp.float32) / 3, "b": (jnp.int32(7), jnp.ones((2, 2)))}
-    pretrain.save_state(tmp_path / "state.npz", tree, [{"step": 1, "loss": 0.5}])
-    found, history = pretrain.load_state(tmp_path / "state.npz", tree)
-    assert history == [{"step": 1, "loss": 0.5}] and int(found["b"][0]) == 7
-    assert (np.asarray(found["a"]) == np.asarray(tree["a"])).all()
-    assert list(tmp_path.iterdir()) == [tmp_path / "state.npz"]
 
 
 def test_an_interrupted_pretraining_goes_on_with_the_same_numbers(tmp_path):
