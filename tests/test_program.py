@@ -220,12 +220,6 @@ def test_two_collectives_in_one_fusion_take_the_time_of_both():
         2 * 2 * 0.75 * 1024 * 8192 * 2 / (2 * LINK))
 
 
-def test_groups_in_a_notation_that_is_not_known_are_no_groups_of_all():
-    line = "%r = bf16[1024,8192]{1,0} all-reduce(%p), replica_groups=ring[4], to_apply=%add"
-    with pytest.raises(ValueError, match="notation"):
-        predict(text(line), V5P)
-
-
 @pytest.mark.parametrize(("start", "size"), [
     ("(f32[8,128]{1,0:S(1)}, f32[8,128]{1,0}, u32[]) copy-start(%p)", 8 * 128 * 4),
     ("((f32[4096,128]{1,0}), f32[8,128]{1,0:S(1)}, s32[]) slice-start(%p), slice={[0:8], [0:128]}",
@@ -428,16 +422,6 @@ def test_the_stack_names_the_part(part):
     assert steps.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == part
 
 
-def test_a_quantised_base_s_product_is_no_adapter_s():
-    stack = ["Dequantized.weight_dot", "StoredProducts.dot_general", "LoraProvider.dot_general",
-             "Linear.__call__", "FeedForward.block"]
-    stack = [("/x/a.py", name, 1) for name in stack]
-    assert steps.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == "MLP"
-    int8 = [("/x/a.py", "Int8Products.weight_dot", 1), *stack[1:]]
-    assert steps.part_of(int8, "jit(step)/jvp()/dot_general", True, False) == "MLP"
-    assert steps.part_of(stack[1:], "jit(step)/jvp()/dot_general", True, False) == "LoRA"
-
-
 def test_pass_and_part_from_the_name():
     name = "jit(s)/transpose(jvp(jvp()))/checkpoint/rematted_computation/BTD,Dr,rNH->BTNH/dot_general"
     assert program.direction_of(name) == "recomputed"
@@ -489,16 +473,6 @@ def test_an_update_in_place_writes_what_is_new():
     assert predict(text(line, inside), V5P).bytes == 2 * 8 * 8192 * 2
 
 
-def test_a_name_that_xla_made_up_hides_nothing():
-    inside = ("%made_up (q: bf16[1024,8192]) -> bf16[1024,8192] {\n"
-              "  %q = bf16[1024,8192]{1,0} parameter(0)\n"
-              "  ROOT %e = bf16[1024,8192]{1,0} exponential(%q), "
-              'metadata={op_name="jit(s)/jvp()/exp" stack_frame_id=3}\n}\n')
-    line = work("a", 10, more=', metadata={op_name="reshape.46"}').replace("%body", "%made_up")
-    assert predict(text(line, FRAMES + inside), V5P).events[0].line.startswith(
-        "tunix/models/gemma4/model.py:990")
-
-
 # ── tables, strip, trace ────────────────────────────────────────────────────────────────────────
 
 MIXED = text("\n".join([work("a", 1_000_000), GATHER_START, work("b", 100_000), GATHER_DONE,
@@ -510,32 +484,6 @@ def test_profile_and_longest_add_up_to_the_whole():
     for table in (program.profile(found, V5P.spec), program.longest(found, 99)):
         assert sum(row["seconds"] for row in table) == pytest.approx(found.seconds)
     assert program.longest(found)[0]["seconds"] >= program.longest(found)[1]["seconds"]
-
-
-def test_gaps_and_deeper_keep_every_second():
-    rows = program.profile(predict(MIXED, V5P), V5P.spec)
-    rows += [row | {"part": "MLP", "at_peak": row["at_peak"] and 1e-4} for row in rows]
-    whole = sum(row["seconds"] for row in rows)
-    found = steps.gaps(rows)
-    assert sum(seconds for seconds, _ in found.values()) == pytest.approx(whole)
-    assert found["waits for the links"][1] == 0 and found["MLP"][1] == pytest.approx(1e-4)
-    lost = [seconds - limit for seconds, limit in found.values()]
-    assert lost == sorted(lost, reverse=True)
-    once = sum(row["seconds"] for row in rows if row["part"] in steps.ONCE)
-    ten = sum(row["seconds"] for row in steps.deeper(rows, 10))
-    assert once > 0 and ten == pytest.approx(once + 10 * (whole - once))
-
-
-def test_the_strip_shows_the_wait_where_it_is():
-    found = predict(MIXED, V5P)
-    strip = [what for what, _, pieces in program.strip(found, 100) for _ in range(pieces)]
-    first = round(1.1e6 / CLOCK / found.seconds * 100)
-    last = round((1.1e6 / CLOCK + found.exposed) / found.seconds * 100)
-    assert set(strip[first + 1:last - 1]) == {"all-gather"}
-    assert "all-gather" not in strip[:first - 1] + strip[last + 1:] and len(strip) == 100
-    wait = next(event for event in found.events if event.track == "wait")
-    close = program.strip(found, 10, wait.start, wait.start + wait.seconds)
-    assert close == [["all-gather", "rest", 10]]
 
 
 def test_the_trace_is_what_the_viewer_s_format_asks_for(tmp_path):
@@ -560,14 +508,6 @@ def test_the_trace_is_what_the_viewer_s_format_asks_for(tmp_path):
             assert event["ts"] >= ends - 1e-6
             ends = event["ts"] + event["dur"]
     assert max(event["ts"] + event["dur"] for event in complete) == pytest.approx(found.seconds * 1e6)
-
-
-def test_nothing_but_the_standard_library_and_numpy():
-    tree = parse(ROOT / "tpu_time" / "program.py")
-    names = {(node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom)
-             else node.names[0].name.split(".")[0]
-             for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))}
-    assert names - set(sys.stdlib_module_names) <= {"numpy", "tables"}
 
 
 def test_the_face_s_example_runs_from_an_empty_folder(tmp_path):
