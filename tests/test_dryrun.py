@@ -6,7 +6,6 @@
 import dataclasses
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -23,9 +22,8 @@ from tunix.models.gemma4.model import AttentionType, Gemma4
 from helpers import gemma, train
 from tables import hardware
 from appendix import steps
-from tpu_time import bands, compiler
+from tpu_time import bands
 from tables import published
-from helpers.run import write_text
 
 SOURCE = "08_dryrun.py"
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
@@ -176,24 +174,6 @@ def test_only_the_published_step_returns_the_frozen_weights(small):
     assert sizes(theirs, jnp.float32) < sizes(adapters, jnp.float32), "the sum of the gradients"
 
 
-def test_published_adapts_350_modules_and_ours_360():
-    """Their pattern by its own rule (the whole path must match) on the modules of the 31B."""
-    config = steps.model_config(steps.OURS)
-    names = gemma.expected_modules(config)
-    pattern = steps.PUBLISHED_MODULES
-    missed = [name for name in names if not re.fullmatch(pattern, name)]
-    assert len(names) == 360 and len(names) - len(missed) == 350
-    assert all(name.endswith("k_einsum") for name in missed)
-
-
-def test_configs_have_the_real_depth():
-    config = steps.model_config(steps.OURS)
-    assert (config.num_layers, config.num_global_kv_heads) == (60, 4)
-    few = steps.model_config(dataclasses.replace(steps.OURS, layers=2))
-    assert few.num_layers == 2 and [kind.name for kind in few.attention_pattern] == [
-        "LOCAL_SLIDING", "GLOBAL"]
-
-
 # ── the ideas ───────────────────────────────────────────────────────────────────────────────────
 
 def packed(rng, rows, length):
@@ -277,115 +257,7 @@ def test_lora_s_copy_of_the_input_changes_the_order_of_sums_and_nothing_else():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_only_a_v5p_is_asked_for_larger_tiles():
-    assert train.compiler_options("TPU v5p") == train.compiler_options("TPU v5") == {"xla_tpu_scoped_vmem_limit_kib": "32768"}
-    assert train.compiler_options("TPU v5", 0) is train.compiler_options("cpu") is None
-    assert set(train.GATHERS_BESIDE) < set(train.compiler_options("TPU v5", gathers_beside=True))
-    faster = steps.FASTER
-    assert faster.vmem_kib == train.VMEM_KIB and faster.one_sum == gemma.SharedInputs.share
-
-
-# ── the table's machinery ───────────────────────────────────────────────────────────────────────
-
-TEXT = """%fused_computation.1 (param: s32[8]) -> s32[8] {
-  %custom-call.1 = s32[8]{0} custom-call(%param), custom_call_target="AssumeGatherIndicesInBound"
-}
-ENTRY %main (param.1: f32[8]) -> f32[8] {
-  %start = s32[] custom-call(), custom_call_target="PrepareAsyncCallStart"
-  %kernel = f32[8] custom-call(%param.1), custom_call_target="tpu_custom_call"
-}
-"""
-
-
-class Program:
-    """What the compiler returns, as far as the table reads it."""
-
-    argument_size_in_bytes, output_size_in_bytes = 3 * 2**30, 2 * 2**30
-    alias_size_in_bytes, temp_size_in_bytes = 2**30, 5 * 2**30
-
-    def memory_analysis(self):
-        return self
-
-    def cost_analysis(self):
-        return {"flops": 459e12, "bytes accessed": 1e9, "optimal_seconds": 2.0 - 1}
-
-    def as_text(self):
-        return TEXT
-
-
-def test_operations_of_unknown_cost_are_counted():
-    """XLA's cost analysis adds -1 second for each, but not for those inside a fusion."""
-    count = steps.unknown_costs
-    assert count(TEXT) == 1
-    assert count(TEXT.replace("tpu_custom_call", "PrepareAsyncCallDone")) == 2
-
-
-def test_table_resumes_and_refusals_are_rows(tmp_path, monkeypatch):
-    run_table, recipe_class = steps.run_table, steps.Recipe
-    calls, version = [], {"jax": "1"}
-
-    def fake(recipe):
-        calls.append(recipe.recipe)
-        refused = "RESOURCE_EXHAUSTED: Used 112.60G of 95.74G hbm"
-        return (None, refused, 1.0) if recipe.recipe == "big" else (Program(), "", 1.0)
-    monkeypatch.setattr(steps, "compile_recipe", fake)
-    monkeypatch.setattr(steps, "versions", lambda: dict(version))
-    monkeypatch.setattr(steps, "predict", lambda *_: {"unknown_share": 0.01, "clock": 2})
-    recipes = [recipe_class("ours"), recipe_class("big")]
-    run_table(recipes, folder=tmp_path)
-    run_table(recipes, folder=tmp_path)
-    assert calls == ["ours", "big"], "the second run compiles nothing"
-    rows = pd.read_csv(tmp_path / "v5p-8_31b.csv").set_index("recipe")
-    assert rows.loc["ours", "hbm_gib"] == 9 and rows.loc["ours", "seconds_roofline"] == 1
-    assert rows.loc["ours", "real_tokens_per_second"] == pytest.approx(4096 * 0.95 / 2)
-    assert rows.loc["big", "hbm_gib"] == 112.6 and not rows.loc["big", "fits"]
-    elsewhere = recipe_class("ours", topology="v6e-8")  # its bound is above the guess: no estimate
-    with monkeypatch.context() as patch:
-        patch.setattr(Program, "cost_analysis", lambda self: {
-            "flops": 9e15, "bytes accessed": 1e9, "optimal_seconds": -100.0})
-        run_table([elsewhere], folder=tmp_path)
-    alone = pd.read_csv(tmp_path / "v6e-8_31b.csv")
-    assert {"seconds_estimate", "real_tokens_per_second"} <= set(alone), "empty columns are columns"
-    assert alone.seconds_estimate.isna().all() and alone.hours_from[0] == "roofline"
-    assert calls.pop() == "ours"
-    version["jax"] = "2"
-    run_table(recipes[:1], folder=tmp_path)
-    assert calls == ["ours", "big", "ours"], "other versions are compiled again"
-    assert len(pd.read_csv(tmp_path / "v5p-8_31b.csv")) == 2, "and replace their row"
-
-
-def test_a_row_is_found_again_beside_one_without_its_columns(tmp_path):
-    older = {"recipe": "ours", **steps.versions()}
-    write_text(tmp_path / "v5p-8_31b.csv", pd.DataFrame([older]).to_csv(index=False))
-    newer = steps.FASTER
-    steps.store(newer, dataclasses.asdict(newer) | steps.versions() | {"hours": None}, tmp_path)
-    wanted = steps.key_of(dataclasses.asdict(newer) | steps.versions())
-    keys = [steps.key_of(row) for row in steps.stored_rows(tmp_path / "v5p-8_31b.csv")]
-    assert len(keys) == 2 and wanted in keys
-
-
-def test_both_wordings_of_a_refusal_say_how_much_was_asked_for(monkeypatch):
-    monkeypatch.setattr(steps, "versions", dict)
-    for text, gib in (("Ran out of memory in memory space hbm. Used 112.60G of 95.74G hbm.", 112.6),
-                      ("total memory required for HLO temporaries (18.01G) exceeds", 18.01)):
-        row = steps.measure(steps.Recipe("big"), None, f"RESOURCE_EXHAUSTED: {text}", 1.0)
-        assert row["hbm_gib"] == gib and row["note"] == "out of HBM" and not row["fits"]
-
-
-def test_the_compiler_is_found_where_it_is_said_to_be(tmp_path, monkeypatch):
-    library = tmp_path / "libtpu" / "libtpu.so"
-    library.parent.mkdir()
-    library.touch()
-    (tmp_path / "libtpu-9.8.dist-info").mkdir()
-    monkeypatch.setenv("TPU_LIBRARY_PATH", str(library))
-    assert compiler.find() == str(library) and compiler.version() == "9.8"
-    before = dict(os.environ)
-    try:
-        assert compiler.start() == str(library)
-        assert os.environ["JAX_PLATFORMS"] == "tpu_compiler,cpu"
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+# ── the notebook as a whole ────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
@@ -418,21 +290,6 @@ def test_without_libtpu_the_notebook_says_so_and_shows_what_is_stored(tmp_path):
     assert "compiling" not in done.stdout
     drawn = {path.stem for path in (tmp_path / "run" / "figures").glob("*.png")}
     assert {"08_memory", "08_road"} <= drawn
-
-
-def test_setup_dryrun_where_libtpu_has_no_wheel(tmp_path):
-    shutil.copy2(ROOT / "setup.sh", tmp_path)
-    uname = tmp_path / "bin" / "uname"
-    uname.parent.mkdir()
-    uname.write_text('#!/bin/sh\ncase "$1" in -s) echo Darwin;; *) echo arm64;; esac\n')
-    uname.chmod(0o755)
-    done = subprocess.run(["bash", "setup.sh", "dryrun"], cwd=tmp_path, capture_output=True, text=True,
-                          env=os.environ | {"PATH": f"{uname.parent}:{os.environ['PATH']}"})
-    assert done.returncode == 0 and "no wheel for Darwin arm64" in done.stdout
-    assert "stored results" in done.stdout and not (tmp_path / ".libtpu").exists()
-
-
-# ── what others measured ────────────────────────────────────────────────────────────────────────
 
 
 # ── ranges and anchors ──────────────────────────────────────────────────────────────────────────
