@@ -105,31 +105,6 @@ def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("base_dtype, tile_size", [
-    pytest.param("int8", 0, marks=pytest.mark.slow), ("nf4", 32)])
-def test_a_quantised_base_answers_before_it_has_adapters(base_dtype, tile_size):
-    """As 03 asks it: the model, one MLP by itself and compiled, and still with adapters on it."""
-    config = gemma.config_from_hf(TINY, dtype="float32")
-    mesh = one_device(config)
-    model = quantized.load_base(TINY, config, mesh, base_dtype, tile_size)
-    plain = quantized.dequantize_into(gemma.load_base(TINY, config, mesh), model)
-    tokens, mask = np.arange(3, 51)[None], np.tril(np.ones((1, 48, 48), bool))
-    x = jax.random.normal(jax.random.key(0), (1, 8, config.embed_dim))
-    logits = nnx.jit(lambda one: one(tokens, attention_mask=mask)[0])
-    graph, state = nnx.split(model.layers[0].mlp)
-    with gemma.use_mesh(mesh):
-        wanted = [np.asarray(logits(plain)), np.asarray(plain.layers[0].mlp(x))]
-        found = [np.asarray(logits(model)), np.asarray(model.layers[0].mlp(x))]
-        found.append(np.asarray(jax.jit(lambda state: nnx.merge(graph, state)(x))(state)))
-        gemma.use_block_attention(model, 16)
-        tuned = gemma.inject_lora(model, 4, 8.0, mesh, provider=quantized.provider(
-            base_dtype, 4, 8.0, tile_size=tile_size))
-        found += [np.asarray(logits(model)), np.asarray(logits(tuned))]
-    for ours, theirs in zip(found, (*wanted, wanted[1], wanted[0], wanted[0]), strict=True):
-        assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
-    assert not hasattr(tuned.layers[0].mlp, "_unquantized_type")  # one provider, not two nested
-
-
 @pytest.mark.parametrize("tiles", [{}, {1: 4}, {0: 2, 1: 4}])
 def test_dequantised_nf4_is_qwix_s_without_its_gather(tiles):
     weight = jnp.asarray(np.random.default_rng(0).normal(size=(6, 16, 5)), jnp.bfloat16)
@@ -204,20 +179,6 @@ def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_laye
     assert set(gemma.adapted_modules(adapted)) == set(gemma.expected_modules(config))
 
 
-def test_attention_alone_has_adapters_and_the_mlp_is_quantised_all_the_same():
-    config = gemma.config_from_hf(TINY)
-    mesh, targets = one_device(config), ".*_einsum"
-    model = quantized.load_base(TINY, config, mesh, "int8")
-    model = gemma.inject_lora(model, 4, 8.0, mesh, targets, partial=True,
-                              provider=quantized.provider("int8", 4, 8.0, targets))
-    assert all(path.endswith("_einsum") for path in gemma.adapted_modules(model))
-    assert quantized.is_quantized(model.layers[0].mlp.gate_proj.kernel)
-    tokens = np.ones((1, 8), np.int32)
-    with gemma.use_mesh(mesh):
-        logits, _ = model(tokens, attention_mask=np.tril(np.ones((1, 8, 8), bool)))
-    assert np.isfinite(np.asarray(logits)).all()
-
-
 def test_layers_that_reuse_keys_load(tmp_path):
     """E2B's shape, saved as transformers saves it: without the weights that no layer uses."""
     folder = random_gemma.write(tmp_path / "base", random_gemma.E2B, keep_unused=False)
@@ -230,57 +191,6 @@ def test_layers_that_reuse_keys_load(tmp_path):
         if ".array." not in ".".join(map(str, path)):
             np.testing.assert_array_equal(leaf.get_value(), dict(
                 nnx.to_flat_state(nnx.state(whole)))[path].get_value())
-
-
-def test_sharded_load_equals_one_device():
-    config = gemma.config_from_hf(TINY)
-    one = quantized.load_base(TINY, config, one_device(config), "nf4", 32)
-    four = jax.sharding.Mesh(np.array(jax.devices()[:1] * 4).reshape(1, 4), ("fsdp", "tp"))
-    hulls = quantized.plan(gemma.abstract_base(config, four), four, "nf4", 32)
-    path = ("layers", 0, "mlp", "down_proj", "kernel")
-    scale = hulls[path].array.scale.get_value()
-    assert scale.shape == (20, 160) and scale.sharding.shard_shape(scale.shape) == (5, 160)
-    whole = hulls["layers", 0, "attn", "q_einsum", "w"].array.scale.get_value()
-    assert whole.sharding.shard_shape(whole.shape) == (4, 5, 32)
-    heads = hulls["layers", 0, "attn", "attn_vec_einsum", "w"].array.scale.get_value()
-    assert heads.shape == (16, 1, 160) and heads.sharding.shard_shape(heads.shape) == (4, 1, 160)
-    assert quantized.module_at(one, path).array.scale.get_value().shape == scale.shape
-
-
-@pytest.mark.parametrize("settings, message", [
-    (("fp8",), "base_dtype='fp8' is unknown. Choose one of bfloat16"),
-    (("int8", 48), "tile_size=48 does not divide the 160 inputs of layers.0.attn.q_einsum"),
-    (("nf4",), "tile_size=0 is impossible for nf4. Set it to 32 or 64"),
-    (("int8", -1), "impossible"),
-    (("bfloat16", 32), "need base_dtype int8 or nf4"),
-    (("nf4", 32, True), "int8_products needs"), (("int8", 32, True), "int8_products needs")])
-def test_bad_settings_are_refused_in_one_line(settings, message):
-    config = gemma.config_from_hf(TINY)
-    with pytest.raises(ValueError, match=message) as error:
-        quantized.check(config, one_device(config), *settings)
-    assert "\n" not in str(error.value)
-
-
-def test_tiles_that_a_mesh_cannot_share_are_refused():
-    config = gemma.config_from_hf("data/configs/gemma4_31b.json")
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1] * 64).reshape(16, 4), ("fsdp", "tp"))
-    with pytest.raises(ValueError, match="tile_size=32 does not divide the 5376 inputs of .* over fsdp=16"):
-        quantized.check(config, mesh, "nf4", 32)
-    quantized.check(config, mesh, "nf4", 16)
-
-
-def test_one_step_learns_from_a_quantised_base():
-    model, mesh = with_adapters("int8", int8_products=True, dtype="bfloat16")
-    run = train_driver.make(model, mesh, train.make_optimizer(lambda step: 5e-3, 0.0, 1.0), 63)
-    batch = jax.tree.map(lambda a: a[None], train.Batch(**train_driver.examples(2, 64, vocab=1_200)))
-    before = jax.tree.map(np.asarray, run.frozen)
-    losses, state = [], (run.state.adapters, run.state.opt_state)
-    with gemma.use_mesh(mesh):
-        for _ in range(4):
-            *state, metrics = run.step(*state, run.frozen, batch)
-            losses.append(float(metrics["loss"]))
-    assert losses[-1] < losses[0] - 0.1, losses
-    assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.tree.map(np.asarray, run.frozen)))
 
 
 # ── Merging (04) ──
