@@ -58,17 +58,6 @@ def test_random_rules_agree_with_a_circular_convolution_of_flax():
         np.testing.assert_array_equal(nca.next_frame(rule, starts[i]), logits.argmax(-1))
 
 
-def test_a_seed_and_a_number_make_a_film_and_nothing_else_does():
-    def made(seed, first):
-        return np.asarray(nca.films(*nca.openings(seed, first, 8, WORLD), WORLD))
-    eight = made(1, 0)
-    np.testing.assert_array_equal(eight[5:], made(1, 5)[:3])
-    assert (eight != made(2, 0)).any()
-    some, more = nca.kept_films(1, 2, WORLD, chunk=8), nca.kept_films(1, 9, WORLD, chunk=8)
-    assert len(some) == 2 and len(more) == 9
-    np.testing.assert_array_equal(some, more[:2])
-
-
 # -- Tokens ---------------------------------------------------------------------------------------
 
 def test_patches_of_a_frame_worked_by_hand():
@@ -79,16 +68,6 @@ def test_patches_of_a_frame_worked_by_hand():
     # 0·64 + 1·16 + 2·4 + 3 = 27; 255; 1; 64
     assert nca.patches(frame, 4).tolist() == [27, 255, 1, 64]
     assert nca.patches(frame[None, None], 10).tolist() == [[[123, 3333, 1, 1000]]]
-
-
-def test_rows_hold_every_frame_between_its_marks():
-    frames = np.random.default_rng(0).integers(0, 4, (3, WORLD.frames, 8, 8)).astype(np.uint8)
-    ids = nca.rows(frames, 4)
-    assert ids.shape == (3, WORLD.frames * WORLD.frame_tokens) and ids.dtype == np.int32
-    cut = ids.reshape(3, WORLD.frames, WORLD.frame_tokens)
-    assert (cut[..., 0] == nca.FRAME_START).all() and (cut[..., -1] == nca.FRAME_END).all()
-    np.testing.assert_array_equal(cut[..., 1:-1] - nca.FIRST, nca.patches(frames, 4))
-    assert cut[..., 1:-1].min() >= nca.FIRST and ids.max() < WORLD.vocabulary
 
 
 def test_complexity_is_gzip_of_the_patch_numbers():
@@ -110,31 +89,9 @@ def test_published_shares_of_rules_come_out_of_our_generator():
     assert 0.06 < ((scores > 0.3) & (scores < 0.4)).mean() < 0.13
 
 
-def test_shuffling_keeps_the_frames_of_a_film_and_loses_their_order():
-    frames = nca.kept_films(0, 20, WORLD)
-    other = nca.shuffled(frames, 0)
-    assert (other != frames).any(axis=(1, 2, 3)).mean() > 0.9
-    for film, mixed in zip(frames, other, strict=True):
-        assert sorted(f.tobytes() for f in film) == sorted(f.tobytes() for f in mixed)
-    np.testing.assert_array_equal(other, nca.shuffled(frames, 0))
-    assert (other != nca.shuffled(frames, 1)).any()
-
-
 def test_cells_of_gives_the_films_back():
     frames = np.random.default_rng(3).integers(0, 4, (3, WORLD.frames, 8, 8)).astype(np.uint8)
     np.testing.assert_array_equal(nca.cells_of(nca.rows(frames, 4), WORLD), frames)
-
-
-@pytest.mark.parametrize("length", [2, 8, 180])
-def test_brackets_are_balanced_and_close_in_order(length):
-    for row in nca.brackets(20, length, 3, seed=1):
-        stack = []
-        for token in row - nca.FIRST:
-            if token < 3:
-                stack.append(token)
-            else:
-                assert stack.pop() == token - 3
-        assert not stack
 
 
 # -- Guessers -------------------------------------------------------------------------------------
@@ -178,13 +135,6 @@ def test_a_guesser_that_looks_up_by_hand():
         cost / (2 * 2 * world.frame_tokens), rel=1e-6)
 
 
-def test_looking_up_uses_the_dynamics_and_has_nothing_without_their_order():
-    frames = nca.kept_films(0, 30, WORLD)
-    ids, mixed = (nca.rows(some, WORLD.states) for some in (frames, nca.shuffled(frames, 0)))
-    assert nca.looking_up(ids, WORLD) < nca.counting(ids, WORLD) - 1
-    assert nca.looking_up(mixed, WORLD) > nca.counting(mixed, WORLD)
-
-
 # -- Runs -----------------------------------------------------------------------------------------
 
 SMALL = nca.Plan(first_steps=4, text_steps=4, alone=2, rows_per_step=2, tokens_per_step=256, every=2,
@@ -202,14 +152,6 @@ def test_transfer_moves_the_named_parts_and_no_other():
         for name, new, old, got in zip(names, *map(jax.tree.leaves, (fresh, learned, moved)),
                                        strict=True):
             np.testing.assert_array_equal(got, old if name in parts else new)
-
-
-def test_every_weight_belongs_to_the_part_that_its_name_says():
-    assert nca.part_of("embedder.input_embedding") == "embedder"
-    assert nca.part_of("layers.0.attn._query_norm.scale") == "attention"
-    assert nca.part_of("layers.3.mlp.gate_proj.kernel") == "mlp"
-    for name in ("final_norm.scale", "layers.1.pre_ffw_norm.scale", "layers.1.skip_scale"):
-        assert nca.part_of(name) == "norms"
 
 
 def test_blocks_wait_and_then_learn_at_a_share_of_the_rate():
@@ -271,22 +213,6 @@ def test_a_run_that_was_cut_off_ends_with_the_same_numbers(compared, tmp_path, m
     assert pretrain.pretrain is whole
     again, first = (pd.read_csv(folder / "scratch-0.csv") for folder in (tmp_path, compared))
     pd.testing.assert_frame_equal(again, first)
-
-
-def test_films_that_were_not_learned_are_not_transferred(tmp_path, capsys):
-    plan = nca.Plan(**{**vars(SMALL), "gate": 0.99})
-    assert not nca.compare(plan, tmp_path)
-    table = nca.stored(tmp_path)
-    assert set(table.stage) == {"first"} and (table.closed < 0.99).all() and table.step.max() == 4
-    assert "did not pass the gate" in capsys.readouterr().out
-
-
-def test_runs_of_two_plans_are_not_put_together(compared, tmp_path):
-    for number, plan in enumerate("ab"):
-        pd.read_csv(compared / "scratch-0.csv").assign(plan=plan).to_csv(
-            tmp_path / f"scratch-{number}.csv", index=False)
-    with pytest.raises(ValueError, match="mixes runs of different plans"):
-        nca.stored(tmp_path)
 
 
 # -- Results --------------------------------------------------------------------------------------
