@@ -99,7 +99,7 @@ style.finish(fig, "11_answer",
 # ## 2. One seed is no result
 # Should one do it? The first thing that we learned was how easily one is fooled. We trained the tiny
 # base with each storage and three seeds, and judged 38 problems each (as in [07](07_eval.ipynb)). Here
-# is NF4 against bfloat16 with the same seed, in our first runs, on an earlier tiny base:
+# is NF4 against bfloat16 with the same seed, in our first runs:
 
 # %%
 FIRST_BASE = "814107fdbaa3"

@@ -170,9 +170,8 @@ live[["step", "tokens", "train_loss", "val_loss"]]
 # | `longer` | none, but as many more steps of text | |
 #
 # `shuffled` asks whether dynamics matter, `text` whether reading would have been the better use of the
-# time. `whole` is the positive control: if it did not win, nothing could. These runs were made on an
-# earlier corpus and base than 09 makes today, all on the same one, so they compare with each other
-# alone.
+# time. `whole` is the positive control: if it did not win, nothing could. The code that made these runs
+# is gone; `data/nca/README.md` says what it did.
 
 # %%
 old = pd.read_csv("data/nca/short_first_stage.csv")
