@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 
+os.environ["XLA_FLAGS"] = ("--xla_force_host_platform_device_count=4 "
+                           + os.environ.get("XLA_FLAGS", ""))
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,6 +137,7 @@ def test_a_small_model_fits_one_chip(name):
 
 def test_the_llvm_flag_changes_nothing():
     rows = table("v5p-8_31b_2layers")
+    rows = rows[rows.micro_batch == 1]
     if set(rows.groupby("recipe").size()) != {2}:
         pytest.skip("only one of a pair is stored: DRYRUN=full in notebook 08 makes the other")
     for _, pair in rows.groupby("recipe"):
@@ -332,7 +335,7 @@ def test_rows_over_four_chips_compute_what_heads_over_four_chips_compute():
         for pair in gemma.adapted_modules(tuned).values():
             hull = pair["b"].get_value()
             pair["b"].set_value(jax.device_put(
-                draw.normal(size=hull.shape).astype("float32"), hull.sharding))
+                (draw.normal(size=hull.shape) / 10).astype("float32"), hull.sharding))
         _, adapters, frozen = nnx.split(tuned, nnx.LoRAParam, ...)
         micro_loss = train.make_micro_loss(tuned, train.make_loss(32))
         batch = jax.tree.map(lambda array: array[0], train.to_mesh(rows, mesh))
@@ -341,4 +344,4 @@ def test_rows_over_four_chips_compute_what_heads_over_four_chips_compute():
                 adapters, frozen, batch)
         found.append([np.asarray(leaf) for leaf in (loss, *jax.tree.leaves(grads))])
     for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-5 * max(abs(other).max(), 1e-6))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-3 * abs(other).max())
