@@ -93,7 +93,7 @@ with helpers.phase(f"{len(requests)} answers of the base"):
 style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %% [markdown]
-# Nonsense, and no answer at all. Now we teach it.
+# That is no answer. Now we teach it to answer.
 #
 # ## 2. What it learns from
 # Each row of `data/tiny` is a request and a good answer. The model reads both as one row of tokens,
@@ -144,7 +144,7 @@ print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} p
 #
 # <details><summary>Answer</summary>
 #
-# ln 1280 = 7.2, which is where a model that knows nothing starts. Compare the first point of the figure.
+# ln 1280 = 7.2. The figure starts far lower, because the base has read Verilog.
 #
 # </details>
 
@@ -209,12 +209,14 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # |---|---|
 # | your own chats | [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md), on one Colab TPU |
 # | rows, masks, packing | [02](02_data.ipynb) |
-# | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in fifteen minutes |
+# | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in ten minutes |
 # | | [04](04_merge.ipynb) merges the adapters into a model that any engine loads |
 # | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
 # | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics, after 76 steps instead of 36 |
 #
-# For a model 8,400 times as large the programs are the same. We have compiled them for a TPU, not
-# yet run them there ([08](08_dryrun.ipynb)). Next, if you will rent a TPU:
+# Could it write Verilog before? Yes, if asked as Verilog files ask: [07](07_eval.ipynb) compares both.
+#
+# For a model 8,400 times as large the programs are the same, compiled for a TPU but not yet run there
+# ([08](08_dryrun.ipynb)). Next, if you will rent a TPU:
 # [01 · From nothing to a TPU machine that can run this](01_setup.ipynb). If you stay on a CPU:
 # [02 · From a Verilog dataset to packed, masked rows](02_data.ipynb).

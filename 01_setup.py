@@ -16,8 +16,7 @@
 # # 01 · From nothing to a TPU machine that can run this
 #
 # Is the machine you sit at all right, and what would you have to rent for the 31B? We check the
-# one, look up the other, and print one way to create a machine and one to delete it. **On a CPU you
-# can go straight on to [02](02_data.ipynb).**
+# one and look up the other. **On a CPU you can go straight on to [02](02_data.ipynb).**
 #
 # | | |
 # |---|---|
@@ -44,9 +43,9 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Is this machine all right?
-# Six things can stop or slow a run, and can be seen now: the wrong Python, no room for the model,
-# the wrong TPU, chips that JAX does not see or another process holds, small memory pages (a TPU then
-# starts slowly), and no Icarus Verilog, the simulator that judges answers in 07.
+# Six things can stop or slow a run: the wrong Python, no room for the model, the wrong TPU, chips
+# that JAX does not see, small memory pages (a TPU then starts slowly), and no Icarus Verilog, the
+# simulator that judges answers in 07.
 
 # %%
 import platform
@@ -81,30 +80,27 @@ rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in found.i
 style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 
 # %% [markdown]
-# With a tick in every row this machine can run its part of the series. A cross says what to do about
-# it.
+# With a tick in every row this machine will do. A cross says what to do about it.
 #
 # ## 2. What fits where
-# A *chip* is what you pay for. A *slice* is a set of chips that work together. One virtual machine,
-# the *host*, drives up to eight of them. *HBM* is the memory on a chip, and a training step has to fit
-# in there.
+# A *chip* is what you pay for. A *slice* is a set of chips that work together; one virtual machine,
+# the *host*, drives up to eight. *HBM* is the memory on a chip, and a training step has to fit there.
 #
 # **The 31B has 31 billion weights of two bytes. A v5p chip has 96 GiB of HBM, a v6e chip 31. How many
 # of each does it take to hold the weights, and does that leave room to train?**
 #
 # <details><summary>Answer</summary>
 #
-# 62.5 GB are 58 GiB: one v5p chip, or two v6e chips. But a step also needs the adapters with their
-# optimizer, and above all what the forward pass keeps for the backward pass (*activations*). That
-# grows with the tokens of a step, and is most of what the table below adds to 58 GiB.
+# 62.5 GB are 58 GiB: one v5p chip, or two v6e chips. But a step also needs adapters, their optimizer,
+# and above all what the forward pass keeps for the backward pass: *activations*.
 #
 # </details>
 #
-# If activations do not fit, the backward pass computes them again. `remat` says how much of them:
-# NONE, BLOCK (attention and MLP) or DECODER (whole layers). Each line has the least `remat` with which
-# the step fits. *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the model's
-# shapes, a tenth of the chip left free. Hours and dollars are for 10,000 examples of 922 tokens, as in
-# the published recipe; *real* tokens are those that are not padding.
+# If activations do not fit, the backward pass computes them again. `remat` says how much: NONE, BLOCK
+# (attention and MLP) or DECODER (whole layers). Each line has the least with which the step fits.
+# *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the model's shapes, a tenth of
+# the chip left free. *Real* tokens are not padding. Hours and dollars are for all of 03, loading and
+# compiling included, on 10,000 examples of 922 tokens, as in the published recipe.
 
 # %%
 def slice_row(found, price, tokens=10_000 * 922):
@@ -124,9 +120,9 @@ chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].com
 style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
-# So the series trains the 31B on a v5p-8 and serves it on a v6e-8; for E2B one chip is enough. Where
-# the last columns are empty, no time is predicted. [08](08_dryrun.ipynb) explains the predictions,
-# [11](11_qlora.ipynb) a base in int8.
+# So the series trains the 31B on a v5p-8 and serves it on a v6e-8; for E2B (Gemma 4's small sister)
+# one chip is enough. [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the
+# base in int8.
 #
 # **JAX on a v5p-8 shows four devices, on a v6e-8 eight. Why?**
 #
@@ -138,8 +134,8 @@ style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 # </details>
 #
 # ### 62.5 GB have to go somewhere first
-# The checkpoint is downloaded to a disk before it is loaded onto the chips. On a classic TPU machine
-# 85 of the boot disk's 97 GB are taken when you arrive (published: arXiv 2605.25645, S2.3).
+# The checkpoint goes to a disk before it goes to the chips. On a classic TPU machine 85 of the boot
+# disk's 97 GB are taken when you arrive (published: arXiv 2605.25645, S2.3).
 
 # %%
 train = published("hardware_training", "spec", "tpu")
@@ -162,9 +158,9 @@ style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data she
 # Hence `TMPDIR=/dev/shm`, a disk in RAM: set it before you start Python. The scripts below do.
 #
 # ## 3. Create a machine, and delete it
-# `scripts/vm.sh` runs on your laptop. It needs `gcloud`, logged in to a project with billing and
-# quota; [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md) says how to get
-# both. We only print its commands here.
+# `scripts/vm.sh` runs on your laptop, with `gcloud` logged in to a project with billing and quota
+# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)). We only print its
+# commands.
 
 # %%
 def dry(*words):
@@ -182,16 +178,14 @@ dry("delete", "gemma4-train", zone)
 
 # %% [markdown]
 # - `check` asks the hub whether the licence is accepted and the token works, before anything is rented.
-# - `create` waits in line for two hours at most (*flex-start*: cheaper than on demand, and the machine
-#   is yours until its time is up). If that brings none it tries *spot*: spare capacity that can be taken
-#   back at any moment. `--max-run-duration` deletes the machine after three hours, whatever happens.
-# - `run` copies a script there and starts it. It installs Python 3.11 and this repository, runs
-#   the checks above and then 02 to 04, and keeps checkpoints in a bucket. Run it again on a new machine,
-#   and it goes on.
+# - `create` waits in line for two hours at most (*flex-start*: cheaper than on demand, and yours until
+#   its time is up), then tries *spot*: spare capacity that can be taken back at any moment.
+#   `--max-run-duration` deletes the machine after three hours, whatever happens.
+# - `run` copies a script there and starts it: install, checks, 02 to 04, checkpoints in a bucket. Run it
+#   again on a new machine, and it goes on.
 # - `delete` ends it. The disk goes with the machine, the bucket stays.
 #
-# We had no TPU: these commands are checked as shell, not against Google
-# ([STATUS.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/STATUS.md)).
+# We had no TPU: the commands are checked as shell, not against Google.
 #
 # **You create a v6e-8 on a Friday without a limit on its run time and forget it. What does Monday
 # morning say?**
@@ -208,8 +202,8 @@ for name in (cfg.train_slice, cfg.serve_slice):
 # `delete` for what it lists.
 #
 # ## 4. Write it down
-# `setup.json` says on what this run was made. Only then we stop if something is wrong: the file is
-# there to send to whoever helps you.
+# `setup.json` says on what this run was made. It is written even if a check failed: send it to
+# whoever helps you.
 
 # %%
 helpers.write_json(helpers.run_dir("setup.json"), {
@@ -221,9 +215,9 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 
 # %% [markdown]
 # ## Recap
-# You know whether this machine will do, what each slice can hold, and how to create one that deletes
-# itself. When something goes wrong, look it up by its symptom in
-# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# You know whether this machine will do, what each slice holds, and how to create one that deletes
+# itself. When something goes wrong:
+# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md), by symptom.
 #
 # **Exercise.** A friend has quota for a v6e-4 only. Do the 31B's weights fit for serving, and how much
 # is left for everything else?

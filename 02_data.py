@@ -26,8 +26,8 @@
 # | **Writes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
 # | **Time and cost** | tiny: about 12 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
-# The outputs shown here are those of the tiny run on two CPU cores. Words that are new to you are
-# in the [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
+# The outputs shown are those of the tiny run. New words are in the
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -109,7 +109,7 @@ print(json.dumps(counter, indent=2)[:1_500].replace("\\n", "\n"))
 
 # %% [markdown]
 # ## 2. Your own data
-# Nothing here is specific to hardware but the dataset. Set `source` to a file, a folder or a
+# Only the dataset is about hardware. Set `source` to a file, a folder or a
 # dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
 # sentence. A path starts from the repository: what you upload to Colab is `../yours.jsonl`. Before
 # the first cell, name a run directory of its own (`os.environ["RUN_DIR"] = "/content/mine"`), or it
@@ -130,9 +130,8 @@ pd.DataFrame([(data.form_of(row), json.dumps(row)) for row in FORMS],
              columns=["form", "a row of it"])
 
 # %% [markdown]
-# Answers are trained as they stand, without a `<think>` part. The last form is CodeV-R1's: columns
-# named `prompt` and `response` are read as a request and one fenced Verilog module. If yours are
-# chats, rename `response` to `completion`.
+# The last form is CodeV-R1's: columns named `prompt` and `response` are read as a request and one
+# fenced Verilog module. If your answers are plain text, rename `response` to `completion`.
 #
 # Now a file with ten chats. What becomes a training example, and what is dropped?
 
@@ -160,11 +159,11 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
 # A CodeV-R1 response opens with reasoning inside `<think>`; the module follows in `<answer>`. We
 # make two decisions, and both have a price.
 #
-# - **We strip the reasoning.** The model learns to answer at once, because that is how notebooks 05
-#   to 07 serve it. The price: a reasoning model wrote these answers, and ours learns them without
-#   the reasoning. `reasoning="kept"` puts it into Gemma 4's thought channel instead.
-# - **We replace CodeV-R1's system text.** It asks for `<think>` and `<answer>` tags that the
-#   trained answer no longer has.
+# - **We strip the reasoning.** The model learns to answer at once, as notebooks 05 to 07 serve it.
+#   The price: a reasoning model wrote these answers, and ours learns them without the reasoning.
+#   `reasoning="kept"` puts it into Gemma 4's thought channel instead.
+# - **We replace CodeV-R1's system text**, which asks for `<think>` and `<answer>` tags. The price:
+#   a model that knows only our sentence, so every later request must bring it.
 #
 # **Which of these answers would you train on?** One with two code fences? One that was cut in the
 # middle of a module? Decide before you run `data.split_response` on them.
@@ -252,8 +251,8 @@ helpers.show_source(chat.render_chats)
 # %% [markdown]
 # `render_prompts` writes the prompts, and notebooks 05 and 07 send what that same function gives.
 # It encodes contents with control tokens off: a user who types `<turn|>` gets those seven
-# characters, not the end of a turn. The small models' template (E2B, E4B) has no empty thought;
-# nothing changes here, since the template decides.
+# characters, not the end of a turn. The template of the small models (E2B, E4B) writes no empty
+# thought, and then neither do we.
 #
 # And this is the picture to keep: our counter as the model sees it.
 
@@ -266,9 +265,6 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
 
 # %% [markdown]
-# The mask decides what the loss is about. Where three tokens cost 2, 4 and 9 and the last is
-# context, the loss is (2 + 4) / 2 = 3, not (2 + 4 + 9) / 3 = 5.
-#
 # Tests compare the ids with transformers' own rendering and with vLLM's `/tokenize`, and check that
 # exactly the answers are trained (`tests/test_data.py`).
 #
@@ -297,8 +293,8 @@ style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed abo
 # %% [markdown]
 # ## 5. Is the test in the training set?
 # A model that saw the exam proves nothing by passing it. `data.overlap` compares every training
-# prompt with every evaluation prompt in two ways. Equal ones, but for case, spaces and line breaks,
-# are dropped in section 6. Shared runs of 13 words are the usual yardstick for the rest.
+# prompt with every evaluation prompt in two ways. Prompts that are equal but for case, spaces and
+# line breaks are dropped in section 6. Shared runs of 13 words are the usual yardstick for the rest.
 
 # %%
 exams = {}
@@ -316,15 +312,13 @@ pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], asked[place][1].
              columns=["evaluation prompt", "shared runs", "it ends with", "the closest row ends"])
 
 # %% [markdown]
-# The count finds equal texts only, not the same problem in other words. High shares are expected in
-# the tiny world, whose prompts come from one set of phrases. In real data they would be an alarm.
-# (CodeV-R1's authors removed rows close to VerilogEval themselves.)
+# High shares are expected in the tiny world, whose prompts come from one set of phrases. In real
+# data they would be an alarm. (CodeV-R1's authors removed rows close to VerilogEval themselves.)
 #
 # ## 6. How long are they, and what do we drop?
-# All rows are rendered now. A row above `max_tokens` is dropped, since a cut one would teach the
-# model to stop in the middle of a module. A fixed row length has two costs: a short limit loses
-# examples, and a long one, without packing, is mostly padding. Last column, *packed* (section 7):
-# several whole examples share a row.
+# An example above `max_tokens` is dropped, since a cut one would teach the model to stop in the
+# middle of a module. A low limit loses examples; a high one, with one example per row, is mostly
+# padding. In the last column several whole examples share a row (section 7).
 
 # %%
 all_ids, all_masks = data.render_all(tokenizer, chats)
@@ -403,7 +397,7 @@ style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 # A colour is an example. A place costs a step nearly the same whether it holds text or padding, so
 # the lower picture trains several times as much text for the same arithmetic. Real examples vary
 # more in length and fill better still: with CodeV-R1's published lengths, rows of 4,096 are at
-# least 9 % full (`tests/test_data.py`), where one example per row of 3,072 fills 3 %.
+# least 95 % full (`tests/test_data.py`), where one example per row of 3,072 fills 30 %.
 #
 # ## 8. Save for notebook 03
 # Four plain `.npy` files for each part, which 03 maps into memory. `samples.json` holds three

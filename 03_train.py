@@ -26,8 +26,8 @@
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
 # | **Time and cost** | tiny: about four minutes on two idle CPU cores (measured). 31b: about an hour on a v5p-8 (predicted, [08](08_dryrun.ipynb)) |
 #
-# The outputs shown are those of the tiny run on two CPU cores. `HF_TOKEN` is read from the
-# environment if the hub asks for a licence.
+# The outputs shown are those of the tiny run. `HF_TOKEN` is read from the environment if the hub
+# asks for a licence.
 
 # %% [markdown]
 # ## Before we start
@@ -118,8 +118,7 @@ with helpers.phase("four answers of the base model"):
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
-# That is no counter. The tiny base has read Verilog but cannot be asked for it. In section 6 you
-# ask again.
+# That is no counter. In section 6 you ask again.
 #
 # ## 2. JAX in ten minutes
 # Four ideas, one cell each, on the model that is now in memory.
@@ -235,7 +234,7 @@ print(f"{len(modules)} modules adapted of {len(gemma.expected_modules(config))}:
 made.groupby(["module", "A", "B"], sort=False).numbers.agg(["size", "sum"])
 
 # %% [markdown]
-# (An *einsum* is a product whose axes have letters; Tunix names its attention matrices after it.)
+# An *einsum* is a product whose axes have letters; Tunix names its attention matrices after it.
 # The count matters. `k_einsum`, the lone key projection of the layers that attend to all tokens, is
 # easily forgotten in the pattern, and then ten modules of the 31B silently train nothing. A pattern
 # that misses a module is refused, unless `partial=True` says that it is meant.
@@ -265,8 +264,8 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # ## 5. Train
 # The loss is a *sum* over trained tokens, with their number; the mean is taken once, for the whole
-# step. **Where only a third of the tokens are trained, which part of the model could be skipped for
-# the rest?**
+# step. **Only a quarter of the tokens is trained. Which part of the model can be skipped for the
+# rest?**
 #
 # <details><summary>Answer</summary>
 #
@@ -296,8 +295,7 @@ if steps < 20 and not cfg.max_steps:
 # do not come out.
 #
 # A checkpoint holds what changes (adapters, Adam's moments, the position in the data) and the
-# *recipe*: everything that decides what is being trained. A newer recipe does not go on from an
-# older one's checkpoint.
+# *recipe*: everything that decides what is being trained. With another recipe, it is refused.
 
 # %%
 recipe = train.recipe_of(cfg) | {
@@ -359,8 +357,8 @@ style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# The held-out loss is the one that counts: it is on requests the model has not seen. When it turns
-# up while the training loss still falls, the model memorises.
+# The held-out loss counts: it is on requests the model has not seen. When it turns up while the
+# training loss still falls, the model memorises.
 #
 # ## 6. Ask again
 # The same request, the base on the left, the tuned model on the right.
@@ -371,9 +369,8 @@ with helpers.phase("four answers of the tuned model"):
 style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 
 # %% [markdown]
-# Is it right? It looks like a counter; [07](07_eval.ipynb) lets a simulator decide. Now the
-# three held-out requests, beside the dataset's own answers. (Most tiny modules have only one
-# natural form.)
+# It looks like a counter; [07](07_eval.ipynb) lets a simulator decide. Now the three held-out
+# requests, beside the dataset's own answers. (Most tiny modules have only one natural form.)
 
 # %%
 for sample, old, new in zip(samples, before[1:], after[1:]):
@@ -407,8 +404,8 @@ helpers.write_json(helpers.run_dir("train", "machine.json"), {
 print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())))
 
 # %% [markdown]
-# You can go on to [04](04_merge.ipynb) now. What follows is how the step sits on several chips, and
-# why it is ours.
+# You can go on to [04](04_merge.ipynb) now. What follows: how a step is spread over several chips,
+# and why we wrote our own.
 #
 # <details><summary>If you know PyTorch</summary>
 #

@@ -16,9 +16,9 @@
 # # 04 · From the checkpoint to a model every engine agrees on
 #
 # How do a few small matrices become part of a model of 62 GB, and how do you know that nothing was
-# lost on the way? You merge one matrix by hand in fifteen lines, learn what is different about the
-# others, and write a folder that vLLM serves as it is. The same adapters also go into the format of
-# PEFT, Hugging Face's adapter library.
+# lost on the way? You merge one matrix by hand, learn what is different about the others, and write a
+# folder that vLLM serves as it is. The same adapters also go into the format of PEFT, Hugging Face's
+# adapter library.
 #
 # | | |
 # |---|---|
@@ -27,7 +27,7 @@
 # | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both) |
 # | **Time and cost** | tiny: seconds. 31B: about ten minutes (extrapolated from 5 GB); no chip is used, so the TPU may already be given back |
 #
-# The outputs shown are those of the tiny run on two CPU cores.
+# The outputs shown are those of the tiny run.
 
 # %% [markdown]
 # ## Before we start
@@ -131,7 +131,7 @@ print(f"{path}: W {W.shape} {W.dtype} is {np.linalg.norm(W.astype(np.float32)):.
 assert apart < ml_dtypes.finfo(W.dtype).eps
 
 # %% [markdown]
-# That is a complete merge, and it is right. Three questions are left. Attention has no plain
+# That is a complete merge, and it is right. Three problems are left. Attention has no plain
 # `[in, r]` and `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And
 # 62 GB do not fit into the memory of a small machine (section 4).
 #
@@ -164,8 +164,7 @@ display(pd.DataFrame([{
 ).set_index("Tunix"))
 
 # %% [markdown]
-# The tiny model has one `k_einsum`, the 31B has ten. Forget that kind, as the published LoRA
-# pattern does, and 350 of 360 modules are trained.
+# The tiny model has one `k_einsum`, the 31B ten: the modules that the published LoRA pattern forgets.
 #
 # <details><summary><b>How do two HF matrices come out of one <code>kv_einsum</code>?</b></summary>
 #
@@ -188,8 +187,8 @@ np.testing.assert_allclose(ours, theirs.reshape(ours.shape), rtol=1e-9, atol=1e-
 print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 
 # %% [markdown]
-# The other kinds, by the same test. (Hugging Face's own conventions, heads one after the other and
-# keys before values, are what section 6 proves.)
+# The other kinds, by the same test. (That Hugging Face, too, puts heads one after the other is what
+# section 6 proves.)
 
 # %%
 for kind, target in kinds.items():
@@ -201,9 +200,9 @@ for kind, target in kinds.items():
 
 # %% [markdown]
 # ## 3. Nothing missing, nothing left over
-# A merge that skips a module fails silently: the folder loads, the text looks fine, and a part of
-# the training is gone. So we compare three lists before writing a byte: what the config says, what
-# the checkpoint holds, what the base holds. Any difference stops us, with its name.
+# If a module is skipped, the folder loads, the text looks fine, and a part of the training is gone.
+# So we compare three lists before writing a byte: what the config says, what the checkpoint holds,
+# what the base holds. Any difference stops us, with its name.
 
 # %%
 merge.check(targets, adapters, tensors, prefix, recipe, notes)
