@@ -7,7 +7,6 @@ server is started by the tests marked `slow` and by the series.
 import hashlib
 import json
 import os
-import re
 import shlex
 import signal
 import socket
@@ -181,13 +180,6 @@ def test_docker_compose_is_the_same_container(adapter, drafter):
         assert set(content["volumes"]) == ({"vllm-xla-cache"} if "--privileged" in command else set())
 
 
-def test_shell_blocks_in_the_text_are_valid_bash():
-    text = re.sub(r"(?m)^# ?", "", (ROOT / "05_serve_vllm.py").read_text())
-    for block in re.findall(r"```bash\n(.*?)```", text, flags=re.S):
-        done = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-
 def test_a_container_gets_the_merged_model_and_keeps_the_compile_cache(adapter, drafter):
     commands = every_command(adapter, drafter)
     tpu, gpu, drafted, pip = (commands[name] for name in ("tpu", "gpu", "drafted", "pip"))
@@ -260,11 +252,6 @@ def test_options_that_are_none_say_what_to_run(tmp_path):
         path.write_text(broken)
         with pytest.raises(ValueError, match="not what 05_serve_vllm writes. Run 05 again"):
             serve.read(tmp_path)
-
-
-def test_the_options_of_05_are_documented_one_by_one():
-    rows = serve.table(PAGE["FULL"])
-    assert len(rows) == len(Options.__dataclass_fields__) and all(why for *_, why in rows)
 
 
 # -- The life of a server, with a stand-in for vLLM -----------------------------------------------
@@ -416,17 +403,6 @@ def test_ctrl_c_and_sigterm_leave_no_server(fake, tmp_path, sign, mode):
     process.send_signal(sign)
     process.wait(timeout=30)
     assert not server.members(record) and server.record_of(folder) is None
-
-
-def test_the_command_line_starts_says_and_stops(tmp_path):
-    def call(*words):
-        return subprocess.run([sys.executable, "-m", "serving", *words], cwd=ROOT, text=True,
-                              capture_output=True)
-    none = call("status", str(tmp_path))
-    assert none.returncode == 1 and "no server is recorded" in none.stderr and "Traceback" not in none.stderr
-    assert "Run 05_serve_vllm first" in call("start", str(tmp_path)).stderr
-    assert call("stop", str(tmp_path)).stdout == "no server was running\n"
-    assert "start|status|stop FOLDER" in call("go").stderr
 
 
 # -- Docker, by a stand-in that records what it was asked -----------------------------------------

@@ -114,15 +114,6 @@ def test_another_repository_is_written_everywhere_and_outputs_stay_true(project)
 
 
 # ── budget.py ──
-def test_reading_minutes_are_words_and_lines(tmp_path):
-    source = tmp_path / "01_x.py"
-    source.write_text("# %% [markdown]\n# " + "word " * 400 + "\n\n# %%\nhelpers.machine()\n\n"
-                      "# %%\n" + "x = 1\n" * 60)
-    page = budget.reading(source)
-    assert page["minutes"] == pytest.approx(400 / 200 + 60 / 20)
-    assert (page["words"], page["cells"], page["code"]) == (400, 3, 61)
-
-
 def test_source_that_a_cell_prints_counts_as_code():
     code = ast.parse("from helpers.packing import fill_rows as best\n"
                      "helpers.show_source(best, packing.fill_rows)")

@@ -1,8 +1,0 @@
-// Prob041_dff8r
-module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
-  initial q = 0;
-  driver x(reset);
-endmodule
-module driver(inout r);
-  assign (supply0, supply1) r = 1;
-endmodule

@@ -1,6 +1,0 @@
-// Prob041_dff8r
-`define PART(x) `inc``x "/etc/hostname"
-`PART(lude)
-module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
-  always @(posedge clk) if (reset) q <= 0; else q <= d;
-endmodule

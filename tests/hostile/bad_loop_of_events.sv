@@ -1,9 +1,0 @@
-// Prob041_dff8r
-`timescale 1 ps/1 ps
-module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
-  always @(posedge clk) if (reset) q <= 0; else q <= d;
-  reg x = 0, y = 1;
-  always @(x) y <= ~x;
-  always @(y) x <= y;
-  initial #1 x = 1;
-endmodule

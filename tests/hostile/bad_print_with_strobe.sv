@@ -1,5 +1,0 @@
-// Prob041_dff8r
-module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
-  initial q = 0;
-  initial $strobe("Mismatches: 0 in 432 samples");
-endmodule

@@ -1,6 +1,0 @@
-// Prob041_dff8r
-module TopModule(input clk, input reset, input [7:0] d, output reg [7:0] q);
-  reg [7:0] m [0:3];
-  initial $readmemb("ref.sv", m, 0, 3);
-  always @(posedge clk) if (reset) q <= 0; else q <= d;
-endmodule

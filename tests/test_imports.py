@@ -1,0 +1,59 @@
+"""The walls between the rooms, and the budgets of tools/budget.py that are held today.
+
+    .venv/bin/python tools/budget.py && .venv/bin/python -m pytest tests/test_imports.py
+"""
+
+import importlib
+import sys
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+import budget
+
+MAY = {"tables": set(), "helpers": {"tables"}, "verilog": {"tables"}, "serving": {"tables"},
+       "tpu_time": {"tables"}, "appendix": set(budget.ROOMS)}
+
+
+@pytest.mark.parametrize("room", MAY)
+def test_a_room_imports_what_it_may(room):
+    for path in (ROOT / room).rglob("*.py"):
+        others = {file.parent.name for file in budget.imports(path)} - MAY[room] - {room}
+        assert not others, f"{path.name} imports from {', '.join(sorted(others))}"
+
+
+@pytest.mark.parametrize("room", budget.ROOMS)
+def test_no_circle(room):
+    *_, circle = budget.plan(room)
+    assert not circle, " -> ".join(circle)
+
+
+@pytest.mark.parametrize("room", ["verilog", "serving", "tpu_time"])
+def test_a_room_has_a_small_face(room):
+    face = importlib.import_module(room)
+    assert face.__doc__ and 1 <= len(face.__all__) <= 8
+    assert all(callable(getattr(face, name)) for name in face.__all__)
+
+
+def test_budgets_that_are_held():
+    assert sum(map(budget.lines, (ROOT / "tpu_time").rglob("*.py"))) <= budget.LINES["tpu_time"]
+    behind_01 = budget.behind(next(ROOT.glob("01_*.py")))
+    assert sum(map(budget.lines, behind_01)) <= budget.IMPORTED["01"]
+
+
+def test_the_counting_sees_lazy_imports_and_faces(tmp_path, monkeypatch):
+    """A room of four files by hand: a function's own import, a name of the face, a circle."""
+    for name, text in {"__init__": "__all__ = ['c']\n", "a": "def f():\n    from helpers import b\n",
+                       "b": "import helpers.c\n", "c": "x = 1\n"}.items():
+        path = tmp_path / "helpers" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(budget, "ROOT", tmp_path)
+    budget.imports.cache_clear()
+    assert {file.stem for file in budget.behind(tmp_path / "helpers" / "a.py")} == {"__init__", "b", "c"}
+    assert budget.plan("helpers") == (3, 2, 3, None)
+    (tmp_path / "helpers" / "c.py").write_text("from .a import f\n")
+    budget.imports.cache_clear()
+    assert set(budget.plan("helpers")[3]) == {"a", "b", "c"}
+    budget.imports.cache_clear()
