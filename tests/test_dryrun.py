@@ -217,49 +217,6 @@ def test_block_attention_is_tunix_attention(fields):
         np.testing.assert_allclose(a, b, atol=1e-4 * max(abs(a).max(), 1e-6))
 
 
-def contracted(makers, value):
-    """How many numbers a product sums up that made a value (4: LoRA's rank here), 0 for no product."""
-    line = makers.get(value)
-    while line is not None and line.primitive.name in ("transpose", "reshape", "convert_element_type"):
-        line = makers.get(line.invars[0])
-    if line is None or line.primitive.name != "dot_general":
-        return 0
-    left = line.params["dimension_numbers"][0][0]
-    return int(np.prod([line.invars[0].aval.shape[axis] for axis in left]))
-
-
-def test_lora_s_copy_of_the_input_changes_the_order_of_sums_and_nothing_else():
-    """Gradients of two base products meet each other first, so that XLA can sum them at once."""
-    model = small_model(num_layers=2)
-    mesh = gemma.make_mesh(model.config, (1, 1), jax.devices()[:1])
-    gemma.use_block_attention(model, 64)
-    rng, found = np.random.default_rng(3), {}
-    tokens, ids = jnp.asarray(rng.integers(0, 96, (1, 128))), packed(rng, 1, 128)
-    for share in (False, True):
-        provider = gemma.lora_provider(4, 4.0)
-        provider.share = share
-        tuned = gemma.inject_lora(model, 4, 4.0, mesh, provider=provider)
-        for pair in gemma.adapted_modules(tuned).values():
-            shape = pair["b"].get_value().shape
-            pair["b"].set_value(jnp.asarray(rng.normal(size=shape), "float32") if not found
-                                else found[False][2].pop(0))
-        kept = [pair["b"].get_value() for pair in gemma.adapted_modules(tuned).values()]
-        graph, adapters, rest = nnx.split(tuned, nnx.LoRAParam, ...)
-
-        def value(adapters, graph=graph, rest=rest):
-            mask = jnp.tril(ids[:, :, None] == ids[:, None, :])
-            return jnp.mean(nnx.merge(graph, adapters, rest)(tokens, attention_mask=mask)[0] ** 2)
-        traced = jax.jit(jax.value_and_grad(value)).trace(adapters)
-        makers = {out: line for line in traced.jaxpr.eqns for out in line.outvars}
-        both = [line for line in traced.jaxpr.eqns if line.primitive.name == "add_any"
-                and all(contracted(makers, one) not in (0, 4) for one in line.invars)]
-        found[share] = (traced.lower().compile()(adapters), len(both), kept)
-    (before, apart, _), (after, together, _) = found[False], found[True]
-    assert together >= apart + 3, "gate and up twice, queries and keys at least once"
-    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
 # ── the notebook as a whole ────────────────────────────────────────────────────────────────────────
 
 
