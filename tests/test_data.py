@@ -464,7 +464,6 @@ def test_rows_of_codev_lengths_are_at_least_95_percent_full():
     assert n.mean() / 3_072 == pytest.approx(0.30, abs=0.005)
 
 
-
 # ── The files of a finished run ──
 
 RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")

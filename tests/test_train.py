@@ -354,7 +354,6 @@ def test_the_step_with_its_sharding_constraints_computes_the_same(tiny, monkeypa
     assert shardings(plain) == shardings(sharded)
 
 
-
 # ── Data ──
 
 def test_validation_covers_all_rows_once(tmp_path):
@@ -565,7 +564,6 @@ def test_kill_9_changes_no_bit(tmp_path):
     assert starts[0] == "0" and len(starts) == 2 and 0 < int(starts[1]) < steps
     assert read_log(folder) == read_log(tmp_path / "whole")
     assert final_arrays(folder, steps) == final_arrays(tmp_path / "whole", steps)
-
 
 
 # ── Against PyTorch, in the serving environment ──
