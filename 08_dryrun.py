@@ -357,8 +357,8 @@ figures.draw_anchors(anchors)
 # or 1.12 s if a quarter of an hour went into loading and compiling.
 #
 # The rule for every range in this series stands in `tpu_time/bands.py`: the typical miss is the root mean
-# square of the anchors' logarithms, and a ratio of two predictions has it twice. Single calls from the
-# host are shown and left out of the rule, hits and misses alike: their time includes a dispatch.
+# square of the anchors' logarithms, and a ratio of two predictions has it twice. All anchors count, also
+# the two that time a single call from the host, whose largest part may be the dispatch.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
@@ -373,7 +373,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s")
 # - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.
 # - Its text is a schedule, from which a time follows; what others measured says how far to trust it.
 # - Packing is the largest factor. A step must not return what it does not change.
-# - The fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
+# - By two layers, the fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
 #
 # ### Exercise
 # What is the longest row that fits a v5p-8 on mesh (1, 4) without recomputation? The table has one row

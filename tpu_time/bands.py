@@ -4,11 +4,10 @@ data/anchors/anchors.csv holds such programs beside what is predicted of them (a
 makes it). Their misses are the only knowledge of the model's error there is, so the rule is simple
 and stated here once:
 
-    The typical miss m is the root mean square of log(predicted / measured) over the anchors, but
-    for those that time one call from the host: that includes a dispatch, which no program's text
-    knows, and which repeats hide. A predicted time t becomes the range t / e^m to t e^m. A ratio of two predictions has two such
-    errors, so its range has sqrt(2) m. (Errors that two programs share would cancel; we do not
-    count on it.)
+    The typical miss m is the root mean square of log(predicted / measured) over all anchors that
+    have a prediction. A predicted time t becomes the range t / e^m to t e^m. A ratio of two
+    predictions has two such errors, so its range has sqrt(2) m. (Errors that two programs share
+    would cancel; we do not count on it.)
 """
 
 import csv
@@ -30,7 +29,7 @@ def anchors():
 def typical_miss():
     """The root mean square of log(predicted / measured), as the rule above says."""
     logs = [math.log(float(row["predicted_ms"]) / float(row["measured_ms"]))
-            for row in anchors() if row["predicted_ms"] and row["clock"] != "one call"]
+            for row in anchors() if row["predicted_ms"]]
     return math.sqrt(sum(one * one for one in logs) / len(logs))
 
 
