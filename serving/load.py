@@ -464,10 +464,3 @@ def gaps(result):
         for gap, came in zip(each, start + ttft + np.cumsum(each), strict=True):
             (due if came <= last else after).append(gap)
     return tuple(statistics.median(found) if found else math.nan for found in (due, after))
-
-
-def break_even(train_a, per_million_a, train_b, per_million_b):
-    """Million output tokens at which a and b have cost the same; nan if they never do."""
-    slope = per_million_b - per_million_a
-    tokens = (train_a - train_b) / slope if slope else math.nan
-    return tokens if tokens > 0 else math.nan

@@ -9,19 +9,16 @@ import math
 import random
 from dataclasses import replace
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT, load
 
 import helpers
-from helpers import style
-from serving import Load, Options, draw, limits, physics, server
+from serving import Load, Options, limits, physics, server
 from serving import load as bench
 from tables.hardware import chip
 
-matplotlib.use("agg")
 INF = math.inf
 CONFIG = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
 V6E = Options(engine="tpu-docker", model="m", tensor_parallel=8, chip="v6e")
@@ -405,34 +402,6 @@ def test_gaps_are_longer_while_prompts_are_read():
     result = point(rate=INF, requests=3, failed=1)
     result["ttfts"], result["itls"] = [0.5, 1.0, 0.0], [[0.2, 0.2, 0.2, 0.02, 0.02], [0.02, 0.02], []]
     assert bench.gaps(result) == (0.2, 0.02)
-
-
-@pytest.mark.parametrize("train_a, a, train_b, b, wanted", [(10, 1, 0, 2, 10), (0, 1, 10, 2, None), (1, 1, 2, 1, None)])
-def test_break_even(train_a, a, train_b, b, wanted):
-    found = bench.break_even(train_a, a, train_b, b)
-    assert math.isnan(found) if wanted is None else found == wanted
-
-
-# -- Figures, by what is in them ---------------------------------------------------------------------
-
-def test_the_star_is_the_knee_and_markers_beyond_it_are_hollow():
-    table = repeats_of({4.0: [4.0] * 3, 8.0: [7.8, 7.9, 8.0], 16.0: [10.0] * 3, INF: [9.0] * 3})
-    _, ax = style.figure()
-    draw.throughput(ax, table)
-    (x,), (y,) = next(line for line in ax.lines if line.get_marker() == "*").get_data()
-    assert (x, y) == (8.0, 7.9) and bench.kept_up(table)[0] == 8.0
-    faces = {(line.get_markerfacecolor(), tuple(line.get_xdata())) for line in ax.lines
-             if line.get_marker() == "o"}
-    assert faces == {(draw.BLUE, (4.0, 8.0)), ("white", (16.0, 24.0))}, "all at once stands beyond 16"
-    for kind in ("ttft", "tpot"):
-        _, ax = style.figure()
-        draw.latency(ax, table.assign(ttft_queue_floor_ms=5.0, tpot_floor_ms=1.0), kind)
-        assert [line for line in ax.lines if line.get_linestyle() == "--"]
-    _, ax = style.figure()
-    draw.cost(ax, table, 500)
-    assert "hours of the machine" in ax.get_ylabel()
-    assert {"4/s", "8/s", "16/s", "all at once", "↙ better"} <= {text.get_text() for text in ax.texts}
-    matplotlib.pyplot.close("all")
 
 
 # -- What a run of the series left ---------------------------------------------------------------------

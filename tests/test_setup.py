@@ -56,13 +56,6 @@ def test_what_was_made_at_another_size_is_refused(monkeypatch):
         helpers.same_size("tiny", "02_data.py")
 
 
-def test_a_users_mistake_has_no_traceback_as_a_script():
-    text = "import helpers; helpers.run.one_line_errors(); raise helpers.UserError('the port is taken. Run X.')"
-    answer = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
-    assert answer.returncode == 1
-    assert answer.stderr == "Error: the port is taken. Run X.\n"
-
-
 def test_a_users_mistake_has_no_traceback_in_a_notebook():
     from IPython.core.interactiveshell import InteractiveShell
     shell = InteractiveShell.instance()
