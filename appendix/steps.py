@@ -32,11 +32,10 @@ from tunix.sft import utils as sft_utils
 
 from appendix import quantized
 from helpers import gemma, train
+from helpers.run import phase, write_text
+from tables.hardware import SLICES
 from tpu_time import compiler, fit
 from tpu_time import program as timing
-from tpu_time.compiler import SLICES
-from tables.hardware import chip
-from helpers.run import phase, write_text
 
 FOLDER = Path("data/dryrun")
 RANK, ALPHA = 64, 64.0         # 03's at size 31b, and the published ones
@@ -350,7 +349,7 @@ def times(recipe, flops, moved, guess):
         ten times that.
     """
     piece = SLICES[recipe.topology]
-    spec = chip(piece.chip)
+    spec = piece.chip
     bound = max(flops / spec.flops, moved / spec.bandwidth)
     estimate = guess if bound <= guess < 10 * bound else None
     tokens = real_tokens(recipe)
@@ -370,9 +369,9 @@ def slice_of(recipe):
 def on_slice(topology, mesh):
     """A slice as the time model sees it: its shape, and where the mesh puts each partition."""
     piece = SLICES[topology]
-    sizes = [int(size) for size in piece.topology.split(":")[1].split("x")]
+    sizes = [int(size) for size in piece.topology.split("x")]
     places = tuple(tuple(device.coords) for device in mesh.devices.flat)
-    return timing.Slice(piece.chip, (*sizes, 1)[:3], places)
+    return timing.Slice(piece.kind, (*sizes, 1)[:3], places)
 
 
 def columns_of(recipe, found):
@@ -388,7 +387,7 @@ def columns_of(recipe, found):
         "seconds_predicted": found.seconds, "seconds_compute": found.compute,
         "seconds_exposed": found.exposed + found.copies,
         "tokens_per_second_predicted": tokens / found.seconds, "hours_predicted": hours,
-        "dollars_predicted": hours * piece.chips * chip(piece.chip).dollars_per_hour}
+        "dollars_predicted": hours * piece.chips * piece.chip.dollars_per_hour}
 
 
 def measure(recipe, program, refusal, seconds):
@@ -398,8 +397,9 @@ def measure(recipe, program, refusal, seconds):
     do not take the place of a donated argument, and temporaries, all at once. The program's own
     code comes on top and is not counted.
     """
-    limit = chip(SLICES[recipe.topology].chip).hbm
-    row = dataclasses.asdict(recipe) | {"chips": SLICES[recipe.topology].chips,
+    piece = SLICES[recipe.topology]
+    limit = piece.chip.hbm
+    row = dataclasses.asdict(recipe) | {"chips": piece.chips,
                                         "limit_gib": limit / 2**30, "fits": False}
     if program is None:
         needed = re.search(r"(?:Used |temporaries \()([\d.]+)G", refusal)
@@ -464,7 +464,7 @@ def predict(recipe, text, folder):
     """The time model's columns; the profile of six or all layers is stored beside the table."""
     found = timing.predict(text, slice_of(recipe), part_of)
     if recipe.layers in (0, 2, 6) and found.seconds:
-        profile = timing.summary(found, chip(SLICES[recipe.topology].chip))
+        profile = timing.summary(found, SLICES[recipe.topology].chip)
         write_text(Path(folder) / "profiles" / f"{name_of(recipe)}.json",
                    json.dumps(profile) + "\n")
     return columns_of(recipe, found)

@@ -42,9 +42,6 @@ def one_line_errors():
         shell.set_custom_exc((Exception,), _show_in_shell)
         return
     sys.excepthook = _show_in_script
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):  # somebody else's stream
-            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8
 
 
 def what_to_do(error):
@@ -350,27 +347,10 @@ def read_json(path):
                         "that writes it again.") from error
 
 
-def read_leftover(path, otherwise):
-    """The JSON object of an earlier run; `otherwise` if none is there, or, said, none readable."""
-    if not Path(path).exists():
-        return otherwise
-    with contextlib.suppress(UserError):
-        if isinstance(found := read_json(path), dict):
-            return found
-    print(f"{path} is unreadable and counts as absent", flush=True)
-    return otherwise
-
-
 @contextlib.contextmanager
 def atomic_dir(path):
-    """Yield a fresh directory beside `path`; it becomes `path` only when the block succeeds.
-
-    Raises:
-      UserError: a file is in its place.
-    """
+    """Yield a fresh directory beside `path`; it becomes `path` only when the block succeeds."""
     path = Path(path)
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file and in the way. Move it, then run this again.")
     beside, old = (path.with_name(f".{path.name}.{end}") for end in ("partial", "old"))
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)

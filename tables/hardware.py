@@ -11,7 +11,9 @@ under /proc) and, on a machine with TPU chips, asks how many hosts the slice has
 """
 
 import argparse
+import contextlib
 import functools
+import glob
 import os
 import re
 import urllib.request
@@ -123,11 +125,6 @@ class Slice:
         return int(self.name.split("-")[1]) // self.chip.cores
 
     @property
-    def mesh(self):
-        """(fsdp, tp) where nothing else is asked for: tensor parallelism within a host."""
-        return self.hosts, self.chips // self.hosts
-
-    @property
     def accelerator_type(self):
         """Its name in the Cloud TPU API: v5litepod-4 for a v5e-4."""
         return f"{self.chip.google}-{self.name.split('-')[1]}"
@@ -182,13 +179,8 @@ def slice_of(name):
     return SLICES.get(name) or Slice(name)
 
 
-def chips_of(name):
-    """(kind, chips) of a TPU slice by Google's name: ("v5p", 4) for v5p-8."""
-    return slice_of(name).kind, slice_of(name).chips
-
-
 def slice_name(kind, chips):
-    """The inverse of `chips_of`: "v5p-8" is four chips."""
+    """Google's name of so many chips of a kind: four of v5p are a v5p-8."""
     return f"{kind}-{chips * chip(kind).cores}"
 
 
@@ -232,26 +224,21 @@ class Hardware:
         return f"TPU {self.slice or 'of unknown kind'} ({chips}{hosts})"
 
 
-def detect(root=None, environ=os.environ):
-    """What this machine has, from the kernel's files; takes milliseconds.
+def _root():
+    """The folder that holds sys, dev and proc; HARDWARE_ROOT names another one, for tests."""
+    return Path(os.environ.get("HARDWARE_ROOT") or "/")
 
-    Args:
-      root: folder that holds sys, dev and proc; another one than "/" is for tests. By default
-        the environment's HARDWARE_ROOT, or "/".
-      environ: environment variables (of a container; TPU_WORKER_HOSTNAMES and the like).
 
-    Returns:
-      A `Hardware`.
-    """
-    root = Path(root or environ.get("HARDWARE_ROOT") or "/")
+def detect():
+    """What this machine has, as a `Hardware`: from the kernel's files, in milliseconds."""
+    root = _root()
     tpus, gpus = _pci(root)
-    files = _device_files(root, tpus[0] if tpus else "", environ)
+    files = _device_files(root, tpus[0] if tpus else "")
     if tpus or files:
-        kind = Counter(tpus).most_common(1)[0][0] if tpus else _named_kind(environ)
+        kind = Counter(tpus).most_common(1)[0][0] if tpus else _named_kind()
         # A container may show all chips of its host on the PCI bus and own some of them.
         chips = min(len(tpus), len(files)) if tpus and files else len(tpus) or len(files)
-        return Hardware("tpu", kind, chips, _hosts(kind, chips, environ),
-                        _trouble(root, kind, chips, files))
+        return Hardware("tpu", kind, chips, _hosts(kind, chips), _trouble(root, kind, files))
     gpus = gpus or [""] * len(list((root / "dev").glob("nvidia[0-9]*")))
     return Hardware("gpu", gpus[0], len(gpus)) if gpus else Hardware()
 
@@ -282,7 +269,7 @@ def _pci(root):
     return tpus, gpus
 
 
-def _device_files(root, kind, environ):
+def _device_files(root, kind):
     """The chips' files under /dev.
 
     Some containers hide the PCI bus. Then /dev/accelN is a TPU's all the same, while /dev/vfio/N
@@ -293,35 +280,35 @@ def _device_files(root, kind, environ):
     if kind:
         return accel if chip(kind).files == "accel" else vfio
     hidden = not any((root / "sys/bus/pci/devices").glob("*"))
-    return accel or (vfio if hidden and environ.get("TPU_ACCELERATOR_TYPE") else [])
+    return accel or (vfio if hidden and os.environ.get("TPU_ACCELERATOR_TYPE") else [])
 
 
-def _named_kind(environ):
+def _named_kind():
     """Kind of chip by the accelerator type that Google Kubernetes Engine and Colab set."""
-    named = environ.get("TPU_ACCELERATOR_TYPE", "").rpartition("-")[0]
+    named = os.environ.get("TPU_ACCELERATOR_TYPE", "").rpartition("-")[0]
     return next((one.name for one in CHIPS.values() if named and named in (one.google, one.name)), "")
 
 
-def _hosts(kind, chips, environ):
+def _hosts(kind, chips):
     """Machines of the slice: a v5p-32's host looks like a v5p-8. As JAX asks, but quickly.
 
     The environment knows it under Kubernetes, the metadata server on a TPU VM. Where neither does
     (a machine made by the Compute Engine API) it is one.
     """
-    names = environ.get("TPU_PROCESS_ADDRESSES") or environ.get("TPU_WORKER_HOSTNAMES")
-    if not names and not environ.get("TPU_SKIP_MDS_QUERY"):
-        names = _metadata("worker-network-endpoints", environ)
+    names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
+    if not names and not os.environ.get("TPU_SKIP_MDS_QUERY"):
+        names = _metadata("worker-network-endpoints")
         if not names:
-            accelerator_type = _metadata("accelerator-type", environ)  # v5p-32
+            accelerator_type = _metadata("accelerator-type")  # v5p-32
             cores = re.fullmatch(r"\w+-(\d+)", accelerator_type)
             if cores and chips and kind:
                 return max(1, int(cores[1]) // chip(kind).cores // chips)
     return len([name for name in (names or "").split(",") if name.strip()]) or 1
 
 
-def _metadata(key, environ):
+def _metadata(key):
     """An attribute of this instance from Google's metadata server; "" without one."""
-    host = environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_IP") or "169.254.169.254"
+    host = os.environ.get("GCE_METADATA_HOST") or "169.254.169.254"
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/instance/attributes/{key}",
         headers={"Metadata-Flavor": "Google"})
@@ -333,7 +320,7 @@ def _metadata(key, environ):
         return ""
 
 
-def _trouble(root, kind, chips, files):
+def _trouble(root, kind, files):
     """Why these chips cannot be used now, in one line; "" if nothing is seen."""
     where = f"/dev/{chip(kind).files if kind else 'vfio/'}*"
     if not files:
@@ -354,45 +341,28 @@ def _trouble(root, kind, chips, files):
 
 def _holders(root, files):
     """The other processes that have one of these files open: {pid: name}."""
-    names = {str(file) for file in files} | {f"/{file.relative_to(root)}" for file in files}
-    found = {}
-    for process in (root / "proc").glob("[0-9]*"):
-        if int(process.name) == os.getpid():
-            continue
-        opened = set()
-        try:
-            for link in (process / "fd").iterdir():
-                opened.add(_target(link))
-        except OSError:  # it has ended, or belongs to somebody else
-            continue
-        if opened & names:
-            found[int(process.name)] = _read(process / "comm") or "unknown"
+    names, found = {str(file) for file in files}, {}
+    for link in glob.glob(f"{root}/proc/[0-9]*/fd/*"):
+        process = Path(link).parent.parent
+        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+            if int(process.name) != os.getpid() and os.readlink(link) in names:
+                found[int(process.name)] = _read(process / "comm") or "unknown"
     return found
 
 
-def _target(link):
-    """Where a link points; "" if it is gone, as the one is through which this folder was listed."""
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
-
-
-def huge_pages(root=None, environ=os.environ):
+def huge_pages():
     """What the kernel does with transparent huge pages: always, madvise, never, or "" (unknown).
 
     On v5e and newer chips start-up and shutdown are much slower unless it is "always"
     (jax/_src/cloud_tpu_init.py, which warns).
     """
-    root = Path(root or environ.get("HARDWARE_ROOT") or "/")
-    found = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    found = re.search(r"\[(\w+)\]", _read(_root() / "sys/kernel/mm/transparent_hugepage/enabled"))
     return found[1] if found else ""
 
 
 def main():
     """Print what is here, or what a slice is, as KEY=VALUE lines that a shell can read."""
     parser = argparse.ArgumentParser(description="Say which accelerator this machine has.")
-    parser.add_argument("--root", help="a folder with sys, dev and proc (for tests)")
     parser.add_argument("--slice", help="say what this slice is instead, such as v5p-8")
     words = parser.parse_args()
     if words.slice:
@@ -404,7 +374,7 @@ def main():
                  "TYPE": one.accelerator_type, "RUNTIME": one.runtime, "ZONES": one.zones,
                  "DOLLARS": "" if one.dollars_per_hour is None else f"{one.dollars_per_hour:.2f}"}
     else:
-        found = detect(words.root)
+        found = detect()
         facts = {"ACCELERATOR": found.accelerator, "KIND": found.kind, "CHIPS": found.chips,
                  "HOSTS": found.hosts, "SLICE": found.slice, "TROUBLE": found.trouble,
                  "FOUND": found}

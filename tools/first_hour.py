@@ -62,8 +62,8 @@ def run_command(command, log, seconds, env):
 
 def stages(machine, size_name, own):
     """{name: (command, what it found, why it is skipped)} for a machine, in order; in `own`."""
-    serves = hardware.SLICES[machine.slice].name == "v6e-8" if machine.slice in hardware.SLICES \
-        else size_name == "tiny" and (ROOT / ".venv-serve").exists()
+    serves = machine.slice == "v6e-8" or (
+        not machine.slice and size_name == "tiny" and (ROOT / ".venv-serve").exists())
     return {
         "setup": (["bash", "setup.sh", "train"], dict, ""),
         "data": ([PYTHON, "02_data.py"], dict, ""),

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from helpers import run
-from helpers.run import UserError, read_leftover, run_dir, size, temporary_dir, write_json
+from helpers.run import UserError, read_json, run_dir, size, temporary_dir, write_json
 
 SERVER = [sys.executable, "-m", "serving"]
 # What each page writes under RUN_DIR, besides its figures and its executed copy.
@@ -130,8 +130,9 @@ def execute(sources):
         notebooks.execute(source, run_dir("notebooks"), env={**os.environ, **run.covered()})
         seconds[source.stem] = round(time.perf_counter() - start, 1)
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # KiB, of one process
-        before = read_leftover(run_dir("times.json"), {"seconds": {}, "peak_gib": 0.0})
-        write_json(run_dir("times.json"), {
+        path = run_dir("times.json")
+        before = read_json(path) if path.exists() else {"seconds": {}, "peak_gib": 0.0}
+        write_json(path, {
             "seconds": {**before["seconds"], **seconds},
             "peak_gib": round(max(before["peak_gib"], peak), 2)})
     print("   ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))

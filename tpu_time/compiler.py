@@ -7,34 +7,12 @@ the top, so that `start` can come first.
 import functools
 import importlib.util
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from tables.hardware import chip, chips_of
+from tables.hardware import SLICES
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORM = "tpu_compiler"
-
-
-@dataclass(frozen=True)
-class Slice:
-    """A TPU slice: its topology's name, how many chips of which kind, options for the compiler."""
-
-    topology: str
-    chips: int
-    chip: str
-    options: dict = field(default_factory=dict, hash=False)
-
-
-def _slice(name, shape):
-    kind, chips = chips_of(name)
-    one = {"chips_per_host_bounds": (1, 1, 1)} if chips == 1 else {}
-    return Slice(f"{kind}:{shape}", chips, kind, one)
-
-
-SLICES = {name: _slice(name, shape) for name, shape in {
-    "v5p-8": "2x2x1", "v5p-32": "2x2x4", "v6e-8": "2x4", "v6e-1": "1x1", "v5e-1": "1x1",
-    "v5e-4": "2x2", "v5e-8": "2x4", "v6e-4": "2x2"}.items()}
 
 
 def find():
@@ -79,8 +57,9 @@ def devices_of(name):
     """The devices of a slice ("v5p-8"), for compiling only."""
     from jax.experimental import topologies
     piece = SLICES[name]
+    one = {"chips_per_host_bounds": (1, 1, 1)} if piece.chips == 1 else {}
     return topologies.get_topology_desc(
-        platform="tpu", topology_name=piece.topology, **piece.options).devices
+        platform="tpu", topology_name=f"{piece.kind}:{piece.topology}", **one).devices
 
 
 def slice_table():
@@ -88,11 +67,11 @@ def slice_table():
     import pandas as pd
     rows = {}
     for name, piece in SLICES.items():
-        spec = chip(piece.chip)
+        spec = piece.chip
         rows[name] = {"chips": piece.chips, "HBM GiB per chip": spec.hbm / 2**30,
                       "slice peak TFLOP/s": piece.chips * spec.flops / 1e12,
                       "slice HBM TB/s": piece.chips * spec.bandwidth / 1e12,
-                      "slice USD per hour": piece.chips * spec.dollars_per_hour}
+                      "slice USD per hour": piece.dollars_per_hour}
     return pd.DataFrame(rows).T
 
 

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tables import architecture
-from tables.hardware import chip, chips_of, slice_name
+from tables import architecture, hardware
+from tables.hardware import chip, slice_name
 from tpu_time import stored
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,10 +26,10 @@ TILE = 32              # weights that share a bfloat16 scale (nf4); int8 has one
 REMATS = ("NONE", "BLOCK", "DECODER")  # from the fastest to the smallest
 # Tokens of a row, the better first.
 LENGTHS = {"31b": (4096, 2048), "e2b": (2048, 1024), "e4b": (2048, 1024)}
-SLICES = {name: chips_of(name)  # the renter's table
-          for name in ("v5p-8", "v5p-32", "v6e-8", "v6e-4", "v5e-8", "v5e-4")}
+# The renter's table: (kind, chips) of every slice.
+SLICES = {name: (one.kind, one.chips) for name, one in hardware.SLICES.items() if one.chips > 1}
+ONE_CHIP = {name: (one.kind, 1) for name, one in hardware.SLICES.items() if one.chips == 1}
 SMALL = ("e2b", "e4b")  # models that one chip may hold
-ONE_CHIP = {name: chips_of(name) for name in ("v6e-1", "v5e-1")}
 
 # What a run does beside its steps, and where the numbers come from. Nothing here was timed by us.
 # Published: Google's repositories on the hub. E4B: its matrices here and 0.45 B of its towers.
