@@ -193,6 +193,7 @@ import numpy
 import helpers
 subprocess.run = lambda *_, **__: None  # what pip would do has been done
 {change}
+helpers.run.one_line_errors()
 helpers.opening.install()
 print("went on")
 """
