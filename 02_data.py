@@ -254,7 +254,7 @@ helpers.show_source(chat.render_chats)
 # characters, not the end of a turn. The template of the small models (E2B, E4B) writes no empty
 # thought, and then neither do we.
 #
-# And this is the picture to keep: our counter as the model sees it.
+# The picture to keep, our counter as the model sees it:
 
 # %%
 chats = [data.as_messages(example, cfg.system, cfg.reasoning) for example in examples]

@@ -211,8 +211,7 @@ with gemma.use_mesh(mesh):
 print(f"compiled and called as it is: at most {apart:.2g} apart")
 
 # %% [markdown]
-# That is all of it: functions of trees, compiled once per shape, over arrays that know where they
-# lie.
+# That is all: functions of trees, compiled once per shape, over arrays that know where they lie.
 #
 # ## 3. LoRA: W + (α/r) · A · B
 # Each weight matrix W stays frozen. Beside it you train A, which reads the same input into `rank`
@@ -348,8 +347,8 @@ with gemma.use_mesh(mesh), train.within_memory():
 nnx.update(model, state.adapters)
 
 # %% [markdown]
-# The whole run, read from `log.jsonl` and not from this kernel. Loss is in *nats*, its unit with
-# natural logarithms: guessing among n tokens costs ln n.
+# The whole run, read from `log.jsonl`. Loss is in *nats*, its unit with natural logarithms: guessing
+# among n tokens costs ln n.
 
 # %%
 style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",

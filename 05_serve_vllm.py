@@ -26,7 +26,7 @@
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log`, `serve/docker-compose.yml` |
 # | **Time and cost** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h |
 #
-# The outputs shown are those of the tiny run on two CPU cores. Terms are in the
+# The outputs shown are those of the tiny run. Terms are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
 
 # %% [markdown]
@@ -88,8 +88,8 @@ style.words(pd.DataFrame(serve.table(cfg), columns=["option", "value", "what it 
 # ## 2. Start it
 # Is this the model that was merged? On the real machines `merged/` has travelled through a bucket, and
 # half a shard gives fluent nonsense that looks like a bad fine-tune. So we compare every file with the
-# SHA-256 in `merge.json` (62 GB take about a minute). Can it also get the base, which
-# 07 compares with? Better to ask now.
+# SHA-256 in `merge.json` (62 GB take about a minute). The base, with which 07 compares, must be within
+# reach, too.
 
 # %%
 def check_merged(folder, hashes):
@@ -154,7 +154,7 @@ print(counter, ask(counter), sep="\n")
 # %% [markdown]
 # That is our up-down counter, now over HTTP. ✏️ **Your own request**: change the text, run the cell
 # again. Left the base model, right the tuned one. (The tiny model knows small modules and this way of
-# asking: leave the first sentence as it is. Read its answer closely: only a judge, as in 07, knows.)
+# asking: leave the first sentence as it is. Whether an answer is right, only a judge says: 07.)
 
 # %%
 MINE = """I would like you to implement a module named TopModule with the following interface. \
@@ -198,13 +198,13 @@ print(serve.shown(tpu))
 style.words(flags.explain(tpu).reset_index())
 
 # %% [markdown]
-# Nothing here is specific to the tuned model: it mounts `merged/`. **Text only** is not common
-# practice: Gemma 4 can see, and with pictures on, a step must hold a whole video (2,496 tokens), more
-# than our 2,048.
+# Only the mounted folder, `merged/`, is the tuned model's. **Text only** is our choice: Gemma 4 can
+# see, but with pictures on, a step must hold a whole video (2,496 tokens), more than our 2,048.
 #
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
-# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it. That is the short road for the E2B on one v6e chip. On an H100 it is
-# `gpu-docker`, here it is `cpu`. What changes in the command:
+# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it: the short road for
+# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`. The command of an E2B
+# without Docker begins like this, and the one of the server above like that:
 
 # %%
 bare = serve.command(replace(E2B, engine="tpu", model="/dev/shm/run/merged"))
@@ -232,7 +232,7 @@ print(f"{compose_file} is the container as a file, for `docker compose up`")
 #
 # <details><summary>Answer</summary>
 #
-# About ten. 62.5 GB of weights leave 21 GiB of each chip's 31, and a token takes 0.9 MB of cache.
+# Eleven. The weights leave 21 GiB on each of eight chips, and a token takes 0.98 MB of cache.
 # </details>
 
 # %%
@@ -273,11 +273,10 @@ for version, tp, measured in MEASURED:
 
 # %% [markdown]
 # One formula gives all three. **Row 1** is our first choice; a close relative of it started on half the
-# chips. **Row 5** is the second: only if row 1 ends with `RESOURCE_EXHAUSTED`, write `"31b": SECOND` in
-# section 1 and run `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time.
-# A sliding layer needs its last 1,024 tokens only, but the pinned server keeps all: hence **not today**.
-#
-# Fewer bits may cost answers. Whether they do, 07's comparison says, problem by problem (exercise 2).
+# chips. If it ends with `RESOURCE_EXHAUSTED`, take **row 5**: write `"31b": SECOND` in section 1 and run
+# `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time; what it costs in
+# answers is exercise 2. A sliding layer needs only its last 1,024 tokens, but this version of vLLM keeps
+# all: hence **not today**.
 #
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
@@ -297,7 +296,7 @@ for what, n in {
     print(f"{what:22} {n:5} tokens, computed {bucket:5}, wasted {1 - n / bucket:.0%}")
 
 # %% [markdown]
-# A lone sequence wastes 15 of 16 rows, which costs little: decoding waits for memory, not for
+# A lone sequence wastes 15 of 16 places, which costs little: decoding waits for memory, not for
 # arithmetic. A prompt of 1,100 tokens is computed as 2,048, and that does cost. Under load vLLM
 # fills a step with the tokens of several requests.
 #
@@ -378,13 +377,14 @@ if beside:
         )
 
 # %% [markdown]
-# **A tuned model leaves its drafter behind.** The assistant was trained on what the stock model says. On
-# a LoRA target others saw 3 to 13 % of its proposals accepted, and 21 to 25 % after eleven minutes of
+# Here the tuned model's: its answers repeat names of the request, which `ngram` finds. **But a tuned
+# model leaves a trained drafter behind.** The assistant learned what the stock model says. With a model
+# tuned by LoRA others saw 3 to 13 % of its proposals accepted, and 21 to 25 % after eleven minutes of
 # training the drafter as well
-# ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)); a target of other
-# precision can fall to 0.2 % ([vllm 41789](https://github.com/vllm-project/vllm/issues/41789)). A proposal
-# that is refused was computed in vain. So measure before you promise: 06 prints the same line for any
-# server with a drafter. For the 31B:
+# ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)); a model of other
+# precision can fall to 0.2 % ([vllm 41789](https://github.com/vllm-project/vllm/issues/41789)). A refused
+# proposal was computed in vain, so measure before you promise: 06 prints the same line for any server
+# with a drafter. For the 31B:
 
 # %%
 # first: hf download google/gemma-4-31B-it-assistant --local-dir /dev/shm/gemma-4-31B-it-assistant
@@ -394,10 +394,9 @@ print(serve.news(serve.command(assisted), tpu))
 # %% [markdown]
 # ## 10. The adapter without merging
 # vLLM can also load the base and add the adapter's product at every matrix: one base, many fine-tunes,
-# switched by the model's name. On a TPU only its PyTorch models do (`implementation="vllm"`, *torchax*),
-# and upstream tests that with a small Qwen alone. Where it works, both ways must agree. The merged
-# model, base + adapter, and the base alone each give a log-probability to every token of the merged
-# model's answer:
+# chosen by the model's name. On a TPU only its PyTorch models do (`implementation="vllm"`), tested
+# upstream with a small Qwen. Where it works, both ways must agree. The merged model, base + adapter, and
+# the base alone each give a log-probability to every token of the merged model's answer:
 
 # %%
 if beside:
@@ -433,16 +432,16 @@ if beside:
 # build/bin/llama-server -m gemma4-verilog.gguf --jinja --port 8080
 # ```
 #
-# `tests/test_laptop.py` does this with the tiny model, whose tokenizer is no Gemma's, by token ids: the same
-# greedy answers as vLLM's. Compare the ids of a Gemma tokenizer yourself: others found differences
-# ([llama.cpp 23252](https://github.com/ggml-org/llama.cpp/issues/23252)). With Ollama the last two lines are `ollama create gemma4-verilog -f Modelfile`, whose only line is
-# `FROM ./gemma4-verilog.gguf`, and `ollama run gemma4-verilog`.
+# `tests/test_laptop.py` does this with the tiny model by token ids: the same greedy answers as vLLM's.
+# Its tokenizer is not Gemma's, so compare those ids yourself: others found differences
+# ([llama.cpp 23252](https://github.com/ggml-org/llama.cpp/issues/23252)). With Ollama, write the line
+# `FROM ./gemma4-verilog.gguf` into a file `Modelfile`, then `ollama create gemma4-verilog -f Modelfile`
+# and `ollama run gemma4-verilog`.
 #
 # ## 12. It stays
-# The server listens on `127.0.0.1`: `host="0.0.0.0"` would open it to everybody who can reach the machine,
-# without a password. It outlives this notebook; 06 and 07 find it by `serve/server.json`, or start it again
-# from `serve/options.json`, as the next cell does. By hand: `python -m serving start|status|stop` and the
-# folder.
+# The server listens on `127.0.0.1`: `host="0.0.0.0"` would open it, without a password, to everybody who
+# can reach the machine. It outlives this notebook. 06 and 07 find it by `serve/server.json`, or start it
+# again from `serve/options.json`; asked for a server that runs, `start` returns that one:
 
 # %%
 again = server.start(serve.read(folder), folder)
@@ -453,11 +452,10 @@ print(f"process {again['pid']} and {len(server.members(again)) - 1} more")
 # ## Recap
 # - A server is one command, which one function makes for TPU, GPU and CPU; the files that it serves are
 #   those that were merged, and its prompts have the tokens of training.
-# - What the weights leave is KV cache: room for about ten long requests on eight chips.
+# - What the weights leave is KV cache: room for eleven long requests on eight chips.
 # - A drafter guesses the stock model's words, not yours: count before you promise.
 #
-# Something went wrong? [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md), by
-# symptom.
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
 # ### Exercises
 # 1. How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?

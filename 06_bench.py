@@ -26,8 +26,7 @@
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
 # | **Time and cost** | tiny: about three minutes. 31b: about three hours of a v6e-8, 60 USD at 21.52 USD/h (section 4 computes it) |
 #
-# The outputs shown are a rehearsal on two CPU cores: method and client are the real ones. Terms are in
-# the [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
+# The outputs shown are those of the tiny run; method and client are the real ones.
 
 # %% [markdown]
 # ## Before we start
@@ -174,20 +173,18 @@ display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
         .format(precision=2, subset=["delivered /s", "goodput /s"]))
 
 # %% [markdown]
-# Medians of three; latencies in milliseconds, of completed requests, from the first to the last: the queue
-# that builds up and the drain at the end are in them. `goodput` is the part of `delivered` that kept the
-# objective: vLLM divides by the whole duration, we multiply the share of good requests with `delivered`.
-# vLLM rescales its random gaps, so that n requests take n / rate. At the end of a run nothing new arrives and
-# the server empties; `delivered_rate` takes out what an idle server would need for one request.
+# Medians of three repeats; latencies in milliseconds, of all completed requests. `delivered` is requests per
+# second, less the time that the last one would need alone: nothing new arrives then. `goodput` is
+# `delivered` times the share of requests that kept the objective.
 #
 # ## 5. The knee
 # **Up to which rate would you promise anything?** Look at `delivered` and TTFT before you open the answer.
 #
 # <details><summary>Answer</summary>
 #
-# While the server keeps up, `delivered` follows the rate and TTFT hardly moves. Then `delivered` stays where
-# it is and TTFT jumps. The **knee** is the last rate that it kept up with: in the middle of three repeats at
-# least 90 % of it was delivered, and of all smaller rates.
+# While the server keeps up, `delivered` follows the rate and TTFT grows slowly. Then `delivered` levels off,
+# and TTFT grows with every further request. The **knee** is the last rate that it kept up with: in the
+# median of three repeats at least 90 % of it was delivered, and of all smaller rates.
 # </details>
 
 # %%
@@ -213,9 +210,9 @@ for (inputs, outputs), (last, above) in knees.items():
     )
 
 # %% [markdown]
-# Left of its star a curve lies on the diagonal, and there you cannot see how fast a server is: every server
+# Left of its star a curve follows the diagonal, and there you cannot see how fast a server is: every server
 # that keeps up delivers what is offered. Where the bars of two points overlap, three repeats do not tell them
-# apart. Compare nothing beyond the knee.
+# apart. Compare no latencies beyond the knee.
 #
 # ## 6. Inside one point
 # Why not? We draw every request of the largest rate:
@@ -236,9 +233,9 @@ print(f"between two tokens of an answer: {1e3 * due:.0f} ms (median) while first
 
 # %% [markdown]
 # A step has room for 2,048 tokens (05): one for each answer that has begun, the rest for prompts. With
-# prompts in it, it takes longer; so what an answer waits for is the prompts that came after its own. Right of
-# the dotted line nothing new arrives. Twice the requests would give about twice the times: **beyond the
-# limit both measure the length of the test**, not the server.
+# prompts in it, it takes longer; so an answer waits for the prompts that came after its own. Right of
+# the dotted line nothing new arrives. With twice the requests the times would be about twice as long:
+# **beyond the knee TTFT and TPOT measure the length of the test**, not the server.
 #
 # ## 7. The floor: how fast could it be?
 # The first token needs the whole prompt to go through every layer: operations that follow from
@@ -287,10 +284,10 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyo
 
 # %% [markdown]
 # Which of them may be promised? The largest rate up to the knee at which nine requests in ten kept the
-# objective. But a run of seconds cannot see a queue that grows slowly: simulated, a 31B at 90 % of its limit keeps
-# the objective for everybody in one minute and for 54 to 82 % of requests in ten. So the price of a rate counts
-# only after **one long run**, of at least twenty latencies. If the rate does not hold, the next lower one is
-# tried.
+# objective. But a run of seconds cannot see a queue that grows slowly: in a simulation, a 31B at 90 % of its
+# limit keeps the objective for all requests of one minute, and for 54 to 82 % of those of ten minutes. So the
+# price of a rate counts only after **one long run**, at least twenty times as long as a request takes. If the
+# rate does not hold, the next lower one is tried.
 
 # %%
 confirmed = confirm(client, options, cfg, results_in, table)
@@ -382,8 +379,8 @@ print(f"one block is {block} tokens")
 #
 # ## 10. What could a drafter gain?
 # A drafter (05) makes several tokens of one step, and checking k proposals costs the arithmetic of k more
-# tokens. So it gains where a step waits for memory, with few requests in flight, and less as the machine
-# fills. By the floors of the 31B on a v6e-8, if two of four proposals are accepted, three tokens a step:
+# tokens. **Up to how many requests at once does that arithmetic cost nothing?** By the floors of the 31B on a
+# v6e-8, if two of four proposals are accepted, three tokens a step:
 
 # %%
 big = helpers.read_json("data/configs/gemma4_31b.json")
@@ -404,7 +401,8 @@ for batch in (1, 16, 64, 256):
 print("this server:", results[0]["series"]["speculation"] or "has no drafter")
 
 # %% [markdown]
-# The server of 05 stays for 07.
+# Beyond 256: each of these steps still waits for memory, so the gain is all three tokens. That is the most;
+# the drafter's own time is not in it. The server of 05 stays for 07.
 #
 # ## Recap
 # - A user waits for the first token (prefill) and for each further one (decode).
@@ -413,7 +411,7 @@ print("this server:", results[0]["series"]["speculation"] or "has no drafter")
 #   long run.
 # - A floor stands beside each latency. A token is cheapest on a full machine, where users queue.
 #
-# Something went wrong? [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md), by symptom.
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
 # ### Exercises
 # 1. How many prefill FLOP/s did the server do at its knee, as a share of the peak?
@@ -426,7 +424,7 @@ print("this server:", results[0]["series"]["speculation"] or "has no drafter")
 # ```
 # </details>
 #
-# 2. Give one request 30 times the prompt of the others. Whose TTFT grows, and why does its own server not
+# 2. Give one request 30 times the prompt of the others. Whose TTFT grows, and why does the server not
 #    answer the short ones first?
 #
 # <details><summary>Solution</summary>

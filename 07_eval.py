@@ -45,11 +45,12 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Settings
-# A **plan** says how answers are drawn: which wording, how many per problem, how random. The first
-# is the main one. The wordings: `ours` is the chat that training used, `official` is verilog-eval's
-# own chat, `examples` shows two solved problems and lets the model continue, and `comment` writes the
-# problem as the comment above a module, as Verilog files have it. **Greedy** takes the likeliest
-# token always. How the models are served is not said here: 05 left that in `serve/options.json`.
+# A **plan** says how answers are drawn: which wording, how many per problem, how random (`temperature`;
+# `top_p` keeps only the likeliest tokens, up to that share). The first is the main one. Four wordings:
+# `ours` is the chat that training used, `official` is verilog-eval's own chat, `examples` shows two
+# solved problems and lets the model continue, and `comment` writes the problem as the comment above a
+# module, as Verilog files have it. **Greedy** always takes the likeliest token. How the models are
+# served, 05 left in `serve/options.json`.
 
 # %%
 import math
@@ -132,12 +133,12 @@ display(scores.verdict_table(
 # *timeout* (30 seconds of CPU, or the testbench's own `TIMEOUT`); *runtime* (the simulation broke
 # down); *compile* and *syntax* (Icarus does not take it); *refused* (it opens files, or ends the
 # simulation); *no code*. The rules are verilog-eval's: its command line, and its list of messages that
-# fail an answer whatever comes after them. Its own finer letters are kept in `per_problem.csv`.
+# fail an answer whatever comes after them.
 #
 # ## 3. A judge that an answer cannot talk to
-# An answer is untrusted code. Put into one program with the testbench, it can print, stop the
-# simulation, read the reference by its name (`good1.state`) or pull an input that both share. Guarding
-# against each trick is a race. So here the answer never meets the other two:
+# An answer is untrusted code. In one program with the testbench, it can print, stop the simulation,
+# read the reference by its name (`good1.state`) or pull an input that both share. Guarding against each
+# trick is a race. So here the answer never meets the other two:
 
 # %%
 display(SVG("assets/figures/judge.svg"))
@@ -180,14 +181,14 @@ verdicts = [verilog.judge(COUNTER, with_trick(RIGHT, trick), quick) for trick in
 display(scores.verdict_table(verdicts, trick=list(TRICKS)))
 
 # %% [markdown]
-# The last two pass, as they should: what a right answer prints or mentions harms nobody. Verdicts and
-# counts equal those of one joint program on all 350 references of verilog-eval and of the tiny
-# benchmark, races of some testbenches included; a generator in
+# The last two pass, as they should: what a right answer prints or mentions harms nobody. On all 350
+# references of verilog-eval and the tiny benchmark, verdicts and counts equal those of one joint
+# program. A generator in
 # [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes
 # over two thousand attacks, and none passes.
 #
 # ## 4. The ceiling
-# Before any model, we judge each problem's own reference. What even that cannot win, nobody can.
+# First we judge each problem's own reference. What even that cannot win, no model can.
 
 # %%
 folder = exams.fetch(cfg.problems)
@@ -206,12 +207,11 @@ for task, each in tasks.items():
         display(scores.verdict_table(list(lost.values()), problem=list(lost)))
 
 # %% [markdown]
-# Here all can be won. In verilog-eval, on Icarus 11, 153 of 156 references of spec-to-rtl show no
-# mismatch (code-complete: 154), and 151 (152) can be won. Prob099's testbench connects ports that its
-# interface does not have; Prob151 and Prob156 need a cast that Icarus 11 lacks and 12 has; Prob082 and
-# Prob141 print `TIMEOUT` before their result, which the official rules fail. Prob099 is *disputed*,
-# and by an open pull request of verilog-eval so are Prob118, 134, 135 and 153: scores are given with
-# and without them.
+# Here all can be won. In verilog-eval, on Icarus 11, 151 of 156 can. Prob099's testbench connects ports
+# that its interface does not have; Prob151 and Prob156 need a cast that Icarus 12 has; Prob082 and
+# Prob141 print `TIMEOUT` before their result, which the official rules fail. Prob099 is *disputed*, and
+# by an open pull request of verilog-eval so are Prob118, 134, 135 and 153: scores are given with and
+# without them.
 #
 # ## 5. Asking
 # What is served must be what 04 merged, asked as it was trained. Otherwise the score belongs to another model.
@@ -310,8 +310,8 @@ style.finish(fig, "07_answers", where)
 # mixed ones another try helps. Many *no code* would mean a wording that the model does not follow.
 #
 # Has the exam leaked? 02 compared prompts. Here the trained *answers* are compared with the references,
-# without comments, spaces and names of modules. What the base read before us nobody can check; it has
-# probably seen HDLBits, from which verilog-eval's problems come.
+# without comments, spaces and names of modules. What a downloaded base has read nobody can check: probably
+# HDLBits, from which verilog-eval's problems come.
 
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
@@ -341,10 +341,8 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 # ## 8. How sure are we?
 # Problems are a sample of what one could ask. So we **bootstrap** over them: draw as many problems with
 # replacement, average, repeat, keep the middle 95 %. Where nothing passes there is nothing to vary, and
-# an exact interval helps: after 0 of n, the true share may still be about 3.7/n.
-#
-# The tiny benchmark has two halves. *Old* families of modules stood in the base's pretraining, *new*
-# ones only in the fine-tune's data; every problem has widths and names that neither saw.
+# an exact interval helps: after 0 of n, the true share may still be about 3.7/n. (A benchmark may bring
+# a `families.csv` that marks kinds of problems which only the fine-tune's data holds; ours has none.)
 
 # %%
 problems = tasks["spec-to-rtl"]
@@ -360,8 +358,8 @@ board = scores.board(runs, {"old families": ~new, "new families": new, "undisput
 display(board.round(3))
 
 # %% [markdown]
-# The same weights, asked in another wording, are another model. So a pass@k belongs to a model *and* a
-# wording, and whoever cites one must name both.
+# Compare the base by `ours` and by `comment`: from nothing to about nine problems in ten, with the same
+# weights. So a pass@k belongs to a model *and* a wording, and whoever cites one must name both.
 #
 # ## 9. Two models on the same problems
 # Both models met the same problems and fail on the hard ones. A **paired** comparison takes that out:
@@ -418,15 +416,20 @@ right.set_ylabel("tuned minus " + f"base, {rival}")
 style.finish(fig, "07_scores", where + ". Bars and band: 95 %; hatched: new families")
 
 # %% [markdown]
-# A p-value answers one question: how often would equal models differ this much, by the luck of the
-# answers drawn? It knows nothing of another wording or another training seed:
+# **Tuning taught this model to answer; it did not teach it Verilog.** In the chat it was tuned for, it
+# passes about three answers in four where its base passes none. But as a comment above the module the
+# base, too, can be asked, and passes more. (So asked, both are alike: section 8.)
+#
+# A p-value answers one question: how often would equal models differ this much by chance? It knows
+# nothing of another wording or another training seed:
 # [11](11_qlora.ipynb) shows a difference of ten points, p = 0.002, that two more seeds removed.
 #
 # **At 31B** the strongest rival is the base with *thinking*, which the plan asks, too. Expect no easy
-# win: [`data/published/neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)
-# lists the published scores nearby. A 31B tuned without reasoning reached 64 to 70 %, GPT-4o 63 %, a 7B
-# trained to reason 69 %, and whether tuning without reasoning beats a base that thinks is unmeasured.
-# verilog-eval is nearly saturated and [contaminated](https://arxiv.org/abs/2503.13572).
+# win. Published nearby
+# ([`neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)):
+# a 31B tuned without reasoning 64 to 70 %, GPT-4o 63 %, a 7B trained to reason 69 %. Nobody has
+# published the base that thinks. verilog-eval is nearly saturated and
+# [contaminated](https://arxiv.org/abs/2503.13572).
 #
 # ## 10. Reading one failure
 # A score says how often, a failure says why. One answer of the tuned model that runs and differs, and
@@ -450,14 +453,14 @@ ax.set_title(f"{problem.name}: first mismatch counted at {at} ps")
 style.finish(fig, "07_waveform", where + "; dashed: the first mismatch; buses in hexadecimal")
 
 # %% [markdown]
-# Find the line of the code that does it: this is the feedback that a better dataset starts from.
+# Which line of the code does it? With that question a better dataset begins.
 #
 # ## 11. Not Verilog?
 # A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it is graded.
 # `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`;
 # `exact_match` and `contains` ship, and a score of your own is a function. Here is one for the answers
 # above, with the same interval and pairing. (A few general questions, asked of both models, show what
-# was forgotten.)
+# was forgotten.) **Can a model name every port and still fail?**
 
 # %%
 def names_the_ports(question, answer, reference):
@@ -482,6 +485,9 @@ print("names every port: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f},
     own["first"][0], own["second"][0], *own["difference"]))
 
 # %% [markdown]
+# It can: section 10's answer does. A score that nobody fails compares nothing; try yours on a bad answer
+# first.
+#
 # ## 12. Save what was measured
 
 # %%
@@ -519,7 +525,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
 # - Scores carry intervals over problems, models are compared problem by problem, and the rival is the
 #   base in the wording that it likes best.
 #
-# Something wrong? [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
 # ### Exercises
 # 1. How many problems would show a true difference of 0.02 in pass@1, if the differences scatter as
