@@ -6,10 +6,8 @@
 import gzip
 import itertools
 import json
-import os
 import subprocess
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -462,43 +460,3 @@ def test_rows_of_codev_lengths_are_at_least_95_percent_full():
     assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
     assert n.sum() / len(packing.fill_rows(n, 4_096, 7)) / 4_096 >= 0.95
     assert n.mean() / 3_072 == pytest.approx(0.30, abs=0.005)
-
-
-# ── The files of a finished run ──
-
-RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")
-
-
-@pytest.mark.series
-@pytest.mark.skipif(not (RUN / "data" / "meta.json").exists(), reason=f"no data in {RUN}: run 02_data.py")
-def test_the_run_holds_together():
-    meta = json.loads((RUN / "data/meta.json").read_text())
-    assert meta["rows_in"] == meta["rows_kept"] + sum(meta["dropped"].values())
-    assert meta["rows_kept"] == meta["train_examples"] + meta["val_examples"]
-    tokenizer = chat.load_tokenizer(ROOT / meta["tokenizer"])
-    assert meta["template_sha256"] == chat.template_sha256(tokenizer)
-    prompts = {}
-    for part in ("train", "val"):
-        rows = {path.stem: np.load(path) for path in (RUN / "data" / part).glob("*.npy")}
-        assert rows["tokens"].shape == (meta[f"{part}_rows"], meta["sequence_length"])
-        examples = [rows["tokens"][row][rows["segment_ids"][row] == segment]
-                    for row in range(len(rows["tokens"]))
-                    for segment in range(1, rows["segment_ids"][row].max() + 1)]
-        trained = [rows["loss_mask"][row][rows["segment_ids"][row] == segment]
-                   for row in range(len(rows["tokens"]))
-                   for segment in range(1, rows["segment_ids"][row].max() + 1)]
-        assert len(examples) == meta[f"{part}_examples"]
-        prompts[part] = {tokenizer.decode(ids[~mask]) for ids, mask in zip(examples, trained)}
-        for ids, mask in zip(examples, trained):
-            assert ids[0] == tokenizer.bos_token_id and (ids == tokenizer.bos_token_id).sum() == 1
-            answer = tokenizer.decode(ids[mask])
-            assert answer.startswith("```verilog\nmodule") and answer.endswith("\n```<turn|>")
-        if part == "train":
-            assert meta["tokens"] == (rows["segment_ids"] > 0).sum()
-            assert meta["trained_tokens"] == rows["loss_mask"].sum()
-            assert meta["fill"] == pytest.approx((rows["segment_ids"] > 0).mean())
-    assert not prompts["train"] & prompts["val"]
-    samples = json.loads((RUN / "data/samples.json").read_text())
-    assert len(samples) == 3
-    for sample in samples:
-        assert tokenizer.decode(chat.prompt_ids(tokenizer, sample["messages"])) in prompts["val"]

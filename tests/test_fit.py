@@ -4,7 +4,6 @@
 """
 
 import itertools
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -108,17 +107,6 @@ def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
     unknown = fit.will_it_fit("v6e", 4)
     assert fit.run_cost(unknown, 1e6, 1.0)["at_least"] and not fit.run_cost(
         unknown, 1e6, 1.0, speed=2_000.0)["at_least"]
-
-
-def test_the_renters_table_has_every_slice_and_base_and_json_can_hold_it():
-    rows = fit.renters_rows()
-    assert [(found.slice, found.base_dtype) for found, _ in rows] == [
-        (name, dtype) for name in fit.SLICES for dtype in fit.BASE_BYTES]
-    fitting = {found.slice for found, _ in rows if found.fits}
-    assert {"v5p-8", "v5p-32", "v6e-8"} <= fitting
-    assert not next(f for f, _ in rows if (f.slice, f.base_dtype) == ("v5e-4", "bfloat16")).fits
-    page = json.loads(json.dumps(fit.page_data()))
-    assert len(page["rows"]) == 3 * (3 * len(fit.SLICES) + 2 * len(fit.ONE_CHIP))
 
 
 def test_a_run_validates_and_saves_as_often_as_03():

@@ -406,16 +406,6 @@ def test_the_stack_names_the_part(part):
     assert steps.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == part
 
 
-def test_pass_and_part_from_the_name():
-    name = "jit(s)/transpose(jvp(jvp()))/checkpoint/rematted_computation/BTD,Dr,rNH->BTNH/dot_general"
-    assert program.direction_of(name) == "recomputed"
-    assert program.direction_of("jit(s)/transpose(jvp())/mul") == "backward"
-    assert program.direction_of("jit(s)/jvp(BTD,NDH->BTNH)/dot_general") == "forward"
-    assert program.direction_of("jit(s)/sqrt") == "rest"
-    assert steps.part_of([], name, True, False) == "LoRA"
-    assert steps.part_of([], "jit(s)/convert_element_type", False, True) == "conversions"
-
-
 def test_an_update_in_place_writes_what_is_new():
     inside = ("%put (q: bf16[1024,8192], r: bf16[8,8192]) -> bf16[1024,8192] {\n"
               "  %q = bf16[1024,8192]{1,0} parameter(0)\n  %r = bf16[8,8192]{1,0} parameter(1)\n"

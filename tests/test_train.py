@@ -59,17 +59,16 @@ def randomise_b(model, seed=0):
     return model
 
 
-def forward(model, mesh, tokens, mask=None, positions=None):
+def forward(model, mesh, tokens):
     graph, state = nnx.split(model)
     length = tokens.shape[1]
-    mask = np.tril(np.ones((1, length, length), bool)) if mask is None else mask
+    mask = np.tril(np.ones((1, length, length), bool))
     with gemma.use_mesh(mesh):
         return np.asarray(jax.jit(lambda s, t, p, m: nnx.merge(graph, s)(t, p, None, m)[0])(
-            state, tokens, np.arange(length)[None] if positions is None else positions, mask))
+            state, tokens, np.arange(length)[None], mask))
 
 
 # ── Config ──
-
 
 @pytest.mark.parametrize("count,shared", [(35, 20), (42, 18), (7, 1), (29, 11), (31, 6)])
 def test_shared_layers_survive_tunix_rounding(count, shared):
