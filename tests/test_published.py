@@ -74,15 +74,6 @@ def test_the_sixteen_points_stay_too_fast_at_random_gaps():
     assert max(share for share, mark in zip(possible, marked, strict=True) if mark) < 0.01
 
 
-def test_series_fall_or_rise_as_10_says():
-    value = sweep().pivot_table(index=["tokens", "device"], columns="qps", values="value")
-    falls = value[2] < value[1]
-    assert falls.sum() == 9
-    assert list(falls.index[~falls]) == [(4096, "gpu"), (8192, "gpu"), (8192, "tpu")]
-    flat = value[falls][[2, 4, 8, 16]]
-    assert (flat.max(axis=1) / flat.min(axis=1)).max() < 1.45
-
-
 @pytest.mark.parametrize("tokens, low, high", [(4096, 2.72, 2.72), (8192, 1.4, 2.0), (15360, 2.3, 3.8)])
 def test_cold_ratios_that_random_gaps_allow(tokens, low, high):
     """The prefill times that give the plotted medians at QPS 1, per draw of the gaps: middle 90 %."""

@@ -128,16 +128,6 @@ def test_the_opening_works_in_our_environment(tmp_path):
         assert answer.returncode == 0 and "environment ready: .venv" in answer.stdout, answer.stderr
 
 
-def test_the_opening_leaves_other_pythons_alone(tmp_path):
-    python = other_python(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    answer = opening(python, ROOT)
-    assert answer.returncode == 1
-    assert len(answer.stderr.splitlines()) == 1 and answer.stderr.startswith("Error: this is the Python of ")
-    assert str(tmp_path / "other") in answer.stderr and f"{ROOT}/.venv/bin/python" in answer.stderr
-    assert sorted(tmp_path.rglob("*")) == before and "setup:" not in answer.stdout
-
-
 def test_without_an_environment_the_command_is_named(tmp_path):
     copy_rooms(tmp_path / "copy")
     answer = opening(other_python(tmp_path), tmp_path / "copy")

@@ -1,9 +1,8 @@
-"""Figures that several notebooks share: the road, coloured tokens, packed rows, answers in columns.
+"""Figures that several notebooks share: coloured tokens and packed rows, and the study of lengths.
 
     .venv/bin/python -m pytest tests/test_style.py
 """
 
-import IPython.display
 import matplotlib
 import numpy as np
 import pytest
@@ -24,10 +23,6 @@ def shown(monkeypatch, tmp_path):
     plt.close("all")
 
 
-def texts(fig):
-    return [text.get_text() for ax in fig.axes for text in ax.texts]
-
-
 def test_tokens_are_drawn_in_the_colour_of_what_is_done_with_them(shown, tmp_path):
     pieces, mask = ["<bos>", "ask\n", "module", " m;\n  ", "$x$", "end"], [False] * 2 + [True] * 4
     style.show_tokens(pieces, mask, "tokens", "a title", columns=10)
@@ -39,12 +34,6 @@ def test_tokens_are_drawn_in_the_colour_of_what_is_done_with_them(shown, tmp_pat
     assert matplotlib.colors.same_color(colors[2], style.BLUE)
     assert drawn["module"].get_position()[1] > drawn["<bos>"].get_position()[1]  # another line
     assert (tmp_path / "figures" / "tokens.png").stat().st_size > 1_000
-
-
-def test_the_four_kinds_of_tokens():
-    kinds = style.token_kinds([True, False, False, True], [True, False, True, False])
-    assert kinds == ["trained", "context", "not trained, but should be", "trained, but should not be"]
-    assert set(kinds) == set(style.TOKEN_LOOK)
 
 
 def test_packed_rows_are_drawn_place_by_place():
@@ -59,15 +48,6 @@ def test_packed_rows_are_drawn_place_by_place():
             box = path.get_extents()
             drawn[round(box.y0 + 0.4), round(box.x0):round(box.x1)] += 1
     assert np.array_equal(drawn, (packed["segment_ids"] > 0) + 1 * packed["loss_mask"])
-
-
-def test_answers_stand_side_by_side_as_they_are(monkeypatch):
-    pages = []
-    monkeypatch.setattr(IPython.display, "display", lambda html: pages.append(html.data))
-    style.side_by_side({"base": "", "tuned": "<turn|> a && b" + "z" * 900}, "What <b>?")
-    page, = pages
-    assert "(nothing)" in page and "&lt;turn|&gt; a &amp;&amp; b" in page and "What &lt;b&gt;?" in page
-    assert 600 < page.count("z") <= 700 and page.index("base") < page.index("tuned")
 
 
 def test_length_study_by_hand():

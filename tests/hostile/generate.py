@@ -1,7 +1,5 @@
 """Write attacks for any problem: modules that implement nothing and reach for what would let them pass.
 
-    .venv/bin/python tests/hostile/generate.py data/tiny_eval 3     (print those for the third problem)
-
 A problem is compiled with its reference in the candidate's place, and ports, scopes, variables,
 tasks and parameters are read from the program. From these, `attacks` makes about thirty candidates:
 reading, writing, calling, disabling, overriding, binding, redefining and instantiating what the
@@ -11,15 +9,11 @@ same name mean something when the candidate is compiled alone.
 
 import itertools
 import re
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from verilog import judging as judge, problems as exams, sandbox  # noqa: E402
+from verilog import judging as judge, problems as exams, sandbox
 
 
 @dataclass(frozen=True)
@@ -358,10 +352,3 @@ def every(folders, each=25):
         for problem in exams.load_problems(folder):
             for attack in attacks(problem, next(turn), each):
                 yield problem, attack
-
-
-if __name__ == "__main__":
-    problems = exams.load_problems(sys.argv[1])
-    chosen = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    for attack in attacks(problems[chosen - 1], chosen):
-        print(f"// {attack.kind}: {attack.how}\n{attack.code}")
