@@ -341,20 +341,15 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 # ## 8. How sure are we?
 # Problems are a sample of what one could ask. So we **bootstrap** over them: draw as many problems with
 # replacement, average, repeat, keep the middle 95 %. Where nothing passes there is nothing to vary, and
-# an exact interval helps: after 0 of n, the true share may still be about 3.7/n. (A benchmark may bring
-# a `families.csv` that marks kinds of problems which only the fine-tune's data holds; ours has none.)
+# an exact interval helps: after 0 of n, the true share may still be about 3.7/n.
 
 # %%
 problems = tasks["spec-to-rtl"]
 names = [problem.name for problem in problems]
-listed = Path(folder) / "families.csv"
-new = pd.read_csv(listed).set_index("problem").new.reindex(names).astype(bool).to_numpy() \
-    if listed.exists() else np.zeros(len(names), bool)
 disputed = np.array([name.startswith(cfg.disputed) for name in names])
 runs = {(label, plan.name): [scores.counts(judged[label], plan.name, names)] for label in models
         for plan in cfg.plans if plan.only in ("", label)}
-board = scores.board(runs, {"old families": ~new, "new families": new, "undisputed": ~disputed,
-                            "winnable": winnable["spec-to-rtl"]})
+board = scores.board(runs, {"undisputed": ~disputed, "winnable": winnable["spec-to-rtl"]})
 display(board.round(3))
 
 # %% [markdown]
@@ -385,16 +380,7 @@ against = {
 for name, found in against.items():
     print("pass@1, tuned minus base asked by {}: {:+.3f} [{:+.3f}, {:+.3f}], p = {:.2g}".format(
         name, *found["difference"], found["p"]))
-best, values = against[rival], np.array(against[rival]["values"])
-for name, chosen in (("old", ~new), ("new", new)):
-    if new.any():
-        print(
-            "{} families: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f}, {:+.3f}]".format(
-                name,
-                *values[:, chosen].mean(axis=1),
-                *scores.interval(np.diff(values[:, chosen], axis=0)[0]),
-            )
-        )
+best = against[rival]
 low, high = best["difference"][1:]
 print(
     f"So, against the base at its best ({rival}):",
@@ -411,9 +397,9 @@ scored = {f"base, {name}": found["first"] for name, found in
 fig, (left, right) = style.figure(9.5, 3.4, columns=2, width_ratios=(1, 1.1))
 drawings.draw_scores(left, scored, np.mean(winnable["spec-to-rtl"]))
 left.set_title("Asked alike, and at its best")
-drawings.draw_differences(right, best, new)
+drawings.draw_differences(right, best)
 right.set_ylabel("tuned minus " + f"base, {rival}")
-style.finish(fig, "07_scores", where + ". Bars and band: 95 %; hatched: new families")
+style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 
 # %% [markdown]
 # **Tuning taught this model to answer; it did not teach it Verilog.** In the chat it was tuned for, it

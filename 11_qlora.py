@@ -320,7 +320,8 @@ for (plan, name), row in table.iterrows():
     said = "both intervals leave out zero" if clear else "no difference shown"
     reach = f"up to {ends.min():+.3f} or {ends.max():+.3f}"
     print(f"{name}, {plan}: {row.difference:+.3f}, {said}; not excluded: "
-          + (reach if ends.notna().all() else f"unknown, the seeds show no spread ({reach} by problems)"))
+          + (reach if ends.notna().all()
+             else f"unknown, the seeds show no spread ({reach} by problems)"))
 
 # %% [markdown]
 # *No difference shown* is not *equal*: read how far the intervals reach. With six comparisons, one that

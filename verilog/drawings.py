@@ -95,14 +95,12 @@ def draw_scores(ax, scored, ceiling):
     ax.set(xlabel="pass@1, share of problems", xlim=(-0.03, 1.05), ylim=(-0.5, len(scored) - 0.4))
 
 
-def draw_differences(ax, result, new=()):
-    """One bar per problem of a paired comparison (`scores.compare`); `new`: which to hatch."""
+def draw_differences(ax, result):
+    """One bar per problem of a paired comparison (`scores.compare`)."""
     values = np.subtract(result["values"][1], result["values"][0])
     order = np.argsort(values, kind="stable")
-    bars = ax.bar(range(len(values)), values[order],
-                  color=[BLUE if value > 0 else RED for value in values[order]])
-    for bar, place in zip(bars, order):
-        bar.set_hatch("////" if len(new) and new[place] else "")
+    ax.bar(range(len(values)), values[order],
+           color=[BLUE if value > 0 else RED for value in values[order]])
     mean, low, high = result["difference"]
     ax.axhspan(low, high, color=SKY, alpha=0.35, linewidth=0)
     ax.axhline(mean, color="#222222", linewidth=1)
