@@ -55,7 +55,6 @@ helpers.machine()
 # %%
 import math
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
