@@ -92,7 +92,7 @@ def answers(folder):
         with open(Path(folder) / "eval" / model / "samples.jsonl") as file:
             rows = [json.loads(line) for line in file]
         found.append(next(row["text"] for row in rows
-                          if row["problem"] == EXAMPLE and row["plan"] == "greedy"))
+                          if row["problem"] == EXAMPLE and row["plan"] == "ours, greedy"))
     with open(Path(folder) / "train" / "log.jsonl") as file:
         steps = max(json.loads(line)["step"] for line in file)
     return prompt.split("\n\n", 1)[1], *found, steps
