@@ -54,8 +54,8 @@ from dataclasses import asdict, dataclass, replace
 import pandas as pd
 
 from helpers import checks, style
-from tables import hardware, published
-from tpu_time import fit, stored
+from tables import hardware, published, stored
+from tpu_time import fit
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Settings:
     serve_slice: str = "v6e-8"        # for 05 to 07
     checkpoint_gb: float = 62.5       # google/gemma-4-31B-it (published: arXiv 2605.25645, S2.3)
     needs_tpu: bool = True
-    base_dtype: str = helpers.env("BASE_DTYPE", "bfloat16")  # int8, nf4 (11): more slices will do
+    base_dtype: str = os.environ.get("BASE_DTYPE") or "bfloat16"  # int8, nf4 (11): more slices
 
 
 FULL = Settings()

@@ -62,8 +62,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import chat, data, packing, style
-from verilog.problems import fetch
+from helpers import chat, data, packing, remote, style
 
 pd.set_option("display.max_colwidth", 160, "display.width", 200)
 
@@ -300,7 +299,7 @@ style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed abo
 exams = {}
 if cfg.evaluation:
     exams = {path.name.removesuffix("_prompt.txt"): path.read_text()
-             for path in sorted(fetch(cfg.evaluation).glob("*_prompt.txt"))}
+             for path in sorted(remote.checkout(cfg.evaluation).glob("*_prompt.txt"))}
 asked = [(place, message["content"]) for place, example in enumerate(examples)
          for message in example["before"] if message["role"] == "user"]
 exact, closest = data.overlap([text for _, text in asked], exams)

@@ -66,7 +66,7 @@ from etils import epath
 from flax import nnx
 
 from helpers import chat, gemma, pictures, style, train, weights
-from tpu_time.stored import settings_here
+from tables.stored import settings_here
 
 FULL = train.Settings(**settings_here("31b"))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
@@ -75,7 +75,7 @@ TINY = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, 
                       epochs=0.25, attention_block=128, validate_every=20, validation_rows=8,
                       checkpoint_every=20, answer_tokens=160)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
-cfg = replace(cfg, max_steps=helpers.env("MAX_STEPS", 0),
+cfg = replace(cfg, max_steps=int(os.environ.get("MAX_STEPS") or 0),
               checkpoints=os.environ.get("CHECKPOINTS", ""))  # gs://..., for several hosts
 cfg.table()
 

@@ -64,7 +64,7 @@ import serving
 import verilog
 from helpers import chat, remote, style, weights
 from serving import options as serve_options
-from verilog import asking, drawings, extraction, judging, problems as exams, sandbox, scores
+from verilog import asking, drawings, extraction, judging, sandbox, scores
 from verilog.asking import Plan
 
 pd.set_option("display.max_colwidth", 90)
@@ -190,10 +190,10 @@ display(scores.verdict_table(verdicts, trick=list(TRICKS)))
 # First we judge each problem's own reference. What even that cannot win, no model can.
 
 # %%
-folder = exams.fetch(cfg.problems)
+folder = remote.checkout(cfg.problems)
 tasks = {"spec-to-rtl": verilog.load_problems(folder)}
 if cfg.completion:
-    tasks["code-complete"] = verilog.load_problems(exams.fetch(cfg.completion))
+    tasks["code-complete"] = verilog.load_problems(remote.checkout(cfg.completion))
 winnable, version = {}, ".".join(map(str, sandbox.icarus_version()))
 for task, each in tasks.items():
     verdicts = judging.judge_references(each)

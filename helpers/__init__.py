@@ -13,7 +13,6 @@ from helpers.run import (
     atomic_dir,
     catch_up,
     choose,
-    env,
     phase,
     read_json,
     require,
@@ -28,6 +27,6 @@ from helpers.style import show_source
 
 __all__ = [
     "Progress", "UserError", "always", "atomic_dir", "catch_up", "choose",
-    "env", "machine", "phase", "read_json", "require", "run_dir", "same_size",
+    "machine", "phase", "read_json", "require", "run_dir", "same_size",
     "sha256_file", "show_source", "size", "write_json", "write_text",
 ]

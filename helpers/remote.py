@@ -1,4 +1,4 @@
-"""What is not on this machine: a base model on the hub or in a bucket, checkpoints in a bucket.
+"""What is not on this machine: a base on the hub or in a bucket, checkpoints there, verilog-eval.
 
 Buckets are fsspec's: gs:// here, any other that its packages know. A run is copied into one and
 back by `gcloud storage rsync` (scripts/vm.sh), checkpoints go there by Orbax itself.
@@ -6,7 +6,7 @@ back by `gcloud storage rsync` (scripts/vm.sh), checkpoints go there by Orbax it
 
 import contextlib
 import os
-import signal
+import subprocess
 from pathlib import Path
 
 from helpers.run import UserError, local_path, phase, room, temporary_dir
@@ -15,6 +15,8 @@ from helpers.run import UserError, local_path, phase, room, temporary_dir
 # minute a file where nobody answers. It chooses when it is imported.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 LARGER = "Point TMPDIR to a larger place (on a TPU VM: /dev/shm)."
+VERILOG_EVAL = "https://github.com/NVlabs/verilog-eval"
+COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
 FILES = ["*.json", "*.jinja", "tokenizer*"]  # of a model, beside its weights
 
 
@@ -115,6 +117,24 @@ def _in_bucket(source, target, weights):
     return sum(wanted.values()), fetch
 
 
+def checkout(folder, repository=VERILOG_EVAL, commit=COMMIT):
+    """A folder of verilog-eval; one commit of the repository is fetched around it if it is missing.
+
+    `{checkout}` in its name stands for `VERILOG_EVAL_DIR`, by default `runs/verilog-eval`.
+
+    Raises:
+      UserError: git cannot fetch it.
+    """
+    folder = Path(folder.format(checkout=os.environ.get("VERILOG_EVAL_DIR") or "runs/verilog-eval"))
+    if not folder.is_dir():
+        target = folder.parent
+        for words in (["init", "-q", target], ["-C", target, "fetch", "-q", "--depth=1", repository,
+                      commit], ["-C", target, "checkout", "-q", "FETCH_HEAD"]):
+            if subprocess.run(["git", *map(str, words)]).returncode:
+                raise UserError(f"{repository} could not be fetched. Put a checkout at {target}.")
+    return folder
+
+
 def bucket(address):
     """(fsspec's file system, the path in it) of an address such as gs://bucket/path."""
     import fsspec
@@ -145,20 +165,3 @@ def _refusals(address):
         raise UserError(f"{address} refuses us: {(str(error) or repr(error))[:200]}\nDoes the "
                         "bucket exist, and may this machine's service account write to it "
                         "(roles/storage.objectUser)? RENTING.md has both commands.") from error
-
-
-@contextlib.contextmanager
-def finishing(wait):
-    """In this block SIGTERM ends the process when `wait()` has returned, such as Orbax's
-    `manager.wait_until_finished`: a spot machine is told thirty seconds before it goes."""
-    def end(number, frame):
-        raise SystemExit(128 + number)
-    before = signal.getsignal(signal.SIGTERM)
-    if before == signal.SIG_DFL:  # where several hosts train together JAX has a handler of its own
-        signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        wait()
-        if before == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, before)

@@ -154,20 +154,6 @@ def choose(settings):
     return settings[name]
 
 
-def env(name, default):
-    """An environment variable as a value of `default`'s type; `default` where it is unset or empty.
-
-    Raises:
-      UserError: it is not such a value.
-    """
-    text = os.environ.get(name, "").strip()
-    try:
-        return type(default)(text) if text else default
-    except ValueError as error:
-        raise UserError(f"{name}={text} is not a number. Set it to one such as {default}, or unset "
-                        "it.") from error
-
-
 # -- Places -------------------------------------------------------------------------------------
 
 def run_dir(*parts):

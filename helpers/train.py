@@ -334,27 +334,18 @@ def make_eval_step(model, loss_fn):
 
 # Of the TPU v5p's compiler: a product may use 32 MiB of the on-chip memory, not 16 (08, section 5).
 VMEM_KIB = 32_768
-# Weights are gathered while products run, several of them to a gather (libtpu's own names).
-GATHERS_BESIDE = dict.fromkeys((
-    "xla_enable_async_all_gather", "xla_tpu_enable_async_collective_fusion",
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-    "xla_tpu_enable_async_collective_fusion_multiple_steps",
-    "xla_tpu_overlap_compute_collective_tc"), True)
 
 
-def compiler_options(device_kind, vmem_kib=VMEM_KIB, gathers_beside=False):
-    """What the compiler is asked for: options for a v5p, none for other devices.
+def compiler_options(device_kind, vmem_kib=VMEM_KIB):
+    """What the compiler is asked for: one option for a v5p, None for other devices.
 
     Args:
       device_kind: as JAX says it.
       vmem_kib: on-chip memory that a product may use; 0: the compiler's own 16 MiB.
-      gathers_beside: for a mesh without tensor parallelism, whose weights are gathered.
     """
-    if chip_of(device_kind) != "v5p":
+    if chip_of(device_kind) != "v5p" or not vmem_kib:
         return None
-    options = GATHERS_BESIDE if gathers_beside else {}
-    return (options | {"xla_tpu_scoped_vmem_limit_kib": str(vmem_kib)} if vmem_kib
-            else dict(options)) or None
+    return {"xla_tpu_scoped_vmem_limit_kib": str(vmem_kib)}
 
 
 def jit_train_step(model, optimizer, loss_fn, state, options=None):
@@ -472,9 +463,9 @@ def save(manager, state, recipe):
 
 def recipe_of(cfg):
     """The settings that decide what is trained; a checkpoint is stored with them."""
-    return {key: getattr(cfg, key) for key in (
+    return {"optimizer": "adamw", **{key: getattr(cfg, key) for key in (
         "rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_decay",
-        "max_grad_norm", "dtype", "seed")}
+        "max_grad_norm", "dtype", "seed")}}
 
 
 # What Orbax and TensorStore raise for a checkpoint of which a file is missing, cut off or damaged.

@@ -1,4 +1,4 @@
-"""One table of chips, one of model families, and what others published; standard library only."""
+"""Tables: chips, model families, what others published and what 08 compiled; standard library only."""
 
 import csv
 from pathlib import Path

@@ -209,6 +209,9 @@ def text_config(config):
     if kind not in FAMILIES:
         raise ValueError("this config.json is not a Gemma 4's (31B, E2B, E4B, 26B-A4B or tiny): its "
                         f"text part has model_type {kind}.")
+    if text.get("per_layer_config") and not text.get("global_head_dim"):
+        raise ValueError("transformers 5.15 or newer saved this config.json again, with the head sizes "
+                         "in per_layer_config. Put the original one back: the weights are the same.")
     lacking = [key for key, kind in REQUIRED.items() if not isinstance(text.get(key), kind)]
     rope = text.get("rope_parameters") or {}
     if not isinstance(rope, dict) or not all(isinstance(one, dict) for one in rope.values()):

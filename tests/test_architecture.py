@@ -192,3 +192,12 @@ def test_plain_factors_are_the_einsum_of_training_in_any_family(family, monkeypa
         ours = np.concatenate([x.reshape(3, -1) @ one @ two for one, two in folded.values()], axis=1)
         theirs = np.einsum(module.how.equation, x, a, b).reshape(3, -1)
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_base_that_transformers_saved_again_is_refused():
+    """5.15 and newer write the full layers' sizes as here (its configuration_gemma4.py); read as before, they
+    would be those of the sliding layers."""
+    text = architecture.text_config(SIZES["tiny"]) | {"per_layer_config": {"5": {"head_dim": 64}}}
+    del text["global_head_dim"]
+    with pytest.raises(ValueError, match="transformers 5.15 .* Put the original one back"):
+        gemma.config_from_hf(text)

@@ -136,6 +136,8 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
             with pytest.raises(ValueError, match=said):
                 train.refuse_another_recipe(
                     manager, train.recipe_of(tiny("03_train.py", **changes)))
+        with pytest.raises(ValueError, match="optimizer: adamw there, muon here"):
+            train.refuse_another_recipe(manager, train.recipe_of(cfg) | {"optimizer": "muon"})
         same = tiny("03_train.py", remat="BLOCK", rows_per_device=1)
         train.refuse_another_recipe(manager, train.recipe_of(same))  # no complaint
 

@@ -11,8 +11,8 @@ from conftest import ROOT, load
 
 from appendix import quantized
 from helpers import gemma
-from tables import hardware
-from tpu_time import fit, stored
+from tables import hardware, stored
+from tpu_time import fit
 
 NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS

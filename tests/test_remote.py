@@ -96,16 +96,6 @@ def test_two_that_stage_one_model_fetch_it_once(model, tmp_path):
     assert len({text.splitlines()[-1] for text in said}) == 1
 
 
-def test_sigterm_waits_for_the_checkpoint(tmp_path):
-    code = ("import sys, time; from helpers import remote\n"
-            "with remote.finishing(lambda: (time.sleep(1), print('saved', flush=True))):\n"
-            "    print('trains', flush=True); time.sleep(60)")
-    child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    child.stdout.readline()
-    child.send_signal(signal.SIGTERM)
-    assert child.communicate(timeout=30)[0] == "saved\n" and child.returncode == 128 + signal.SIGTERM
-
-
 def test_checkpoints_of_another_recipe_in_a_bucket_are_refused(storage, tmp_path, monkeypatch):
     """The address was made a path once: an empty folder, in which nothing was to be refused."""
     monkeypatch.chdir(tmp_path)

@@ -22,8 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from helpers import run
 from helpers.run import UserError, read_json, run_dir, size, write_json, write_text
-from tables import hardware
-from tpu_time import stored
+from tables import hardware, stored
 
 PYTHON = str(ROOT / ".venv/bin/python")
 STEPS, WARM = 30, 3  # steps to train; the first ones warm caches up and are not counted

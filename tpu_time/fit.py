@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tables import architecture, hardware
+from tables import architecture, hardware, stored
 from tables.hardware import chip, slice_name
-from tpu_time import stored
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30

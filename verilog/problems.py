@@ -1,15 +1,9 @@
 """Problems: Verilog's, in verilog-eval's layout, and any other questions with references."""
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-REPOSITORY = "https://github.com/NVlabs/verilog-eval"
-COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -26,21 +20,6 @@ class Problem:
         """The files the folder lacks, for example ['_test.sv']."""
         parts = {"_prompt.txt": self.prompt, "_ref.sv": self.reference, "_test.sv": self.testbench}
         return [suffix for suffix, text in parts.items() if not text.strip()]
-
-
-def fetch(folder, repository=REPOSITORY, commit=COMMIT):
-    """A folder of verilog-eval; one commit of the repository is fetched around it if it is missing.
-
-    `{checkout}` in its name stands for `VERILOG_EVAL_DIR`, by default `runs/verilog-eval`."""
-    checkout = os.environ.get("VERILOG_EVAL_DIR") or "runs/verilog-eval"
-    folder = Path(str(folder).format(checkout=checkout))
-    if not folder.is_dir():
-        target = folder.parent
-        for words in (["init", "-q", target], ["-C", target, "fetch", "-q", "--depth=1", repository,
-                      commit], ["-C", target, "checkout", "-q", "FETCH_HEAD"]):
-            if subprocess.run(["git", *map(str, words)]).returncode:
-                raise ValueError(f"{repository} could not be fetched. Put a checkout at {target}.")
-    return folder
 
 
 def load_problems(folder):

@@ -56,13 +56,3 @@ def settings_here(size, base_dtype="bfloat16"):
     config = architecture.read_config(ROOT / "data" / "configs" / f"gemma4_{size}.json")
     fsdp, _ = architecture.choose_mesh(config, int(row["chips"]))
     return {"remat": row["remat"], "rows_per_device": int(row["micro_batch"]) // fsdp}
-
-
-def what_fits(slice_name, size):
-    """One sentence on training this size on this slice, from the compiled table of notebook 08."""
-    row = compiled_fit(slice_name, size)
-    if row is None:
-        return f"08 has compiled no training step of size {size} that fits a {slice_name}."
-    return (f"On a {slice_name} the training step of size {size} fits with remat={row['remat']} "
-            f"and rows of {int(row['sequence_length']):,} tokens: {float(row['hbm_gib']):.2f} of "
-            f"{float(row['limit_gib']):.2f} GiB per chip (compiled in 08, not run).")
