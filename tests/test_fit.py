@@ -47,9 +47,9 @@ def test_the_mesh_is_the_one_that_03_lays_out(model):
 
 
 def test_a_stored_row_is_told_from_an_estimate():
-    stored = fit.will_it_fit("v5p", 4)
-    assert stored.compiled and stored.fits and stored.speed and "compiled" in str(stored)
-    assert stored == fit.best_fit("v5p", 4)  # of several programs of one shape, what 03 runs
+    known = fit.will_it_fit("v5p", 4)
+    assert known.compiled and known.fits and known.speed and "compiled" in str(known)
+    assert known == fit.best_fit("v5p", 4)  # of several programs of one shape, what 03 runs
     other = fit.will_it_fit("v5p", 4, rows=5)
     assert not other.compiled and not other.fits and other.speed is None
     assert other.parts["activations"] > 2 * fit.will_it_fit("v5p", 4, rows=2,

@@ -29,11 +29,11 @@ TINY = random_gemma.TINY | {"vocab_size": 512, "hidden_size": 96, "intermediate_
 def split_in_two(folder):
     """Two shards and an index, as the 31B has them."""
     from safetensors.numpy import load_file, save_file
-    weights = load_file(folder / "model.safetensors")
-    names, index = sorted(weights), {}
+    arrays = load_file(folder / "model.safetensors")
+    names, index = sorted(arrays), {}
     for number, part in enumerate((names[::2], names[1::2]), 1):
         file = f"model-{number:05d}-of-00002.safetensors"
-        save_file({name: weights[name] for name in part}, folder / file, metadata={"format": "pt"})
+        save_file({name: arrays[name] for name in part}, folder / file, metadata={"format": "pt"})
         index.update(dict.fromkeys(part, file))
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
@@ -224,12 +224,12 @@ def test_vision_tower_and_nested_config_stay(world, tmp_path):
 def test_adapter_shares_a_and_repeats_k_as_v(world, tmp_path):
     from safetensors.numpy import load_file
     merge.write_adapter(tmp_path / "adapter", world.targets, world.adapters, world.recipe, PREFIX)
-    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    arrays = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     inside = "base_model.model.model.language_model.layers.{}.self_attn.{}.lora_{}.weight"
-    equal = lambda i, letter: np.array_equal(weights[inside.format(i, "k_proj", letter)],
-                                             weights[inside.format(i, "v_proj", letter)])
+    equal = lambda i, letter: np.array_equal(arrays[inside.format(i, "k_proj", letter)],
+                                             arrays[inside.format(i, "v_proj", letter)])
     assert equal(0, "A") and not equal(0, "B") and equal(5, "A") and equal(5, "B")
-    assert all(array.dtype == np.float32 for array in weights.values())
+    assert all(array.dtype == np.float32 for array in arrays.values())
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (RANK, ALPHA)
 
@@ -388,8 +388,8 @@ def tiny_base(folder, dtype):
     from safetensors.numpy import load_file, save_file
     shutil.copytree(ROOT / "assets" / "tiny_gemma4", folder)
     kind = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: array.astype(kind) for name, array in weights.items()},
+    arrays = load_file(folder / "model.safetensors")
+    save_file({name: array.astype(kind) for name, array in arrays.items()},
               folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text()) | {"dtype": dtype}
     (folder / "config.json").write_text(json.dumps(config))
@@ -440,8 +440,8 @@ def k_only(adapter, out):
     """The adapter as a straightforward export would have it: no copy of k_proj as v_proj."""
     from safetensors.numpy import load_file, save_file
     shutil.copytree(adapter, out)
-    weights = load_file(out / "adapter_model.safetensors")
-    save_file({name: array for name, array in weights.items() if "layers.5.self_attn.v_proj" not in name},
+    arrays = load_file(out / "adapter_model.safetensors")
+    save_file({name: array for name, array in arrays.items() if "layers.5.self_attn.v_proj" not in name},
               out / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
