@@ -360,7 +360,8 @@ def first_batches(plan, kind, seed):
 def _train(plan, graph, params, optimizer, batches, validation, given, ids, state, until=None):
     """Train to `until(step, validation loss)`; returns (weights, history). Resumes from `state`."""
     vocabulary = params["embedder"]["input_embedding"].get_value().shape[0]
-    seen = pretrain.tokens_seen(batches if ids is None else [ids], vocabulary)
+    known = [*batches, *validation] if ids is None else [ids]  # a masked id costs 1e9 nats
+    seen = pretrain.tokens_seen(known, vocabulary)
     step, evaluate = pretrain.make_steps(graph, optimizer, seen, given)
     moments, history = optimizer.init(params), []
     while not history or not until(history[-1]):
