@@ -3,15 +3,21 @@
 Dynamics, tokens and filter follow arXiv 2603.10055 and its published code, at our size.
 Letters in shape comments: R rules, F frames, H cells a side, D states, B rows, T tokens.
 
-    python -m appendix.nca --out FOLDER     the gate, then the comparison; say it again to go on
+    python -m appendix.nca --out FOLDER                the gate, then all arms; again to go on
+    python -m appendix.nca --out FOLDER --only dyck    one arm, all five seeds at once
+    python -m appendix.nca --out FOLDER --gate 1       one gate: the first stage on easier films
+
+Arms may run as processes side by side, but each first stage in one process only: `automata` and the
+gates before `shuffled`, `text` before `whole`. Every arm ends with FOLDER/ARM.csv; the
+states of training beside it are what an interrupted process goes on from.
 """
 
 import argparse
 import dataclasses
 import functools
 import gzip
-import importlib.metadata
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +32,13 @@ from tunix.models.gemma4.model import Gemma4
 
 from appendix import pretrain
 from helpers import gemma
-from helpers.run import UserError, digest, write_text
+from helpers.run import Progress, UserError, digest, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 CHANNELS, HIDDEN = 4, 16               # of the network that is a rule
 PATCH = 2                              # cells a side
 FRAME_START, FRAME_END, FIRST = 1, 2, 3  # ids; 0 is padding, patch p is FIRST + p
+SAVE = 60                              # seconds between two saves of a stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +172,7 @@ def shuffled(frames, seed):
     return np.take_along_axis(frames, order[:, :, None, None], axis=1)
 
 
-@functools.lru_cache(4)
+@functools.lru_cache(16)
 def kept_films(seed, count, world, chunk=2048):
     """`count` films inside the band of the first chunk's percentiles. [count, F, H, H] uint8"""
     found, band, first = [], None, 0
@@ -184,16 +191,16 @@ def brackets(count, length, kinds, seed, opening=0.5):
     Wherever both are allowed a bracket opens with probability `opening`; a row ends balanced.
     Opening bracket k is id FIRST + k, its closing one FIRST + kinds + k.
     """
-    draw, ids = np.random.default_rng(seed), np.empty((count, length), np.int32)
-    for row in ids:
-        stack = []
-        for place in range(length):
-            may_open, must_open = len(stack) < length - place, not stack
-            if must_open or may_open and draw.random() < opening:
-                stack.append(int(draw.integers(kinds)))
-                row[place] = FIRST + stack[-1]
-            else:
-                row[place] = FIRST + kinds + stack.pop()
+    draw, numbers = np.random.default_rng(seed), np.arange(count)
+    ids, stack = np.empty((2, count, length), np.int32)
+    depth = np.zeros(count, int)
+    for place in range(length):
+        opens = (depth == 0) | (depth < length - place) & (draw.random(count) < opening)
+        depth -= ~opens  # a closing bracket is of the kind on top of its stack
+        kind = np.where(opens, draw.integers(kinds, size=count), stack[numbers, depth])
+        stack[numbers, depth] = kind
+        ids[:, place] = FIRST + kind + kinds * ~opens
+        depth += opens
     return ids
 
 
@@ -248,20 +255,22 @@ def looking_up(ids, world, sharp=2.5, weight=0.03):
 class Plan:
     """What every run shares; a hash of it stands in every stored row."""
 
-    world: World = World()
-    first_steps: int = 2_000        # at most; a stage on films ends when it has passed the gate
-    first_rate: float = 1e-3        # constant, no decay: never annealed, as in the authors' code
+    # Films, the hardest first; rows are as long as one, 180 tokens.
+    worlds: tuple = (World(), World(states=2), World(states=2, side=4, frames=30))
     gate: float = 0.5               # share of the gap between counting and looking up
-    rows_per_step: int = 11
+    first_steps: int = 4_000
+    first_rows: int = 16
+    first_rate: float = 1e-3        # constant, no decay: never annealed, as in the authors' code
+    epochs: int = 4                 # of the first stage, over films, brackets or text
     kinds: int = 64                 # of brackets
-    text_steps: int = 400
+    text_steps: int = 1_600
+    text_rows: int = 12
     text_rate: float = 4e-3         # 09's peak, with 09's schedule and decay
     alone: int = 50                 # first text steps in which only embedder and norms learn
     moved: float = 0.3              # rate of attention and MLPs over that of the rest
-    tokens_per_step: int = 2_048    # of text, padding included, as in 09
-    documents: int = 42_000
+    documents: int = 80_000
     every: int = 50                 # steps between two points of a validation curve
-    validation: int = 6             # batches
+    validation: int = 96            # rows
     seeds: int = 5
     model: tuple = ()               # changes of the tiny config, for tests
 
@@ -304,76 +313,77 @@ def fresh_model(plan, seed, window=None):
     """(graph, weights) of a new tiny Gemma 4; `window` widens its sliding layers."""
     changes = dict(plan.model) | ({"sliding_window_size": window} if window else {})
     config = gemma.config_from_hf(ROOT / "assets" / "tiny_gemma4", dtype="float32", **changes)
-    model = pretrain.initialise(Gemma4(config, rngs=nnx.Rngs(0)), seed)
-    gemma.use_block_attention(model, 64)  # a third less time on a CPU than all queries at once
-    return nnx.split(model)
+    return nnx.split(pretrain.initialise(Gemma4(config, rngs=nnx.Rngs(0)), seed))
 
 
-@functools.lru_cache(2)
-def documents(count, seed=None):
-    """Token ids of 09's corpus, or of the documents that another seed makes."""
+def stacked(trees):
+    """One tree of many like it: their arrays get a first axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+# -- Data of the five seeds, side by side: [S, N, T] -----------------------------------------------
+
+@functools.lru_cache(1)
+def text_rows(count, length):
+    """(09's corpus of `count` documents, others for validation), each joined and cut. [N, T]"""
     from tokenizers import Tokenizer
     sys.path.insert(0, str(ROOT / "data" / "generate"))
     import make
     tokenizer = Tokenizer.from_file(str(ROOT / "assets" / "tiny_gemma4" / "tokenizer.json"))
-    texts = list(make.documents(count, **({} if seed is None else {"seed": seed})))
-    return pretrain.encode(tokenizer, texts)
+
+    def cut(documents):
+        ids = np.concatenate(pretrain.encode(tokenizer, list(documents))).astype(np.int32)
+        return ids[:len(ids) // length * length].reshape(-1, length)
+    corpus = list(make.documents(count))
+    return cut(corpus), cut(sorted(set(make.documents(600, 77)) - set(corpus)))
 
 
-def text_batches(plan, seed):
-    """(batches of the text stage, other documents for a first stage, validation).
+def text_data(plan):
+    """(rows of the text stage, rows of other documents for a first stage, validation rows).
 
-    Validation is the same for all: documents of another seed that the corpus does not contain.
+    Which documents are read in which stage differs from seed to seed; validation is the same.
+
+    Raises:
+      UserError: there are too few documents for the plan.
     """
-    corpus = documents(plan.documents)
-    batches = pretrain.make_batches(corpus, plan.tokens_per_step, np.random.default_rng(seed))
-    known = set(map(tuple, corpus))
-    others = [ids for ids in documents(300, 77) if tuple(ids) not in known]
-    validation = pretrain.make_batches(others, plan.tokens_per_step, np.random.default_rng(0))
-    text, rest = batches[:plan.text_steps], batches[plan.text_steps:]
-    if not rest:
-        raise UserError(f"{plan.documents:,} documents are too few for {plan.text_steps} steps.")
-    return text, rest, validation[:plan.validation]
+    rows_, validation = text_rows(plan.documents, plan.worlds[0].film_tokens)
+    text, first = plan.text_steps * plan.text_rows, first_count(plan)
+    if len(rows_) < text + first or len(validation) < plan.validation:
+        raise UserError(f"{plan.documents:,} documents are too few for this plan.")
+    order = [np.random.default_rng(seed).permutation(len(rows_)) for seed in range(plan.seeds)]
+    drawn = np.stack([rows_[numbers] for numbers in order])
+    same = np.stack([validation[:plan.validation]] * plan.seeds)
+    return drawn[:, :text], drawn[:, text:text + first], same
 
 
-def first_batches(plan, kind, seed):
-    """(batches, validation, tokens given before the first guess, ids in use) of a first stage."""
-    size, world = plan.rows_per_step, plan.world
-    count = (min(plan.first_steps, 1_000) + plan.validation) * size  # four epochs at most
+def first_count(plan):
+    """Rows of a first stage that differ: one epoch."""
+    return -(-plan.first_steps * plan.first_rows // plan.epochs)
+
+
+def first_data(plan, kind, world):
+    """(rows, validation rows, tokens of a row given before the first guess) of a first stage."""
     if kind == "text":
-        _, batches, validation = text_batches(plan, seed)
-        return batches, validation, 0, None
-    if kind == "dyck":
-        ids, given = brackets(count, world.film_tokens, plan.kinds, seed), 0
-    else:
-        frames = kept_films(seed, count, world)
-        frames = shuffled(frames, seed) if kind == "shuffled" else frames
-        ids, given = rows(frames, world.states), world.frame_tokens
-    parts = [ids[i:i + size] for i in range(0, len(ids), size)]
-    cut = len(parts) - plan.validation
-    order = np.random.default_rng(seed).permutation(cut)
-    return [parts[i] for i in order], parts[cut:], given, np.unique(ids)
+        return *text_data(plan)[1:], 0
+    count, drawn = first_count(plan) + plan.validation, []
+    for seed in range(plan.seeds):
+        if kind == "dyck":
+            drawn.append(brackets(count, world.film_tokens, plan.kinds, seed))
+        else:
+            frames = kept_films(seed, count, world)
+            frames = shuffled(frames, seed) if kind == "shuffled" else frames
+            drawn.append(rows(frames, world.states))
+    cut, given = first_count(plan), 0 if kind == "dyck" else world.frame_tokens
+    return np.stack(drawn)[:, :cut], np.stack(drawn)[:, cut:], given
 
 
-# -- Runs -----------------------------------------------------------------------------------------
+# -- Training: all seeds at once, `plan.every` steps a call ----------------------------------------
 
-def _train(plan, graph, params, optimizer, batches, validation, given, ids, state, until=None):
-    """Train to `until(step, validation loss)`; returns (weights, history). Resumes from `state`."""
-    vocabulary = params["embedder"]["input_embedding"].get_value().shape[0]
-    known = [*batches, *validation] if ids is None else [ids]  # a masked id costs 1e9 nats
-    seen = pretrain.tokens_seen(known, vocabulary)
-    step, evaluate = pretrain.make_steps(graph, optimizer, seen, given)
-    moments, history = optimizer.init(params), []
-    while not history or not until(history[-1]):
-        steps = (len(history) // plan.every + 1) * plan.every
-        params, history = pretrain.pretrain(params, moments, step, evaluate, batches, validation,
-                                            steps, state, every=plan.every)
-        (params, moments), history = pretrain.load_state(state, (params, optimizer.init(params)))
-    return params, history
-
-
-def text_optimizer(plan, params):
-    """09's optimizer; blocks wait for `alone` steps and then learn at `moved` of its rate."""
+def optimizer_of(plan, stage, params):
+    """First stage: Adam at a constant rate. Text: 09's; blocks wait, then learn more slowly."""
+    if stage == "first":
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(
+            optax.linear_schedule(0.0, plan.first_rate, 100)))
     base = pretrain.make_optimizer(params, plan.text_steps, plan.text_rate,
                                    max(1, plan.text_steps // 10), 0.05)
     blocks = jax.tree.map(lambda part: part in ("attention", "mlp"), named_parts(params))
@@ -381,84 +391,150 @@ def text_optimizer(plan, params):
     return optax.chain(base, optax.masked(held, blocks))
 
 
-def first_stage(plan, kind, seed, out):
-    """(weights, share of the gap closed) of a seed's first stage, made once and kept in `out`.
+@functools.lru_cache(2)
+def programs(plan, stage):
+    """(init, advance, evaluate) of a stage, compiled once for all arms. S seeds, K steps, B rows.
 
-    Full attention, constant rate, no decay. A stage on films is over when it has closed
-    `plan.gate` of the gap between the two guessers; the others are as long as the films' of the
-    same seed, so all arms have read as much. It starts from the weights that the *next* seed draws:
-    otherwise its blocks would meet the embedder beside which they were trained, hardly changed.
+    init: (params [S, ...]) -> (params, moments).
+    advance: (state, rows [S, K, B, T], seen [V], given) -> (state, losses [S, K]).
+    evaluate: (params, rows [S, N, B, T], seen, given) -> losses [S]. Losses are mean nats a token.
     """
-    name = f"first-{kind}-{seed}-{digest(dataclasses.asdict(plan))[:12]}"
-    batches, validation, given, ids = first_batches(plan, kind, seed)
-    graph, params = fresh_model(plan, seed + 1, window=256)
-    goal, limit = -np.inf, plan.first_steps
-    if kind == "automata":
-        films_ = np.concatenate(validation)
-        high, low = counting(films_, plan.world), looking_up(films_, plan.world)
-        goal = high - plan.gate * (high - low)
-    else:
-        path = Path(out) / f"automata-{seed}.csv"
-        limit = int(pd.read_csv(path).query("stage == 'first'").step.max())
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(
-        optax.linear_schedule(0.0, plan.first_rate, 100)))
-    params, history = _train(plan, graph, params, optimizer, batches, validation, given, ids,
-                             Path(out) / f"{name}.npz",
-                             lambda last: last["step"] >= limit or last["val_loss"] <= goal)
-    closed = (high - history[-1]["val_loss"]) / (high - low) if kind == "automata" else np.nan
-    return params, points(history, batches, "first").assign(closed=closed)
+    graph, params = fresh_model(plan, 0, window=256 if stage == "first" else None)
+    optimizer = optimizer_of(plan, stage, params)
+
+    def loss(params, tokens, seen, given):
+        total, count = pretrain.token_loss(nnx.merge(graph, params), tokens, seen, given)
+        return total / count
+
+    def run_seed(state, tokens, seen, given):
+        def step(state, batch):
+            value, gradients = jax.value_and_grad(loss)(state[0], batch, seen, given)
+            updates, moments = optimizer.update(gradients, state[1], state[0])
+            return (optax.apply_updates(state[0], updates), moments), value
+        return jax.lax.scan(step, state, tokens)
+
+    def judge_seed(params, tokens, seen, given):
+        return jax.lax.map(lambda batch: loss(params, batch, seen, given), tokens).mean()
+
+    over_seeds = functools.partial(jax.vmap, in_axes=(0, 0, None, None))
+    return (jax.jit(lambda params: (params, jax.vmap(optimizer.init)(params))),
+            jax.jit(over_seeds(run_seed), donate_argnums=0), jax.jit(over_seeds(judge_seed)))
 
 
-def points(history, batches, stage):
-    """The points of a validation curve with the tokens read so far; padding counts for nothing."""
-    read = np.cumsum([int((batches[i % len(batches)] > 0).sum()) for i in range(len(history))])
-    return pd.DataFrame([{"stage": stage, "step": one["step"], "tokens": int(total),
-                          "train_loss": one["loss"], "val_loss": one["val_loss"]}
-                         for one, total in zip(history, read, strict=True) if "val_loss" in one])
+def train(plan, stage, params, data, validation, given, path):
+    """Train every seed from its weights in `params` [S, ...]; goes on from `path` if it is there.
 
-
-def run(plan, arm, seed, out):
-    """One run: its first stage if it has one, its text stage, and `<arm>-<seed>.csv` in `out`.
-
-    A run whose films did not pass the gate has a first stage only: nothing is moved.
+    Rows are read in order, again and again. Returns (weights [S, ...], points), where a point is
+    step, and train_loss and val_loss of each seed.
     """
-    kind, parts = ARMS[arm]
-    text, _, validation = text_batches(plan, seed)
-    graph, params = fresh_model(plan, seed)
+    size = plan.first_rows if stage == "first" else plan.text_rows
+    steps = plan.first_steps if stage == "first" else plan.text_steps
+    initial, advance, evaluate = programs(plan, stage)
+    seen = np.zeros(params["embedder"]["input_embedding"].get_value().shape[1], bool)
+    seen[data] = seen[validation] = True  # a masked id would cost 1e9 nats
+    held = jnp.asarray(validation.reshape(plan.seeds, -1, size, validation.shape[-1]))
+    state, points_, saved = initial(params), [], time.monotonic()
+    if found := pretrain.load_state(path, state):
+        state, points_ = found
+    progress = Progress(steps - len(points_) * plan.every, f"{Path(path).stem}: step", every=10)
+    for start in range(len(points_) * plan.every, steps, plan.every):
+        wanted = np.arange(start * size, (start + plan.every) * size) % data.shape[1]
+        batch = data[:, wanted].reshape(plan.seeds, plan.every, size, -1)
+        state, losses = advance(state, batch, seen, given)
+        value = evaluate(state[0], held, seen, given)
+        points_.append({"step": start + plan.every, "train_loss": losses.mean(1).tolist(),
+                        "val_loss": value.tolist()})
+        if start + plan.every == steps or time.monotonic() - saved > SAVE:
+            pretrain.save_state(path, state, points_)
+            saved = time.monotonic()
+        progress.update(plan.every, f"loss {np.mean(points_[-1]['val_loss']):.3f}")
+    return state[0], points_
+
+
+def table_of(points_, stage, tokens_per_step):
+    """The points of all seeds, one row a point and seed."""
+    return pd.DataFrame([
+        {"seed": seed, "stage": stage, "step": point["step"],
+         "tokens": point["step"] * tokens_per_step,
+         "train_loss": point["train_loss"][seed], "val_loss": point["val_loss"][seed]}
+        for point in points_ for seed in range(len(point["val_loss"]))])
+
+
+# -- Runs -----------------------------------------------------------------------------------------
+
+def first_stage(plan, kind, world, out):
+    """(weights [S, ...], points) of a first stage with full attention, made once and kept in `out`.
+
+    On films the points hold what the two guessers pay, too. Seed s starts from the weights that the
+    *next* seed draws: otherwise its blocks would meet the embedder beside which they were trained,
+    hardly changed.
+    """
+    number = plan.worlds.index(world) if kind in ("automata", "shuffled") else ""
+    path = Path(out) / f"first-{kind}{number}-{digest(dataclasses.asdict(plan))[:12]}.npz"
+    params = stacked([fresh_model(plan, seed + 1)[1] for seed in range(plan.seeds)])
+    data, validation, given = first_data(plan, kind, world)
+    params, points_ = train(plan, "first", params, data, validation, given, path)
+    table = table_of(points_, "first", plan.first_rows * world.film_tokens)
+    if given:
+        table["films"] = number
+        for name, guesser in (("counting", counting), ("looking_up", looking_up)):
+            table[name] = table.seed.map({seed: guesser(films_, world)
+                                          for seed, films_ in enumerate(validation)})
+    return params, table
+
+
+def closed(table):
+    """Share of the gap between counting and looking up that a first stage closed. [seeds]"""
+    last = table[table.step == table.step.max()].set_index("seed")
+    return (last.counting - last.val_loss) / (last.counting - last.looking_up)
+
+
+def gate(plan, out, worlds=None):
+    """(world, points of all worlds tried): the first whose automata every seed learned.
+
+    Raises:
+      UserError: no films passed the gate.
+    """
     tables = []
+    for world in worlds or plan.worlds:
+        tables.append(first_stage(plan, "automata", world, out)[1])
+        shares = closed(tables[-1])
+        print(f"{world}: {shares.min():.0%} to {shares.max():.0%} of the gap closed, "
+              f"{plan.gate:.0%} needed", flush=True)
+        if shares.min() >= plan.gate:
+            return world, pd.concat(tables)
+    raise UserError("no films passed the gate: make them easier (Plan.worlds).")
+
+
+def run(plan, arm, out):
+    """One arm with all its seeds: first stage if it has one, text stage, `<arm>.csv` in `out`."""
+    kind, parts = ARMS[arm]
+    name = digest(dataclasses.asdict(plan))[:12]
+    params, tables = stacked([fresh_model(plan, seed)[1] for seed in range(plan.seeds)]), []
     if kind:
-        learned, table = first_stage(plan, kind, seed, out)
-        tables.append(table)
+        world = plan.worlds[0]
+        if kind in ("automata", "shuffled"):
+            world, tried = gate(plan, out)
+        learned, table = first_stage(plan, kind, world, out)
+        tables.append(tried if kind == "automata" else table)
         params = transfer(params, learned, parts)
-    if not (tables and (tables[0].closed < plan.gate).any()):
-        state = Path(out) / f"state-{arm}-{seed}-{digest(dataclasses.asdict(plan))[:12]}.npz"
-        _, history = _train(plan, graph, params, text_optimizer(plan, params), text, validation, 0,
-                            None, state, lambda last: last["step"] >= plan.text_steps)
-        tables.append(points(history, text, "text"))
-        state.unlink()
-    table = pd.concat(tables).assign(
-        arm=arm, seed=seed, plan=digest(dataclasses.asdict(plan))[:12], jax=jax.__version__,
-        tunix=importlib.metadata.version("google-tunix"))
-    write_text(Path(out) / f"{arm}-{seed}.csv", table.to_csv(index=False, float_format="%.6f"))
+    text, _, validation = text_data(plan)
+    state = Path(out) / f"text-{arm}-{name}.npz"
+    _, points_ = train(plan, "text", params, text, validation, 0, state)
+    tables.append(table_of(points_, "text", plan.text_rows * text.shape[-1]))
+    table = pd.concat(tables).assign(arm=arm, plan=name, jax=jax.__version__,
+                                     device=jax.devices()[0].device_kind)
+    write_text(Path(out) / f"{arm}.csv", table.to_csv(index=False, float_format="%.6f"))
+    state.unlink()
 
 
-def compare(plan, out):
-    """All runs that `out` does not have yet, seed by seed; one that was cut off goes on.
-
-    Returns whether the gate was passed: if a seed's films fail it, no further run is made.
-    """
+def compare(plan, out, arms=ARMS):
+    """The arms that `out` does not have yet; one that was cut off goes on."""
     Path(out).mkdir(parents=True, exist_ok=True)
-    for seed in range(plan.seeds):
-        for arm in sorted(ARMS, key=lambda arm: arm != "automata"):  # it sets the others' length
-            path = Path(out) / f"{arm}-{seed}.csv"
-            if not path.exists():
-                print(f"── {arm}-{seed}", flush=True)
-                run(plan, arm, seed, out)
-                jax.clear_caches()
-            if arm == "automata" and "text" not in set(pd.read_csv(path).stage):
-                print(f"{path} did not pass the gate: make the films easier (World)")
-                return False
-    return True
+    for arm in arms:
+        if not (Path(out) / f"{arm}.csv").exists():
+            print(f"── {arm}", flush=True)
+            run(plan, arm, out)
 
 
 # -- Results --------------------------------------------------------------------------------------
@@ -477,25 +553,28 @@ def final(table):
     return text.groupby(["seed", "arm"]).val_loss.last().unstack()
 
 
-def difference(values, base, comparisons=1):
-    """Mean of `values - base`, paired by seed, with a t interval: (mean, low, high, pairs).
+def difference(values, base):
+    """Mean of `values - base`, paired by seed: (mean, low, high, p), 95 % t interval and t test."""
+    test = scipy.stats.ttest_rel(values, base)
+    return (values - base).mean(), *test.confidence_interval(), test.pvalue
 
-    With `comparisons` on a page, the interval is widened for all of them (Bonferroni): 95 % that
-    none of them leaves out its true value.
-    """
-    gaps = (values - base).dropna()
-    if len(gaps) < 2:
-        return gaps.mean(), np.nan, np.nan, len(gaps)
-    low, high = scipy.stats.ttest_1samp(gaps, 0).confidence_interval(1 - 0.05 / comparisons)
-    return gaps.mean(), low, high, len(gaps)
+
+def holm(p):
+    """p-values after Holm's correction for all of them."""
+    p = np.asarray(p)
+    order = np.argsort(p)
+    worst = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    return np.minimum(worst, 1.0)[np.argsort(order)]
 
 
 def differences(ends, pairs=COMPARISONS):
-    """One row a comparison: nats per token that the first arm ends above the second."""
-    pairs = [pair for pair in pairs if set(pair) <= set(ends)]
-    return pd.DataFrame([[*pair, *difference(ends[pair[0]], ends[pair[1]], len(pairs))]
-                         for pair in pairs],
-                        columns=["arm", "against", "difference", "low", "high", "pairs"])
+    """One row a comparison: nats per token that the first arm ends above the second.
+
+    Intervals are each 95 % for itself; `p` is corrected for all comparisons (Holm).
+    """
+    table = pd.DataFrame([[*pair, *difference(ends[pair[0]], ends[pair[1]])] for pair in pairs],
+                         columns=["arm", "against", "difference", "low", "high", "p"])
+    return table.assign(p=holm(table.p))
 
 
 def main():
@@ -503,9 +582,17 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m appendix.nca", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="folder of results and states")
-    parser.add_argument("--states", type=int, default=4, help="of a cell; 2 makes the films easier")
-    chosen = parser.parse_args()
-    compare(Plan(world=World(states=chosen.states)), chosen.out)
+    parser.add_argument("--only", choices=ARMS, action="append", help="this arm; may be repeated")
+    parser.add_argument("--gate", type=int, choices=range(len(Plan().worlds)), metavar="N",
+                        help="only the first stage on films N of Plan.worlds; 0 are the hardest")
+    chosen, plan = parser.parse_args(), Plan()
+    try:
+        if chosen.gate is not None:
+            gate(plan, chosen.out, [plan.worlds[chosen.gate]])
+        else:
+            compare(plan, chosen.out, chosen.only or ARMS)
+    except UserError as error:
+        parser.exit(1, f"Error: {error}\n")
 
 
 if __name__ == "__main__":
