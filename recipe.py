@@ -122,7 +122,7 @@ def add_lora(model, mesh, rank, alpha, seed):
             attention_mask=jnp.ones((rows, 2, 2), bool), rngs=nnx.Rngs(seed))
     model.config.remat_config = gemma4.RematConfig.BLOCK  # compute again instead of storing
     _, adapters, frozen = nnx.split(model, nnx.LoRAParam, ...)
-    return model, jax.device_put(adapters, nnx.get_named_sharding(adapters, mesh)), frozen
+    return model, adapters, frozen
 
 # ── Loss and step: every trained token counts the same, whatever row it stands in ──
 def make_steps(model, optimizer, places):
@@ -187,7 +187,7 @@ def export(folder, base, pairs, rank, alpha, name_of_base):
 
 # ── The run ──
 def main(argv=None):
-    """Train from where OUT stands, write what it says, return {step: losses}."""
+    """Train from where OUT stands, and write what OUT is to get."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, (value, meaning) in CONSTANTS.items():
         parser.add_argument(f"--{name}", type=type(value), default=value, help=meaning)
@@ -222,18 +222,19 @@ def main(argv=None):
     manager = ocp.CheckpointManager(
         (cfg.out / "checkpoints").resolve(), options=ocp.CheckpointManagerOptions(
             save_interval_steps=cfg.every, save_on_steps=[steps], max_to_keep=2))
-    state, done, log = (adapters, optimizer.init(adapters)), manager.latest_step() or 0, {}
+    state, done = (adapters, optimizer.init(adapters)), manager.latest_step() or 0
+    state = jax.device_put(state, nnx.get_named_sharding(state, mesh))  # Adam's counter, too
     state = manager.restore(done, args=ocp.args.StandardRestore(state)) if done else state
     print(f"{len(examples)} answers in {count} rows, steps {done + 1} to {steps}", flush=True)
     with mesh:
         for step in range(done + 1, steps + 1):
             batch = jax.device_put(rows[order[step - 1]], split)
             *state, loss = train(*state, frozen, batch)
-            log[step] = {"loss": float(loss)}
+            losses = {"loss": float(loss)}
             if step % cfg.every == 0 or step == steps:
                 total, tokens = np.sum([evaluate(state[0], frozen, part) for part in exam], axis=0)
-                log[step]["held-out loss"] = float(total / tokens)
-            print(f"step {step}/{steps}", log[step], flush=True)
+                losses["held-out loss"] = float(total / tokens)
+            print(f"step {step}/{steps}", losses, flush=True)
             manager.save(step, args=ocp.args.StandardSave(tuple(state)))
     manager.wait_until_finished()
     pairs, partial = {}, cfg.out / "partial"
@@ -244,7 +245,6 @@ def main(argv=None):
     for name in ("adapter", "merged"):  # whole, or not there
         shutil.rmtree(cfg.out / name, ignore_errors=True)
         (partial / name).rename(cfg.out / name)
-    return log
 
 if __name__ == "__main__":
     main()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import signal
 import subprocess
@@ -117,6 +118,9 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
 
 
 def test_the_command_resumes_and_leaves_nothing_half_written(file, tmp_path):
+    """On four devices: on one, a restored array fits wherever the others are."""
+    told = {"text": True, "env": os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}}
+
     def command(out, *more):
         return [sys.executable, "-W", "ignore", ROOT / "recipe.py", "--model", ASSETS, "--data", file,
                 "--out", out, "--rank=4", "--alpha=8", "--learning_rate=5e-3", "--warmup_steps=2",
@@ -125,18 +129,18 @@ def test_the_command_resumes_and_leaves_nothing_half_written(file, tmp_path):
     def losses(text):
         return {int(n): loss for n, loss in re.findall(r"^step (\d+)/\S+ {'loss': ([\d.]+)", text, re.M)}
 
-    whole = subprocess.run(command(tmp_path / "whole"), capture_output=True, text=True, check=True)
+    whole = subprocess.run(command(tmp_path / "whole"), capture_output=True, check=True, **told)
     whole = losses(whole.stdout)
     last = max(whole)
     assert last >= 5 and sorted(whole) == list(range(1, last + 1))
-    killed = subprocess.Popen(command(tmp_path / "parts"), stdout=subprocess.PIPE, text=True)
+    killed = subprocess.Popen(command(tmp_path / "parts"), stdout=subprocess.PIPE, **told)
     first = ""
     while not first.count("step 4/"):
         first += killed.stdout.readline()
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert not (tmp_path / "parts" / "merged").exists()
-    rest = subprocess.run(command(tmp_path / "parts"), capture_output=True, text=True, check=True)
+    rest = subprocess.run(command(tmp_path / "parts"), capture_output=True, check=True, **told)
     rest = losses(rest.stdout)
     assert 1 < min(rest) <= 5 and all(whole[step] == rest[step] for step in rest)
     for name in ("merged/model.safetensors", "adapter/adapter_model.safetensors"):
