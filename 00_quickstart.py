@@ -48,9 +48,9 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Ask the base model
-# The tiny Gemma 4 has the same kinds of layers as the big one's language model, and it has read some
-# Verilog. Nobody has taught it to answer. We load it from the same kind of files as the 31B. A
-# *mesh* says which devices hold a model; here it is one CPU.
+# The tiny Gemma 4 has the same kinds of layers as the 31B's language model, and its files have the
+# same form. It has read some Verilog, but nobody has taught it to answer. A *mesh* says which devices
+# hold a model; here it is one CPU.
 
 # %%
 import jax
@@ -93,7 +93,13 @@ with helpers.phase(f"{len(requests)} answers of the base"):
 style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %% [markdown]
-# That is no answer. Now we teach it to answer.
+# **That is no answer. What is it?**
+#
+# <details><summary>Answer</summary>
+#
+# A continuation. The base has only learned which token follows, so it goes on with the request.
+#
+# </details>
 #
 # ## 2. What it learns from
 # Each row of `data/tiny` is a request and a good answer. The model reads both as one row of tokens,
@@ -137,8 +143,9 @@ trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
 print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} pairs of A and B")
 
 # %% [markdown]
-# The loop: pick four rows, take a step, look at the loss, which is the usual cross-entropy per
-# trained token. Thirty-six steps read each row at most once.
+# The loop: pick four rows, take a step, look at the loss, the usual cross-entropy per trained token.
+# (A step can be cut into *micro-batches*; this one is a single piece.) Thirty-six steps read each row
+# at most once.
 #
 # **What would the loss be if the model guessed among its 1,280 tokens?**
 #

@@ -100,7 +100,8 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # (attention and MLP) or DECODER (whole layers). Each line has the least with which the step fits.
 # *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the model's shapes, a tenth of
 # the chip left free. *Real* tokens are not padding. Hours and dollars are for all of 03, loading and
-# compiling included, on 10,000 examples of 922 tokens, as in the published recipe.
+# compiling included, on 10,000 examples of 922 tokens, as in the published recipe. `e2b` is Gemma 4
+# E2B, the 31B's small sister.
 
 # %%
 def slice_row(found, price, tokens=10_000 * 922):
@@ -120,9 +121,8 @@ chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].com
 style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
-# So the series trains the 31B on a v5p-8 and serves it on a v6e-8; for E2B (Gemma 4's small sister)
-# one chip is enough. [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the
-# base in int8.
+# So the series trains the 31B on a v5p-8 and serves it on a v6e-8; for E2B one chip is enough.
+# [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the base in int8.
 #
 # **JAX on a v5p-8 shows four devices, on a v6e-8 eight. Why?**
 #
@@ -159,8 +159,8 @@ style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data she
 #
 # ## 3. Create a machine, and delete it
 # `scripts/vm.sh` runs on your laptop, with `gcloud` logged in to a project with billing and quota
-# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)). We only print its
-# commands.
+# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)). Here we print the first
+# command of each step and run none.
 
 # %%
 def dry(*words):
@@ -181,11 +181,9 @@ dry("delete", "gemma4-train", zone)
 # - `create` waits in line for two hours at most (*flex-start*: cheaper than on demand, and yours until
 #   its time is up), then tries *spot*: spare capacity that can be taken back at any moment.
 #   `--max-run-duration` deletes the machine after three hours, whatever happens.
-# - `run` copies a script there and starts it: install, checks, 02 to 04, checkpoints in a bucket. Run it
-#   again on a new machine, and it goes on.
+# - `run` copies a script there and starts it: install, checks, 02 to 04, checkpoints in a *bucket* (a
+#   folder in Google Cloud Storage). Run it again on a new machine, and it goes on.
 # - `delete` ends it. The disk goes with the machine, the bucket stays.
-#
-# We had no TPU: the commands are checked as shell, not against Google.
 #
 # **You create a v6e-8 on a Friday without a limit on its run time and forget it. What does Monday
 # morning say?**
@@ -198,8 +196,8 @@ for name in (cfg.train_slice, cfg.serve_slice):
           f"{WEEKEND * price:,.0f} (on demand, published rates)")
 
 # %% [markdown]
-# Three habits prevent it: the limit above, `scripts/vm.sh list` before you close the laptop, and
-# `delete` for what it lists.
+# Three habits prevent it: the limit above, `scripts/vm.sh list` before you close the laptop, `delete`
+# for what it lists.
 #
 # ## 4. Write it down
 # `setup.json` says on what this run was made. It is written even if a check failed: send it to
@@ -216,16 +214,16 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # %% [markdown]
 # ## Recap
 # You know whether this machine will do, what each slice holds, and how to create one that deletes
-# itself. When something goes wrong:
-# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md), by symptom.
+# itself. When something goes wrong, look up the symptom in
+# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
 # **Exercise.** A friend has quota for a v6e-4 only. Do the 31B's weights fit for serving, and how much
 # is left for everything else?
 #
 # <details><summary>Solution</summary>
 #
-# `4 * hardware.chip("v6e").hbm / 1e9` is 134 GB, the weights take 62.5: they fit, and 72 GB are left for
-# activations and the cache of keys and values. 05 turns that into requests.
+# `4 * hardware.chip("v6e").hbm / 1e9` is 134 GB, the weights take 62.5: they fit. 05 turns the 72 GB
+# that are left into requests.
 #
 # </details>
 #
