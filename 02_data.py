@@ -110,10 +110,10 @@ print(json.dumps(counter, indent=2)[:1_500].replace("\\n", "\n"))
 # ## 2. Your own data
 # Only the dataset is about hardware. Set `source` to a file, a folder or a
 # dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
-# sentence. A path starts from the repository: what you upload to Colab is `../yours.jsonl`. Before
-# the first cell, name a run directory of its own (`os.environ["RUN_DIR"] = "/content/mine"`), or it
-# overwrites the Verilog run. Each row may have any of these forms; the first four mean the
-# same chat.
+# sentence. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) lists each cell
+# to change, with a run directory of your own, so that the Verilog run is not overwritten.
+#
+# Each row may have any of these forms. **Which of them mean the same chat?**
 
 # %%
 ask, reply = "An inverter, please.", "assign y = ~a;"
@@ -129,8 +129,12 @@ pd.DataFrame([(data.form_of(row), json.dumps(row)) for row in FORMS],
              columns=["form", "a row of it"])
 
 # %% [markdown]
-# The last form is CodeV-R1's: columns named `prompt` and `response` are read as a request and one
-# fenced Verilog module. If your answers are plain text, rename `response` to `completion`.
+# <details><summary>Answer</summary>
+#
+# The first four. `prompt` and `response` are CodeV-R1's columns: a request and one fenced Verilog
+# module. If your answers are plain text, rename `response` to `completion`.
+#
+# </details>
 #
 # Now a file with ten chats. What becomes a training example, and what is dropped?
 
@@ -150,9 +154,8 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
 # (Ignore `thought` until section 4.) A chat with a system message of its own keeps it; the others
 # get `cfg.system`.
 #
-# At size tiny a chat may have about 600 letters, because this tokenizer knows only Verilog: use it
-# to look at your rows. Then train Gemma 4 E2B on one Colab TPU; [My own
-# data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) lists each cell to change.
+# At size tiny a chat may have about 600 letters, because this tokenizer knows only Verilog: look at
+# your rows with it, then train Gemma 4 E2B.
 #
 # ## 3. Keep only the answer
 # A CodeV-R1 response opens with reasoning inside `<think>`; the module follows in `<answer>`. We
@@ -186,8 +189,8 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 #
 # </details>
 #
-# Now all rows. A row can also be broken in plainer ways: a line that is no JSON, a missing column,
-# a value that is not text. Each is a counted drop, shown with one example.
+# Now all rows. A line that is no JSON, a missing column, a value that is not text: each is a counted
+# drop, too, shown with one example.
 
 # %%
 cleaned = [data.clean(row, cfg.reasoning == "kept") for row in rows]
@@ -241,17 +244,10 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 #           └── loss on; in the prompt, only on earlier answers
 # ```
 #
-# The renderer builds tokens and mask in one go, so there is nothing to align later. `target` and
-# `earlier`, near its end, are the idea; the rest is batching:
-
-# %%
-helpers.show_source(chat.render_chats)
-
-# %% [markdown]
-# `render_prompts` writes the prompts, and notebooks 05 and 07 send what that same function gives.
-# It encodes contents with control tokens off: a user who types `<turn|>` gets those seven
-# characters, not the end of a turn. The template of the small models (E2B, E4B) writes no empty
-# thought, and then neither do we.
+# `chat.render` builds tokens and mask in one go, so there is nothing to align later. Notebooks 05 and
+# 07 send prompts of the same function. It encodes contents with control tokens off: a user who types
+# `<turn|>` gets those seven characters, not the end of a turn. The template of the small models (E2B,
+# E4B) writes no empty thought, and then neither do we.
 #
 # The picture to keep, our counter as the model sees it:
 
@@ -264,8 +260,7 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
 
 # %% [markdown]
-# Tests compare the ids with transformers' own rendering and with vLLM's `/tokenize`, and check that
-# exactly the answers are trained (`tests/test_data.py`).
+# 05 compares these ids with the server's, a test with transformers' own rendering.
 #
 # > **Trap: counting pieces.** The published recipe tokenised the whole chat, and then every piece
 # > again to count lengths. Its tokenizer adds `<bos>` and `<eos>` on each call, so the mask starts
@@ -311,8 +306,14 @@ pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], asked[place][1].
              columns=["evaluation prompt", "shared runs", "it ends with", "the closest row ends"])
 
 # %% [markdown]
-# High shares are expected in the tiny world, whose prompts come from one set of phrases. In real
-# data they would be an alarm. (CodeV-R1's authors removed rows close to VerilogEval themselves.)
+# **Most of the first prompt stands in a training row. Is that a leak?**
+#
+# <details><summary>Answer</summary>
+#
+# Not here: the tiny world has one set of phrases, and widths and names differ. In real data it would be
+# an alarm; CodeV-R1's authors removed rows close to VerilogEval themselves.
+#
+# </details>
 #
 # ## 6. How long are they, and what do we drop?
 # An example above `max_tokens` is dropped, since a cut one would teach the model to stop in the
@@ -379,7 +380,7 @@ print(f"{len(parts['train']):,} examples in {len(train['tokens']):,} rows of "
       f"{cfg.sequence_length:,}: {per_row:.1f} per row, {fill:.1%} of the places are real tokens")
 
 # %% [markdown]
-# How does a row look with one example, and how with several?
+# **With one example in each row, how much of a row is padding?**
 
 # %%
 alone = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 0)
@@ -400,8 +401,8 @@ style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 #
 # ## 8. Save for notebook 03
 # Four plain `.npy` files for each part, which 03 maps into memory. `samples.json` holds three
-# held-out examples, which 03 asks before and after training. `meta.json` says everything a later
-# notebook must agree with, and has a hash of each file: 03 refuses rows that were changed.
+# held-out examples, which 03 asks before and after training. `meta.json` says what later notebooks must
+# agree with, and the hash of each file.
 
 # %%
 meta = {
@@ -433,34 +434,9 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
-# ### Exercises
-# 1. `fill_rows` takes the examples in random order. Best fit can do better if the longest come
-#    first. Try it.
-#
-# <details><summary>Solution</summary>
-#
-# ```python
-# import bisect
-#
-# def rows_needed(lengths, row):
-#     gaps = []  # free places of the open rows, sorted
-#     for length in sorted(lengths, reverse=True):
-#         place = bisect.bisect_left(gaps, length)
-#         gap = gaps.pop(place) if place < len(gaps) else row
-#         bisect.insort(gaps, gap - length)
-#     return len(gaps)
-#
-# chosen = lengths[parts["train"]]
-# print(chosen.sum() / rows_needed(chosen, cfg.sequence_length) / cfg.sequence_length)
-# ```
-#
-# The price: long examples meet long ones, so rows are less of a random sample.
-#
-# </details>
-#
-# 2. A chat with two answers becomes one row here, and its first answer stands without the empty
-#    thought channel that was there when it was generated. Make one row per answer instead, each
-#    exactly as served.
+# ### Exercise
+# A chat with two answers becomes one row here, and its first answer stands without the empty thought
+# channel that was there when it was generated. Make one row per answer instead, each exactly as served.
 #
 # <details><summary>Solution</summary>
 #
