@@ -25,9 +25,6 @@
 # | **Reads** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
 # | **Time and cost** | tiny: about four minutes on two idle CPU cores (measured). 31b: about an hour on a v5p-8 (predicted, [08](08_dryrun.ipynb)) |
-#
-# The outputs shown are those of the tiny run. `HF_TOKEN` is read from the environment if the hub
-# asks for a licence.
 
 # %% [markdown]
 # ## Before we start
@@ -80,10 +77,10 @@ cfg = replace(cfg, max_steps=int(os.environ.get("MAX_STEPS") or 0),
 cfg.table()
 
 # %% [markdown]
-# The base model is no setting: the data says which tokenizer and model it is for. The config comes
-# from the model's `config.json`, a *mesh* arranges the devices (section 2), and `load_base` calls
-# Tunix's loader, which puts each weight of the Hugging Face files onto its devices. We ask for
-# bfloat16 by name, because Tunix's default is float32, at twice the bytes.
+# The base model is no setting: the data says which tokenizer and model it is for. A *mesh* arranges
+# the devices along two axes, `fsdp` and `tp` (section 2), and `load_base` calls Tunix's loader, which
+# puts each weight of the Hugging Face files onto its devices. We ask for bfloat16 by name, because
+# Tunix's default is float32, at twice the bytes.
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
@@ -101,8 +98,8 @@ base_parameters = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
 print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB per device")
 
 # %% [markdown]
-# And ask. The request is the up-down counter that goes through all notebooks; with your own data it
-# is your first held-out question. Three held-out requests of notebook 02 are asked along with it.
+# And ask for the up-down counter (with your own data: your first held-out question), together with
+# the three held-out requests of notebook 02.
 
 # %%
 samples = helpers.read_json(data / "samples.json")
@@ -213,10 +210,26 @@ print(f"compiled and called as it is: at most {apart:.2g} apart")
 # %% [markdown]
 # That is all: functions of trees, compiled once per shape, over arrays that know where they lie.
 #
+# <details><summary>If you know PyTorch</summary>
+#
+# | there | here |
+# |---|---|
+# | `x[0] = 1`, `torch.manual_seed` | arrays never change: `x.at[0].set(1)` is a new one; randomness needs a key, `jax.random.key(0)` |
+# | `torch.cuda.synchronize()` | calls return before they finish: `jax.block_until_ready(x)` waits |
+# | `loss.backward()`, `p.grad` | `jax.value_and_grad(f)`, `jax.tree.map` |
+# | `nn.Module` with its parameters | a Flax NNX module: `nnx.split`, `nnx.merge` |
+# | FSDP, tensor parallelism, `accelerate launch` | one mesh, and a partition spec for every array |
+# | `torch.optim.AdamW` and a scheduler | Optax: pure functions, gradient in, update out |
+# | `DataLoader` with workers | Grain: a pipeline whose position is one integer, which a checkpoint can hold |
+# | PEFT's `LoraConfig` | Qwix's `LoraProvider`: a pattern over module paths |
+#
+# </details>
+#
 # ## 3. LoRA: W + (α/r) · A · B
 # Each weight matrix W stays frozen. Beside it you train A, which reads the same input into `rank`
 # numbers, and B, which turns these into a correction of the output. Qwix finds the matrices by a
-# pattern over module paths and wraps them. The adapters are float32, because in bfloat16 Adam's
+# pattern over module paths and wraps them. (An *einsum* is a product whose axes have letters; Tunix
+# names its attention matrices after it.) The adapters are float32, because in bfloat16 Adam's
 # beta2 = 0.999 rounds to 1 and its second moment would never decay.
 
 # %%
@@ -233,16 +246,20 @@ print(f"{len(modules)} modules adapted of {len(gemma.expected_modules(config))}:
 made.groupby(["module", "A", "B"], sort=False).numbers.agg(["size", "sum"])
 
 # %% [markdown]
-# An *einsum* is a product whose axes have letters; Tunix names its attention matrices after it.
-# The count matters. `k_einsum`, the lone key projection of the layers that attend to all tokens, is
-# easily forgotten in the pattern, and then ten modules of the 31B silently train nothing. A pattern
-# that misses a module is refused, unless `partial=True` says that it is meant.
+# **The pattern forgets `k_einsum`, the lone key projection of the layers that attend to all tokens.
+# What does such a run look like?**
+#
+# <details><summary>Answer</summary>
+#
+# Like any other, and ten modules of the 31B train nothing. So a pattern that misses a module is
+# refused, unless `partial=True` says that it is meant.
+#
+# </details>
 #
 # ## 4. One batch
-# A row of notebook 02 holds several examples. Three arrays travel with its tokens: `loss_mask` says
-# which tokens are to be predicted, `segment_ids` which example each belongs to, and `positions`
-# count from 0 in every example. A step may be too large for the memory. So it is cut into
-# *micro-batches*, whose gradients are added: [M micro-batches, B rows, T tokens].
+# A row of notebook 02 brings its `loss_mask`, `segment_ids` and `positions` along. A step may be too
+# large for the memory. So it is cut into *micro-batches*, whose gradients are added:
+# [M micro-batches, B rows, T tokens].
 
 # %%
 helpers.show_source(train.make_dataset, train.packed_mask)
@@ -259,7 +276,12 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 
 # %% [markdown]
 # A token (row of the picture) may look at the coloured ones (columns): a triangle per example.
-# Without these blocks the third example would read the answers of the first two.
+#
+# <details><summary><b>What would the third example learn from without these blocks?</b></summary>
+#
+# From the answers of the first two, which no served request will have before it.
+#
+# </details>
 #
 # ## 5. Train
 # The loss is a *sum* over trained tokens, with their number; the mean is taken once, for the whole
@@ -382,7 +404,7 @@ print(f"{ended} of {len(after)} tuned answers end with their fence closed; of {l
 
 # %% [markdown]
 # What 04 must know travels in `recipe.json`, so that no later notebook repeats a setting of this
-# one. The counter's answers go along, and what this machine took.
+# one.
 
 # %%
 val = pd.read_json(log_file, lines=True).dropna(subset="val_loss").set_index("step").val_loss
@@ -405,22 +427,6 @@ print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())
 # %% [markdown]
 # You can go on to [04](04_merge.ipynb) now. What follows: how a step is spread over several chips,
 # and why we wrote our own.
-#
-# <details><summary>If you know PyTorch</summary>
-#
-# | there | here |
-# |---|---|
-# | `x[0] = 1`, `torch.manual_seed` | arrays never change: `x.at[0].set(1)` is a new one; randomness needs a key, `jax.random.key(0)` |
-# | `torch.cuda.synchronize()` | calls return before they finish: `jax.block_until_ready(x)` waits |
-# | `loss.backward()`, `p.grad` | `jax.value_and_grad(f)`, `jax.tree.map` |
-# | `nn.Module` with its parameters | a Flax NNX module: `nnx.split`, `nnx.merge` |
-# | FSDP, tensor parallelism, `accelerate launch` | one mesh, and a partition spec for every array |
-# | `torch.optim.AdamW` and a scheduler | Optax: pure functions, gradient in, update out |
-# | `DataLoader` with workers | Grain: a pipeline whose position is one integer, which a checkpoint can hold |
-# | PEFT's `LoraConfig` | Qwix's `LoraProvider`: a pattern over module paths |
-# | TRL's `SFTTrainer` | Tunix's `PeftTrainer`, or a loop of your own (section 8) |
-#
-# </details>
 #
 # ## 7. Which mesh? The heads decide
 # With `tp` each device gets whole attention heads, so it must divide every head count. Gemma 4 31B
@@ -506,37 +512,15 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # </details>
 #
 # One part of the model is ours as well. Tunix's attention computes all T x T scores of a row and
-# then masks most of them away. `attend` takes a block of queries at a time and multiplies it only
-# with keys that one of them may see. In a row of 4,096 tokens, 50 of the 31B's 60 layers look back
-# 1,023 tokens at most, so this saves a good half of the scores.
-
-# %%
-helpers.show_source(gemma.attend)
-
-# %% [markdown]
+# then masks most of them away. Ours (`helpers.show_source(gemma.attend)`) takes a block of queries at
+# a time and multiplies it only with keys that one of them may see: 50 of the 31B's 60 layers look back
+# 1,023 tokens at most.
+#
 # ## 9. What was checked
 # Three proofs are in `tests/`, not on this page. The loss and all gradients of a packed row are
 # those of its examples one by one, to 1e-5, by an independent textbook loss. One optimizer step
 # equals PyTorch's with PEFT, from the same A and B. A run that is ended by `kill -9` at any point
 # continues to the same bits, and so it does when its newest checkpoint is torn.
-#
-# <details><summary><b>Where does the time go?</b></summary>
-#
-# JAX's profiler writes down what every device does; [08](08_dryrun.ipynb) says what to expect, part
-# by part. Three steps, on copies, because the compiled step uses up what it is given:
-#
-# ```python
-# spare = jax.tree.map(jnp.copy, (state.adapters, state.opt_state))
-# with jax.profiler.trace(helpers.run_dir("train", "trace")), gemma.use_mesh(mesh):
-#     for number in range(3):
-#         *spare, metrics = compiled(*spare, frozen, train.to_mesh(batch, mesh))
-#         jax.block_until_ready(metrics)
-# ```
-#
-# Open the folder with XProf (`pip install xprof`), or drag its `.trace.json.gz` into
-# [Perfetto](https://ui.perfetto.dev).
-#
-# </details>
 
 # %%
 manager.close()
@@ -550,26 +534,9 @@ manager.close()
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
-# ### Exercises
-# 1. Leave `k_einsum` out of `targets`. What does section 3 say?
-#
-# <details><summary>Solution</summary>
-#
-# ```python
-# plain = gemma.load_base(base, config, mesh)
-# try:
-#     gemma.inject_lora(plain, cfg.rank, cfg.alpha, mesh, cfg.targets.replace("|k_einsum", ""))
-# except helpers.UserError as error:
-#     print(error)
-# ```
-#
-# One module of the tiny model (10 of the 31B) got no adapter, and it names
-# `layers.5.attn.k_einsum`. With `partial=True` beside the pattern it would be accepted.
-#
-# </details>
-#
-# 2. Kill the kernel in the middle of training (`kill -9`), copy `log.jsonl` to `copy.jsonl`, and
-#    run the notebook again. Which steps are computed twice, and how do their lines differ?
+# ### Exercise
+# Kill the kernel in the middle of training (`kill -9`), copy `log.jsonl` to `copy.jsonl`, and run the
+# notebook again. Which steps are computed twice, and how do their lines differ?
 #
 # <details><summary>Solution</summary>
 #
