@@ -26,8 +26,6 @@
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
 # | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both) |
 # | **Time and cost** | tiny: seconds. 31B: about ten minutes (extrapolated from 5 GB); no chip is used, so the TPU may already be given back |
-#
-# The outputs shown are those of the tiny run.
 
 # %% [markdown]
 # ## Before we start
@@ -164,8 +162,6 @@ display(pd.DataFrame([{
 ).set_index("Tunix"))
 
 # %% [markdown]
-# The tiny model has one `k_einsum`, the 31B ten: the modules that the published LoRA pattern forgets.
-#
 # <details><summary><b>How do two HF matrices come out of one <code>kv_einsum</code>?</b></summary>
 #
 # `A` narrows the input for both, so both share it. `B` has an axis `c` of length 2, keys first,
@@ -187,20 +183,18 @@ np.testing.assert_allclose(ours, theirs.reshape(ours.shape), rtol=1e-9, atol=1e-
 print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 
 # %% [markdown]
-# The other kinds, by the same test. (That Hugging Face, too, puts heads one after the other is what
-# section 6 proves.)
-
-# %%
-for kind, target in kinds.items():
-    (a, b), folded = adapters[target.path], target.factors(*adapters[target.path])
-    x = np.random.default_rng(0).normal(size=(3, *a.shape[:-1]))
-    ours = np.concatenate([x.reshape(3, -1) @ one @ two for one, two in folded.values()], axis=1)
-    theirs = np.einsum(target.how.equation, x, np.float64(a), np.float64(b)).reshape(3, -1)
-    print(f"{kind:16} {len(folded)} of HF's, at most {np.abs(ours - theirs).max():.0e} apart")
-
-# %% [markdown]
+# Tests do this for every kind. That Hugging Face, too, puts heads one after the other is what section 6
+# proves.
+#
 # ## 3. Nothing missing, nothing left over
-# If a module is skipped, the folder loads, the text looks fine, and a part of the training is gone.
+# **A merge forgets one matrix. Who notices?**
+#
+# <details><summary>Answer</summary>
+#
+# Nobody: the folder loads, the text looks fine, and a part of the training is gone.
+#
+# </details>
+#
 # So we compare three lists before writing a byte: what the config says, what the checkpoint holds,
 # what the base holds. Any difference stops us, with its name.
 
@@ -221,11 +215,9 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 #
 # </details>
 #
-# `add_delta` is section 1's merge on some rows. It also says how large base, change and rounding
-# are.
+# Each piece is section 1's merge. On the way the sizes of base, change and rounding are noted.
 
 # %%
-helpers.show_source(merge.add_delta)
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
     record = merge.run(base, targets, adapters, step, recipe, prefix)
 pd.DataFrame([(f"{folder}/{name}", f"{(helpers.run_dir(folder) / name).stat().st_size:,}")
@@ -233,8 +225,8 @@ pd.DataFrame([(f"{folder}/{name}", f"{(helpers.run_dir(folder) / name).stat().st
               for name in record[files]], columns=["file", "bytes"]).set_index("file")
 
 # %% [markdown]
-# `merge.json` has the hash of every file and of all that they were made from: 05 checks it before
-# it serves, and a second run of this notebook finds nothing to do.
+# `merge.json` has the hash of every file and of all that they were made from; 05 checks it before it
+# serves.
 #
 # ### Ask the merged weights
 # Does the folder know what the adapters knew? Load it as any base model, without adapters, and ask
@@ -257,15 +249,16 @@ if cfg.ask and told.exists():
 # ### The adapter alone
 # `adapter/` holds the same tuning in two gigabytes (at 31B), in the format of
 # [PEFT](https://github.com/huggingface/peft): `lora_A [r, in]` and `lora_B [out, r]` for each HF
-# matrix. One line is special.
-
-# %%
-helpers.show_source(merge.peft_tensors)
-
-# %% [markdown]
-# Where there is no `v_proj`, the adapter of `k_proj` is stored under that name, too. vLLM loads
-# such a `k_proj` *weight* into both the K and the V part of a fused matrix, but an *adapter* for it
-# reaches the K part only. PEFT finds no such module and ignores the copy.
+# matrix, and one copy.
+#
+# **Why is the adapter of `k_proj` stored a second time, as `v_proj`, where there is no `v_proj`?**
+#
+# <details><summary>Answer</summary>
+#
+# For vLLM. It loads such a `k_proj` *weight* into both the K and the V part of a fused matrix, but an
+# *adapter* for it reaches the K part only. PEFT finds no such module and ignores the copy.
+#
+# </details>
 #
 # ## 5. What the fine-tune touched
 # The norms give two numbers per matrix: the size of the change relative to the matrix,
@@ -310,7 +303,7 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 # | HF, base alone | 13 (1.5) | 13 (1.5) |
 #
 # In float32 the five paths are one model. In bfloat16 they differ by about as much as HF and vLLM
-# differ on the untouched base (0.034): the noise of the arithmetic, not of the merge.
+# do on the untouched base (0.034): the noise of the arithmetic, not of the merge.
 #
 # <details><summary><b>Which row would you have missed without this test?</b></summary>
 #
@@ -355,11 +348,9 @@ print(card)
 #
 # ## Recap
 #
-# | We made | from | with the guarantee |
-# |---|---|---|
-# | `merged/` | base + `(alpha / r) · (A B)ᵀ` | float32 sum, one rounding; every other byte is the base's |
-# | `adapter/` | the adapters alone, float32 | loads in PEFT and in vLLM, same log-probabilities up to rounding |
-# | `merge.json` | hashes of all of it | a copy can be checked; a second run is free |
+# - `merged/` is base + `(alpha / r) · (A B)ᵀ`: a float32 sum, rounded once. Every other byte is the base's.
+# - `adapter/` loads in PEFT and in vLLM, with the same log-probabilities up to rounding.
+# - `merge.json` has the hashes: a copy can be checked, and a second run is free.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
@@ -374,9 +365,8 @@ print(card)
 # merge.merge_model(base, half, plan, scale / 2)
 # ```
 #
-# In 07, name this folder as another model: `models["half"] = helpers.run_dir("merged_half")`,
-# before it is run. LoRA is linear in `scale`, the network is not: expect something between base and
-# tuned, rarely the middle.
+# In 07, name this folder as another model: `models["half"] = helpers.run_dir("merged_half")`. LoRA is
+# linear in `scale`, the network is not: expect something between base and tuned, rarely the middle.
 # </details>
 #
 # Next: [05 · Serving the fine-tuned model with vLLM](05_serve_vllm.ipynb)
