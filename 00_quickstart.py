@@ -144,7 +144,7 @@ print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} p
 
 # %% [markdown]
 # The loop: pick four rows, take a step, look at the loss, the usual cross-entropy per trained token.
-# (A step can be cut into *micro-batches*; this one is a single piece.) Thirty-six steps read each row
+# A step can be cut into *micro-batches*; this one is a single piece. Thirty-six steps read each row
 # at most once.
 #
 # **What would the loss be if the model guessed among its 1,280 tokens?**
@@ -179,7 +179,8 @@ style.finish(fig, "00_loss", "this run")
 # %% [markdown]
 # ## 4. Ask again, and count
 # The same 38 requests. Then every answer is compiled and simulated beside a reference, with the
-# judge of notebook 07: a module passes if no output ever differs.
+# judge of notebook 07: a module passes if no output ever differs. **Guess first: how many of 38 does
+# the base pass, and how many the tuned model?**
 
 # %%
 with helpers.phase(f"{len(requests)} answers of the tuned model"):

@@ -260,7 +260,7 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
 
 # %% [markdown]
-# 05 compares these ids with the server's, a test with transformers' own rendering.
+# 05 compares these ids with the server's; a test compares them with transformers' own.
 #
 # > **Trap: counting pieces.** The published recipe tokenised the whole chat, and then every piece
 # > again to count lengths. Its tokenizer adds `<bos>` and `<eos>` on each call, so the mask starts

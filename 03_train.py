@@ -378,8 +378,15 @@ style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# The held-out loss counts: it is on requests the model has not seen. When it turns up while the
-# training loss still falls, the model memorises.
+# **The held-out loss turns up while the training loss still falls. What is the model doing?**
+#
+# <details><summary>Answer</summary>
+#
+# It memorises its rows. The held-out loss counts: it is on requests that the model has not seen.
+# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) has a figure with few rows,
+# where it happens.
+#
+# </details>
 #
 # ## 6. Ask again
 # The same request, the base on the left, the tuned model on the right.
@@ -391,7 +398,8 @@ style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 
 # %% [markdown]
 # It looks like a counter; [07](07_eval.ipynb) lets a simulator decide. Now the three held-out
-# requests, beside the dataset's own answers. (Most tiny modules have only one natural form.)
+# requests, beside the dataset's own answers. Most tiny modules have only one natural form, so expect
+# the same text.
 
 # %%
 for sample, old, new in zip(samples, before[1:], after[1:]):

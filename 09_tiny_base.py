@@ -237,10 +237,14 @@ pd.DataFrame({"tiny": [tiny_config[key] for key in shown],
 # token ids, and every letter in an einsum is an axis: T tokens, D width, N query heads, K heads of
 # keys and values, H numbers per head.
 #
-# **Which three things here would you not find in Llama?** <details><summary>Answer</summary>Norms
-# behind attention and MLP as well as before them; a norm on queries, keys and values instead of a
-# division by the root of H; full layers whose values are the keys, with only a quarter of each head
-# turned by its position. (The logits' soft cap and the scale of each layer's output also count.)
+# **Which three things here would you not find in Llama?**
+#
+# <details><summary>Answer</summary>
+#
+# Norms behind attention and MLP as well as before them; a norm on queries, keys and values instead of
+# a division by the root of H; full layers whose values are the keys, with only a quarter of each head
+# turned by its position. The logits' soft cap and the scale of each layer's output also count.
+#
 # </details>
 
 # %%
@@ -313,10 +317,8 @@ graph, params = nnx.split(model)
 text = jnp.array(tokenizer.encode(corpus[0]).ids)  # [T]
 tunix, _ = model(text[None], attention_mask=jnp.tril(jnp.ones((1, len(text), len(text)), bool)))
 apart = jnp.abs(forward(named(params), text) - tunix[0]).max()
-print(
-    f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} weights; "
-    f"logits at most {apart:.1e} apart"
-)
+print(f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} weights; "
+      f"logits at most {apart:.1e} apart")
 assert apart < 1e-3
 
 # %% [markdown]
@@ -371,10 +373,8 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 # **The loss starts near 7. What will the model write after 10 steps, and what after 40?**
 
 # %%
-comment = (
-    "// TopModule\n//\n//  - input a\n//  - input b\n//  - output z\n//\n"
-    "// Drive z with a AND b.\n\n"
-)
+comment = ("// TopModule\n//\n//  - input a\n//  - input b\n//  - output z\n//\n"
+           "// Drive z with a AND b.\n\n")
 likeliest = jax.jit(lambda weights, tokens, at: jnp.where(
     seen, forward(weights, tokens), -jnp.inf)[at].argmax())
 
