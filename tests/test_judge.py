@@ -64,8 +64,8 @@ def together(problem, code, limits=QUICK):
         if (folder / "program").exists() and not ended:
             printed, _, ended = sandbox.run_limited("vvp -n program -none".split(), folder, limits)
             log += printed
-        category, _, count = judge.analyse(log)
-        return ("timeout" if ended == "time" else "runtime" if ended else category), count
+        letter, why, count = judge.analyse(log)
+        return judge._verdict({"time": "T", "output": "R"}.get(ended, letter), why, code, log, count).category, count
 
 
 # ---- Attacks ----
@@ -101,7 +101,7 @@ KINDS = {"say": ("print",), "stop or hold time": ("stop", "endless", "disable", 
                            "macro", "drive", "random")}
 WALLS = {"calls": lambda patch: patch.setattr(judge, "forbidden_call", lambda program, known: None),
          "files": lambda patch: patch.setattr(judge, "foreign_file", lambda listed: None),
-         "to the end": lambda patch: patch.setattr(judge, "cut_short", lambda status, answers: None)}
+         "to the end": lambda patch: patch.setattr(judge, "cut_short", lambda status, answers: False)}
 STANDING = {"say": (), "stop or hold time": ("to the end",), "touch files": ("calls", "files"),
             "reach by name": ()}
 
@@ -153,6 +153,43 @@ def test_an_answer_that_learns_every_name_learns_nothing():
             assert not judge.judge(problem, empty.format(body), QUICK).passed
             ports = generate.header(generate.facts(problem), "wire")
             assert not judge.judge(problem, f"{ports} {body} endmodule", QUICK).passed
+
+
+def test_the_words_of_the_compiler_do_not_acquit(monkeypatch):
+    """Icarus 12 writes the file name of a `line directive raw: with carriage returns, an empty module passed."""
+    problem, compiled = TINY["Prob031_updown"], judge._compile
+    empty = generate.header(generate.facts(problem), "wire") + " endmodule"
+    named = f'`line 1 "\r{generate.LINE}\r" 0\n{empty.replace("endmodule", "assign undeclared = 1; endmodule")}'
+    assert not judge.judge(problem, named, QUICK).passed
+    monkeypatch.setattr(judge, "_compile", lambda *given: (f"{generate.LINE}\n{compiled(*given)[0]}", 0, None))
+    verdict = judge.judge(problem, empty, QUICK)
+    assert (verdict.category, verdict.letter) == ("mismatch", "R") and verdict.mismatches > 0
+
+
+def test_no_reference_lies_where_the_answer_runs(monkeypatch):
+    seen, run = [], judge.run_limited
+
+    def watched(command, folder, limits):
+        if command[:3] == ["vvp", "-n", "exam"]:
+            seen.append({path.name for path in folder.iterdir()})
+        return run(command, folder, limits)
+    monkeypatch.setattr(judge, "run_limited", watched)
+    assert judge.judge(TINY["Prob031_updown"], right(TINY["Prob031_updown"])).passed
+    assert seen == [{*judge.SOURCES, "questions.txt", "exam", "files"}]
+
+
+@pytest.mark.parametrize("line", ['    %vpi_call/w 2 5 "$system", "x" {0 0 0};', 'L_0x1/d .sfunc/e 2 5 "$system", E_1;',
+                                  '   "name"%vpi_func 2 5 "$system" 32 {0 0 0};'])
+def test_a_call_counts_wherever_it_stands(line):
+    assert judge.forbidden_call(line, {}) == "$system"
+    assert judge.forbidden_call(line.replace("$system", "$display"), {}) is None
+
+
+def test_equal_answers_get_equal_verdicts():
+    for path in HOSTILE[::6]:
+        problem, _, code = read_candidate(path)
+        first, second = (judge.judge(problem, code, QUICK) for _ in range(2))
+        assert first == second or first.category == "timeout", path
 
 
 # ---- The same verdicts as verilog-eval ----
@@ -218,13 +255,11 @@ endmodule"""
 
 
 def test_agreement_with_the_official_analyser():
-    """353 logs, letters by sv-iv-analyze itself (how: tests/fixtures/README.md)."""
-    category = {"S": {"syntax"}, "T": {"timeout"}, ".": {"pass"}, "R": {"mismatch", "runtime"},
-                "r": {"mismatch", "runtime"}} | {letter: {"compile"} for letter in "Ce0nwmpc"}
+    """353 logs, letters by sv-iv-analyze itself (how: tests/fixtures/README.md); `r` depends on the code."""
     cases = json.loads((FIXTURES / "analyser.json").read_text())["cases"]
     assert len({case["letter"] for case in cases}) >= 12
     for case in cases:
-        assert judge.analyse(case["log"])[0] in category[case["letter"]], case
+        assert judge.analyse(case["log"])[0] == case["letter"].replace("r", "R"), case
 
 
 @pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")

@@ -19,7 +19,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ from verilog.sandbox import Limits, icarus_version, network_guard, run_limited, 
 
 CATEGORIES = ("pass", "mismatch", "timeout", "runtime", "compile", "syntax", "refused", "no code")
 LONGEST = 1 << 20  # characters of an answer
-MISMATCH_LINE = re.compile(r"^Mismatches: (\d+) in (\d+) samples$")
 
 
 @dataclass(frozen=True)
@@ -38,22 +36,18 @@ class Verdict:
     Attributes:
       category: one of `CATEGORIES`.
       detail: one line: why. Equal answers have equal details.
+      letter: verilog-eval's own, finer category; "" where it has none.
       mismatches: samples that differed from the reference (None: the testbench did not get there).
       samples: samples compared.
-      log: the compiler's output and the testbench's: what verilog-eval's analyser reads.
-      printed: what the answer printed while it ran. It decides nothing.
-      letter: verilog-eval's own, finer category; "" where nothing was compiled.
-      seconds: time this took.
+      log: the compiler's output and the testbench's.
     """
 
     category: str
     detail: str = ""
+    letter: str = ""
     mismatches: int | None = None
     samples: int | None = None
     log: str = ""
-    printed: str = ""
-    letter: str = ""
-    seconds: float = 0.0
 
     @property
     def passed(self):
@@ -63,65 +57,50 @@ class Verdict:
 
 # ---- verilog-eval's rules ----
 
-# A line with one of these decides, before any mismatch count (the official analyser's order).
-_DECIDES = (
-    ("syntax error", "syntax", "S"),
-    ("error: This assignment requires an explicit cast", "compile", "e"),
-    ("error: Sized numeric constant must have a size greater than zero", "compile", "0"),
-    ("warning: always_comb process has no sensitivities", "compile", "n"),
-    ("found no sensitivities so it will never trigger", "compile", "n"),
-    ("is declared here as wire", "compile", "w"),
-    ("Unknown module type", "compile", "m"),
-    ("Unable to bind wire/reg/memory `clk'", "compile", "c"),
-    ("TIMEOUT", "timeout", "T"),
-)
-_CONDEMNS = ("Unable to bind wire/reg", "error")  # fails too, when no line above decides
-
-
-def official_letter(log, code):
-    """verilog-eval's own letter for an answer: `.` passes; S e 0 n w m p c C: why it did not compile.
-
-    T is a timeout, R any other failure at run time, and r one whose code has an asynchronous reset.
-    (Their analyser reads the answer's own prints, too: a plain $display forges the letter. This
-    `log` has none, so the letter cannot be forged, and ours decide by `analyse` anyway.)
-    """
-    lines = log.replace("\r", "\n").split("\n")
-    for line in lines:
-        for text, _, letter in _DECIDES:
-            if text in line:
-                return letter
-    if any(_CONDEMNS[0] in line for line in lines):
-        return "p"
-    category = analyse(log)[0]
-    if category in ("compile", "pass"):
-        return "C" if category == "compile" else "."
-    reset = ("posedge reset", "negedge reset", "posedge r)")
-    return "r" if any(text in code for text in reset) else "R"
+# The first line with one of the first dictionary decides, then of the second; a count comes last.
+_DECIDES = ({
+    "syntax error": "S",
+    "error: This assignment requires an explicit cast": "e",
+    "error: Sized numeric constant must have a size greater than zero": "0",
+    "warning: always_comb process has no sensitivities": "n",
+    "found no sensitivities so it will never trigger": "n",
+    "is declared here as wire": "w",
+    "Unknown module type": "m",
+    "Unable to bind wire/reg/memory `clk'": "c",
+    "TIMEOUT": "T",
+}, {"Unable to bind wire/reg": "p"}, {"error": "C"})
+_MISMATCHES = re.compile(r"^Mismatches: (\d+) in (\d+) samples$", re.MULTILINE)
 
 
 def analyse(log):
-    """The official analyser's rules for a log: (category, the line that decided, count or None).
+    """The official analyser's rules for a log: (letter, why, (mismatches, samples) or None).
 
-    The count is (mismatches, samples) of the last `Mismatches:` line. Without one the category is
-    runtime; like the official analyser, this passes a log in which any such line says 0.
+    The letter is `.` for a pass, S e 0 n w m c p C for what did not compile, T for a timeout and R
+    for any other failure at run time. The count is the log's last; as in verilog-eval, a log passes
+    in which any count says 0. (Theirs also reads what the answer prints, so a plain $display wins.)
     """
-    decided, condemned, clean, count = None, "", False, None
-    for line in log.replace("\r", "\n").split("\n"):
-        if found := MISMATCH_LINE.match(line):
-            count = int(found[1]), int(found[2])
-        if decided:
-            continue
-        decided = next(((kind, line.strip()) for text, kind, _ in _DECIDES if text in line), None)
-        if not condemned and any(text in line for text in _CONDEMNS):
-            condemned = line.strip()
-        clean = clean or bool(found) and count[0] == 0
-    if decided or condemned:
-        return *(decided or ("compile", condemned)), count
-    if clean:
-        return "pass", "", count
+    log = log.replace("\r", "\n")
+    counts = [(int(wrong), int(of)) for wrong, of in _MISMATCHES.findall(log)]
+    count = counts[-1] if counts else None
+    for letters in _DECIDES:
+        for line in log.split("\n"):
+            if found := next((letter for text, letter in letters.items() if text in line), None):
+                return found, line.strip(), count
+    if any(wrong == 0 for wrong, _ in counts):
+        return ".", "", count
     if count:
-        return "mismatch", f"{count[0]} of {count[1]} samples differ", count
-    return "runtime", "the testbench never reported", count
+        return "R", f"{count[0]} of {count[1]} samples differ", count
+    return "R", "the testbench never reported", None
+
+
+def _verdict(letter, why, code, log, count=None):
+    """A `Verdict` by verilog-eval's letter, which also knows `r`: R, and an asynchronous reset."""
+    category = {".": "pass", "S": "syntax", "T": "timeout",
+                "R": "mismatch" if count else "runtime"}.get(letter, "compile")
+    if letter == "R" and any(text in code for text in
+                             ("posedge reset", "negedge reset", "posedge r)")):
+        letter = "r"
+    return Verdict(category, why, letter, *(count or (None, None)), log)
 
 
 # ---- The three programs: questions, exam, marking ----
@@ -137,10 +116,11 @@ END = "module EndOfExam; logic end_of_exam; endmodule\n"
 
 @dataclass(frozen=True)
 class _Exam:
-    """What all answers to one problem share; `broken` says why there is no exam."""
+    """What all answers to one problem share, or the verdict on all where the problem is broken."""
 
-    broken: tuple | None = None
+    broken: Verdict | None = None
     files: dict | None = None
+    marking: str = ""
     calls: dict | None = None
 
 
@@ -211,7 +191,7 @@ def _prepare(problem):
     ports = by_reference if named is None else \
         [known.get(name, ("OUTPUT", 1, name)) for name in named]
     if not ports:
-        return _Exam(("compile", "the reference does not compile, or no TopModule is tested"))
+        return _Exam(Verdict("compile", "the reference does not compile, or no TopModule is tested"))
     texts = _write_programs(problem, ports)
     with _folder() as folder:
         _write(folder, {**texts, "test.sv": problem.testbench, "ref.sv": problem.reference})
@@ -220,23 +200,23 @@ def _prepare(problem):
                 ["iverilog", "-g2012", "-s", "tb", "-o", name, f"{name}.sv", "test.sv", "ref.sv"],
                 folder, Limits())
             if status or ended:
-                return _Exam(("compile", "the problem's own files do not compile: "
-                                         + said.partition("\n")[0][:150]))
+                return _Exam(Verdict("compile", "the problem's own files do not compile: "
+                                     + said.partition("\n")[0][:150]))
         run_limited(["vvp", "-n", "questions", "-none"], folder, Limits())
         _compile(folder, Limits())
         lines = _read(folder / "questions.txt").splitlines()
         asked = [line for line, last in zip(lines, ["", *lines], strict=False) if line != last]
         shared = {"bench.sv": texts["bench.sv"], "end.sv": END,
-                  "questions.txt": "\n".join([*asked, *lines[-1:], ""]),
-                  "marking": _read(folder / "marking")}
-        return _Exam(None, shared, collections.Counter(_CALL.findall(_read(folder / "exam"))))
+                  "questions.txt": "\n".join([*asked, *lines[-1:], ""])}
+        return _Exam(None, shared, _read(folder / "marking"),
+                     collections.Counter(_CALL.findall(_read(folder / "exam"))))
 
 
 # ---- What an answer may call ----
 
-# Nothing here opens a file or starts a program; the bench's own calls are counted apart.
-_CALL = re.compile(r'^(?:L_\S+ +|\s+)?(?:%vpi_call|%vpi_func|(?:\S+ )?\.sfunc)\S* +\d+ +\d+ +'
-                   r'"([^"]*)"', re.MULTILINE)
+# Nothing here opens a file or starts a program; the bench's own calls are counted apart. Wherever a
+# call stands in the compiled text, and even inside a string, it counts.
+_CALL = re.compile(r'(?:%vpi_call|%vpi_func|\.sfunc)[^"]*"([^"]*)"')
 _HARMLESS = frozenset("$" + name for text in ("display", "write", "strobe", "monitor", "swrite")
                       for name in (text, text + "b", text + "h", text + "o")) | frozenset(
     """$error $warning $info $fatal $finish $stop $sformat $sformatf $sscanf $time $stime $realtime
@@ -268,11 +248,8 @@ def foreign_file(listed):
 
 
 def cut_short(status, answers):
-    """(category, detail) where an exam did not come to its end, by the simulator's status; or None."""
-    if status not in (0, 1):
-        return "runtime", f"vvp ended with {status}"
-    over = re.search(r"^\d+ 2 0$", answers[-10_000:], re.MULTILINE)
-    return None if over and not status else ("refused", "ends the simulation itself")
+    """Whether an exam did not come to its end, by the simulator's status and the recording."""
+    return bool(status) or not re.search(r"^\d+ 2 0$", answers[-10_000:], re.MULTILINE)
 
 
 # ---- Judging ----
@@ -309,7 +286,6 @@ def judge(problem, code, limits=Limits(), waves=None):
         be blamed for.
     """
     icarus_version()
-    start = time.perf_counter()
     if code is None or not code.strip():
         return Verdict("no code", "the answer holds no module")
     if len(code) > LONGEST:
@@ -319,16 +295,13 @@ def judge(problem, code, limits=Limits(), waves=None):
         return Verdict("compile", f"the problem's own files are missing: {missing}")
     exam = _prepare(problem)
     if exam.broken:
-        return Verdict(*exam.broken)
+        return exam.broken
     with _folder() as folder:
         _room(folder, limits)
-        category, detail, count, log, printed = _judge_in(folder, exam, code, limits, waves)
-        if category != "pass":
+        verdict = _judge_in(folder, exam, code, limits, waves)
+        if not verdict.passed:
             _room(folder, limits)
-    letter = "T" if category == "timeout" else \
-        "" if category == "refused" else official_letter(log, code)
-    return Verdict(category, detail, *(count or (None, None)), log, printed, letter,
-                   time.perf_counter() - start)
+    return verdict
 
 
 def _room(folder, limits):
@@ -351,42 +324,47 @@ def _compile(folder, limits):
 
 
 def _judge_in(folder, exam, code, limits, waves):
-    """(category, detail, count or None, log, printed) of one answer."""
+    """The `Verdict` of one answer, in a folder of its own."""
     _write(folder, {**exam.files, "top.sv": code})
     log, status, ended = _compile(folder, limits)
     if ended:
-        return *_ended(ended, "compiling", limits), None, log, ""
+        return _ended(ended, "compiling", limits, log)
+    # The compiler's words are half the answer's own: they may condemn it, and never acquit it.
+    letter, why, _ = analyse(log)
     if status or not (folder / "exam").exists():
-        category, detail, _ = analyse(log)
-        if category not in ("compile", "syntax"):
-            category, detail = "compile", f"iverilog ended with {status}: {detail}"
-        return category, detail, None, log, ""
+        if letter in ".RT":
+            letter, why = "C", f"iverilog ended with {status}: {why}"
+        return _verdict(letter, why, code, log)
     if other := foreign_file(_read(folder / "files")):
-        return "refused", f"reads another file: {other}", None, log, ""
+        return Verdict("refused", f"reads another file: {other}", log=log)
     if call := forbidden_call(_read(folder / "exam"), exam.calls):
-        return "refused", f"calls {call}", None, log, ""
-    printed, status, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, limits)
+        return Verdict("refused", f"calls {call}", log=log)
+    _, status, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, limits)
     if ended:
-        return *_ended(ended, "simulating", limits), None, log, printed
-    if why := cut_short(status, _read(folder / "answers.txt")):
-        return *why, None, log, printed
+        return _ended(ended, "simulating", limits, log)
+    if status not in (0, 1):
+        return _verdict("R", f"vvp ended with {status}", code, log)
+    if cut_short(status, _read(folder / "answers.txt")):
+        return Verdict("refused", "ends the simulation itself", log=log)
+    _write(folder, {"marking": exam.marking})
     marked, status, ended = run_limited(
         ["vvp", "-n", "marking", *([] if waves else ["-none"])], folder, limits)
     if waves and (folder / "wave.vcd").exists():
         Path(waves).write_text(_read(folder / "wave.vcd"), encoding="utf-8")
-    log += marked
     if ended:
-        return *_ended(ended, "simulating", limits), None, log, printed
-    category, detail, count = analyse(log)
-    if category == "pass" and (count[1] == 0 or status):
-        return "runtime", f"no sample compared, or vvp ended with {status}", count, log, printed
-    return category, detail, count, log, printed
+        return _ended(ended, "simulating", limits, log + marked)
+    result, reason, count = analyse(marked)
+    if letter not in ".R":
+        result, reason = letter, why
+    elif result == "." and (count[1] == 0 or status):
+        result, reason, count = "R", f"no sample compared, or vvp ended with {status}", None
+    return _verdict(result, reason, code, log + marked, count)
 
 
-def _ended(limit, phase, limits):
+def _ended(limit, phase, limits, log):
     if limit == "time":
-        return "timeout", f"{phase} took over {limits.seconds:g} s"
-    return "runtime", f"{phase} printed over {limits.output} bytes"
+        return Verdict("timeout", f"{phase} took over {limits.seconds:g} s", "T", log=log)
+    return Verdict("runtime", f"{phase} printed over {limits.output} bytes", "R", log=log)
 
 
 def judge_many(candidates, limits=Limits(), workers=None, report=None):

@@ -298,6 +298,8 @@ def others(problem, found):
     yield Attack("macro", "comment that swallows", f"{wires}\n {zero}\nendmodule\n/*")
     for how, body in saying():
         yield build("print", how, body)
+    yield build("print", "while compiling, a file's name", "assign undeclared = 1;",
+                f'`line 1 "\r{LINE}\r" 0\n')
     for how, body in against_the_bench():
         yield build("bench", how, body)
     for task in ("$finish", "\\$finish ", "$stop", "$fatal(0)"):
