@@ -3,7 +3,7 @@
     python -m appendix.recipes DATA RANK     makes the runs of a rank that data/recipes/ lacks
     python -m appendix.recipes               draws all: assets/figures/recipes.svg
 
-A run goes sixteen times over eight packed rows of `DATA` (`data/` of notebook 02), with 03's step on
+A run goes eight times over eight packed rows of `DATA` (`data/` of notebook 02), with 03's step on
 one device. The rate is constant after five steps of warm-up, so that any pass can be read as the end
 of a shorter run. After some of them it answers the problems of data/tiny_eval, greedily, and 07's
 judge decides.
@@ -25,7 +25,7 @@ from helpers.run import atomic_file, read_json, write_text
 
 BASE, STORED, FIGURE = "assets/tiny_gemma4", Path("data/recipes"), "assets/figures/recipes.svg"
 RUNS = [(rank, rate, 42) for rank in (4, 32) for rate in (6e-3, 2e-2, 2e-3)] + [(32, 6e-3, 43)]
-EPOCHS, ASKED = (1, 2, 4, 8, 16), (2, 4, 16)  # held-out loss after these passes, problems after those
+EPOCHS, ASKED = (1, 2, 4, 8), (2, 8)  # held-out loss after these passes, problems after those
 ROWS, ROWS_PER_STEP, WARMUP, HELD_OUT, ANSWER_TOKENS = 8, 2, 5, 12, 144
 
 
