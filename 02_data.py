@@ -67,6 +67,7 @@ from helpers import chat, data, packing, remote, style
 pd.set_option("display.max_colwidth", 160, "display.width", 200)
 
 
+# %%
 @dataclass(frozen=True)
 class Settings:
     source: str = "zhuyaoyu/CodeV-R1-dataset:sft"  # a hub name, a .jsonl file or a folder of them

@@ -65,6 +65,7 @@ from flax import nnx
 from helpers import chat, gemma, pictures, style, train, weights
 from tables.stored import settings_here
 
+# %%
 FULL = train.Settings(**settings_here("31b"))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
                      **{"rows_per_device": 1} | settings_here("e2b"))
@@ -476,11 +477,9 @@ pd.DataFrame(cut).T
 #
 # <details><summary><b>More chips than four?</b></summary>
 #
-# All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4). Every host runs
-# this notebook as a script, all at once
-# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)). All write one
-# checkpoint together, so `CHECKPOINTS` has to be a bucket. A step has more rows then, and the
-# learning rate is yours to find again.
+# All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4), and every host runs
+# this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)).
+# A step has more rows then, and the learning rate is yours to find again.
 #
 # </details>
 #
