@@ -159,7 +159,7 @@ print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} p
 adapters, optimizer_state, losses = state.adapters, state.opt_state, []
 order = np.random.default_rng(0).permutation(len(rows["tokens"]))
 progress = helpers.Progress(STEPS, "step", every=20)
-with gemma.use_mesh(mesh):
+with mesh:
     for number in range(STEPS):
         picked = order[number * ROWS:(number + 1) * ROWS]
         # [1 micro-batch, 4 rows, 512 tokens]

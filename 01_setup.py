@@ -43,9 +43,8 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Is this machine all right?
-# Six things can stop or slow a run: the wrong Python, no room for the model, the wrong TPU, chips
-# that JAX does not see, small memory pages (a TPU then starts slowly), and no Icarus Verilog, the
-# simulator that judges answers in 07.
+# Four things can stop a run: no room for the model, the wrong TPU, chips that JAX does not see, and no
+# Icarus Verilog, the simulator that judges answers in 07.
 
 # %%
 import platform
@@ -207,7 +206,7 @@ for name in (cfg.train_slice, cfg.serve_slice):
 helpers.write_json(helpers.run_dir("setup.json"), {
     "size": helpers.size(), "settings": asdict(cfg), "python": platform.python_version(), **facts,
     "checks": {name: {"fine": fine, "text": text} for name, (fine, text) in found.items()}})
-if wrong := [text for name, (fine, text) in found.items() if not fine and name != "huge pages"]:
+if wrong := [text for fine, text in found.values() if not fine]:
     raise helpers.UserError("this machine is not ready.\n- " + "\n- ".join(wrong))
 print(f"ready; wrote {helpers.run_dir('setup.json')}")
 

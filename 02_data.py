@@ -322,7 +322,7 @@ pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], asked[place][1].
 # padding. In the last column several whole examples share a row (section 7).
 
 # %%
-all_ids, all_masks = data.render_all(tokenizer, chats)
+all_ids, all_masks = chat.render_all(tokenizer, chats)
 lengths = np.array([len(ids) for ids in all_ids])
 if not lengths.min() <= cfg.max_tokens <= cfg.sequence_length:
     raise helpers.UserError(f"max_tokens={cfg.max_tokens} is shorter than every example (the "

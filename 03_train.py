@@ -130,7 +130,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # %%
 request = chat.prompt_ids(tokenizer, chats[0], thinking)
 rows = jnp.array([request] * mesh.shape["fsdp"])  # one, or as many as a larger mesh cuts rows into
-with gemma.use_mesh(mesh):
+with mesh:
     x = model.embedder.encode(rows).astype(jnp.float32)
 
 
@@ -204,7 +204,7 @@ graph, state = nnx.split(model.layers[0].mlp)
 for path, variable in nnx.to_flat_state(state):
     print(".".join(map(str, path)), variable.get_value().shape)
 mlp = jax.jit(lambda state, x: nnx.merge(graph, state)(x))
-with gemma.use_mesh(mesh):
+with mesh:
     apart = jnp.abs(mlp(state, x) - model.layers[0].mlp(x)).max()
 print(f"compiled and called as it is: at most {apart:.2g} apart")
 
@@ -340,7 +340,7 @@ print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 
 # %%
 began = time.perf_counter()
-with gemma.use_mesh(mesh), train.within_memory(), helpers.phase("compiling the optimizer step"):
+with mesh, train.within_memory(), helpers.phase("compiling the optimizer step"):
     jitted = train.jit_train_step(model, optimizer, loss_fn, state,
                                   train.compiler_options(jax.devices()[0].device_kind))
     compiled = jitted.lower(state.adapters, state.opt_state, frozen,
@@ -362,8 +362,8 @@ pd.Series(held, name="GiB per device").to_frame()
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
-log = train.StepLog(log_file, steps, cfg.log_every, pictures.LiveLoss(steps, cfg.max_grad_norm))
-with gemma.use_mesh(mesh), train.within_memory():
+log = train.StepLog(log_file, steps, cfg.log_every)
+with mesh, train.within_memory():
     state = train.train(
         state, frozen, compiled, lambda adapters: float(evaluate(adapters, frozen, held_out)),
         dataset, mesh, log, manager, recipe, cfg.validate_every)
@@ -499,7 +499,7 @@ trainer = PeftTrainer(student, optax.adamw(5e-3), TrainingConfig(eval_every_n_st
 trainer.with_gen_model_input_fn(lambda pair: {
     "input_tokens": pair[0], "input_mask": pair[1], "positions": jnp.arange(len(ids))[None],
     "attention_mask": jnp.tril(jnp.ones((1, len(ids), len(ids)), bool))})
-with gemma.use_mesh(cpu), jax.default_device(cpu.devices.item()):
+with cpu, jax.default_device(cpu.devices.item()):
     trainer.train([(np.array([ids]), np.array([mask]))] * 8)
 losses = trainer.metrics_logger.get_metric_history("", "loss", "train")
 print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))

@@ -64,7 +64,7 @@ import pandas as pd
 import yaml
 from openai import OpenAI
 
-from helpers import chat, remote, style, weights
+from helpers import chat, remote, style
 from serving import Options, draw, flags, limits, physics, server
 from serving import options as serve
 from tables import published
@@ -94,7 +94,7 @@ style.words(pd.DataFrame(serve.table(cfg), columns=["option", "value", "what it 
 # %%
 def check_merged(folder, hashes):
     """Raise unless the folder holds the files of merge.json, with the bytes they had, no more."""
-    if bad := weights.verify(folder, hashes):
+    if bad := helpers.changed(folder, hashes):
         raise helpers.UserError(f"{folder} is not what 04_merge wrote: {bad}. Copy it again, "
                                 "or run 04_merge.")
     return len(hashes)

@@ -225,7 +225,7 @@ merge, meta, recipe = (
         (["train", "recipe.json"], "03_train.py"),
     )
 )
-if bad := weights.verify(merged, merge["files"]):
+if bad := helpers.changed(merged, merge["files"]):
     raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
 asking.same_prompt(meta, recipe)
 options = serve_options.read(helpers.run_dir("serve"))

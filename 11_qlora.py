@@ -83,8 +83,8 @@ for part, color in zip(names, style.CYCLE):  # a compiled row knows its temporar
     left += width
 ax.axvline(found.limit, color=style.BLACK)
 ax.invert_yaxis()
-style.label_line(ax, found.limit, 1.5, f"a program may use\n{found.limit:.2f} GiB of a chip",
-                 style.BLACK)
+ax.text(found.limit, 1.5, f" a program may use\n {found.limit:.2f} GiB of a chip", va="center",
+        fontsize=9)
 fig.legend(loc="outside right center", fontsize=8)
 ax.set(title="The 31B on four v5e chips: only a quantised base fits", xlabel="GiB of one chip")
 style.finish(fig, "11_answer",
@@ -164,7 +164,7 @@ pd.DataFrame(rows, dtype=float).T.round(4)
 stock = qwix.LoraProvider(module_path=gemma.TARGETS, rank=4, alpha=8.0, weight_qtype="int8")
 two = jnp.ones((1, 2), jnp.int32)
 inputs = {"positions": jnp.arange(2)[None], "attention_mask": jnp.ones((1, 2, 2), bool)}
-with gemma.use_mesh(mesh):
+with mesh:
     broken = qwix.apply_lora_to_model(plain, stock, two, **inputs, rngs=nnx.Rngs(0))
     try:
         broken(two, **inputs)
@@ -207,7 +207,7 @@ tokens = np.random.default_rng(0).integers(120, 1_200, (2, 64))
 mask = np.tril(np.ones((2, 64, 64), bool))
 written_out = gemma.place(gemma.load_base(lab.BASE, config, mesh), mesh)
 written_out = quantized.dequantize_into(written_out, model)
-with gemma.use_mesh(mesh):
+with mesh:
     run = nnx.jit(lambda one: one(tokens, attention_mask=mask)[0].astype(jnp.float32))
     logits = [np.asarray(run(one)) for one in (model, written_out, plain)]
 apart = [np.abs(logits[0] - other).max() / np.abs(logits[0]).max() for other in logits[1:]]

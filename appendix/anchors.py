@@ -180,7 +180,7 @@ def tunix_step(model, config, rows, length, rank=16, alpha=32.0):
                 peft_trainer.TrainingConfig(eval_every_n_steps=1_001, max_steps=1_000)))
             return trainers[0].optimizer
 
-        with gemma.use_mesh(mesh):
+        with mesh:
             tuned = gemma.place(nnx.eval_shape(adapt), mesh)
             optimizer = gemma.place(nnx.eval_shape(build, tuned), mesh)
             trainers[0].with_gen_model_input_fn(model_input)

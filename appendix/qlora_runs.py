@@ -89,7 +89,7 @@ def fit(variant, seed, folder, steps=SETTINGS["steps"], validate_every=19, data=
     held_out = train.to_mesh(train.validation_batch(held_out, 8, 2), mesh)
     evaluate = jax.jit(train.make_eval_step(model, loss_fn))
     log = train.StepLog(folder / "log.jsonl", steps, 19)
-    with gemma.use_mesh(mesh):
+    with mesh:
         state = train.train(
             state, frozen, train.jit_train_step(model, optimizer, loss_fn, state),
             lambda adapters: float(evaluate(adapters, frozen, held_out)), dataset, mesh, log,
@@ -129,7 +129,7 @@ def gradients(model, mesh, rows):
     """Adapter gradients of the summed loss of packed rows, {kind: one flat array}."""
     graph, adapters, frozen = gemma.nnx.split(model, gemma.nnx.LoRAParam, ...)
     loss_fn = train.make_loss(rows.tokens.shape[1] - 1)
-    with gemma.use_mesh(mesh):
+    with mesh:
         found = jax.jit(jax.grad(lambda adapters, frozen: loss_fn(
             gemma.nnx.merge(graph, adapters, frozen), rows)[0]))(adapters, frozen)
     kinds = {}

@@ -66,7 +66,7 @@ class Bench:
         batches = iter(train.make_dataset(few, 1, ROWS_PER_STEP, seed))
         adapters, moments, losses = state.adapters, state.opt_state, []
         for step in range(1, EPOCHS[-1] * ROWS // ROWS_PER_STEP + 1):
-            with gemma.use_mesh(self.mesh):  # the rate comes from here: one program does for all
+            with self.mesh:  # the rate comes from here: one program does for all
                 moments.hyperparams["learning_rate"] = jnp.float32(rate * min(1, step / WARMUP))
                 adapters, moments, metrics = self.step(
                     adapters, moments, frozen, train.to_mesh(next(batches), self.mesh))
@@ -74,7 +74,7 @@ class Bench:
             epochs, inside = divmod(step * ROWS_PER_STEP, ROWS)
             if inside or epochs not in EPOCHS:
                 continue
-            with gemma.use_mesh(self.mesh):
+            with self.mesh:
                 held_out = float(self.evaluate(adapters, frozen, self.held_out))
             passed = np.nan
             if epochs in ASKED:

@@ -168,7 +168,7 @@ def lower_ours(recipe, mesh, config):
     batch = train.Batch(**{
         name: jax.ShapeDtypeStruct(shape, bool if name == "loss_mask" else jnp.int32, sharding=spec)
         for name in train.Batch.__dataclass_fields__})
-    with gemma.use_mesh(mesh):
+    with mesh:
         return train.jit_train_step(model, optimizer, loss_fn, state).lower(
             state.adapters, state.opt_state, frozen, batch)
 
@@ -211,7 +211,7 @@ def lower_published(recipe, mesh, config):
     batch = peft_trainer.TrainingInput(jax.ShapeDtypeStruct(shape, jnp.int32, sharding=spec),
                                        jax.ShapeDtypeStruct(shape, bool, sharding=spec))
     step = nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",))
-    with gemma.use_mesh(mesh):
+    with mesh:
         return step.lower(model, optimizer, batch).lowered  # JAX's own, not NNX's
 
 

@@ -12,6 +12,7 @@ from helpers.run import (
     always,
     atomic_dir,
     catch_up,
+    changed,
     choose,
     phase,
     read_json,
@@ -26,7 +27,7 @@ from helpers.run import (
 from helpers.style import show_source
 
 __all__ = [
-    "Progress", "UserError", "always", "atomic_dir", "catch_up", "choose",
+    "Progress", "UserError", "always", "atomic_dir", "catch_up", "changed", "choose",
     "machine", "phase", "read_json", "require", "run_dir", "same_size",
     "sha256_file", "show_source", "size", "write_json", "write_text",
 ]

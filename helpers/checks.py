@@ -12,15 +12,6 @@ from tables import hardware
 from helpers.run import temporary_dir
 
 
-def check_python(version):
-    """Tunix needs 3.11; Colab's 3.12 and 3.13 work too."""
-    name = ".".join(str(part) for part in version[:3])
-    fine = (3, 11) <= tuple(version[:2]) <= (3, 13)
-    return fine, f"Python {name}" if fine else (
-        f"Python {name}: 3.11 is needed. Run: sudo add-apt-repository -y ppa:deadsnakes/ppa && "
-        "sudo apt-get install -y python3.11 python3.11-venv")
-
-
 def check_space(folder, free_gb, need_gb):
     """The checkpoint is staged in TMPDIR before it is loaded."""
     fine = free_gb >= need_gb
@@ -52,16 +43,6 @@ def check_devices(count, kind, chips, said=""):
         return False, f"JAX does not start here. It last said: {said}"
     return False, (f"JAX sees {seen}, not the {chips} chips of this machine. Run ./setup.sh train, "
                    "which installs JAX for TPU where there are chips")
-
-
-def check_huge_pages(setting, chips):
-    """A TPU starts and stops much faster with transparent huge pages (JAX warns without)."""
-    if not chips:
-        return True, f"{setting or 'unknown'} (no TPU here, so fine)"
-    fine = setting == "always"
-    return fine, setting if fine else (
-        f"transparent huge pages are {setting or 'unknown'}, which makes a TPU start slowly. "
-        f"Run: sudo sh -c 'echo always > /sys/kernel/mm/transparent_hugepage/enabled'")
 
 
 def check_icarus(first_line):
@@ -109,11 +90,9 @@ def look(checkpoint_gb, slices):
     said = (subprocess.run([iverilog, "-V"], capture_output=True, text=True).stdout
             if iverilog else "")
     icarus = said.partition("\n")[0]
-    checks = {"Python": check_python(sys.version_info),
-              "room in TMPDIR": check_space(folder, free_gb, checkpoint_gb),
+    checks = {"room in TMPDIR": check_space(folder, free_gb, checkpoint_gb),
               "accelerator": check_slice(machine, slices),
               "JAX": check_devices(devices, kind, chips, trouble),
-              "huge pages": check_huge_pages(hardware.huge_pages(), chips),
               "Icarus Verilog": check_icarus(icarus)}
     return checks, {"machine": asdict(machine) | {"slice": machine.slice}, "jax": version,
                     "devices": devices, "device_kind": kind, "icarus": icarus,

@@ -3,33 +3,28 @@
 02 shows how rows become training chats and explains it; 00 uses the same functions.
 """
 
-import functools
 import gzip
 import hashlib
 import json
-import os
 import re
 import zlib
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from helpers import chat
 from helpers.run import (
-    Progress,
     UserError,
     atomic_dir,
+    changed,
     digest,
+    hashes,
     local_path,
     read_json,
     require,
-    sha256_file,
     write_json,
 )
 
-COLUMNS = {"tokens": np.int32, "loss_mask": bool, "segment_ids": np.int32, "positions": np.int32}
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 # Who speaks, by the names that ShareGPT's files use for it.
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
@@ -284,20 +279,6 @@ def held_out(prompt, share):
     return int.from_bytes(number[:8], "big") < share * 2**64
 
 
-# ── Rendering all of it ──
-
-
-def render_all(tokenizer, chats, chunk=500):
-    """Token ids and masks of all chats, two lists with an array for each; on all cores."""
-    progress, rendered = Progress(len(chats), "rendering"), []
-    parts = [chats[place:place + chunk] for place in range(0, len(chats), chunk)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # encoding needs no Python lock
-        for part in pool.map(functools.partial(chat.render_chats, tokenizer), parts):
-            rendered += [(np.array(ids, np.int32), np.array(mask)) for ids, mask in part]
-            progress.update(len(part))
-    return [list(column) for column in zip(*rendered)]
-
-
 # ── What 02 leaves for 03 ──
 
 
@@ -316,13 +297,8 @@ def save_data(folder, parts, samples, facts):
             for name, column in columns.items():
                 np.save(beside / part / f"{name}.npy", column)
         write_json(beside / "samples.json", samples)
-        files = _hashes(beside)
+        files = hashes(beside)
         write_json(beside / "meta.json", {**facts, "files": files, "data_sha256": digest(files)})
-
-
-def _hashes(folder):
-    return {path.relative_to(folder).as_posix(): sha256_file(path)
-            for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "meta.json"}
 
 
 def check_data(folder):
@@ -332,9 +308,9 @@ def check_data(folder):
       UserError: something is missing or has changed since; names it.
     """
     meta = read_json(require(Path(folder) / "meta.json", "02_data.py"))
-    found, files = _hashes(Path(folder)), meta["files"]
-    wrong = sorted(name for name in {**files, **found} if files.get(name) != found.get(name))
-    if wrong or meta["data_sha256"] != digest(files):
-        raise UserError(f"{folder} is not what 02 wrote: {', '.join(wrong[:3]) or 'meta.json'} "
-                        "is missing, new or changed. Run 02_data.py again.")
+    wrong = changed(folder, meta["files"])
+    if meta["data_sha256"] != digest(meta["files"]):
+        wrong["meta.json"] = "changed"
+    if wrong:
+        raise UserError(f"{folder} is not what 02 wrote: {wrong}. Run 02_data.py again.")
     return meta

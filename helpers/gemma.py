@@ -4,7 +4,6 @@ Importing this file imports JAX but starts no device: notebooks call `helpers.ma
 Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
 """
 
-import contextlib
 import functools
 import math
 
@@ -116,6 +115,8 @@ def choose_mesh(config, devices):
 def make_mesh(config, shape=None, devices=None):
     """A JAX mesh with the axes `fsdp` (rows, shards of the weights) and `tp` (heads, MLP columns).
 
+    Tunix looks for it in the context: call its models `with mesh:`.
+
     Args:
       config: Tunix's `ModelConfig`.
       shape: (fsdp, tp), or None for `choose_mesh`.
@@ -133,13 +134,6 @@ def make_mesh(config, shape=None, devices=None):
         raise UserError(f"a ({fsdp}, {tp}) mesh is impossible here: {problem}.")
     axis_types = (jax.sharding.AxisType.Auto,) * 2
     return jax.make_mesh((fsdp, tp), ("fsdp", "tp"), axis_types=axis_types, devices=devices)
-
-
-@contextlib.contextmanager
-def use_mesh(mesh):
-    """The context in which Tunix looks for its mesh: JAX's older one, `with mesh:`."""
-    with mesh:
-        yield
 
 
 def on_mesh(tree, mesh):
@@ -339,7 +333,7 @@ def probe(model, provider, mesh):
             attention_mask=jnp.ones((rows, 2, 2), bool), rngs=SameKey(0))
 
     remat, model.config.remat_config = model.config.remat_config, RematConfig.NONE
-    with use_mesh(mesh):
+    with mesh:
         tuned = place(nnx.eval_shape(adapt, model), mesh)
     model.config.remat_config = tuned.config.remat_config = remat
     return tuned
@@ -503,7 +497,7 @@ def greedy(model, prompts, max_new_tokens, stop_ids, mesh, temperatures=None, se
         at, tokens, _, _ = jax.lax.while_loop(lambda c: ~jnp.all(c[3]), step, carry)
         return tokens
 
-    with use_mesh(mesh):
+    with mesh:
         filled = np.asarray(loop(state, tokens, lengths, last))
     answers = []
     for row, start in zip(filled[:len(prompts)], lengths):

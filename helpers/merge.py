@@ -20,7 +20,9 @@ from helpers.run import (
     Progress,
     UserError,
     atomic_dir,
+    changed,
     digest,
+    hashes,
     read_json,
     room,
     run_dir,
@@ -245,7 +247,7 @@ def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
         "adapters": digest(pairs)}
     record = read_json(path) if path.exists() else {"inputs": None}
     bad = {} if record["inputs"] != inputs else (
-        weights.verify(merged, record["files"]) | weights.verify(adapter, record["adapter_files"]))
+        changed(merged, record["files"]) | changed(adapter, record["adapter_files"]))
     if record["inputs"] == inputs and not bad:
         print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
         return record
@@ -254,7 +256,7 @@ def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
     norms = merge_model(base, merged, plan_merge(targets, adapters, prefix), scale, as_trained)
     write_adapter(adapter, targets, adapters, recipe, prefix)
     record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "recipe": recipe,
-              "files": weights.hashes(merged), "adapter_files": weights.hashes(adapter),
+              "files": hashes(merged), "adapter_files": hashes(adapter),
               "norms": norms.to_dict("records")}
     write_json(path, record)
     return record

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from helpers import style
-from helpers.data import COLUMNS
+
+COLUMNS = {"tokens": np.int32, "loss_mask": bool, "segment_ids": np.int32, "positions": np.int32}
 
 
 def fill_rows(lengths, length, seed):

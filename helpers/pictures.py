@@ -87,32 +87,3 @@ def draw_loss(path, steps, clip=None):
                        fontsize=8, color=style.GREY)
     lower.set(title="Gradient norm", xlabel="step", yscale="log", xlim=(0, steps * 1.02))
     return fig
-
-
-class LiveLoss:
-    """A loss picture in the running cell, drawn again at most every `every` seconds.
-
-    Outside a notebook it does nothing: there the log's lines have to do.
-    """
-
-    def __init__(self, steps, clip=None, every=60.0):
-        import time
-
-        import IPython
-        self.clock, self.every, self.handle = time.monotonic, every, None
-        self.steps, self.clip = steps, clip
-        self.last = self.clock() if IPython.get_ipython() else float("inf")
-
-    def __call__(self, path):
-        """Called after every step with the log's path."""
-        if self.clock() - self.last < self.every:
-            return
-        import matplotlib.pyplot as plt
-        from IPython.display import display
-        fig = draw_loss(path, self.steps, self.clip)
-        if self.handle:
-            self.handle.update(fig)
-        else:
-            self.handle = display(fig, display_id=True)
-        plt.close(fig)
-        self.last = self.clock()

@@ -375,6 +375,25 @@ def sha256_file(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def hashes(folder):
+    """{path below the folder: SHA-256} of all its files, which are read whole."""
+    folder = Path(folder)
+    return {path.relative_to(folder).as_posix(): sha256_file(path)
+            for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def changed(folder, expected):
+    """{path: "missing", "changed" or "unexpected"} where a folder differs from its `hashes`.
+
+    New files count as unexpected if they are arrays or weights: a note of the reader's does no harm.
+    """
+    found = hashes(folder)
+    new = {name: "unexpected" for name in found.keys() - expected.keys()
+           if name.endswith((".safetensors", ".npy"))}
+    return new | {name: "changed" if name in found else "missing"
+                  for name, known in expected.items() if found.get(name) != known}
+
+
 def digest(value):
     """SHA-256 of anything that JSON can hold, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

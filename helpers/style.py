@@ -49,12 +49,6 @@ def finish(fig, name, source=""):
     plt.close(fig)
 
 
-def label_line(ax, x, y, text, color, **kwargs):
-    """Write a label next to a point of a line, in the line's colour, instead of a legend."""
-    options = {"va": "center", "fontsize": 9, "xytext": (5, 0), "textcoords": "offset points"}
-    ax.annotate(text, (x, y), color=color, **{**options, **kwargs})
-
-
 # What is done with a token, and what should be: (box, ink).
 TOKEN_LOOK = {"context": ("#E4E4E4", "#444444"), "trained": (BLUE, "white"),
               "not trained, but should be": (ORANGE, "black"),

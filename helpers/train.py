@@ -541,11 +541,10 @@ class StepLog:
       path: the file. On several hosts each writes its own, with the same numbers.
       steps: number of the last step.
       every: print every so many steps, and the first and the last one.
-      watch: called with `path` after every step, to draw it for example.
     """
 
-    def __init__(self, path, steps, every, watch=None):
-        self.path, self.steps, self.every, self.watch = Path(path), steps, every, watch
+    def __init__(self, path, steps, every):
+        self.path, self.steps, self.every = Path(path), steps, every
 
     def rewind(self, step):
         """Keep what happened up to a checkpoint; a killed run may have left half a line."""
@@ -575,8 +574,6 @@ class StepLog:
                   f"{record['learning_rate']:.2e} | grad norm {record['grad_norm']:.2f} | "
                   f"{record['seconds']:.2f} s/step | "
                   f"{record['real_tokens'] / record['seconds']:,.0f} real tok/s{eta}", flush=True)
-        if self.watch:
-            self.watch(self.path)
 
     def validation(self, step, loss):
         """Log a validation loss, and say so when it no longer falls."""

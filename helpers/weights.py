@@ -1,4 +1,4 @@
-"""Safetensors files too large to load: where each tensor lies, and whether files are as they were.
+"""Safetensors files too large to load: where each tensor lies, and which model they are.
 
 The format (https://github.com/huggingface/safetensors#format): 8 bytes with the length of a
 header, a JSON header with name, dtype, shape and byte range of every tensor, then their bytes,
@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from helpers.run import UserError, read_json, sha256_file
+from helpers.run import UserError, read_json
 
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64,
           "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
@@ -104,31 +104,3 @@ def fingerprint(folder):
                 file.seek(size * block // 64)
                 found.update(file.read(1 << 14))
     return found.hexdigest()
-
-
-def hashes(folder):
-    """{name: SHA-256} of the files of a folder."""
-    return {path.name: sha256_file(path) for path in sorted(Path(folder).iterdir())
-            if path.is_file()}
-
-
-def verify(folder, expected):
-    """Compare the files of a folder with the SHA-256 each should have; reads every byte.
-
-    Args:
-      folder: where the files are.
-      expected: {file name: SHA-256 as hexadecimal}.
-
-    Returns:
-      {file name: "missing", "changed", or "unexpected"} (a weight file that nobody expects); empty
-      if all is well.
-    """
-    folder = Path(folder)
-    bad = {file.name: "unexpected" for file in folder.glob("*.safetensors")
-           if file.name not in expected}
-    for name, known in expected.items():
-        if not (folder / name).is_file():
-            bad[name] = "missing"
-        elif sha256_file(folder / name) != known:
-            bad[name] = "changed"
-    return bad

@@ -350,16 +350,6 @@ def _holders(root, files):
     return found
 
 
-def huge_pages():
-    """What the kernel does with transparent huge pages: always, madvise, never, or "" (unknown).
-
-    On v5e and newer chips start-up and shutdown are much slower unless it is "always"
-    (jax/_src/cloud_tpu_init.py, which warns).
-    """
-    found = re.search(r"\[(\w+)\]", _read(_root() / "sys/kernel/mm/transparent_hugepage/enabled"))
-    return found[1] if found else ""
-
-
 def main():
     """Print what is here, or what a slice is, as KEY=VALUE lines that a shell can read."""
     parser = argparse.ArgumentParser(description="Say which accelerator this machine has.")

@@ -385,7 +385,7 @@ def test_saved_data_is_refused_when_a_byte_of_it_changed(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="val/positions.npy is missing, new or changed. Run 02"):
+    with pytest.raises(ValueError, match="'val/positions.npy': 'changed'.*Run 02"):
         data.check_data(tmp_path / "data")
 
 

@@ -296,7 +296,7 @@ def test_rows_over_four_chips_compute_what_heads_over_four_chips_compute():
         _, adapters, frozen = nnx.split(tuned, nnx.LoRAParam, ...)
         micro_loss = train.make_micro_loss(tuned, train.make_loss(32))
         batch = jax.tree.map(lambda array: array[0], train.to_mesh(rows, mesh))
-        with gemma.use_mesh(mesh):
+        with mesh:
             (loss, _), grads = jax.jit(jax.value_and_grad(micro_loss, has_aux=True))(
                 adapters, frozen, batch)
         found.append([np.asarray(leaf) for leaf in (loss, *jax.tree.leaves(grads))])

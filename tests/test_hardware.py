@@ -24,7 +24,7 @@ SCRIPT = ROOT / "tables" / "hardware.py"
 GVNIC = ("0x1ae0", "0x0042", "0x020000")  # Google's network card: its vendor, and no TPU
 
 
-def tree(root, pci=(), devices=(), thp="always [madvise] never"):
+def tree(root, pci=(), devices=()):
     """A fake root: PCI devices as (vendor, device, class), and files under dev."""
     for number, (vendor, device, kind) in enumerate((*pci, GVNIC)):
         folder = root / "sys/bus/pci/devices" / f"0000:00:{number:02x}.0"
@@ -35,9 +35,6 @@ def tree(root, pci=(), devices=(), thp="always [madvise] never"):
         (root / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
         (root / "dev" / name).touch()
     (root / "proc").mkdir()
-    pages = root / "sys/kernel/mm/transparent_hugepage"
-    pages.mkdir(parents=True)
-    (pages / "enabled").write_text(thp + "\n")
     return root
 
 

@@ -55,7 +55,7 @@ def logits(model, mesh, prompts):
     tokens = jnp.asarray(prompts)
     rows, length = tokens.shape
     mask = jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (rows, length, length))
-    with gemma.use_mesh(mesh):
+    with mesh:
         found, _ = model(tokens, jnp.tile(jnp.arange(length), (rows, 1)), None, mask)
     return np.asarray(found, np.float64)
 
@@ -336,7 +336,7 @@ def test_the_notebook_writes_all_then_nothing_then_what_was_damaged(run, merged)
     assert first.returncode == 0, first.stderr[-2000:]
     record = json.loads((run.folder / "merge.json").read_text())
     for folder, files in (("merged", "files"), ("adapter", "adapter_files")):
-        assert weights.hashes(run.folder / folder) == record[files] != {}
+        assert helpers.run.hashes(run.folder / folder) == record[files] != {}
     for path in merged.glob("*.safetensors"):
         assert path.read_bytes() == (run.folder / "merged" / path.name).read_bytes()
     card = (run.folder / "model_card.md").read_text()
@@ -347,11 +347,11 @@ def test_the_notebook_writes_all_then_nothing_then_what_was_damaged(run, merged)
     assert (run.folder / "merged" / "config.json").stat().st_mtime_ns == made
     tensor = weights.open_model(run.folder / "merged")[f"{PREFIX}embed_tokens.weight"]
     tensor.array("r+").view(np.uint32).reshape(-1)[3] ^= 1  # one bit
-    assert weights.verify(run.folder / "merged", record["files"]) == {tensor.file.name: "changed"}
+    assert helpers.changed(run.folder / "merged", record["files"]) == {tensor.file.name: "changed"}
     third = run.execute()
     assert third.returncode == 0 and f"{tensor.file.name} is changed" in third.stdout
     assert json.loads((run.folder / "merge.json").read_text()) == record
-    assert weights.verify(run.folder / "merged", record["files"]) == {}
+    assert helpers.changed(run.folder / "merged", record["files"]) == {}
 
 
 def test_a_full_disk_leaves_what_an_earlier_merge_made(run, tmp_path):

@@ -28,11 +28,11 @@ import pytest
 from conftest import ROOT
 from test_hardware import tpu, tree
 
-from helpers import data, run
+from helpers import data, packing, run
 
 HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
           "#       format_name: percent\n# ---\n\n")
-PRELUDE = "from helpers import run; run.one_line_errors()\n"
+PRELUDE = "from helpers import opening, run; opening.quiet(); run.one_line_errors()\n"  # as a page does
 ELSEWHERE = {
     "out of memory (two lines)": ("test_train", "does_not_fit"),
     "a gradient that is not finite": ("test_train", "gradient_that_is_not_finite"),
@@ -119,7 +119,7 @@ def a_changed_merge(folder):
 def packed_rows(folder):
     """What 02 leaves, of two rows; its facts name another chat template than the tiny model's."""
     column = np.ones((1, 4), np.int32)
-    parts = {part: dict.fromkeys(data.COLUMNS, column) for part in ("train", "val")}
+    parts = {part: dict.fromkeys(packing.COLUMNS, column) for part in ("train", "val")}
     data.save_data(folder / "run/data", parts, [], {
         "size": "tiny", "base_path": "assets/tiny_gemma4", "template_sha256": "another"})
 
@@ -185,7 +185,7 @@ ROWS = [
     Row("too few rows", "1 rows with validation=0.05 leave one side empty: use more rows or another share",
         page="02_data.py", change=("rows=4_000", "rows=1"), slow=True),
     Row("an impossible mesh", "mesh is impossible here: tp=3 does not divide the", MESH),
-    Row("rows that were changed", "is not what 02 wrote: train/tokens.npy is missing, new or changed. Run 02",
+    Row("rows that were changed", "is not what 02 wrote: .'train/tokens.npy': 'changed'.. Run 02",
         "from helpers import train; train.what_02_left()", prepare=changed_rows),
     Row("data of another tokenizer", "these rows were made by another tokenizer. Run 02_data.py again",
         "from helpers import train; train.what_02_left()", prepare=packed_rows),

@@ -43,7 +43,7 @@ def loss_and_gradients(model, mesh):
     rows = train.Batch(**train_driver.examples(2, 64, vocab=1_200))
     graph, adapters, frozen = nnx.split(model, nnx.LoRAParam, ...)
     loss_fn = train.make_loss(63)
-    with gemma.use_mesh(mesh):
+    with mesh:
         return jax.jit(jax.value_and_grad(
             lambda adapters, frozen: loss_fn(nnx.merge(graph, adapters, frozen), rows)[0]))(
                 adapters, frozen)
@@ -99,7 +99,7 @@ def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
     np.testing.assert_array_equal(rows, np.asarray(ours).reshape(-1, ours.shape[-1]).T[7:19])
     tokens = np.random.default_rng(0).integers(3, 1_200, (2, 48))
     mask = np.tril(np.ones((2, 48, 48), bool))
-    with gemma.use_mesh(mesh):
+    with mesh:
         ours, theirs = (np.asarray(nnx.jit(lambda one: one(tokens, attention_mask=mask)[0])(one))
                         for one in (model, plain))
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()

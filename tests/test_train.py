@@ -63,7 +63,7 @@ def forward(model, mesh, tokens):
     graph, state = nnx.split(model)
     length = tokens.shape[1]
     mask = np.tril(np.ones((1, length, length), bool))
-    with gemma.use_mesh(mesh):
+    with mesh:
         return np.asarray(jax.jit(lambda s, t, p, m: nnx.merge(graph, s)(t, p, None, m)[0])(
             state, tokens, np.arange(length)[None], mask))
 
@@ -171,7 +171,7 @@ def packed(micro_batches=2, rows=2, length=32):
 def one_step(run, batch):
     """(new adapters, new optimizer state, metrics) of a copy of the run's arrays."""
     adapters, opt_state = jax.tree.map(jnp.copy, (run.state.adapters, run.state.opt_state))
-    with gemma.use_mesh(run.mesh):
+    with run.mesh:
         return run.step(adapters, opt_state, run.frozen, batch)
 
 
@@ -199,7 +199,7 @@ def test_packed_token_weighted_step_equals_brute_force(tiny):
     counts = np.asarray(batch.loss_mask).sum((1, 2))
     assert counts[0] != counts[1], "equal micro-batches would not tell the weightings apart"
     run, graph = train_driver.make(model, mesh), nnx.graphdef(model)
-    with gemma.use_mesh(mesh):
+    with mesh:
         expected, gradient = jax.jit(jax.value_and_grad(lambda adapters: brute_force_loss(
             nnx.merge(graph, adapters, run.frozen), batch)))(run.state.adapters)
     new, _, metrics = one_step(run, batch)
@@ -231,7 +231,7 @@ def test_packed_gradients_are_those_of_the_examples_one_by_one(tmp_path, shape):
 
     def one_by_one(adapters):
         return brute_force_loss(nnx.merge(graphs[0][0], adapters, graphs[0][2]), batch)
-    with gemma.use_mesh(mesh):
+    with mesh:
         single, wanted = jax.jit(jax.value_and_grad(one_by_one))(adapters)
         together = jax.jit(jax.value_and_grad(packed_loss))
         found, gradients = together(graphs[1][1], rows)
@@ -263,7 +263,7 @@ def test_one_step_is_tunixs_trainers_where_micro_batches_train_equally_many_toke
             "input_tokens": pair[0], "input_mask": pair[1],
             "positions": jnp.tile(jnp.arange(32), (2, 1)),
             "attention_mask": jnp.tile(jnp.tril(jnp.ones((32, 32), bool)), (2, 1, 1))})
-        with gemma.use_mesh(mesh):
+        with mesh:
             trainer.train(list(zip(rows.tokens, rows.loss_mask)))
             ours, _, metrics = step(start, sgd.init(start), frozen, rows)
         loss, *_ = trainer.metrics_logger.get_metric_history("", "loss", "train")
@@ -294,7 +294,7 @@ def bfloat16(tmp_path_factory):
 
 def test_every_matmul_of_the_step_is_bfloat16(bfloat16):
     run = bfloat16
-    with gemma.use_mesh(run.mesh):
+    with run.mesh:
         traced = jax.make_jaxpr(train.make_train_step(run.model, run.optimizer, run.loss_fn))(
             run.state.adapters, run.state.opt_state, run.frozen, packed())
     found = list(dots(traced.jaxpr))
@@ -314,7 +314,7 @@ def test_one_compilation_and_no_base_in_the_outputs(bfloat16):
     run = bfloat16
     adapters, opt_state = jax.tree.map(jnp.copy, (run.state.adapters, run.state.opt_state))
     before, first = shardings(adapters, opt_state), jax.tree.leaves(adapters)
-    with gemma.use_mesh(run.mesh):
+    with run.mesh:
         for _ in range(3):
             batch = train.to_mesh(packed(), run.mesh)
             adapters, opt_state, _ = run.step(adapters, opt_state, run.frozen, batch)

@@ -12,7 +12,7 @@ import random_gemma
 from conftest import ROOT
 from safetensors.numpy import load_file
 
-from helpers import weights
+from helpers import run, weights
 
 TINY = ROOT / "assets" / "tiny_gemma4"
 
@@ -48,17 +48,17 @@ def test_fingerprint_sees_weights_tokenizer_and_config_but_not_place_or_time(tmp
     assert len({first, with_tokenizer, weights.fingerprint(again)}) == 3
 
 
-def test_verify_finds_what_is_wrong(tmp_path):
+def test_changed_files_are_named(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.safetensors").write_bytes(np.random.default_rng(number).bytes(30_000))
-    hashes = weights.hashes(tmp_path)
-    assert weights.verify(tmp_path, hashes) == {}
+    hashes = run.hashes(tmp_path)
+    assert run.changed(tmp_path, hashes) == {}
     (tmp_path / "0.safetensors").unlink()
     data = bytearray((tmp_path / "1.safetensors").read_bytes())
     data[12_345] ^= 1
     (tmp_path / "1.safetensors").write_bytes(data)
     (tmp_path / "x.safetensors").write_bytes(b"")
     (tmp_path / "notes.txt").write_text("harmless")
-    assert weights.verify(tmp_path, hashes) == {
+    assert run.changed(tmp_path, hashes) == {
         "0.safetensors": "missing", "1.safetensors": "changed", "x.safetensors": "unexpected"}
-    assert weights.verify(tmp_path / "nowhere", hashes) == dict.fromkeys(hashes, "missing")
+    assert run.changed(tmp_path / "nowhere", hashes) == dict.fromkeys(hashes, "missing")

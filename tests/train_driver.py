@@ -99,7 +99,7 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
     host = jax.process_index()  # each writes its own log; the tests read the first one's
     run.log = train.StepLog(folder / (f"log{host}.jsonl" if host else "log.jsonl"), steps, 1)
     batch = train.to_mesh(next(iter(run.dataset)), mesh)
-    with gemma.use_mesh(mesh):
+    with mesh:
         run.compiled = run.step.lower(
             run.state.adapters, run.state.opt_state, run.frozen, batch).compile()
     return run
@@ -107,7 +107,7 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
 
 def go(run):
     """Train to the end, as 03 does."""
-    with gemma.use_mesh(run.mesh):
+    with run.mesh:
         run.state = train.train(run.state, run.frozen, run.compiled, run.validate, run.dataset,
                                 run.mesh, run.log, run.manager, run.recipe, validate_every=3)
     run.manager.close()
