@@ -228,6 +228,39 @@ def test_verdicts_and_counts_equal_those_of_one_program():
     assert number >= 20 and different == []
 
 
+# What a module around the reference does with each output: only the moment or an x tells these apart.
+SHELLS = ("assign #1 {o} = {i};", "assign #5 {o} = {i};", "always @({i}) {o} <= #5 {i};", "always @(*) {o} = {i};",
+          "always @(*) {o} <= {i};", "always @(*) begin {o} = ~{i}; #0 {o} = {i}; end",
+          "always @(*) begin {o} = ~{i}; {o} <= {i}; end", "always @({i}) begin {o} = ~{i}; #1 {o} = {i}; end",
+          "reg b{o} = 1; initial #1 b{o} = 0; assign {o} = b{o} ? 'bx : {i};", "assign {o} = (^{i} === 1'bx) ? 'bz : {i};",
+          "assign {o} = (^{i} === 1'bx) ? 'b0 : {i};", "assign {o} = 'bx;", "assign {o} = 'bz;")
+CLOCKED = ("always @(negedge clk) {o} <= {i};", "always @(posedge clk) {o} = {i};", "always @(negedge clk) #0 {o} = {i};",
+           "always @(*) if (!clk) {o} = {i};", "assign {o} = clk ? {i} : 'bx;")
+
+
+def in_shells(problem):
+    found = generate.facts(problem)
+    for shell in (*SHELLS, *(CLOCKED if any(name == "clk" for _, name in found.inputs) else ())):
+        wires = " ".join(f"wire {generate.bits(w)}i_{n};" for w, n in found.outputs)
+        ports = ", ".join([f".{n}({n})" for _, n in found.inputs] + [f".{n}(i_{n})" for _, n in found.outputs])
+        yield "\n".join([problem.reference.replace("RefModule", "Inner"),
+                         generate.header(found, "reg" if "always" in shell else "wire"), wires, f"Inner inner({ports});",
+                         *(shell.format(o=n, i=f"i_{n}") for _, n in found.outputs), "endmodule"])
+
+
+def test_what_only_timing_tells_apart_is_judged_as_in_one_program():
+    """Once an input that its testbench sets where it declares it woke `always @(*)`, which it does not."""
+    early = dataclasses.replace(PROBLEMS["Prob022_mux2to1"], testbench=PROBLEMS["Prob022_mux2to1"].testbench.replace(
+        "output logic a,b,sel", "output reg a = 0, output reg b = 0, output reg sel = 0"))
+    assert early != PROBLEMS["Prob022_mux2to1"]
+    cases = [(p, code) for p in (early, PROBLEMS["Prob041_dff8r"], TINY["Prob031_updown"]) for code in in_shells(p)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        mine = pool.map(lambda case: judge.judge(*case), cases)
+        theirs = pool.map(lambda case: together(*case, sandbox.Limits()), cases)
+        for (problem, code), verdict, (category, count) in zip(cases, mine, theirs, strict=True):
+            assert (verdict.category, verdict.mismatches) == (category, count and count[0]), (problem.name, code)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")
 def test_verdicts_equal_those_of_one_program_on_the_full_set():

@@ -154,8 +154,10 @@ def _write_programs(problem, ports):
         "ins": read or "no_input", "outs": listed or "1'b0",
         "wide": max(0, sum(width for _, width, _ in ins) - 1),
         "many": max(0, sum(width for _, width, _ in outs) - 1),
-        "nets": " ".join(f"{'reg' if way == 'INPUT' else 'wire'} [{width - 1}:0] {name};"
-                         for way, width, name in ports),
+        "nets": "\n  ".join(
+            f"reg [{width - 1}:0] {name} = vector[{sum(w for _, w, _ in ins[place:]) - 1} -: {width}];"
+            for place, (_, width, name) in enumerate(ins)) + "".join(
+            f"\n  wire [{width - 1}:0] {name};" for _, width, name in outs),
         "connections": ", ".join(f".{name}({name})" if by_name else name for _, _, name in ports)}
     trusted = _COMMENT.sub(" ", problem.testbench + problem.reference)
     taken = "".join(f"module {name}; endmodule\n" for name in sorted(
