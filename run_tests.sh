@@ -20,9 +20,6 @@ mkdir -p "$RUN_DIR"
 log="$RUN_DIR/pytest-$suite.log"
 ./setup.sh train
 ./setup.sh serve
-case "$suite" in
-slow | all) ./setup.sh browser ;;
-esac
 ./run_all.sh 00 07
 # Fast tests in two processes; slow ones start servers and kernels, and want every core themselves.
 failed=0

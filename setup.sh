@@ -5,7 +5,6 @@
 #   ./setup.sh serve-tpu             .venv-serve-tpu  vLLM on a machine with TPU chips, without Docker
 #   ./setup.sh dryrun                .libtpu      the TPU's compiler for notebook 08 (Linux x86-64, 0.7 GB, no TPU)
 #   ./setup.sh site                  .venv-site   Sphinx, for build_site.sh
-#   ./setup.sh browser               adds JupyterLab and a headless Chromium, for tests/test_browser.py
 #   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 to 3.13)
 # PYTHON names the Python 3.11 to use, TORCH_INDEX where the CPU build of PyTorch is.
 set -euo pipefail
@@ -61,9 +60,8 @@ if [ -w . ] && command -v flock >/dev/null; then
   exec 9>.setup.lock
   flock -n 9 || { say "another setup.sh is at work here; waiting for it" && flock 9; }
 fi
-what="${1:-}"
-case "$what" in
-train | browser)
+case "${1:-}" in
+train)
   if [ "${2:-}" = --into ]; then
     python="${3:?setup.sh train --into needs the path of a Python}"
     is "$python" 3.11 3.12 3.13 || stop "$python is $("$python" --version 2>&1); the series needs Python 3.11 (or Colab's 3.12 or 3.13)"
@@ -76,10 +74,6 @@ train | browser)
   case "$found" in ACCELERATOR=tpu*) file=requirements/tpu.txt ;; *) file=requirements/train.txt ;; esac
   install "$python" "$file" || stop "installing $file failed (see above)"
   need_icarus
-  if [ "$what" = browser ]; then
-    install "$python" requirements/browser.txt || stop "installing requirements/browser.txt failed (see above)"
-    command -v chromium google-chrome chrome >/dev/null || apt_install chromium || "$python" -m playwright install --with-deps chromium
-  fi
   say "training environment ready: $("$python" -c 'import sys; print(sys.prefix.rsplit("/", 1)[-1])'), $("$python" --version), ${found##*FOUND=}"
   ;;
 serve)
@@ -113,7 +107,7 @@ dryrun)
   say "libtpu $LIBTPU is in .libtpu"
   ;;
 *)
-  sed -n '2,10p' "$(basename "$0")" | sed 's/^# \{0,1\}//'
+  sed -n '2,9p' "$(basename "$0")" | sed 's/^# \{0,1\}//'
   exit 2
   ;;
 esac

@@ -1,15 +1,27 @@
-"""Small shared pieces of the series: what is boring, or needed by two notebooks or more.
+"""What the lesson teaches with: what is boring, or what two pages need or more.
 
-Only the standard library is imported here: the opening cell of every page calls `helpers.machine`
-before anything else is there, and a page that talks HTTP to a server (05, 06, 07) never starts JAX
-by accident. Each topic has its own file, such as `helpers.chat` or `helpers.gemma`.
+    run        the size, the run directory and its one writer, whole files, progress
+    opening    the first cell: install what is missing, say what this machine is, start JAX
+    style      one look for figures and for coloured tokens; pictures: the figures of 03
+    checks     is this machine ready? (01)
+    remote     a base on the hub or in a bucket
+    chat       messages become token ids and a mask (02, and every request)
+    data       rows of any form become examples, and what 02 leaves for 03
+    packing    several examples in one row (02)
+    gemma      Tunix's Gemma 4: config, mesh, weights, adapters, greedy text (03, 04)
+    train      loss, step, loop, log and checkpoints (03)
+    weights    safetensors files too large to load
+    merge      adapters added to the weights, and as PEFT stores them (04)
+
+Importing `helpers` itself needs the standard library alone: the opening cell calls
+`helpers.machine` before anything else is there, and a page that talks HTTP to a server (05, 06, 07)
+never starts JAX by accident.
 """
 
 from helpers.opening import machine
 from helpers.run import (
     Progress,
     UserError,
-    always,
     atomic_dir,
     catch_up,
     changed,
@@ -27,7 +39,7 @@ from helpers.run import (
 from helpers.style import show_source
 
 __all__ = [
-    "Progress", "UserError", "always", "atomic_dir", "catch_up", "changed", "choose",
+    "Progress", "UserError", "atomic_dir", "catch_up", "changed", "choose",
     "machine", "phase", "read_json", "require", "run_dir", "same_size",
     "sha256_file", "show_source", "size", "write_json", "write_text",
 ]

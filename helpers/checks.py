@@ -6,10 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 
 from tables import hardware
-from helpers.run import temporary_dir
 
 
 def check_space(folder, free_gb, need_gb):
@@ -82,7 +82,7 @@ def look(checkpoint_gb, slices):
       checkpoint_gb: room that the base model needs in `TMPDIR`.
       slices: what this machine may be; () needs no TPU.
     """
-    folder, machine = temporary_dir(), hardware.here()
+    folder, machine = tempfile.gettempdir(), hardware.here()
     free_gb = shutil.disk_usage(folder).free / 1e9
     chips = machine.chips if machine.accelerator == "tpu" else 0
     devices, kind, version, trouble = count_devices()

@@ -7,6 +7,7 @@ r rank, [in, r] and [r, out] are the two matrices of an adapter.
 import hashlib
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -171,8 +172,8 @@ def merge_model(base, out, plan, scale, as_trained=None):
         for path in files:
             shutil.copyfile(path, folder / path.name)
         for name, (a, b) in plan.items():
-            file = folder / tensors[name].file.name
-            matrix = weights.Tensor(file, *list(vars(tensors[name]).values())[1:]).array("r+")
+            there = replace(tensors[name], file=folder / tensors[name].file.name)
+            matrix = there.array("r+")
             sums = np.zeros(3)
             for first in range(0, len(matrix), BLOCK):
                 part = slice(first, first + BLOCK)
@@ -202,18 +203,17 @@ def peft_tensors(targets, adapters, prefix):
     return tensors
 
 
-def write_adapter(out, targets, adapters, recipe, prefix, base_name=""):
+def write_adapter(out, targets, adapters, recipe, prefix):
     """Write the adapters as PEFT stores them.
 
     Args:
       out: the folder.
       targets, adapters, prefix: as for `check`.
       recipe: 03's.
-      base_name: what the config says the base is; else the recipe's `base_model`.
     """
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
               "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
-              "base_model_name_or_path": base_name or recipe["base_model"], "inference_mode": True,
+              "base_model_name_or_path": recipe["base_model"], "inference_mode": True,
               "target_modules": architecture.PEFT_TARGETS}  # the language model's layers only
     if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
         names = sorted(re.escape(name) for target in targets for name in target.names)

@@ -7,12 +7,13 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from importlib import metadata
 from pathlib import Path
 
 from helpers import run
-from helpers.run import UserError, run_dir, size, temporary_dir
+from helpers.run import UserError, run_dir, size
 from tables import hardware
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +31,7 @@ def machine(devices=0, always=""):
       devices: 0 leaves JAX alone. Otherwise the number of devices the page wants: on a machine
         without an accelerator that many CPU devices are simulated, so that the same sharded
         program runs; on a TPU all its chips are used and `devices` is not looked at.
-      always: the size of a page that has only one.
+      always: the size of a page that has only one, whatever `SIZE` and the hardware say.
 
     Raises:
       UserError: this is somebody else's Python; or there are TPU chips, and JAX cannot use them; or
@@ -48,10 +49,11 @@ def start(devices=0, always=""):
     """The part of `machine` that installs nothing; arguments and errors as there."""
     quiet()
     if always:
-        run.always(always)
+        os.environ["SIZE"] = always
     print(f"python {platform.python_version()} | {os.cpu_count()} cores | "
           f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB memory | "
-          f"{shutil.disk_usage(temporary_dir()).free / 2**30:.0f} GiB free in {temporary_dir()} | "
+          f"{shutil.disk_usage(tempfile.gettempdir()).free / 2**30:.0f} GiB free in "
+          f"{tempfile.gettempdir()} | "
           f"commit {_commit()}")
     versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
     print("\n".join(" | ".join(versions[place:place + 4]) for place in range(0, 12, 4)))

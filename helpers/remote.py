@@ -7,9 +7,10 @@ back by `gcloud storage rsync` (scripts/vm.sh), checkpoints go there by Orbax it
 import contextlib
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
-from helpers.run import UserError, local_path, phase, room, temporary_dir
+from helpers.run import UserError, local_path, phase, room
 
 # Ordinary buckets only: gcsfs's other class asks for each bucket's kind by another protocol, up to a
 # minute a file where nobody answers. It chooses when it is imported.
@@ -68,7 +69,7 @@ def place(source):
     if Path(text).is_dir():
         return Path(text)
     if "://" in text or text.count("/") == 1 and not local_path(text):
-        return temporary_dir() / "base" / text.rpartition("://")[2].strip("/")
+        return Path(tempfile.gettempdir()) / "base" / text.rpartition("://")[2].strip("/")
     raise UserError(f"{text} is neither a directory, nor a hub id, nor a gs:// address.")
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -23,7 +22,6 @@ SIZES = {
     "31b": "google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
 }
 _ROOT = Path(__file__).resolve().parent.parent
-_always = ""
 
 
 # -- One line for what the reader can mend ------------------------------------------------------
@@ -89,15 +87,6 @@ def _show_in_shell(shell, kind, error, trace, tb_offset=None):
 
 # -- The size -----------------------------------------------------------------------------------
 
-def always(name):
-    """From here on this process has the size `name`, whatever `SIZE` and the hardware say.
-
-    For pages that are about one size: the quickstart and the tiny base.
-    """
-    global _always
-    _always = name
-
-
 def size():
     """The size at hand: `SIZE` if set, else what the hardware is for (`tables.hardware.SLICES`).
 
@@ -105,7 +94,7 @@ def size():
       UserError: `SIZE` is not one of the known sizes, or it is unset on a TPU slice that none of
         them is for; the sizes are listed.
     """
-    chosen = _always or os.environ.get("SIZE", "").strip().lower()
+    chosen = os.environ.get("SIZE", "").strip().lower()
     if chosen:
         if chosen not in SIZES:
             raise UserError(f"SIZE={chosen} is unknown. The sizes are\n{_listed()}")
@@ -148,8 +137,7 @@ def choose(settings):
     if name not in settings:
         raise UserError(f"this notebook has no settings for size {name}. Set SIZE to one that it "
                         f"has, or add yours to its settings cell:\n{_listed(settings)}")
-    why = ("always, in this notebook" if _always else "SIZE is set" if os.environ.get("SIZE")
-           else f"{hardware.here()}, SIZE unset")
+    why = "SIZE is set" if os.environ.get("SIZE") else f"{hardware.here()}, SIZE unset"
     print(f"size {name} ({why}): {SIZES[name]}")
     return settings[name]
 
@@ -176,19 +164,6 @@ def run_dir(*parts):
     if base.is_relative_to(Path.cwd()):
         base = base.relative_to(Path.cwd())
     return base.joinpath(*parts)
-
-
-def temporary_dir():
-    """Where temporary files go: `TMPDIR`, else what Python chooses.
-
-    Raises:
-      UserError: `TMPDIR` is set and is not a folder that can be written.
-    """
-    chosen = os.environ.get("TMPDIR")
-    if chosen and not (os.path.isdir(chosen) and os.access(chosen, os.W_OK)):
-        raise UserError(f"TMPDIR={chosen} is not a folder that can be written. "
-                        f"Make it (mkdir -p {chosen}), or unset TMPDIR.")
-    return Path(chosen or tempfile.gettempdir())
 
 
 def room(folder, size, what, instead="Set RUN_DIR elsewhere."):

@@ -37,18 +37,18 @@ class Tensor:
         return data.view(DTYPES[self.dtype]).reshape(self.shape)
 
 
-def read_header(path, fix="Download it again."):
+def read_header(path):
     """{name: `Tensor`} of a safetensors file, in the order of their bytes.
 
     Raises:
-      UserError: the library finds lengths, offsets or dtypes that do not fit; ends with `fix`.
+      UserError: the library finds lengths, offsets or dtypes that do not fit.
     """
     try:
         with safe_open(path, "np"):
             pass
     except (SafetensorError, OSError) as error:
         why = str(error).removeprefix("Error while deserializing header: ")
-        raise UserError(f"{path} is damaged or cut short ({why}). {fix}") from error
+        raise UserError(f"{path} is damaged or cut short ({why}). Download it again.") from error
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
@@ -59,7 +59,7 @@ def read_header(path, fix="Download it again."):
     return dict(sorted(tensors.items(), key=lambda item: item[1].start))
 
 
-def open_model(folder, fix="Download it again."):
+def open_model(folder):
     """{name: `Tensor`} of a model folder, checked against its index.
 
     A large model comes in several files (shards) and an index that says which tensor is in which.
@@ -74,13 +74,14 @@ def open_model(folder, fix="Download it again."):
     promised = read_json(index)["weight_map"] if index.exists() else None
     files = sorted(set(promised.values())) if promised else [single.name]
     if missing := [name for name in files if not (folder / name).exists()]:
-        raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names. {fix}")
+        raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names. "
+                        "Download it again.")
     found = [(name, file, tensor) for file in files
-             for name, tensor in read_header(folder / file, fix).items()]
+             for name, tensor in read_header(folder / file).items()]
     where = {(name, file) for name, file, _ in found}
     if promised and (wrong := where ^ set(promised.items())):
         raise UserError(f"{folder}: index and shards disagree on {len(wrong)} entries, "
-                        f"first {min(wrong)[0]}. {fix}")
+                        f"first {min(wrong)[0]}. Download it again.")
     return {name: tensor for name, _, tensor in found}
 
 

@@ -460,3 +460,10 @@ def test_rows_of_codev_lengths_are_at_least_95_percent_full():
     assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
     assert n.sum() / len(packing.fill_rows(n, 4_096, 7)) / 4_096 >= 0.95
     assert n.mean() / 3_072 == pytest.approx(0.30, abs=0.005)
+
+
+def test_length_study_by_hand():
+    table = packing.length_study(np.array([4, 4, 8]), [4, 8], 8, 0)
+    assert table["examples kept"].tolist() == pytest.approx([2 / 3, 1])
+    assert table["padding, one per row"].tolist() == pytest.approx([0, 1 - 16 / 3 / 8])
+    assert table["real tokens, packed"].tolist() == [1.0, 1.0]

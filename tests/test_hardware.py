@@ -70,7 +70,6 @@ def alone(monkeypatch):
                  "TPU_ACCELERATOR_TYPE", "JAX_PLATFORMS", "HARDWARE_ROOT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")  # port 9 refuses
-    monkeypatch.setattr(run, "_always", "")
     hardware.here.cache_clear()
     yield monkeypatch
     hardware.here.cache_clear()
@@ -269,7 +268,7 @@ def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, ca
         helpers.opening.start()
     helpers.opening.start(always="tiny")
     assert helpers.choose({"tiny": 1}) == 1
-    assert "size tiny (always, in this notebook)" in capsys.readouterr().out
+    assert "size tiny (SIZE is set)" in capsys.readouterr().out
 
 
 # ── The list of chips ──

@@ -195,8 +195,6 @@ ROWS = [
         "run.read_json(run.run_dir('data/meta.json'))", prepare=a_file("run/data/meta.json", "{")),
     Row("a run directory that is not one", "holds more than a run. Name a folder of its own",
         "run.run_dir()", env=(("RUN_DIR", str(ROOT)),)),
-    Row("a TMPDIR that is not there", "TMPDIR=/no/such is not a folder that can be written",
-        "run.temporary_dir()", env=(("TMPDIR", "/no/such"),)),
     Row("an error of a room", "is no slice such as",
         "from tables import hardware; hardware.slice_of('nonsense')"),
 ]

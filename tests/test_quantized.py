@@ -242,8 +242,8 @@ def write_dequantized(trained, out):
 def test_peft_loads_the_adapter_with_the_base_that_it_states(trained, tmp_path):
     """PEFT is given the adapter's folder alone: its logits are those of the trained NF4 model."""
     write_dequantized(trained, tmp_path / "dequantized")
-    merge.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters,
-                        trained.recipe, test_merge.PREFIX, str(tmp_path / "dequantized"))
+    merge.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters, trained.recipe | {
+        "base_model": str(tmp_path / "dequantized")}, test_merge.PREFIX)
     index = tmp_path / "dequantized" / "model.safetensors.index.json"  # transformers' always has:
     index.write_text(json.dumps({"metadata": {}} | json.loads(index.read_text())))
     np.save(tmp_path / "prompts.npy", trained.prompts)

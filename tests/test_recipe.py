@@ -119,7 +119,9 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
 
 def test_the_command_resumes_and_leaves_nothing_half_written(file, tmp_path):
     """On four devices: on one, a restored array fits wherever the others are."""
-    told = {"text": True, "env": os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}}
+    told = {"text": True, "env": os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}}  # compiled once for the three runs
 
     def command(out, *more):
         return [sys.executable, "-W", "ignore", ROOT / "recipe.py", "--model", ASSETS, "--data", file,

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from types import SimpleNamespace
 
@@ -62,7 +63,7 @@ def model(tmp_path):
 @pytest.mark.parametrize("kind", ["gs", "file"])
 def test_a_model_in_a_bucket_is_staged_once(storage, model, tmp_path, monkeypatch, kind):
     """Any storage that fsspec knows: Google's, and a folder as the address of one."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     address = f"gs://runs/{tmp_path.name}/m" if kind == "gs" else model.as_uri()
     if kind == "gs":
         copy_there(model, address)
@@ -76,7 +77,7 @@ def test_a_model_in_a_bucket_is_staged_once(storage, model, tmp_path, monkeypatc
 
 
 def test_a_bucket_that_is_missing_or_holds_no_model_is_one_line(storage, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ValueError, match="no-such-bucket.*refuses us(?s:.)*roles/storage.objectUser"):
         remote.check_writable("gs://no-such-bucket/x")
     remote.check_writable("gs://runs/x")

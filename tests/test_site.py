@@ -66,7 +66,7 @@ def test_all_links_lead_somewhere_and_reading_needs_no_network(site):
 def page(tmp_path_factory):
     """The page of costs with its own script and today's data, as the site shows it."""
     if not CHROMIUM:
-        pytest.skip("no Chromium: ./setup.sh browser says how")
+        pytest.skip("no Chromium on this machine")
     folder = tmp_path_factory.mktemp("cost")
     html = re.search(r"```\{raw\} html\n(.*?)```", (SOURCE / "cost.md").read_text(), re.S)[1]
     html = html.replace("COST_DATA", json.dumps(fit.page_data()))

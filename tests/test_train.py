@@ -238,7 +238,7 @@ def test_packed_gradients_are_those_of_the_examples_one_by_one(tmp_path, shape):
         assert abs(found - single) < 1e-5
         largest = max(float(jnp.abs(one).max()) for one in jax.tree.leaves(wanted))
         for one, other in zip(jax.tree.leaves(wanted), jax.tree.leaves(gradients), strict=True):
-            assert jnp.abs(one - other).max() < 1e-5 * max(1.0, largest)
+            assert jnp.abs(one - other).max() < 1e-4 * largest  # float32, added up in another order
         leaking = rows.replace(segment_ids=np.minimum(rows.segment_ids, 1))
         assert abs(together(graphs[1][1], leaking)[0] - single) > 1e-3, "it can fail"
 

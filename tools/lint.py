@@ -136,11 +136,9 @@ def noise(path):
     for cell in nbformat.read(path, as_version=4).cells:
         for output in cell.get("outputs", ()):
             stream = "<stderr>\n" if output.get("name") == "stderr" else ""
-            texts = [stream + output.get("text", ""), *map(str, output.get("data", {}))]
-            texts += ["".join(value) for kind, value in output.get("data", {}).items()
-                      if kind.startswith("text/")]
+            text = "\n".join([stream + notebooks.said(output), *output.get("data", {})])
             for what, pattern in NOISE.items():
-                if any(map(pattern.search, texts)):
+                if pattern.search(text):
                     yield f"{shown(path)}: {what}, below {cell.source[:50]!r}"
     if path.stat().st_size > 1.5e6:
         yield f"{shown(path)}: {path.stat().st_size / 1e6:.1f} MB"

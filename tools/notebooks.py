@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel
-sys.modules.setdefault("rfc3987_syntax", None)  # Jupyter Lab brings it; a second to load, unused
 
 import jupytext
 import nbformat
@@ -146,23 +145,20 @@ def outdated(source, notebook):
     return [name for name, digest in made_from(source).items() if then.get(name) != digest]
 
 
-def has_outputs(notebook):
-    """Was the notebook executed?"""
-    return any(cell.outputs for cell in code_cells(notebook))
+def outputs(notebook):
+    """All outputs of a notebook's cells."""
+    return [output for cell in code_cells(notebook) for output in cell.outputs]
 
 
 def has_error(notebook):
     """Did a cell fail?"""
-    return any(o.output_type == "error" for cell in code_cells(notebook) for o in cell.outputs)
+    return any(output.output_type == "error" for output in outputs(notebook))
 
 
-def output_text(notebook):
-    """Everything the outputs say, as one string (images left out)."""
-    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    texts = [output.get("text", "") for output in outputs]
-    texts += ["".join(value) for output in outputs for kind, value in output.get("data", {}).items()
-              if kind.startswith("text/")]
-    return "\n".join(texts)
+def said(output):
+    """What an output says, as one string (images left out)."""
+    texts = ["".join(value) for kind, value in output.get("data", {}).items() if kind[:5] == "text/"]
+    return "\n".join([output.get("text", ""), *texts])
 
 
 def tidy(notebook):
@@ -195,13 +191,13 @@ def problems():
             continue
         if target.read_text(encoding="utf-8") != text_of(current(source)):
             found.append(f"out of date: {shown(target)}")
-        elif not has_outputs(old):
+        elif not outputs(old):
             found.append(f"without outputs: {shown(target)}")
         elif changed := outdated(source, old):
             found.append(f"executed before {' and '.join(changed)} changed: {shown(target)}")
         if has_error(old):
             found.append(f"holds an error output: {shown(target)}")
-        if private := PRIVATE_PATHS.search(output_text(old)):
+        if private := PRIVATE_PATHS.search("\n".join(map(said, outputs(old)))):
             found.append(f"absolute path in an output ({private.group()}): {shown(target)}")
     return found
 
@@ -320,10 +316,9 @@ def execute_stored(every, folder):
     executed counts as a run, if its code is that of the source.
     """
     os.environ["SIZE"] = "tiny"
-    folder = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny") / "notebooks"
     for source in sources():
         notebook, copy = current(source), folder / f"{source.stem}.ipynb"
-        if has_outputs(notebook) and not outdated(source, notebook) and not every:
+        if outputs(notebook) and not outdated(source, notebook) and not every:
             continue
         if every or not adopt(source, notebook, copy):
             notebook = execute(source, folder)
@@ -382,8 +377,7 @@ def main():
         try:
             execute_stored(options.all, run / "notebooks")
         finally:
-            folder = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny") / "serve"
-            subprocess.run([sys.executable, "-m", "serving", "stop", folder], cwd=ROOT, check=False)
+            subprocess.run([sys.executable, "-m", "serving", "stop", run / "serve"], cwd=ROOT, check=False)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from helpers import run
-from helpers.run import UserError, read_json, run_dir, size, temporary_dir, write_json
+from helpers.run import UserError, read_json, run_dir, size, write_json
 
 SERVER = [sys.executable, "-m", "serving"]
 # What each page writes under RUN_DIR, besides its figures and its executed copy.
@@ -80,7 +80,6 @@ def settle(start):
         if os.environ.get(name):
             os.environ[name] = os.path.normpath(Path(start, os.environ[name]).expanduser())
     os.environ["SIZE"] = size()
-    temporary_dir()
     os.environ["RUN_DIR"] = str(run_dir().resolve())
 
 
