@@ -127,6 +127,7 @@ def draw():
                 column[0].plot(least.epochs, least.held_out, "*", color=color, markersize=13)
         column[0].set(yscale="log")
         column[1].set(xscale="log", xticks=EPOCHS, xticklabels=EPOCHS, xlabel="passes over the rows")
+        column[1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes[0, 0].set_ylabel("nats per trained token")
     axes[1, 0].set_ylabel("of 38 problems passed")
     handles = {text: line for ax in axes[1] for line, text in zip(*ax.get_legend_handles_labels())}
