@@ -23,7 +23,7 @@
 # |---|---|
 # | **Needs** | 31b: a v6e-8 with Docker. e2b: one v6e chip, with Docker or without. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Reads** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
-# | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log`, `serve/docker-compose.yml` |
+# | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log` |
 # | **Time and cost** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h |
 #
 # The outputs shown are those of the tiny run. Terms are in the
@@ -57,18 +57,21 @@ helpers.machine()
 
 # %%
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-import yaml
 from openai import OpenAI
 
+import serving
+import verilog
 from helpers import chat, remote, style
 from serving import Options, draw, flags, limits, physics, server
 from serving import options as serve
 from tables import published
 from tables.hardware import chip
+from verilog import scores
 
 pd.set_option("display.max_colwidth", None)
 
@@ -213,9 +216,6 @@ print(
     " ".join(record["command"]).replace(str(serve.ROOT) + "/", "").partition(" serve ")[0],
     "serve ...",
 )
-compose_file = folder / "docker-compose.yml"
-helpers.write_text(compose_file, yaml.safe_dump(serve.compose(tpu), sort_keys=False))
-print(f"{compose_file} is the container as a file, for `docker compose up`")
 
 # %% [markdown]
 # Images, fallbacks and what to type on the machine are in
@@ -238,7 +238,7 @@ print(f"{compose_file} is the container as a file, for `docker compose up`")
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
-v6e, window = chip("v6e"), config_31b["text_config"]["sliding_window"]
+v6e = chip("v6e")
 fp8 = CHECKPOINT - physics.parameters(config_31b)["matmul"]  # one byte less for each weight
 layouts = {
     "1. tp 8, bfloat16": (8, 1, 2, CHECKPOINT),
@@ -248,10 +248,7 @@ layouts = {
     "5. two copies, all fp8": (4, 2, 1, fp8),
 }
 plans = {name: limits.memory_plan(config_31b, v6e.hbm, *each) for name, each in layouts.items()}
-plans["not today: 1 with the window"] = limits.memory_plan(
-    config_31b, v6e.hbm, 8, 1, 2, CHECKPOINT, window
-)
-fig, ax = style.figure(10, 4.2)
+fig, ax = style.figure(10, 3.8)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
 ax.set_title(
     f"Eight chips hold {plans['1. tp 8, bfloat16']['requests of 16,384']} "
@@ -274,9 +271,8 @@ for version, tp, measured in MEASURED:
 # %% [markdown]
 # One formula gives all three. **Row 1** is our first choice; a close relative of it started on half the
 # chips. If it ends with `RESOURCE_EXHAUSTED`, take **row 5**: write `"31b": SECOND` in section 1 and run
-# `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time; what it costs in
-# answers is exercise 2. A sliding layer needs only its last 1,024 tokens, but this version of vLLM keeps
-# all: hence **not today**.
+# `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time. What does it cost in
+# answers? Section 11.
 #
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
@@ -399,12 +395,17 @@ print(serve.news(serve.command(assisted), tpu))
 # the base alone each give a log-probability to every token of the merged model's answer:
 
 # %%
-if beside:
+def logprobs(where, name):
+    """The log-probability of each token of the merged model's answer."""
     whole = ids + first["token_ids"]
-    wanted = server.logprobs(record, cfg.name, whole)[len(ids) - 1:]
+    entries = complete(whole, where, name, max_tokens=1, prompt_logprobs=0)["prompt_logprobs"]
+    return [entries[k][str(whole[k])]["logprob"] for k in range(len(ids), len(whole))]
+
+
+if beside:
+    wanted = logprobs(record, cfg.name)
     for name in drafted:
-        found = server.logprobs(other, name, whole)[len(ids) - 1:]
-        apart = [abs(a - b) for a, b in zip(found, wanted, strict=True)]
+        apart = [abs(a - b) for a, b in zip(logprobs(other, name), wanted, strict=True)]
         print(f"{name}, against merged: |difference| {sum(apart) / len(apart):.4f} on average, "
               f"at most {max(apart):.4f}, over {len(apart)} tokens")
     plain, _ = answers(record, cfg.name)
@@ -418,11 +419,49 @@ if beside:
 
 # %% [markdown]
 # Base + adapter is the merged model up to bfloat16 rounding, drafter or not. It holds because 04 stores
-# the `k_proj` adapter of the layers in which V equals K a second time as `v_proj`. Without that copy
-# servers drop it: [vllm 41754](https://github.com/vllm-project/vllm/issues/41754) loads such adapters and
-# answers as the base, [sglang 28199](https://github.com/sgl-project/sglang/pull/28199) mends the same.
+# the `k_proj` adapter of the layers in which V equals K a second time as `v_proj`. Make this comparison on
+# any server: vLLM has loaded adapters of Gemma 4 and answered as the base
+# ([41754](https://github.com/vllm-project/vllm/issues/41754)), sglang refuses one without `v_proj`
+# ([25913](https://github.com/sgl-project/sglang/issues/25913)).
 #
-# ## 11. A laptop
+# ## 11. What do fewer bits cost?
+# An fp8 cache holds nearly twice as many tokens, and weights of one byte leave more room for it. So both
+# servers answer the same problems, greedy, and are compared pair by pair (how, 07 explains). vLLM's CPU
+# build can store its cache in fp8 on processors with AVX-512, and has no fp8 weights. On chips, where the
+# first server has to make room, this takes half an hour: say `COMPARE = True`.
+
+# %%
+FEWER = helpers.choose({"31b": SECOND, "e2b": replace(E2B, quantization="int8"),
+                        "tiny": replace(TINY, kv_cache_dtype="fp8")})
+fewer = replace(FEWER, model=options.model, model_hash=options.model_hash)
+COMPARE = beside and "avx512f" in Path("/proc/cpuinfo").read_text()
+exam = scores.verilog_eval("data/tiny_eval")  # for the 31B a checkout of verilog-eval, as in 07
+
+
+def graded(where):
+    """A score for each problem, of one greedy answer."""
+    with ThreadPoolExecutor(16) as pool:
+        texts = list(pool.map(lambda problem: ask(problem.prompt, where), exam.problems))
+    return scores.grade(exam, {p.name: [text] for p, text in zip(exam.problems, texts)})
+
+
+print(serve.news(serve.command(fewer), serve.command(options)))
+if COMPARE:
+    plain = graded(record)
+    if options.chip:
+        server.stop(folder)
+    with serving.running(fewer, side):
+        found = verilog.compare(plain, graded(server.current(side)))
+    record = server.start(options, folder)
+    print("fewer bits minus bfloat16: {:+.3f} [{:+.3f}, {:+.3f}]".format(*found["difference"]),
+          f"of {len(plain)} problems; {found['differ']} differ")
+else:
+    print("not compared here")
+
+# %% [markdown]
+# An interval around zero is no proof that nothing is lost: with 38 problems it leaves room for a few points.
+#
+# ## 12. A laptop
 # `merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it. For the E2B:
 #
 # ```bash
@@ -438,7 +477,7 @@ if beside:
 # `FROM ./gemma4-verilog.gguf` into a file `Modelfile`, then `ollama create gemma4-verilog -f Modelfile`
 # and `ollama run gemma4-verilog`.
 #
-# ## 12. It stays
+# ## 13. It stays
 # The server listens on `127.0.0.1`: `host="0.0.0.0"` would open it, without a password, to everybody who
 # can reach the machine. It outlives this notebook. 06 and 07 find it by `serve/server.json`, or start it
 # again from `serve/options.json`; asked for a server that runs, `start` returns that one:
@@ -457,8 +496,8 @@ print(f"process {again['pid']} and {len(server.members(again)) - 1} more")
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
-# ### Exercises
-# 1. How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?
+# ### Exercise
+# How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?
 #
 # <details><summary>Solution</summary>
 #
@@ -468,30 +507,6 @@ print(f"process {again['pid']} and {len(server.members(again)) - 1} more")
 # ```
 #
 # 4 and 7.
-# </details>
-#
-# 2. Do fewer bits cost answers? Serve the model with an fp8 cache, and compare it with the first server on the
-#    38 problems of 07, answer by answer.
-#
-# <details><summary>Solution</summary>
-#
-# ```python
-# import serving, verilog
-# from verilog import scores
-#
-# bench, place = scores.verilog_eval("data/tiny_eval"), helpers.run_dir("serve", "fp8")
-#
-#
-# def graded(where):
-#     """A score per problem, of one greedy answer each."""
-#     return scores.grade(bench, {p.name: [ask(p.prompt, where)] for p in bench.problems})
-#
-#
-# bfloat16 = graded(record)  # on an accelerator, stop this server first: server.stop(folder)
-# with serving.running(replace(options, kv_cache_dtype="fp8", port=0), place):
-#     fp8 = graded(server.current(place))
-# print("fp8 minus bfloat16: {:+.3f} [{:+.3f}, {:+.3f}]".format(*verilog.compare(bfloat16, fp8)["difference"]))
-# ```
 # </details>
 #
 # Next: [06 · How fast is it, and could it be?](06_bench.ipynb)

@@ -24,7 +24,7 @@
 # | **Needs** | the server of 05; one that has ended is started again. No JAX, no accelerator of its own |
 # | **Reads** | `serve/`, `merge.json` of 04, the model's `config.json`, 03's log |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
-# | **Time and cost** | tiny: about three minutes. 31b: about three hours of a v6e-8, 60 USD at 21.52 USD/h (section 4 computes it) |
+# | **Time and cost** | tiny: two to four minutes. 31b: about three hours of a v6e-8, 60 USD at 21.52 USD/h (section 4 computes it) |
 #
 # The outputs shown are those of the tiny run; method and client are the real ones.
 
@@ -64,14 +64,14 @@ from IPython.display import display
 from openai import OpenAI
 
 from helpers import chat, style
-from serving import Load, confirm, draw, limits, load, physics, server, sweep
+from serving import Client, Load, draw, limits, load, physics, server, sweep
 from serving import options as serve
 from tables import hardware
 
 INF = math.inf
 FULL = Load(regimes=((1024, 256), (4096, 512), (15360, 512)), warmups=4)
 E2B = Load(regimes=((512, 256), (2048, 256)), warmups=4, slo=(1000, 40))
-TINY = Load(regimes=((256, 32),), seconds=2.5, long=10.0, slo=(500, 30))
+TINY = Load(regimes=((128, 16),), rates=6, seconds=2.0, min_requests=8, long=5.0, slo=(1000, 60))
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 PRICE = 0.0  # dollars an hour, of all chips; 0: the published price, if there is one
 print(cfg)
@@ -79,7 +79,7 @@ print(cfg)
 # %% [markdown]
 # ## 2. One request
 # Before any load, one user. We ask for the counter of notebook 02 and note when each piece of the
-# answer arrives. If 05's server has ended, `start` brings it up as 05 left it.
+# answer arrives.
 
 # %%
 folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
@@ -121,14 +121,14 @@ style.finish(fig, "06_timeline", f"measured, {options.engine}")
 # and notes the times of every request:
 
 # %%
-client = load.Client(folder)  # one process for all points; importing vLLM takes ten seconds
+client = Client(folder)  # one process for all points; importing vLLM takes ten seconds
 regime = cfg.regimes[0]
-print("vllm", " ".join(load.arguments(client, cfg, regime, 4, 2 * cfg.min_requests, seed=7))
+print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_requests, seed=7))
       .replace(" --", " \\\n    --"))
 
 # %% [markdown]
-# `--ignore-eos` makes all answers equally long, so that points can be compared. The **seed** differs for
-# every measurement, because the client sends the *same* prompts whenever the seed is the same, and a server
+# The client stretches its random gaps so that n requests take n / rate seconds. `--ignore-eos` makes all
+# answers equally long, so that points can be compared. The **seed** differs for every measurement, because the client sends the *same* prompts whenever the seed is the same, and a server
 # with a **prefix cache** need not compute those again. So the cache is off, and after each point we read
 # what the server itself counted as cached. Before each we wait until it is idle, since requests of an
 # earlier client would be measured as ours.
@@ -144,9 +144,7 @@ print("vllm", " ".join(load.arguments(client, cfg, regime, 4, 2 * cfg.min_reques
 config = helpers.read_json(Path(options.model) / "config.json")
 machine = limits.machine_of(options, config, PRICE)
 count = len(cfg.regimes) * (cfg.repeats * (cfg.rates + 1) + 1)
-# Seconds of a client's start, in a container for each point.
-start_each = 20 if options.docker else 0
-hours = (count * (1.4 * cfg.seconds + start_each) + len(cfg.regimes) * cfg.long) / 3600
+hours = (count * 1.4 * cfg.seconds + len(cfg.regimes) * cfg.long) / 3600
 print(f"{count} measurements and {len(cfg.regimes)} long runs: about {60 * hours:.0f} min"
       + (f", {hours * machine.dollars_per_hour:.0f} USD" if options.chip else ""))
 
@@ -173,9 +171,10 @@ display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
         .format(precision=2, subset=["delivered /s", "goodput /s"]))
 
 # %% [markdown]
-# Medians of three repeats; latencies in milliseconds, of all completed requests. `delivered` is requests per
-# second, less the time that the last one would need alone: nothing new arrives then. `goodput` is
-# `delivered` times the share of requests that kept the objective.
+# Medians of three repeats; latencies in milliseconds, of all completed requests, so also of those while the
+# load builds up and drains. `delivered` is requests per second, less the time that the last one would need
+# alone: nothing new arrives then. `goodput` is the share of requests that kept the objective times
+# `delivered`; vLLM's own divides by the whole run.
 #
 # ## 5. The knee
 # **Up to which rate would you promise anything?** Look at `delivered` and TTFT before you open the answer.
@@ -189,7 +188,7 @@ display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
 
 # %%
 fig, ax = style.figure(8, 4.2)
-draw.throughput(ax, table)
+draw.curves(ax, table, "delivered_rps", "rate", "delivered, requests/s")
 knees = {key: load.kept_up(part) for key, part in table.groupby(["input_len", "output_len"])}
 ax.set_title(
     "It keeps up with " + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items())
@@ -210,7 +209,7 @@ for (inputs, outputs), (last, above) in knees.items():
     )
 
 # %% [markdown]
-# Left of its star a curve follows the diagonal, and there you cannot see how fast a server is: every server
+# Up to the knee a curve follows the dashed line, delivered = offered, and there you cannot see how fast a server is: every server
 # that keeps up delivers what is offered. Where the bars of two points overlap, three repeats do not tell them
 # apart. Compare no latencies beyond the knee.
 #
@@ -227,9 +226,6 @@ ax.set_title(
     f"At {float(one['request_rate']):.3g}/s the slowest waits {max(one['latencies']):.1f} s"
 )
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
-due, after = load.gaps(one)
-print(f"between two tokens of an answer: {1e3 * due:.0f} ms (median) while first tokens were due, "
-      f"{1e3 * after:.0f} ms after the last of them")
 
 # %% [markdown]
 # A step has room for 2,048 tokens (05): one for each answer that has begun, the rest for prompts. With
@@ -252,7 +248,7 @@ print(
 )
 fig, (left, right) = style.figure(9.5, 4, columns=2)
 for ax, kind, floor in ((left, "ttft", "ttft_queue_floor_ms"), (right, "tpot", "tpot_floor_ms")):
-    draw.latency(ax, table, kind)
+    draw.curves(ax, table, f"{kind}_p50_ms", floor, "milliseconds (log scale)")
     times = middle[f"{kind}_p50_ms"] / middle[floor]
     least, most = (f"{float(f'{value:.2g}'):,g}" for value in (times.min(), times.max()))
     ax.set_title(f"{kind.upper()}: {least} to {most} times its floor")
@@ -290,7 +286,7 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyo
 # rate does not hold, the next lower one is tried.
 
 # %%
-confirmed = confirm(client, options, cfg, results_in, table)
+confirmed = load.confirm(client, options, cfg, results_in, table)
 for (inputs, outputs), (rate, result) in confirmed.items():
     row = load.rows([result], cfg.slo, machine.dollars_per_hour).iloc[0]
     each = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
@@ -318,8 +314,8 @@ if confirmed and log.exists() and made.exists():
 # %% [markdown]
 # ## 9. Your own traffic
 # Random prompts never share a beginning, and their answers never end by themselves. Yours do. `--dataset-name
-# custom` reads one `{"prompt": ...}` per line; here they are 07's requests, each asked twice, as 07 draws
-# several answers. On the server as 05 left it, then on one with the prefix cache:
+# custom` reads one `{"prompt": ...}` per line; here they are the eight longest of 07's requests, each asked
+# twice, as 07 draws several answers. On the server as 05 left it, then on one with the prefix cache:
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
@@ -332,30 +328,30 @@ ids = [
     )
     for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))
 ]
-texts = [tokenizer.decode(each) for each in ids[:16]]
+ids = sorted(ids, key=len)[-8:]
+texts = [tokenizer.decode(each) for each in ids]
 if (
     server.post(record, "/tokenize", {"model": record["name"], "prompt": texts[0]})["tokens"]
     != ids[0]
 ):
-    texts = [tokenizer.decode(each[1:]) for each in ids[:16]]  # this server adds <bos> itself
+    texts = [tokenizer.decode(each[1:]) for each in ids]  # this server adds <bos> itself
 helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
-own_regime = (max(map(len, ids[:16])), 128)  # the most tokens of a prompt and of an answer
-traffic = {"requests": load.check_prompts(own), "rate": float(f"{knees[regime][0] / 4 or 1:.2g}")}
+own_regime = (max(map(len, ids)), 128)  # the most tokens of a prompt and of an answer
+traffic = {"requests": load.check_prompts(own), "rate": float(f"{most.median() / 2:.2g}"), "prompts": own}
 
 # %%
 warm = replace(options, prefix_caching=True, port=0)
 # Chips have room for one server.
 place = folder if options.chip else helpers.run_dir("serve", "warm")
 found = {"cache off": load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold",
-                                   prompts=own, **traffic)}
-with server.running(warm, place), load.Client(place) as other:
-    found["cache on"] = load.measure(other, warm, cfg, results_in, own_regime, repeat="own-warm",
-                                     prompts=own, **traffic)
-    block = server.counters(other.record)["cache"]["block_size"]
+                                   **traffic)}
+with server.running(warm, place):
+    client.record = server.current(place)
+    found["cache on"] = load.measure(client, warm, cfg, results_in, own_regime, repeat="own-warm",
+                                     **traffic)
+    block = server.counters(client.record)["cache"]["block_size"]
 client.close()
-assert found["cache off"]["total_input_tokens"] == 2 * sum(map(len, ids[:16])), (
-    "other prompts were sent"
-)
+assert found["cache off"]["total_input_tokens"] == 2 * sum(map(len, ids)), "other prompts were sent"
 display(
     pd.DataFrame(
         {
@@ -386,18 +382,10 @@ print(f"one block is {block} tokens")
 big = helpers.read_json("data/configs/gemma4_31b.json")
 v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
 for batch in (1, 16, 64, 256):
-    moved = limits.step_bytes(big, v6e8.options, batch, 2048)
-    plain, drafted = (
-        physics.tpot_floor(
-            moved, v6e8.bandwidth, checked * physics.decode_flops(big, batch, 2048), v6e8.peak
-        )
-        for checked in (1, 5)
-    )
-    print(
-        f"{batch:3} requests at once: {1e3 * plain:5.1f} ms a token, "
-        f"with a drafter {1e3 * drafted / 3:5.1f}: "
-        f"{3 * plain / drafted:.1f} times"
-    )
+    plain, drafted = (1e3 * limits.tpot_floor(big, 2048, v6e8, batch, tokens, checked)
+                      for tokens, checked in ((1, 1), (3, 5)))
+    print(f"{batch:3} requests at once: {plain:5.1f} ms a token, with a drafter {drafted:5.1f}: "
+          f"{plain / drafted:.1f} times")
 print("this server:", results[0]["series"]["speculation"] or "has no drafter")
 
 # %% [markdown]

@@ -10,7 +10,6 @@ from serving.load import kept_up
 INF = math.inf
 BLUE, ORANGE, SKY, GREEN, BLACK, GREY = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#222222", "#8A8A8A"
 LOOKS = tuple(zip((BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY), "osD^vP"))  # grey prints, too
-REGIME = ["input_len", "output_len"]
 
 
 def label(ax, x, y, text, color, **more):
@@ -23,18 +22,17 @@ def memory(ax, plans, chip_bytes, share):
     """One bar per layout: weights, then the KV cache cut into requests of 16,384 tokens.
 
     Args:
-      plans: {label: row of `limits.memory_plan`}; labels that begin with "not today" are hatched.
+      plans: {label: row of `limits.memory_plan`}.
       chip_bytes: memory of one chip.
       share: of it, what vLLM takes.
     """
     edge = chip_bytes / 2.0**30
-    for place, (name, plan) in enumerate(plans.items()):
+    for place, plan in enumerate(plans.values()):
         weights, count = plan["weights, GiB/chip"], plan["requests of 16,384"] // plan["dp"]
         each = plan["one of 16,384, GiB/chip"]
-        hatch = "////" if name.startswith("not today") else None
         ax.barh(place, weights, color=GREY)
         ax.barh([place] * count, each, left=[weights + i * each for i in range(count)], color=SKY,
-                edgecolor="white", linewidth=0.8 if count < 60 else 0.3, hatch=hatch)
+                edgecolor="white")
         text = f"{plan['dp']} × {count}" if plan["dp"] > 1 else str(count)
         ax.text(edge + 0.4, place, text, va="center", fontsize=10)
     ax.axvline(share * edge, color=BLACK, lw=1)
@@ -74,19 +72,6 @@ def requests(ax, result):
     ax.grid(axis="y", visible=False)
 
 
-def _rate_axis(ax, rates):
-    """A logarithmic axis of offered rates; inf stands beyond the largest. Returns its places."""
-    finite = sorted({rate for rate in rates if rate < INF})
-    place = {**{rate: rate for rate in finite}, INF: 1.5 * finite[-1]}
-    ax.set_xscale("log")
-    ends = (finite if len(finite) <= 8 else finite[::2]) + [INF] * (INF in set(rates))
-    ax.set_xticks([place[rate] for rate in ends],
-                  [f"{rate:.2g}" if rate < INF else "all at\nonce" for rate in ends], fontsize=8)
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel("offered rate, requests/s")
-    return place
-
-
 def plain_log(ax, which="y"):
     """Make an axis ("x" or "y") logarithmic, with a few plain numbers; call it last."""
     getattr(ax, f"set_{which}scale")("log")
@@ -97,53 +82,37 @@ def plain_log(ax, which="y"):
     axis.set_minor_locator(NullLocator())
 
 
-def _curve(ax, part, column, place, look):
-    """Medians of a column over the rates with the range of the repeats; hollow beyond the knee."""
-    stats = part.groupby("rate")[column].agg(["median", "min", "max"])
-    x, (color, marker), knee = stats.index.map(place), look, kept_up(part)[0]
-    line = stats.index < INF  # all at once is no rate: it stands alone
-    ax.plot(x[line], stats["median"][line], color=color)
-    for some, fill in ((stats.index <= knee, color), (stats.index > knee, "white")):
-        low, middle, high = (stats[name][some] for name in ("min", "median", "max"))
-        ax.errorbar(x[some], middle, [middle - low, high - middle], fmt=marker, color=color, mfc=fill,
-                    capsize=3, zorder=3)
-    return dict(zip(stats.index, zip(x, stats["median"])))
+def curves(ax, table, column, dashed, words):
+    """A column over the offered rates, by regime: medians, range of the repeats, hollow beyond the knee.
+
+    Args:
+      dashed: the column of the line that it may reach, and no more.
+      words: what the column is, with its unit.
+    """
+    finite = sorted({rate for rate in table.rate if rate < INF})
+    place = {**{rate: rate for rate in finite}, INF: 1.5 * finite[-1]}
+    for (regime, part), (color, marker) in _regimes(table):
+        stats, knee = part.groupby("rate")[column].agg(["median", "min", "max"]), kept_up(part)[0]
+        limit = part.groupby("rate")[dashed].median()
+        x, line = stats.index.map(place), stats.index < INF  # all at once is no rate: it stands alone
+        ax.plot(x[line], stats["median"][line], color=color)
+        for some, fill in ((stats.index <= knee, color), (stats.index > knee, "white")):
+            low, middle, high = (stats[name][some] for name in ("min", "median", "max"))
+            ax.errorbar(x[some], middle, [middle - low, high - middle], fmt=marker, color=color, mfc=fill,
+                        capsize=3, zorder=3)
+        for some, look in ((line, "--"), (~line, "_")):
+            ax.plot(x[some], limit[some], look, color=color, lw=1.2)
+        label(ax, x[-1], stats["median"].iloc[-1], f"{regime[0]}/{regime[1]}", color, xytext=(9, 0))
+    ax.set_xscale("log")
+    ax.set_xticks(list(place.values()), [*(f"{rate:.2g}" for rate in finite), "all at\nonce"], fontsize=8)
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set(xlabel="offered rate, requests/s", ylabel=words)
+    ax.margins(x=0.12)
+    plain_log(ax)
 
 
 def _regimes(table):
-    return zip(table.groupby(REGIME), LOOKS * 4)
-
-
-def throughput(ax, table):
-    """Delivered against offered rate, with the knee of each regime as a star on it."""
-    place = _rate_axis(ax, table.rate)
-    finite = sorted(rate for rate in set(table.rate) if rate < INF)
-    ax.plot(finite, finite, "--", color=GREY, lw=1)
-    label(ax, finite[-1], finite[-1], "delivered = offered", GREY, ha="right", xytext=(-12, 4))
-    for (regime, part), look in _regimes(table):
-        points, knee = _curve(ax, part, "delivered_rps", place, look), kept_up(part)[0]
-        if knee:
-            ax.plot(*points[knee], "*", ms=17, color=look[0], mec=BLACK, zorder=5)
-        label(ax, *points[max(points)], f"{regime[0]}/{regime[1]}", look[0], xytext=(9, 0))
-    ax.set_ylabel("delivered, requests/s")
-    ax.margins(x=0.12)
-    plain_log(ax)
-
-
-def latency(ax, table, kind):
-    """Median TTFT or TPOT (`kind` "ttft" or "tpot") over the rates, with its floor, dashed, if known."""
-    place = _rate_axis(ax, table.rate)
-    for (regime, part), look in _regimes(table):
-        points, middle = _curve(ax, part, f"{kind}_p50_ms", place, look), part.groupby("rate").median(
-            numeric_only=True)
-        label(ax, *points[max(points)], f"{regime[0]}/{regime[1]}", look[0], xytext=(9, 0))
-        floor = {"ttft": "ttft_queue_floor_ms", "tpot": "tpot_floor_ms"}[kind]
-        if floor in part:
-            for some, line in ((middle.index < INF, "--"), (middle.index == INF, "_")):
-                ax.plot(middle.index[some].map(place), middle[floor][some], line, color=look[0], lw=1.2)
-    ax.set_ylabel("milliseconds (log scale)")
-    ax.margins(x=0.12)
-    plain_log(ax)
+    return zip(table.groupby(["input_len", "output_len"]), LOOKS * 4)
 
 
 def cost(ax, table, slo, unit="hours of the machine"):

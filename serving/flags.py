@@ -2,18 +2,6 @@
 
 import pandas as pd
 
-DOCKER = {
-    "--rm": "remove the container when it stops; the log is ours, the cache is on a volume",
-    "--name": "so that `docker logs`, `docker exec` (06) and `docker stop` find it",
-    "--network": "the server listens on the machine's own 127.0.0.1, without port mapping",
-    "--shm-size": "shared memory between vLLM's processes; Docker's default of 64 MB is too little",
-    "-v": "the merged model (read-only), 06's results, and the XLA cache on a named volume",
-    "--privileged": "the container needs the TPU's device files and may lock memory",
-    "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here; "
-                    "the image, vLLM's command and the model's folder follow",
-    "--gpus": "all GPUs of the machine",
-}
-
 VARIABLES = {  # of `-e`
     "HF_HUB_OFFLINE": "no calls to the hub",
     "VLLM_ENGINE_READY_TIMEOUT_S": "up to an hour to be ready",
@@ -25,7 +13,15 @@ VARIABLES = {  # of `-e`
 YOURS = "yours, from the settings"
 
 REASONS = {
-    **DOCKER,
+    "--rm": "remove the container when it stops; the log is ours, the cache is on a volume",
+    "--name": "so that `docker logs` and `docker stop` find it",
+    "--network": "the server listens on the machine's own 127.0.0.1, without port mapping",
+    "--shm-size": "shared memory between vLLM's processes; Docker's default of 64 MB is too little",
+    "-v": "the merged model (read-only), and the XLA cache on a named volume",
+    "--privileged": "the container needs the TPU's device files and may lock memory",
+    "--entrypoint": "the image's own entry point runs its arguments as a program: name vllm here; "
+                    "the image, vLLM's command and the model's folder follow",
+    "--gpus": "all GPUs of the machine",
     "--served-model-name": "clients say a name, not a path",
     "--host": "127.0.0.1 only: vLLM has no password by default",
     "--port": "8000, vLLM's default",
@@ -38,8 +34,6 @@ REASONS = {
     "--no-enable-prefix-caching": "06 measures prefill, and a cached prompt has none; turn it on "
                                   "for users, whose prompts share a beginning",
     "--enable-prefix-caching": "prompts that share a beginning are computed once",
-    "--gpu-memory-utilization": "the share of a chip's memory that vLLM takes; 0.92 if not said",
-    "--block-size": "tokens in a page of the KV cache",
     "--disable-uvicorn-access-log": "one log line per request would bury the rest",
     "--additional-config": "weights and arithmetic in fp8 or int8, by Qwix's rules, after loading",
     "--quantization": "the same on a GPU",
@@ -63,13 +57,7 @@ def explain(command):
             rows.setdefault(flag, []).extend([value] if equals else [])
         elif rows:
             rows[flag].append(part)
-    return pd.DataFrame([(flag, " ".join(values), _reason(flag, values))
-                         for flag, values in rows.items()],
+    reasons = {**REASONS, "-e": "; ".join(
+        VARIABLES.get(name, f"{name}: {YOURS}") for name, *_ in (v.split("=") for v in rows.get("-e", ())))}
+    return pd.DataFrame([(flag, " ".join(values), reasons.get(flag, YOURS)) for flag, values in rows.items()],
                         columns=["flag", "value", "why"]).set_index("flag")
-
-
-def _reason(flag, values):
-    if flag != "-e":
-        return REASONS.get(flag, YOURS)
-    names = (value.partition("=")[0] for value in values)
-    return "; ".join(VARIABLES.get(name, f"{name}: {YOURS}") for name in names)

@@ -89,15 +89,16 @@ def ttft_floors(config, input_len, starts, machine):
     return alone, max(alone, statistics.median(waits))
 
 
-def tpot_floor(config, input_len, machine, batch=1, tokens=1.0):
+def tpot_floor(config, input_len, machine, batch=1, tokens=1.0, checked=1):
     """Least possible time per output token in seconds: of one request alone, or of a full batch.
 
     Args:
       tokens: per step and request: more than one with speculative decoding (`server.acceptance`).
+      checked: tokens that a step computes for each request: with a drafter, its proposals and one.
     """
     return physics.tpot_floor(
         step_bytes(config, machine.options, batch, input_len), machine.bandwidth,
-        physics.decode_flops(config, batch, input_len), machine.peak) / tokens
+        checked * physics.decode_flops(config, batch, input_len), machine.peak) / tokens
 
 
 def floors(result, machine, config=None):
@@ -124,7 +125,7 @@ def floors(result, machine, config=None):
             "flag": next((flag for flag in flags if flag), "")}
 
 
-def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored, window=None):
+def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored):
     """HBM per chip and the requests that fit, for one layout; sizes are per chip, in GiB.
 
     Every layer keeps all tokens: vLLM's TPU package 0.32.0 sets `sliding_window = None` in its cache
@@ -132,16 +133,13 @@ def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored, window=None)
 
     Args:
       stored: bytes of the weights of one copy.
-      window: tokens that a sliding layer would keep, if it did not keep all.
     """
     gib = 2.0**30
     left = SHARE * chip_bytes - stored / tp
     per_token = physics.kv_bytes_per_token(config, kv_dtype_bytes, tp)
     if kv_dtype_bytes == 1 and tp >= 4:  # one global head per chip: its K and V fill half of a
         per_token["full"] *= 2           # 32-bit word, which holds four fp8 numbers
-
-    def need(tokens):
-        return (per_token["sliding"] * min(tokens, window or tokens) + per_token["full"] * tokens) / tp
+    each = sum(per_token.values()) / tp
     return {"dp": dp, "weights, GiB/chip": stored / tp / gib, "left for KV, GiB/chip": left / gib,
-            "tokens": dp * int(left / need(1)), "one of 16,384, GiB/chip": need(16_384) / gib,
-            **{f"requests of {tokens:,}": dp * int(left / need(tokens)) for tokens in (4096, 16_384)}}
+            "tokens": dp * int(left / each), "one of 16,384, GiB/chip": 16_384 * each / gib,
+            **{f"requests of {tokens:,}": dp * int(left / (tokens * each)) for tokens in (4096, 16_384)}}

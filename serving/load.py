@@ -10,23 +10,20 @@ import json
 import math
 import os
 import shlex
-import statistics
 import subprocess
 import tempfile
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from serving import server
-from serving.options import LAUNCHER, ROOT, TPU_VENV, VENV
+from serving.options import LAUNCHER, ROOT, VENV
 from serving.vllm_cpu import DONE
 
 INF = math.inf
 WITHIN = 1.25  # the knee is looked for until two rates this far apart enclose it
-COUNTERS = {"cached_tokens": "vllm:prefix_cache_hits_total",
-            "preemptions": "vllm:num_preemptions_total"}
+CACHED = "vllm:prefix_cache_hits_total"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Load:
       regimes: (prompt, answer) lengths in tokens.
       rates: how many rates are seen around the knee, beside all at once.
       repeats: measurements of each point.
-      seconds: of load per point, at the rate that a first burst was answered with.
+      seconds: of load per point; beyond the knee, of what the server can take.
       min_requests: per point, however slow the server.
       long: seconds of the run that confirms a price; at the least 20 latencies.
       warmups: requests before each point, not counted.
@@ -54,49 +51,34 @@ class Load:
     slo: tuple = (2000, 60)
 
 
-def check(load, record):
-    """Raise unless the regimes fit into the server's context."""
-    long = [f"{i}/{o}" for i, o in load.regimes if i + o + 8 > record["max_model_len"]]
-    if long:
-        raise ValueError(f"regimes {long} exceed the server's max_model_len of "
-                         f"{record['max_model_len']}. Raise it in 05, or drop them.")
-
-
 def check_prompts(path):
     """How many prompts a file has for `--dataset-name custom`: a JSON object with `prompt` per line.
 
     Raises:
-      ValueError: it is missing, or a line has no prompt.
+      ValueError: a line has no prompt.
     """
-    if not Path(path).exists():
-        raise ValueError(f"{path} is missing: a file with one {{\"prompt\": \"...\"}} per line.")
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = Path(path).read_text(encoding="utf-8").splitlines() or [""]
     for number, line in enumerate(lines, 1):
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            if json.loads(line)["prompt"].strip():
+            if json.loads(line)["prompt"]:
                 continue
         raise ValueError(f"{path}, line {number}: no prompt. Each line is {{\"prompt\": \"...\"}}.")
-    if not lines:
-        raise ValueError(f"{path} holds no prompts. Each line is {{\"prompt\": \"...\"}}.")
     return len(lines)
 
 
 # -- One measurement ---------------------------------------------------------------------------------------
 
 class Client:
-    """`vllm` as a client of a recorded server; beside a container each run is a `docker exec`.
+    """`vllm bench serve` for a recorded server, also for one in a container: it only sends HTTP.
 
-    On this machine one process does all runs, because importing vLLM takes ten seconds on two cores.
+    One process of vLLM's CPU build does all runs, because importing vLLM takes ten seconds on two cores.
 
     Attributes:
-      record: the running server's.
-      model: its model's folder, as the client sees it.
+      record: the running server's; another one may take its place.
     """
 
     def __init__(self, folder):
         self.record, self.log, self.process = server.current(folder), Path(folder) / "client.log", None
-        self.container = self.record["container"]
-        self.model = "/model" if self.container else self.record["model"]
 
     def __enter__(self):
         return self
@@ -111,67 +93,47 @@ class Client:
             self.process.wait()
             self.process = None
 
-    def run(self, arguments, data=None):
-        """Run `vllm <arguments>` and return the JSON that it saves; `data` is a file that it reads.
+    def run(self, arguments):
+        """Run `vllm <arguments>` and return the JSON that it saves.
 
         Raises:
-          ValueError: it failed, with its last lines; or it left no result.
+          ValueError: it failed; its last lines.
         """
-        with tempfile.TemporaryDirectory() as folder, open(self.log, "ab") as log:
+        with tempfile.TemporaryDirectory() as folder, open(self.log, "ab", buffering=0) as log:
             log.write(f"\n$ vllm {shlex.join(arguments)}\n".encode())
-            log.flush()
-            run = self._in_container if self.container else self._line
-            code = run([*arguments, "--result-filename", "result.json"], data, folder, log)
+            if self.process is None:
+                server.prepare("bash", "setup.sh", "serve")
+                self.process = subprocess.Popen(
+                    [VENV / "python", LAUNCHER, "--lines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=log, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
             path = Path(folder) / "result.json"
-            if code or not path.exists():
-                raise ValueError(f"vllm {' '.join(arguments[:2])} failed ({code}):\n"
-                                 f"{server.last_lines(self.log)}")
-            return json.loads(path.read_text())
-
-    def _in_container(self, arguments, data, folder, log):
-        if data:
-            subprocess.run(["docker", "cp", str(data), f"{self.container}:/tmp/prompts.jsonl"], check=True)
-            arguments = [*arguments, "--dataset-path", "/tmp/prompts.jsonl"]
-        # An interrupt does not reach into a container: `timeout` ends what it leaves.
-        done = subprocess.run(["docker", "exec", self.container, "timeout", "3600", "vllm", *arguments,
-                               "--result-dir", "/tmp"], stdout=log, stderr=log)
-        if not done.returncode:
-            subprocess.run(["docker", "cp", f"{self.container}:/tmp/result.json", folder], stdout=log)
-        return done.returncode
-
-    def _line(self, arguments, data, folder, log):
-        if self.process is None:
-            python = (TPU_VENV if self.record["engine"] == "tpu" else VENV) / "python"
-            self.process = subprocess.Popen(
-                [python, LAUNCHER, "--lines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-        arguments = [*arguments, *(["--dataset-path", str(data)] if data else []), "--result-dir", folder]
-        with contextlib.suppress(BrokenPipeError):  # it has died: its exit status says so below
-            self.process.stdin.write(json.dumps(arguments).encode() + b"\n")
-            self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.decode().strip() == DONE:
-                return 0
-            log.write(line)
+            more = ["--result-dir", folder, "--result-filename", path.name]
+            with contextlib.suppress(BrokenPipeError):  # it has died: its exit status says so below
+                self.process.stdin.write(json.dumps([*arguments, *more]).encode() + b"\n")
+                self.process.stdin.flush()
+            for line in self.process.stdout:
+                if line.decode().strip() == DONE:
+                    return json.loads(path.read_text())
+                log.write(line)
         code, self.process = self.process.wait(), None
-        return code or 1
+        raise ValueError(f"vllm bench serve failed ({code}):\n{server.last_lines(self.log)}")
 
 
-def arguments(client, load, regime, rate, requests, seed, prompts=False):
-    """The arguments of `vllm` for one point.
+def arguments(record, load, regime, rate, requests, seed, prompts=None):
+    """The arguments of `vllm` for one point at the server of `record`.
 
     Args:
       regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may have.
       rate: requests per second, or inf.
-      prompts: the requests come from a file, and answers end where they end.
+      prompts: a file from which the requests come; answers end where they end.
     """
-    source = ["--dataset-name", "custom", "--custom-output-len", str(regime[1]), "--skip-chat-template",
-              "--disable-shuffle"] if prompts else \
+    source = ["--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len",
+              str(regime[1]), "--skip-chat-template", "--disable-shuffle"] if prompts else \
         ["--dataset-name", "random", "--random-input-len", str(regime[0]), "--random-output-len",
          str(regime[1]), "--ignore-eos"]
     return ["bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions",
-            "--base-url", client.record["base_url"], "--model", client.record["name"],
-            "--tokenizer", str(client.model), *source, "--request-rate", str(rate), "--num-prompts", str(requests), "--seed", str(seed),
+            "--base-url", record["base_url"], "--model", record["name"], "--tokenizer", record["model"],
+            *source, "--request-rate", str(rate), "--num-prompts", str(requests), "--seed", str(seed),
             "--num-warmups", str(load.warmups), "--temperature", "0",
             "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99",
             "--goodput", f"ttft:{load.slo[0]}", f"tpot:{load.slo[1]}", "--disable-tqdm",
@@ -200,8 +162,7 @@ def measure(client, options, load, folder, regime, rate, requests, repeat, promp
             return kept
     seed = zlib.crc32(name.encode())  # another one for each: equal seeds send equal prompts
     before = server.wait_idle(client.record)
-    result = client.run(arguments(client, load, regime, rate, requests, seed, prompts is not None),
-                        prompts)
+    result = client.run(arguments(client.record, load, regime, rate, requests, seed, prompts))
     after = server.counters(client.record)
     if not result.get("completed"):
         said = next((error for error in result.get("errors", []) if error), "no error text")
@@ -209,7 +170,7 @@ def measure(client, options, load, folder, regime, rate, requests, repeat, promp
     result["series"] = {
         "made_by": made_by, "input_len": regime[0], "output_len": regime[1], "repeat": repeat,
         "speculation": server.acceptance(before, after),
-        **{key: after.get(name, 0.0) - before.get(name, 0.0) for key, name in COUNTERS.items()}}
+        "cached_tokens": after.get(CACHED, 0.0) - before.get(CACHED, 0.0)}
     beside = path.with_suffix(".partial")
     beside.parent.mkdir(parents=True, exist_ok=True)
     beside.write_text(json.dumps(result))
@@ -258,23 +219,15 @@ def spread(rates, count):
     return rates
 
 
-@contextlib.contextmanager
-def _client(where):
-    if isinstance(where, (str, Path)):
-        with Client(where) as client:
-            yield client
-    else:
-        yield where
-
-
-def sweep(where, options, load, folder, say=print):
+def sweep(client, options, load, folder, say=print):
     """Measure every regime at rates around its knee, each `load.repeats` times; returns the results.
 
     A short burst says how fast the server is, bisection encloses the knee, and further rates show the
-    curve. All rates of a regime send the same number of requests: beyond the knee latencies grow with it.
+    curve. All rates beyond what the burst was answered with send equally many requests, because
+    latencies grow with the number there.
 
     Args:
-      where: the server's folder, or a `Client` of it.
+      client: a `Client` of a server of these options.
       options, load: as it was started, and what to measure.
       folder: of the results.
       say: takes a line of progress.
@@ -282,63 +235,60 @@ def sweep(where, options, load, folder, say=print):
     Raises:
       ValueError: one of `measure`. What is finished is kept in `folder`.
     """
-    with _client(where) as client:
-        check(load, client.record)
-        return _sweep(client, options, load, folder, say)
+    found, plans, guesses = {}, {}, {}
 
-
-def _sweep(client, options, load, folder, say):
-    found, plans = {}, {}
-
-    def at(regime, rate, requests, repeat):
+    def at(regime, rate, repeat):
         key = regime, rate, repeat
         if key not in found:
-            found[key] = measure(client, options, load, folder, regime, rate, requests, repeat)
-            delivered = delivered_rate(found[key], lone_latency(
-                [result for (one, *_), result in found.items() if one == regime]))
+            requests = load.seconds * min(rate, guesses.get(regime, 0)) or 2 * load.min_requests
+            found[key] = measure(client, options, load, folder, regime, rate,
+                                 max(load.min_requests, math.ceil(requests)), repeat)
+            delivered = delivered_rate(found[key], lone_latency(of(regime)))
             say(f"{regime[0]}/{regime[1]} at {rate:.3g}/s: {delivered:.3g}/s delivered")
         return found[key]
 
-    for regime in load.regimes:
-        burst = at(regime, INF, 2 * load.min_requests, "first")
-        guess = delivered_rate(burst, lone_latency([burst]))
-        requests = max(load.min_requests, math.ceil(guess * load.seconds))
+    def of(regime):
+        return [result for (one, *_), result in found.items() if one == regime]
 
-        def kept(rate, regime=regime, requests=requests):
-            at(regime, rate, requests, 0)
-            return kept_up(points(result for (one, *_), result in found.items() if one == regime))[0] >= rate
-        plans[regime] = requests, [*spread(bracket(kept, guess), load.rates), INF]
+    for regime in load.regimes:
+        burst = at(regime, INF, "first")
+        guesses[regime] = delivered_rate(burst, lone_latency([burst]))
+
+        def kept(rate, regime=regime):
+            at(regime, rate, 0)
+            return kept_up(rows(of(regime), load.slo))[0] >= rate
+        plans[regime] = [*spread(bracket(kept, guesses[regime]), load.rates), INF]
     for repeat in range(load.repeats):  # all rates once per repeat: a slow change shows as spread
-        for regime, (requests, rates) in plans.items():
+        for regime, rates in plans.items():
             for rate in rates:
-                at(regime, rate, requests, repeat)
+                at(regime, rate, repeat)
     return [result for (*_, repeat), result in found.items() if repeat != "first"]
 
 
-def confirm(where, options, load, folder, table, say=print):
+def confirm(client, options, load, folder, table, say=print):
     """One long run at the rate that may be promised, of each regime: {regime: (rate, result)}.
 
-    It begins at the largest rate that is `within` the objective. A rate that does not hold for `load.long` seconds, or 20 latencies, gives way to the next lower
-    one. A regime of which no rate holds is left out.
+    It begins at the largest rate that is `within` the objective. A rate that does not hold for
+    `load.long` seconds, or 20 latencies, gives way to the next lower one. A regime of which no rate
+    holds is left out.
 
     Args:
       table: of `rows`; the others are as for `sweep`.
     """
     found = {}
-    with _client(where) as client:
-        for regime, part in table.groupby(["input_len", "output_len"]):
-            good = within(part)
-            for rate in sorted(good.index[good], reverse=True):
-                latency = part[part.rate == rate].e2el_p50_ms.median() / 1e3
-                requests = math.ceil(rate * max(load.long, 20 * latency))
-                result = measure(client, options, load, folder, regime, rate, requests, "long")
-                kept = share_kept(result, load.slo)
-                delivered = delivered_rate(result, lone_latency([result]))
-                say(f"{regime[0]}/{regime[1]} at {rate:.3g}/s for {result['duration']:.0f} s: {kept:.0%} "
-                    f"within the objective, {delivered:.3g}/s delivered")
-                if kept >= 0.9 and delivered >= 0.9 * rate:
-                    found[regime] = rate, result
-                    break
+    for regime, part in table.groupby(["input_len", "output_len"]):
+        good = within(part)
+        for rate in sorted(good.index[good], reverse=True):
+            latency = part[part.rate == rate].e2el_p50_ms.median() / 1e3
+            requests = math.ceil(rate * max(load.long, 20 * latency))
+            result = measure(client, options, load, folder, regime, rate, requests, "long")
+            kept = share_kept(result, load.slo)
+            delivered = delivered_rate(result, lone_latency([result]))
+            say(f"{regime[0]}/{regime[1]} at {rate:.3g}/s for {result['duration']:.0f} s: {kept:.0%} "
+                f"within the objective, {delivered:.3g}/s delivered")
+            if kept >= 0.9 and delivered >= 0.9 * rate:
+                found[regime] = rate, result
+                break
     return found
 
 
@@ -374,9 +324,8 @@ def delivered_rate(result, lone):
     request too, so n requests take n gaps, and who keeps up needs all of them. A server with a
     queue was only kept from its work: the first gap, the `lead`, is taken out for it.
 
-    It errs on the low side, because the last requests of a loaded server take longer than `lone`:
-    near the limit by up to a fifth of the rate where a run is only a few latencies long (simulated
-    in the tests). It never says more than the server can do.
+    It errs on the low side, by up to a fifth near the limit of a run that is a few latencies long
+    (simulated in the tests), and never says more than the server can do.
     """
     starts = result["start_times"]
     ends = [start + took for start, took in zip(starts, result["latencies"], strict=True)]
@@ -393,25 +342,20 @@ def share_kept(result, slo):
     return float(((1e3 * done.ttft <= slo[0]) & (1e3 * tpot <= slo[1])).mean())
 
 
-def points(results):
-    """A row per measurement: regime, rate, repeat, and what was delivered."""
-    results = list(results)
-    lone = {regime: lone_latency([r for r in results if regime_of(r) == regime])
-            for regime in {regime_of(r) for r in results}}
-    return pd.DataFrame([{
-        "input_len": regime_of(r)[0], "output_len": regime_of(r)[1], "rate": float(r["request_rate"]),
-        "repeat": r["series"]["repeat"], "requests": r["num_prompts"], "failed": r["failed"],
-        "delivered_rps": delivered_rate(r, lone[regime_of(r)])} for r in results])
-
-
 def rows(results, slo, dollars_per_hour=math.nan):
-    """results.csv: `points`, with latencies in ms, goodput and cost.
+    """results.csv, a row per measurement: what was delivered, latencies in ms, goodput and cost.
 
     Args:
       slo: as in `Load`.
       dollars_per_hour: of all chips; nan where nobody has a price.
     """
-    table = points(results)
+    results = list(results)
+    lone = {regime: lone_latency([r for r in results if regime_of(r) == regime])
+            for regime in {regime_of(r) for r in results}}
+    table = pd.DataFrame([{
+        "input_len": regime_of(r)[0], "output_len": regime_of(r)[1], "rate": float(r["request_rate"]),
+        "repeat": r["series"]["repeat"], "requests": r["num_prompts"], "failed": r["failed"],
+        "delivered_rps": delivered_rate(r, lone[regime_of(r)])} for r in results])
     for kind in ("ttft", "tpot", "itl", "e2el"):
         for p in (50, 90, 99):
             table[f"{kind}_p{p}_ms"] = [r[f"p{p}_{kind}_ms"] for r in results]
@@ -450,17 +394,3 @@ def within(part):
     """
     share = (part.goodput_rps / part.delivered_rps).groupby(part.rate).median()
     return (share >= 0.9) & (share.index <= kept_up(part)[0])
-
-
-def gaps(result):
-    """Median seconds between two tokens of an answer: while first tokens were due, and afterwards.
-
-    A step that also reads prompts takes longer; after the last first token there are none to read.
-    """
-    last = max(start + ttft for start, ttft, error in zip(
-        result["start_times"], result["ttfts"], result["errors"], strict=True) if not error)
-    due, after = [], []
-    for start, ttft, each in zip(result["start_times"], result["ttfts"], result["itls"], strict=True):
-        for gap, came in zip(each, start + ttft + np.cumsum(each), strict=True):
-            (due if came <= last else after).append(gap)
-    return tuple(statistics.median(found) if found else math.nan for found in (due, after))

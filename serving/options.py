@@ -30,7 +30,7 @@ class Options:
 
     Attributes:
       engine: "tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from PyPI) or "cpu" (vLLM's
-        CPU build), the last two in environments of their own, which `prepare` makes.
+        CPU build), the last two in environments of their own, which `start` makes.
       model: the served folder, in Hugging Face's layout.
       name: what clients ask for.
       host, port: 127.0.0.1 is only this machine; port 0 takes any free one.
@@ -168,8 +168,6 @@ def check(options):
     if options.engine == "tpu" and not hardware.detect().accelerator.startswith("tpu"):
         raise ValueError('engine="tpu" needs TPU chips, and this machine has none that it may open. '
                          'Serve with engine="cpu" here, or run this on a TPU VM.')
-    if options.implementation and not options.engine.startswith("tpu"):
-        raise ValueError(f"implementation {options.implementation!r} is a choice of vLLM on TPU alone.")
     if options.adapter and options.engine.startswith("tpu") and (
             options.implementation != "vllm" or options.data_parallel > 1):
         raise ValueError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
@@ -179,19 +177,16 @@ def check(options):
 
 
 def _check_drafter(options):
-    drafter = Path(options.drafter)
+    drafter, model = Path(options.drafter), Path(options.model)
     if not (drafter / "config.json").exists():
         raise ValueError(f"the drafter {drafter} is no folder of a model. Download it first: hf download "
                          f"{drafter} --local-dir drafter")
-    vocabularies = []
-    for folder in (Path(options.model), drafter):
-        path = folder / "tokenizer.json"
-        vocabularies.append(json.loads(path.read_text())["model"]["vocab"] if path.exists() else None)
-    if vocabularies[1] and vocabularies[0] != vocabularies[1]:
-        raise ValueError(f"the drafter {drafter} has another tokenizer than {options.model}: its tokens "
-                         "would all be wrong. Take the one that was made for this model.")
-    need = sum(path.stat().st_size for folder in (options.model, drafter)
-               for path in Path(folder).glob("*.safetensors"))
+    files = [folder / "tokenizer.json" for folder in (model, drafter)]
+    ours, theirs = (json.loads(file.read_text())["model"]["vocab"] if file.exists() else None for file in files)
+    if theirs and ours != theirs:
+        raise ValueError(f"the drafter {drafter} has another tokenizer than {model}: its tokens would all "
+                         "be wrong. Take the one that was made for this model.")
+    need = sum(path.stat().st_size for folder in (model, drafter) for path in folder.glob("*.safetensors"))
     room = (SHARE * hardware.chip(options.chip).hbm * options.tensor_parallel if options.chip
             else psutil.virtual_memory().available)
     if need > room:
@@ -267,28 +262,6 @@ def _quantization_flags(options):
         return ["--quantization", "fp8"]
     raise ValueError(f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on a "
                      "TPU, fp8 on gpu-docker.")
-
-
-def compose(command):
-    """The `docker run` command as the content of a docker-compose.yml."""
-    words, service = iter(command[command.index("run") + 1:]), {}
-    plain = {"--name": "container_name", "--network": "network_mode", "--shm-size": "shm_size",
-             "--entrypoint": "entrypoint"}
-    for word in words:
-        if word in plain:
-            service[plain[word]] = next(words)
-        elif word in ("-v", "-e"):
-            service.setdefault({"-v": "volumes", "-e": "environment"}[word], []).append(next(words))
-        elif word == "--privileged":
-            service["privileged"] = True
-        elif word == "--gpus":
-            device = {"driver": "nvidia", "count": next(words), "capabilities": ["gpu"]}
-            service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-        elif word != "--rm":
-            assert not word.startswith("-"), f"no place for {word}"
-            service |= {"image": word, "command": list(words)}
-    named = [volume.split(":")[0] for volume in service["volumes"] if not volume.startswith("/")]
-    return {"services": {"vllm": service}, "volumes": {name: {"name": name} for name in named}}
 
 
 def shown(command):

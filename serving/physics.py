@@ -11,11 +11,6 @@ import statistics
 from tables.architecture import layers, parameters, text_config
 
 
-def weight_bytes(config, dtype_bytes=2):
-    """Bytes of the text model's weights on disk or in memory."""
-    return parameters(config)["total"] * dtype_bytes
-
-
 def _flops(config, tokens, pairs, logits):
     count = parameters(config)
     attention = sum(4 * layer.heads * layer.head_dim * pairs(layer) for layer in layers(config))

@@ -24,7 +24,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.options import IMAGES, ROOT, check, command, container_of, file_states
 
-SOCKET = Path("/var/run/docker.sock")
 NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|MemoryError|"
                        r"\bOOM\b|less than requested memory|No available memory|KV cache is needed")
 
@@ -90,18 +89,9 @@ def last_lines(log, count=15):
 
 # -- Start and stop ----------------------------------------------------------------------------------
 
-def prepare(options):
-    """Make the serving environment or pull the image; once it is there, this takes a second."""
-    words = ["docker", "pull", options.image or IMAGES[options.engine]] if options.docker else \
-        ["bash", "setup.sh", "serve-tpu" if options.engine == "tpu" else "serve"]
-    try:
-        failed = subprocess.run(words, cwd=ROOT).returncode
-    except FileNotFoundError:
-        raise ValueError(f"there is no {words[0]} here. Run: sudo apt-get install -y docker.io") from None
-    if failed and options.docker and SOCKET.exists() and not os.access(SOCKET, os.W_OK):
-        raise ValueError(f"{SOCKET} may not be opened by this user. Run: "
-                         "sudo setfacl -m u:$(id -u):rw /var/run/docker.sock")
-    if failed:
+def prepare(*words):
+    """Run what brings an environment or an image; once that is there, this takes a second."""
+    if subprocess.run(words, cwd=ROOT).returncode:
         raise ValueError(f"`{shlex.join(words)}` failed, see above.")
 
 
@@ -131,9 +121,11 @@ def start(options, folder, wait=True, say=print):
         return _wait(record, folder, options.timeout, say) if wait else record
     stop(folder)
     port = _free_port(options.host, options.port)
-    prepare(options)
-    if options.docker:  # one that lost its record has the same name
-        subprocess.run(["docker", "rm", "-f", container_of(folder)], capture_output=True)
+    if options.docker:
+        prepare("docker", "pull", options.image or IMAGES[options.engine])
+        _remove(container_of(folder))  # one that lost its record has the same name
+    else:
+        prepare("bash", "setup.sh", "serve-tpu" if options.engine == "tpu" else "serve")
     words = [str(port) if before == "--port" else word
              for before, word in zip(["", *wanted], wanted)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +197,7 @@ def stop(folder, patience=20.0):
         return False
     ran = bool(members(record))
     if record["container"]:
-        subprocess.run(["docker", "rm", "-f", record["container"]], capture_output=True)
+        _remove(record["container"])
     for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
         if not members(record):
             break
@@ -220,6 +212,10 @@ def stop(folder, patience=20.0):
         raise ValueError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
     (Path(folder) / "server.json").unlink(missing_ok=True)
     return ran
+
+
+def _remove(container):
+    subprocess.run(["docker", "rm", "-f", container], capture_output=True)
 
 
 def _free_port(host, port):
@@ -283,13 +279,6 @@ def chat_request(text, recipe, **more):
     system = [{"role": "system", "content": recipe["system"]}] if recipe["system"] else []
     return {"messages": [*system, {"role": "user", "content": text.strip()}], "temperature": 0,
             "extra_body": as_trained(recipe)[1], **more}
-
-
-def logprobs(record, model, ids):
-    """Log-probability of each token id given those before it: one less than there are ids."""
-    body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-    scored = post(record, "/v1/completions", body)["choices"][0]["prompt_logprobs"]
-    return [entry[str(token)]["logprob"] for entry, token in zip(scored[1:], ids[1:], strict=True)]
 
 
 # -- What it counts --------------------------------------------------------------------------------------

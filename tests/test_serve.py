@@ -18,7 +18,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from conftest import ROOT, load
 
 import serving
@@ -105,14 +104,13 @@ def vllm_part(command):
     return command[command.index("serve"):]
 
 
-class FakeClient:
-    model, record = "m", {"base_url": "http://127.0.0.1:1", "name": "name"}
+RECORD = {"base_url": "http://127.0.0.1:1", "name": "name", "model": "m"}
 
 
 @needs_vllm
 def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter):
-    sent = [bench.arguments(FakeClient, bench.Load(slo=(500, 30)), (256, 64), rate, 30, 7, prompts)
-            for rate in (4, float("inf")) for prompts in (False, True)]
+    sent = [bench.arguments(RECORD, bench.Load(slo=(500, 30)), (256, 64), rate, 30, 7, prompts)
+            for rate in (4, float("inf")) for prompts in (None, "own.jsonl")]
     commands = every_command(adapter, drafter)
     job = json.dumps({"serve": [vllm_part(command) for command in commands.values()], "bench": sent,
                       "wrong": vllm_part(commands["tpu"])[1:] + ["--limit-mm-please", "x"]})
@@ -147,6 +145,17 @@ def test_the_launcher_is_still_needed():
     assert done.stdout and "PackageNotFoundError" in done.stderr
 
 
+def test_the_client_ends_when_nobody_waits_for_it():
+    """In the middle of a run: its stdin is a pipe, which closes however the other end dies."""
+    code = "import time; from serving import vllm_cpu; vllm_cpu.run_lines(lambda: (print('go', flush=True), time.sleep(60)))"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(b"[]\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"go\n"
+    process.stdin.close()
+    process.wait(timeout=20)
+
+
 def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter, drafter):
     commands = every_command(adapter, drafter)
     commands |= {name: serve.command(replace(cfg, model=MODEL)) for name, cfg in PAGE.items()}
@@ -159,25 +168,6 @@ def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter, drafter
     own = replace(PAGE["FULL"], model=MODEL, flags=("--speed-up=9",), environment=("A=1",))
     table = flags.explain(serve.command(own))
     assert table.why["--speed-up"] == flags.YOURS and f"A: {flags.YOURS}" in table.why["-e"]
-
-
-def test_docker_compose_is_the_same_container(adapter, drafter):
-    """Read the file as Compose would, and put the `docker run` command together again."""
-    for command in [c for c in every_command(adapter, drafter).values() if c[0] == "docker"]:
-        content = yaml.safe_load(yaml.safe_dump(serve.compose(command), sort_keys=False))
-        service = content["services"]["vllm"]
-        again = {"docker", "run", "--rm", "--name", service.pop("container_name"), "--network",
-                 service.pop("network_mode"), "--shm-size", service.pop("shm_size"), "--entrypoint",
-                 service.pop("entrypoint"), service.pop("image")}
-        for option, key in (("-v", "volumes"), ("-e", "environment")):
-            again |= {option, *service.pop(key)}
-        if service.pop("privileged", False):
-            again.add("--privileged")
-        if deploy := service.pop("deploy", None):
-            again |= {"--gpus", deploy["resources"]["reservations"]["devices"][0]["count"]}
-        assert service.pop("command") == command[command.index("serve"):] and not service
-        assert again == set(command[:command.index("serve")])
-        assert set(content["volumes"]) == ({"vllm-xla-cache"} if "--privileged" in command else set())
 
 
 def test_a_container_gets_the_merged_model_and_keeps_the_compile_cache(adapter, drafter):
@@ -212,7 +202,6 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(tmp_pa
     for options, words in (
             (Options(engine="npu", model=model), "there are tpu-docker"),
             (replace(tpu, engine="tpu"), "needs TPU chips, and this machine has none"),
-            (replace(tpu, engine="gpu-docker", implementation="vllm"), "a choice of vLLM on TPU"),
             (replace(tpu, adapter=adapter), "merge it .* instead"),
             (replace(tpu, adapter=adapter, implementation="vllm", data_parallel=2), "data_parallel=1"),
             (replace(tpu, drafter="google/none"), "is no folder of a model. Download it"),
@@ -284,7 +273,7 @@ def fake(tmp_path, monkeypatch):
     script.write_text(FAKE)
     monkeypatch.setattr(serve, "LAUNCHER", script)
     monkeypatch.setattr(serve, "VENV", Path(sys.executable).parent)
-    monkeypatch.setattr(server, "prepare", lambda options: None)
+    monkeypatch.setattr(server, "prepare", lambda *words: None)
     folder = tmp_path / "serve"
     yield Options(model=folder_of(tmp_path / "model", config={}), name="fake", timeout=20.0), folder
     server.stop(folder)
@@ -379,7 +368,7 @@ import sys
 from pathlib import Path
 import serving
 from serving import options, server
-options.LAUNCHER, options.VENV, server.prepare = Path(sys.argv[1]), Path(sys.executable).parent, lambda o: None
+options.LAUNCHER, options.VENV, server.prepare = Path(sys.argv[1]), Path(sys.executable).parent, lambda *_: None
 print("go", flush=True)
 with serving.running(serving.Options(model=sys.argv[2], name="fake"), sys.argv[3]):
     print("up", flush=True)

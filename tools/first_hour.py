@@ -96,7 +96,7 @@ def serve():
     try:
         record = server.start(chosen, run_dir("serve"))
         with load.Client(run_dir("serve")) as client:
-            found = client.run(load.arguments(client, load.Load(warmups=2), (prompt, answer), rate,
+            found = client.run(load.arguments(record, load.Load(warmups=2), (prompt, answer), rate,
                                               count, seed=0))
     finally:
         server.stop(run_dir("serve"))
