@@ -459,7 +459,7 @@ else:
     print("not compared here")
 
 # %% [markdown]
-# An interval around zero is no proof that nothing is lost: with 38 problems it leaves room for a few points.
+# Where none of 38 problems differs, one in ten of all problems still might (07, section 8).
 #
 # ## 12. A laptop
 # `merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it. For the E2B:

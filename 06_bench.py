@@ -24,7 +24,7 @@
 # | **Needs** | the server of 05; one that has ended is started again. No JAX, no accelerator of its own |
 # | **Reads** | `serve/`, `merge.json` of 04, the model's `config.json`, 03's log |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
-# | **Time and cost** | tiny: two to four minutes. 31b: about three hours of a v6e-8, 60 USD at 21.52 USD/h (section 4 computes it) |
+# | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 48 USD at 21.52 USD/h (section 4 computes it) |
 #
 # The outputs shown are those of the tiny run; method and client are the real ones.
 
@@ -128,10 +128,11 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 
 # %% [markdown]
 # The client stretches its random gaps so that n requests take n / rate seconds. `--ignore-eos` makes all
-# answers equally long, so that points can be compared. The **seed** differs for every measurement, because the client sends the *same* prompts whenever the seed is the same, and a server
-# with a **prefix cache** need not compute those again. So the cache is off, and after each point we read
-# what the server itself counted as cached. Before each we wait until it is idle, since requests of an
-# earlier client would be measured as ours.
+# answers equally long, so that points can be compared. The **seed** differs for every measurement, because
+# the client sends the *same* prompts whenever the seed is the same, and a server with a **prefix cache**
+# need not compute those again. So the cache is off, and after each point we read what the server itself
+# counted as cached. Before each we wait until it is idle, since requests of an earlier client would be
+# measured as ours.
 #
 # ## 4. A sweep
 # Which rates? We let the server say. A short **burst**, all requests at once, tells roughly how many it can
@@ -337,7 +338,8 @@ if (
     texts = [tokenizer.decode(each[1:]) for each in ids]  # this server adds <bos> itself
 helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
 own_regime = (max(map(len, ids)), 128)  # the most tokens of a prompt and of an answer
-traffic = {"requests": load.check_prompts(own), "rate": float(f"{most.median() / 2:.2g}"), "prompts": own}
+quarter = float(f"{table.delivered_rps.max() / 4:.2g}")  # of what it can take, per second
+traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
 
 # %%
 warm = replace(options, prefix_caching=True, port=0)
@@ -390,7 +392,7 @@ print("this server:", results[0]["series"]["speculation"] or "has no drafter")
 
 # %% [markdown]
 # Beyond 256: each of these steps still waits for memory, so the gain is all three tokens. That is the most;
-# the drafter's own time is not in it. The server of 05 stays for 07.
+# the drafter's own time is not in it.
 #
 # ## Recap
 # - A user waits for the first token (prefill) and for each further one (decode).

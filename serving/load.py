@@ -68,7 +68,7 @@ def check_prompts(path):
 
 # -- One measurement ---------------------------------------------------------------------------------------
 
-class Client:
+class Client(contextlib.AbstractContextManager):
     """`vllm bench serve` for a recorded server, also for one in a container: it only sends HTTP.
 
     One process of vLLM's CPU build does all runs, because importing vLLM takes ten seconds on two cores.
@@ -79,9 +79,6 @@ class Client:
 
     def __init__(self, folder):
         self.record, self.log, self.process = server.current(folder), Path(folder) / "client.log", None
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *error):
         self.close()
@@ -180,8 +177,8 @@ def measure(client, options, load, folder, regime, rate, requests, repeat, promp
 
 # -- The sweep ---------------------------------------------------------------------------------------------
 
-def bracket(kept, guess, within=WITHIN):
-    """The rates that were tried until two neighbours, at most `within` apart, enclose the knee.
+def bracket(kept, guess):
+    """The rates that were tried until two neighbours, at most `WITHIN` apart, enclose the knee.
 
     Args:
       kept: rate -> True if the server keeps up with it.
@@ -202,7 +199,7 @@ def bracket(kept, guess, within=WITHIN):
         low, high = low / 2, low
     while keeps(high) and len(tried) < 12:
         low, high = high, high * 1.6
-    while high / low > within:
+    while high / low > WITHIN:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return sorted(tried)

@@ -151,12 +151,12 @@ def _wait(record, folder, timeout, say):
         failed.callback(stop, folder)
         while not healthy(record):
             waited = time.time() - record["started"]
-            if not members(record):
-                raise ValueError(f"the server ended after {waited:.0f} s. It last said ({record['log']}):"
-                                 f"\n{last_lines(record['log'])}")
-            if waited > timeout:
-                raise ValueError(f"the server was not healthy within {timeout:.0f} s and was stopped. It "
-                                 f"last said ({record['log']}):\n{last_lines(record['log'])}")
+            why = "" if members(record) else f"ended after {waited:.0f} s"
+            if not why and waited > timeout:
+                why = f"was not healthy within {timeout:.0f} s and was stopped"
+            if why:
+                raise ValueError(f"the server {why}. It last said ({record['log']}):\n"
+                                 f"{last_lines(record['log'])}")
             if time.time() - said >= max(10.0, waited / 6):
                 said = time.time()
                 say(f"starting ... {waited:3.0f} s")
