@@ -112,7 +112,9 @@ def fill(data, rank):
 def draw():
     """The figure: loss and passed problems after each pass, for every rate and rank."""
     points = pd.concat(map(pd.read_csv, sorted(STORED.glob("*.csv"))))
-    fig, axes = style.figure(9.0, 5.2, 2, points["rank"].nunique(), sharex=True, sharey="row")
+    fig, axes = style.figure(9.0, 5.2, 2, points["rank"].nunique(), sharex=True, sharey="row",
+                             squeeze=False)
+    lines = {}
     for column, (rank, of_rank) in zip(axes.T, points.groupby("rank"), strict=True):
         column[0].set_title(f"rank {rank}")
         for color, (rate, runs) in zip(style.CYCLE, of_rank.groupby("rate")):
@@ -122,7 +124,8 @@ def draw():
                 column[0].plot(run.epochs, run.held_out, **look)
                 column[0].plot(run.epochs, run.loss, **look | {"marker": ""}, linestyle=":")
                 asked = run.dropna(subset="passed")
-                column[1].plot(asked.epochs, asked.passed, **look, label=f"rate {rate:g}")
+                line, = column[1].plot(asked.epochs, asked.passed, **look)
+                lines.setdefault(f"rate {rate:g}", line)
                 least = run.loc[run.held_out.idxmin()]
                 column[0].plot(least.epochs, least.held_out, "*", color=color, markersize=13)
         column[0].set(yscale="log")
@@ -130,8 +133,7 @@ def draw():
         column[1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes[0, 0].set_ylabel("nats per trained token")
     axes[1, 0].set_ylabel("of 38 problems passed")
-    handles = {text: line for ax in axes[1] for line, text in zip(*ax.get_legend_handles_labels())}
-    fig.legend(handles.values(), handles, loc="outside upper center", ncols=3)
+    fig.legend(lines.values(), lines, loc="outside upper center", ncols=3)
     fig.supxlabel("Solid: held-out rows, star: the least; dotted: the trained rows. Measured at size "
                   "tiny on a CPU, data/recipes/", fontsize=8, color=style.GREY, x=0.01, ha="left")
     with atomic_file(Path(FIGURE)) as file:
