@@ -399,13 +399,7 @@ def attend(query, key, value, mask, window, block):
 
 
 class BlockAttention(gemma4.Attention):
-    """Tunix's attention layer with the same parameters, scores by blocks of queries."""
-
-    def __init__(self, dense, size):
-        for name, value in vars(dense).items():
-            if not name.startswith("_pytree__"):  # what NNX itself keeps
-                setattr(self, name, value)
-        self.size = size
+    """Tunix's attention layer with the same parameters, scores by blocks of `size` queries."""
 
     def block(self, x, segment_pos, cache, attn_mask, kv_shared_cache=None):
         if cache is not None or x.shape[1] <= self.size:
@@ -439,7 +433,7 @@ def use_block_attention(model, size=1_024):
     and decoding take Tunix's own way. Call it before `inject_lora`. The mask must be causal.
     """
     for layer in model.layers:
-        layer.attn = BlockAttention(layer.attn, size)
+        layer.attn.__class__, layer.attn.size = BlockAttention, size
 
 
 def adapted_modules(model):

@@ -46,44 +46,32 @@ def packed_row(row, allowed):
                  "white: padding; light: read, not trained")
 
 
-def draw_loss(path, steps, clip=None):
-    """The figure of a `log.jsonl`: a large panel for the loss, learning rate and norm beside it.
+def draw_loss(path, steps, clip):
+    """The figure of a `log.jsonl`: losses, and beside them learning rate and gradient norm.
 
     Args:
       path: the log.
       steps: number of the last step, where the axes end.
       clip: the norm above which gradients were clipped.
-
-    Returns:
-      The figure.
     """
     log = pd.read_json(path, lines=True)
-    run = log.dropna(subset="loss")
-    val = log.dropna(subset="val_loss") if "val_loss" in log else log[:0]
-    fig, axes = style.figure(10, 3.9, rows=2, columns=2, width_ratios=[2.2, 1])
-    grid = axes[0, 0].get_gridspec()
-    for ax in axes[:, 0]:
-        ax.remove()
-    left = fig.add_subplot(grid[:, 0])
+    run, val = log.dropna(subset="loss"), log.dropna(subset="val_loss")
+    fig, (left, middle, right) = style.figure(10, 3.4, columns=3, width_ratios=[2.4, 1, 1])
     left.plot(run.step, run.loss, color=style.BLUE, alpha=0.3, lw=1)
     smooth = run.loss.rolling(10, min_periods=1, center=True).mean()
     left.plot(run.step, smooth, color=style.BLUE, lw=2, label="training, mean of 10 steps")
-    left.plot(val.step, val.get("val_loss"), "o-", color=style.GREEN, ms=5, label="held-out rows")
-    left.set(xlabel="step", ylabel="nats per trained token", yscale="log", xlim=(0, steps * 1.02))
+    left.plot(val.step, val.val_loss, "o-", color=style.GREEN, ms=5, label="held-out rows")
+    left.set(ylabel="nats per trained token", yscale="log",
+             title=f"Held-out loss: {val.val_loss.iloc[0]:.3g} at step 0, "
+                   f"{val.val_loss.iloc[-1]:.3g} at step {int(val.step.iloc[-1])}")
     left.yaxis.set_major_formatter("{x:g}")
     left.legend()
-    if len(val) > 1:
-        left.set_title(f"Held-out loss: {val.val_loss.iloc[0]:.3g} at step 0, "
-                       f"{val.val_loss.iloc[-1]:.3g} at step {int(val.step.iloc[-1])}")
-    upper, lower = axes[:, 1]
-    upper.plot(run.step, run.learning_rate, color=style.ORANGE)
-    upper.set(title="Learning rate", xlim=(0, steps * 1.02), ylim=(0, None))
-    upper.tick_params(labelbottom=False)
-    lower.plot(run.step, run.grad_norm, color=style.PURPLE)
-    if clip:
-        lower.axhline(clip, color=style.GREY, ls="--")
-        lower.annotate("clipped above", (1, clip), xycoords=("axes fraction", "data"),
-                       xytext=(0, 2), textcoords="offset points", ha="right", va="bottom",
-                       fontsize=8, color=style.GREY)
-    lower.set(title="Gradient norm", xlabel="step", yscale="log", xlim=(0, steps * 1.02))
+    middle.plot(run.step, run.learning_rate, color=style.ORANGE)
+    middle.set(title="Learning rate", ylim=(0, None))
+    right.plot(run.step, run.grad_norm, color=style.PURPLE)
+    right.axhline(clip, color=style.GREY, ls="--", label="clipped above")
+    right.set(title="Gradient norm", yscale="log")
+    right.legend()
+    for ax in (left, middle, right):
+        ax.set(xlabel="step", xlim=(0, steps * 1.02))
     return fig

@@ -219,7 +219,7 @@ def catch_up(last):
             continue
         with phase(source.stem, every=30):
             done = subprocess.run([sys.executable, source.name], cwd=_ROOT, capture_output=True,
-                                  text=True, env={**os.environ, **covered(), "MPLBACKEND": "agg"})
+                                  text=True, env={**os.environ, "MPLBACKEND": "agg"})
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise UserError(f"{source.stem} failed: {said[-1].removeprefix('Error: ')}")
@@ -255,15 +255,10 @@ def writing():
             raise UserError(f"{path.parent} cannot be written. Set RUN_DIR to a folder of "
                             "yours.") from error
         return
-    _lock = lock
+    _lock, os.environ["RUN_DIR_LOCKED"] = lock, str(path)  # so that our own children may write
     if shell := _shell():
         shell.events.register("pre_run_cell", lambda info: lock.acquire())
         shell.events.register("post_run_cell", lambda result: lock.release())
-
-
-def covered():
-    """Environment variables for a child that may write while this process holds the lock."""
-    return {"RUN_DIR_LOCKED": str(run_dir(".lock").resolve())}
 
 
 # -- Whole files --------------------------------------------------------------------------------

@@ -210,31 +210,13 @@ def packed_mask(segment_ids):
     return jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
 
 
-class Headless(nnx.Module):
-    """An embedder without its output side: the model then returns hidden states, not logits."""
-
-    def __init__(self, embedder):
-        self.embedder = embedder
-
-    def encode(self, tokens):
-        """The input side, as it is."""
-        return self.embedder.encode(tokens)
-
-    def encode_per_layer_input(self, x, tokens):
-        """E2B's and E4B's second input side, as it is."""
-        return self.embedder.encode_per_layer_input(x, tokens)
-
-    def decode(self, x):
-        """Where the logits would be computed: nothing."""
-        return x
-
-
 def hidden_states(model, rows):
-    """What the model would hand to its output matrix. [B, T, D]"""
+    """What the model would hand to its output matrix: it runs without one. [B, T, D]"""
     embedder, config = model.embedder, model.config
-    model.embedder, model.config = Headless(embedder), replace(config, final_logit_softcap=None)
+    embedder.decode, model.config = lambda x: x, replace(config, final_logit_softcap=None)
     hidden, _ = model(rows.tokens, rows.positions, None, packed_mask(rows.segment_ids))
-    model.embedder, model.config = embedder, config
+    model.config = config
+    del embedder.decode  # the class's own again
     return hidden.astype(config.dtype)
 
 

@@ -91,11 +91,8 @@ def test_lora_rank_and_targets():
     for rank in (16, 5):
         pairs = adapted(tiny("03_train.py", rank=rank))
         assert all(pair["a"].shape[-1] == pair["b"].shape[0] == rank for pair in pairs.values())
-    targets = tiny("03_train.py").targets
-    narrower = targets.replace("|k_einsum", "")  # as published
-    assert narrower != targets
     with pytest.raises(ValueError, match="got no adapter"):  # a module left out is said
-        adapted(tiny("03_train.py", targets=narrower))
+        adapted(tiny("03_train.py", targets=".*q_einsum"))
 
 
 class Rows:
@@ -206,10 +203,3 @@ def test_learning_rate():
         update, _ = optimizer.update(weights, optimizer.init(weights), weights)
         steps.append(-update["a"][0])
     assert steps == pytest.approx([5e-3, 1e-2], rel=1e-3)
-
-
-def test_base_dtype():
-    for name in ("bfloat16", "float32"):
-        cfg = tiny("03_train.py", dtype=name)
-        assert gemma.config_from_hf(BASE, dtype=cfg.dtype).dtype == name
-        assert {pair["a"].dtype.name for pair in adapted(cfg).values()} == {"float32"}

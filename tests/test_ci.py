@@ -1,4 +1,4 @@
-"""The workflows in .github: valid, pinned, and made of steps that run.
+"""The workflows in .github: pinned, and made of steps that run.
 
     .venv/bin/python -m pytest tests/test_ci.py
 """
@@ -15,22 +15,6 @@ from conftest import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_jobs_steps_and_what_they_refer_to(path):
-    workflow = yaml.safe_load(path.read_text())
-    assert workflow["name"] and workflow[True]  # YAML 1.1 reads the key `on` as true
-    assert workflow["permissions"]["contents"] == "read"
-    for name, job in workflow["jobs"].items():
-        assert job["runs-on"].startswith("ubuntu-") and job["timeout-minutes"] <= 120
-        assert set([job["needs"]] if "needs" in job else []) <= set(workflow["jobs"]), name
-        known = {step.get("id") for step in job["steps"]}
-        assert set(re.findall(r"steps\.(\w+)\.outputs", str(job))) <= known
-        for step in job["steps"]:
-            assert ("run" in step) != ("uses" in step), step
-    for files in re.findall(r"hashFiles\(([^)]*)\)", path.read_text()):
-        assert all(list(ROOT.glob(pattern)) for pattern in re.findall(r"'([^']+)'", files))
 
 
 def test_actions_are_pinned_by_one_commit_with_their_version_beside():

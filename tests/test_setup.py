@@ -30,11 +30,6 @@ def test_requirements_are_pinned(name):
             assert re.fullmatch(r"[\w.\[\]-]+==[\w.+!]+", line), line
 
 
-def test_a_second_setup_changes_nothing():
-    answer = bash("setup.sh", "train", "--into", sys.executable)
-    assert answer.returncode == 0 and "installing" not in answer.stdout, answer.stdout
-
-
 def test_wrong_python_is_named(tmp_path):
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\ncase \"$1\" in --version) echo 'Python 3.9.1';; *) exit 1;; esac\n")

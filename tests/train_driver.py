@@ -22,7 +22,6 @@ import conftest  # noqa: F401  (finds the repository)
 import jax
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import random_gemma
 
 from helpers import gemma, train
@@ -112,17 +111,6 @@ def go(run):
                                 run.mesh, run.log, run.manager, run.recipe, validate_every=3)
     run.manager.close()
     return run
-
-
-def final_adapters(folder, step):
-    """{path: NumPy array} of the adapters in a checkpoint, whatever devices wrote it."""
-    handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
-    with ocp.CheckpointManager((Path(folder) / "checkpoints").resolve(), item_handlers=handlers) as manager:
-        shapes = manager.item_metadata(step)["model_params"].tree
-        plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
-        tree = manager.restore(step, args=ocp.args.Composite(
-            model_params=ocp.args.PyTreeRestore(restore_args=plan)))["model_params"]
-    return {str(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def execute(sources):
             raise UserError("06 needs the server as 05 left it, and it does not start (see above). "
                             "`./run_all.sh 05 06` runs both.")
         start = time.perf_counter()
-        notebooks.execute(source, run_dir("notebooks"), env={**os.environ, **run.covered()})
+        notebooks.execute(source, run_dir("notebooks"))
         seconds[source.stem] = round(time.perf_counter() - start, 1)
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # KiB, of one process
         path = run_dir("times.json")
