@@ -47,13 +47,15 @@ helpers.machine()
 # ## 1. Settings
 # A **plan** says how answers are drawn: which wording, how many per problem, how random (`temperature`;
 # `top_p` keeps only the likeliest tokens, up to that share). The first is the main one. Four wordings:
-# `ours` is the chat that training used, `official` is verilog-eval's own chat, `examples` shows two
+# `ours` is the chat that training used, `official` is verilog-eval's own chat (without the one to four
+# examples that it can put first), `examples` shows two
 # solved problems and lets the model continue, and `comment` writes the problem as the comment above a
 # module, as Verilog files have it. **Greedy** always takes the likeliest token. How the models are
 # served, 05 left in `serve/options.json`.
 
 # %%
 import math
+import re
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -64,7 +66,7 @@ import serving
 import verilog
 from helpers import chat, remote, style, weights
 from serving import options as serve_options
-from verilog import asking, drawings, extraction, judging, sandbox, scores
+from verilog import asking, extraction, sandbox, scores
 from verilog.asking import Plan
 
 pd.set_option("display.max_colwidth", 90)
@@ -118,14 +120,19 @@ print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 # </details>
 
 # %%
-RIGHT = COUNTER.reference.replace("RefModule", "TopModule")
+def as_answer(problem):
+    """The reference, as if a model had written it."""
+    return problem.reference.replace("RefModule", "TopModule")
+
+
+RIGHT = as_answer(COUNTER)
 WRONG = RIGHT.replace("if (inc)", "if (!inc)")
 FORGED = WRONG.replace(
     "endmodule", '  initial $display("Mismatches: 0 in 406 samples");\nendmodule'
 )
-verdicts = [verilog.judge(COUNTER, code) for code in (RIGHT, WRONG, FORGED, None)]
+answers = {"right": RIGHT, "the wrong way": WRONG, "prints the line itself": FORGED, "prose": None}
 display(scores.verdict_table(
-    verdicts, answer=["right", "the wrong way", "prints the line itself", "prose"]))
+    {name: verilog.judge(COUNTER, code) for name, code in answers.items()}))
 
 # %% [markdown]
 # Only behaviour counted. Every answer gets one **category**: *pass*; *mismatch* (it runs and differs);
@@ -145,7 +152,7 @@ display(SVG("assets/figures/judge.svg"))
 # %% [markdown]
 # Testbench and reference first run without it, and the inputs are written down. The answer runs
 # alone and hears these inputs. Then testbench and reference run again, and a recording of the
-# outputs stands in the answer's place. The verdict comes from that third program, which holds not one
+# outputs stands in the answer's place. Only that third program can pass it, and it holds not one
 # word of the answer. Copying is hopeless: what could be copied is not in the room.
 #
 # <details><summary><b>What can an answer in the second program still do?</b></summary>
@@ -176,13 +183,14 @@ def with_trick(code, trick):
 
 
 quick = sandbox.Limits(seconds=2)
-verdicts = [verilog.judge(COUNTER, with_trick(RIGHT, trick), quick) for trick in TRICKS.values()]
-display(scores.verdict_table(verdicts, trick=list(TRICKS)))
+display(scores.verdict_table({
+    name: verilog.judge(COUNTER, with_trick(RIGHT, trick), quick)
+    for name, trick in TRICKS.items()}))
 
 # %% [markdown]
-# The last two pass, as they should: what a right answer prints or mentions harms nobody. On all 350
-# references of verilog-eval and the tiny benchmark, verdicts and counts equal those of one joint
-# program. A generator in
+# The last two pass, as they should: what a right answer prints or mentions harms nobody. On the
+# references of verilog-eval and the tiny benchmark, verdicts and counts equal those of one program. A
+# generator in
 # [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes
 # over two thousand attacks, and none passes.
 #
@@ -196,24 +204,23 @@ if cfg.completion:
     tasks["code-complete"] = verilog.load_problems(remote.checkout(cfg.completion))
 winnable, version = {}, ".".join(map(str, sandbox.icarus_version()))
 for task, each in tasks.items():
-    verdicts = judging.judge_references(each)
+    verdicts = verilog.judge_many([(problem, as_answer(problem)) for problem in each])
     winnable[task] = [verdict.passed for verdict in verdicts]
     clean = sum(verdict.mismatches == 0 for verdict in verdicts)
     print(f"{task}, Icarus {version}: {len(each)} problems, {clean} references show 0 mismatches, "
           f"{sum(winnable[task])} can be won")
-    lost = {p.name: v for p, v in zip(each, verdicts) if not v.passed}
-    if lost:
-        display(scores.verdict_table(list(lost.values()), problem=list(lost)))
+    if lost := {p.name: v for p, v in zip(each, verdicts) if not v.passed}:
+        display(scores.verdict_table(lost))
 
 # %% [markdown]
-# Here all can be won. In verilog-eval, on Icarus 11, 151 of 156 can. Prob099's testbench connects ports
-# that its interface does not have; Prob151 and Prob156 need a cast that Icarus 12 has; Prob082 and
-# Prob141 print `TIMEOUT` before their result, which the official rules fail. Prob099 is *disputed*, and
-# by an open pull request of verilog-eval so are Prob118, 134, 135 and 153: scores are given with and
-# without them.
+# Here all can be won. In verilog-eval, 151 of 156 can on Icarus 11, 152 on Icarus 12, and 152 of its
+# code-complete. Prob099's testbench connects ports that its interface does not have; Prob151 and Prob156
+# need a cast that Icarus 12 has; Prob082, Prob141 and, there, Prob156 print `TIMEOUT` first, which
+# the official rules fail. Prob099 is *disputed*, and by an open pull request so are Prob118, 134, 135 and
+# 153: scores are given with and without them.
 #
 # ## 5. Asking
-# What is served must be what 04 merged, asked as it was trained. Otherwise the score belongs to another model.
+# What is served must be what 04 merged, asked as it was trained. Otherwise the score is another model's.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
@@ -227,7 +234,9 @@ merge, meta, recipe = (
 )
 if bad := helpers.changed(merged, merge["files"]):
     raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
-asking.same_prompt(meta, recipe)
+prompt = "system", "reasoning", "template_sha256"
+if changed := [key for key in prompt if meta[key] != recipe[key]]:
+    raise helpers.UserError(f"02 changed {changed} after 03: run 03, 04 and 05 again.")
 options = serve_options.read(helpers.run_dir("serve"))
 models = {"tuned": merged, "base": remote.stage(options.base or recipe["base_path"])}
 
@@ -268,7 +277,6 @@ def answers_of(label, path):
 
 
 replies = {label: answers_of(label, path) for label, path in models.items()}
-asking.refuse_errors(replies)
 
 # %% [markdown]
 # ## 6. From text to code
@@ -292,21 +300,31 @@ for label, frame in judged.items():
     official = frame[frame.plan.str.startswith(("official", "code-complete", "thinking"))]
     print(f"{label}: {len(frame)} answers, {(frame.finish == 'length').sum()} cut at the limit, "
           f"{frame.late.sum()} failed by the testbench's own TIMEOUT alone, "
-          f"{(frame.category == 'refused').sum()} refused; of {len(official)} official answers "
+          f"{(frame.category == 'refused').sum()} refused that verilog-eval would run; "
+          f"of {len(official)} official answers "
           f"{(official.passed != official.ours).sum()} verdicts differ by the rule of extraction")
 main = cfg.plans[0].name
-wordings = [name for name in asking.other_wordings(cfg.plans) if name in set(judged["base"].plan)]
+wordings = [plan.name for plan in cfg.plans if plan.only != "tuned" and (
+    plan.task, plan.n, plan.temperature) == (FIVE.task, FIVE.n, FIVE.temperature)]
 rival = max(wordings, key=lambda name: judged["base"].query("plan == @name").passed.mean())
-shown = {"tuned, " + main: judged["tuned"].query("plan == @main"),
-         "base, " + rival: judged["base"].query("plan == @rival")}
+
+# %%
 where = f"measured, {helpers.size()}, {len(tasks['spec-to-rtl'])} problems, Icarus {version}"
-fig, axes = style.figure(9.5, 3.8, rows=2, sharex=True)
-drawings.draw_answers(axes, shown)
+fig, axes = style.figure(9.5, 2.8, rows=2, sharex=True)
+order = judged["tuned"].query("plan == @main").groupby("problem").passed.sum().sort_values().index
+for ax, (label, plan) in zip(axes, (("tuned", main), ("base", rival))):
+    frame = judged[label].query("plan == @plan")
+    grid = frame.pivot(index="index", columns="problem", values="passed").astype(float)
+    ax.pcolormesh(grid[order[::-1]], vmin=0, vmax=1, edgecolors="white", linewidth=0.3)
+    ax.set(title=f"{label}, {plan}: {frame.passed.sum()} of {len(frame)} answers pass", yticks=[])
+axes[1].set(xticks=[], xlabel="one column is one problem, one row one answer; yellow passes")
 style.finish(fig, "07_answers", where)
+display(pd.concat(judged).groupby([pd.Grouper(level=0), "plan"]).category.value_counts().unstack(
+    fill_value=0))
 
 # %% [markdown]
-# One column is one problem, one row one answer. Full columns show a model that is sure of itself; in
-# mixed ones another try helps. Many *no code* would mean a wording that the model does not follow.
+# Full columns show a model that is sure of itself; in mixed ones another try helps. Many *no code*: a
+# wording that the model does not follow.
 #
 # Has the exam leaked? 02 compared prompts. Here the trained *answers* are compared with the references,
 # without comments, spaces and names of modules. What a downloaded base has read nobody can check: probably
@@ -315,8 +333,8 @@ style.finish(fig, "07_answers", where)
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
 texts = (tokenizer.decode(row) for row in rows[:20_000])
-trained = {extraction.bare(code) for text in texts for code in extraction.modules(text)}
-known = [p.name for p in tasks["spec-to-rtl"] if extraction.bare(p.reference) in trained]
+trained = set().union(*map(extraction.bare_modules, texts))
+known = [p.name for p in tasks["spec-to-rtl"] if extraction.bare_modules(p.reference) & trained]
 print(f"{len(trained)} different trained modules; references among them: {len(known)}", *known[:5])
 
 # %% [markdown]
@@ -363,8 +381,8 @@ display(board.round(3))
 # <details><summary><b>Which base is the fair rival: asked as the tuned model was, or as it likes
 # best?</b></summary>
 #
-# Ask both. Against the base in the trained wording a fine-tune may only have taught the wording. What
-# else it taught shows against the base in its best one.
+# Ask both. Against the base in the trained wording a fine-tune may only have taught the wording; what
+# else it taught shows against its best.
 # </details>
 
 # %%
@@ -394,10 +412,19 @@ print(
 scored = {f"base, {name}": found["first"] for name, found in
           sorted(against.items(), key=lambda item: item[1]["first"][0])} | {"tuned": best["second"]}
 fig, (left, right) = style.figure(9.5, 3.4, columns=2, width_ratios=(1, 1.1))
-drawings.draw_scores(left, scored, np.mean(winnable["spec-to-rtl"]))
-left.set_title("Asked alike, and at its best")
-drawings.draw_differences(right, best)
-right.set_ylabel("tuned minus " + f"base, {rival}")
+for place, (mean, low, high) in enumerate(scored.values()):
+    left.errorbar(mean, place, xerr=[[mean - low], [high - mean]], fmt="o", capsize=4)
+    left.annotate(f"{mean:.2f}", (mean, place + 0.2), ha="center")
+left.axvline(np.mean(winnable["spec-to-rtl"]), color=style.RED, linestyle="--")
+left.set_yticks(range(len(scored)), list(scored))
+left.set(title="Asked alike, and at its best", xlabel="pass@1; dashed: the ceiling",
+         ylim=(-0.5, len(scored)))
+mean, low, high = best["difference"]
+right.bar(range(len(problems)), np.sort(best["values"]))
+right.axhspan(low, high, color=style.SKY, alpha=0.4)
+right.axhline(mean, color=style.BLACK)
+right.set(title=f"mean {mean:+.2f} [{low:+.2f}, {high:+.2f}]", xlabel="problems, sorted", xticks=[],
+          ylabel=f"tuned minus base, {rival}")
 style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 
 # %% [markdown]
@@ -418,7 +445,7 @@ style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 #
 # ## 10. Reading one failure
 # A score says how often, a failure says why. One answer of the tuned model that runs and differs, and
-# the signals around the first mismatch: `_ref` is the reference's output, `_dut` the answer's.
+# the signals up to the first mismatch: `_ref` is the reference's output, `_dut` the answer's.
 
 # %%
 failing = judged["tuned"].query("plan == @main and category == 'mismatch'")
@@ -430,27 +457,23 @@ if len(failing):
 waves = helpers.run_dir("eval", "failure.vcd")
 failed = verilog.judge(problem, code, waves=waves)
 print(f"{problem.prompt.strip()}\n\n{code}\n\n{failed.category}: {failed.detail}")
-changes = drawings.read_vcd(waves)
-at = drawings.first_mismatch(changes, failed.log)
-fig, ax = style.figure(9, 0.9 + 0.36 * min(13, len(changes)))
-drawings.draw_waves(ax, changes, at)
-ax.set_title(f"{problem.name}: first mismatch counted at {at} ps")
-style.finish(fig, "07_waveform", where + "; dashed: the first mismatch; buses in hexadecimal")
+first = min(map(int, re.findall(r"First mismatch occurred at time (\d+)", failed.log)))
+display(scores.waveform(waves)[:first].tail(8).T)
 
 # %% [markdown]
-# Which line of the code does it? With that question a better dataset begins.
+# Which line of the code does it? (`eval/failure.vcd` opens in GTKWave or Surfer.)
 #
 # ## 11. Not Verilog?
 # A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it is graded.
 # `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`;
-# `exact_match` and `contains` ship, and a score of your own is a function. Here is one for the answers
+# `contains` ships, and a score of your own is a function. Here is one for the answers
 # above, with the same interval and pairing. (A few general questions, asked of both models, show what
 # was forgotten.) **Can a model name every port and still fail?**
 
 # %%
 def names_the_ports(question, answer, reference):
     """1.0 where every port of the reference stands in the answer."""
-    ports = extraction.ports(reference)
+    ports = re.findall(r"(\w+)\s*[,)]", reference.partition(";")[0])
     return float(bool(answer) and all(port in answer for port in ports))
 
 
@@ -497,11 +520,13 @@ for label, frame in judged.items():
             "tokens": int(frame.tokens.sum()),
         },
     )
-both = {label: scores.summary(runs[label, main][0]) for label in models}
 helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
-    **both, "model_hash": options.model_hash, "plan": asdict(cfg.plans[0]), "rival": rival,
+    **{label: board.loc[main].xs(label, level="model")["all"].to_dict() | {"n_problems": len(names)}
+       for label in models},
+    "model_hash": options.model_hash, "plan": asdict(cfg.plans[0]), "rival": rival,
     "n_winnable": int(sum(winnable["spec-to-rtl"])),
-    "against": {name: scores.as_json(found) for name, found in against.items()}})
+    "against": {name: {"difference": found["difference"][0], "interval": found["difference"][1:],
+                       "p": found["p"]} for name, found in against.items()}})
 
 # %% [markdown]
 # ## Recap
@@ -519,7 +544,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
 # <details><summary>Solution</summary>
 #
 # ```python
-# print(math.ceil((1.96 * np.diff(values, axis=0).std(ddof=1) / 0.02) ** 2))
+# print(math.ceil((1.96 * best["values"].std(ddof=1) / 0.02) ** 2))
 # ```
 #
 # That finds it every second time; four times out of five takes 2.8 instead of 1.96. verilog-eval has 156.

@@ -9,6 +9,7 @@ settings, step and loop. A run that was killed continues; one that is stored is 
 
 import itertools
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ import jax
 import numpy as np
 import optax
 import pandas as pd
+import scipy.stats
 
 from appendix import quantized
 import verilog
@@ -193,6 +195,19 @@ def gaps(table, mine, base="bfloat16", plan="drawn"):
     return (first - second).dropna(axis=1, how="all").astype(float)
 
 
+def seed_interval(values):
+    """Mean over runs that differ in their seed, and its t interval: (mean, low, high).
+
+    Low and high are nan where the spread is unknown: for one run, and where all values are equal.
+    A few equal scores show how coarse the score is, not that another seed would give the same.
+    """
+    values = np.asarray(values, float)
+    if len(values) < 2 or np.allclose(values, values[0], rtol=0, atol=1e-12):
+        return float(values.mean()), math.nan, math.nan
+    low, high = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    return float(values.mean()), float(low), float(high)
+
+
 def differences(table, plans=("drawn", "greedy")):
     """Every variant against bfloat16, with what is known over problems and over seeds.
 
@@ -208,7 +223,7 @@ def differences(table, plans=("drawn", "greedy")):
         found = gaps(table, name, plan=plan)
         by_problem = found.mean(axis=1).round(15)  # thirds that cancel leave 1e-17
         mean, low, high = stats.interval(by_problem)
-        _, least, most = stats.seed_interval(found.mean())
+        _, least, most = seed_interval(found.mean())
         rows[plan, name] = {"seeds": found.shape[1], "difference": mean, "problems from": low,
                             "problems to": high, "p": stats.sign_flip_p(by_problem),
                             "seeds from": least, "seeds to": most}

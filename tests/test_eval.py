@@ -1,8 +1,7 @@
-"""07_eval and verilog/judge.py: the judge against attacks, honest code and verilog-eval's own rules;
-extraction; resumable sampling against a small OpenAI-like server; statistics against brute force.
+"""07_eval: extraction; resumable sampling against a small OpenAI-like server; statistics against brute force.
 
     .venv/bin/python -m pytest tests/test_eval.py
-    VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_eval.py --slow
+    VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_eval.py
 """
 
 import collections
@@ -29,10 +28,8 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verilog import drawings, extraction, judging, problems as exams, scores
-from verilog.asking import (
-    Plan, all_prompts, messages_for, other_wordings, plan_jobs, read_samples, refuse_errors, same_prompt, sample,
-    text_to_continue)
+from verilog import extraction, judging, problems as exams, scores
+from verilog.asking import Plan, all_prompts, messages_for, plan_jobs, read_samples, sample, text_to_continue
 from verilog.scores import board, compare, counts, pass_at_k, per_problem
 
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
@@ -165,8 +162,7 @@ def test_where_the_two_rules_differ():
 def test_questions_of_ones_own(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"question": "2 + 2?", "answer": "4"}\n{"question": "Capital of France?", "answer": "Paris"}\n')
-    for score_, wanted in ((exams.contains, [1.0, 0.5]), (exams.exact_match, [0.0, 0.5]),
-                           (lambda question, answer, reference: 0.25, [0.25, 0.25])):
+    for score_, wanted in ((exams.contains, [1.0, 0.5]), (lambda question, answer, reference: 0.25, [0.25, 0.25])):
         bench = exams.questions(path, score_)
         answered = dict(zip((p.name for p in bench.problems), (["It is 4."], ["paris", "Rome"])))
         assert list(scores.grade(bench, answered)) == wanted
@@ -312,17 +308,14 @@ def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     path = tmp_path / "base" / "samples.jsonl"
     long = ("a", "p1", 0)
     jobs[long] = jobs[long] | {"ids": [2] * 100}
-    samples = sample(jobs, path, server.url, "m", Config(), 100)
-    kinds = collections.Counter(row["finish"] for row in samples.values())
-    assert kinds == {"stop": 19, "error": 4, "too long": 1}
-    assert "HTTP 400" in samples["a", "p4", 0]["error"] and len(samples) == len(jobs)
-    with pytest.raises(ValueError, match="4 requests failed .*HTTP 400.* run this notebook again"):
-        refuse_errors({"base": samples})
+    with pytest.raises(ValueError, match="4 requests failed .*HTTP 400.* run this again"):
+        sample(jobs, path, server.url, "m", Config(), 100)
+    assert len(read_samples(path, jobs)) == 20
     server.close()
     healthy = FakeServer()  # a later run asks again for what was refused, and for nothing else
     samples = sample(jobs, path, healthy.url, "m", Config(), 100)
     assert len(healthy.asked) == 4
-    refuse_errors({"base": samples})
+    assert collections.Counter(row["finish"] for row in samples.values()) == {"stop": 23, "too long": 1}
     problems = [exams.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
     frame = scores.judge_answers(samples, {"spec-to-rtl": problems}, PLANS)
     assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
@@ -357,7 +350,6 @@ def test_every_wording_and_thinking_only_where_asked(tmp_path):
     for code in re.findall(r"(module TopModule.*?endmodule)\n", examples, re.S):  # the shown examples are right
         assert judging.judge(exams.Problem("own", "p", code.replace("TopModule", "RefModule"), bench_for(code)),
                              code).passed
-    assert other_wordings(plans) == ["a", "b", "c", "d"]
 
 
 def bench_for(code):
@@ -382,14 +374,6 @@ def test_a_comment_is_what_the_corpus_has_above_a_module():
         assert text_to_continue(problems[name], "comment") == f"// TopModule\n//\n{listed}\n//\n// {design.spec}\n\n"
 
 
-def test_another_prompt_than_trained_is_refused():
-    meta = {"system": "S", "reasoning": "stripped", "template_sha256": "t"}
-    same_prompt(meta, dict(meta))
-    for key in meta:
-        with pytest.raises(ValueError, match=key):
-            same_prompt(meta | {key: "other"}, meta)
-
-
 # ---- Statistics ----
 
 def test_pass_at_k_is_unbiased():
@@ -405,16 +389,16 @@ def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
     found = {}
     for k in (1, 5):
         values = [[pass_at_k(5, c, k) for c in paper[f"{name}_passed_of_5"]] for name in ("tpu", "gpu")]
-        found[k] = compare(*values, 10_000)
+        found[k] = compare(*values)
     assert 0.003 < found[1]["p"] < 0.007
     assert found[1]["difference"] == pytest.approx((0.0564, 0.019, 0.095), abs=0.004)
-    assert found[5]["p"] == pytest.approx(0.607, abs=0.01) and found[5]["differ"] == 15
+    assert found[5]["p"] == pytest.approx(0.607, abs=0.01) and (found[5]["values"] != 0).sum() == 15
     assert found[5]["difference"][1] < 0 < found[5]["difference"][2]
 
 
 def test_the_board_has_a_column_for_each_real_subset():
     runs = {("tuned", "p"): [[(5, 5), (0, 5), (5, 5)], [(5, 5), (5, 5), (0, 5)]]}
-    found = board(runs, {"old": [True, True, False], "every": [True] * 3}, 200)
+    found = board(runs, {"old": [True, True, False], "every": [True] * 3})
     row = found.loc[("p", "pass@1", "tuned")]
     assert list(found) == ["all", "low", "high", "old"]
     assert row["all"] == pytest.approx(2 / 3) and row["old"] == pytest.approx(0.75)
@@ -439,19 +423,15 @@ def test_training_seeds_are_averaged_and_not_pooled():
     assert abs(per_problem(runs, 5).mean() - 0.5) < 0.05 < 0.4 < np.mean(pooled) - 0.5
 
 
-# ---- Drawings ----
-
 def test_waveform_of_a_failure(tmp_path):
     problem = PROBLEMS["Prob041_dff8r"]
     wrong = problem.reference.replace("RefModule", "TopModule").replace("r <= d", "r <= d + 1").replace("q <= d", "q <= d + 1")
     verdict = judging.judge(problem, wrong, waves=tmp_path / "wave.vcd")
-    changes = drawings.read_vcd(tmp_path / "wave.vcd")
-    first = drawings.first_mismatch(changes, verdict.log)
-    assert {"clk", "reset", "d", "q_ref", "q_dut", "tb_mismatch"} <= set(changes)
-
-    def value(name, at):
-        return [v for t, v in changes[name] if t < at][-1]
-    assert value("q_ref", first) != value("q_dut", first) and len(value("q_ref", first)) == 8
+    signals = scores.waveform(tmp_path / "wave.vcd")
+    first = min(map(int, re.findall(r"First mismatch occurred at time (\d+)", verdict.log)))
+    assert {"clk", "reset", "d", "q_ref", "q_dut", "tb_mismatch"} <= set(signals)
+    seen = signals[:first - 1].iloc[-1]
+    assert seen.q_ref != seen.q_dut and len(seen.q_ref) == 8 and seen.tb_mismatch == "1"
 
 
 # ---- A finished run ----

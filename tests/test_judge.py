@@ -1,7 +1,7 @@
-"""verilog/judge.py against attacks, honest answers and verilog-eval's own rules.
+"""verilog/judging.py against attacks, honest answers and verilog-eval's own rules.
 
     .venv/bin/python -m pytest tests/test_judge.py
-    VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_judge.py --slow
+    VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_judge.py
 """
 
 import dataclasses
@@ -301,7 +301,7 @@ def test_agreement_with_the_official_analyser():
 def test_ceiling_of_the_full_set(folder, winnable, clean):
     """Two references show no mismatch but end in their testbench's TIMEOUT, which verilog-eval fails."""
     problems = exams.load_problems(Path(CHECKOUT) / folder)
-    verdicts = judge.judge_references(problems)
+    verdicts = judge.judge_many([(p, right(p)) for p in problems])
     late = {p.name for p, v in zip(problems, verdicts) if v.category == "timeout" and v.mismatches == 0}
     assert len(problems) == 156 and late == {"Prob082_lfsr32", "Prob141_count_clock"}
     if sandbox.icarus_version()[0] == 11:
@@ -310,7 +310,7 @@ def test_ceiling_of_the_full_set(folder, winnable, clean):
 
 
 def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
-    verdicts = judge.judge_references([*PROBLEMS.values(), *TINY.values()])
+    verdicts = judge.judge_many([(p, right(p)) for p in (*PROBLEMS.values(), *TINY.values())])
     assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
 
 

@@ -40,13 +40,6 @@ class Plan:
     only: str = ""
 
 
-def other_wordings(plans):
-    """Names of the plans drawn as the first one, in any wording and with thinking or without."""
-    def drawn(plan):
-        return plan.task, plan.n, plan.temperature, plan.top_p
-    return [plan.name for plan in plans if drawn(plan) == drawn(plans[0])]
-
-
 # ---- Prompts ----
 
 BEGIN = "module TopModule"  # the start of an answer to the prompt with examples
@@ -108,14 +101,6 @@ def all_prompts(tasks, plans, system, render, encode):
             for wording, thinking, task in wanted for problem in tasks[task]}
 
 
-def same_prompt(meta, recipe):
-    """Raise where 02's data, whose prompt is asked, are not those that 03 trained on."""
-    keys = ("system", "reasoning", "template_sha256")
-    if changed := [key for key in keys if meta[key] != recipe[key]]:
-        raise ValueError(f"data/meta.json and train/recipe.json differ in {changed}: 02 ran again "
-                         "after 03. Train again (03, 04, 05), or restore the data.")
-
-
 # ---- Answers ----
 
 def plan_jobs(plans, tasks, prompts, maker):
@@ -124,7 +109,7 @@ def plan_jobs(plans, tasks, prompts, maker):
     for plan in plans:
         for problem in tasks[plan.task]:
             ids = prompts[plan.prompt, plan.thinking, problem]
-            what = json.dumps([maker, plan.temperature, plan.top_p, ids]).encode()
+            what = json.dumps([maker, plan.temperature, plan.top_p, plan.max_tokens, ids]).encode()
             job = {"ids": ids, "key": hashlib.sha256(what).hexdigest()[:16], "plan": plan,
                    "problem": problem}
             jobs |= {(plan.name, problem.name, index): job for index in range(plan.n)}
@@ -164,8 +149,8 @@ def ask(client, model, ids, plan, max_tokens, room):
         more |= {"stop": ["endmodule"], "include_stop_str_in_output": True}
     try:
         reply = client.completions.create(
-            model=model, prompt=ids, max_tokens=min(plan.max_tokens or max_tokens, room), temperature=plan.temperature,
-            top_p=plan.top_p, extra_body=more)
+            model=model, prompt=ids, max_tokens=min(plan.max_tokens or max_tokens, room),
+            temperature=plan.temperature, top_p=plan.top_p, extra_body=more)
     except openai.APIStatusError as error:
         told = f"HTTP {error.status_code}: {error}"[:300]
         return {"text": "", "finish": "error", "tokens": 0, "error": told}
@@ -193,6 +178,9 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
 
     The file is first rewritten without half lines and answers of other runs; then every answer is
     appended as it comes. Killed anywhere, the next call asks for what is missing and nothing else.
+
+    Raises:
+      ValueError: a request failed, or the server has not answered for `cfg.patience` seconds.
     """
     samples, lock, stop = read_samples(path, jobs), threading.Lock(), threading.Event()
     missing = [place for place in jobs if place not in samples]
@@ -227,16 +215,9 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
         finally:
             stop.set()  # after an error or an interrupt nothing new is asked
     save()
-    return samples
-
-
-def refuse_errors(replies):
-    """A request that failed is no answer: raise, and say how to go on, while one remains."""
-    failed = [row["error"] for rows in replies.values() for row in rows.values()
-              if row["finish"] == "error"]
+    failed = [row["error"] for row in samples.values() if row["finish"] == "error"]
     if failed:
-        raise ValueError(f"{len(failed)} requests failed ({failed[0][:80]}). They are no "
-                        "answers, so nothing is scored: run this notebook again, it asks "
-                        "for these alone. The server's side is in serve/server.log.")
-
-
+        raise ValueError(f"{len(failed)} requests failed ({failed[0][:80]}). They are no answers, so "
+                         "nothing is scored: run this again, it asks for these alone. The server's "
+                         "side is in its log.")
+    return samples

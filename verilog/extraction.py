@@ -114,19 +114,7 @@ def _between_marks(lines):
     return []
 
 
-# ---- What a module is made of ----
-
-def modules(text):
-    """Every module in a text, from its header to its `endmodule`."""
-    return re.findall(r"\bmodule\s+\w+\b.*?\bendmodule\b", text, re.DOTALL)
-
-
-def bare(code):
-    """A module without comments, spaces and its name: two that agree in it were copied."""
-    return re.sub(r"\s+", "", re.sub(r"\bmodule\s+\w+", "module", COMMENT.sub(" ", code)))
-
-
-def ports(code):
-    """Names of the ports that the header of a module declares."""
-    header = COMMENT.sub(" ", code).partition(";")[0]
-    return re.findall(r"(\w+)\s*(?=,|\)\s*$)", header)
+def bare_modules(text):
+    """The modules in a text without comments, spaces and names: who shares one has copied it."""
+    return {re.sub(r"\s+", "", found) for found in
+            re.findall(r"\bmodule\s+\w+\b(.*?)\bendmodule\b", COMMENT.sub(" ", text), re.S)}

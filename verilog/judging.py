@@ -391,9 +391,3 @@ def judge_many(candidates, limits=Limits(), workers=None, report=None):
             if report:
                 report(len(verdicts), len(different))
     return [verdicts[candidate] for candidate in candidates]
-
-
-def judge_references(problems, report=None):
-    """Judge every problem's reference as if a model had written it: the ceiling of any score."""
-    return judge_many([(p, p.reference.replace("RefModule", "TopModule")) for p in problems],
-                      report=report)

@@ -5,14 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+
 @dataclass(frozen=True)
 class Problem:
-    """One verilog-eval problem; `interface` is the header that code-complete problems have."""
+    """A question and its right answer; Verilog's have a testbench, code-complete's the header, too."""
 
     name: str
     prompt: str
     reference: str
-    testbench: str
+    testbench: str = ""
     interface: str = ""
 
     @property
@@ -50,24 +51,9 @@ def load_problems(folder):
 
 # ---- Another benchmark than Verilog ----
 
-def exact_match(question, answer, reference):
-    """1.0 where answer and reference are the same but for case and spaces around and between words."""
-    return float(answer.lower().split() == reference.lower().split())
-
-
 def contains(question, answer, reference):
     """1.0 where the reference stands somewhere in the answer, whatever its case."""
     return float(" ".join(reference.lower().split()) in " ".join(answer.lower().split()))
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question with a reference answer; `prompt` and `name` as a `Problem` has them."""
-
-    name: str
-    prompt: str
-    reference: str
-    interface: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,7 @@ class Benchmark:
     a benchmark than this.
 
     Attributes:
-      problems: `Problem` or `Question` objects; each has `name` and `prompt`.
+      problems: `Problem` objects.
       extract: (text, problem) -> what counts of an answer, or None.
       grade: [(problem, extracted answer)] -> a score from 0 to 1 for each, 1 for a pass.
     """
@@ -93,8 +79,7 @@ def questions(path, score=contains):
 
     Args:
       path: the file (.jsonl, UTF-8).
-      score: score(question, answer, reference) -> float from 0 to 1; your own, or `exact_match`, or
-        `contains`.
+      score: score(question, answer, reference) -> float from 0 to 1; your own, or `contains`.
 
     Raises:
       ValueError: no line, or one without these two texts.
@@ -103,7 +88,7 @@ def questions(path, score=contains):
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
-            found.append(Question(f"{number:05d}", str(row["question"]), str(row["answer"])))
+            found.append(Problem(f"{number:05d}", str(row["question"]), str(row["answer"])))
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path}, line {number}: give each line as "
                              '{"question": "...", "answer": "..."}.') from None

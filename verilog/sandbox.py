@@ -18,7 +18,7 @@ class Limits:
     """What one compilation, and one simulation, may use.
 
     Attributes:
-      seconds: of CPU time, and three times that of wall clock. (verilog-eval: 30 of wall clock; a
+      seconds: of CPU time, and ten times that of wall clock. (verilog-eval: 30 of wall clock; a
         simulator never sleeps, and a busy machine must not turn a pass into a timeout.)
       memory: bytes of address space.
       output: bytes printed; more ends the process.
@@ -91,7 +91,7 @@ def run_limited(command, folder, limits):
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                start_new_session=True)
     start, output, ended = time.monotonic(), b"", None
-    deadline = start + 3 * limits.seconds
+    deadline = start + 10 * limits.seconds
     try:
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)

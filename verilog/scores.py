@@ -1,6 +1,8 @@
 """Scores on the same problems: how sure is a mean, and is a difference chance?"""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,28 +17,27 @@ def pass_at_k(n, c, k):
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def score(values, draws=10_000):
+def score(values):
     """`interval` of scores from 0 to 1; Clopper and Pearson's exact one where all are 0, or all 1.
 
     With 0 of n passing, a true share above 1 - 0.025**(1/n), about 3.7/n, would give that less than
     once in forty times. (The *rule of three*, 3/n, is the bound of a one-sided 95 %.)
     """
-    mean, low, high = interval(values, draws)
+    mean, low, high = interval(values)
     if low == high and mean in (0.0, 1.0):
         exact = scipy.stats.binomtest(int(mean * len(values)), len(values)).proportion_ci()
         low, high = float(exact.low), float(exact.high)
     return mean, low, high
 
 
-def compare(first, second, draws=10_000):
-    """Two models on the same problems: {first, second, difference: (mean, low, high), p, differ}.
+def compare(first, second):
+    """Two models on the same problems: {first, second, difference: (mean, low, high), p, values}.
 
-    `values` are the scores per problem as given, `differ` how many problems differ.
+    `values` are the differences per problem.
     """
     differences = np.asarray(second, float) - np.asarray(first, float)
-    return {"first": score(first, draws), "second": score(second, draws),
-            "difference": interval(differences, draws), "p": sign_flip_p(differences),
-            "differ": int((differences != 0).sum()), "values": (first, second)}
+    return {"first": score(first), "second": score(second), "difference": interval(differences),
+            "p": sign_flip_p(differences), "values": differences}
 
 
 def interval(values, draws=10_000, seed=0):
@@ -51,19 +52,6 @@ def interval(values, draws=10_000, seed=0):
     found = scipy.stats.bootstrap((values,), np.mean, n_resamples=draws, batch=1_000,
                                   method="percentile", rng=np.random.default_rng(seed))
     return float(values.mean()), *map(float, found.confidence_interval)
-
-
-def seed_interval(values, confidence=0.95):
-    """Mean over runs that differ in their seed, and its t interval: (mean, low, high).
-
-    Low and high are nan where the spread is unknown: for one run, and where all values are equal.
-    A few equal scores show how coarse the score is, not that another seed would give the same.
-    """
-    values = np.asarray(values, float)
-    if len(values) < 2 or np.allclose(values, values[0], rtol=0, atol=1e-12):
-        return float(values.mean()), math.nan, math.nan
-    low, high = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(confidence)
-    return float(values.mean()), float(low), float(high)
 
 
 def sign_flip_p(differences, flips=100_000):
@@ -105,7 +93,7 @@ def grade(benchmark, answers):
                      for problem in benchmark.problems])
 
 
-def judge_answers(samples, tasks, plans, report=None):
+def judge_answers(samples, tasks, plans):
     """One row per Verilog answer: its place, how the code was found, and its verdict.
 
     `official` plans are read by verilog-eval's own rule (`extraction.extract_official`); `ours` is
@@ -122,7 +110,7 @@ def judge_answers(samples, tasks, plans, report=None):
             code, how = extraction.extract_official(row["text"], problem.interface)
         asked.append((problem, code))
         rows.append((plan, name, index, row["finish"], row["tokens"], how))
-    verdicts = judging.judge_many([*asked, *by_ours], report=report)
+    verdicts = judging.judge_many([*asked, *by_ours])
     frame = pd.DataFrame(rows, columns=["plan", "problem", "index", "finish", "tokens", "how"])
     for name in ("category", "detail", "letter", "passed"):
         frame[name] = [getattr(verdict, name) for verdict in verdicts[:len(rows)]]
@@ -140,13 +128,29 @@ def per_problem_csv(frame, path):
         path, index=False)
 
 
-def verdict_table(verdicts, **columns):
-    """One row per verdict: category, detail, mismatches of samples."""
-    rows = [(v.category, v.detail, v.mismatches, v.samples) for v in verdicts]
-    frame = pd.DataFrame(rows, columns=["category", "detail", "mismatches", "samples"])
-    for name, values in columns.items():
-        frame.insert(0, name, values)
-    return frame.astype({"mismatches": "Int64", "samples": "Int64"}).set_index(list(columns))
+def verdict_table(verdicts):
+    """One row per {label: verdict}: category, detail, mismatches of samples."""
+    columns = ["category", "detail", "mismatches", "samples"]
+    rows = {label: [getattr(v, name) for name in columns] for label, v in verdicts.items()}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).astype(
+        {"mismatches": "Int64", "samples": "Int64"})
+
+
+def waveform(path):
+    """A waveform file (VCD) as a table: a row per time of a change, a column per signal, as text."""
+    head, _, body = Path(path).read_text(errors="replace").partition("$enddefinitions")
+    names, widths, rows, now = {}, {}, {}, 0
+    for width, key, name in re.findall(r"\$var \w+ +(\d+) +(\S+) +(\S+)[^$]*\$end", head):
+        names.setdefault(key, name)
+        widths[key] = int(width)
+    for line in body.splitlines():
+        if line.startswith("#"):
+            now = int(line[1:])
+        elif found := re.fullmatch(r"(?:b([01xz]+) |([01xz]))(\S+)", line):
+            bits = found[1] or found[2]  # what is left out in front is 0, or x or z as the first
+            rows.setdefault(now, {})[names[found[3]]] = bits.rjust(
+                widths[found[3]], bits[0].replace("1", "0"))
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(names.values())).ffill()
 
 
 def counts(frame, plan, names):
@@ -166,37 +170,20 @@ def per_problem(runs, k):
     return np.mean([[pass_at_k(n, c, k) for c, n in run] for run in runs], axis=0)
 
 
-def board(runs, subsets, draws=10_000):
+def board(runs, subsets):
     """One row per model, plan and k: the score with its interval, and that on each subset.
 
     Args:
       runs: {(model, plan): [one list of (passing, answers) per problem for each training seed]}.
       subsets: {column: one bool per problem}; columns that would only repeat the score are left out.
-      draws: of the bootstrap.
     """
     rows = {}
     for (model, plan), each in runs.items():
         for k in (k for k in (1, 5, 10) if k <= min(n for run in each for _, n in run)):
             values = per_problem(each, k)
-            mean, low, high = score(values, draws)
-            rows[plan, f"pass@{k}", model] = {
-                "all": mean, "low": low, "high": high,
-                **{name: values[np.array(wanted, bool)].mean() for name, wanted in subsets.items()
-                   if 0 < sum(wanted) < len(wanted)}}
+            rows[plan, f"pass@{k}", model] = dict(zip(("all", "low", "high"), score(values))) | {
+                name: values[np.array(wanted, bool)].mean() for name, wanted in subsets.items()
+                if 0 < sum(wanted) < len(wanted)}
     frame = pd.DataFrame.from_dict(rows, orient="index")
     frame.index = pd.MultiIndex.from_tuples(frame.index, names=["plan", "score", "model"])
     return frame.sort_index()
-
-
-def summary(run):
-    """One model's (passing, answers) per problem in a few numbers, for a JSON file."""
-    return {"n_problems": len(run), "n_samples": sum(n for _, n in run),
-            **{f"pass@{k}": float(per_problem([run], k).mean()) for k in (1, 5)
-               if k <= min(n for _, n in run)}}
-
-
-def as_json(result):
-    """One paired comparison (of `compare`) for a JSON file."""
-    mean, low, high = result["difference"]
-    return {"first": result["first"], "second": result["second"], "difference": mean,
-            "interval": [low, high], "p": result["p"], "problems_that_differ": result["differ"]}
