@@ -140,6 +140,5 @@ def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored):
     if kv_dtype_bytes == 1 and tp >= 4:  # one global head per chip: its K and V fill half of a
         per_token["full"] *= 2           # 32-bit word, which holds four fp8 numbers
     each = sum(per_token.values()) / tp
-    return {"dp": dp, "weights, GiB/chip": stored / tp / gib, "left for KV, GiB/chip": left / gib,
-            "tokens": dp * int(left / each), "one of 16,384, GiB/chip": 16_384 * each / gib,
-            **{f"requests of {tokens:,}": dp * int(left / (tokens * each)) for tokens in (4096, 16_384)}}
+    return {"dp": dp, "weights, GiB/chip": stored / tp / gib, "tokens": dp * int(left / each),
+            "one of 16,384, GiB/chip": 16_384 * each / gib, "requests of 16,384": dp * int(left / (16_384 * each))}

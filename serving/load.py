@@ -34,7 +34,7 @@ class Load:
       regimes: (prompt, answer) lengths in tokens.
       rates: how many rates are seen around the knee, beside all at once.
       repeats: measurements of each point.
-      seconds: of load per point; beyond the knee, of what the server can take.
+      seconds: of all that the server can take, per point; a smaller rate lasts up to twice as long.
       min_requests: per point, however slow the server.
       long: seconds of the run that confirms a price; at the least 20 latencies.
       warmups: requests before each point, not counted.
@@ -220,8 +220,8 @@ def sweep(client, options, load, folder, say=print):
     """Measure every regime at rates around its knee, each `load.repeats` times; returns the results.
 
     A short burst says how fast the server is, bisection encloses the knee, and further rates show the
-    curve. All rates beyond what the burst was answered with send equally many requests, because
-    latencies grow with the number there.
+    curve. Rates from half of what the burst was answered with send equally many requests, because
+    latencies grow with the number beyond the knee.
 
     Args:
       client: a `Client` of a server of these options.
@@ -237,7 +237,7 @@ def sweep(client, options, load, folder, say=print):
     def at(regime, rate, repeat):
         key = regime, rate, repeat
         if key not in found:
-            requests = load.seconds * min(rate, guesses.get(regime, 0)) or 2 * load.min_requests
+            requests = load.seconds * min(2 * rate, guesses.get(regime, 0)) or 2 * load.min_requests
             found[key] = measure(client, options, load, folder, regime, rate,
                                  max(load.min_requests, math.ceil(requests)), repeat)
             delivered = delivered_rate(found[key], lone_latency(of(regime)))

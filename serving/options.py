@@ -99,21 +99,19 @@ class Options:
 
     def measured(self):
         """What a measurement of this server belongs to: all that shapes its speed, but no path."""
-        found = dataclasses.asdict(self)
-        for name in ("model", "adapter", "name", "host", "port", "timeout", "base"):
-            del found[name]
-        return json.loads(json.dumps(found))
+        no = ("model", "adapter", "name", "host", "port", "timeout", "base")
+        return json.loads(json.dumps({k: v for k, v in dataclasses.asdict(self).items() if k not in no}))
 
 
-def table(options, names=None):
-    """Rows (option, value, its comment in `Options`) of all options, or of those named."""
+def table(options):
+    """Rows (option, value, its comment in `Options`)."""
     text = re.sub(r"\n +", " ", Options.__doc__.partition("Attributes:")[2].replace("\n      ", "\n"))
     why = {}
     for line in re.sub(r"\n {2,}", " ", text).splitlines():
         keys, colon, reason = line.strip().partition(": ")
         why |= dict.fromkeys(keys.split(", "), reason) if colon else {}
     values = dataclasses.asdict(options)
-    return [(name, values[name], why.get(name, "")) for name in names or values]
+    return [(name, values[name], why.get(name, "")) for name in values]
 
 
 # -- In a file --------------------------------------------------------------------------------------

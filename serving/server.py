@@ -65,12 +65,11 @@ def current(folder):
     record = record_of(folder)
     if record is None:
         raise ValueError(f"no server is recorded in {folder}. Run 05_serve_vllm first.")
-    if not members(record):
-        raise ValueError(f"the server of {record['name']} (process {record['pid']}) has died. Run "
-                         f"05_serve_vllm again. It last said:\n{last_lines(record['log'])}")
-    if not healthy(record):
-        raise ValueError(f"the server of {record['name']} (process {record['pid']}) runs but does not "
-                         f"answer at {record['base_url']}. Look at {record['log']}.")
+    alive = members(record)
+    if not alive or not healthy(record):
+        raise ValueError(f"the server of {record['name']} (process {record['pid']}) "
+                         f"{'does not answer' if alive else 'has died'}. Run 05_serve_vllm again. It last "
+                         f"said ({record['log']}):\n{last_lines(record['log'])}")
     return record
 
 
