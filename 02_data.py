@@ -423,7 +423,7 @@ samples = [{"messages": chats[place][:-1], "answer": examples[place]["answer"]}
            for place in (by_length[len(by_length) * share // 4] for share in (1, 2, 3))]
 
 # %%
-data.save_data(helpers.run_dir("data"), arrays, samples, meta)
+packing.save_data(helpers.run_dir("data"), arrays, samples, meta)
 for path in sorted(helpers.run_dir("data").rglob("*.*")):
     print(f"{path.stat().st_size / 1e3:10,.1f} kB  {path.relative_to(helpers.run_dir())}")
 

@@ -1,4 +1,4 @@
-"""What goes into `data/` (rows of any form, cleaned and rendered) and what lies there for 03.
+"""Rows of any form become training examples, and training is held apart from evaluation.
 
 02 shows how rows become training chats and explains it; 00 uses the same functions.
 """
@@ -13,17 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.run import (
-    UserError,
-    atomic_dir,
-    changed,
-    digest,
-    hashes,
-    local_path,
-    read_json,
-    require,
-    write_json,
-)
+from helpers.run import UserError, local_path
 
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 # Who speaks, by the names that ShareGPT's files use for it.
@@ -277,40 +267,3 @@ def held_out(prompt, share):
     """True for a fixed `share` of all prompts, whatever else is in the dataset."""
     number = hashlib.sha256(" ".join(words_of(prompt)).encode()).digest()
     return int.from_bytes(number[:8], "big") < share * 2**64
-
-
-# ── What 02 leaves for 03 ──
-
-
-def save_data(folder, parts, samples, facts):
-    """Write `data/` as 03 reads it; the folder appears under its name when it is complete.
-
-    Args:
-      folder: `data/` of the run directory.
-      parts: {"train" | "val": the four arrays of `pack_arrays`}.
-      samples: held-out examples, for `samples.json`.
-      facts: for `meta.json`, which also gets the SHA-256 of every file.
-    """
-    with atomic_dir(folder) as beside:
-        for part, columns in parts.items():
-            (beside / part).mkdir()
-            for name, column in columns.items():
-                np.save(beside / part / f"{name}.npy", column)
-        write_json(beside / "samples.json", samples)
-        files = hashes(beside)
-        write_json(beside / "meta.json", {**facts, "files": files, "data_sha256": digest(files)})
-
-
-def check_data(folder):
-    """`meta.json` of packed rows, which are byte for byte those that 02 wrote.
-
-    Raises:
-      UserError: something is missing or has changed since; names it.
-    """
-    meta = read_json(require(Path(folder) / "meta.json", "02_data.py"))
-    wrong = changed(folder, meta["files"])
-    if meta["data_sha256"] != digest(meta["files"]):
-        wrong["meta.json"] = "changed"
-    if wrong:
-        raise UserError(f"{folder} is not what 02 wrote: {wrong}. Run 02_data.py again.")
-    return meta

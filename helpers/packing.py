@@ -1,11 +1,14 @@
-"""Several whole examples in one row of fixed length: the packing of 00 and 02."""
+"""Several whole examples in one row of fixed length (00, 02), and the folder in which 03 finds them."""
 
 import bisect
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from helpers import style
+from helpers.run import (
+    UserError, atomic_dir, changed, digest, hashes, read_json, require, write_json)
 
 COLUMNS = {"tokens": np.int32, "loss_mask": bool, "segment_ids": np.int32, "positions": np.int32}
 
@@ -69,3 +72,40 @@ def draw_rows(ax, packed, title, rows=10):
                                color=style.CYCLE[segment % len(style.CYCLE)], alpha=alpha, lw=0)
     ax.set(xlim=(0, packed["tokens"].shape[1]), ylim=(rows - 0.3, -0.7), yticks=[], title=title)
     ax.grid(False)
+
+
+# ── What 02 leaves for 03 ──
+
+
+def save_data(folder, parts, samples, facts):
+    """Write `data/` as 03 reads it; the folder appears under its name when it is complete.
+
+    Args:
+      folder: `data/` of the run directory.
+      parts: {"train" | "val": the four arrays of `pack_arrays`}.
+      samples: held-out examples, for `samples.json`.
+      facts: for `meta.json`, which also gets the SHA-256 of every file.
+    """
+    with atomic_dir(folder) as beside:
+        for part, columns in parts.items():
+            (beside / part).mkdir()
+            for name, column in columns.items():
+                np.save(beside / part / f"{name}.npy", column)
+        write_json(beside / "samples.json", samples)
+        files = hashes(beside)
+        write_json(beside / "meta.json", {**facts, "files": files, "data_sha256": digest(files)})
+
+
+def check_data(folder):
+    """`meta.json` of packed rows, which are byte for byte those that 02 wrote.
+
+    Raises:
+      UserError: something is missing or has changed since; names it.
+    """
+    meta = read_json(require(Path(folder) / "meta.json", "02_data.py"))
+    wrong = changed(folder, meta["files"])
+    if meta["data_sha256"] != digest(meta["files"]):
+        wrong["meta.json"] = "changed"
+    if wrong:
+        raise UserError(f"{folder} is not what 02 wrote: {wrong}. Run 02_data.py again.")
+    return meta

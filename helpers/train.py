@@ -24,8 +24,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from helpers import chat, gemma, remote
-from helpers.data import check_data
 from helpers.gemma import gib
+from helpers.packing import check_data
 from helpers.run import UserError, phase, require, run_dir, same_size, write_text
 from tables.hardware import chip_of
 

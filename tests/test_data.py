@@ -379,14 +379,14 @@ def test_validation_split_follows_the_prompt():
 
 def test_saved_data_is_refused_when_a_byte_of_it_changed(tmp_path):
     packed = packing.pack_arrays(*marked_examples([7, 9, 12]), 20, 0)
-    data.save_data(tmp_path / "data", {"train": packed, "val": packed}, [], {"size": "tiny"})
-    assert data.check_data(tmp_path / "data")["size"] == "tiny"
+    packing.save_data(tmp_path / "data", {"train": packed, "val": packed}, [], {"size": "tiny"})
+    assert packing.check_data(tmp_path / "data")["size"] == "tiny"
     path = tmp_path / "data" / "val" / "positions.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match="'val/positions.npy': 'changed'.*Run 02"):
-        data.check_data(tmp_path / "data")
+        packing.check_data(tmp_path / "data")
 
 
 def test_the_published_mask_is_six_ids_late():

@@ -21,7 +21,7 @@ from conftest import ROOT
 from safetensors.numpy import load_file
 
 import helpers
-from helpers import data
+from helpers import data, packing
 from tables import architecture
 
 PAGE = (ROOT / "OWN_DATA.md").read_text()
@@ -100,7 +100,7 @@ def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
     said = run("02_data.py", tmp_path, (r"^# cfg = replace\(cfg, source=[^\n]*\n", IN_02.replace(
         "/content", str(tmp_path)) + small))
     assert "60 of 61 rows are usable" in said
-    meta = data.check_data(drive / "gemma4" / "data")
+    meta = packing.check_data(drive / "gemma4" / "data")
     assert meta["rows_kept"] == 60 and meta["system"] == "You answer questions about our products."
     assert meta["val_examples"] > 0
 

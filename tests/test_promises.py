@@ -120,7 +120,7 @@ def packed_rows(folder):
     """What 02 leaves, of two rows; its facts name another chat template than the tiny model's."""
     column = np.ones((1, 4), np.int32)
     parts = {part: dict.fromkeys(packing.COLUMNS, column) for part in ("train", "val")}
-    data.save_data(folder / "run/data", parts, [], {
+    packing.save_data(folder / "run/data", parts, [], {
         "size": "tiny", "base_path": "assets/tiny_gemma4", "template_sha256": "another"})
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from conftest import ROOT
 
-from helpers import data
+from helpers import packing
 
 RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
@@ -55,7 +55,7 @@ def test_files_between_notebooks():
                  "eval/tuned/samples.jsonl", "eval/base/summary.json", "eval/tuned/summary.json",
                  "eval/comparison.json"):
         assert (RUN / path).exists(), path
-    data.check_data(RUN / "data")
+    packing.check_data(RUN / "data")
     for split in ("train", "val"):
         rows = {}
         for name, kind in (("tokens", np.int32), ("loss_mask", bool), ("segment_ids", np.int32),
