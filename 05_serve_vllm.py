@@ -431,9 +431,11 @@ if beside:
 # first server has to make room, this takes half an hour: say `COMPARE = True`.
 
 # %%
-FEWER = helpers.choose({"31b": SECOND, "e2b": replace(E2B, quantization="int8"),
-                        "tiny": replace(TINY, kv_cache_dtype="fp8")})
-fewer = replace(FEWER, model=options.model, model_hash=options.model_hash)
+if cfg.chip:  # row 5 of section 5 for the 31B
+    fewer = SECOND if cfg == FULL else replace(cfg, quantization="int8")
+else:
+    fewer = replace(cfg, kv_cache_dtype="fp8")
+fewer = replace(fewer, model=options.model, model_hash=options.model_hash)
 COMPARE = beside and "avx512f" in Path("/proc/cpuinfo").read_text()
 exam = scores.verilog_eval("data/tiny_eval")  # for the 31B a checkout of verilog-eval, as in 07
 
