@@ -142,6 +142,10 @@ def _write_programs(problem, ports):
     listed, read = (", ".join(name for _, _, name in each) for each in (outs, ins))
     by_name = _connected(problem.testbench) is not None
     listing = read or "1'b0"
+
+    def kind(name):  # unlike a wire, a `logic` of the testbench bears no second driver
+        wire = re.search(rf"\bwire\b[^;]*\b{re.escape(name)}(_dut)?\b", _COMMENT.sub(" ", problem.testbench))
+        return "wire" if wire else "logic"
     note = f'$fdisplay(file, "%0d %b", $time, {{{listing}}});'
     words = {
         "unit": " timeunit {0}; timeprecision {0};".format(max(units)[2]) if units else "",
@@ -157,7 +161,7 @@ def _write_programs(problem, ports):
         "nets": "\n  ".join(
             f"reg [{width - 1}:0] {name} = vector[{sum(w for _, w, _ in ins[place:]) - 1} -: {width}];"
             for place, (_, width, name) in enumerate(ins)) + "".join(
-            f"\n  wire [{width - 1}:0] {name};" for _, width, name in outs),
+            f"\n  {kind(name)} [{width - 1}:0] {name};" for _, width, name in outs),
         "connections": ", ".join(f".{name}({name})" if by_name else name for _, _, name in ports)}
     trusted = _COMMENT.sub(" ", problem.testbench + problem.reference)
     taken = "".join(f"module {name}; endmodule\n" for name in sorted(
