@@ -24,6 +24,9 @@ import helpers
 from helpers import data, packing
 from tables import architecture
 
+sys.path.insert(0, str(ROOT / "data" / "generate"))
+import ports
+
 PAGE = (ROOT / "OWN_DATA.md").read_text()
 DRIVE, IN_02, IN_03, ASK, COMPARE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 FORMS = [json.loads(line) for line in re.search(r"```json\n(.*?)```", PAGE, re.S)[1].splitlines()]
@@ -127,3 +130,18 @@ def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
                       + ASK.replace("max_new_tokens=200", "max_new_tokens=4"))
     done = subprocess.run([ROOT / ".venv-serve/bin/python", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3_000:]
+
+
+def test_the_example_is_what_its_generator_writes():
+    """And its answers say what a regular expression finds in the questions."""
+    chats, held_out = ports.rows()
+    for name, wanted in (("train", chats), ("held_out", held_out)):
+        lines = (ROOT / "data" / "ports" / f"{name}.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == wanted
+    for row in held_out:
+        found = re.findall(r"(input|output) (?:\[(\d+):0\] )?(\w+)", row["question"])
+        told = re.findall(r"(input|output) (\w+)(?: \((\d+) bits\))?", row["answer"])
+        assert told == [(kind, name, high and str(int(high) + 1)) for kind, high, name in found]
+        assert f" has {len(found)} ports: " in row["answer"]
+    assert not {row["question"] for row in held_out} & {
+        row["messages"][0]["content"] for row in chats}
