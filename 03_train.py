@@ -88,7 +88,7 @@ data, meta, base, tokenizer = train.what_02_left()
 train.keep_compilations(cfg.checkpoints)
 config = gemma.config_from_hf(base, dtype=cfg.dtype)
 config.remat_config = gemma.RematConfig[cfg.remat]
-mesh = gemma.make_mesh(config)
+mesh = gemma.make_mesh(config, cfg.mesh)
 fsdp, tp = mesh.devices.shape
 began = time.perf_counter()
 with helpers.phase(f"loading {meta['base_model']} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
@@ -342,7 +342,7 @@ print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 began = time.perf_counter()
 with mesh, train.within_memory(), helpers.phase("compiling the optimizer step"):
     jitted = train.jit_train_step(model, optimizer, loss_fn, state,
-                                  train.compiler_options(jax.devices()[0].device_kind))
+                                  train.compiler_options(mesh))
     compiled = jitted.lower(state.adapters, state.opt_state, frozen,
                             train.to_mesh(batch, mesh)).compile()
 compile_seconds = time.perf_counter() - began
@@ -474,6 +474,9 @@ pd.DataFrame(cut).T
 # chip holds a sum over its own heads only: the four have to be added. That is an *all-reduce*, in
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
+#
+# The fastest mesh that is compiled has no `tp` at all: with `mesh=(4, 1)` a chip keeps whole rows and
+# gathers the *weights*, which can travel while it multiplies ([08](08_dryrun.ipynb), section 6).
 #
 # <details><summary><b>More chips than four?</b></summary>
 #

@@ -117,14 +117,12 @@ compiler.slice_table().style.format("{:,.4g}")
 # ## 3. What is compiled
 # A *recipe* is one configuration. `published` is what the published script does: arrays in float32,
 # bfloat16 adapters on 350 modules, every layer recomputed, one example per row of 3,072 tokens, of
-# which 30 % are real (922 tokens on average, counted by the authors). Its dropout is left out. `ours,
-# faster` is notebook 03 on mesh (1, 4); packed rows count as 95 % real tokens.
+# which 30 % are real (922 tokens on average, counted by the authors). Its dropout is left out. `ours`
+# is notebook 03 on mesh (1, 4); packed rows count as 95 % real tokens.
 
 # %%
 import dataclasses
 import os
-from dataclasses import replace
-from pathlib import Path
 
 from IPython.display import display
 
@@ -134,7 +132,7 @@ from tpu_time import program as timing
 
 if libtpu:
     compiler.register()
-recipes = (steps.PUBLISHED, steps.FASTER, steps.ROWS, steps.ROWS_INT8)
+recipes = (steps.PUBLISHED, steps.OURS, steps.ROWS_INT8)
 pd.DataFrame({recipe.recipe: dataclasses.asdict(recipe) for recipe in recipes})
 
 # %% [markdown]
@@ -149,16 +147,15 @@ helpers.show_source(steps.lower_ours)
 # 31B's width, with one row of 2,048 tokens.
 
 # %%
-LIVE = replace(steps.OURS, layers=2, sequence_length=2_048, micro_batch=1, loss="1024")
+found = steps.predicted(steps.LIVE)  # as it is stored
 if libtpu:
     with helpers.phase("compiling two layers of the 31B for a v5p-8", every=30.0):
-        program, refusal, seconds = steps.compile_recipe(LIVE)
-    found = timing.predict(program.as_text(), steps.slice_of(LIVE), steps.part_of)
-    live = pd.DataFrame([steps.measure(LIVE, program, refusal, seconds)
-                         | steps.columns_of(LIVE, found)])
+        program, refusal, seconds = steps.compile_recipe(steps.LIVE)
+    found = timing.predict(program.as_text(), steps.slice_of(steps.LIVE), steps.part_of)
+    live = pd.DataFrame([steps.measure(steps.LIVE, program, refusal, seconds)
+                         | steps.columns_of(steps.LIVE, found)])
     display(steps.show(live, steps.COUNTED | {"seconds_predicted": "s, predicted"}))
-    stored = steps.stored("v5p-8_31b_2layers")
-    print(steps.compared(live, stored[stored.recipe == "ours"], steps.COUNTED))
+    print(steps.compared(live, steps.stored("v5p-8_31b_2layers"), steps.COUNTED))
 
 # %% [markdown]
 # The memory is that of one chip: arguments, outputs that take the place of no donated argument, and
@@ -182,24 +179,21 @@ if libtpu:
 # in the order in which they start:
 
 # %%
-if libtpu:
-    longest = sorted(found.events, key=lambda event: -event.seconds)[:8]
-    look = pd.DataFrame(sorted(longest, key=lambda event: event.start))
-    look = look.assign(start_ms=1e3 * look.start, ms=1e3 * look.seconds)
-    look = look[["start_ms", "ms", "track", "part", "direction", "line"]]
-    display(look.style.hide(axis="index").format(precision=3))
+longest = sorted(found.events, key=lambda event: -event.seconds)[:8]
+look = pd.DataFrame(sorted(longest, key=lambda event: event.start))
+look = look.assign(start_ms=1e3 * look.start, ms=1e3 * look.seconds)
+look = look[["start_ms", "ms", "track", "part", "direction", "line"]]
+display(look.style.hide(axis="index").format(precision=3))
 
 # %% [markdown]
 # A prediction knows when each instruction starts, so it can be written as the trace that a profiler
 # would have recorded: drop the file on [ui.perfetto.dev](https://ui.perfetto.dev).
 
 # %%
-trace = Path("data/dryrun/trace_2layers.json.gz")
-if libtpu:
-    trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
-    trace.parent.mkdir(parents=True, exist_ok=True)
-    timing.write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
-figures.draw_trace(trace, "08_trace")
+trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
+trace.parent.mkdir(parents=True, exist_ok=True)
+timing.write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
+figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]
 # Each dark red piece is a collective that stops the chip: it gathers activations before a block and
@@ -211,24 +205,20 @@ figures.draw_trace(trace, "08_trace")
 # bytes at the HBM's speed. What is left is what a better program could save.
 
 # %%
-named = {recipe.recipe: recipe for recipe in (steps.PUBLISHED, steps.FASTER)}
-real = {name: steps.real_tokens(recipe) for name, recipe in named.items()}
-profiles = {name: steps.stored_profile(recipe) for name, recipe in named.items()}
-figures.draw_parts(profiles, real)
+named = {recipe.recipe: recipe for recipe in (steps.PUBLISHED, steps.OURS)}
+walked = {name: steps.predicted(recipe) for name, recipe in named.items()}
+figures.draw_parts(walked, {name: steps.real_tokens(recipe) for name, recipe in named.items()})
 
 # %%
-for name, profile in profiles.items():
-    display(steps.show_parts(name, profile, real[name]))
+for name, recipe in named.items():
+    display(steps.show_parts(recipe, walked[name]))
 
 # %% [markdown]
-# The published step spends a quarter of its time on computing layers a second time. Its operands are
-# float32: the matrix unit multiplies in bfloat16 all the same, but reads twice the bytes and rounds on
-# the way. Ours recomputes nothing and multiplies at more than nine tenths of the limit; what it loses
-# is mostly waits.
+# The published step computes its layers a second time. Its operands are float32: the matrix unit
+# multiplies in bfloat16 all the same, but reads twice the bytes and rounds on the way. Ours recomputes
+# nothing; what it loses is mostly waits.
 #
-# ### Two changes that cost nothing in speed
-# They do cost time to compile: twice as much (168 to 357 CPU seconds for six layers).
-#
+# ### Two changes that cost only compile time
 # - **Two sums where one would do.** Gate and up read the same input. Its gradient is a sum of two
 #   products, each of them a sum over chips. XLA merges two such sums if they stand next to each other,
 #   and LoRA's gradient stood between them. Now LoRA reads a copy of the input. The copy is gone once
@@ -247,75 +237,61 @@ for name, profile in profiles.items():
 # </details>
 #
 # int8 products (11) need a token's largest number for its scale. With whole rows on a chip that asks no
-# other chip, and the weights travel in half the bytes. Few layers compile in minutes, and say what sixty
-# take: what every layer has is multiplied, the output matrix counts once.
+# other chip, and the weights travel in half the bytes. All sixty layers, compiled and predicted:
 
 # %%
-few = pd.concat([steps.stored("v5p-8_31b_2layers"), steps.stored("v5p-8_31b_6layers")])
-few = few[~few.flag.astype(bool) & few.seconds_predicted.notna()]
-display(
-    steps.show(
-        few,
-        {
-            "recipe": "recipe",
-            "layers": "layers",
-            "seconds_predicted": "s, predicted",
-            "seconds_exposed": "of these waiting",
-            "temp_gib": "temporaries GiB",
-            "clock": "rules",
-        },
-    )
-)
-
-# %%
-display(steps.reckoned().style.format("{:,.0f}").format(
-    "{:.1f}", subset=["times the published"], na_rep="other rules"))
+table = steps.stored("v5p-8_31b")
+ours = steps.in_order(table, [steps.OURS, steps.ROWS_INT8])
+display(steps.show(ours, {"recipe": "recipe", "seconds_predicted": "s, predicted",
+                          "seconds_exposed": "of these waiting", "hbm_gib": "sum GiB",
+                          "tokens_per_second_predicted": "real tokens/s"}))
+display(steps.show_parts(steps.ROWS_INT8, steps.predicted(steps.ROWS_INT8)))
 
 # %% [markdown]
-# These are reckoned, not compiled. A line without `rules` was predicted before the two measured shares of
-# section 4 were known, and is some 10 % too long; a ratio of such a line and a newer one would flatter, so
-# there is none. What is compiled of int8 on mesh (4, 1) waits for one thing, the output matrix: 2.8 GB,
-# gathered twice a step. That does not grow with the layers.
+# The longest wait left is the output matrix's, 2.8 GB gathered twice a step; attention is next to be
+# improved. 03 takes this mesh by `mesh=(4, 1)`, `rows_per_device=1` and `rows_per_step=4`, int8 by the
+# two calls of [11](11_qlora.ipynb). In bfloat16 this mesh is not compiled at full depth.
 #
 # The price: a row holds 2,048 tokens, so longer examples need rows of 4,096 and `BLOCK` recomputation.
 #
 # ## 7. The table
-# Every idea is a row at full depth. `DRYRUN=full python 08_dryrun.py` compiles what is not stored, or was
-# predicted by other rules, and writes after each row: stop it whenever you like.
+# Every idea is a row at full depth. `DRYRUN=full python 08_dryrun.py` compiles what is not stored and
+# writes after each row: stop it whenever you like. The text of every program with a time is kept, so
+# `DRYRUN=again` predicts all of them by new rules without compiling.
 
 # %%
-if libtpu and os.environ.get("DRYRUN") in ("full", "kept"):
-    steps.run_table(steps.RECIPES, keep=os.environ.get("DRYRUN_KEEP", ""),
-                    again=os.environ["DRYRUN"] == "kept")
-table = steps.in_order(steps.stored("v5p-8_31b"), [*steps.ROAD, steps.OURS, *steps.SEARCH])
+if libtpu and os.environ.get("DRYRUN") == "full":
+    steps.run_table(steps.RECIPES)
+if os.environ.get("DRYRUN") == "again":
+    steps.predict_again(steps.RECIPES)
+table = steps.in_order(steps.stored("v5p-8_31b"), [*steps.ROAD, steps.ONE_ROW, steps.DENSE])
 figures.draw_memory(table)
 
 # %% [markdown]
 # Recomputing buys memory, not speed. What the published step returns is nearly as large as what it is
-# given: it hands back every frozen weight as a new copy. One row and two micro-batches take half of the
-# memory of two rows at the same speed.
+# given: it hands back every frozen weight as a new copy. One row and two micro-batches need about half
+# of two rows at once. A row without a time was compiled before today's rules.
 
 # %%
 steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
                    "seconds_predicted": "s, predicted", "seconds_exposed": "of these waiting",
-                   "tokens_per_second_predicted": "real tokens/s", "hours_predicted": "hours",
-                   "dollars_predicted": "USD", "clock": "rules"})
+                   "tokens_per_second_predicted": "real tokens/s"})
 
 # %% [markdown]
 # How many times the published real tokens per second? A ratio of two predictions, with the range that
 # section 9 gives it:
 
 # %%
-times = steps.ratio(table, "ours, faster")
-print(f"ours, faster: {bands.between(times, 2)} times the published real tokens per second "
-      f"(middle {times:.1f})")
+for recipe in (steps.OURS, steps.ROWS_INT8):
+    times = steps.ratio(table, recipe.recipe)
+    print(f"{recipe.recipe}: {bands.between(times, 2)} times the published real tokens per second "
+          f"(middle {times:.1f})")
 figures.draw_road(steps.road(table))
 
 # %% [markdown]
 # Packing alone gives 0.95 / 0.30 = 3.2 times. *Our step* is 03's: float32 adapters on 360 modules,
-# nothing returned that was not donated; its longer rows cost dense attention more than the rest gains,
-# and blocks make up for it. The published flag `--xla_llvm_disable_expensive_passes` changes nothing:
-# LLVM is XLA's back end for CPUs and GPUs.
+# attention by blocks, two rows at once, nothing returned that was not donated. The published flag
+# `--xla_llvm_disable_expensive_passes` does nothing: LLVM is XLA's back end for CPUs and GPUs.
 #
 # ## 8. What can you rent?
 # The same question for every slice. `will_it_fit` answers with a compiled row where there is one. Else it
@@ -363,26 +339,27 @@ figures.draw_anchors(anchors)
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
 print(f"typical miss: {100 * bands.typical_miss():.0f} %")
-print(f"published micro-step: {bands.between(published, form='{:.2f}')} s")
+print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middle {published:.2f}, "
+      f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
 
 # %% [markdown]
-# Three cautions: these programs had earlier compilers, host clocks include dispatch, and only one anchor
-# is a whole training step of the 31B.
+# Three cautions: these programs had earlier compilers, host clocks include dispatch, and whole training
+# steps miss in both directions: the published one is predicted too short, MaxText's too long.
 #
 # ## Recap
 # - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.
 # - Its text is a schedule, from which a time follows; what others measured says how far to trust it.
 # - Packing is the largest factor. A step must not return what it does not change.
-# - By two layers, the fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
+# - The fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
 #
 # ### Exercise
-# What is the longest row that fits a v5p-8 on mesh (1, 4) without recomputation? The table has one row
-# of 4,096 and one of 8,192 tokens.
+# How large may two square bfloat16 matrices be whose product one v5e chip can make? Reckon first, then
+# ask the compiler with the lines of section 1 (`compiler.devices_of("v5e-1")` gives the chip).
 #
 # <details><summary>Solution</summary>
 #
-# 42.2 and 72.6 GiB: 30.4 for 4,096 more tokens. 95.7 are there, so about 3,100 more than 8,192, some
-# 11,000 (scores grow faster than the length). To check, add a recipe to `SEARCH` in `appendix/steps.py`.
+# Three matrices of 2 n² bytes in 15.75 GiB: n = 53,091. The compiler takes 52,992 and refuses 53,248:
+# rows and columns are filled up to multiples of 128.
 #
 # </details>
 #

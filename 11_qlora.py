@@ -187,9 +187,8 @@ helpers.show_source(quantized.Casts, quantized.Dequantized)
 # one matrix at a time quantised and sent to the chips; and the adapters come with a provider.
 
 # %%
-model = quantized.load_base(lab.BASE, config, mesh, "nf4", 32)
-model = gemma.inject_lora(model, 16, 32.0, mesh, provider=quantized.provider(
-    "nf4", 16, 32.0, tile_size=32))
+model = quantized.load_base(lab.BASE, config, mesh, "nf4")
+model = gemma.inject_lora(model, 16, 32.0, mesh, provider=quantized.provider("nf4", 16, 32.0))
 frozen = nnx.split(model, nnx.LoRAParam, ...)[2]
 for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
     print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
@@ -363,10 +362,7 @@ table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
 table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 
 # %% [markdown]
-# - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all. On eight chips steps run 1.5
-#   times as fast, not twice: each chip holds half of the weights and waits for the other half.
-# - **v6e-4**: with int8 half the time of a v5e-4, and a tie in dollars: no measured v5e step is known
-#   to check the one by, and 08 calls its v6e times 17 % too long.
+# - **v5e-4, v5e-8, v6e-4**: quantising decides whether the 31B trains at all.
 # - **v6e-8, v5p-8**: everything fits in bfloat16, so take that.
 # - **v5e-1**: E2B needs no quantising. E4B does, and NF4 lets its rows be twice as long as int8.
 #
@@ -403,8 +399,8 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 # ```python
 # targets = ".*_einsum"
 # part = gemma.inject_lora(
-#     quantized.load_base(lab.BASE, config, mesh, "nf4", 32), 16, 32.0, mesh, targets, partial=True,
-#     provider=quantized.provider("nf4", 16, 32.0, targets, tile_size=32))
+#     quantized.load_base(lab.BASE, config, mesh, "nf4"), 16, 32.0, mesh, targets, partial=True,
+#     provider=quantized.provider("nf4", 16, 32.0, targets))
 # print(part.layers[0].mlp.gate_proj.kernel.array.qvalue.get_value().dtype)
 # ```
 #

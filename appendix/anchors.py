@@ -20,15 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
-import qwix
-from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from tunix.models.gemma3 import model as gemma3
-from tunix.models.gemma4 import model as gemma4
-from tunix.sft import peft_trainer
-from tunix.sft import utils as sft_utils
 
-from helpers import gemma
 from helpers.run import write_text
 from tpu_time import bands, compiler
 from tpu_time import program as timing
@@ -37,7 +30,6 @@ RECIPES = "AI-Hypercomputer/tpu-recipes: microbenchmarks/"
 JAX_DOCS = "jax-ml/jax: docs/pallas/tpu/matmul.ipynb, XLA matmul"
 TPUCHAT = "vorushin/tpuchat: pallas/CLAUDE.md (662fcd4f), pallas/profile_breakdown.py"
 LOOPS = "deep-diver/tunix-accel: 01-CCE/data/mesh_pathology_tpu_v5e_synthetic/results.csv"
-STEPS = "deep-diver/tunix-accel: 01-CCE/data/gemma_1b_e2b_cce_transfer/training_summary.csv"
 
 
 @dataclass(frozen=True)
@@ -52,9 +44,9 @@ class Anchor:
       source: repository, file, row.
       versions: what the source says of its software; "" for nothing.
       lower: devices of the slice -> JAX's lowered program; None where `seconds` is enough.
-      seconds: predicted without compiling.
+      seconds: predicted without compiling, beside what is compiled.
       options: for the compiler.
-      gib: memory of a chip that their XLA planned.
+      mesh: shape; None for all chips along the first axis.
     """
 
     program: str
@@ -66,7 +58,7 @@ class Anchor:
     lower: object = None
     seconds: object = None
     options: dict = field(default_factory=dict)
-    gib: float = None
+    mesh: tuple = None
 
 
 def on(devices, shapes, shape=None, axes=("fsdp", "tp"), spec=()):
@@ -145,56 +137,96 @@ def tpuchat_update(layers=8, width=1_024, heads=4, size=256, inner=3_072, vocabu
     return lower
 
 
-def tunix_step(model, config, rows, length, rank=16, alpha=32.0):
-    """A LoRA step of Tunix's own trainer as tunix-accel runs it: fsdp over all chips, no remat.
+def maxtext_step(layers=32, width=8_192, inner=28_672, heads=64, vocabulary=32_000, rows=384,
+                 length=2_048, mesh_shape=(16, 4)):
+    """MaxText's 32B: a whole step of AdamW on weights cut over both axes, without attention's scores.
 
-    Args:
-      model: Tunix's class.
-      config: without arguments -> its `ModelConfig`.
-      rows, length: of the batch.
+    A flash kernel carries no cycles, so the mixing of values is left out here and counted by
+    `flash`: 2 % of the step. Layers are scanned; every product is kept for the backward pass
+    (remat "minimal"), the rest is computed again.
     """
-    pattern = ".*(q_einsum|kv_einsum|qkv_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj).*"
-
     def lower(devices):
-        mesh, _ = on(devices, ())
-        provider = qwix.LoraProvider(module_path=pattern, rank=rank, alpha=alpha)
-        sample = jnp.ones((len(devices), 8), jnp.int32)
+        mesh, _ = on(devices, (), mesh_shape)
 
-        def adapt():
-            base = model(config(), rngs=gemma.SameKey(0))
-            real = jnp.ones_like(sample, bool)
-            return qwix.apply_lora_to_model(
-                base, provider, sample, sft_utils.build_positions_from_mask(real), None,
-                sft_utils.make_causal_attn_mask(real), rngs=gemma.SameKey(0))
+        def cut(array, *spec):
+            return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*spec)))
 
-        def model_input(batch):
-            return {"input_tokens": batch.input_tokens, "input_mask": batch.input_mask,
-                    "positions": sft_utils.build_positions_from_mask(batch.input_tokens != 0),
-                    "attention_mask": sft_utils.make_causal_attn_mask(batch.input_tokens != 0)}
+        shapes = {  # name: (shape, how it is cut); the first axis of all but two is the layer
+            "embed": ((vocabulary, width), ("tp", "fsdp")),
+            "out": ((width, vocabulary), ("fsdp", "tp")),
+            "norms": ((layers, 2, width), (None, None, "tp")),
+            **{name: ((layers, width, heads, width // heads), (None, "fsdp", "tp")) for name in "qkv"},
+            "o": ((layers, heads, width // heads, width), (None, "tp", None, "fsdp")),
+            "gate": ((layers, width, inner), (None, "fsdp", "tp")),
+            "up": ((layers, width, inner), (None, "fsdp", "tp")),
+            "down": ((layers, inner, width), (None, "tp", "fsdp"))}
+        stacked = set(shapes) - {"embed", "out"}
 
-        trainers = []
+        def norm(x, scale):
+            size = jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), -1, keepdims=True) + 1e-6)
+            return (x * size.astype(x.dtype)) * scale
 
-        def build(tuned):
-            trainers.append(peft_trainer.PeftTrainer(
-                tuned, optax.adamw(1e-4),
-                peft_trainer.TrainingConfig(eval_every_n_steps=1_001, max_steps=1_000)))
-            return trainers[0].optimizer
+        def layer(x, w):
+            w = {name: one.astype(jnp.bfloat16) for name, one in w.items()}
+            h = norm(x, w["norms"][0])
+            q, k, v = (jnp.einsum("btd,dnh->btnh", h, w[name]) for name in "qkv")
+            x = cut(x + jnp.einsum("btnh,nhd->btd", cut(q + k + v, "fsdp", None, "tp"), w["o"]),
+                    "fsdp", None, "tp")
+            h = norm(x, w["norms"][1])
+            h = jax.nn.silu(h @ w["gate"]) * (h @ w["up"])
+            return cut(x + cut(h, "fsdp", None, "tp") @ w["down"], "fsdp", None, "tp"), None
 
-        with mesh:
-            tuned = gemma.place(nnx.eval_shape(adapt), mesh)
-            optimizer = gemma.place(nnx.eval_shape(build, tuned), mesh)
-            trainers[0].with_gen_model_input_fn(model_input)
-            cut = NamedSharding(mesh, PartitionSpec("fsdp"))
-            batch = peft_trainer.TrainingInput(
-                *(jax.ShapeDtypeStruct((rows, length), kind, sharding=cut)
-                  for kind in (jnp.int32, bool)))
-            step = nnx.jit(trainers[0].create_train_step_fn(), donate_argnames=("optimizer",))
-            return step.lower(tuned, optimizer, batch).lowered
+        kept = jax.checkpoint(layer, policy=jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+                              prevent_cse=False)
+
+        def loss(w, tokens):
+            one_hot = jax.nn.one_hot(tokens, vocabulary, dtype=jnp.bfloat16)  # use_iota_embed
+            x = cut(one_hot @ w["embed"].astype(jnp.bfloat16), "fsdp", None, "tp")
+            x, _ = jax.lax.scan(kept, x, {name: w[name] for name in stacked})
+            logits = cut((x @ w["out"].astype(jnp.bfloat16)).astype(jnp.float32), "fsdp", None, "tp")
+            return optax.softmax_cross_entropy(logits, jax.nn.one_hot(tokens, vocabulary)).mean()
+
+        rule = optax.adamw(1e-4)
+
+        def step(w, state, tokens):
+            value, slope = jax.value_and_grad(loss)(w, tokens)
+            change, state = rule.update(slope, state, w)
+            return optax.apply_updates(w, change), state, value
+
+        def placed(shape, spec, dtype="float32"):
+            where = NamedSharding(mesh, PartitionSpec(*spec))
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+        w = {name: placed(*both) for name, both in shapes.items()}
+        adam, *rest = jax.eval_shape(rule.init, w)
+        state = (adam._replace(count=placed((), (), "int32"), mu=w, nu=w), *rest)
+        return jax.jit(step, donate_argnums=(0, 1)).lower(
+            w, state, placed((rows, length), ("fsdp",), "int32"))
     return lower
 
 
+def flash(layers=32, width=8_192, rows=6, length=2_048, share=0.5):
+    """Seconds of causal attention's seven products at a share of a v5p's peak."""
+    return 7 * 2 * length**2 * width * layers * rows / 2 / (share * timing.chip("v5p").flops)
+
+
+def maxtext_flops(layers=32, width=8_192, inner=28_672, vocabulary=32_000, rows=6, length=2_048):
+    """FLOPs of a step on one chip as MaxText counts them: three passes, attention not halved."""
+    weights = layers * (3 * width * inner + 4 * width**2) + width * vocabulary
+    return 3 * rows * length * (2 * weights + 4 * length * width * layers)
+
+
 VMEM = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
-TUNIX = "Tunix 43cb3bd, 1,000 steps, no splash, default cross-entropy"
+BESIDE = dict.fromkeys(("xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+                        "xla_enable_async_collective_permute",
+                        "xla_tpu_enable_ag_backward_pipelining",
+                        "xla_tpu_enable_data_parallel_all_reduce_opt",
+                        "xla_tpu_data_parallel_opt_different_sized_ops",
+                        "xla_tpu_enable_async_collective_fusion",
+                        "xla_tpu_enable_async_collective_fusion_multiple_steps",
+                        "xla_tpu_overlap_compute_collective_tc",
+                        "xla_enable_async_all_gather"), True) | {
+    "xla_tpu_megacore_fusion_allow_ags": False}
 ANCHORS = {
     "product 8192 v6e": Anchor(
         "product of two 8,192 x 8,192 bfloat16 matrices, 64 MiB of on-chip memory", "v6e-1",
@@ -227,21 +259,19 @@ ANCHORS = {
     "tpuchat update": Anchor(
         "tpuchat: one AdamW update of 163.6 M parameters", "v6e-1", 2.67, "one call",
         TPUCHAT + ": 2.67ms", lower=tpuchat_update()),
-    "tunix 270m": Anchor(
-        "Tunix LoRA step, Gemma 3 270M, 16 x 512 tokens", "v5e-4", 202.356, "host",
-        "deep-diver/tunix-accel: 01-CCE/data/gemma3_270m_4chip_quality/training_summary.csv", TUNIX,
-        gib=11.29, lower=tunix_step(gemma3.Gemma3, gemma3.ModelConfig.gemma3_270m, 16, 512)),
-    "tunix 1b": Anchor(
-        "Tunix LoRA step, Gemma 3 1B, 8 x 512 tokens", "v5e-4", 216.943, "host", STEPS, TUNIX,
-        gib=9.85, lower=tunix_step(gemma3.Gemma3, gemma3.ModelConfig.gemma3_1b_it, 8, 512)),
-    "tunix e2b": Anchor(
-        "Tunix LoRA step, Gemma 4 E2B, 4 x 256 tokens", "v5e-4", 192.750, "host", STEPS, TUNIX,
-        gib=9.74, lower=tunix_step(gemma4.Gemma4, gemma4.ModelConfig.gemma4_e2b, 4, 256)),
+    "maxtext 32b": Anchor(
+        "MaxText: a step of a 32 B model, 384 x 2,048 tokens, fsdp 16 x tp 4", "v5p-128",
+        1e3 * maxtext_flops() / 328e12, "host",
+        "AI-Hypercomputer/maxtext: MaxText/configs/v5p/32b.sh and README.md, 328 TFLOP/s a chip",
+        lower=maxtext_step(), seconds=flash, options=BESIDE, mesh=(16, 4)),
 }
 
 
+TOPOLOGIES = {"v5p-128": "v5p:4x4x4"}  # of slices that nobody here rents
+
+
 def grid_of(name, devices):
-    """The slice of an anchor as the time model sees it: partitions in the devices' order."""
+    """The slice of an anchor as the time model sees it: partitions in the mesh's order."""
     used = np.array([device.coords for device in devices])
     return timing.Slice(name.split("-")[0], tuple(int(size) for size in used.max(axis=0) + 1),
                         tuple(map(tuple, used.tolist())))
@@ -249,24 +279,20 @@ def grid_of(name, devices):
 
 def measure(name):
     """One row of the table: an anchor compiled, predicted and put beside its measurement."""
-    anchor, start, memory, seconds = ANCHORS[name], time.process_time(), None, None
-    if anchor.seconds:
-        seconds = anchor.seconds()
-    else:
-        devices = compiler.devices_of(anchor.slice)
+    anchor, start = ANCHORS[name], time.process_time()
+    seconds = anchor.seconds() if anchor.seconds else 0.0
+    if anchor.lower:
+        devices = compiler.devices_of(TOPOLOGIES.get(anchor.slice, anchor.slice))
         program = anchor.lower(devices).compile(compiler_options=anchor.options or None)
         chips = int(re.search(r"num_partitions=(\d+)|$", program.as_text())[1] or 1)
-        found = timing.predict(program.as_text(), grid_of(anchor.slice, devices[:chips]))
-        seconds, sizes = found.seconds, program.memory_analysis()
-        if anchor.gib:
-            memory = (sizes.argument_size_in_bytes + sizes.output_size_in_bytes
-                      - sizes.alias_size_in_bytes + sizes.temp_size_in_bytes) / 2**30
+        mesh, _ = on(devices[:chips], (), anchor.mesh)
+        found = timing.predict(program.as_text(), grid_of(anchor.slice, mesh.devices.flat))
+        seconds = found.seconds and seconds + found.seconds
     measured = anchor.milliseconds
     return {"name": name, "program": anchor.program, "slice": anchor.slice, "clock": anchor.clock,
             "measured_ms": f"{measured:.5g}",
             "predicted_ms": f"{1e3 * seconds:.5g}" if seconds else "",
             "miss": f"{1e3 * seconds / measured - 1:.3f}" if seconds else "",
-            "planned_gib": anchor.gib or "", "compiled_gib": f"{memory:.2f}" if memory else "",
             "source": anchor.source, "versions": anchor.versions,
             "options": " ".join(f"{key}={value}" for key, value in anchor.options.items()),
             "jax": metadata.version("jax"), "libtpu": compiler.version(),
@@ -284,8 +310,8 @@ def main(names):
             stored[name] = measure(name)
             rows = [stored[one] for one in ANCHORS if one in stored]
             write_text(bands.ANCHORS, pd.DataFrame(rows).to_csv(index=False))
-            print({key: stored[name][key] for key in ("name", "measured_ms", "predicted_ms", "miss",
-                                                      "planned_gib", "compiled_gib")}, flush=True)
+            print({key: stored[name][key] for key in ("name", "measured_ms", "predicted_ms", "miss")},
+                  flush=True)
 
 
 if __name__ == "__main__":

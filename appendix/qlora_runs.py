@@ -34,10 +34,10 @@ SEEDS = (42, 43, 44)
 SETTINGS = {"rank": 16, "alpha": 32.0, "learning_rate": 5e-3, "warmup_steps": 10,
             "weight_decay": 0.001, "max_grad_norm": 1.0, "steps": 38}  # TINY of 03, half as long
 VARIANTS = {  # how the base is stored, and in what its products are computed
-    "bfloat16": {"base_dtype": "bfloat16", "tile_size": 0, "int8_products": False},
-    "int8": {"base_dtype": "int8", "tile_size": 0, "int8_products": False},
-    "int8 arithmetic": {"base_dtype": "int8", "tile_size": 0, "int8_products": True},
-    "nf4": {"base_dtype": "nf4", "tile_size": 32, "int8_products": False},
+    "bfloat16": {"base_dtype": "bfloat16", "int8_products": False},
+    "int8": {"base_dtype": "int8", "int8_products": False},
+    "int8 arithmetic": {"base_dtype": "int8", "int8_products": True},
+    "nf4": {"base_dtype": "nf4", "int8_products": False},
 }
 DRAWN = 3            # answers per problem at TEMPERATURE, beside the greedy one
 TEMPERATURE = 0.8
@@ -53,9 +53,9 @@ def world():
 def build(variant, seed=SEEDS[0], rank=SETTINGS["rank"], alpha=SETTINGS["alpha"]):
     """(model with adapters, mesh) for a name of `VARIANTS`."""
     (config, mesh), how = world(), VARIANTS[variant]
-    model = quantized.load_base(BASE, config, mesh, how["base_dtype"], how["tile_size"])
+    model = quantized.load_base(BASE, config, mesh, how["base_dtype"])
     gemma.use_block_attention(model, 128)
-    provider = quantized.provider(how["base_dtype"], rank, alpha, tile_size=how["tile_size"],
+    provider = quantized.provider(how["base_dtype"], rank, alpha,
                                   int8_products=how["int8_products"])
     return gemma.inject_lora(model, rank, alpha, mesh, seed=seed, provider=provider), mesh
 

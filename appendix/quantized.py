@@ -17,13 +17,13 @@ import qwix
 
 from helpers import gemma
 from helpers.run import UserError
-from tables import architecture
 
 BASE_DTYPES = {
     "bfloat16": "2 bytes a weight, nothing quantised",
     "int8": "1 byte a weight",
     "nf4": "half a byte a weight",
 }
+TILE = 32  # input weights that share a scale in NF4; in int8 all of an output's do
 _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
 
 
@@ -137,7 +137,7 @@ def is_quantized(x):
     return isinstance(getattr(x, "array", None), qwix.QArray)
 
 
-def provider(base_dtype, rank, alpha, targets=gemma.TARGETS, tile_size=0, int8_products=False):
+def provider(base_dtype, rank, alpha, targets=gemma.TARGETS, int8_products=False):
     """The provider that `gemma.inject_lora` hands to Qwix, for a base of one of `BASE_DTYPES`.
 
     Matrices that `targets` leaves without adapters are quantised all the same.
@@ -145,10 +145,10 @@ def provider(base_dtype, rank, alpha, targets=gemma.TARGETS, tile_size=0, int8_p
     Raises:
       UserError: see `check`.
     """
-    check(None, None, base_dtype, tile_size, int8_products)
+    check(base_dtype, int8_products)
     if base_dtype == "bfloat16":
         return gemma.lora_provider(rank, alpha, targets)
-    stored = {"weight_qtype": base_dtype, "tile_size": tile_size or None}
+    stored = _stored_as(base_dtype)
     adapted = qwix.LoraRule(
         module_path=targets, rank=rank, alpha=alpha, dropout=0.0,
         lora_a_initializer=gemma.lora_a, lora_b_initializer=gemma.lora_b, **stored)
@@ -229,35 +229,17 @@ def int8_einsum(equation, lhs, weight, scale):
     return jnp.transpose(product, [plain.index(letter) for letter in out])
 
 
-def check(config, mesh, base_dtype, tile_size=0, int8_products=False):
-    """Refuse settings that do not go together, or tiles that do not cut every matrix of a model.
-
-    Args:
-      config, mesh: Tunix's `ModelConfig` and the mesh; None to look at the settings alone.
-      base_dtype: a name of `BASE_DTYPES`.
-      tile_size: input weights that share a scale; 0 is all of an output's. NF4 is made for small
-        tiles (QLoRA, arXiv 2305.14314, uses 64).
-      int8_products: multiply in int8, too; then each output must have one scale.
-    """
-    problem = ""
+def check(base_dtype, int8_products=False):
+    """Refuse a storage that is not known, or int8 products of anything but int8 weights."""
     if base_dtype not in BASE_DTYPES:
-        problem = f"base_dtype={base_dtype!r} is unknown. Choose one of {', '.join(BASE_DTYPES)}."
-    elif base_dtype == "bfloat16" and (tile_size or int8_products):
-        problem = "tile_size and int8_products need base_dtype int8 or nf4."
-    elif int8_products and (base_dtype != "int8" or tile_size):
-        problem = 'int8_products needs base_dtype="int8" and tile_size=0.'
-    elif tile_size < 0 or base_dtype == "nf4" and not tile_size:
-        problem = f"tile_size={tile_size} is impossible for {base_dtype}. Set it to 32 or 64."
-    elif tile_size and config:
-        for module in architecture.modules(gemma._as_hf(config)):
-            axis = "tp" if module.path.endswith("down_proj") else "fsdp"
-            chips = mesh.shape[axis] if len(module.inputs) == 1 else 1
-            if module.inputs[-1] % (tile_size * chips):
-                problem = (f"tile_size={tile_size} does not divide the {module.inputs[-1]} inputs of "
-                           f"{module.path} over {axis}={chips}. Take a smaller power of two.")
-                break
-    if problem:
-        raise UserError(problem)
+        raise UserError(f"base_dtype={base_dtype!r} is unknown. Choose one of {', '.join(BASE_DTYPES)}.")
+    if int8_products and base_dtype != "int8":
+        raise UserError('int8_products needs base_dtype="int8".')
+
+
+def _stored_as(base_dtype):
+    """Arguments of a Qwix rule for a storage."""
+    return {"weight_qtype": base_dtype, "tile_size": TILE if base_dtype == "nf4" else None}
 
 
 # ── Quantising ──
@@ -284,20 +266,19 @@ def quantize_weight(array, how):
                          tuple(how.tiled_axes.items()))
 
 
-def plan(model, mesh, base_dtype, tile_size=0):
+def plan(model, mesh, base_dtype):
     """{path: abstract quantised weight} of every matrix of a Gemma 4 that is to be quantised.
 
     Qwix finds the matrices and what they sum over by running the model abstractly. Where these are
     two axes (heads and head size of `attn_vec_einsum`), it tiles the last one and lets all heads
     share its scales. Here a tile stays within a head.
     """
-    rule = qwix.QuantizationRule(module_path=gemma.TARGETS, weight_qtype=base_dtype,
-                                 tile_size=tile_size or None)
+    rule = qwix.QuantizationRule(module_path=gemma.TARGETS, **_stored_as(base_dtype))
     shapes = gemma.probe(model, QuantizedBase([rule]), mesh)
     found = {(*path, name): module for path, module in shapes.iter_modules()
              for name, value in vars(module).items() if is_quantized(value)}
     for (*_, name), module in found.items():
-        if tile_size:
+        if base_dtype == "nf4":
             setattr(module, name, _per_head(getattr(module, name)))
     gemma.place(shapes, mesh)
     return {path: getattr(module, path[-1]) for path, module in found.items()}
@@ -329,14 +310,14 @@ def as_trained(recipe):
     two outputs and no tile crosses heads: any rows can be taken by themselves.
 
     Args:
-      recipe: has `base_dtype`, `tile_size` and `dtype`.
+      recipe: has `base_dtype` and `dtype`.
     """
-    tile = recipe["tile_size"]
+    tiled = ((1, TILE),) if recipe["base_dtype"] == "nf4" else ()
 
     def rows_as_trained(rows):
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             found = _quantize(np.asarray(rows).astype(recipe["dtype"]), recipe["base_dtype"], (0,),
-                              ((1, tile),) if tile else ())
+                              tiled)
             return np.asarray(qwix.dequantize(found)).astype(rows.dtype)
     return rows_as_trained
 
@@ -379,17 +360,17 @@ def answering(model):
     return qwix.quantize_model(model, base, skip_nnx_init=True)
 
 
-def abstract_base(config, mesh, base_dtype="bfloat16", tile_size=0):
+def abstract_base(config, mesh, base_dtype="bfloat16"):
     """`gemma.abstract_base` with a quantised base: shapes, dtypes and shardings, no memory."""
     model = gemma.abstract_base(config, mesh)
     if base_dtype == "bfloat16":
         return model
-    for path, hull in plan(model, mesh, base_dtype, tile_size).items():
+    for path, hull in plan(model, mesh, base_dtype).items():
         setattr(module_at(model, path[:-1]), path[-1], hull)
     return answering(model)
 
 
-def load_base(source, config, mesh, base_dtype="bfloat16", tile_size=0):
+def load_base(source, config, mesh, base_dtype="bfloat16"):
     """`gemma.load_base` for a base of one of `BASE_DTYPES`, placed on the mesh; it can be asked.
 
     The model is loaded into the host's memory (62 GB for the 31B); there one matrix at a time is
@@ -398,12 +379,12 @@ def load_base(source, config, mesh, base_dtype="bfloat16", tile_size=0):
     Raises:
       UserError: see `check` and `gemma.load_base`.
     """
-    check(config, mesh, base_dtype, tile_size)
+    check(base_dtype)
     host = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2,
                          devices=jax.local_devices(backend="cpu")[:1])
     model = gemma.load_base(source, config, host if base_dtype != "bfloat16" else mesh)
     if base_dtype != "bfloat16":
-        hulls = plan(gemma.abstract_base(config, mesh), mesh, base_dtype, tile_size)
+        hulls = plan(gemma.abstract_base(config, mesh), mesh, base_dtype)
         for path, hull in hulls.items():
             module = module_at(model, path[:-1])
             _fill(hull, quantize_weight(getattr(module, path[-1]).get_value(), hull.how))

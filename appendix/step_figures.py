@@ -3,10 +3,6 @@
 Each function makes one figure and writes it below RUN_DIR by `helpers.style.finish`.
 """
 
-import gzip
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -19,48 +15,31 @@ COLORS = dict(zip(steps.PARTS, (
     style.BLACK, "#D0D0D0"), strict=True))
 WAITS = {"reduce-scatter": "#8C2D04", "all-gather": "#4A1500", "all-reduce": "#FDAE6B",
          "collective-permute": "#FDD0A2", "all-to-all": "#FDD0A2", "copy": "#FEE6CE"}
+ZOOM = 0.04  # seconds
 PASSES = {"forward": "#DDDDDD", "recomputed": "#A8A8A8", "backward": "#555555"}
 
 
-def waiting(events):
-    """Share of the chip's time in which it stands still for the links or a copy."""
-    times = [(event["name"].startswith("wait"), event["dur"]) for event in events
-             if event["ph"] == "X" and event["tid"] == timing.TRACKS["compute"][0]]
-    return sum(time for waits, time in times if waits) / sum(time for _, time in times)
-
-
-def draw_trace(path, name):
-    """The lanes of a trace: what the chip computes, what it waits for, what is on the links."""
-    events = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
-    lanes = {event["tid"]: event["args"]["name"] for event in events
-             if event["name"] == "thread_name"}
+def draw_trace(found, name, title):
+    """The lanes of a prediction: what the chip computes, what it waits for, what is on the links."""
     fig, ax = style.figure(11, 2.4)
-    for event in (event for event in events if event["ph"] == "X"):
-        waits = event["name"].startswith("wait")
-        color = (WAITS["reduce-scatter"] if waits else COLORS.get(event["name"], style.GREY))
-        ax.broken_barh([(event["ts"] / 1e3, event["dur"] / 1e3)], (-event["tid"] - 0.4, 0.8),
-                       color=color, lw=0)
-    ax.set_yticks([-tid for tid in lanes], lanes.values())
-    ax.set(title=f"The chip computes {1 - waiting(events):.0%} of the time: two layers of our step "
-           "on a v5p", xlabel="ms")
+    seen = set()
+    for event in found.events:
+        waits = event.track == "wait"
+        color = WAITS["reduce-scatter"] if waits else COLORS.get(event.part, style.GREY)
+        lane = timing.TRACKS[event.track][0]
+        ax.broken_barh([(1e3 * event.start, 1e3 * event.seconds)], (-lane - 0.4, 0.8), color=color,
+                       lw=0)
+        seen.add(None if waits else event.part)
+    lanes = dict(timing.TRACKS.values())
+    ax.set_yticks([-lane for lane in lanes], lanes.values())
+    busy = found.compute / found.clock
+    ax.set(title=f"The chip computes {busy:.0%} of the time: {title}", xlabel="ms")
     ax.grid(axis="y", visible=False)
-    seen = {event["name"] for event in events if event["ph"] == "X"}
-    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for part, color in COLORS.items()
-               if part in seen]
-    fig.legend([*handles, plt.Rectangle((0, 0), 1, 1, color=WAITS["reduce-scatter"])],
-               [*(part for part in COLORS if part in seen), "waits for the links"],
+    shown = {part: color for part, color in COLORS.items() if part in seen}
+    shown["waits for the links"] = WAITS["reduce-scatter"]
+    fig.legend([plt.Rectangle((0, 0), 1, 1, color=color) for color in shown.values()], shown,
                loc="outside right", fontsize=8)
     style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
-
-
-def memory_title(table):
-    """What the table says of two and of three rows at once, as far as it has them."""
-    needs, limit = table.set_index("recipe").hbm_gib.astype(float), table.limit_gib.iloc[0]
-    fits = needs.index[table.fits.astype(str) == "True"]
-    if {"ours", "three rows"} <= set(fits) and "two rows, dense attention" not in fits:
-        return ("Two rows fit only with attention by blocks; three leave "
-                f"{limit - needs['three rows']:.1f} GiB")
-    return "HBM of one chip while a micro-step runs"
 
 
 def draw_memory(table):
@@ -81,7 +60,7 @@ def draw_memory(table):
     ax.annotate(f"limit {limit:.1f} GiB ", (limit, places[0] + 0.45), fontsize=9, va="bottom",
                 ha="right")
     ax.set_yticks(places, table.recipe)
-    ax.set(title=memory_title(table), xlabel="GiB of HBM on one chip while a micro-step runs")
+    ax.set(title="HBM of one chip while a micro-step runs", xlabel="GiB")
     ax.grid(axis="y", visible=False)
     fig.legend(loc="outside upper right", ncols=4, fontsize=9)
     style.finish(fig, "08_memory", "compiled for a v5p-8 (libtpu, no TPU), 31B, all 60 layers")
@@ -125,38 +104,39 @@ def draw_strip(ax, top, pieces, width, colors):
         left += count * width
 
 
-def draw_parts(profiles, tokens):
+def draw_parts(predictions, tokens):
     """For each recipe: time by part of the model, and 40 ms of the parts in order.
 
     Args:
-      profiles: {name: profile}, from `steps.stored_profile`.
+      predictions: {name: `program.Prediction`}.
       tokens: {name: real tokens of its micro-step}.
     """
-    fig, axes = style.figure(11, 1.4 + 1.3 * len(profiles), rows=2, height_ratios=(3, 3))
+    fig, axes = style.figure(11, 1.4 + 1.3 * len(predictions), rows=2)
     colors, seen, ticks = COLORS | WAITS, {}, []
-    for place, (name, profile) in enumerate(profiles.items()):
+    for place, (name, found) in enumerate(predictions.items()):
         top, left, sums = -1.2 * place, 0.0, dict.fromkeys(colors, 0.0)
-        for row in profile["profile"]:
-            sums[row["part"] if row["what"] == "compute" else row["what"]] += row["seconds"]
+        for event in found.events:
+            if event.track in ("compute", "wait"):
+                label = event.part if event.track == "compute" else event.opcode
+                sums[label] += event.seconds * event.count
         for label, seconds in sums.items():
-            seen |= {label: None} if seconds > 0.002 * profile["clock"] else {}
+            seen |= {label: None} if seconds > 0.002 * found.clock else {}
             axes[0].barh(top, seconds, left=left, color=colors[label], height=0.75)
             left += seconds
-        draw_strip(axes[1], -1.2 * place, profile["zoom"], 1e3 * timing.ZOOM / 400, colors)
+        start = (found.clock - ZOOM) / 2
+        draw_strip(axes[1], top, timing.strip(found, start=start, end=start + ZOOM), 1e3 * ZOOM / 400,
+                   colors)
         ticks.append((top, f"{name} ({tokens[name]:,.0f}\nreal tokens)"))
-    axes[0].set_yticks(*map(list, zip(*ticks)))
-    axes[0].set(title="One micro-step: much the same time for "
-                + " or ".join(f"{tokens[name]:,.0f}" for name in profiles) + " real tokens",
-                xlabel="seconds, added up by part")
-    axes[1].set_yticks([-1.2 * place for place in range(len(profiles))], list(profiles))
+    axes[0].set_yticks(*map(list, zip(*ticks, strict=True)))
+    axes[0].set(title="One micro-step", xlabel="seconds, added up by part")
+    axes[1].set_yticks([top for top, _ in ticks], list(predictions))
     axes[1].set(title="40 ms around its middle, in order", xlabel="ms")
     for ax in axes:
         ax.grid(axis="y", visible=False)
-    seen = [label for label in colors if label in seen]
-    fig.legend([plt.Rectangle((0, 0), 1, 1, color=color) for color in
-                (*(colors[label] for label in seen), *PASSES.values())],
-               [*(f"waits: {label}" if label in WAITS else label for label in seen),
-                *(f"thin line: {which}" for which in PASSES)],
+    shown = {f"waits: {label}" if label in WAITS else label: colors[label]
+             for label in colors if label in seen}
+    shown |= {f"thin line: {name}": color for name, color in PASSES.items()}
+    fig.legend([plt.Rectangle((0, 0), 1, 1, color=color) for color in shown.values()], shown,
                loc="outside right", fontsize=8)
     style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")
 

@@ -53,6 +53,7 @@ class Settings:
     epochs: float = _is(1.0, "passes over the rows")
     max_steps: int = _is(0, "0: all; else the schedule is shorter")
     dtype: str = _is("bfloat16", "of the arithmetic; adapters are float32")
+    mesh: tuple = _is((), "(fsdp, tp); empty: as much tp as the heads allow")
     remat: str = _is("NONE", "or BLOCK, DECODER: what the backward pass computes again")
     attention_block: int = _is(1_024, "queries at a time")
     log_every: int = _is(10, "steps between two lines")
@@ -314,20 +315,21 @@ def make_eval_step(model, loss_fn):
     return eval_step
 
 
-# Of the TPU v5p's compiler: a product may use 32 MiB of the on-chip memory, not 16 (08, section 5).
-VMEM_KIB = 32_768
+# For the TPU v5p's compiler. A product may use 32 MiB of the on-chip memory, not 16 (08, section 5).
+LARGE_TILES = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
+# Without tensor parallelism: weights are gathered while the chip multiplies (08, section 6).
+GATHERS_BESIDE = dict.fromkeys((
+    "xla_enable_async_all_gather", "xla_tpu_enable_async_collective_fusion",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+    "xla_tpu_enable_async_collective_fusion_multiple_steps",
+    "xla_tpu_overlap_compute_collective_tc"), True)
 
 
-def compiler_options(device_kind, vmem_kib=VMEM_KIB):
-    """What the compiler is asked for: one option for a v5p, None for other devices.
-
-    Args:
-      device_kind: as JAX says it.
-      vmem_kib: on-chip memory that a product may use; 0: the compiler's own 16 MiB.
-    """
-    if chip_of(device_kind) != "v5p" or not vmem_kib:
+def compiler_options(mesh):
+    """What the compiler is asked for on a v5p; None for other devices."""
+    if chip_of(mesh.devices.flat[0].device_kind) != "v5p":
         return None
-    return {"xla_tpu_scoped_vmem_limit_kib": str(vmem_kib)}
+    return LARGE_TILES | (GATHERS_BESIDE if mesh.shape["tp"] == 1 else {})
 
 
 def jit_train_step(model, optimizer, loss_fn, state, options=None):

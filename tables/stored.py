@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def compiled_rows(slice_name, size):
-    """Rows of notebook 03's step at full depth in data/dryrun/, as dicts of text.
+    """Rows of notebook 03's step, on the mesh that it lays out by itself, as dicts of text.
 
     Args:
       slice_name: such as v6e-8.
@@ -20,14 +20,13 @@ def compiled_rows(slice_name, size):
         return []
     with open(path, newline="", encoding="utf-8") as file:
         return [row for row in csv.DictReader(file)
-                if (row["trainer"], row["layers"]) == ("03", "0")]
+                if (row["trainer"], row["layers"], row["mesh"]) == ("03", "0", "")]
 
 
 def compiled_fit(slice_name, size, base_dtype="bfloat16"):
     """How notebook 03's step fits a slice: the row of data/dryrun/ that recomputes least.
 
-    Among equals it is one that was compiled as 03 computes today (one sum for one input), then the
-    one with the most rows at once.
+    Among equals it is the one with the most rows at once.
 
     Args:
       slice_name: such as v6e-8.
@@ -39,10 +38,10 @@ def compiled_fit(slice_name, size, base_dtype="bfloat16"):
       `limit_gib` ...), or None if no row of full depth is stored or none fits.
     """
     rows = [row for row in compiled_rows(slice_name, size) if row["fits"] == "True"
-            and (row.get("base_dtype") or "bfloat16") == base_dtype]
+            and row["base_dtype"] == base_dtype]
     order = ("NONE", "BLOCK", "DECODER")
-    return min(rows, key=lambda row: (order.index(row["remat"]), row.get("one_sum") != "True",
-                                      -int(row["micro_batch"])), default=None)
+    return min(rows, key=lambda row: (order.index(row["remat"]), -int(row["micro_batch"])),
+               default=None)
 
 
 def settings_here(size, base_dtype="bfloat16"):

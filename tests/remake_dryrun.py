@@ -59,7 +59,7 @@ def main():
                  if name not in LATER and value != "" and str(new.get(name, "")) != ""
                  and not equal(value, str(new[name]))}
         failed += bool(wrong)
-        print(f"{steps.name_of(recipe)}: {wrong or 'equal'}", flush=True)
+        print(f"{steps.table_name(recipe)}, {recipe.recipe}: {wrong or 'equal'}", flush=True)
     sys.exit(bool(failed))
 
 

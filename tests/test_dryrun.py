@@ -24,7 +24,7 @@ from tunix.models.gemma4.model import AttentionType, Gemma4
 from helpers import gemma, train
 from tables import hardware
 from appendix import steps
-from tpu_time import bands
+from tpu_time import bands, program
 from tables import published
 
 SOURCE = "08_dryrun.py"
@@ -67,20 +67,35 @@ def compiled(name):
 
 # ── the stored numbers ──────────────────────────────────────────────────────────────────────────
 
-def test_ours_has_eight_times_the_published_real_tokens_per_second():
-    rows = table("v5p-8_31b").set_index("recipe")
-    ours, published = rows.loc["ours, faster"], rows.loc["published"]
-    assert ours.tokens_per_second_predicted >= 8.0 * published.tokens_per_second_predicted
-    assert ours.fits and published.fits
-    for column in ("jax", "libtpu", "tunix", "qwix", "flax", "topology", "size", "layers"):
-        assert ours[column] == published[column], column
+def test_ratios_are_of_one_clock_and_one_compiler():
+    rows = table("v5p-8_31b")
+    rows = rows[rows.seconds_predicted.notna()]
+    assert {steps.PUBLISHED.recipe, steps.OURS.recipe, steps.ROWS_INT8.recipe} <= set(rows.recipe)
+    assert rows.fits.all()
+    for column in ("clock", "jax", "libtpu", "tunix", "qwix", "flax", "topology", "size", "layers"):
+        assert rows[column].nunique() == 1, column
+
+
+def test_every_stored_time_is_what_the_kept_program_gives():
+    """No row keeps a time of older rules: each is predicted again from its text, to the last digit."""
+    timed = 0
+    for recipe in steps.RECIPES:
+        row = table(steps.table_name(recipe)).set_index("recipe").loc[recipe.recipe]
+        found = steps.predicted(recipe)
+        assert (found is None) == np.isnan(row.clock), recipe.recipe
+        if found:
+            for name, value in steps.columns_of(recipe, found).items():
+                value = np.nan if value is None else value
+                assert f"{row[name]:.6g}" == f"{value:.6g}", (recipe.recipe, name)
+            timed += 1
+    assert timed >= 4
 
 
 def test_the_published_row_is_what_its_script_does():
     row = table("v5p-8_31b").set_index("recipe").loc["published"]
     assert (row.trainer, row.micro_batch, row.sequence_length) == ("tunix", 1, 3072)
     assert (row.remat, row.compute_dtype, row.loss) == ("DECODER", "float32", "one-hot")
-    assert (row.attention_block, row.fill, row.layers, row.flag) == (0, 0.30, 0, False)
+    assert (row.attention_block, row.fill, row.layers) == (0, 0.30, 0)
     assert row.out_gib > 10, "Tunix's own step returns the base weights"
 
 
@@ -93,20 +108,16 @@ def test_every_row_adds_up(path):
         assert row.chips == count
         assert row.hbm_gib == pytest.approx(row.args_gib + row.out_gib + row.temp_gib, rel=1e-4)
         assert row.fits == (row.hbm_gib <= chip.hbm / 2**30)
-        bound = max(row.flops_per_chip / chip.flops, row.bytes_per_chip / chip.bandwidth)
-        assert row.seconds_roofline == pytest.approx(bound, rel=1e-4)
         tokens = row.micro_batch * row.sequence_length * row.fill
         assert row.real_tokens_per_step == pytest.approx(tokens, rel=1e-4)
-        time = row.seconds_estimate if row.hours_from == "estimate" else row.seconds_roofline
-        if kind == "v5p":
-            assert row.hours_from == "estimate" and row.seconds_estimate >= 0.9 * bound
-        if row.hours_from == "estimate":
-            assert row.real_tokens_per_second == pytest.approx(tokens / time, rel=1e-4)
-        else:
-            assert np.isnan(row.seconds_estimate) and np.isnan(row.real_tokens_per_second)
-        hours = 10_000 * 922 / (tokens / time) / 3600
-        assert row.hours == pytest.approx(hours, rel=1e-4)
-        assert row.dollars == pytest.approx(hours * count * chip.dollars_per_hour, rel=1e-4)
+        if not np.isnan(row.seconds_predicted):
+            assert row.seconds_predicted == pytest.approx(
+                row.seconds_compute + row.seconds_exposed, rel=1e-4)
+            assert row.tokens_per_second_predicted == pytest.approx(
+                tokens / row.seconds_predicted, rel=1e-4)
+            peak = chip.int8 if row.int8_products else chip.flops
+            assert row.seconds_predicted > row.flops_per_chip / peak, "faster than the chip can be"
+            assert row.unknown_share <= program.TRUSTED
     refused = table(path.stem)[table(path.stem).args_gib.isna()]
     assert not refused.fits.astype(bool).any()
 
@@ -124,26 +135,14 @@ def test_flops_are_those_of_the_whole_model():
 def test_ours_is_what_notebook_03_trains_with():
     full = train.Settings()
     assert (steps.RANK, steps.ALPHA, gemma.TARGETS) == (full.rank, full.alpha, full.targets)
-    ours = table("v5p-8_31b").set_index("recipe").loc["ours, faster"]  # tp=4, so fsdp=1
+    ours = table("v5p-8_31b").set_index("recipe").loc["ours"]  # tp=4, so fsdp=1
     assert (ours.micro_batch, ours.remat, ours.compute_dtype, ours.attention_block) == (
         full.rows_per_device, full.remat, full.dtype, full.attention_block)
-    assert ours.vmem_kib == train.VMEM_KIB and ours.one_sum == gemma.SharedInputs.share
 
 
 @pytest.mark.parametrize("name", ["v6e-1_e2b", "v5e-1_e2b", "v5e-1_e4b"])
 def test_a_small_model_fits_one_chip(name):
     assert table(name).fits.astype(bool).any()
-
-
-def test_the_llvm_flag_changes_nothing():
-    rows = table("v5p-8_31b_2layers")
-    rows = rows[rows.micro_batch == 1]
-    if set(rows.groupby("recipe").size()) != {2}:
-        pytest.skip("only one of a pair is stored: DRYRUN=full in notebook 08 makes the other")
-    for _, pair in rows.groupby("recipe"):
-        assert sorted(pair.flag) == [False, True]
-        for column in ("flops_per_chip", "bytes_per_chip", "hbm_gib", "temp_gib", "seconds_estimate"):
-            assert pair[column].nunique() == 1, column
 
 
 # ── what is compiled ────────────────────────────────────────────────────────────────────────────
@@ -245,7 +244,7 @@ def test_without_libtpu_the_notebook_says_so_and_shows_what_is_stored(tmp_path):
                           env=env | {"RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny",
                                      "DRYRUN": "full", "MPLBACKEND": "agg"}, timeout=600)
     assert done.returncode == 0, done.stderr[-2_000:]
-    assert "libtpu is not on this machine: nothing is compiled" in done.stdout
+    assert "libtpu is not on this machine" in done.stdout
     assert "times the published real tokens per second" in done.stdout
     assert "compiling" not in done.stdout
     drawn = {path.stem for path in (tmp_path / "run" / "figures").glob("*.png")}

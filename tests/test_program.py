@@ -16,7 +16,7 @@ from conftest import ROOT, parse
 
 from appendix import steps
 from tables import hardware
-from tpu_time import program
+from tpu_time import bands, program
 from tpu_time.program import Slice, predict
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -115,6 +115,20 @@ def test_links_are_shared_by_those_that_use_the_same_dimension():
     alone = 0.5 * 2048 * 8192 * 2 / LINK
     assert seconds(along_x, along_y) == pytest.approx(alone)
     assert seconds(along_x, along_x) == pytest.approx(2 * alone)
+
+
+def test_a_link_carries_both_directions_at_once():
+    def start(name, pairs):
+        return (f"%{name} = (bf16[1024,8192]{{1,0}}, bf16[1024,8192]{{1,0}}) "
+                f"collective-permute-start(%p), channel_id=1, source_target_pairs={pairs}")
+
+    def seconds(first, second):
+        return predict(text(f"{start('s', first)}\n{start('t', second)}\n"
+                            "%d = bf16[1024,8192]{1,0} collective-permute-done(%s)\n"
+                            "%e = bf16[1024,8192]{1,0} collective-permute-done(%t)"), V5P).seconds
+    up, down, alone = "{{0,1}}", "{{1,0}}", 1024 * 8192 * 2 / LINK
+    assert seconds(up, down) == pytest.approx(alone)
+    assert seconds(up, up) == pytest.approx(2 * alone)
 
 
 REGIONS = """%body_of_loop (c: s32[]) -> s32[] {
@@ -227,7 +241,7 @@ def test_groups_of_far_chips_share_the_links_in_between():
     line, size = Slice("v5e", (4, 1)), 9_000_000
     alone, _ = program.collective_time("all-gather", size, [[0, 2]], line)
     both, axes = program.collective_time("all-gather", size, [[0, 2], [1, 3]], line)
-    assert alone == pytest.approx(size / 2 / V5E_LINK) and axes == ("x",)
+    assert alone == pytest.approx(size / 2 / V5E_LINK) and axes == ("x+", "x-")
     assert both == pytest.approx(2 * alone), "between chips 1 and 2 both pass"
 
 
@@ -418,8 +432,9 @@ def test_an_update_in_place_writes_what_is_new():
 
 # ── tables, strip, trace ────────────────────────────────────────────────────────────────────────
 
-MIXED = text("\n".join([work("a", 1_000_000), GATHER_START, work("b", 100_000), GATHER_DONE,
-                        work("c", 300_000)]))
+MIXED_LINES = "\n".join([work("a", 1_000_000), GATHER_START, work("b", 100_000), GATHER_DONE,
+                         work("c", 300_000)])
+MIXED = text(MIXED_LINES)
 
 
 def test_the_trace_is_what_the_viewer_s_format_asks_for(tmp_path):
@@ -467,47 +482,21 @@ def test_the_room_imports_no_other_and_what_the_site_needs_no_numpy():
 
 # ── stored predictions ──────────────────────────────────────────────────────────────────────────
 
-TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be]*.csv"))
+def test_a_tape_survives_json():
+    for entry, regions in ((MIXED_LINES, ""), ("%w = s32[] while(%p), condition=%condition, "
+                                               "body=%body_of_loop", REGIONS)):
+        whole = text(entry, regions)
+        tape = json.loads(json.dumps(program.read(whole)))
+        assert program.play(tape, V5P).events == predict(whole, V5P).events
 
 
-@pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_stored_predictions_add_up(path):
-    with open(path, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("seconds_predicted")]
-    for row in rows:
-        number = {name: float(row[name]) for name in row
-                  if name.endswith("_predicted") or name in ("seconds_compute", "seconds_exposed",
-                                                             "seconds_roofline", "unknown_share")}
-        seconds = number["seconds_predicted"]
-        assert seconds == pytest.approx(number["seconds_compute"] + number["seconds_exposed"], rel=1e-4)
-        peak = hardware.chip(row["topology"].split("-")[0]).flops * (1 + (row.get("int8_products") == "True"))
-        assert seconds > float(row["flops_per_chip"]) / peak, "faster than the chip can be"
-        tokens = float(row["micro_batch"]) * float(row["sequence_length"]) * float(row["fill"])
-        assert number["tokens_per_second_predicted"] == pytest.approx(tokens / seconds, rel=1e-4)
-        assert number["unknown_share"] <= program.TRUSTED
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "data" / "dryrun" / "profiles").glob("*.json")),
-                         ids=lambda path: path.stem)
-def test_stored_profiles_add_up(path):
-    profile = json.loads(path.read_text())
-    whole = sum(row["seconds"] for row in profile["profile"])
-    assert whole == pytest.approx(profile["seconds"], rel=1e-3)
-    assert {row["part"] for row in profile["profile"]} <= set(steps.PARTS)
-    other = sum(row["seconds"] for row in profile["profile"] if row["part"] == "other")
-    assert other < 0.02 * whole, "the parts have names"
-    for row in profile["profile"]:  # nothing is faster than its own limit
-        assert row["what"] != "compute" or row["at_peak"] <= 1.02 * row["seconds"], row
-
-
-def test_the_published_step_s_prediction_is_near_its_measured_time():
+def test_the_published_step_was_measured_within_the_range_of_its_prediction():
     """3.34 h over 9,952 micro-steps, with and without a quarter of an hour of loading."""
     with open(ROOT / "data" / "dryrun" / "v5p-8_31b.csv", newline="") as file:
         row = next(row for row in csv.DictReader(file) if row["recipe"] == "published")
-    if not row.get("seconds_predicted"):
-        pytest.skip("not predicted yet: DRYRUN=full in notebook 08")
+    low, high = bands.band(float(row["seconds_predicted"]))
     slow, fast = (hours * 3600 / (1_244 * 8) for hours in (3.34, 3.09))
-    assert 0.95 * fast < float(row["seconds_predicted"]) < 1.05 * slow
+    assert low < fast < slow < high
 
 
 # ── real programs, where the compiler is ────────────────────────────────────────────────────────

@@ -25,13 +25,13 @@ def one_device(config):
     return gemma.make_mesh(config, (1, 1), jax.local_devices(backend="cpu")[:1])
 
 
-def with_adapters(base_dtype, tile_size=0, int8_products=False, dtype="float32", source=TINY):
+def with_adapters(base_dtype, int8_products=False, dtype="float32", source=TINY):
     """The tiny model on one device, adapters of rank 4 with random B."""
     config = gemma.config_from_hf(source, dtype=dtype)
     mesh = one_device(config)
-    model = quantized.load_base(source, config, mesh, base_dtype, tile_size)
+    model = quantized.load_base(source, config, mesh, base_dtype)
     model = gemma.inject_lora(model, 4, 8.0, mesh, provider=quantized.provider(
-        base_dtype, 4, 8.0, tile_size=tile_size, int8_products=int8_products))
+        base_dtype, 4, 8.0, int8_products=int8_products))
     draw = np.random.default_rng(0)
     for pair in gemma.adapted_modules(model).values():
         pair["b"].set_value(jnp.asarray(draw.normal(0, 0.05, pair["b"].shape), jnp.float32))
@@ -65,21 +65,21 @@ def cosines(gradients, others):
     return found
 
 
-@pytest.mark.parametrize("base_dtype, tile_size, int8_products, least",
-                         [("int8", 0, False, 0.98), ("nf4", 32, False, 0.6), ("int8", 0, True, 0.97)])
+@pytest.mark.parametrize("base_dtype, int8_products, least",
+                         [("int8", False, 0.98), ("nf4", False, 0.6), ("int8", True, 0.97)])
 def test_gradients_of_every_kind_point_where_the_unquantised_ones_do(
-        unquantised, base_dtype, tile_size, int8_products, least):
-    loss, gradients = loss_and_gradients(*with_adapters(base_dtype, tile_size, int8_products))
+        unquantised, base_dtype, int8_products, least):
+    loss, gradients = loss_and_gradients(*with_adapters(base_dtype, int8_products))
     found = cosines(gradients, unquantised[1])
-    print(base_dtype, tile_size, int8_products, float(loss), float(unquantised[0]), found)
+    print(base_dtype, int8_products, float(loss), float(unquantised[0]), found)
     assert min(found.values()) > least, found
     assert abs(loss / unquantised[0] - 1) < 0.05
 
 
-@pytest.mark.parametrize("base_dtype, tile_size", [("int8", 0), ("int8", 32), ("nf4", 32)])
-def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
+@pytest.mark.parametrize("base_dtype", ["int8", "nf4"])
+def test_forward_is_dequantise_then_multiply(base_dtype):
     """Same weights written out in full, stock model: same logits. Also what the merge relies on."""
-    model, mesh = with_adapters(base_dtype, tile_size)
+    model, mesh = with_adapters(base_dtype)
     plain, _ = with_adapters("bfloat16")
     files = weights.open_model(TINY)
     paths = {path: module for path, module in model.iter_modules()
@@ -92,8 +92,7 @@ def test_forward_is_dequantise_then_multiply(base_dtype, tile_size):
         assert not np.array_equal(weight, variable.get_value())
         variable.set_value(weight)
     name = "model.language_model.layers.0.self_attn.o_proj.weight"
-    as_trained = quantized.as_trained(
-        {"base_dtype": base_dtype, "tile_size": tile_size, "dtype": "float32"})
+    as_trained = quantized.as_trained({"base_dtype": base_dtype, "dtype": "float32"})
     rows = as_trained(files[name].array()[7:19].astype(np.float32))
     ours = quantized.dequantized(model.layers[0].attn.attn_vec_einsum.w)
     np.testing.assert_array_equal(rows, np.asarray(ours).reshape(-1, ours.shape[-1]).T[7:19])
@@ -144,13 +143,14 @@ def test_int8_product_and_gradient(equation, left, right):
     ("31b", 12, 4, 0, 0), ("e2b-small", 10, 1, 2, 5),
     *(pytest.param(*case, marks=pytest.mark.slow)
       for case in (("e2b", 35, 1, 2, 20), ("31b", 60, 4, 0, 0)))])
-def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_layer, shared):
+def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_layer, shared, monkeypatch):
     """31B and E2B, abstractly: all that LoRA reaches; not norms, embedders, per-layer inputs."""
     source = random_gemma.E2B if name == "e2b-small" else f"data/configs/gemma4_{name}.json"
     config = gemma.config_from_hf(source, num_layers=layers)
     devices = np.array(jax.devices()[:1] * tp).reshape(1, tp)
     mesh = jax.sharding.Mesh(devices, ("fsdp", "tp"))
-    model = quantized.abstract_base(config, mesh, "nf4", tile := 16 if layers == 10 else 32)
+    monkeypatch.setattr(quantized, "TILE", tile := 16 if layers == 10 else 32)
+    model = quantized.abstract_base(config, mesh, "nf4")
     state = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(nnx.state(model))}
     stored = {path.removesuffix(".array.qvalue"): leaf for path, leaf in state.items()
               if path.endswith(".array.qvalue")}
@@ -175,7 +175,7 @@ def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_laye
         assert math.prod(values.shape) == tile * math.prod(scale.shape), path
         scale.sharding.shard_shape(scale.shape)  # raises if an axis does not divide
     adapted = gemma.inject_lora(model, 8, 8.0, mesh, provider=quantized.provider(
-        "nf4", 8, 8.0, tile_size=tile))
+        "nf4", 8, 8.0))
     assert set(gemma.adapted_modules(adapted)) == set(gemma.expected_modules(config))
 
 
@@ -196,21 +196,28 @@ def test_layers_that_reuse_keys_load(tmp_path):
 # ── Merging (04) ──
 
 
+@pytest.fixture
+def trained(made, monkeypatch):
+    """The same, with tiles that divide its small matrices."""
+    monkeypatch.setattr(quantized, "TILE", 16)
+    return made
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def made(tmp_path_factory):
     """A base in float32 with a checkpoint, as tests/test_merge.py makes it, on an NF4 base."""
     world = test_merge.make_world(tmp_path_factory.mktemp("quantised"), test_merge.TINY)
-    world.recipe |= {"base_dtype": "nf4", "tile_size": 16, "dtype": "float32"}
+    world.recipe |= {"base_dtype": "nf4", "dtype": "float32"}
     return world
 
 
-def logits_on(world, base, base_dtype="bfloat16", tile_size=0):
+def logits_on(world, base, base_dtype="bfloat16"):
     """Logits of the adapters beside a base."""
     config = gemma.config_from_hf(base, dtype="float32")
     mesh = one_device(config)
-    model = quantized.load_base(base, config, mesh, base_dtype, tile_size)
+    model = quantized.load_base(base, config, mesh, base_dtype)
     model = gemma.inject_lora(model, test_merge.RANK, test_merge.ALPHA, mesh, provider=(
-        quantized.provider(base_dtype, test_merge.RANK, test_merge.ALPHA, tile_size=tile_size)))
+        quantized.provider(base_dtype, test_merge.RANK, test_merge.ALPHA)))
     for path, pair in gemma.adapted_modules(model).items():
         for side, value in zip("ab", world.adapters[path]):
             pair[side].set_value(jnp.asarray(value))
@@ -224,7 +231,7 @@ def test_merge_into_either_base(trained, into, tmp_path):
     merge.merge_model(trained.base, tmp_path / "merged", trained.plan, trained.scale, as_trained)
     model, mesh = test_merge.tunix(tmp_path / "merged")
     found = test_merge.logits(model, mesh, trained.prompts)
-    wanted = logits_on(trained, trained.base, "nf4", 16)
+    wanted = logits_on(trained, trained.base, "nf4")
     if into == "bfloat16":
         assert np.abs(found - trained.after).max() < 1e-3 < 0.1 < np.abs(found - wanted).max()
     else:
@@ -262,5 +269,5 @@ with torch.no_grad():
 """
     test_merge.serve("-c", code, tmp_path)
     found = np.load(tmp_path / "logits.npy")
-    assert np.abs(found - logits_on(trained, trained.base, "nf4", 16)).max() < 1e-3
+    assert np.abs(found - logits_on(trained, trained.base, "nf4")).max() < 1e-3
     assert np.abs(found - trained.after).max() > 0.1  # beside the base that was not quantised

@@ -54,8 +54,10 @@ def register():
 
 
 def devices_of(name):
-    """The devices of a slice ("v5p-8"), for compiling only."""
+    """The devices of a slice ("v5p-8") or a topology ("v5p:4x4x4"), for compiling only."""
     from jax.experimental import topologies
+    if ":" in name:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     piece = SLICES[name]
     one = {"chips_per_host_bounds": (1, 1, 1)} if piece.chips == 1 else {}
     return topologies.get_topology_desc(

@@ -240,9 +240,8 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
 
 
 def _shape(row):
-    """(base dtype, remat, rows, row length) of a stored row; older tables lack the first."""
-    return (row.get("base_dtype") or "bfloat16", row["remat"], int(row["micro_batch"]),
-            int(row["sequence_length"]))
+    """(base dtype, remat, rows, row length) of a stored row."""
+    return (row["base_dtype"], row["remat"], int(row["micro_batch"]), int(row["sequence_length"]))
 
 
 def _compiled(name, model, kind, chips, row):
@@ -251,7 +250,7 @@ def _compiled(name, model, kind, chips, row):
     base = float(row["args_gib"]) - adapters
     parts = {"base weights": base, "adapters and Adam": adapters,
              "temporaries": float(row["hbm_gib"]) - base - adapters}
-    speed = row.get("tokens_per_second_predicted")
+    speed = row["tokens_per_second_predicted"]
     tokens, flops = float(row["real_tokens_per_step"]), float(row["flops_per_chip"])
     return Fit(name, model, *_shape(row), chips, parts, chip(kind).hbm / GIB, True,
                float(speed) if speed else None, tokens / (flops / chip(kind).flops))

@@ -30,7 +30,7 @@ from tables.hardware import chip, slice_of
 # two 8192 x 8192 matrices 369,000 operations a cycle, more than one product a cell would allow.
 PER_CYCLE = {"v5p": 2 * 4 * 128 * 128 * 2, "v5e": 4 * 128 * 128 * 2, "v6e": 2 * 256 * 256 * 4}
 HOP = 1e-6  # seconds that a hop over a link takes at least (scaling book, "A note on ICI latency")
-VERSION = 2     # of these rules; a stored prediction names the one that made it
+VERSION = 3     # of these rules; a stored prediction names the one that made it
 TRUSTED = 0.02  # no time is given where more than this share of FLOPs or bytes has no known cost
 # What a plain copy reaches of the HBM's speed: 33.5 MB copied on a v6e in 0.04936 ms by the trace
 # (AI-Hypercomputer/tpu-recipes, microbenchmarks/README.md). An instruction that the back end gives
@@ -136,7 +136,7 @@ def read_groups(text, chips):
 
 
 def send_time(size, pairs, where):
-    """Seconds and dimensions of a collective-permute: each pair's bytes on the shortest way.
+    """Seconds and links ("x+", "y-") of a collective-permute: each pair's bytes on the shortest way.
 
     Every pair goes along x, then y, then z; the fullest link decides.
     """
@@ -151,7 +151,7 @@ def send_time(size, pairs, where):
                 step = int(math.copysign(1, way))
                 load[(*here, dimension, step)] += 1
                 here[dimension] = (here[dimension] + step) % extent
-                names.add("xyz"[dimension])
+                names.add("xyz"[dimension] + "+-"[step < 0])
                 hops += 1
         far = max(far, hops)
     worst = max(load.values(), default=0)
@@ -614,20 +614,25 @@ class Prediction:
         return self.clock if self.trusted else None
 
 
-class _Clock:
-    """Walks through a program in schedule order and adds up time."""
+class _Reader:
+    """Walks through a program in schedule order and writes down what a clock must know: a tape.
 
-    def __init__(self, program, where, part_of):
-        self.program, self.where, self.spec, self.part_of = program, where, where.spec, part_of
-        self.now, self.events, self.pending = 0.0, [], {}
-        self.busy = defaultdict(float)          # until when the links of a dimension are taken
-        self.unknown = defaultdict(lambda: [0, 0, 0])   # without cycles: count, FLOPs, bytes
-        self.moved = defaultdict(lambda: [0, 0, 0])     # the same, but at the HBM's speed
-        self.totals = [0, 0]                    # FLOPs and bytes of everything
-        self.opaque = 0                         # kernels that say nothing about themselves
+    A tape is a list of lists that JSON can hold, one for each instruction that may take time:
+
+        ["compute", name, what, cycles, priced, moves, bytes anywhere, about]
+        ["transfer", name, opcode, role, key, [[kind, bytes, groups or pairs], ...], about]
+        ["copy", name, opcode, bytes, direction]      ["wait", name, opcode, key]
+        ["loop", trips or None, tape]                 ["branches", [tape, ...]]
+
+    `priced`: the back end has a cost model for it. `moves`: it only moves bytes. `about`: part,
+    direction, line, FLOPs, int8 FLOPs, bytes of HBM.
+    """
+
+    def __init__(self, program, part_of):
+        self.program, self.part_of, self.same = program, part_of, {}
 
     def about(self, line, computation, transfer=False):
-        """Part, direction, source, FLOPs and bytes of an instruction, as fields of an `Event`."""
+        """Part, direction, source, FLOPs and bytes of an instruction."""
         program = self.program
         flops, int8 = program.flops(line, computation)
         inner = list(program.inner(line.called)) if line.called else [line]
@@ -639,148 +644,164 @@ class _Clock:
             source = program.named(line, computation)
         stack = program.stack(source)
         moves = not transfer and all(one.opcode in MOVES for one in inner)
-        return {"part": self.part_of(stack, source.op_name, bool(products) or transfer, moves),
-                "direction": direction_of(source.op_name), "line": source_line(stack),
-                "flops": flops, "int8": int8, "bytes": program.moved_bytes(line, computation)}
+        part = self.part_of(stack, source.op_name, bool(products) or transfer, moves)
+        return [part, direction_of(source.op_name), source_line(stack), flops, int8,
+                program.moved_bytes(line, computation)]
 
-    def add(self, line, track, start, seconds, count, /, **fields):
-        fields = {"opcode": line.opcode} | fields
-        self.events.append(Event(name=line.name, track=track, start=start, seconds=seconds,
-                                 count=count, **fields))
-
-    def run(self, name, count=1):
-        """One execution of a computation that is executed `count` times."""
+    def run(self, name):
+        """The tape of a computation."""
+        tape = []
         for line in self.program.computations[name]:
-            self.step(line, name, count)
+            tape += self.step(line, name)
+        return tape
 
-    def step(self, line, computation, count):
+    def step(self, line, computation):
+        """What an instruction adds to a tape."""
         opcode = line.opcode
         if opcode in FREE:
-            return
+            return []
         if opcode == "while":
-            self.loop(line, count)
-        elif opcode == "conditional":
-            self.branches(line, count)
-        elif opcode == "call":
-            self.run(line.attribute(r"to_apply=%([\w.\-]+)"), count)
-        elif opcode.endswith("-done"):
-            self.wait(line, line.operands[0], count)
-        elif opcode.endswith("-update") and "async" in opcode:
-            self.pending[line.name] = self.pending.get(line.operands[0])
-        else:
-            transfer = transfer_of(self.program, line, computation, self.where)
-            if transfer:
-                self.transfer(line, computation, count, transfer)
-            elif opcode.endswith("-start"):
-                self.copy(line, computation, count)
-            else:
-                self.compute(line, computation, count)
+            return [["loop", self.program.trips(line),
+                     self.run(line.attribute(r"body=%([\w.\-]+)"))]]
+        if opcode == "conditional":
+            names = re.findall(r"%([\w.\-]+)",
+                               line.attribute(r"branch_computations=\{([^}]*)\}") or "")
+            names += [name for name in (line.attribute(r"true_computation=%([\w.\-]+)"),
+                                        line.attribute(r"false_computation=%([\w.\-]+)")) if name]
+            return [["branches", [self.run(name) for name in names]]]
+        if opcode == "call":
+            return self.run(line.attribute(r"to_apply=%([\w.\-]+)"))
+        if opcode.endswith("-done"):
+            return [["wait", line.name, opcode, self.same.get(line.operands[0], line.operands[0])]]
+        if opcode.endswith("-update") and "async" in opcode:
+            self.same[line.name] = self.same.get(line.operands[0], line.operands[0])
+            return []
+        transfer = transfer_of(self.program, line, computation)
+        if transfer:
+            return [["transfer", line.name, opcode, *transfer, self.about(line, computation, True)]]
+        if opcode.endswith("-start"):
+            return [["copy", line.name, opcode, bytes_of(written(line.shape)),
+                     direction_of(line.op_name)]]
+        inner = self.program.inner(line.called) if line.called else [line]
+        what = line.attribute(r'custom_call_target="([^"]+)"') or opcode
+        return [["compute", line.name, what, line.cycles,
+                 "COST_MODEL_TYPE_INVALID" not in line.rest,
+                 all(one.opcode in MOVES for one in inner),
+                 self.program.moved_bytes(line, computation, hbm_only=False),
+                 self.about(line, computation)]]
 
-    def compute(self, line, computation, count):
-        about, cycles = self.about(line, computation), line.cycles
+
+class _Clock:
+    """Plays a tape on a slice and adds up time."""
+
+    def __init__(self, where):
+        self.where, self.spec = where, where.spec
+        self.now, self.events, self.pending = 0.0, [], {}
+        self.busy = defaultdict(float)          # until when a link is taken, in one direction
+        self.unknown = defaultdict(lambda: [0, 0, 0])   # without cycles: count, FLOPs, bytes
+        self.moved = defaultdict(lambda: [0, 0, 0])     # the same, but at the HBM's speed
+        self.totals = [0, 0]                    # FLOPs and bytes of everything
+        self.opaque = 0                         # kernels that say nothing about themselves
+
+    def run(self, tape, count=1):
+        """One execution of a tape that is executed `count` times."""
+        for kind, *record in tape:
+            getattr(self, kind)(count, *record)
+
+    def add(self, name, opcode, track, start, seconds, count, **about):
+        self.events.append(Event(name, opcode, track, start, seconds, count, **about))
+
+    def compute(self, count, name, what, cycles, priced, moves, anywhere, about):
+        about = dict(zip(("part", "direction", "line", "flops", "int8", "bytes"), about, strict=True))
         self.totals[0] += about["flops"] * count
         self.totals[1] += about["bytes"] * count
         seconds = (cycles or 0) / self.where.clock
-        if "COST_MODEL_TYPE_INVALID" in line.rest and not about["flops"]:
-            size = self.program.moved_bytes(line, computation, hbm_only=False)
-            seconds = min(seconds, size / (COPY * self.spec.bandwidth))
+        if not priced and not about["flops"]:
+            seconds = min(seconds, anywhere / (COPY * self.spec.bandwidth))
         if cycles is None and (about["flops"] or about["bytes"]):  # not scalars, not on the chip
-            inner = self.program.inner(line.called) if line.called else [line]
-            known = all(one.opcode in MOVES for one in inner)
-            entry = (self.moved if known else self.unknown)[
-                line.attribute(r'custom_call_target="([^"]+)"') or line.opcode]
+            entry = (self.moved if moves else self.unknown)[what]
             for place, value in enumerate((1, about["flops"], about["bytes"])):
                 entry[place] += value * count
-            seconds = about["bytes"] / self.spec.bandwidth if known else 0.0
-        self.opaque += cycles is None and "tpu_custom_call" in line.rest
-        if not seconds:
-            return
-        self.add(line, "compute", self.now, seconds, count, **about)
-        self.now += seconds
+            seconds = about["bytes"] / self.spec.bandwidth if moves else 0.0
+        self.opaque += cycles is None and what == "tpu_custom_call"
+        if seconds:
+            self.add(name, what, "compute", self.now, seconds, count, **about)
+            self.now += seconds
 
     def take_links(self, seconds, axes):
-        """The transfer's start and end: after those before it that use one of its dimensions."""
-        start = max([self.now, *(self.busy[axis] for axis in axes)])
-        for axis in axes:
-            self.busy[axis] = start + seconds
+        """The transfer's start and end: after those before it that use one of its links.
+
+        "x" are the links along x in both directions, "x+" those in one: a link carries both at once.
+        """
+        ways = [axis + way for axis in axes for way in ("+-" if len(axis) == 1 else ("",))]
+        start = max([self.now, *(self.busy[way] for way in ways)])
+        for way in ways:
+            self.busy[way] = start + seconds
         return start, start + seconds
 
-    def transfer(self, line, computation, count, job):
-        if job.role == "done":
-            self.wait(line, job.key, count)
+    def transfer(self, count, name, opcode, role, key, jobs, about):
+        """A collective, or one end of it; several jobs run one after the other."""
+        if role == "done":
+            self.wait(count, name, opcode, key)
             return
-        about = self.about(line, computation, True) | {"bytes": job.size, "axes": job.axes}
-        start, end = self.take_links(job.seconds, job.axes)
-        self.add(line, "links", start, job.seconds, count, **about, opcode=job.kind)
-        self.pending[job.key] = (end, job.kind, about)
-        if job.role == "whole":
-            self.wait(line, job.key, count)
+        found = [send_time(size, groups, self.where) if kind == "collective-permute"
+                 else collective_time(kind, size, groups, self.where) for kind, size, groups in jobs]
+        seconds = sum(one for one, _ in found)
+        axes = tuple(sorted({axis for _, axes in found for axis in axes}))
+        about = dict(zip(("part", "direction", "line", "flops", "int8"), about, strict=False))
+        about |= {"bytes": sum(size for _, size, _ in jobs), "axes": axes}
+        start, end = self.take_links(seconds, axes)
+        self.add(name, jobs[0][0], "links", start, seconds, count, **about)
+        self.pending[key] = (end, jobs[0][0], about)
+        if role == "whole":
+            self.wait(count, name, opcode, key)
 
-    def copy(self, line, computation, count):
+    def copy(self, count, name, opcode, size, direction):
         """An asynchronous copy, or a scatter on the SparseCore: what it writes, at HBM's speed."""
-        size = bytes_of(written(line.shape))
         start, end = self.take_links(size / self.spec.bandwidth, ("HBM",))
-        about = {"part": "conversions", "direction": direction_of(line.op_name), "bytes": size}
-        self.add(line, "copies", start, end - start, count, **about, opcode="copy")
-        self.pending[line.name] = (end, "copy", about)
+        about = {"part": "conversions", "direction": direction, "bytes": size}
+        self.add(name, "copy", "copies", start, end - start, count, **about)
+        self.pending[name] = (end, "copy", about)
 
-    def wait(self, line, key, count):
+    def wait(self, count, name, opcode, key):
         """Stand still until what was started under a key is done."""
         end, kind, about = self.pending.pop(key, None) or (0.0, "", {})
         if end > self.now:
-            self.add(line, "wait", self.now, end - self.now, count, **about, opcode=kind)
+            self.add(name, kind, "wait", self.now, end - self.now, count, **about)
             self.now = end
 
-    def loop(self, line, count):
+    def loop(self, count, trips, body):
         """The body once, times its trips: what runs beside it does not reach over a turn's end."""
-        trips = self.program.trips(line)
         if trips is None:
             self.unknown["while"][0] += count
             self.opaque += 1                    # nothing can be said about its time
             trips = 1
         start = self.now
-        self.run(line.attribute(r"body=%([\w.\-]+)"), count * trips)
+        self.run(body, count * trips)
         self.now += (self.now - start) * (trips - 1)
 
-    def branches(self, line, count):
+    def branches(self, count, tapes):
         """A conditional takes as long as its longest branch."""
-        names = re.findall(r"%([\w.\-]+)", line.attribute(r"branch_computations=\{([^}]*)\}") or "")
-        names += [name for name in (line.attribute(r"true_computation=%([\w.\-]+)"),
-                                    line.attribute(r"false_computation=%([\w.\-]+)")) if name]
-        start, kept = self.now, (self.now, [])
-        before = self.events
-        for name in names:
+        start, kept, before = self.now, (self.now, []), self.events
+        for tape in tapes:
             self.now, self.events = start, []
-            self.run(name, count)
+            self.run(tape, count)
             if self.now > kept[0]:
                 kept = (self.now, self.events)
         self.now, self.events = kept[0], before + kept[1]
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """A collective, or one end of it: kind, role (whole, start, done), bytes, links, and its key.
+def transfer_of(program, line, computation):
+    """[role, key, [[kind, bytes, groups or pairs], ...]] of a collective, or one end of it; or None.
 
-    A start and its done have the same key.
-    """
-
-    kind: str
-    role: str
-    size: int
-    seconds: float
-    axes: tuple
-    key: str
-
-
-def transfer_of(program, line, computation, where):
-    """The `Transfer` that an instruction stands for, or None.
+    The role is whole, start or done; a start and its done have the same key.
 
     XLA for TPUs writes collectives in five ways: an operation of its own, which stops the chip; a
     pair of `-start` and `-done`; the same pair around a call that the SparseCore executes
     (`call-start`, `async_execution_thread="sparsecore"`); a fusion around `%all-reduce-scatter`,
-    which stops the chip, too; and a chain of fusions: one that calls `AsyncCollectiveStart`, products that carry the transfer
-    along (`%async_collective_fusion`; they have cycles and are products like others), and one that
-    calls `AsyncCollectiveDone`.
+    which stops the chip, too; and a chain of fusions: one that calls `AsyncCollectiveStart`, products
+    that carry the transfer along (`%async_collective_fusion`; they have cycles and are products like
+    others), and one that calls `AsyncCollectiveDone`.
     """
     found, inside, role, key = [line], computation, "whole", line.name
     if line.opcode.endswith("-start"):
@@ -800,29 +821,26 @@ def transfer_of(program, line, computation, where):
                 role, key = end, f"channel {found[0].attribute(r'channel_id=([0-9]+)')}"
     if found[0].opcode.removesuffix("-start") not in COLLECTIVES:
         return None
-    jobs = [_job(one, program.shapes[inside], line.called or "", where) for one in found]
-    kinds, sizes, seconds, axes = zip(*jobs, strict=True)  # of one fusion: one after the other
-    links = tuple(sorted(set(sum(axes, ()))))
-    return Transfer(kinds[0], role, sum(sizes), sum(seconds), links, key)
+    return [role, key, [_job(one, program.shapes[inside], line.called or "", program.chips)
+                        for one in found]]
 
 
-def _job(found, shapes, fusion, where):
-    """(kind, bytes, seconds, links) of one collective; `fusion` is what contains it, or ""."""
+def _job(found, shapes, fusion, chips):
+    """[kind, bytes, groups or pairs] of one collective; `fusion` is what contains it, or ""."""
     kind = found.opcode.removesuffix("-start")
     size = sum(bytes_of(shapes.get(name, "")) for name in found.operands)
     if kind == "collective-permute":
         text = found.attribute(r"source_target_pairs=\{(.*?\})\}") or ""
-        pairs = [tuple(map(int, pair)) for pair in re.findall(r"\{(\d+),(\d+)\}", text + "}")]
-        return kind, size, *send_time(size, pairs, where)
+        return [kind, size, [list(map(int, pair))
+                             for pair in re.findall(r"\{(\d+),(\d+)\}", text + "}")]]
     text = found.attribute(GROUPS)
     if text is None and "replica_groups=" in found.rest:
         raise ValueError(f"groups in a notation that is not known: {found.rest[:200]}")
-    groups = read_groups(text or "{}", len(where.places))
+    groups = read_groups(text or "{}", chips)
     if kind == "all-reduce" and "all-reduce-scatter" in fusion:
         kind = "reduce-scatter"
     size *= len(groups[0]) if kind == "all-gather" else 1
-    kind = kind.removeprefix("ragged-")
-    return kind, size, *collective_time(kind, size, groups, where)
+    return [kind.removeprefix("ragged-"), size, groups]
 
 
 LIBRARY = re.compile(r"/(jax|jaxlib|flax|qwix|optax)/")
@@ -841,16 +859,27 @@ def source_line(stack):
     return f"{short}:{line}, {function}"
 
 
-def predict(program, where, part_of=lambda *_: "other"):
-    """Walk through a program and say how long it takes on a slice.
+def read(program, part_of=lambda *_: "other"):
+    """The tape of a program: all that its time depends on, small enough to be kept as JSON.
 
     Args:
       program: a `Program`, or the text of one.
-      where: a `Slice`, or Google's name of one that is in the table: "v5p-8".
       part_of: (stack, op_name, product, moves) -> the part of the model that an instruction belongs
         to: its calls as (file, function, line), innermost first; JAX's name of the operation;
         whether it contains a product, or moves what one needs or made over the links; whether it
         only converts, copies or rearranges.
+    """
+    program = program if isinstance(program, Program) else Program(program)
+    return _Reader(program, part_of).run(program.entry)
+
+
+def predict(program, where, part_of=lambda *_: "other"):
+    """Say how long a program takes on a slice.
+
+    Args:
+      program: a `Program`, or the text of one.
+      where: a `Slice`, or Google's name of one that is in the table: "v5p-8".
+      part_of: as for `read`.
 
     Returns:
       A `Prediction`.
@@ -866,8 +895,14 @@ def predict(program, where, part_of=lambda *_: "other"):
     if program.chips != math.prod(where.shape):
         raise ValueError(f"the program is for {program.chips} chips, the slice has "
                          f"{math.prod(where.shape)}")
-    clock = _Clock(program, where, part_of)
-    clock.run(program.entry)
+    return play(read(program, part_of), where)
+
+
+def play(tape, where):
+    """The `Prediction` of a tape on a `Slice`."""
+    clock = _Clock(where)
+    clock.run(tape)
+
     def listed(found):
         rows = [{"opcode": name, "count": count, "flops": flops, "bytes": size}
                 for name, (count, flops, size) in found.items()]
@@ -920,24 +955,6 @@ def profile(prediction, spec):
     return sorted(table, key=lambda row: -row["seconds"])
 
 
-def longest(prediction, count=10):
-    """The instructions that take longest, all executions together, with the line they come from.
-
-    Instructions of the same line, part, pass and size (the sixty layers') are one entry.
-    """
-    rows = defaultdict(lambda: [0.0, 0])
-    for event in prediction.events:
-        if event.track in ("compute", "wait"):
-            key = (what_of(event), event.part, event.direction, event.line, event.flops,
-                   event.bytes)
-            rows[key][0] += event.seconds * event.count
-            rows[key][1] += event.count
-    table = [{"what": key[0], "part": key[1], "direction": key[2], "line": key[3],
-              "seconds": seconds, "count": number}
-             for key, (seconds, number) in rows.items()]
-    return sorted(table, key=lambda row: -row["seconds"])[:count]
-
-
 def strip(prediction, columns=400, start=0.0, end=None):
     """A stretch of the step as a strip of equal pieces of time: what fills the most of each piece.
 
@@ -967,34 +984,6 @@ def strip(prediction, columns=400, start=0.0, end=None):
         else:
             found.append([*what, 1])
     return found
-
-
-ZOOM = 0.04  # seconds
-
-
-def summary(prediction, spec):
-    """Everything that tables and figures need of a prediction, small enough to be stored as JSON.
-
-    Returns:
-      {"seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes",
-      "unknown", "moved", "profile", "longest", "strip", "zoom"}; `zoom` is a strip of
-      the 40 ms around the middle of the step.
-    """
-    found = {name: getattr(prediction, name) for name in (
-        "seconds", "clock", "compute", "exposed", "copies", "unknown_flops", "unknown_bytes")}
-    middle = max((prediction.clock - ZOOM) / 2, 0.0)
-    found |= {"unknown": prediction.unknown[:10], "moved": prediction.moved[:10],
-              "profile": profile(prediction, spec),
-              "longest": longest(prediction), "strip": strip(prediction),
-              "zoom": strip(prediction, start=middle, end=middle + ZOOM)}
-
-    def short(value):
-        if isinstance(value, float):
-            return float(f"{value:.6g}")
-        if isinstance(value, dict):
-            return {key: short(one) for key, one in value.items()}
-        return [short(one) for one in value] if isinstance(value, (list, tuple)) else value
-    return short(found)
 
 
 # ── a trace that Perfetto opens ─────────────────────────────────────────────────────────────────
