@@ -213,8 +213,8 @@ for task, each in tasks.items():
         display(scores.verdict_table(lost))
 
 # %% [markdown]
-# Here all can be won. In verilog-eval, 151 of 156 can on Icarus 11, 152 on Icarus 12, and 152 of its
-# code-complete. Prob099's testbench connects ports that its interface does not have; Prob151 and Prob156
+# Here all can be won. In verilog-eval, 151 of 156 can on Icarus 11 and 152 on Icarus 12, as
+# code-complete 152 and 153. Prob099's testbench connects ports that its interface does not have; Prob151 and Prob156
 # need a cast that Icarus 12 has; Prob082, Prob141 and, there, Prob156 print `TIMEOUT` first, which
 # the official rules fail. Prob099 is *disputed*, and by an open pull request so are Prob118, 134, 135 and
 # 153: scores are given with and without them.

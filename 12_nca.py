@@ -148,7 +148,8 @@ print(f"nats per token by counting: {high:.2f}; by looking up: {low:.2f}")
 # %%
 folder = helpers.run_dir("nca")
 folder.mkdir(parents=True, exist_ok=True)
-_, live = nca.first_stage(replace(plan, first_steps=50, every=25, seeds=1), "automata", world, folder)
+_, live = nca.first_stage(
+    replace(plan, first_steps=50, every=25, seeds=1), "automata", world, folder)
 live[["step", "tokens", "train_loss", "val_loss"]]
 
 # %% [markdown]

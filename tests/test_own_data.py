@@ -5,7 +5,7 @@
 The model has E2B's widths and kinds of layers, random weights, four layers instead of 35 (with and
 without keys and values of their own, sliding and full) and the tiny tokenizer with its vocabulary.
 A folder stands for the mounted Drive, one CPU device for the chip. The rows are short and the steps are two: it is
-about the way.
+about the way. The example, data/ports, is trained as the page says, with the tiny model.
 """
 
 import json
@@ -21,11 +21,16 @@ from conftest import ROOT
 from safetensors.numpy import load_file
 
 import helpers
+import verilog
 from helpers import data, packing
 from tables import architecture
+from verilog import asking, scores
+
+sys.path.insert(0, str(ROOT / "data" / "generate"))
+import ports
 
 PAGE = (ROOT / "OWN_DATA.md").read_text()
-DRIVE, IN_02, IN_03, ASK, COMPARE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+DRIVE, IN_02, IN_03, ASK, COMPARE, SCORE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 FORMS = [json.loads(line) for line in re.search(r"```json\n(.*?)```", PAGE, re.S)[1].splitlines()]
 # `google.colab` is on Colab only; here mounting makes a folder.
 COLAB = """import sys, types, pathlib
@@ -127,3 +132,74 @@ def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
                       + ASK.replace("max_new_tokens=200", "max_new_tokens=4"))
     done = subprocess.run([ROOT / ".venv-serve/bin/python", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3_000:]
+
+
+def test_the_example_is_what_its_generator_writes():
+    """And its answers say what a regular expression finds in the questions."""
+    chats, held_out = ports.rows()
+    for name, wanted in (("train", chats), ("held_out", held_out)):
+        lines = (ROOT / "data" / "ports" / f"{name}.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == wanted
+    for row in held_out:
+        found = re.findall(r"(input|output) (?:\[(\d+):0\] )?(\w+)", row["question"])
+        told = re.findall(r"(input|output) (\w+)(?: \((\d+) bits\))?", row["answer"])
+        assert told == [(kind, name, high and str(int(high) + 1)) for kind, high, name in found]
+        assert f" has {len(found)} ports: " in row["answer"]
+    assert not {row["question"] for row in held_out} & {
+        row["messages"][0]["content"] for row in chats}
+
+
+# Greedy answers by transformers, in the other environment: folder, {name: prompts}, a file for them.
+ANSWER = """import json, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder, asked, answers = sys.argv[1], json.load(open(sys.argv[2])), {}
+tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+model = AutoModelForCausalLM.from_pretrained(
+    folder, dtype="float32", key_mapping={"^model.language_model.": "model."})
+for name, texts in asked.items():
+    ids = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False,
+                    return_token_type_ids=False)
+    out = model.generate(**ids, max_new_tokens=120, do_sample=False, eos_token_id=[1, 106, 50])
+    answers[name] = tokenizer.batch_decode(out[:, ids["input_ids"].shape[1]:],
+                                           skip_special_tokens=True)
+json.dump(answers, open(sys.argv[3], "w"))
+"""
+
+
+def what_it_knows(folder, tmp_path):
+    """[ports named, ports told with their width, modules written below a comment], in per cent."""
+    bench = verilog.questions(ROOT / "data/ports/held_out.jsonl")
+    problems = verilog.load_problems(ROOT / "data/tiny_eval")
+    asked = {"ports": [f"<bos><|turn>user\n{one.prompt}<turn|>\n<|turn>model\n<|channel>thought\n"
+                       "<channel|>" for one in bench.problems],
+             "modules": ["<bos>" + asking.text_to_continue(one, "comment") for one in problems]}
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    (tmp_path / "answer.py").write_text(ANSWER)
+    done = subprocess.run([ROOT / ".venv-serve/bin/python", "-W", "ignore", tmp_path / "answer.py", folder,
+                           tmp_path / "asked.json", tmp_path / "answers.json"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    texts = {one.name: [text] for one, text in zip(bench.problems, answers["ports"], strict=True)}
+    shares = []
+    for code in (SCORE, SCORE.replace(r"put \w+", r"put \w+(?: \(\d+ bits\))?")):
+        exec(code, space := {})
+        score = verilog.questions(ROOT / "data/ports/held_out.jsonl", space["ports_named"])
+        shares.append(scores.grade(score, texts).mean())
+    verdicts = verilog.judge_many([(one, verilog.extract_code(text)[0]) for one, text in
+                                   zip(problems, answers["modules"], strict=True)])
+    shares.append(np.mean([verdict.passed for verdict in verdicts]))
+    return [100 * float(share) for share in shares]
+
+
+@pytest.mark.slow
+def test_the_tiny_model_learns_the_example_and_forgets_as_the_page_says(tmp_path):
+    command = re.search(r"```bash\n\.venv/bin/python (recipe\.py .*?)```", PAGE, re.S)[1]
+    command = command.replace("\\\n", " ").replace("runs/ports", str(tmp_path / "out")).split()
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    on_the_page = np.array(re.findall(r"\| (\d+) % \| (\d+) % \|$", PAGE, re.M), float).T
+    found = [what_it_knows(folder, tmp_path) for folder in
+             (ROOT / "assets/tiny_gemma4", tmp_path / "out" / "merged")]
+    assert (abs(found - on_the_page) <= 10).all(), found  # another machine rounds otherwise

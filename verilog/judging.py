@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -276,16 +276,13 @@ def _read(path):
 
 
 def judge(problem, code, limits=Limits(), waves=None):
-    """Judge one answer; never raises for what the answer does, only for the machine's state.
+    """The `Verdict` on one answer; never raises for what it does, only for the machine's state.
 
     Args:
       problem: a `Problem`.
       code: Verilog text, or None where the model wrote none.
       limits: `Limits` of each compilation and simulation.
       waves: where to put the waveform file (VCD), if one is wanted.
-
-    Returns:
-      A `Verdict`.
 
     Raises:
       ValueError: Icarus is missing or was killed, or TMPDIR is full: nothing that an answer could
@@ -373,25 +370,10 @@ def _ended(limit, phase, limits, log):
     return Verdict("runtime", f"{phase} printed over {limits.output} bytes", "R", log=log)
 
 
-def judge_many(candidates, limits=Limits(), workers=None, report=None):
-    """Judge many (problem, code) pairs in parallel; identical ones once.
-
-    Args:
-      candidates: list of (Problem, code or None).
-      limits: `Limits`.
-      workers: threads, each waiting for one simulator; default one per core.
-      report: called as report(judged, of) after each.
-
-    Returns:
-      A list of `Verdict`, in the order given.
-    """
-    icarus_version()
-    network_guard(), tether()
-    different, verdicts = list(dict.fromkeys(candidates)), {}
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        pending = {pool.submit(judge, *candidate, limits): candidate for candidate in different}
-        for done in as_completed(pending):
-            verdicts[pending[done]] = done.result()
-            if report:
-                report(len(verdicts), len(different))
+def judge_many(candidates):
+    """Judge many (problem, code or None) pairs in parallel, identical ones once; verdicts in order."""
+    network_guard(), tether()  # found out once, before the threads
+    different = list(dict.fromkeys(candidates))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        verdicts = dict(zip(different, pool.map(lambda pair: judge(*pair), different), strict=True))
     return [verdicts[candidate] for candidate in candidates]
