@@ -97,6 +97,7 @@ def quiet():
                         ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("WANDB_MODE", "disabled")):
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
+    warnings.filterwarnings("ignore", message="`with mesh:`")  # it is where Tunix looks for its mesh
     for name in ("absl", "jax"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # What fails in a thread of Orbax is raised again where it is waited for: not logged, too.
