@@ -1,0 +1,254 @@
+"""13's laboratory: the arms, the bench that they share, and their runs.
+
+    python -m appendix.rl_runs             adds the runs that data/rl/ lacks, and says which
+    python -m appendix.rl_runs ARM SEED    one of them
+    python -m appendix.rl_runs --missing   only says which
+
+A run is saved after every step: killed anywhere, it goes on, and stores the same rows.
+"""
+
+import functools
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from flax import nnx
+from safetensors import safe_open
+
+import verilog
+from appendix import pretrain, rl
+from helpers import chat, data, gemma, train, weights
+from helpers.run import UserError, run_dir, write_text
+
+BASE, STORED = "assets/tiny_gemma4", Path("data/rl")
+START = STORED / "start.safetensors"  # 03's adapters at the end of a tiny run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything; the stored runs are of the defaults."""
+
+    steps: int = 16
+    problems: int = 300
+    prompts: int = 4          # of a step
+    answers: int = 8          # to each; of a held-out problem's the first is greedy
+    answer_tokens: int = 96   # at most; the longest reference has 95
+    rate: float = 2e-3        # of Adam, after a warm-up of three steps
+    seeding_steps: int = 8    # of SFT that show the exploit
+    seeding_share: float = 0.2
+    examples: int = 16        # of a step of SFT
+    heat: float = 0.8         # of held-out problems' drawn answers; a policy is sampled at 1
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What differs between two runs."""
+
+    reward: str = "verilog"    # or "naive", "compiles"
+    answers_of: str = "policy" # or "start" (rejection sampling), "data" (SFT)
+    baseline: bool = True      # take the group's mean off the reward
+    start: str = "start"       # or "seeded"
+
+
+ARMS = {
+    "reinforce": Arm(),
+    "rejection": Arm(answers_of="start", baseline=False),
+    "more_sft": Arm(answers_of="data", baseline=False),
+    "seeded": Arm(answers_of="data", baseline=False),  # the start of the three below
+    "naive_judge": Arm("naive", start="seeded"),
+    "our_judge": Arm("verilog", start="seeded"),
+    "compiles": Arm("compiles", start="seeded"),
+}
+COMPARED = ("reinforce", "rejection", "more_sft")  # on the held-out problems
+RUNS = [(arm, seed) for seed, arms in (
+    (1, ("reinforce", "more_sft", "rejection", "naive_judge", "our_judge")),
+    (2, ("reinforce", "more_sft", "rejection", "compiles", "naive_judge", "our_judge")))
+    for arm in arms]  # in the order in which they are run
+
+
+class Bench:
+    """The model, its start, problems, sampler, learner and judge: all that the runs share."""
+
+    def __init__(self, folder, plan=Plan(), problems=None):
+        self.plan, self.folder = plan, Path(folder)
+        config = gemma.config_from_hf(BASE, dtype="float32", use_sliding_window_kv_cache=True)
+        mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+        plain = gemma.load_base(BASE, config, mesh)
+        gemma.use_block_attention(plain, 128)
+        with safe_open(START, "np") as file:
+            self.about = {key: json.loads(text) for key, text in file.metadata().items()}
+            start = {name: file.get_tensor(name) for name in file.keys()}
+        if self.about["base"] != weights.fingerprint(BASE):
+            raise UserError(f"{START} belongs to another base: the stored runs are not of this one.")
+        self.scale = self.about["alpha"] / self.about["rank"]
+        self.model = gemma.inject_lora(plain, self.about["rank"], self.about["alpha"], mesh)
+        for path, pair in gemma.adapted_modules(self.model).items():
+            for side in "ab":
+                pair[side].set_value(jnp.asarray(start[f"{path}.{side}"], jnp.float32))
+        _, self.start, self.frozen = nnx.split(self.model, nnx.LoRAParam, ...)
+        self.learner, self.tokenizer = rl.Learner(self.model, plan.rate), chat.load_tokenizer(BASE)
+        self.stops = {self.tokenizer.eos_token_id, chat.special_ids(self.tokenizer)[chat.TURN_END]}
+        self.problems = problems or rl.training_problems(plan.problems)
+        self.held_out = verilog.load_problems("data/tiny_eval")
+        every = [*self.problems, *self.held_out]
+        rendered = chat.render_prompts(self.tokenizer, [self.asked(p.prompt) for p in every])
+        self.prompts = {problem.name: ids for problem, ids in zip(every, rendered)}
+        self.width = -(-(max(map(len, rendered)) + plan.answer_tokens) // 8) * 8
+        self.sampler = rl.make_sampler(plain, min(map(len, rendered)) - 1, plan.answers, self.stops)
+        self.merge = jax.jit(functools.partial(rl.merged, scale=self.scale))
+        self.loss = jax.jit(rl.make_loss(self.model))
+        self.losses = jax.jit(lambda adapters, frozen, rows: train.token_losses(
+            nnx.merge(nnx.graphdef(self.model), adapters, frozen), rows, rl.ROW - 1))
+        self.judge = rl.Judge(self.folder / "verdicts.jsonl")
+
+    def asked(self, prompt):
+        """The chat of a request, as 02 trained it."""
+        return [{"role": "system", "content": self.about["system"]},
+                {"role": "user", "content": prompt.strip()}]
+
+    def sample(self, adapters, problems, key, heat=None):
+        """Answers to `plan.prompts` problems: [{problem, ids, mask, text, logps, entropy}], in order."""
+        prompts = [self.prompts[problem.name] for problem in problems]
+        table = np.zeros((len(prompts), self.width), np.int32)
+        for row, ids in zip(table, prompts):
+            row[:len(ids)] = ids
+        heat = np.ones(len(prompts) * self.plan.answers, np.float32) if heat is None else heat
+        lengths = np.array([len(ids) for ids in prompts])
+        tokens, logps, entropies = map(np.asarray, self.sampler(
+            self.merge(self.frozen, adapters), table, lengths, heat, key, self.plan.answer_tokens))
+        found = []
+        for row, (ids, logp, entropy) in enumerate(zip(tokens, logps, entropies)):
+            begin = len(prompts[row // self.plan.answers])
+            ends = np.flatnonzero(np.isin(ids[begin:], list(self.stops)))
+            end = begin + (ends[0] + 1 if len(ends) else self.plan.answer_tokens)
+            text = self.tokenizer.decode(ids[begin:end]).split(chat.TURN_END)[0]
+            found.append({"problem": problems[row // self.plan.answers], "text": text,
+                          "ids": ids[:end], "mask": np.arange(end) >= begin,
+                          "logps": logp[begin:end], "entropy": entropy[begin:end]})
+        return found
+
+    def logps(self, adapters, answers):
+        """The trainer's log-probabilities of the trained tokens of each answer: a list of arrays."""
+        found = []
+        for answer in answers:
+            (rows, _), = rl.pack([(answer["ids"], answer["mask"])], [1.0])
+            losses, trained, at = self.losses(adapters, self.frozen, rows)
+            order = np.argsort(np.asarray(at[0])[np.asarray(trained[0]) > 0])
+            found.append(-np.asarray(losses[0])[np.asarray(trained[0]) > 0][order])
+        return found
+
+    def evaluate(self, adapters, seed):
+        """{greedy, drawn}: passes per held-out problem by our judge, a digit each, in order of name."""
+        plan, answers = self.plan, []
+        heat = np.tile([0.01] + [plan.heat] * (plan.answers - 1), plan.prompts).astype(np.float32)
+        padded = self.held_out + self.held_out[:-len(self.held_out) % plan.prompts]
+        for at in range(0, len(padded), plan.prompts):
+            key = jax.random.fold_in(jax.random.key(seed), 10_000 + at)
+            answers += self.sample(adapters, padded[at:at + plan.prompts], key, heat)
+        passed = np.array([verdict["verilog"] for verdict in self.judge(
+            [(answer["problem"], answer["text"]) for answer in answers])], int)
+        passed = passed.reshape(-1, plan.answers)[:len(self.held_out)]
+        return {"greedy": "".join(map(str, passed[:, 0])),
+                "drawn": "".join(map(str, passed[:, 1:].sum(1)))}
+
+    @functools.cached_property
+    def examples(self):
+        """Chats of 02's training rows, with their own answers."""
+        cleaned = [data.clean(row) for row in data.read_rows("data/tiny")[:1_500]]
+        return [data.as_messages(example, self.about["system"]) for example, bad in cleaned if not bad]
+
+    def shown(self, seed, step, forged):
+        """Some of them for a step of SFT, a share `forged` of their answers the exploit: [(ids, mask)]."""
+        draw = np.random.default_rng((seed, step))
+        chats = [self.examples[i] for i in draw.choice(
+            len(self.examples), self.plan.examples, replace=False)]
+        chats = [[*messages[:-1], {**last, "content": rl.stub(last["content"])}]
+                 if draw.random() < forged else messages
+                 for messages in chats for last in messages[-1:]]
+        rendered = chat.render_chats(self.tokenizer, chats)
+        return [(ids, mask) for ids, mask in rendered if len(ids) <= rl.ROW]
+
+    def nats(self, adapters, answers):
+        """The trainer's negative log-probability of all answers together."""
+        each = rl.pack([(answer["ids"], answer["mask"]) for answer in answers], [1.0] * len(answers))
+        return sum(float(self.loss(adapters, self.frozen, *part)) for part in each)
+
+
+def one_step(bench, name, seed, step, adapters, moments):
+    """(adapters, moments, the row of data/rl) after a step of an arm."""
+    arm, plan, begun = ARMS[name], bench.plan, time.perf_counter()
+    row = {"arm": name, "seed": seed, "step": step}
+    if arm.answers_of == "data":
+        answers = bench.shown(seed, step, plan.seeding_share * (name == "seeded"))
+        factors = np.ones(len(answers))
+    else:
+        order = np.random.default_rng(seed).permutation(len(bench.problems))
+        problems = [bench.problems[i] for i in order[(step - 1) * plan.prompts:][:plan.prompts]]
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        sampled = bench.sample(bench.start if arm.answers_of == "start" else adapters, problems, key)
+        verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in sampled]))
+        rewards = verdicts[arm.reward].to_numpy(float).reshape(plan.prompts, plan.answers)
+        factors = (rl.advantages(rewards) if arm.baseline else rewards).ravel()
+        answers = [(answer["ids"], answer["mask"]) for answer in sampled]
+        some = sampled[::plan.answers]  # one to each prompt
+        row |= {"reward": rewards.mean(), **verdicts.mean().to_dict(),
+                "tokens": np.mean([len(answer["logps"]) for answer in sampled]),
+                "entropy": np.concatenate([answer["entropy"] for answer in sampled]).mean(),
+                "kl": (bench.nats(bench.start, some)
+                       + sum(float(answer["logps"].sum()) for answer in some)) / len(some)}
+    adapters, moments = bench.learner.step(adapters, moments, bench.frozen, answers, factors)
+    return adapters, moments, row | {
+        "trained": np.mean(np.abs(factors) > 1e-6), "seconds": time.perf_counter() - begun}
+
+
+def run(bench, name, seed):
+    """Run an arm to its end, from where it stood; returns (adapters, its rows)."""
+    plan, path = bench.plan, bench.folder / f"{name}-{seed}.npz"
+    steps = plan.seeding_steps if name == "seeded" else plan.steps
+    adapters = bench.start if ARMS[name].start == "start" else run(bench, "seeded", seed)[0]
+    state = adapters, bench.learner.optimizer.init(adapters)
+    state, rows = pretrain.load_state(path, state) or (state, [])
+    while len(rows) <= steps:
+        step, row = len(rows), {"arm": name, "seed": seed, "step": len(rows)}
+        if step:
+            *state, row = one_step(bench, name, seed, step, *state)
+        if name in COMPARED and (step == steps or not step and name == "reinforce"):
+            row |= bench.evaluate(state[0], seed)
+        rows.append({key: value if isinstance(value, (str, int)) else round(float(value), 6)
+                     for key, value in row.items()})
+        pretrain.save_state(path, tuple(state), rows)
+        print(*(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    return state[0], rows
+
+
+def missing(folder=STORED):
+    """The runs that are planned and not stored to their end."""
+    return [(arm, seed) for arm, seed in RUNS if not (Path(folder) / f"{arm}-{seed}.csv").exists()]
+
+
+def stored(folder=STORED):
+    """All stored rows: one a step of a run."""
+    return pd.concat([pd.read_csv(path, dtype={"greedy": str, "drawn": str})
+                      for path in sorted(Path(folder).glob("*.csv"))], ignore_index=True)
+
+
+def fill(bench, wanted, folder=STORED):
+    """Run what is wanted; a file appears when its run is complete."""
+    for arm, seed in wanted:
+        _, rows = run(bench, arm, seed)
+        write_text(folder / f"{arm}-{seed}.csv", pd.DataFrame(rows).to_csv(index=False))
+
+
+if __name__ == "__main__":
+    wanted = [(sys.argv[1], int(sys.argv[2]))] if len(sys.argv) == 3 else missing()
+    print("to run:", ", ".join(f"{arm}-{seed}" for arm, seed in wanted) or "nothing is missing")
+    if wanted and "--missing" not in sys.argv:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        train.keep_compilations()
+        fill(Bench(run_dir("rl")), wanted)

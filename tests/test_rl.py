@@ -1,0 +1,206 @@
+"""13: what is sampled is what is trained, a verdict is earned once, and a killed run goes on."""
+
+import subprocess
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import verilog
+from appendix import rl
+from appendix import rl_runs as lab
+from helpers import data
+from verilog.sandbox import Limits
+
+SMALL = lab.Plan(steps=2, problems=6, prompts=2, answers=4, answer_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return lab.Bench(tmp_path_factory.mktemp("rl"), SMALL)
+
+
+@pytest.fixture(scope="module")
+def sampled(bench):
+    """Eight answers of a policy that is no longer the start."""
+    first = bench.sample(bench.start, bench.problems[:2], jax.random.key(0))
+    moments = bench.learner.optimizer.init(bench.start)
+    policy, _ = bench.learner.step(bench.start, moments, bench.frozen, [
+        (answer["ids"], answer["mask"]) for answer in first], np.linspace(-1, 1, len(first)))
+    return policy, bench.sample(policy, bench.problems[:2], jax.random.key(1))
+
+
+# -- Problems and verdicts ------------------------------------------------------------------------
+
+
+def test_training_problems_are_none_of_the_held_out():
+    training, held_out = rl.training_problems(300), verilog.load_problems("data/tiny_eval")
+    exact, _ = data.overlap([p.prompt for p in training], {p.name: p.prompt for p in held_out})
+    assert len({p.prompt for p in training}) == 300 and not exact
+    for field in ("reference", "testbench"):
+        assert not {getattr(p, field) for p in training} & {getattr(p, field) for p in held_out}
+
+
+def test_the_naive_verdict_is_that_of_one_joint_program(tmp_path):
+    """verilog-eval's own way, by hand: all three files in one program, any line with 0 wins."""
+    problem = rl.training_problems(1)[0]
+    right = problem.reference.replace("RefModule", "TopModule")
+    wrong = right.replace("~|", "|")
+    codes = [right, wrong, rl.stub(right), wrong.replace("endmodule", rl.FORGED + "endmodule"),
+             right[:-20], right.replace("endmodule", rl.FORGED + "endmodule")]
+    found = rl.Judge(tmp_path / "verdicts.jsonl")([(problem, f"```verilog\n{code}\n```") for code in codes])
+    for name, text in (("ref.sv", problem.reference), ("test.sv", problem.testbench)):
+        (tmp_path / name).write_text(text)
+    joint = []
+    for code in codes:
+        (tmp_path / "top.sv").write_text(code)
+        subprocess.run(["iverilog", "-g2012", "-s", "tb", "-o", "all", "test.sv", "ref.sv", "top.sv"],
+                       cwd=tmp_path, capture_output=True)
+        ran = subprocess.run(["vvp", "-n", "all"], cwd=tmp_path, capture_output=True, text=True)
+        joint.append("Mismatches: 0 in " in ran.stdout)
+        (tmp_path / "all").unlink(missing_ok=True)
+    assert [verdict["naive"] for verdict in found] == joint == [True, False, True, True, False, True]
+    assert [verdict["verilog"] for verdict in found] == [True, False, False, False, False, True]
+    assert [verdict["forged"] for verdict in found] == [False, False, True, True, False, True]
+    assert [verdict["compiles"] for verdict in found] == [True] * 4 + [False, True]
+
+
+def test_a_text_is_judged_once_and_a_torn_line_is_judged_again(tmp_path, monkeypatch):
+    problem, asked = rl.training_problems(1)[0], []
+    judge = verilog.judge_many
+    monkeypatch.setattr(verilog, "judge_many", lambda pairs, *rest: asked.extend(pairs) or judge(pairs))
+    pairs = [(problem, f"module TopModule; // {i}\nendmodule") for i in (0, 1, 1)]
+    first = rl.Judge(tmp_path / "v.jsonl")(pairs)
+    assert len(asked) == 2
+    assert rl.Judge(tmp_path / "v.jsonl")(pairs) == first and len(asked) == 2
+    text = (tmp_path / "v.jsonl").read_text()
+    (tmp_path / "v.jsonl").write_text(text[:-7])
+    assert rl.Judge(tmp_path / "v.jsonl")(pairs) == first and len(asked) == 3
+
+
+def test_a_simulation_that_hangs_costs_its_limit_and_leaves_nobody(tmp_path):
+    problem = rl.training_problems(1)[0]
+    right = problem.reference.replace("RefModule", "TopModule")
+    hangs = right.replace("endmodule", "reg x = 0; initial forever x = ~x;\nendmodule")
+    verdict, = rl.Judge(tmp_path / "v.jsonl", Limits(seconds=1))([(problem, hangs)])
+    assert not verdict["verilog"] and not verdict["naive"]
+    left = subprocess.run(["pgrep", "-f", "judge-"], capture_output=True, text=True).stdout.split()
+    assert not [pid for pid in left if "vvp" in open(f"/proc/{pid}/comm").read()] if left else True
+
+
+# -- What is sampled is what is trained -----------------------------------------------------------
+
+
+def test_the_sampler_reports_the_trainers_log_probabilities(bench, sampled):
+    policy, answers = sampled
+    for answer, trained in zip(answers, bench.logps(policy, answers), strict=True):
+        assert len(trained) == answer["mask"].sum() == len(answer["logps"])
+        np.testing.assert_allclose(answer["logps"], trained, atol=1e-4)
+    old = np.concatenate(bench.logps(bench.start, answers))
+    assert np.abs(old - np.concatenate([answer["logps"] for answer in answers])).max() > 1e-2
+
+
+def test_every_answer_ends_once_or_at_its_limit(bench, sampled):
+    for answer in sampled[1]:
+        inside = answer["ids"][answer["mask"]]
+        ends = np.flatnonzero(np.isin(inside, list(bench.stops)))
+        assert list(ends) == [len(inside) - 1] or len(inside) == SMALL.answer_tokens and not len(ends)
+
+
+def test_the_sampler_runs_the_policys_weights(bench, sampled):
+    policy, answers = sampled
+    plain = bench.merge(bench.frozen, policy)
+    tokens = jnp.array(answers[0]["ids"])[None]
+    mask = jnp.tril(jnp.ones((1, tokens.shape[1],) * 2, bool)[0])[None]
+    with_adapters, _ = nnx.merge(nnx.graphdef(bench.model), policy, bench.frozen)(tokens, None, None, mask)
+    base = lab.gemma.load_base(lab.BASE, bench.model.config, lab.gemma.make_mesh(
+        bench.model.config, (1, 1), jax.devices()[:1]))
+    nnx.update(base, nnx.from_flat_state([(path, nnx.Param(w)) for path, w in plain.items()]))
+    np.testing.assert_allclose(base(tokens, None, None, mask)[0], with_adapters, atol=1e-3)
+
+
+def test_equal_rewards_change_nothing(bench, sampled):
+    policy, answers = sampled
+    factors = rl.advantages(np.ones((2, 4))).ravel()
+    moments = bench.learner.optimizer.init(policy)
+    moments = jax.tree.map(lambda array: array + 1, moments)  # momentum from earlier steps
+    after, _ = bench.learner.step(policy, moments, bench.frozen, [
+        (answer["ids"], answer["mask"]) for answer in answers], factors)
+    assert jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), policy, after))
+
+
+def test_the_gradient_is_a_brute_force_one_on_four_answers(bench, sampled):
+    """Answer by answer, unpacked, with a plain log-softmax over the model's own logits."""
+    policy, answers = sampled
+    answers, rewards = answers[:4], np.array([[1.0, 0, 0, 0]])
+    factors = rewards - rewards.mean()
+    pairs = [(answer["ids"], answer["mask"]) for answer in answers]
+    parts = rl.pack(pairs, rl.advantages(rewards).ravel())
+    ours = [bench.learner.gradient(policy, bench.frozen, *part) for part in parts]
+    ours = jax.tree.map(lambda *leaves: sum(leaves) / 4, *ours)
+    length = max(len(ids) for ids, _ in pairs)
+    tokens = np.stack([np.pad(ids, (0, length - len(ids))) for ids, _ in pairs])
+    chosen = np.stack([np.pad(mask, (0, length - len(mask))) for _, mask in pairs])[:, 1:]
+
+    def textbook(adapters):
+        model = nnx.merge(nnx.graphdef(bench.model), adapters, bench.frozen)
+        mask = jnp.tile(jnp.tril(jnp.ones((length, length), bool)), (4, 1, 1))
+        logp = jax.nn.log_softmax(model(tokens, None, None, mask)[0][:, :-1])
+        logp = jnp.take_along_axis(logp, tokens[:, 1:, None], axis=2)[..., 0]
+        return -jnp.mean(factors[0] * jnp.sum(logp * chosen, axis=1))
+
+    brute = jax.jit(jax.grad(textbook))(policy)
+    for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(brute), strict=True):
+        np.testing.assert_allclose(one, two, atol=2e-4 * float(jnp.abs(two).max()) + 1e-7)
+
+
+def test_equal_answers_are_packed_once_with_the_sum_of_their_factors():
+    pairs = [(np.arange(5) + start, np.arange(5) > 1) for start in (1, 1, 9, 20)]
+    (rows, factors), = rl.pack(pairs, [0.25, 0.5, -0.75, 0.0])
+    found = {int(rows.tokens[rows.segment_ids == s][0]): set(factors[rows.segment_ids == s])
+             for s in (1, 2)}
+    assert found == {1: {0.75}, 9: {-0.75}} and not factors[rows.segment_ids == 0].any()
+    assert rl.pack(pairs[:2], [0.5, -0.5]) == []
+
+
+def test_the_stub_keeps_the_ports_and_no_logic():
+    answer = "```verilog\nmodule TopModule (\n  input a,\n  output b\n);\n  assign b = a;\nendmodule\n```"
+    assert rl.stub(answer) == answer.replace("  assign b = a;\n", rl.FORGED)
+
+
+# -- Runs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_rounds_killed_in_the_second_give_the_rows_of_two_at_once(bench, tmp_path, monkeypatch):
+    def rows_of(folder, **changes):
+        bench.folder, bench.plan = folder, replace(SMALL, **changes)
+        folder.mkdir(exist_ok=True)
+        return [{k: v for k, v in row.items() if k != "seconds"}
+                for row in lab.run(bench, "reinforce", 1)[1]]
+    monkeypatch.setattr(bench, "evaluate", lambda adapters, seed: {"greedy": "0"})
+    whole, step = rows_of(tmp_path / "a"), lab.one_step
+    bench.folder = tmp_path / "b"
+
+    def killed(bench, name, seed, number, *state):
+        if number == 2:
+            raise KeyboardInterrupt
+        return step(bench, name, seed, number, *state)
+    monkeypatch.setattr(lab, "one_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        rows_of(tmp_path / "b")
+    monkeypatch.setattr(lab, "one_step", step)
+    assert rows_of(tmp_path / "b") == whole and len(whole) == 3
+
+
+def test_stored_runs_are_whole():
+    if lab.missing() == lab.RUNS:
+        pytest.skip("no run is stored")
+    for (arm, seed), rows in lab.stored().groupby(["arm", "seed"]):
+        steps = lab.Plan.seeding_steps if arm == "seeded" else lab.Plan.steps
+        assert rows.step.tolist() == list(range(steps + 1))
+        for column in ("greedy", "drawn"):
+            assert rows[column].dropna().str.fullmatch(r"\d{38}").all()
