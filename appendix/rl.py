@@ -191,9 +191,8 @@ def make_loss(model):
 class Learner:
     """The step: gradient of the loss over all rows, divided by the answers asked for, then Adam."""
 
-    def __init__(self, model, rate):
-        self.optimizer = train.make_optimizer(lambda step: rate * jnp.minimum(1, (step + 1) / 3),
-                                              0.0, 1.0)
+    def __init__(self, model):
+        self.optimizer = train.make_optimizer(0.0, weight_decay=0.0, max_grad_norm=1.0)
         self.gradient = jax.jit(jax.grad(make_loss(model)))
         self.apply = jax.jit(self._apply)
 
@@ -202,11 +201,12 @@ class Learner:
         updates, moments = self.optimizer.update(gradient, moments, adapters)
         return jax.tree.map(jnp.add, adapters, updates), moments
 
-    def step(self, adapters, moments, frozen, answers, factors):
+    def step(self, adapters, moments, frozen, answers, factors, rate):
         """(adapters, moments) after a step; the same ones where no answer was better than another."""
         parts = pack(answers, factors)
         if not parts:
             return adapters, moments
         each = (self.gradient(adapters, frozen, *part) for part in parts)
         total = functools.reduce(lambda one, two: jax.tree.map(jnp.add, one, two), each)
+        moments.hyperparams["learning_rate"] = jnp.float32(rate)
         return self.apply(adapters, moments, total, len(answers))

@@ -34,16 +34,17 @@ START = STORED / "start.safetensors"  # 03's adapters at the end of a tiny run
 class Plan:
     """How much of everything; the stored runs are of the defaults."""
 
-    steps: int = 16
+    steps: int = 20
     problems: int = 300
-    prompts: int = 4          # of a step
-    answers: int = 8          # to each; of a held-out problem's the first is greedy
-    answer_tokens: int = 96   # at most; the longest reference has 95
-    rate: float = 2e-3        # of Adam, after a warm-up of three steps
-    seeding_steps: int = 8    # of SFT that show the exploit
+    prompts: int = 8           # of a step
+    answers: int = 4           # to each
+    answer_tokens: int = 96    # at most; the longest reference has 95
+    rate: float = 7e-4         # of Adam, after a warm-up of three steps
+    sft_rate: float = 2e-3     # of the arms that have no baseline
+    examples: int = 16         # of a step of SFT
+    seeding_steps: int = 10    # of SFT that show the exploit
     seeding_share: float = 0.2
-    examples: int = 16        # of a step of SFT
-    heat: float = 0.8         # of held-out problems' drawn answers; a policy is sampled at 1
+    heat: float = 0.8          # of held-out problems' drawn answers; a policy is sampled at 1
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Bench:
             for side in "ab":
                 pair[side].set_value(jnp.asarray(start[f"{path}.{side}"], jnp.float32))
         _, self.start, self.frozen = nnx.split(self.model, nnx.LoRAParam, ...)
-        self.learner, self.tokenizer = rl.Learner(self.model, plan.rate), chat.load_tokenizer(BASE)
+        self.learner, self.tokenizer = rl.Learner(self.model), chat.load_tokenizer(BASE)
         self.stops = {self.tokenizer.eos_token_id, chat.special_ids(self.tokenizer)[chat.TURN_END]}
         self.problems = problems or rl.training_problems(plan.problems)
         self.held_out = verilog.load_problems("data/tiny_eval")
@@ -144,16 +145,22 @@ class Bench:
         return found
 
     def evaluate(self, adapters, seed):
-        """{greedy, drawn}: passes per held-out problem by our judge, a digit each, in order of name."""
-        plan, answers = self.plan, []
-        heat = np.tile([0.01] + [plan.heat] * (plan.answers - 1), plan.prompts).astype(np.float32)
+        """{greedy, drawn}: passes per held-out problem by our judge, a digit each, in order of name.
+
+        One answer is greedy, seven are drawn at `plan.heat`.
+        """
+        plan, passed = self.plan, []
         padded = self.held_out + self.held_out[:-len(self.held_out) % plan.prompts]
-        for at in range(0, len(padded), plan.prompts):
-            key = jax.random.fold_in(jax.random.key(seed), 10_000 + at)
-            answers += self.sample(adapters, padded[at:at + plan.prompts], key, heat)
-        passed = np.array([verdict["verilog"] for verdict in self.judge(
-            [(answer["problem"], answer["text"]) for answer in answers])], int)
-        passed = passed.reshape(-1, plan.answers)[:len(self.held_out)]
+        for again in range(8 // plan.answers):
+            heat = np.full(plan.answers * plan.prompts, plan.heat, np.float32)
+            heat[::plan.answers] = plan.heat if again else 0.01
+            answers = []
+            for at in range(0, len(padded), plan.prompts):
+                key = jax.random.fold_in(jax.random.key(seed), 10_000 + 1_000 * again + at)
+                answers += self.sample(adapters, padded[at:at + plan.prompts], key, heat)
+            verdicts = self.judge([(answer["problem"], answer["text"]) for answer in answers])
+            passed.append(np.array([v["verilog"] for v in verdicts], int).reshape(-1, plan.answers))
+        passed = np.concatenate(passed, axis=1)[:len(self.held_out)]
         return {"greedy": "".join(map(str, passed[:, 0])),
                 "drawn": "".join(map(str, passed[:, 1:].sum(1)))}
 
@@ -202,7 +209,9 @@ def one_step(bench, name, seed, step, adapters, moments):
                 "entropy": np.concatenate([answer["entropy"] for answer in sampled]).mean(),
                 "kl": (bench.nats(bench.start, some)
                        + sum(float(answer["logps"].sum()) for answer in some)) / len(some)}
-    adapters, moments = bench.learner.step(adapters, moments, bench.frozen, answers, factors)
+    rate = (plan.rate if arm.baseline else plan.sft_rate) * min(1.0, step / 3)
+    adapters, moments = bench.learner.step(
+        adapters, moments, bench.frozen, answers, factors, rate)
     return adapters, moments, row | {
         "trained": np.mean(np.abs(factors) > 1e-6), "seconds": time.perf_counter() - begun}
 

@@ -29,7 +29,7 @@ def sampled(bench):
     first = bench.sample(bench.start, bench.problems[:2], jax.random.key(0))
     moments = bench.learner.optimizer.init(bench.start)
     policy, _ = bench.learner.step(bench.start, moments, bench.frozen, [
-        (answer["ids"], answer["mask"]) for answer in first], np.linspace(-1, 1, len(first)))
+        (answer["ids"], answer["mask"]) for answer in first], np.linspace(-1, 1, len(first)), 2e-3)
     return policy, bench.sample(policy, bench.problems[:2], jax.random.key(1))
 
 
@@ -128,7 +128,7 @@ def test_equal_rewards_change_nothing(bench, sampled):
     moments = bench.learner.optimizer.init(policy)
     moments = jax.tree.map(lambda array: array + 1, moments)  # momentum from earlier steps
     after, _ = bench.learner.step(policy, moments, bench.frozen, [
-        (answer["ids"], answer["mask"]) for answer in answers], factors)
+        (answer["ids"], answer["mask"]) for answer in answers], factors, 1e-3)
     assert jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), policy, after))
 
 

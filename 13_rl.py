@@ -1,0 +1,242 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/13_rl.ipynb)
+#
+# # 13 · A reward from the testbench, and a model that learns to cheat
+#
+# LEAD
+#
+# So far the model copied answers. Here it writes its own, a simulator says which of them work, and the
+# model is pushed towards those. That is how the best open models for Verilog are finished
+# ([CodeV-R1](https://arxiv.org/abs/2505.24183)). You prove that the model that is trained is the one
+# that answers, take a few steps live, and read our stored runs.
+#
+# | | |
+# |---|---|
+# | **Needs** | one CPU, 3 GB of memory, Icarus Verilog |
+# | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `data/generate/` (problems) |
+# | **Makes** | figures |
+# | **Costs** | three minutes on two cores; the stored runs again about an hour of one |
+
+# %% [markdown]
+# ## Before we start
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+#
+# Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · **13 RL**
+
+# %% cellView="form"
+# @title Find or clone the repository, install what is missing, say what this machine is.
+import os, subprocess, sys
+found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
+if not found:  # a notebook that was opened alone, as Colab opens it
+    subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
+sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+import helpers
+helpers.machine(devices=1, always="tiny")
+
+# %% [markdown]
+# ## 1. What is there to gain?
+# [07](07_eval.ipynb) asks each problem several times. **pass@1** is the chance that one answer is right,
+# **pass@5** that one of five is. **Our tuned model is right more often in five tries than in one. What
+# does it know that it does not say?**
+#
+# <details><summary>Answer</summary>
+#
+# It can write the right module, and often writes another. No new knowledge is needed to be right at
+# once, only a better choice among what the model says already. Choosing is what a reward teaches. (What
+# it never writes is never rewarded.)
+#
+# </details>
+#
+# The start of all that follows are the adapters that 03 left after a tiny run. Eight answers to each
+# held-out problem are stored, one greedy and seven drawn at temperature 0.8:
+
+# %%
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from flax import nnx
+
+import verilog
+from appendix import rl
+from appendix import rl_runs as lab
+from helpers import gemma, style, train
+from verilog import scores
+
+runs = lab.stored()
+before = runs.query("arm == 'reinforce' and step == 0")
+counts = np.array([[int(c) for c in text] for text in before.drawn])  # [seeds, problems], of seven
+known = {k: np.mean([[verilog.pass_at_k(7, int(c), k) for c in row] for row in counts]) for k in (1, 5)}
+print(f"38 held-out problems, {len(counts)} times: pass@1 {known[1]:.3f}, pass@5 {known[5]:.3f}")
+
+# %% [markdown]
+# ## 2. Problems that can be checked
+# A reward needs problems with testbenches, and not those of the exam. The generator that wrote 02's data
+# writes them too, 300 of them. None is held out: no combination of family, widths and names of ports of
+# the evaluation is among them, and no prompt (`tests/test_rl.py`).
+
+# %%
+bench = lab.Bench(helpers.run_dir("rl"))
+plan, problem = bench.plan, bench.problems[0]
+print(problem.prompt, "\n", problem.reference, sep="")
+answers = bench.sample(bench.start, bench.problems[:plan.prompts], jax.random.key(0))
+verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in answers]))
+verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt").mean()
+
+# %% [markdown]
+# Four prompts, eight answers to each, and the shares that pass our judge (`verilog`), that print a line of
+# the testbench themselves (`forged`), that a naive judge lets pass (section 6), and that compile.
+#
+# Judging is slow beside a model this small, so equal answers are judged once, and verdicts are kept in a
+# file. Two simulators run at most, each with a limit of three seconds: an endless loop costs those.
+#
+# ## 3. The algorithm, by what was taken away
+# The usual name is GRPO. It has a frozen reference model, a ratio of new to old probabilities, a clip on
+# it, and a division by the group's spread. Take all of them away, and REINFORCE of 1992 is left:
+#
+# 1. Draw several answers to each prompt from the model as it is.
+# 2. Reward 1 if the testbench passes, else 0. An answer's *advantage* is its reward minus the mean of its
+#    group: better or worse than the model's other tries at the same prompt?
+# 3. Train on all of them with 03's loss, each answer's tokens times its advantage. What was better than
+#    usual becomes likelier, what was worse less likely.
+#
+# **All eight answers pass. How much is learned from them?**
+#
+# <details><summary>Answer</summary>
+#
+# Nothing: all advantages are 0. The same if none passes. So only prompts are of use that the model
+# solves sometimes, and that is why CodeV-R1 throws away the easy ones first.
+#
+# </details>
+#
+# In code it is a factor on the loss, and rows packed as in 02. Equal answers are packed once.
+
+# %%
+helpers.show_source(rl.advantages, rl.make_loss, rl.Learner)
+rewards = verdicts.verilog.to_numpy(float).reshape(plan.prompts, plan.answers)
+factors = rl.advantages(rewards).ravel()
+pairs = [(a["ids"], a["mask"]) for a in answers]
+print("rewards of the prompts:", rewards.mean(1), "| answers that teach something:",
+      f"{(factors != 0).mean():.0%}")
+moments = bench.learner.optimizer.init(bench.start)
+policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, factors)
+
+# %% [markdown]
+# That was a step. A ratio and a clip are for taking several steps on the same answers; we take one. A
+# reference model keeps a policy near its start; we only measure how far it goes. Their effect is not
+# measured here.
+#
+# ## 4. Does it train what it samples?
+# Two programs take part: one samples, with merged weights and a cache of keys and values, and one trains,
+# with adapters. Where they disagree nothing crashes. The reward just does not rise, or a wrong thing is
+# learned. With Gemma 4 it happened again and again:
+#
+# | what was wrong | where |
+# |---|---|
+# | rollouts came from random weights: the mapping of names failed silently | [MaxText 4536](https://github.com/AI-Hypercomputer/maxtext/pull/4536) |
+# | rollouts are garbage, E4B and 31B | [ms-swift 9096](https://github.com/modelscope/ms-swift/issues/9096), open when we looked |
+# | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
+# | no soft cap in the asynchronous trainer | [TRL 5691](https://github.com/huggingface/trl/pull/5691) |
+#
+# **Which four checks would have caught them?** Ours:
+#
+# *One: the sampler's log-probabilities are the trainer's*, token by token, for the policy after its step.
+# That covers soft cap, temperature, where answers begin, and the token that ends them.
+
+# %%
+fresh = bench.sample(policy, bench.problems[4:8], jax.random.key(1))
+gap = max(np.abs(trained - a["logps"]).max()
+          for trained, a in zip(bench.logps(policy, fresh[::4]), fresh[::4]))
+stale = max(np.abs(trained - a["logps"]).max()
+            for trained, a in zip(bench.logps(bench.start, fresh[::4]), fresh[::4]))
+print(f"largest difference: {gap:.1e} nats; by the weights before the step: {stale:.2f}")
+
+# %% [markdown]
+# *Two: the sampler's weights are the policy's*, after every update. They are merged as in 04, and the merged
+# weights moved by what the adapters say.
+
+# %%
+old, new = (bench.merge(bench.frozen, adapters) for adapters in (bench.start, policy))
+moved = {path: float(jnp.abs(new[path] - old[path]).max()) for path in new}
+adapted = {path for path in moved if path[-2] in gemma.TARGETS}
+print(f"{sum(map(bool, moved.values()))} of {len(moved)} arrays moved; of the {len(adapted)} that have "
+      f"adapters, {sum(not moved[path] for path in adapted)} did not")
+
+# %% [markdown]
+# *Three: rewards that are all equal change nothing*, not even by the optimizer's momentum.
+
+# %%
+equal = rl.advantages(np.ones_like(rewards)).ravel()
+after, _ = bench.learner.step(policy, moments, bench.frozen, pairs, equal)
+print("changed:", any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), policy, after))))
+
+# %% [markdown]
+# *Four: the gradient is that of a textbook*, on four answers, one in a row, with a plain log-softmax of the
+# model's own logits.
+
+# %%
+four, weight = pairs[:4], np.array([0.75, -0.25, -0.25, -0.25])
+part, = rl.pack(four, weight)
+ours = bench.learner.gradient(policy, bench.frozen, *part)
+size = max(len(ids) for ids, _ in four)
+tokens, chosen = (np.stack([np.pad(one[i], (0, size - len(one[i]))) for one in four]) for i in (0, 1))
+
+
+def textbook(adapters):
+    model = nnx.merge(nnx.graphdef(bench.model), adapters, bench.frozen)
+    causal = jnp.tile(jnp.tril(jnp.ones((size, size), bool)), (4, 1, 1))
+    logp = jax.nn.log_softmax(model(tokens, None, None, causal)[0][:, :-1])
+    logp = jnp.take_along_axis(logp, tokens[:, 1:, None], axis=2)[..., 0]
+    return -jnp.sum(weight * jnp.sum(logp * chosen[:, 1:], axis=1))
+
+
+brute = jax.jit(jax.grad(textbook))(policy)
+norm, apart = (float(train.optax.global_norm(tree)) for tree in (
+    brute, jax.tree.map(jnp.subtract, ours, brute)))
+print(f"gradients differ by {apart / norm:.1e} of their length")
+
+# %% [markdown]
+# Which of the four tables' rows would have passed? None: the first check alone fails all of them.
+#
+# ## 5. Does it help?
+# Three arms start from the same adapters and take the same number of steps with the same optimizer and
+# rate. Each ends on the 38 held-out problems.
+#
+# | arm | what it trains on |
+# |---|---|
+# | `reinforce` | its own answers, each times its advantage |
+# | `rejection` | as many answers, all of the start's; those that pass, as in 03 |
+# | `more_sft` | the data's own answers, as in 03 |
+#
+# A seed decides prompts, draws and data, so arms of one seed are compared in pairs.
+
+# %%
+held = runs.dropna(subset="drawn").copy()
+held["pass@1"] = [np.mean([int(c) for c in text]) / (plan.answers - 1) for text in held.drawn]
+held["greedy share"] = [np.mean([int(c) for c in text]) for text in held.greedy]
+start = held[held.step == 0].assign(arm="start")
+ends = pd.concat([start, held[held.step == plan.steps]])
+table = ends.pivot_table(index="seed", columns="arm", values=["pass@1", "greedy share"])
+table.round(3)
+
+# %%
+rows = []
+for arm in lab.COMPARED:
+    for other in ("start", *lab.COMPARED):
+        if arm < other or other == "start":
+            gaps = np.concatenate([
+                [(int(a) - int(b)) / (plan.answers - 1) for a, b in zip(one.drawn, two.drawn)]
+                for one, two in PAIRS(ends, arm, other)])
+            rows.append((arm, other, *scores.interval(gaps)))
