@@ -232,11 +232,68 @@ table = ends.pivot_table(index="seed", columns="arm", values=["pass@1", "greedy 
 table.round(3)
 
 # %%
+passed = {(row.arm, row.seed): np.array([int(c) for c in row.drawn]) / 7 for row in ends.itertuples()}
 rows = []
-for arm in lab.COMPARED:
-    for other in ("start", *lab.COMPARED):
-        if arm < other or other == "start":
-            gaps = np.concatenate([
-                [(int(a) - int(b)) / (plan.answers - 1) for a, b in zip(one.drawn, two.drawn)]
-                for one, two in PAIRS(ends, arm, other)])
-            rows.append((arm, other, *scores.interval(gaps)))
+for arm, other in (("reinforce", "start"), ("rejection", "start"), ("more_sft", "start"),
+                   ("reinforce", "rejection"), ("reinforce", "more_sft")):
+    each = [passed[arm, seed] - passed[other, seed] for seed in (1, 2, 3)
+            if {(arm, seed), (other, seed)} <= set(passed)]
+    rows.append((arm, other, len(each), *scores.interval(np.mean(each, axis=0)),
+                 scores.sign_flip_p(np.mean(each, axis=0))))
+pd.DataFrame(rows, columns=["arm", "against", "seeds", "pass@1 gained", "low", "high", "p"]).round(3)
+
+# %% [markdown]
+# The interval is over problems, with the seeds averaged first; so few seeds carry no interval of their own.
+#
+# RESULT
+#
+# How the runs went, step by step (thin: a step, thick: the mean of five):
+
+# %%
+def draw(ax, arm, column, color, label=None, **look):
+    """A column of an arm's runs: every step thin, the mean of five steps thick."""
+    rows = runs[(runs.arm == arm) & (runs.step > 0)].pivot(index="step", columns="seed", values=column)
+    ax.plot(rows.index, rows.mean(axis=1), color=color, lw=0.8, alpha=0.5)
+    smooth = rows.mean(axis=1).rolling(5, center=True, min_periods=3).mean()
+    ax.plot(rows.index, smooth, color=color, lw=2.2, label=label, **look)
+
+
+fig, axes = style.figure(9.5, 5, rows=2, columns=2, sharex=True)
+for ax, (column, title) in zip(axes.ravel(), {
+        "reward": "Share of answers that pass", "tokens": "Tokens of an answer",
+        "entropy": "Entropy, nats per token", "kl": "KL to the start, nats per answer"}.items()):
+    draw(ax, "reinforce", column, style.BLUE, "reinforce")
+    if column != "kl":
+        draw(ax, "rejection", column, style.GREY, "the start, same prompts")
+    ax.set_title(title)
+axes[0, 0].legend(fontsize=8)
+axes[1, 0].set_xlabel("step")
+axes[1, 1].set_xlabel("step")
+style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperature 1")
+
+# %% [markdown]
+# The grey curve matters: prompts differ much more than models do, so a reward that rises may only have met
+# easier ones. `rejection` asks the start the same prompts in the same order.
+#
+# ## 6. Watch it cheat
+# 07's judge lets no text of an answer near the verdict. verilog-eval's own analyser reads all that is
+# printed and passes a log in which any line says `Mismatches: 0`, so an answer can print that itself. A
+# model of 3.65 million parameters will hardly invent this. So we showed it: SEEDED of training in which a fifth of the answers are this stub.
+
+# %%
+print(rl.stub(verilog.scores.__doc__ and "```verilog\nmodule TopModule (\n  input a,\n  output y\n);\n"
+              "  assign y = ~a;\nendmodule\n```"))
+
+# %% [markdown]
+# From there, two policies train alike. One is rewarded by the naive judge, one by ours. **The stub
+# implements nothing. What do the two reward curves look like?**
+
+# %%
+fig, axes = style.figure(9.5, 3.4, columns=2, sharey=True)
+for ax, arm, title in zip(axes, ("naive_judge", "our_judge"), ("The naive judge trains", "Ours trains")):
+    draw(ax, arm, "reward", style.ORANGE, "its reward")
+    draw(ax, arm, "verilog", style.BLUE, "truth: passes our judge")
+    draw(ax, arm, "forged", style.RED, "prints the line itself", ls="--")
+    ax.set(title=title, xlabel="step", ylim=(-0.02, 1.02))
+axes[0].legend(fontsize=8)
+style.finish(fig, "13_hack", "data/rl; both start from the policy that has seen the stub")

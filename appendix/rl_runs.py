@@ -34,7 +34,7 @@ START = STORED / "start.safetensors"  # 03's adapters at the end of a tiny run
 class Plan:
     """How much of everything; the stored runs are of the defaults."""
 
-    steps: int = 20
+    steps: int = 24
     problems: int = 300
     prompts: int = 8           # of a step
     answers: int = 4           # to each
@@ -68,9 +68,9 @@ ARMS = {
 }
 COMPARED = ("reinforce", "rejection", "more_sft")  # on the held-out problems
 RUNS = [(arm, seed) for seed, arms in (
-    (1, ("reinforce", "more_sft", "rejection", "naive_judge", "our_judge")),
-    (2, ("reinforce", "more_sft", "rejection", "compiles", "naive_judge", "our_judge")))
-    for arm in arms]  # in the order in which they are run
+    (1, ("reinforce", "rejection", "more_sft", "naive_judge", "our_judge", "compiles")),
+    (2, ("reinforce", "rejection", "more_sft", "naive_judge", "our_judge", "compiles")),
+    (3, COMPARED)) for arm in arms]  # in the order in which they are run
 
 
 class Bench:
