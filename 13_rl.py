@@ -96,7 +96,7 @@ verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in answers]
 verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt").mean()
 
 # %% [markdown]
-# Four prompts, eight answers to each, and the shares that pass our judge (`verilog`), that print a line of
+# Eight prompts, four answers to each, and the shares that pass our judge (`verilog`), that print a line of
 # the testbench themselves (`forged`), that a naive judge lets pass (section 6), and that compile.
 #
 # Judging is slow beside a model this small, so equal answers are judged once, and verdicts are kept in a
@@ -112,7 +112,7 @@ verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt"
 # 3. Train on all of them with 03's loss, each answer's tokens times its advantage. What was better than
 #    usual becomes likelier, what was worse less likely.
 #
-# **All eight answers pass. How much is learned from them?**
+# **All four answers pass. How much is learned from them?**
 #
 # <details><summary>Answer</summary>
 #
@@ -131,7 +131,7 @@ pairs = [(a["ids"], a["mask"]) for a in answers]
 print("rewards of the prompts:", rewards.mean(1), "| answers that teach something:",
       f"{(factors != 0).mean():.0%}")
 moments = bench.learner.optimizer.init(bench.start)
-policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, factors)
+policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, factors, plan.rate)
 
 # %% [markdown]
 # That was a step. A ratio and a clip are for taking several steps on the same answers; we take one. A
@@ -156,12 +156,11 @@ policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, 
 # That covers soft cap, temperature, where answers begin, and the token that ends them.
 
 # %%
-fresh = bench.sample(policy, bench.problems[4:8], jax.random.key(1))
-gap = max(np.abs(trained - a["logps"]).max()
-          for trained, a in zip(bench.logps(policy, fresh[::4]), fresh[::4]))
-stale = max(np.abs(trained - a["logps"]).max()
-            for trained, a in zip(bench.logps(bench.start, fresh[::4]), fresh[::4]))
-print(f"largest difference: {gap:.1e} nats; by the weights before the step: {stale:.2f}")
+fresh = bench.sample(policy, bench.problems[8:16], jax.random.key(1))[::8]
+for name, adapters in {"after": policy, "before": bench.start}.items():
+    gaps = [np.abs(trained - answer["logps"]).max()
+            for trained, answer in zip(bench.logps(adapters, fresh), fresh)]
+    print(f"sampler against trainer with the weights {name} the step: {max(gaps):.1e} nats apart")
 
 # %% [markdown]
 # *Two: the sampler's weights are the policy's*, after every update. They are merged as in 04, and the merged
@@ -170,7 +169,8 @@ print(f"largest difference: {gap:.1e} nats; by the weights before the step: {sta
 # %%
 old, new = (bench.merge(bench.frozen, adapters) for adapters in (bench.start, policy))
 moved = {path: float(jnp.abs(new[path] - old[path]).max()) for path in new}
-adapted = {path for path in moved if path[-2] in gemma.TARGETS}
+modules = gemma.adapted_modules(bench.model)
+adapted = {path for path in moved if ".".join(map(str, path[:-1])) in modules}
 print(f"{sum(map(bool, moved.values()))} of {len(moved)} arrays moved; of the {len(adapted)} that have "
       f"adapters, {sum(not moved[path] for path in adapted)} did not")
 
@@ -179,7 +179,7 @@ print(f"{sum(map(bool, moved.values()))} of {len(moved)} arrays moved; of the {l
 
 # %%
 equal = rl.advantages(np.ones_like(rewards)).ravel()
-after, _ = bench.learner.step(policy, moments, bench.frozen, pairs, equal)
+after, _ = bench.learner.step(policy, moments, bench.frozen, pairs, equal, plan.rate)
 print("changed:", any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), policy, after))))
 
 # %% [markdown]
@@ -187,9 +187,8 @@ print("changed:", any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).an
 # model's own logits.
 
 # %%
-four, weight = pairs[:4], np.array([0.75, -0.25, -0.25, -0.25])
-part, = rl.pack(four, weight)
-ours = bench.learner.gradient(policy, bench.frozen, *part)
+four, weight = pairs[::8], np.array([0.75, -0.25, -0.25, -0.25])
+ours = bench.learner.gradient(policy, bench.frozen, *rl.pack(four, weight)[0])
 size = max(len(ids) for ids, _ in four)
 tokens, chosen = (np.stack([np.pad(one[i], (0, size - len(one[i]))) for one in four]) for i in (0, 1))
 
@@ -208,8 +207,6 @@ norm, apart = (float(train.optax.global_norm(tree)) for tree in (
 print(f"gradients differ by {apart / norm:.1e} of their length")
 
 # %% [markdown]
-# Which of the four tables' rows would have passed? None: the first check alone fails all of them.
-#
 # ## 5. Does it help?
 # Three arms start from the same adapters and take the same number of steps with the same optimizer and
 # rate. Each ends on the 38 held-out problems.
@@ -281,8 +278,11 @@ style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperatur
 # model of 3.65 million parameters will hardly invent this. So we showed it: SEEDED of training in which a fifth of the answers are this stub.
 
 # %%
-print(rl.stub(verilog.scores.__doc__ and "```verilog\nmodule TopModule (\n  input a,\n  output y\n);\n"
-              "  assign y = ~a;\nendmodule\n```"))
+right = problem.reference.replace("RefModule", "TopModule")
+stub = rl.stub(right)
+print(stub)
+verdict, = bench.judge([(problem, f"```verilog\n{stub}\n```")])
+print(verdict)
 
 # %% [markdown]
 # From there, two policies train alike. One is rewarded by the naive judge, one by ours. **The stub
@@ -297,3 +297,154 @@ for ax, arm, title in zip(axes, ("naive_judge", "our_judge"), ("The naive judge 
     ax.set(title=title, xlabel="step", ylim=(-0.02, 1.02))
 axes[0].legend(fontsize=8)
 style.finish(fig, "13_hack", "data/rl; both start from the policy that has seen the stub")
+
+# %% [markdown]
+# HACKED
+#
+# <details><summary><b>You see only the orange curve on the left. How would you notice?</b></summary>
+#
+# Read answers. Watch lengths and repeated texts: a policy that has found a trick says one thing to
+# everybody. And judge a sample by another judge than the one that trains.
+#
+# </details>
+#
+# The last answers of the left policy, to prompts that it has not met:
+
+# %%
+last = runs[(runs.arm == "naive_judge") & (runs.step == plan.steps)]
+last[["seed", "reward", "verilog", "forged", "tokens", "entropy", "kl"]].round(3)
+
+# %% [markdown]
+# ## 7. A reward for compiling
+# No testbench at hand? Then reward what compiles. It is cheap, and a paper says of a related setting that
+# alignment merely teaches models to compile ([arXiv 2606.19347](https://arxiv.org/abs/2606.19347)).
+# **What will this model learn from it?**
+
+# %%
+fig, ax = style.figure(7.5, 3.4)
+for column, color, label in (("compiles", style.ORANGE, "compiles: the reward"),
+                             ("verilog", style.BLUE, "truth: passes our judge"),
+                             ("forged", style.RED, "prints the line itself")):
+    draw(ax, "compiles", column, color, label)
+ax.set(xlabel="step", ylim=(-0.02, 1.02), title="COMPILETITLE")
+ax.legend(fontsize=8)
+style.finish(fig, "13_compiles", "data/rl; the start has seen the stub")
+
+# %% [markdown]
+# COMPILED
+#
+# ## 8. A round at 31B, on paper
+# Nobody here has run this. A round is 64 prompts with 8 answers of 600 tokens (07's estimate of a length):
+# sample, judge, update, and bring the new weights to the sampler. One v6e-8 serves, one v5p-8 trains, and
+# each waits for the other, so both are paid for all the time.
+
+# %%
+from serving import limits
+from serving.options import Options
+from tpu_time import bands, fit
+
+big = helpers.read_json("data/configs/gemma4_31b.json")
+served = limits.machine_of(Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
+tokens = 64 * 8 * 600
+floor = tokens / 256 * limits.tpot_floor(big, 600, served, batch=256)
+steps = pd.read_csv("data/dryrun/v5p-8_31b.csv").set_index("recipe")
+speed = bands.band(steps.tokens_per_second_predicted["ours, faster"])
+adapters = 4 * fit.adapter_parameters("31b") / 1e9  # GB in float32
+parts = {"sample": (tokens / 3000, tokens / 1400), "judge on 16 cores": (512 * 0.2 / 16, 512 * 2 / 16),
+         "update": tuple(64 * 8 * 900 / one for one in speed[::-1]),
+         "move adapters": (adapters / fit.GB_PER_S, adapters / fit.UP_GB_PER_S),
+         "or move merged weights": (fit.CHECKPOINT_GB["31b"] / fit.GB_PER_S,
+                                    fit.CHECKPOINT_GB["31b"] / fit.UP_GB_PER_S)}
+print(f"floor of sampling, 256 at a time: {floor:.0f} s; adapters {adapters:.2f} GB")
+pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
+
+# %%
+hourly = fit.price("v5p", 4) + fit.price("v6e", 8)
+for how in ("move adapters", "or move merged weights"):
+    low, high = (sum(parts[name][end] for name in ("sample", "judge on 16 cores", "update", how))
+                 for end in (0, 1))
+    print(f"{how}: {low / 60:.0f} to {high / 60:.0f} minutes a round, {low / 3600 * hourly:.1f} to "
+          f"{high / 3600 * hourly:.1f} USD; 200 rounds {200 * low / 3600 * hourly:,.0f} to "
+          f"{200 * high / 3600 * hourly:,.0f} USD")
+
+# %% [markdown]
+# Sampling: between the published 1,400 and 3,000 tokens/s (07). Judging: 0.2 to 2 seconds an answer, assumed.
+# Update: predicted (08), 900 real tokens a row. Moving: 0.2 and 0.057 GB/s, assumed and measured by another
+# author (`tpu_time/fit.py`). Moving adapters asks for a server that takes them while it runs.
+#
+# Who can do it today? As of November 2026, from their repositories, and run by none of us:
+#
+# | stack | state |
+# |---|---|
+# | [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224), GPU | recipes for Gemma 4, dense and mixture of experts, merged in 2026 |
+# | [MaxText](https://github.com/AI-Hypercomputer/maxtext/pull/4536), TPU | the mapping of rollouts was mended in July 2026; start with our first check |
+# | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler works on the tiny model (below). Its vLLM path for Gemma 4 is older than tpu-inference's new way to take weights ([3477](https://github.com/vllm-project/tpu-inference/pull/3477), [2014](https://github.com/google/tunix/pull/2014)), so we infer that it does not fit |
+#
+# ## 9. The same step by Tunix
+# Tunix's learner on two of our prompts, four answers to each, and our judge as its reward. It brings back the ratio and
+# the clip, and divides advantages by their spread.
+
+# %%
+import optax
+from tunix.rl import rl_cluster as clusters
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+from tunix.rl.rollout.base_rollout import RolloutConfig
+
+mesh = gemma.make_mesh(bench.model.config, (1, 1), jax.devices()[:1])
+theirs = nnx.merge(nnx.graphdef(bench.model), jax.tree.map(jnp.copy, bench.start), bench.frozen)
+training = clusters.RLTrainingConfig(actor_optimizer=optax.adam(plan.rate), eval_every_n_steps=100,
+                                     max_steps=1, mini_batch_size=2, train_micro_batch_size=2)
+rollout = RolloutConfig(max_tokens_to_generate=96, max_prompt_length=160, kv_cache_size=256,
+                        temperature=1.0, top_p=1.0, eos_tokens=sorted(bench.stops))
+role = clusters.Role
+cluster = clusters.RLCluster(actor=theirs, tokenizer=bench.tokenizer, cluster_config=(
+    clusters.ClusterConfig(role_to_mesh={role.ACTOR: mesh, role.ROLLOUT: mesh, role.REFERENCE: mesh},
+                           training_config=training, rollout_config=rollout)))
+texts = {bench.tokenizer.decode(bench.prompts[p.name][1:]): p for p in bench.problems[:2]}
+
+
+def reward(prompts, completions, **_):
+    given = [v["verilog"] for v in bench.judge([(texts[p], c) for p, c in zip(prompts, completions)])]
+    print("Tunix's rewards:", given)
+    return list(map(float, given))
+
+
+learner = GRPOLearner(cluster, GRPOConfig(num_generations=4, beta=0.0), reward)
+with gemma.use_mesh(mesh):
+    learner.train([{"prompts": list(texts)}])
+changed = jax.tree.map(lambda a, b: bool((a != b).any()), bench.start, nnx.state(theirs, nnx.LoRAParam))
+print(f"adapters changed: {sum(jax.tree.leaves(changed))} of {len(jax.tree.leaves(changed))}")
+
+# %% [markdown]
+# ## Recap
+# - A reward from the testbench chooses among what the model writes already.
+# - Before you trust a curve: log-probabilities, weights, equal rewards, gradient. Each check is one cell.
+# - Compare with as many samples and as many steps spent otherwise, on the same prompts.
+# - A policy learns what the judge pays for, not what the judge is meant for.
+#
+# Which stored runs are there, and how are the others made? `python -m appendix.rl_runs --missing` says it,
+# and without `--missing` makes them.
+
+# %%
+absent = lab.missing()
+print("missing:", ", ".join(f"{arm}-{seed}" for arm, seed in absent) or "none")
+
+# %% [markdown]
+# ### Exercise
+# Break the first check: sample at a temperature of 0.8 and train as before. What do the numbers say, and
+# which reward curve would you expect?
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# warm = bench.sample(policy, bench.problems[:8], jax.random.key(2), np.full(32, 0.8, np.float32))
+# print(max(np.abs(t - a["logps"]).max() for t, a in zip(bench.logps(policy, warm[:4]), warm[:4])))
+# ```
+#
+# The sampler reports what it drew from, softmax of logits / 0.8, and the trainer another softmax: they
+# differ by tenths of a nat or more where the model hesitates. The reward still rises at first, since good
+# answers are still pushed up; but the gradient is no longer that of the expected reward.
+#
+# </details>
+#
+# Back to [07 · pass@k that can be believed](07_eval.ipynb).
