@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -19,7 +20,7 @@ import verilog
 from helpers import packing, train
 from verilog.judging import analyse
 from verilog.problems import Problem
-from verilog.sandbox import Limits
+from verilog.sandbox import Limits, run_limited
 
 ROW = 512  # tokens of a packed row
 FORGED = '  initial $display("Mismatches: 0 in 400 samples");\n'
@@ -110,9 +111,8 @@ def make_sampler(model, read, answers, stops):
 class Judge:
     """What became of answers, each text judged once, also by later runs: they share a file.
 
-    A verdict is {"verilog": passes, "naive": passes the naive judge, "compiles": ..., "forged": it
-    prints a line of the testbench's itself}. The naive judge is verilog-eval's analyser over all
-    that is printed, by the testbench and by the answer.
+    A verdict is {"verilog": passes 07's judge, "naive": passes `naive`, "compiles": ..., "forged":
+    the answer holds a line of the testbench's}.
     """
 
     def __init__(self, path, limits=Limits(seconds=3), workers=2):
@@ -129,7 +129,8 @@ class Judge:
             :24] for problem, code in codes]
         new = {key: pair for key, pair in zip(keys, codes) if key not in self.known}
         verdicts = verilog.judge_many(list(new.values()), self.limits, self.workers)
-        found = {key: what_of(verdict) for key, verdict in zip(new, verdicts)}
+        found = {key: self.rewards(*pair, verdict)
+                 for (key, pair), verdict in zip(new.items(), verdicts)}
         if found:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8") as file:
@@ -137,13 +138,25 @@ class Judge:
         self.known |= found
         return [self.known[key] for key in keys]
 
+    def rewards(self, problem, code, verdict):
+        """One verdict as the rewards that can be made of it."""
+        prints = "$" in (code or "")  # without one, a module prints nothing
+        return {"verilog": verdict.passed, "forged": prints and "Mismatches: " in code,
+                "naive": verdict.passed or prints and naive(problem, code, self.limits),
+                "compiles": verdict.category in ("pass", "mismatch", "timeout", "runtime")}
 
-def what_of(verdict):
-    """One verdict as the rewards that can be made of it."""
-    forged = "Mismatches: " in verdict.printed
-    return {"verilog": verdict.passed, "forged": forged,
-            "naive": verdict.passed or analyse(verdict.log + verdict.printed)[0] == "pass",
-            "compiles": verdict.category in ("pass", "mismatch", "timeout", "runtime")}
+
+def naive(problem, code, limits=Limits()):
+    """verilog-eval's way: testbench, reference and answer in one program, and any line with 0 wins."""
+    texts = {"test.sv": problem.testbench, "ref.sv": problem.reference, "top.sv": code}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in texts.items():
+            Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
+        log, status, _ = run_limited(["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012",
+                                      "-s", "tb", "-o", "all", *texts], folder, limits)
+        if not status:
+            log += run_limited(["vvp", "-n", "all", "-none"], folder, limits)[0]
+    return analyse(log)[0] == "."
 
 
 # ── The step ──

@@ -114,7 +114,7 @@ def test_the_sampler_runs_the_policys_weights(bench, sampled):
     policy, answers = sampled
     plain = bench.merge(bench.frozen, policy)
     tokens = jnp.array(answers[0]["ids"])[None]
-    mask = jnp.tril(jnp.ones((1, tokens.shape[1],) * 2, bool)[0])[None]
+    mask = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))[None]
     with_adapters, _ = nnx.merge(nnx.graphdef(bench.model), policy, bench.frozen)(tokens, None, None, mask)
     base = lab.gemma.load_base(lab.BASE, bench.model.config, lab.gemma.make_mesh(
         bench.model.config, (1, 1), jax.devices()[:1]))
