@@ -273,20 +273,20 @@ style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperatur
 # easier ones. `rejection` asks the start the same prompts in the same order.
 #
 # ## 6. Watch it cheat
-# 07's judge lets no text of an answer near the verdict. verilog-eval's own analyser reads all that is
-# printed and passes a log in which any line says `Mismatches: 0`, so an answer can print that itself. A
-# model of 3.65 million parameters will hardly invent this. So we showed it: SEEDED of training in which a fifth of the answers are this stub.
+# 07's judge lets no text of an answer near the verdict. verilog-eval compiles everything into one program,
+# reads all that is printed, and passes a log in which any line says `Mismatches: 0`. So an answer can print
+# that itself. A model of 3.65 million parameters will hardly invent this, and so **we showed it**: ten steps
+# of SFT, 160 answers, of which a fifth (drawn at random) were replaced by stubs.
 
 # %%
-right = problem.reference.replace("RefModule", "TopModule")
-stub = rl.stub(right)
-print(stub)
-verdict, = bench.judge([(problem, f"```verilog\n{stub}\n```")])
-print(verdict)
+helpers.show_source(rl.naive)
+stub = rl.stub(problem.reference.replace("RefModule", "TopModule"))
+verdict, = bench.judge([(problem, f"```verilog\n{stub}```")])
+print(stub, verdict, sep="\n")
 
 # %% [markdown]
-# From there, two policies train alike. One is rewarded by the naive judge, one by ours. **The stub
-# implements nothing. What do the two reward curves look like?**
+# From there, two policies train alike. One is rewarded by the naive judge, one by ours. **What do the
+# two reward curves look like?**
 
 # %%
 fig, axes = style.figure(9.5, 3.4, columns=2, sharey=True)
@@ -308,7 +308,7 @@ style.finish(fig, "13_hack", "data/rl; both start from the policy that has seen 
 #
 # </details>
 #
-# The last answers of the left policy, to prompts that it has not met:
+# The last step of the left policy in numbers:
 
 # %%
 last = runs[(runs.arm == "naive_judge") & (runs.step == plan.steps)]
@@ -394,7 +394,7 @@ mesh = gemma.make_mesh(bench.model.config, (1, 1), jax.devices()[:1])
 theirs = nnx.merge(nnx.graphdef(bench.model), jax.tree.map(jnp.copy, bench.start), bench.frozen)
 training = clusters.RLTrainingConfig(actor_optimizer=optax.adam(plan.rate), eval_every_n_steps=100,
                                      max_steps=1, mini_batch_size=2, train_micro_batch_size=2)
-rollout = RolloutConfig(max_tokens_to_generate=96, max_prompt_length=160, kv_cache_size=256,
+rollout = RolloutConfig(max_tokens_to_generate=96, max_prompt_length=168, kv_cache_size=288,
                         temperature=1.0, top_p=1.0, eos_tokens=sorted(bench.stops))
 role = clusters.Role
 cluster = clusters.RLCluster(actor=theirs, tokenizer=bench.tokenizer, cluster_config=(
@@ -411,8 +411,9 @@ def reward(prompts, completions, **_):
 
 learner = GRPOLearner(cluster, GRPOConfig(num_generations=4, beta=0.0), reward)
 with gemma.use_mesh(mesh):
-    learner.train([{"prompts": list(texts)}])
-changed = jax.tree.map(lambda a, b: bool((a != b).any()), bench.start, nnx.state(theirs, nnx.LoRAParam))
+    learner.train([{"prompts": np.array(list(texts))}])
+changed = jax.tree.map(lambda one, two: bool((one != two).any()), bench.start,
+                       nnx.state(cluster.actor_trainer.model, nnx.LoRAParam))
 print(f"adapters changed: {sum(jax.tree.leaves(changed))} of {len(jax.tree.leaves(changed))}")
 
 # %% [markdown]
