@@ -42,7 +42,7 @@ class Plan:
     rate: float = 7e-4         # of Adam, after a warm-up of three steps
     sft_rate: float = 2e-3     # of the arms that have no baseline
     examples: int = 16         # of a step of SFT
-    seeding_steps: int = 10    # of SFT that show the exploit
+    seeding_steps: int = 30    # of SFT that show the exploit
     seeding_share: float = 0.2
     heat: float = 0.8          # of held-out problems' drawn answers; a policy is sampled at 1
 
