@@ -275,8 +275,8 @@ style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperatur
 # ## 6. Watch it cheat
 # 07's judge lets no text of an answer near the verdict. verilog-eval compiles everything into one program,
 # reads all that is printed, and passes a log in which any line says `Mismatches: 0`. So an answer can print
-# that itself. A model of 3.65 million parameters will hardly invent this, and so **we showed it**: thirty steps
-# of SFT, 480 answers, of which a fifth (drawn at random) were replaced by stubs.
+# that itself. A model of 3.65 million parameters will hardly invent this, and so **we showed it**: 45 steps
+# of SFT, 720 answers, of which a fifth (drawn at random) were replaced by stubs.
 
 # %%
 helpers.show_source(rl.naive)

@@ -42,7 +42,7 @@ class Plan:
     rate: float = 7e-4         # of Adam, after a warm-up of three steps
     sft_rate: float = 2e-3     # of the arms that have no baseline
     examples: int = 16         # of a step of SFT
-    seeding_steps: int = 30    # of SFT that show the exploit
+    seeding_steps: int = 45    # of SFT that show the exploit, the last 15 at a falling rate
     seeding_share: float = 0.2
     heat: float = 0.8          # of held-out problems' drawn answers; a policy is sampled at 1
 
@@ -209,6 +209,8 @@ def one_step(bench, name, seed, step, adapters, moments):
                 "kl": (bench.nats(bench.start, some)
                        + sum(float(answer["logps"].sum()) for answer in some)) / len(some)}
     rate = (plan.rate if arm.baseline else plan.sft_rate) * min(1.0, step / 3)
+    if name == "seeded":
+        rate *= min(1.0, (plan.seeding_steps + 1 - step) / 15)
     adapters, moments = bench.learner.step(
         adapters, moments, bench.frozen, answers, factors, rate)
     return adapters, moments, row | {
