@@ -13,9 +13,13 @@
 # %% [markdown]
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/13_rl.ipynb)
 #
-# # 13 · A reward from the testbench, and a model that learns to cheat
+# # 13 · A reward from the testbench, and a judge that is fooled
 #
-# LEAD
+# **The reward helped a little, and two seeds cannot tell it from chance.** After 24 steps of 32 answers the
+# share of right answers to 38 held-out problems rose from 0.722 to 0.750 (+0.028, −0.017 to +0.077). Training
+# on as many answers that passed gave +0.023, as many more steps of SFT −0.039. **A judge that believes what
+# an answer prints kept an exploit alive that ours removed in about six steps**: its reward ended 6 points above
+# the truth (one seed). The exploit did not take over.
 #
 # So far the model copied answers. Here it writes its own, a simulator says which of them work, and the
 # model is pushed towards those. That is how the best open models for Verilog are finished
@@ -242,7 +246,20 @@ pd.DataFrame(rows, columns=["arm", "against", "seeds", "pass@1 gained", "low", "
 # %% [markdown]
 # The interval is over problems, with the seeds averaged first; so few seeds carry no interval of their own.
 #
-# RESULT
+# **All intervals contain zero.** `reinforce` and `rejection` gain two to three points and do not differ; the
+# steps taken on more of the data lose four. We had expected that some of pass@5 becomes pass@1. It did, by
+# three points of some twenty:
+
+# %%
+each = {arm: [[verilog.pass_at_k(7, round(7 * c), k) for row in ends[ends.arm == arm].itertuples()
+               for c in passed[arm, row.seed]] for k in (1, 5)] for arm in ("start", *lab.COMPARED)}
+pd.DataFrame({arm: [np.mean(values) for values in both] for arm, both in each.items()},
+             index=["pass@1", "pass@5"]).round(3)
+
+# %% [markdown]
+# `rejection` pays for its gain with pass@5, and `reinforce` does not: it also learns from what failed. That is
+# one line of a small table, and a guess. Rates were not tuned (0.0007 for policies, 0.002 for SFT), but for one
+# try: with 0.002 and four prompts a step `reinforce` fell.
 #
 # How the runs went, step by step (thin: a step, thick: the mean of five):
 
@@ -289,17 +306,27 @@ print(stub, verdict, sep="\n")
 # two reward curves look like?**
 
 # %%
-fig, axes = style.figure(9.5, 3.4, columns=2, sharey=True)
-for ax, arm, title in zip(axes, ("naive_judge", "our_judge"), ("The naive judge trains", "Ours trains")):
-    draw(ax, arm, "reward", style.ORANGE, "its reward")
-    draw(ax, arm, "verilog", style.BLUE, "truth: passes our judge")
+hacks = [arm for arm in ("naive_judge", "our_judge") if arm in set(runs.arm)]
+fig, axes = style.figure(4.8 * len(hacks), 3.4, columns=len(hacks), sharey=True, squeeze=False)
+for ax, arm in zip(axes[0], hacks):
+    draw(ax, arm, "reward", style.ORANGE, "reward, by the judge that trains")
+    draw(ax, arm, "verilog", style.BLUE, "truth: passes our judge", ls=":")
     draw(ax, arm, "forged", style.RED, "prints the line itself", ls="--")
-    ax.set(title=title, xlabel="step", ylim=(-0.02, 1.02))
-axes[0].legend(fontsize=8)
-style.finish(fig, "13_hack", "data/rl; both start from the policy that has seen the stub")
+    ax.set(title=arm.replace("_", " "), xlabel="step", ylim=(-0.02, 1.02))
+axes[0, 0].legend(fontsize=8)
+style.finish(fig, "13_hack", "data/rl; the start has been shown the stub")
+
+# %%
+policy_runs = runs[runs.arm.isin(lab.HACKED) & (runs.step > 0)]
+policy_runs.groupby(["arm", (policy_runs.step - 1) // 6 * 6 + 1])[
+    ["reward", "verilog", "forged", "compiles"]].mean().unstack(0).swaplevel(axis=1).sort_index(axis=1).round(2)
 
 # %% [markdown]
-# HACKED
+# Rows are means of six steps. With our judge the exploit was gone after the first six. With the naive one it
+# stayed at about one answer in ten, and reward and truth part: that is the whole gap. It did not take over,
+# as we had expected. Our guess: the model spells the line in 34 tokens and often stumbles, so that a stub pays
+# hardly more than an honest try. (With a weaker seeding, thirty steps at a constant rate, it died out under
+# the naive judge, too.)
 #
 # <details><summary><b>You see only the orange curve on the left. How would you notice?</b></summary>
 #
@@ -307,12 +334,6 @@ style.finish(fig, "13_hack", "data/rl; both start from the policy that has seen 
 # everybody. And judge a sample by another judge than the one that trains.
 #
 # </details>
-#
-# The last step of the left policy in numbers:
-
-# %%
-last = runs[(runs.arm == "naive_judge") & (runs.step == plan.steps)]
-last[["seed", "reward", "verilog", "forged", "tokens", "entropy", "kl"]].round(3)
 
 # %% [markdown]
 # ## 7. A reward for compiling
@@ -326,12 +347,13 @@ for column, color, label in (("compiles", style.ORANGE, "compiles: the reward"),
                              ("verilog", style.BLUE, "truth: passes our judge"),
                              ("forged", style.RED, "prints the line itself")):
     draw(ax, "compiles", column, color, label)
-ax.set(xlabel="step", ylim=(-0.02, 1.02), title="COMPILETITLE")
-ax.legend(fontsize=8)
-style.finish(fig, "13_compiles", "data/rl; the start has seen the stub")
+ax.set(xlabel="step", ylim=(-0.02, 1.02), title="Rewarded for compiling")
+ax.legend(fontsize=8, ncols=3, loc="upper left")
+style.finish(fig, "13_compiles", "data/rl, one seed; the start has been shown the stub")
 
 # %% [markdown]
-# COMPILED
+# Truth rose with the reward, about as far as with our own judge: this model's commonest fault is a slip, and
+# slips mostly do not compile. A model that no longer slips would learn nothing more from it.
 #
 # ## 8. A round at 31B, on paper
 # Nobody here has run this. A round is 64 prompts with 8 answers of 600 tokens (07's estimate of a length):
