@@ -18,7 +18,7 @@
 # **The reward helped a little, and two seeds cannot tell it from chance.** After 24 steps of 32 answers the
 # share of right answers to 38 held-out problems rose from 0.722 to 0.750 (+0.028, −0.017 to +0.077). Training
 # on as many answers that passed gave +0.023, as many more steps of SFT −0.039. **A judge that believes what
-# an answer prints kept an exploit alive that ours removed in about six steps**: its reward ended 6 points above
+# an answer prints kept an exploit alive that ours removed in a dozen steps**: its reward ended 6 points above
 # the truth (one seed). The exploit did not take over.
 #
 # So far the model copied answers. Here it writes its own, a simulator says which of them work, and the
@@ -322,7 +322,7 @@ policy_runs.groupby(["arm", (policy_runs.step - 1) // 6 * 6 + 1])[
     ["reward", "verilog", "forged", "compiles"]].mean().unstack(0).swaplevel(axis=1).sort_index(axis=1).round(2)
 
 # %% [markdown]
-# Rows are means of six steps. With our judge the exploit was gone after the first six. With the naive one it
+# Rows are means of six steps. With our judge the exploit was gone after twelve. With the naive one it
 # stayed at about one answer in ten, and reward and truth part: that is the whole gap. It did not take over,
 # as we had expected. Our guess: the model spells the line in 34 tokens and often stumbles, so that a stub pays
 # hardly more than an honest try. (With a weaker seeding, thirty steps at a constant rate, it died out under
@@ -352,7 +352,7 @@ ax.legend(fontsize=8, ncols=3, loc="upper left")
 style.finish(fig, "13_compiles", "data/rl, one seed; the start has been shown the stub")
 
 # %% [markdown]
-# Truth rose with the reward, about as far as with our own judge: this model's commonest fault is a slip, and
+# Truth rose with the reward, to 0.56 in the last six steps; with our own judge, on the same prompts, to 0.59. This model's commonest fault is a slip, and
 # slips mostly do not compile. A model that no longer slips would learn nothing more from it.
 #
 # ## 8. A round at 31B, on paper
@@ -400,43 +400,7 @@ for how in ("move adapters", "or move merged weights"):
 # |---|---|
 # | [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224), GPU | recipes for Gemma 4, dense and mixture of experts, merged in 2026 |
 # | [MaxText](https://github.com/AI-Hypercomputer/maxtext/pull/4536), TPU | the mapping of rollouts was mended in July 2026; start with our first check |
-# | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler works on the tiny model (below). Its vLLM path for Gemma 4 is older than tpu-inference's new way to take weights ([3477](https://github.com/vllm-project/tpu-inference/pull/3477), [2014](https://github.com/google/tunix/pull/2014)), so we infer that it does not fit |
-#
-# ## 9. The same step by Tunix
-# Tunix's learner on two of our prompts, four answers to each, and our judge as its reward. It brings back the ratio and
-# the clip, and divides advantages by their spread.
-
-# %%
-import optax
-from tunix.rl import rl_cluster as clusters
-from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
-from tunix.rl.rollout.base_rollout import RolloutConfig
-
-mesh = gemma.make_mesh(bench.model.config, (1, 1), jax.devices()[:1])
-theirs = nnx.merge(nnx.graphdef(bench.model), jax.tree.map(jnp.copy, bench.start), bench.frozen)
-training = clusters.RLTrainingConfig(actor_optimizer=optax.adam(plan.rate), eval_every_n_steps=100,
-                                     max_steps=1, mini_batch_size=2, train_micro_batch_size=2)
-rollout = RolloutConfig(max_tokens_to_generate=96, max_prompt_length=168, kv_cache_size=288,
-                        temperature=1.0, top_p=1.0, eos_tokens=sorted(bench.stops))
-role = clusters.Role
-cluster = clusters.RLCluster(actor=theirs, tokenizer=bench.tokenizer, cluster_config=(
-    clusters.ClusterConfig(role_to_mesh={role.ACTOR: mesh, role.ROLLOUT: mesh, role.REFERENCE: mesh},
-                           training_config=training, rollout_config=rollout)))
-texts = {bench.tokenizer.decode(bench.prompts[p.name][1:]): p for p in bench.problems[:2]}
-
-
-def reward(prompts, completions, **_):
-    given = [v["verilog"] for v in bench.judge([(texts[p], c) for p, c in zip(prompts, completions)])]
-    print("Tunix's rewards:", given)
-    return list(map(float, given))
-
-
-learner = GRPOLearner(cluster, GRPOConfig(num_generations=4, beta=0.0), reward)
-with gemma.use_mesh(mesh):
-    learner.train([{"prompts": np.array(list(texts))}])
-changed = jax.tree.map(lambda one, two: bool((one != two).any()), bench.start,
-                       nnx.state(cluster.actor_trainer.model, nnx.LoRAParam))
-print(f"adapters changed: {sum(jax.tree.leaves(changed))} of {len(jax.tree.leaves(changed))}")
+# | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler runs on the tiny model (tried with a dummy reward, not shown). Its vLLM path for Gemma 4 is older than tpu-inference's new way to take weights ([3477](https://github.com/vllm-project/tpu-inference/pull/3477), [2014](https://github.com/google/tunix/pull/2014)), so we infer that it does not fit |
 
 # %% [markdown]
 # ## Recap
