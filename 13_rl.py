@@ -369,8 +369,7 @@ big = helpers.read_json("data/configs/gemma4_31b.json")
 served = limits.machine_of(Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
 tokens = 64 * 8 * 600
 floor = tokens / 256 * limits.tpot_floor(big, 600, served, batch=256)
-steps = pd.read_csv("data/dryrun/v5p-8_31b.csv").set_index("recipe")
-speed = bands.band(steps.tokens_per_second_predicted["ours, faster"])
+speed = bands.band(fit.will_it_fit("v5p", 4).speed)
 adapters = 4 * fit.adapter_parameters("31b") / 1e9  # GB in float32
 parts = {"sample": (tokens / 3000, tokens / 1400), "judge on 16 cores": (512 * 0.2 / 16, 512 * 2 / 16),
          "update": tuple(64 * 8 * 900 / one for one in speed[::-1]),
