@@ -82,7 +82,7 @@ from verilog import scores
 runs = lab.stored()
 before = runs.query("arm == 'reinforce' and step == 0")
 counts = np.array([[int(c) for c in text] for text in before.drawn])  # [seeds, problems], of seven
-known = {k: np.mean([[verilog.pass_at_k(7, int(c), k) for c in row] for row in counts]) for k in (1, 5)}
+known = {k: np.mean([verilog.pass_at_k(7, int(c), k) for c in counts.ravel()]) for k in (1, 5)}
 print(f"38 held-out problems, {len(counts)} times: pass@1 {known[1]:.3f}, pass@5 {known[5]:.3f}")
 
 # %% [markdown]
@@ -175,8 +175,8 @@ old, new = (bench.merge(bench.frozen, adapters) for adapters in (bench.start, po
 moved = {path: float(jnp.abs(new[path] - old[path]).max()) for path in new}
 modules = gemma.adapted_modules(bench.model)
 adapted = {path for path in moved if ".".join(map(str, path[:-1])) in modules}
-print(f"{sum(map(bool, moved.values()))} of {len(moved)} arrays moved; of the {len(adapted)} that have "
-      f"adapters, {sum(not moved[path] for path in adapted)} did not")
+print(f"{sum(map(bool, moved.values()))} of {len(moved)} arrays moved; of the {len(adapted)} "
+      f"that have adapters, {sum(not moved[path] for path in adapted)} did not")
 
 # %% [markdown]
 # *Three: rewards that are all equal change nothing*, not even by the optimizer's momentum.
@@ -184,7 +184,8 @@ print(f"{sum(map(bool, moved.values()))} of {len(moved)} arrays moved; of the {l
 # %%
 equal = rl.advantages(np.ones_like(rewards)).ravel()
 after, _ = bench.learner.step(policy, moments, bench.frozen, pairs, equal, plan.rate)
-print("changed:", any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), policy, after))))
+differ = jax.tree.map(lambda one, two: bool((one != two).any()), policy, after)
+print("changed:", any(jax.tree.leaves(differ)))
 
 # %% [markdown]
 # *Four: the gradient is that of a textbook*, on four answers, one in a row, with a plain log-softmax of the
@@ -194,7 +195,8 @@ print("changed:", any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).an
 four, weight = pairs[::8], np.array([0.75, -0.25, -0.25, -0.25])
 ours = bench.learner.gradient(policy, bench.frozen, *rl.pack(four, weight)[0])
 size = max(len(ids) for ids, _ in four)
-tokens, chosen = (np.stack([np.pad(one[i], (0, size - len(one[i]))) for one in four]) for i in (0, 1))
+tokens, chosen = (np.stack([np.pad(one[part], (0, size - len(one[part]))) for one in four])
+                  for part in (0, 1))
 
 
 def textbook(adapters):
@@ -225,7 +227,7 @@ print(f"gradients differ by {apart / norm:.1e} of their length")
 
 # %%
 held = runs.dropna(subset="drawn").copy()
-held["pass@1"] = [np.mean([int(c) for c in text]) / (plan.answers - 1) for text in held.drawn]
+held["pass@1"] = [np.mean([int(c) for c in text]) / 7 for text in held.drawn]
 held["greedy share"] = [np.mean([int(c) for c in text]) for text in held.greedy]
 start = held[held.step == 0].assign(arm="start")
 ends = pd.concat([start, held[held.step == plan.steps]])
@@ -233,7 +235,8 @@ table = ends.pivot_table(index="seed", columns="arm", values=["pass@1", "greedy 
 table.round(3)
 
 # %%
-passed = {(row.arm, row.seed): np.array([int(c) for c in row.drawn]) / 7 for row in ends.itertuples()}
+passed = {(row.arm, row.seed): np.array([int(c) for c in row.drawn]) / 7
+          for row in ends.itertuples()}
 rows = []
 for arm, other in (("reinforce", "start"), ("rejection", "start"), ("more_sft", "start"),
                    ("reinforce", "rejection"), ("reinforce", "more_sft")):
@@ -241,7 +244,8 @@ for arm, other in (("reinforce", "start"), ("rejection", "start"), ("more_sft", 
             if {(arm, seed), (other, seed)} <= set(passed)]
     rows.append((arm, other, len(each), *scores.interval(np.mean(each, axis=0)),
                  scores.sign_flip_p(np.mean(each, axis=0))))
-pd.DataFrame(rows, columns=["arm", "against", "seeds", "pass@1 gained", "low", "high", "p"]).round(3)
+names = ["arm", "against", "seeds", "pass@1 gained", "low", "high", "p"]
+pd.DataFrame(rows, columns=names).round(3)
 
 # %% [markdown]
 # The interval is over problems, with the seeds averaged first; so few seeds carry no interval of their own.
@@ -266,7 +270,8 @@ pd.DataFrame({arm: [np.mean(values) for values in both] for arm, both in each.it
 # %%
 def draw(ax, arm, column, color, label=None, **look):
     """A column of an arm's runs: every step thin, the mean of five steps thick."""
-    rows = runs[(runs.arm == arm) & (runs.step > 0)].pivot(index="step", columns="seed", values=column)
+    rows = runs[(runs.arm == arm) & (runs.step > 0)]
+    rows = rows.pivot(index="step", columns="seed", values=column)
     ax.plot(rows.index, rows.mean(axis=1), color=color, lw=0.8, alpha=0.5)
     smooth = rows.mean(axis=1).rolling(5, center=True, min_periods=3).mean()
     ax.plot(rows.index, smooth, color=color, lw=2.2, label=label, **look)
@@ -317,16 +322,17 @@ axes[0, 0].legend(fontsize=8)
 style.finish(fig, "13_hack", "data/rl; the start has been shown the stub")
 
 # %%
-policy_runs = runs[runs.arm.isin(lab.HACKED) & (runs.step > 0)]
-policy_runs.groupby(["arm", (policy_runs.step - 1) // 6 * 6 + 1])[
-    ["reward", "verilog", "forged", "compiles"]].mean().unstack(0).swaplevel(axis=1).sort_index(axis=1).round(2)
+hacked = runs[runs.arm.isin(lab.HACKED) & (runs.step > 0)]
+hacked = hacked.assign(steps_from=(hacked.step - 1) // 6 * 6 + 1)
+hacked.groupby(["arm", "steps_from"])[["reward", "verilog", "forged", "compiles"]].mean().round(2)
 
 # %% [markdown]
 # Rows are means of six steps. With our judge the exploit was gone after twelve. With the naive one it
 # stayed at about one answer in ten, and reward and truth part: that is the whole gap. It did not take over,
 # as we had expected. Our guess: the model spells the line in 34 tokens and often stumbles, so that a stub pays
-# hardly more than an honest try. (With a weaker seeding, thirty steps at a constant rate, it died out under
-# the naive judge, too.)
+# hardly more than an honest try. (With a weaker
+# seeding, thirty steps at a constant rate, 3 to 9 % of the first three steps' answers printed it; from the fourth
+# on none did, under the naive judge.)
 #
 # <details><summary><b>You see only the orange curve on the left. How would you notice?</b></summary>
 #
@@ -352,8 +358,9 @@ ax.legend(fontsize=8, ncols=3, loc="upper left")
 style.finish(fig, "13_compiles", "data/rl, one seed; the start has been shown the stub")
 
 # %% [markdown]
-# Truth rose with the reward, to 0.56 in the last six steps; with our own judge, on the same prompts, to 0.59. This model's commonest fault is a slip, and
-# slips mostly do not compile. A model that no longer slips would learn nothing more from it.
+# Truth rose with the reward, to 0.56 in the last six steps; with our own judge, on the same prompts, to 0.59.
+# This model's commonest fault is a slip, and slips mostly do not compile. One that no longer slips would learn
+# nothing more from it.
 #
 # ## 8. A round at 31B, on paper
 # Nobody here has run this. A round is 64 prompts with 8 answers of 600 tokens (07's estimate of a length):
@@ -371,7 +378,8 @@ tokens = 64 * 8 * 600
 floor = tokens / 256 * limits.tpot_floor(big, 600, served, batch=256)
 speed = bands.band(fit.will_it_fit("v5p", 4).speed)
 adapters = 4 * fit.adapter_parameters("31b") / 1e9  # GB in float32
-parts = {"sample": (tokens / 3000, tokens / 1400), "judge on 16 cores": (512 * 0.2 / 16, 512 * 2 / 16),
+parts = {"sample": (tokens / 3000, tokens / 1400),
+         "judge on 16 cores": (512 * 0.2 / 16, 512 * 2 / 16),
          "update": tuple(64 * 8 * 900 / one for one in speed[::-1]),
          "move adapters": (adapters / fit.GB_PER_S, adapters / fit.UP_GB_PER_S),
          "or move merged weights": (fit.CHECKPOINT_GB["31b"] / fit.GB_PER_S,
