@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -18,7 +19,7 @@ from flax import nnx
 
 import verilog
 from helpers import packing, train
-from verilog.judging import analyse
+from verilog.judging import analyse, judge
 from verilog.problems import Problem
 from verilog.sandbox import Limits, run_limited
 
@@ -128,7 +129,8 @@ class Judge:
         keys = [hashlib.sha256(f"{problem.name}\n{problem.testbench}\n{code}".encode()).hexdigest()[
             :24] for problem, code in codes]
         new = {key: pair for key, pair in zip(keys, codes) if key not in self.known}
-        verdicts = verilog.judge_many(list(new.values()), self.limits, self.workers)
+        with ThreadPoolExecutor(self.workers) as pool:
+            verdicts = list(pool.map(lambda pair: judge(*pair, self.limits), new.values()))
         found = {key: self.rewards(*pair, verdict)
                  for (key, pair), verdict in zip(new.items(), verdicts)}
         if found:

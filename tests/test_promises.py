@@ -142,7 +142,7 @@ def icarus_left_out(folder):
 FINISHED = Path(os.environ.get("RUN_DIR") or ROOT / "runs/tiny").resolve()
 NO_DISK = "import shutil; shutil.disk_usage = lambda _: type('', (), dict(free=1000))\n"
 MESH = ("import jax\nfrom helpers import gemma\nconfig = gemma.config_from_hf('assets/tiny_gemma4')\n"
-        "gemma.make_mesh(config, (1, 3), jax.devices() * 3)")
+        "gemma.make_mesh(config, (1, 3), jax.devices()[:1] * 3)")
 LOAD = ("import jax\nfrom helpers import gemma\nbase = '{folder}/model'\n"
         "config = gemma.config_from_hf(base)\n"
         "gemma.load_base(base, config, gemma.make_mesh(config, (1, 1), jax.devices()[:1]))")
