@@ -91,9 +91,10 @@ def test_a_simulation_that_hangs_costs_its_limit_and_leaves_nobody(tmp_path):
     assert not [pid for pid in left if "vvp" in open(f"/proc/{pid}/comm").read()] if left else True
 
 
-# -- What is sampled is what is trained -----------------------------------------------------------
+# -- What is sampled is what is trained: slow, for they compile; the page proves it, too ------------
 
 
+@pytest.mark.slow
 def test_the_sampler_reports_the_trainers_log_probabilities(bench, sampled):
     policy, answers = sampled
     for answer, trained in zip(answers, bench.logps(policy, answers), strict=True):
@@ -103,6 +104,7 @@ def test_the_sampler_reports_the_trainers_log_probabilities(bench, sampled):
     assert np.abs(old - np.concatenate([answer["logps"] for answer in answers])).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_every_answer_ends_once_or_at_its_limit(bench, sampled):
     for answer in sampled[1]:
         inside = answer["ids"][answer["mask"]]
@@ -110,6 +112,7 @@ def test_every_answer_ends_once_or_at_its_limit(bench, sampled):
         assert list(ends) == [len(inside) - 1] or len(inside) == SMALL.answer_tokens and not len(ends)
 
 
+@pytest.mark.slow
 def test_the_sampler_runs_the_policys_weights(bench, sampled):
     policy, answers = sampled
     plain = bench.merge(bench.frozen, policy)
@@ -122,6 +125,7 @@ def test_the_sampler_runs_the_policys_weights(bench, sampled):
     np.testing.assert_allclose(base(tokens, None, None, mask)[0], with_adapters, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_equal_rewards_change_nothing(bench, sampled):
     policy, answers = sampled
     factors = rl.advantages(np.ones((2, 4))).ravel()
@@ -132,6 +136,7 @@ def test_equal_rewards_change_nothing(bench, sampled):
     assert jax.tree.all(jax.tree.map(lambda one, two: bool((one == two).all()), policy, after))
 
 
+@pytest.mark.slow
 def test_the_gradient_is_a_brute_force_one_on_four_answers(bench, sampled):
     """Answer by answer, unpacked, with a plain log-softmax over the model's own logits."""
     policy, answers = sampled
