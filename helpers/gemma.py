@@ -251,7 +251,6 @@ class SharedInputs(qwix.LoraProvider, _OfTheInput):
     backward pass (08, section 5).
     """
 
-    share = True
     _pair = (None, None)  # the input and its copy
 
     def dot_general(self, lhs, *args, **kwargs):
@@ -264,8 +263,6 @@ class SharedInputs(qwix.LoraProvider, _OfTheInput):
 
     def copy(self, lhs):
         """The copy of an input; the same one for the same array."""
-        if not self.share:
-            return lhs
         if self._pair[0] is not lhs:
             self._pair = lhs, jnp.copy(lhs)
         return self._pair[1]
