@@ -9,7 +9,6 @@ import json
 import re
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -19,7 +18,7 @@ from flax import nnx
 
 import verilog
 from helpers import packing, train
-from verilog.judging import analyse, judge
+from verilog.judging import analyse
 from verilog.problems import Problem
 from verilog.sandbox import Limits, run_limited
 
@@ -129,8 +128,7 @@ class Judge:
         keys = [hashlib.sha256(f"{problem.name}\n{problem.testbench}\n{code}".encode()).hexdigest()[
             :24] for problem, code in codes]
         new = {key: pair for key, pair in zip(keys, codes) if key not in self.known}
-        with ThreadPoolExecutor(self.workers) as pool:
-            verdicts = list(pool.map(lambda pair: judge(*pair, self.limits), new.values()))
+        verdicts = verilog.judge_many(list(new.values()), self.limits, self.workers)
         found = {key: self.rewards(*pair, verdict)
                  for (key, pair), verdict in zip(new.items(), verdicts)}
         if found:

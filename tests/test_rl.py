@@ -70,8 +70,8 @@ def test_the_naive_verdict_is_that_of_one_joint_program(tmp_path):
 
 def test_a_text_is_judged_once_and_a_torn_line_is_judged_again(tmp_path, monkeypatch):
     problem, asked = rl.training_problems(1)[0], []
-    judge = rl.judge
-    monkeypatch.setattr(rl, "judge", lambda *case: asked.append(case) or judge(*case))
+    judge = verilog.judge_many
+    monkeypatch.setattr(verilog, "judge_many", lambda pairs, *rest: asked.extend(pairs) or judge(pairs, *rest))
     pairs = [(problem, f"module TopModule; // {i}\nendmodule") for i in (0, 1, 1)]
     first = rl.Judge(tmp_path / "v.jsonl")(pairs)
     assert len(asked) == 2
