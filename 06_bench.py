@@ -64,8 +64,9 @@ from IPython.display import display
 from openai import OpenAI
 
 from helpers import chat, style
-from serving import Client, Load, draw, limits, load, physics, server, sweep
+from serving import draw, limits, load, physics, server
 from serving import options as serve
+from serving.load import Client, Load, sweep
 from tables import hardware
 
 INF = math.inf

@@ -145,7 +145,7 @@ PEAK = {side: count[side] * chip_of(name).flops  # FLOP/s of the whole machine
 
 def floor_ms(side, tokens):
     """Least milliseconds to read a prompt on one of the two machines."""
-    return 1e3 * physics.ttft_floor(physics.prefill_flops(config, int(tokens)), PEAK[side])
+    return 1e3 * physics.prefill_flops(config, int(tokens)) / PEAK[side]
 
 
 rows = results[results.metric.eq("median_ttft") & results.source.eq("arxiv:S8.1")]

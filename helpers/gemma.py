@@ -47,9 +47,6 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
     """
     text = architecture.text_config(architecture.read_config(source))
     stack, kinds = architecture.layers(text), _kinds(text["layer_types"])
-    if stack[0].experts:
-        raise UserError("a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
-                        "router reads, and an approximate top-k). Train the 31B, E2B or E4B.")
     count = len(stack)
     period = next(n for n in range(1, count + 1)
                   if all(kinds[i] == kinds[i % n] for i in range(count)))

@@ -216,7 +216,7 @@ def spread(rates, count):
     return rates
 
 
-def sweep(client, options, load, folder, say=print):
+def sweep(client, options, load, folder):
     """Measure every regime at rates around its knee, each `load.repeats` times; returns the results.
 
     A short burst says how fast the server is, bisection encloses the knee, and further rates show the
@@ -227,7 +227,6 @@ def sweep(client, options, load, folder, say=print):
       client: a `Client` of a server of these options.
       options, load: as it was started, and what to measure.
       folder: of the results.
-      say: takes a line of progress.
 
     Raises:
       ValueError: one of `measure`. What is finished is kept in `folder`.
@@ -241,7 +240,7 @@ def sweep(client, options, load, folder, say=print):
             found[key] = measure(client, options, load, folder, regime, rate,
                                  max(load.min_requests, math.ceil(requests)), repeat)
             delivered = delivered_rate(found[key], lone_latency(of(regime)))
-            say(f"{regime[0]}/{regime[1]} at {rate:.3g}/s: {delivered:.3g}/s delivered")
+            print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s: {delivered:.3g}/s delivered")
         return found[key]
 
     def of(regime):
@@ -262,7 +261,7 @@ def sweep(client, options, load, folder, say=print):
     return [result for (*_, repeat), result in found.items() if repeat != "first"]
 
 
-def confirm(client, options, load, folder, table, say=print):
+def confirm(client, options, load, folder, table):
     """One long run at the rate that may be promised, of each regime: {regime: (rate, result)}.
 
     It begins at the largest rate that is `within` the objective. A rate that does not hold for
@@ -281,7 +280,7 @@ def confirm(client, options, load, folder, table, say=print):
             result = measure(client, options, load, folder, regime, rate, requests, "long")
             kept = share_kept(result, load.slo)
             delivered = delivered_rate(result, lone_latency([result]))
-            say(f"{regime[0]}/{regime[1]} at {rate:.3g}/s for {result['duration']:.0f} s: {kept:.0%} "
+            print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s for {result['duration']:.0f} s: {kept:.0%} "
                 f"within the objective, {delivered:.3g}/s delivered")
             if kept >= 0.9 and delivered >= 0.9 * rate:
                 found[regime] = rate, result

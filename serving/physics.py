@@ -49,27 +49,19 @@ def kv_bytes(config, context, dtype_bytes=2, tp=1):
     return per_token["sliding"] * min(context, window) + per_token["full"] * context
 
 
-def decode_bytes(config, batch, context, dtype_bytes=2, kv_dtype_bytes=None, tp=1, weights=None):
+def decode_bytes(config, batch, context, dtype_bytes=2, kv_dtype_bytes=None, tp=1):
     """Bytes that one decode step reads: the weights once, and every sequence's cache.
 
     Args:
       batch, context: sequences decoding at once, and tokens each of them has.
       dtype_bytes, kv_dtype_bytes: of a weight, and of a cached number (None: the same).
       tp: as in `kv_bytes_per_token`.
-      weights: bytes of the weights instead of our count, for example a checkpoint's 62e9.
     """
     count = parameters(config)
-    if weights is None:  # a per-layer table is looked up, not read; idle are the K and V of layers
-        # that share, and at best all experts but those of one token
-        idle = count["per_layer_table"] + count["unused"] + count["idle"]
-        weights = (count["total"] - idle) * dtype_bytes
+    # A per-layer table is looked up, not read; nobody reads the K and V of layers that share.
+    read = count["total"] - count["per_layer_table"] - count["unused"]
     cache = kv_bytes(config, context, kv_dtype_bytes or dtype_bytes, tp)
-    return weights + batch * cache
-
-
-def ttft_floor(flops, peak, bytes_moved=0.0, bandwidth=math.inf):
-    """Least seconds to the first token of one request alone, at 100 % of `peak` FLOP/s."""
-    return max(flops / peak, bytes_moved / bandwidth)
+    return read * dtype_bytes + batch * cache
 
 
 def tpot_floor(bytes_moved, bandwidth, flops=0.0, peak=math.inf):
@@ -82,12 +74,11 @@ def fcfs_ttft(arrivals, service):
 
     Args:
       arrivals: arrival times in seconds, ascending.
-      service: seconds of work per request: one number, or one per request.
+      service: seconds of work per request.
     """
-    each = service if hasattr(service, "__len__") else [service] * len(arrivals)
     waits, free = [], -math.inf
-    for arrival, work in zip(arrivals, each, strict=True):
-        free = max(free, arrival) + work
+    for arrival in arrivals:
+        free = max(free, arrival) + service
         waits.append(free - arrival)
     return waits
 

@@ -94,7 +94,7 @@ def prepare(*words):
         raise ValueError(f"`{shlex.join(words)}` failed, see above.")
 
 
-def start(options, folder, wait=True, say=print):
+def start(options, folder, wait=True):
     """Serve `options`, wait until it is healthy, and return its record, a dict.
 
     A healthy server of the same options and files is reused, and one that is still starting is waited
@@ -103,7 +103,6 @@ def start(options, folder, wait=True, say=print):
     Args:
       folder: where the record and the log go.
       wait: False returns at once; the same call again, without it, waits.
-      say: takes a line of progress.
 
     Raises:
       ValueError: what `check` raises; the port is in use; or the server died or was not healthy in
@@ -115,9 +114,9 @@ def start(options, folder, wait=True, say=print):
     files = file_states(options.model, options.adapter)
     if record and (record["wanted"], record["files"]) == (wanted, files) and members(record):
         if healthy(record):
-            say(f"{record['name']} runs already, at {record['base_url']}")
+            print(f"{record['name']} runs already, at {record['base_url']}")
             return record
-        return _wait(record, folder, options.timeout, say) if wait else record
+        return _wait(record, folder, options.timeout) if wait else record
     stop(folder)
     port = _free_port(options.host, options.port)
     if options.docker:
@@ -140,10 +139,10 @@ def start(options, folder, wait=True, say=print):
               "started": time.time(), "log": str(folder / "server.log"),
               "wanted": wanted, "files": files}
     (folder / "server.json").write_text(json.dumps(record, indent=2) + "\n")
-    return _wait(record, folder, options.timeout, say) if wait else record
+    return _wait(record, folder, options.timeout) if wait else record
 
 
-def _wait(record, folder, timeout, say):
+def _wait(record, folder, timeout):
     """Wait until a server is healthy; however this ends otherwise, no server is left."""
     said = record["started"]
     with _terminable(), contextlib.ExitStack() as failed:
@@ -158,11 +157,11 @@ def _wait(record, folder, timeout, say):
                                  f"{last_lines(record['log'])}")
             if time.time() - said >= max(10.0, waited / 6):
                 said = time.time()
-                say(f"starting ... {waited:3.0f} s")
+                print(f"starting ... {waited:3.0f} s")
             time.sleep(0.25)
         failed.pop_all()
     record["ready_seconds"] = round(time.time() - record["started"], 1)
-    say(f"healthy after {record['ready_seconds']:.0f} s at {record['base_url']}")
+    print(f"healthy after {record['ready_seconds']:.0f} s at {record['base_url']}")
     return record
 
 
@@ -180,11 +179,11 @@ def _terminable():
 
 
 @contextlib.contextmanager
-def running(options, folder, say=print):
+def running(options, folder):
     """A server for the length of a `with` block; gives its URL. However the block ends, it is stopped."""
     with _terminable():
         try:
-            yield start(options, folder, say=say)["base_url"]
+            yield start(options, folder)["base_url"]
         finally:
             stop(folder)
 

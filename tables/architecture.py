@@ -126,8 +126,6 @@ class Layer:
       window: how many keys a query sees at the most, itself included; None is all of them.
       kv_from: the layer whose keys and values it uses: itself, or an earlier one (E2B, E4B).
       k_is_v: whether the values are the keys' projection, which is stored once.
-      experts, active, expert_mlp: in a mixture of experts (26B-A4B) how many there are beside the
-        MLP, how many a token goes through, and their width; else 0.
     """
 
     index: int
@@ -140,9 +138,6 @@ class Layer:
     window: int | None
     kv_from: int
     k_is_v: bool
-    experts: int = 0
-    active: int = 0
-    expert_mlp: int = 0
     family: dict = field(default_factory=lambda: GEMMA4, repr=False)
 
     @property
@@ -151,7 +146,7 @@ class Layer:
         return self.kv_from == self.index
 
     def modules(self):
-        """Its matrices as `Module`s, in the order of the arithmetic; experts are not among them."""
+        """Its matrices as `Module`s, in the order of the arithmetic."""
         sizes = {"D": self.width, "N": self.heads, "K": self.kv_heads, "H": self.head_dim,
                  "F": self.mlp, "c": 2}
         keeps = "keys alone" if self.k_is_v else "keys and values"
@@ -160,11 +155,6 @@ class Layer:
                        tuple(sizes[axis] for axis in kind.inputs),
                        tuple(sizes[axis] for axis in kind.outputs))
                 for path, kind in self.family.items() if kind.when in ("always", keeps)]
-
-    @property
-    def expert_size(self):
-        """Numbers in one expert: gate, up and down."""
-        return 3 * self.width * self.expert_mlp
 
     def pairs(self, tokens):
         """(query, key) pairs of a causal prompt: each token itself and what its window shows it."""
@@ -202,13 +192,16 @@ def text_config(config):
     """The text part of a config.json, whether it is nested under `text_config` or flat.
 
     Raises:
-      ValueError: it does not describe a Gemma 4.
+      ValueError: it does not describe a Gemma 4, or it is the mixture of experts.
     """
     text = config.get("text_config") or config
     kind = text.get("model_type") if isinstance(text, dict) else type(text).__name__
     if kind not in FAMILIES:
-        raise ValueError("this config.json is not a Gemma 4's (31B, E2B, E4B, 26B-A4B or tiny): its "
+        raise ValueError("this config.json is not a Gemma 4's (31B, E2B, E4B or tiny): its "
                         f"text part has model_type {kind}.")
+    if text.get("enable_moe_block"):
+        raise ValueError("a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
+                         "router reads, and an approximate top-k). Take the 31B, E2B or E4B.")
     if text.get("per_layer_config") and not text.get("global_head_dim"):
         raise ValueError("transformers 5.15 or newer saved this config.json again, with the head sizes "
                          "in per_layer_config. Put the original one back: the weights are the same.")
@@ -236,7 +229,7 @@ def layers(config):
     origin = {kind: index for index, kind in enumerate(kinds[:unshared])}  # the last of each kind
     if set(kinds) - set(origin):
         raise ValueError("num_kv_shared_layers leaves a kind of layer without keys and values.")
-    moe, found = bool(text.get("enable_moe_block")), []
+    found = []
     for index, kind in enumerate(kinds):
         full, shared = kind == "full", index >= unshared
         k_is_v = full and bool(text.get("attention_k_eq_v"))
@@ -249,14 +242,12 @@ def layers(config):
             mlp=wide * text["intermediate_size"],
             window=None if full else text["sliding_window"],
             kv_from=origin[kind] if shared else index, k_is_v=k_is_v,
-            experts=text["num_experts"] if moe else 0, active=text["top_k_experts"] if moe else 0,
-            expert_mlp=text["moe_intermediate_size"] if moe else 0,
             family=FAMILIES[text["model_type"]]))
     return found
 
 
 def modules(config):
-    """Every module that LoRA must reach: 360 in the 31B. (Experts are not adapted.)"""
+    """Every module that LoRA must reach: 360 in the 31B."""
     return [module for layer in layers(config) for module in layer.modules()]
 
 
@@ -264,34 +255,28 @@ def parameters(config):
     """Parameter counts of the text model by kind.
 
     Returns:
-      dict with `embedding`, `attention`, `mlp`, `experts` (of 26B-A4B, all of them), `router`,
-      `per_layer_input` (its matrices), `per_layer_table` (its embedding table), `norms`, `unused`
-      (K and V matrices that google's E2B and E4B files hold for layers that share), `total` (their
-      sum), `idle` (the experts that a token does not go through), and `matmul`: what one token is
-      multiplied with inside the layers.
+      dict with `embedding`, `attention`, `mlp`, `per_layer_input` (its matrices), `per_layer_table`
+      (its embedding table), `norms`, `unused` (K and V matrices that google's E2B and E4B files hold
+      for layers that share), `total` (their sum), and `matmul`: what one token is multiplied with
+      inside the layers.
     """
     text, stack = text_config(config), layers(config)
     width, depth = text["hidden_size"], len(stack)
     extra = text.get("hidden_size_per_layer_input") or 0
     found = [module for layer in stack for module in layer.modules()]
-    moe = sum(layer.experts > 0 for layer in stack)  # three more norms, and the router's two scales
     count = {
         "embedding": text["vocab_size"] * width,
         "attention": sum(module.size for module in found if ".attn." in module.path),
         "mlp": sum(module.size for module in found if ".mlp." in module.path),
-        "experts": sum(layer.experts * layer.expert_size for layer in stack),
-        "router": sum(layer.experts * width for layer in stack),
         "per_layer_input": 3 * width * extra * depth,
         "per_layer_table": (text.get("vocab_size_per_layer_input") or 0) * extra * depth,
-        "norms": (depth * ((5 if extra else 4) * width + 1) + width + extra + 4 * width * moe
-                  + sum(2 * layer.head_dim + layer.experts for layer in stack)),
+        "norms": (depth * ((5 if extra else 4) * width + 1) + width + extra
+                  + sum(2 * layer.head_dim for layer in stack)),
         "unused": sum(width * layer.head_dim * (2 - layer.k_is_v) * layer.kv_heads
                       for layer in stack if not layer.owns_kv),
     }
     count["total"] = sum(count.values())
-    count["idle"] = sum((layer.experts - layer.active) * layer.expert_size for layer in stack)
-    count["matmul"] = (count["attention"] + count["mlp"] + count["experts"] - count["idle"]
-                       + count["router"] + count["per_layer_input"])
+    count["matmul"] = count["attention"] + count["mlp"] + count["per_layer_input"]
     return count
 
 
