@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | **Needs** | a serving machine as in notebook 05, and Icarus Verilog (version 12 if there is a choice) |
-# | **Reads** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `train/recipe.json` from 03, `data/` from 02, the base model, a verilog-eval folder |
+# | **Reads** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `data/` from 02, the base model, a verilog-eval folder |
 # | **Writes** | `eval/{base,tuned}/samples.jsonl`, `per_problem.csv` and `summary.json`, `eval/comparison.json`, figures |
 # | **Time and cost** | tiny: two minutes on two cores. 31b: 7,332 answers per model and 780 of the base with thinking, 31 to 66 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
 #
@@ -127,9 +127,8 @@ def as_answer(problem):
 
 RIGHT = as_answer(COUNTER)
 WRONG = RIGHT.replace("if (inc)", "if (!inc)")
-FORGED = WRONG.replace(
-    "endmodule", '  initial $display("Mismatches: 0 in 406 samples");\nendmodule'
-)
+FORGED = WRONG.replace("endmodule",
+                       '  initial $display("Mismatches: 0 in 406 samples");\nendmodule')
 answers = {"right": RIGHT, "the wrong way": WRONG, "prints the line itself": FORGED, "prose": None}
 display(scores.verdict_table(
     {name: verilog.judge(COUNTER, code) for name, code in answers.items()}))
@@ -213,25 +212,25 @@ for task, each in tasks.items():
         display(scores.verdict_table(lost))
 
 # %% [markdown]
-# Here all can be won. In verilog-eval, 151 of 156 can on Icarus 11 and 152 on Icarus 12, as
-# code-complete 152 and 153. Prob099's testbench connects ports that its interface does not have; Prob151 and Prob156
-# need a cast that Icarus 12 has; Prob082, Prob141 and, there, Prob156 print `TIMEOUT` first, which
-# the official rules fail. Prob099 is *disputed*, and by an open pull request so are Prob118, 134, 135 and
+# Here all can be won. Of verilog-eval's 156 problems 151 can on Icarus 11 and 152 on Icarus 12, in its
+# other task, code-complete, 152 and 153 (measured).
+#
+# <details><summary><b>Why can a problem's own reference lose?</b></summary>
+#
+# Prob099's testbench connects ports that its interface does not have. Prob151 and Prob156 need a cast
+# that Icarus 11 lacks. Prob082, Prob141 and, on Icarus 12, Prob156 print `TIMEOUT` first, which the
+# official rules fail. Prob099 is *disputed*, and by an open pull request so are Prob118, 134, 135 and
 # 153: scores are given with and without them.
+# </details>
 #
 # ## 5. Asking
 # What is served must be what 04 merged, asked as it was trained. Otherwise the score is another model's.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
-merge, meta, recipe = (
-    helpers.read_json(helpers.require(helpers.run_dir(*place), page))
-    for place, page in (
-        (["merge.json"], "04_merge.py"),
-        (["data", "meta.json"], "02_data.py"),
-        (["train", "recipe.json"], "03_train.py"),
-    )
-)
+merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
+meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
+recipe = merge["recipe"]
 if bad := helpers.changed(merged, merge["files"]):
     raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
 prompt = "system", "reasoning", "template_sha256"
@@ -293,22 +292,24 @@ replies = {label: answers_of(label, path) for label, path in models.items()}
 # </details>
 
 # %%
-judged = {
-    label: scores.judge_answers(samples, tasks, cfg.plans) for label, samples in replies.items()
-}
-for label, frame in judged.items():
-    official = frame[frame.plan.str.startswith(("official", "code-complete", "thinking"))]
-    print(f"{label}: {len(frame)} answers, {(frame.finish == 'length').sum()} cut at the limit, "
-          f"{frame.late.sum()} failed by the testbench's own TIMEOUT alone, "
-          f"{(frame.category == 'refused').sum()} refused that verilog-eval would run; "
-          f"of {len(official)} official answers "
-          f"{(official.passed != official.ours).sum()} verdicts differ by the rule of extraction")
+judged = {label: scores.judge_answers(samples, tasks, cfg.plans)
+          for label, samples in replies.items()}
+pd.DataFrame({label: {
+    "answers": len(frame), "cut at max_tokens": (frame.finish == "length").sum(),
+    "failed by the testbench's own TIMEOUT alone": frame.late.sum(),
+    "refused, verilog-eval would run them": (frame.category == "refused").sum(),
+    "verdicts that our rule of extraction would change": (frame.passed != frame.ours).sum()}
+    for label, frame in judged.items()})
+
+# %% [markdown]
+# The base's **rival** plan is the wording in which it passes most. It meets the tuned model as it was
+# trained to be asked:
+
+# %%
 main = cfg.plans[0].name
 wordings = [plan.name for plan in cfg.plans if plan.only != "tuned" and (
     plan.task, plan.n, plan.temperature) == (FIVE.task, FIVE.n, FIVE.temperature)]
 rival = max(wordings, key=lambda name: judged["base"].query("plan == @name").passed.mean())
-
-# %%
 where = f"measured, {helpers.size()}, {len(tasks['spec-to-rtl'])} problems, Icarus {version}"
 fig, axes = style.figure(9.5, 2.8, rows=2, sharex=True)
 order = judged["tuned"].query("plan == @main").groupby("problem").passed.sum().sort_values().index
@@ -357,8 +358,12 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 # %% [markdown]
 # ## 8. How sure are we?
 # Problems are a sample of what one could ask. So we **bootstrap** over them: draw as many problems with
-# replacement, average, repeat, keep the middle 95 %. Where nothing passes there is nothing to vary, and
-# an exact interval helps: after 0 of n, the true share may still be about 3.7/n.
+# replacement, average, repeat, keep the middle 95 %.
+#
+# <details><summary><b>Of 38 problems none passes. Is the true share zero?</b></summary>
+#
+# It may still be about 3.7/38: that is where an exact interval ends. A bootstrap has nothing to vary.
+# </details>
 
 # %%
 problems = tasks["spec-to-rtl"]
@@ -391,22 +396,15 @@ def paired(first, second, k=1):
     return verilog.compare(*(scores.per_problem(runs[each], k) for each in (first, second)))
 
 
-against = {
-    name: paired(("base", name), ("tuned", main)) for name in dict.fromkeys([*wordings, main])
-}
+against = {name: paired(("base", name), ("tuned", main))
+           for name in dict.fromkeys([*wordings, main])}
 for name, found in against.items():
     print("pass@1, tuned minus base asked by {}: {:+.3f} [{:+.3f}, {:+.3f}], p = {:.2g}".format(
         name, *found["difference"], found["p"]))
 best = against[rival]
 low, high = best["difference"][1:]
-print(
-    f"So, against the base at its best ({rival}):",
-    "tuning taught more than the wording"
-    if low > 0
-    else "the base is better"
-    if high < 0
-    else "no difference is shown; it taught the wording",
-)
+verdict = "tuning taught more than the wording" if low > 0 else "no difference is shown"
+print(f"Against the base at its best ({rival}): {'the base is better' if high < 0 else verdict}")
 
 # %%
 scored = {f"base, {name}": found["first"] for name, found in
@@ -418,7 +416,7 @@ for place, (mean, low, high) in enumerate(scored.values()):
 left.axvline(np.mean(winnable["spec-to-rtl"]), color=style.RED, linestyle="--")
 left.set_yticks(range(len(scored)), list(scored))
 left.set(title="Asked alike, and at its best", xlabel="pass@1; dashed: the ceiling",
-         ylim=(-0.5, len(scored)))
+         xlim=(-0.07, 1.07), ylim=(-0.5, len(scored)))
 mean, low, high = best["difference"]
 right.bar(range(len(problems)), np.sort(best["values"]))
 right.axhspan(low, high, color=style.SKY, alpha=0.4)
@@ -430,7 +428,7 @@ style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 # %% [markdown]
 # **Tuning taught this model to answer; it did not teach it Verilog.** In the chat it was tuned for, it
 # passes about three answers in four where its base passes none. But as a comment above the module the
-# base, too, can be asked, and passes more. (So asked, both are alike: section 8.)
+# base, too, can be asked, and passes more.
 #
 # A p-value answers one question: how often would equal models differ this much by chance? It knows
 # nothing of another wording or another training seed:
@@ -467,8 +465,8 @@ display(scores.waveform(waves)[:first].tail(8).T)
 # A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it is graded.
 # `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`;
 # `contains` ships, and a score of your own is a function. Here is one for the answers
-# above, with the same interval and pairing. (A few general questions, asked of both models, show what
-# was forgotten.) **Can a model name every port and still fail?**
+# above, with the same interval and pairing. ([My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md)
+# has a whole example, and what was forgotten.) **Can a model name every port and still fail?**
 
 # %%
 def names_the_ports(question, answer, reference):
@@ -477,17 +475,11 @@ def names_the_ports(question, answer, reference):
     return float(bool(answer) and all(port in answer for port in ports))
 
 
-bench = replace(
-    scores.verilog_eval(folder),
-    extract=lambda text, problem: text,
-    grade=lambda pairs: [
-        names_the_ports(problem.prompt, text, problem.reference) for problem, text in pairs
-    ],
-)
-texts = {
-    label: {name: [replies[label][plan, name, i]["text"] for i in range(FIVE.n)] for name in names}
-    for label, plan in (("base", rival), ("tuned", main))
-}
+bench = replace(scores.verilog_eval(folder), extract=lambda text, problem: text,
+                grade=lambda pairs: [names_the_ports(problem.prompt, text, problem.reference)
+                                     for problem, text in pairs])
+texts = {label: {name: [replies[label][plan, name, i]["text"] for i in range(FIVE.n)]
+                 for name in names} for label, plan in (("base", rival), ("tuned", main))}
 own = verilog.compare(*(scores.grade(bench, texts[label]) for label in ("base", "tuned")))
 print("names every port: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f}, {:+.3f}]".format(
     own["first"][0], own["second"][0], *own["difference"]))
@@ -501,25 +493,14 @@ print("names every port: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f},
 # %%
 for label, frame in judged.items():
     scores.per_problem_csv(frame, helpers.run_dir("eval", label, "per_problem.csv"))
-    helpers.write_json(
-        helpers.run_dir("eval", label, "summary.json"),
-        {
-            "model": str(models[label]),
-            "settings": asdict(cfg),
-            "n_problems": len(names),
-            "system": meta["system"],
-            "served": options.measured(),
-            "icarus": version,
-            "categories": {
-                plan: group.category.value_counts().to_dict()
-                for plan, group in frame.groupby("plan")
-            },
-            "counts": {
-                plan: dict(zip(names, each[0])) for (of, plan), each in runs.items() if of == label
-            },
-            "tokens": int(frame.tokens.sum()),
-        },
-    )
+    helpers.write_json(helpers.run_dir("eval", label, "summary.json"), {
+        "settings": asdict(cfg), "n_problems": len(names), "served": options.measured(),
+        "icarus": version, "categories": {plan: group.category.value_counts().to_dict()
+                                          for plan, group in frame.groupby("plan")},
+        "counts": {plan: dict(zip(names, each[0]))
+                   for (of, plan), each in runs.items() if of == label}})
+
+# %%
 helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
     **{label: board.loc[main].xs(label, level="model")["all"].to_dict() | {"n_problems": len(names)}
        for label in models},
