@@ -57,27 +57,23 @@ helpers.machine()
 
 # %%
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 from openai import OpenAI
 
-import serving
-import verilog
 from helpers import chat, remote, style
 from serving import Options, draw, flags, limits, physics, server
 from serving import options as serve
 from tables import published
 from tables.hardware import chip
-from verilog import scores
 
 pd.set_option("display.max_colwidth", None)
 
 # %%
 FULL = Options(engine="tpu-docker", port=8000, max_model_len=16_384, tensor_parallel=8, chip="v6e",
-               timeout=3600.0, environment=("USE_BATCHED_RPA_KERNEL=1",))  # as upstream tests it
+               timeout=3600.0, environment=("USE_BATCHED_RPA_KERNEL=1",))  # section 4
 SECOND = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", quantization="fp8")
 E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, environment=())
 TINY = Options(engine="cpu")
@@ -135,9 +131,9 @@ serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
 # ## 3. Talk to it
-# vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it. (It wants a key;
-# the server does not.) `chat_request` asks as training asked: the same system message, thinking
-# only if the training answers did, and **greedy**, that is always the likeliest token.
+# vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it; the key that it wants
+# is not used. `chat_request` asks as training asked: the same system message, thinking only if the
+# training answers did, and **greedy**, that is always the likeliest token.
 
 # %%
 longest = cfg.max_model_len // 2  # tokens of an answer, at the most
@@ -156,8 +152,8 @@ print(counter, ask(counter), sep="\n")
 
 # %% [markdown]
 # That is our up-down counter, now over HTTP. ✏️ **Your own request**: change the text, run the cell
-# again. Left the base model, right the tuned one. (The tiny model knows small modules and this way of
-# asking: leave the first sentence as it is. Whether an answer is right, only a judge says: 07.)
+# again. Left the base model, right the tuned one. The tiny model knows small modules and this way of
+# asking, so leave the first sentence as it is. 07 judges the answers.
 
 # %%
 MINE = """I would like you to implement a module named TopModule with the following interface. \
@@ -174,8 +170,13 @@ style.side_by_side({**columns, "tuned": ask(MINE)}, MINE)
 
 # %% [markdown]
 # A person would rather read along. With `stream=True` the server sends each token as soon as it has
-# it. The wait for the first piece is the **time to first token** (TTFT, the prefill); the pace
-# after it is the **time per output token** (TPOT, decode). 06 measures both, alone and under load.
+# it. **You wait for the first piece, then for each further one. Which wait grows with the prompt?**
+#
+# <details><summary>Answer</summary>
+#
+# The first: it is the prefill. It is called **time to first token** (TTFT), the pace after it **time per
+# output token** (TPOT), which is decode. 06 measures both, alone and under load.
+# </details>
 
 # %%
 client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
@@ -206,18 +207,8 @@ style.words(flags.explain(tpu).reset_index())
 #
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
 # an environment of its own (it brings its own JAX), and `engine="tpu"` starts it: the short road for
-# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`. The command of an E2B
-# without Docker begins like this, and the one of the server above like that:
-
-# %%
-bare = serve.command(replace(E2B, engine="tpu", model="/dev/shm/run/merged"))
-print(" ".join(bare[:bare.index("serve")]).replace(str(serve.ROOT) + "/", ""), "serve ...")
-print(
-    " ".join(record["command"]).replace(str(serve.ROOT) + "/", "").partition(" serve ")[0],
-    "serve ...",
-)
-
-# %% [markdown]
+# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
+#
 # Images, fallbacks and what to type on the machine are in
 # [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md).
 #
@@ -250,10 +241,8 @@ layouts = {
 plans = {name: limits.memory_plan(config_31b, v6e.hbm, *each) for name, each in layouts.items()}
 fig, ax = style.figure(10, 3.8)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
-ax.set_title(
-    f"Eight chips hold {plans['1. tp 8, bfloat16']['requests of 16,384']} "
-    "long requests, in fp8 more"
-)
+first = plans["1. tp 8, bfloat16"]["requests of 16,384"]
+ax.set_title(f"Eight chips hold {first} long requests, in fp8 more")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
@@ -271,35 +260,37 @@ for version, tp, measured in MEASURED:
 # %% [markdown]
 # One formula gives all three. **Row 1** is our first choice; a close relative of it started on half the
 # chips. If it ends with `RESOURCE_EXHAUSTED`, take **row 5**: write `"31b": SECOND` in section 1 and run
-# `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time. What does it cost in
-# answers? Section 11.
+# `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time.
 #
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
 # step up to a **bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them: 8 of the 10 minutes to
 # the first answer on the published machine. With the cache on a volume the next start reads them.
+# **Which wastes more places, one user who is answered, or a prompt of 1,100 tokens?**
 
 # %%
 startup = published("hardware_inference", "spec", "tpu")
 print(f"cold start, published: {startup['startup_total']:.0f} min = "
       f"{startup['startup_total'] / 60 * startup['hourly_rate_on_demand']:.2f} USD")
-for what, n in {
-    "one sequence decoding": 1,
-    "30 sequences decoding": 30,
-    "a prompt of 1,100": 1100,
-}.items():
+for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
+                ("a prompt of 1,100", 1100)):
     bucket = max(16, 2 ** (n - 1).bit_length())
     print(f"{what:22} {n:5} tokens, computed {bucket:5}, wasted {1 - n / bucket:.0%}")
 
 # %% [markdown]
-# A lone sequence wastes 15 of 16 places, which costs little: decoding waits for memory, not for
-# arithmetic. A prompt of 1,100 tokens is computed as 2,048, and that does cost. Under load vLLM
-# fills a step with the tokens of several requests.
+# The lone sequence, and it costs little: decoding waits for memory, not for arithmetic. The prompt's
+# 948 empty places do cost time. Under load vLLM fills a step with the tokens of several requests.
 #
 # ## 7. Proof: the tokens we trained on are the tokens it computes on
 # Training rendered prompts with `chat.prompt_ids`. The chat endpoint renders them on its own, with
-# the template in the model's folder. If the two differ by one token, the model answers a question
-# that it was never taught. vLLM's `/tokenize` says what the endpoint would compute on.
+# the template in the model's folder. **If the two differ by one token, who notices?**
+#
+# <details><summary>Answer</summary>
+#
+# Nobody: the model answers a question that it was never taught, and only scores a little worse.
+# </details>
+#
+# vLLM's `/tokenize` says what the endpoint would compute on:
 
 # %%
 samples = helpers.read_json(helpers.require(helpers.run_dir("data", "samples.json"), "02_data.py"))
@@ -338,9 +329,7 @@ for name, answer in (("as served", first), ("with ignore_eos", onward)):
     print(f"{name}: {len(answer['token_ids'])} tokens, finish_reason {answer['finish_reason']!r}, "
           f"the last ids {answer['token_ids'][-6:]}")
 assert first["text"] == text and onward["token_ids"][:count] == first["token_ids"]
-assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END], (
-    "the answer does not end"
-)
+assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 
 # %% [markdown]
 # ## 9. A drafter
@@ -366,15 +355,13 @@ def answers(where, name):
 if beside:
     drafted = {name: answers(other, name) for name in ("gemma4-base", "gemma4-base-adapter")}
     for name, (_, count) in drafted.items():
-        print(
-            f"{name}: of {count['drafts']} drafts, accepted at positions 1 to {cfg.draft_tokens}:",
-            *(f"{share:.0%}" for share in count["by position"]),
-            f"| {count['tokens per step']:.2f} tokens a step",
-        )
+        print(f"{name}: of {count['drafts']} drafts, accepted at positions 1 to {cfg.draft_tokens}:",
+              *(f"{share:.0%}" for share in count["by position"]),
+              f"| {count['tokens per step']:.2f} tokens a step")
 
 # %% [markdown]
-# Here the tuned model's: its answers repeat names of the request, which `ngram` finds. **But a tuned
-# model leaves a trained drafter behind.** The assistant learned what the stock model says. With a model
+# The tuned model's: its answers repeat names of the request, which `ngram` finds. **But a tuned model
+# leaves a trained drafter behind.** The assistant learned what the stock model says. With a model
 # tuned by LoRA others saw 3 to 13 % of its proposals accepted, and 21 to 25 % after eleven minutes of
 # training the drafter as well
 # ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)); a model of other
@@ -410,11 +397,8 @@ if beside:
               f"at most {max(apart):.4f}, over {len(apart)} tokens")
     plain, _ = answers(record, cfg.name)
     same = sum(a == b for a, b in zip(plain, drafted["gemma4-base-adapter"][0], strict=True))
-    print(
-        f"{same} of {len(plain)} greedy answers are the same token by token: "
-        "merged without a drafter, "
-        "base + adapter with one"
-    )
+    print(f"{same} of {len(plain)} greedy answers are the same token by token: "
+          "merged without a drafter, base + adapter with one")
     server.stop(side)
 
 # %% [markdown]
@@ -425,43 +409,22 @@ if beside:
 # ([25913](https://github.com/sgl-project/sglang/issues/25913)).
 #
 # ## 11. What do fewer bits cost?
-# An fp8 cache holds nearly twice as many tokens, and weights of one byte leave more room for it. So both
-# servers answer the same problems, greedy, and are compared pair by pair (how, 07 explains). vLLM's CPU
-# build can store its cache in fp8 on processors with AVX-512, and has no fp8 weights. On chips, where the
-# first server has to make room, this takes half an hour: say `COMPARE = True`.
-
-# %%
-if cfg.chip:  # row 5 of section 5 for the 31B
-    fewer = SECOND if cfg == FULL else replace(cfg, quantization="int8")
-else:
-    fewer = replace(cfg, kv_cache_dtype="fp8")
-fewer = replace(fewer, model=options.model, model_hash=options.model_hash)
-COMPARE = beside and "avx512f" in Path("/proc/cpuinfo").read_text()
-exam = scores.verilog_eval("data/tiny_eval")  # for the 31B a checkout of verilog-eval, as in 07
-
-
-def graded(where):
-    """A score for each problem, of one greedy answer."""
-    with ThreadPoolExecutor(16) as pool:
-        texts = list(pool.map(lambda problem: ask(problem.prompt, where), exam.problems))
-    return scores.grade(exam, {p.name: [text] for p, text in zip(exam.problems, texts)})
-
-
-print(serve.news(serve.command(fewer), serve.command(options)))
-if COMPARE:
-    plain = graded(record)
-    if options.chip:
-        server.stop(folder)
-    with serving.running(fewer, side):
-        found = verilog.compare(plain, graded(server.current(side)))
-    record = server.start(options, folder)
-    print("fewer bits minus bfloat16: {:+.3f} [{:+.3f}, {:+.3f}]".format(*found["difference"]),
-          f"of {len(plain)} problems")
-else:
-    print("not compared here")
-
-# %% [markdown]
-# Where none of 38 differs, one in ten of all problems still might (07, section 8).
+# An fp8 cache holds nearly twice as many tokens, and weights of one byte leave more room for it. Whether
+# answers suffer, the judge of 07 decides. The tiny model with its cache in fp8 passed the same problems as
+# without, greedily: a difference of 0 of 38 (measured on a CPU with AVX-512). One in ten of all problems
+# might still differ, and what row 5 costs the 31B nobody has measured.
+#
+# <details><summary><b>How do I measure mine?</b></summary>
+#
+# Run 07, keep `eval/tuned/per_problem.csv` as `before.csv`, set `kv_cache_dtype="fp8"` (or row 5) in
+# section 1, and run 05 and 07 again: a key names the serving options, so everything is asked anew. Then
+#
+# ```python
+# before, after = (pd.read_csv(path).query("plan == 'ours, greedy'").rate
+#                  for path in ("before.csv", helpers.run_dir("eval/tuned/per_problem.csv")))
+# print(verilog.compare(before, after)["difference"])  # with its interval
+# ```
+# </details>
 #
 # ## 12. A laptop
 # `merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it. For the E2B:
@@ -482,17 +445,11 @@ else:
 # ## 13. It stays
 # The server listens on `127.0.0.1`: `host="0.0.0.0"` would open it, without a password, to everybody who
 # can reach the machine. It outlives this notebook. 06 and 07 find it by `serve/server.json`, or start it
-# again from `serve/options.json`; asked for a server that runs, `start` returns that one:
-
-# %%
-again = server.start(serve.read(folder), folder)
-assert again["pid"] == record["pid"]
-print(f"process {again['pid']} and {len(server.members(again)) - 1} more")
-
-# %% [markdown]
+# again from `serve/options.json`.
+#
 # ## Recap
 # - A server is one command, which one function makes for TPU, GPU and CPU; the files that it serves are
-#   those that were merged, and its prompts have the tokens of training.
+#   those that were merged, and its prompts are the tokens of training.
 # - What the weights leave is KV cache: room for eleven long requests on eight chips.
 # - A drafter guesses the stock model's words, not yours: count before you promise.
 #
