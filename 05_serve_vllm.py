@@ -241,8 +241,8 @@ layouts = {
 plans = {name: limits.memory_plan(config_31b, v6e.hbm, *each) for name, each in layouts.items()}
 fig, ax = style.figure(10, 3.8)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
-first = plans["1. tp 8, bfloat16"]["requests of 16,384"]
-ax.set_title(f"Eight chips hold {first} long requests, in fp8 more")
+held = plans["1. tp 8, bfloat16"]["requests of 16,384"]
+ax.set_title(f"Eight chips hold {held} long requests, in fp8 more")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
@@ -287,7 +287,7 @@ for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
 #
 # <details><summary>Answer</summary>
 #
-# Nobody: the model answers a question that it was never taught, and only scores a little worse.
+# Nobody. The model answers all the same, to a question that it was never taught.
 # </details>
 #
 # vLLM's `/tokenize` says what the endpoint would compute on:
@@ -355,7 +355,7 @@ def answers(where, name):
 if beside:
     drafted = {name: answers(other, name) for name in ("gemma4-base", "gemma4-base-adapter")}
     for name, (_, count) in drafted.items():
-        print(f"{name}: of {count['drafts']} drafts, accepted at positions 1 to {cfg.draft_tokens}:",
+        print(f"{name}: of {count['drafts']} drafts accepted, positions 1 to {cfg.draft_tokens}:",
               *(f"{share:.0%}" for share in count["by position"]),
               f"| {count['tokens per step']:.2f} tokens a step")
 

@@ -48,9 +48,13 @@ helpers.machine()
 # ## 1. Settings
 # A **regime** is a prompt length and an answer length. A **point** is a regime at one **rate**, the
 # requests that arrive per second. They arrive at random moments, as strangers would send them,
-# whether or not the server keeps up: an **open loop**. (In a closed loop each user waits for an
-# answer before asking again, so a slow server is asked less, and its queue stays hidden.) The
-# **objective** (SLO, service-level objective) is what you would promise a user.
+# whether or not the server keeps up: an **open loop**. The **objective** (SLO, service-level objective)
+# is what you would promise a user.
+#
+# <details><summary><b>Why not let each of 30 users ask again as soon as they are answered?</b></summary>
+#
+# In such a closed loop a slow server is asked less, and its queue stays hidden.
+# </details>
 
 # %%
 import json
@@ -79,8 +83,7 @@ print(cfg)
 
 # %% [markdown]
 # ## 2. One request
-# Before any load, one user. We ask for the counter of notebook 02 and note when each piece of the
-# answer arrives.
+# Before any load, one user asks for the counter of notebook 02:
 
 # %%
 folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
@@ -92,7 +95,11 @@ counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
 request = server.chat_request(counter, recipe, model=record["name"], stream=True,
                               max_tokens=record["max_model_len"] // 2)
 
+# %% [markdown]
+# We note when each piece of the answer arrives, five times, and draw the median run. **Where does the time
+# go: before the first token, or after it?**
 
+# %%
 def timed():
     """Seconds from sending the request to each piece of its answer."""
     start, arrivals = time.perf_counter(), []
@@ -102,20 +109,17 @@ def timed():
     return arrivals
 
 
-arrivals = sorted((timed() for _ in range(5)), key=lambda run: run[-1])[2]  # the median of five
+arrivals = sorted((timed() for _ in range(5)), key=lambda run: run[-1])[2]
 fig, ax = style.figure(9, 1.9)
 draw.timeline(ax, arrivals)
-ax.set_title(
-    f"One request alone: {1e3 * arrivals[-1]:.0f} ms, {arrivals[0] / arrivals[-1]:.0%} of it "
-    "before the first token"
-)
+ax.set_title(f"One request alone: {1e3 * arrivals[-1]:.0f} ms, "
+             f"{arrivals[0] / arrivals[-1]:.0%} of it before the first token")
 style.finish(fig, "06_timeline", f"measured, {options.engine}")
 
 # %% [markdown]
-# A user waits twice. The **time to first token** (TTFT, orange) is the prefill: the whole prompt goes
-# through the model. The **time per output token** (TPOT, blue) is one decode step, repeated. Each white
-# line is one piece of the answer. Both grow when others use the server, for different reasons, so we keep
-# them apart.
+# Orange is the time to first token (TTFT), the prefill; blue the time per output token (TPOT), one decode
+# step, repeated. Each white line is one piece of the answer. Both grow when others use the server, for
+# different reasons, so we keep them apart.
 #
 # ## 3. One point
 # vLLM brings its own client, `vllm bench serve`. It sends random prompts of a given length at a given rate
@@ -129,18 +133,24 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 
 # %% [markdown]
 # The client stretches its random gaps so that n requests take n / rate seconds. `--ignore-eos` makes all
-# answers equally long, so that points can be compared. The **seed** differs for every measurement, because
-# the client sends the *same* prompts whenever the seed is the same, and a server with a **prefix cache**
-# need not compute those again. So the cache is off, and after each point we read what the server itself
-# counted as cached. Before each we wait until it is idle, since requests of an earlier client would be
-# measured as ours.
+# answers equally long, so that points can be compared. Before each point we wait until the server is idle,
+# since requests of an earlier client would be measured as ours.
+#
+# **A server with a prefix cache keeps what it computed for prompts. Two points have the same seed. What
+# does the second measure?**
+#
+# <details><summary>Answer</summary>
+#
+# The cache: the same seed sends the same prompts. So each measurement has a seed of its own, the cache is
+# off, and after each point we read what the server itself counted as cached.
+# </details>
 #
 # ## 4. A sweep
 # Which rates? We let the server say. A short **burst**, all requests at once, tells roughly how many it can
 # finish per second. **Bisection** then encloses the rate where it stops keeping up, until two neighbours are
-# at most 25 % apart. More rates fill in the curve, and all of them are measured three times, one visit of
-# all rates after the other, so that a slow change of the machine shows as spread. Finished points are files:
-# interrupt it, and it goes on where it was.
+# at most 25 % apart. More rates fill in the curve. Each is measured three times, in three rounds, so that a
+# slow change of the machine shows as spread. Finished points are files: interrupt it, and it goes on where
+# it was.
 
 # %%
 config = helpers.read_json(Path(options.model) / "config.json")
@@ -157,17 +167,10 @@ results = sweep(client, options, cfg, results_in)
 table = load.rows(results, cfg.slo, machine.dollars_per_hour)
 table = table.join(pd.DataFrame([limits.floors(result, machine, config) for result in results]))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
-shown = {
-    "requests": "requests",
-    "failed": "failed",
-    "in_flight": "in flight",
-    "delivered_rps": "delivered /s",
-    "goodput_rps": "goodput /s",
-    "ttft_p50_ms": "TTFT p50",
-    "ttft_p90_ms": "TTFT p90",
-    "tpot_p50_ms": "TPOT p50",
-    "tpot_p90_ms": "TPOT p90",
-}
+shown = {"requests": "requests", "failed": "failed", "in_flight": "in flight",
+         "delivered_rps": "delivered /s", "goodput_rps": "goodput /s",
+         "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
+         "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}
 middle = table.groupby(["input_len", "output_len", "rate"]).median(numeric_only=True)
 display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
         .format(precision=2, subset=["delivered /s", "goodput /s"]))
@@ -192,41 +195,30 @@ display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
 fig, ax = style.figure(8, 4.2)
 draw.curves(ax, table, "delivered_rps", "rate", "delivered, requests/s")
 knees = {key: load.kept_up(part) for key, part in table.groupby(["input_len", "output_len"])}
-ax.set_title(
-    "It keeps up with " + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items())
-)
-style.finish(
-    fig,
-    "06_throughput",
-    f"measured, {machine.system}; median, bars: smallest and largest of "
-    f"{cfg.repeats}; hollow: beyond the knee",
-)
+ax.set_title("It keeps up with "
+             + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items()))
+style.finish(fig, "06_throughput", f"measured, {machine.system}; median, bars: smallest and "
+             f"largest of {cfg.repeats}; hollow: beyond the knee")
 for (inputs, outputs), (last, above) in knees.items():
-    part = table[table.input_len == inputs]
-    most = part.groupby("repeat").delivered_rps.max()
-    print(
-        f"{inputs}/{outputs}: knee between {last:.3g} and {above:.3g}/s; "
-        f"at most {most.median():.3g}/s "
-        f"({most.min():.3g} to {most.max():.3g}) delivered"
-    )
+    most = table[table.input_len == inputs].groupby("repeat").delivered_rps.max()
+    print(f"{inputs}/{outputs}: knee between {last:.3g} and {above:.3g}/s; at most "
+          f"{most.median():.3g}/s ({most.min():.3g} to {most.max():.3g}) delivered")
 
 # %% [markdown]
 # Up to the knee a curve follows the dashed line, delivered = offered, and there you cannot see how fast a server is: every server
 # that keeps up delivers what is offered. Where the bars of two points overlap, three repeats do not tell them
-# apart. Compare no latencies beyond the knee.
+# apart.
 #
 # ## 6. Inside one point
-# Why not? We draw every request of the largest rate:
+# **Compare no latencies beyond the knee. Why?** We draw every request of the largest rate:
 
 # %%
-one = max(
-    (r for r in results if float(r["request_rate"]) < INF), key=lambda r: float(r["request_rate"])
-)
+finite = [result for result in results if float(result["request_rate"]) < INF]
+one = max(finite, key=lambda result: float(result["request_rate"]))
 fig, ax = style.figure(9, 3.6)
 draw.requests(ax, one)
-ax.set_title(
-    f"At {float(one['request_rate']):.3g}/s the slowest waits {max(one['latencies']):.1f} s"
-)
+ax.set_title(f"At {float(one['request_rate']):.3g}/s the slowest waits "
+             f"{max(one['latencies']):.1f} s")
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 
 # %% [markdown]
@@ -240,34 +232,31 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 # `config.json`, divided by the machine's **peak**. Every decode step must read all weights and the
 # request's cache: bytes divided by **bandwidth**. These times are floors. A queue has a second, higher one:
 # if 30 prompts arrive at once, the median one waits for half of them. For an accelerator the data sheet says
-# how fast; for a CPU we measure one core and multiply by the cores, which errs on the high side.
+# how fast; for a CPU we measure one core and multiply by the cores: that machine is a little too fast, so
+# the floors are a little too low.
 
 # %%
-print(
-    f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
-    "a prompt of "
-    f"{regime[0]} takes {physics.prefill_flops(config, regime[0]) / 1e9:.3g} GFLOP"
-)
+print(f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
+      f"a prompt of {regime[0]} takes {physics.prefill_flops(config, regime[0]) / 1e9:.3g} GFLOP")
 fig, (left, right) = style.figure(9.5, 4, columns=2)
 for ax, kind, floor in ((left, "ttft", "ttft_queue_floor_ms"), (right, "tpot", "tpot_floor_ms")):
     draw.curves(ax, table, f"{kind}_p50_ms", floor, "milliseconds (log scale)")
     times = middle[f"{kind}_p50_ms"] / middle[floor]
     least, most = (f"{float(f'{value:.2g}'):,g}" for value in (times.min(), times.max()))
     ax.set_title(f"{kind.upper()}: {least} to {most} times its floor")
-style.finish(
-    fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; dashed: floors"
-)
-print(
-    "impossible:",
-    *(sorted(set(table.flag) - {""}) or ["nothing, all is above its floors"]),
-    sep="\n  ",
-)
+style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; "
+             "dashed: floors")
+print("impossible:", *(sorted(set(table.flag) - {""}) or ["nothing, all is above its floors"]))
 
 # %% [markdown]
-# If a measurement falls below its floor, something else was measured: cached prompts, shorter prompts than
-# the label says, a wrong peak. [10](10_published.ipynb) finds such points in a published sweep. The published
-# 31B runs, where they were cold and busy, stood at 2.5 to 4 times their floors. The tiny model is far above:
-# its arithmetic is nothing beside the Python around it.
+# The tiny model is far above: its arithmetic is nothing beside the Python around it. The published 31B runs,
+# where they were cold and busy, stood at 2.5 to 4 times their floors ([10](10_published.ipynb)).
+#
+# <details><summary><b>A measurement lies below its floor. What was measured?</b></summary>
+#
+# Something else: cached prompts, shorter prompts than the label says, or the peak is wrong.
+# [10](10_published.ipynb) finds such points in a published sweep.
+# </details>
 #
 # ## 8. What a token costs
 # A machine costs the same whether it works or not, so a token is cheapest when the machine is full, and there
@@ -292,10 +281,8 @@ confirmed = load.confirm(client, options, cfg, results_in, table)
 for (inputs, outputs), (rate, result) in confirmed.items():
     row = load.rows([result], cfg.slo, machine.dollars_per_hour).iloc[0]
     each = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
-    print(
-        f"{inputs}/{outputs}: {rate:.3g}/s holds; {each:.3g} {unit} per million output tokens, "
-        f"{each * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {each / 0.3:.3g} per million"
-    )
+    print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {each:.3g} {unit} per million output tokens, "
+          f"{each * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {each / 0.3:.3g} a million")
 if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
@@ -322,21 +309,13 @@ if confirmed and log.exists() and made.exists():
 # %%
 tokenizer = chat.load_tokenizer(options.model)
 own = helpers.run_dir("bench", "own.jsonl")  # ← your own file: set the path, drop the next lines
-ids = [
-    chat.prompt_ids(
-        tokenizer,
-        server.chat_request(path.read_text(), recipe)["messages"],
-        server.as_trained(recipe)[0],
-    )
-    for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))
-]
-ids = sorted(ids, key=len)[-8:]
-texts = [tokenizer.decode(each) for each in ids]
-if (
-    server.post(record, "/tokenize", {"model": record["name"], "prompt": texts[0]})["tokens"]
-    != ids[0]
-):
-    texts = [tokenizer.decode(each[1:]) for each in ids]  # this server adds <bos> itself
+asked = [server.chat_request(path.read_text(), recipe)["messages"]
+         for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))]
+ids = sorted((chat.prompt_ids(tokenizer, messages, server.as_trained(recipe)[0])
+              for messages in asked), key=len)[-8:]
+sent = {"model": record["name"], "prompt": tokenizer.decode(ids[0])}
+own_bos = server.post(record, "/tokenize", sent)["tokens"] != ids[0]  # the server adds one itself
+texts = [tokenizer.decode(each[own_bos:]) for each in ids]
 helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
 own_regime = (max(map(len, ids)), 128)  # the most tokens of a prompt and of an answer
 quarter = float(f"{table.delivered_rps.max() / 4:.2g}")  # of what it can take, per second
@@ -355,21 +334,12 @@ with server.running(warm, place):
     block = server.counters(client.record)["cache"]["block_size"]
 client.close()
 assert found["cache off"]["total_input_tokens"] == 2 * sum(map(len, ids)), "other prompts were sent"
-display(
-    pd.DataFrame(
-        {
-            name: {
-                "prompt tokens": r["total_input_tokens"],
-                "of them cached": r["series"]["cached_tokens"],
-                "answer tokens, mean": r["total_output_tokens"] / r["completed"],
-                "TTFT p50, ms": r["p50_ttft_ms"],
-                "TPOT p50, ms": r["p50_tpot_ms"],
-            }
-            for name, r in found.items()
-        }
-    ).style.format(precision=1)
-)
 print(f"one block is {block} tokens")
+pd.DataFrame({name: {
+    "prompt tokens": r["total_input_tokens"], "of them cached": r["series"]["cached_tokens"],
+    "answer tokens, mean": r["total_output_tokens"] / r["completed"],
+    "TTFT p50, ms": r["p50_ttft_ms"], "TPOT p50, ms": r["p50_tpot_ms"]}
+    for name, r in found.items()}).style.format(precision=1)
 
 # %% [markdown]
 # A cache keeps whole blocks only, and only what was asked before. For users who share a long system message,
@@ -392,8 +362,8 @@ for batch in (1, 16, 64, 256):
 print("this server:", results[0]["series"]["speculation"] or "has no drafter")
 
 # %% [markdown]
-# Beyond 256: each of these steps still waits for memory, so the gain is all three tokens. That is the most;
-# the drafter's own time is not in it.
+# Beyond 256: each of these steps still waits for memory, so the gain is all three tokens. It is the most
+# that is possible: the drafter's own time is left out.
 #
 # ## Recap
 # - A user waits for the first token (prefill) and for each further one (decode).
