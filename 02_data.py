@@ -55,7 +55,7 @@ helpers.machine()
 # %%
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -406,23 +406,20 @@ style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 # agree with, and the hash of each file.
 
 # %%
-meta = {
+meta = asdict(cfg) | {
     "size": helpers.size(), "rows_in": len(rows), "rows_kept": len(kept), "dropped": dict(dropped),
-    "tokens": int((train["segment_ids"] > 0).sum()),
-    "trained_tokens": int(train["loss_mask"].sum()), "fill": float(fill),
-    "sequence_length": cfg.sequence_length, "max_tokens": cfg.max_tokens,
+    "tokens": int((train["segment_ids"] > 0).sum()), "fill": float(fill),
+    "trained_tokens": int(train["loss_mask"].sum()), "examples_per_row": per_row,
     "template_sha256": chat.template_sha256(tokenizer), "tokenizer": cfg.base,
     "base_model": Path(cfg.base).name if Path(cfg.base).is_dir() else cfg.base,
-    "base_path": cfg.base, "seed": cfg.seed, "system": cfg.system, "reasoning": cfg.reasoning,
-    "source": cfg.source, "evaluation": cfg.evaluation,
+    "base_path": cfg.base,
     "train_examples": len(parts["train"]), "val_examples": len(parts["val"]),
-    "train_rows": len(train["tokens"]), "val_rows": len(arrays["val"]["tokens"]),
-    "examples_per_row": per_row}
+    "train_rows": len(train["tokens"]), "val_rows": len(arrays["val"]["tokens"])}
+
+# %%
 by_length = sorted(parts["val"], key=lambda place: (lengths[place], place))
 samples = [{"messages": chats[place][:-1], "answer": examples[place]["answer"]}
            for place in (by_length[len(by_length) * share // 4] for share in (1, 2, 3))]
-
-# %%
 packing.save_data(helpers.run_dir("data"), arrays, samples, meta)
 for path in sorted(helpers.run_dir("data").rglob("*.*")):
     print(f"{path.stat().st_size / 1e3:10,.1f} kB  {path.relative_to(helpers.run_dir())}")

@@ -17,7 +17,7 @@
 #
 # How does a model that answers in fragments learn to write the module you asked for? You load Gemma
 # 4 onto four devices, ask it for an up-down counter, train small adapters beside its frozen
-# weights, and ask again. On the way you learn as much JAX as that takes.
+# weights, and ask again. Then you learn the JAX behind it, as much as that takes.
 #
 # | | |
 # |---|---|
@@ -48,6 +48,21 @@ helpers.machine(devices=4)
 # optimizer, Grain feeds data, Orbax writes checkpoints. The defaults of `train.Settings` are a
 # published recipe for the 31B ([10](10_published.ipynb) asks what holds of it); a field is
 # explained where it is used.
+#
+# <details><summary>If you know PyTorch</summary>
+#
+# | there | here |
+# |---|---|
+# | `x[0] = 1`, `torch.manual_seed` | arrays never change: `x.at[0].set(1)` is a new one; randomness needs a key, `jax.random.key(0)` |
+# | `torch.cuda.synchronize()` | calls return before they finish: `jax.block_until_ready(x)` waits |
+# | `loss.backward()`, `p.grad` | `jax.value_and_grad(f)`, `jax.tree.map` |
+# | `nn.Module` with its parameters | a Flax NNX module: `nnx.split`, `nnx.merge` |
+# | FSDP, tensor parallelism, `accelerate launch` | one mesh, and a partition spec for every array |
+# | `torch.optim.AdamW` and a scheduler | Optax: pure functions, gradient in, update out |
+# | `DataLoader` with workers | Grain: a pipeline whose position is one integer, which a checkpoint can hold |
+# | PEFT's `LoraConfig` | Qwix's `LoraProvider`: a pattern over module paths |
+#
+# </details>
 
 # %%
 import os
@@ -79,9 +94,9 @@ cfg.table()
 
 # %% [markdown]
 # The base model is no setting: the data says which tokenizer and model it is for. A *mesh* arranges
-# the devices along two axes, `fsdp` and `tp` (section 2), and `load_base` calls Tunix's loader, which
-# puts each weight of the Hugging Face files onto its devices. We ask for bfloat16 by name, because
-# Tunix's default is float32, at twice the bytes.
+# the devices along two axes: `fsdp` cuts the batch and the storage of the weights, `tp` cuts heads and
+# columns (section 6). `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files
+# onto its devices. We ask for bfloat16 by name: Tunix's default is float32, at twice the bytes.
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
@@ -116,117 +131,9 @@ with helpers.phase("four answers of the base model"):
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
-# That is no counter. In section 6 you ask again.
+# That is no counter. In section 5 you ask again.
 #
-# ## 2. JAX in ten minutes
-# Four ideas, one cell each, on the model that is now in memory.
-#
-# ### Functions are compiled, for one shape
-# `jax.jit` runs your Python function once with placeholders that have a shape and no values. It
-# records the operations (this is *tracing*), and the compiler XLA makes one program of them. Here
-# `x` holds the request's tokens as vectors: [rows, T tokens, D numbers each]. **The loop calls
-# `sizes` three times. How often does it print "traced"?**
-
-# %%
-request = chat.prompt_ids(tokenizer, chats[0], thinking)
-rows = jnp.array([request] * mesh.shape["fsdp"])  # one, or as many as a larger mesh cuts rows into
-with mesh:
-    x = model.embedder.encode(rows).astype(jnp.float32)
-
-
-@jax.jit
-def sizes(x):
-    print("  traced for", x.shape)  # Python: runs while JAX traces, and only then
-    return jnp.linalg.norm(x, axis=-1)
-
-
-for tokens in (16, 16, 32):
-    print(f"{tokens} tokens, the last one's vector has length {sizes(x[:, :tokens])[0, -1]:.2f}")
-
-# %% [markdown]
-# Twice: the second call found a program for its shape. For the 31B a compilation takes minutes, so
-# everything we train on has one shape, rows of one length. Packing then fills them.
-#
-# ### Gradients come from functions, and parameters are trees
-# JAX has no `.backward()` and no `.grad`. `jax.value_and_grad(f)` is a new function, which returns
-# the value of `f` and its gradient for the first argument. That argument may be a *tree*: nested
-# dictionaries and lists of arrays. Below, `pair` is a small LoRA adapter beside a real weight `W`.
-# Only `pair` is differentiated, so `W` is frozen without being told so.
-
-# %%
-kernel = model.layers[0].mlp.gate_proj.kernel.get_value()  # [D, F], in bfloat16
-W = kernel.astype(jnp.float32)
-pair = {"a": jax.random.normal(jax.random.key(0), (W.shape[0], 4)) / W.shape[0] ** 0.5,
-        "b": jnp.zeros((4, W.shape[1]))}
-
-
-def toy_loss(pair, x):
-    return jnp.mean((x @ W + x @ pair["a"] @ pair["b"] - 1.0) ** 2)
-
-
-value, gradients = jax.value_and_grad(toy_loss)(pair, x)
-changed = jax.tree.map(lambda p, g: p - 0.1 * g / optax.global_norm(gradients), pair, gradients)
-print("gradient norms:", jax.tree.map(lambda g: float(jnp.linalg.norm(g)), gradients))
-print(f"loss {value:.4f}, after one small step {toy_loss(changed, x):.4f}")
-
-# %% [markdown]
-# <details><summary><b>Why has <code>a</code> no gradient?</b></summary>
-#
-# It is multiplied by a `b` of zeros, so for now nothing depends on it. LoRA starts like this on
-# purpose: the model with fresh adapters is still the base. After one step `b` is no longer zero.
-#
-# </details>
-#
-# ### One array, several devices
-# A *mesh* gives names to the axes of a grid of devices. Ours are `fsdp`, which cuts the batch and
-# the storage of the weights, and `tp`, tensor parallelism, which cuts heads and columns. A
-# *partition spec* says which axis cuts which dimension: `P('fsdp', 'tp')` cuts the first dimension
-# of a matrix over `fsdp` and the second over `tp`. It stays one array in your program.
-
-# %%
-print(f"{kernel.shape}, {kernel.sharding.spec}; a device holds "
-      f"{kernel.sharding.shard_shape(kernel.shape)}")
-jax.debug.visualize_array_sharding(kernel, use_color=False, scale=0.5)
-product = jax.jit(jnp.dot)(x[0], kernel)
-print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked for that")
-
-# %% [markdown]
-# The compiler derives how results are cut from how the inputs are, and puts communication in where
-# a device needs what another one holds. You choose the cuts; you never write a send.
-#
-# ### A model is a structure and a tree
-# Compiled functions take arrays and return arrays, and a module is neither. `nnx.split` takes a
-# module apart into a *graph* (what it is) and a *state* (a tree of arrays); `nnx.merge` puts it
-# together again, inside the compiled function.
-
-# %%
-graph, state = nnx.split(model.layers[0].mlp)
-for path, variable in nnx.to_flat_state(state):
-    print(".".join(map(str, path)), variable.get_value().shape)
-mlp = jax.jit(lambda state, x: nnx.merge(graph, state)(x))
-with mesh:
-    apart = jnp.abs(mlp(state, x) - model.layers[0].mlp(x)).max()
-print(f"compiled and called as it is: at most {apart:.2g} apart")
-
-# %% [markdown]
-# That is all: functions of trees, compiled once per shape, over arrays that know where they lie.
-#
-# <details><summary>If you know PyTorch</summary>
-#
-# | there | here |
-# |---|---|
-# | `x[0] = 1`, `torch.manual_seed` | arrays never change: `x.at[0].set(1)` is a new one; randomness needs a key, `jax.random.key(0)` |
-# | `torch.cuda.synchronize()` | calls return before they finish: `jax.block_until_ready(x)` waits |
-# | `loss.backward()`, `p.grad` | `jax.value_and_grad(f)`, `jax.tree.map` |
-# | `nn.Module` with its parameters | a Flax NNX module: `nnx.split`, `nnx.merge` |
-# | FSDP, tensor parallelism, `accelerate launch` | one mesh, and a partition spec for every array |
-# | `torch.optim.AdamW` and a scheduler | Optax: pure functions, gradient in, update out |
-# | `DataLoader` with workers | Grain: a pipeline whose position is one integer, which a checkpoint can hold |
-# | PEFT's `LoraConfig` | Qwix's `LoraProvider`: a pattern over module paths |
-#
-# </details>
-#
-# ## 3. LoRA: W + (α/r) · A · B
+# ## 2. LoRA: W + (α/r) · A · B
 # Each weight matrix W stays frozen. Beside it you train A, which reads the same input into `rank`
 # numbers, and B, which turns these into a correction of the output. Qwix finds the matrices by a
 # pattern over module paths and wraps them. (An *einsum* is a product whose axes have letters; Tunix
@@ -257,7 +164,7 @@ made.groupby(["module", "A", "B"], sort=False).numbers.agg(["size", "sum"])
 #
 # </details>
 #
-# ## 4. One batch
+# ## 3. One batch
 # A row of notebook 02 brings its `loss_mask`, `segment_ids` and `positions` along. A step may be too
 # large for the memory. So it is cut into *micro-batches*, whose gradients are added:
 # [M micro-batches, B rows, T tokens].
@@ -284,7 +191,7 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # </details>
 #
-# ## 5. Train
+# ## 4. Train
 # The loss is a *sum* over trained tokens, with their number; the mean is taken once, for the whole
 # step. **Only a quarter of the tokens is trained. Which part of the model can be skipped for the
 # rest?**
@@ -311,8 +218,9 @@ if steps < 20 and not cfg.max_steps:
     print(f"{steps} steps teach next to nothing: set epochs higher in section 1.")
 
 # %% [markdown]
-# One function is a whole optimizer step. `jax.lax.scan`, a compiled loop, goes over the
-# micro-batches, so their number costs no memory. Inside the loss the adapters are rounded to
+# One function is a whole optimizer step. `jax.value_and_grad` gives loss and gradient; JAX has no
+# `.backward()`. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so their number costs no
+# memory. Inside the loss the adapters are rounded to
 # bfloat16, like everything that multiplies; float32 is what AdamW updates. Frozen weights go in and
 # do not come out.
 #
@@ -347,9 +255,6 @@ with mesh, train.within_memory(), helpers.phase("compiling the optimizer step"):
                             train.to_mesh(batch, mesh)).compile()
 compile_seconds = time.perf_counter() - began
 held = train.memory_of(compiled, state, frozen)
-held_out = train.to_mesh(train.validation_batch(
-    train.PackedRows(data / "val"), cfg.validation_rows, micro_rows), mesh)
-evaluate = jax.jit(train.make_eval_step(model, loss_fn))
 pd.Series(held, name="GiB per device").to_frame()
 
 # %% [markdown]
@@ -363,11 +268,15 @@ pd.Series(held, name="GiB per device").to_frame()
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every)
+held_out = train.to_mesh(train.validation_batch(
+    train.PackedRows(data / "val"), cfg.validation_rows, micro_rows), mesh)
+evaluate = jax.jit(train.make_eval_step(model, loss_fn))
 with mesh, train.within_memory():
     state = train.train(
         state, frozen, compiled, lambda adapters: float(evaluate(adapters, frozen, held_out)),
         dataset, mesh, log, manager, recipe, cfg.validate_every)
 nnx.update(model, state.adapters)
+manager.close()  # after the last checkpoint is written
 
 # %% [markdown]
 # The whole run, read from `log.jsonl`. Loss is in *nats*, its unit with natural logarithms: guessing
@@ -389,7 +298,7 @@ style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
 #
 # </details>
 #
-# ## 6. Ask again
+# ## 5. Ask again
 # The same request, the base on the left, the tuned model on the right.
 
 # %%
@@ -434,8 +343,100 @@ helpers.write_json(helpers.run_dir("train", "machine.json"), {
 print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())))
 
 # %% [markdown]
-# You can go on to [04](04_merge.ipynb) now. What follows: how a step is spread over several chips,
-# and why we wrote our own.
+# You can go on to [04](04_merge.ipynb) now. What follows: the JAX behind all this, how a step is spread
+# over several chips, and why we wrote our own.
+#
+# ## 6. JAX in ten minutes
+# What ran above are four ideas. One cell each, on the model that is in memory.
+#
+# ### Functions are compiled, for one shape
+# `jax.jit` runs your Python function once with placeholders that have a shape and no values. It
+# records the operations (this is *tracing*), and the compiler XLA makes one program of them. Here
+# `x` holds the request's tokens as vectors: [rows, T tokens, D numbers each]. **The loop calls
+# `sizes` three times. How often does it print "traced"?**
+
+# %%
+request = chat.prompt_ids(tokenizer, chats[0], thinking)
+rows = jnp.array([request] * mesh.shape["fsdp"])  # one, or as many as a larger mesh cuts rows into
+with mesh:
+    x = model.embedder.encode(rows).astype(jnp.float32)
+
+
+@jax.jit
+def sizes(x):
+    print("  traced for", x.shape)  # Python: runs while JAX traces, and only then
+    return jnp.linalg.norm(x, axis=-1)
+
+
+for tokens in (16, 16, 32):
+    print(f"{tokens} tokens, the last one's vector has length {sizes(x[:, :tokens])[0, -1]:.2f}")
+
+# %% [markdown]
+# Twice: the second call found a program for its shape. For the 31B a compilation takes minutes, so
+# everything we train on has one shape, rows of one length. Packing then fills them.
+#
+# ### Gradients come from functions, and parameters are trees
+# `jax.value_and_grad(f)` is a new function, which returns the value of `f` and its gradient for the
+# first argument; no array has a `.grad`. That argument may be a *tree*: nested
+# dictionaries and lists of arrays. Below, `pair` is a small LoRA adapter beside a real weight `W`.
+# Only `pair` is differentiated, so `W` is frozen without being told so.
+
+# %%
+kernel = model.layers[0].mlp.gate_proj.kernel.get_value()  # [D, F], in bfloat16
+W = kernel.astype(jnp.float32)
+pair = {"a": jax.random.normal(jax.random.key(0), (W.shape[0], 4)) / W.shape[0] ** 0.5,
+        "b": jnp.zeros((4, W.shape[1]))}
+
+
+def toy_loss(pair, x):
+    return jnp.mean((x @ W + x @ pair["a"] @ pair["b"] - 1.0) ** 2)
+
+
+value, gradients = jax.value_and_grad(toy_loss)(pair, x)
+changed = jax.tree.map(lambda p, g: p - 0.1 * g / optax.global_norm(gradients), pair, gradients)
+print("gradient norms:", jax.tree.map(lambda g: float(jnp.linalg.norm(g)), gradients))
+print(f"loss {value:.4f}, after one small step {toy_loss(changed, x):.4f}")
+
+# %% [markdown]
+# <details><summary><b>Why has <code>a</code> no gradient?</b></summary>
+#
+# It is multiplied by a `b` of zeros, so for now nothing depends on it. LoRA starts like this on
+# purpose: the model with fresh adapters is still the base. After one step `b` is no longer zero.
+#
+# </details>
+#
+# ### One array, several devices
+# The mesh gives the axes of a grid of devices their names, `fsdp` and `tp` (tensor parallelism). A
+# *partition spec* says which axis cuts which dimension: `P('fsdp', 'tp')` cuts the first dimension
+# of a matrix over `fsdp` and the second over `tp`. It stays one array in your program.
+
+# %%
+print(f"{kernel.shape}, {kernel.sharding.spec}; a device holds "
+      f"{kernel.sharding.shard_shape(kernel.shape)}")
+jax.debug.visualize_array_sharding(kernel, use_color=False, scale=0.5)
+product = jax.jit(jnp.dot)(x[0], kernel)
+print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked for that")
+
+# %% [markdown]
+# The compiler derives how results are cut from how the inputs are, and puts communication in where
+# a device needs what another one holds. You choose the cuts; you never write a send.
+#
+# ### A model is a structure and a tree
+# Compiled functions take arrays and return arrays, and a module is neither. `nnx.split` takes a
+# module apart into a *graph* (what it is) and a *state* (a tree of arrays); `nnx.merge` puts it
+# together again, inside the compiled function.
+
+# %%
+graph, arrays = nnx.split(model.layers[0].mlp)
+for path, variable in nnx.to_flat_state(arrays):
+    print(".".join(map(str, path)), variable.get_value().shape)
+mlp = jax.jit(lambda arrays, x: nnx.merge(graph, arrays)(x))
+with mesh:
+    apart = jnp.abs(mlp(arrays, x) - model.layers[0].mlp(x)).max()
+print(f"compiled and called as it is: at most {apart:.2g} apart")
+
+# %% [markdown]
+# That is all: functions of trees, compiled once per shape, over arrays that know where they lie.
 #
 # ## 7. Which mesh? The heads decide
 # With `tp` each device gets whole attention heads, so it must divide every head count. Gemma 4 31B
@@ -531,11 +532,7 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # those of its examples one by one, to 1e-5, by an independent textbook loss. One optimizer step
 # equals PyTorch's with PEFT, from the same A and B. A run that is ended by `kill -9` at any point
 # continues to the same bits, and so it does when its newest checkpoint is torn.
-
-# %%
-manager.close()
-
-# %% [markdown]
+#
 # ## Recap
 # - JAX compiles functions of trees, once per shape, for a whole mesh; head counts limit the mesh.
 # - All modules have float32 adapters, which change nothing before the first step.
