@@ -149,19 +149,12 @@ def floor_ms(side, tokens):
 
 
 rows = results[results.metric.eq("median_ttft") & results.source.eq("arxiv:S8.1")]
-pd.DataFrame(
-    [
-        {
-            "tokens": int(row.input_tokens),
-            "machine": side.upper(),
-            "published, ms": float(getattr(row, side)),
-            "floor, ms": floor_ms(side, row.input_tokens),
-            "share of peak, %": 100 * floor_ms(side, row.input_tokens) / float(getattr(row, side)),
-        }
-        for row in rows.itertuples()
-        for side in ("tpu", "gpu")
-    ]
-).round(0)
+read = pd.DataFrame([(int(row.input_tokens), side.upper(), float(getattr(row, side)),
+                      floor_ms(side, row.input_tokens))
+                     for row in rows.itertuples() for side in ("tpu", "gpu")],
+                    columns=["tokens", "machine", "published, ms", "floor, ms"])
+read["share of peak, %"] = 100 * read["floor, ms"] / read["published, ms"]
+read.round(0)
 
 # %% [markdown]
 # 62 and 99 ms for a prompt of 15,360 tokens would take 2.2 and 5.1 times the chips' peak. So this
@@ -205,19 +198,10 @@ for ax, (tokens, group) in zip(axes.flat, ttft.groupby("tokens"), strict=True):
 axes[0, 0].legend(fontsize=9, loc="upper left")
 axes[0, 0].set_ylabel("median TTFT, ms")
 axes[1, 0].set_ylabel("median TTFT, ms")
-axes[1, 1].set_xlabel(
-    "offered requests per second (shaded: below the floor; open: too fast for it)"
-)
-fig.suptitle(
-    "Nine of twelve series fall from the first point to the second: more load, less waiting",
-    fontsize=11,
-    fontweight="bold",
-    x=0.01,
-    ha="left",
-)
-style.finish(
-    fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors computed, 100 % of peak"
-)
+axes[1, 1].set_xlabel("offered requests per second (shaded: below the floor; open: too fast)")
+fig.suptitle("Nine of twelve series fall from the first point to the second: more load, less wait",
+             fontsize=11, fontweight="bold", x=0.01, ha="left")
+style.finish(fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors at 100 % of peak")
 
 # %% [markdown]
 # The factor of 1.2 leaves room for the 1 % of reading a figure, for engines that skip part of the
@@ -258,9 +242,7 @@ falls = short[2] < short[1]
 for name, fp8 in (("bfloat16 on both", False), ("fp8 on the TPU", True)):
     fits = [need[key] < pool_tokens(key[1], 1 if fp8 and key[1] == "tpu" else 2)
             for key in short.index]
-    print(
-        f"{name}: falls exactly where one run fits in {(falls == fits).sum()} of {len(fits)} series"
-    )
+    print(f"{name}: falls exactly where one run fits in {(falls == fits).sum()} of {len(fits)}")
 print({side: f"room for {pool_tokens(side, 2):,.0f} tokens in bfloat16" for side in count})
 
 # %% [markdown]
@@ -293,9 +275,8 @@ left = 1.0
 for row, (name, part) in enumerate(parts.items()):
     ax.barh(row, left * part - left, left=left, color=(style.BLUE, style.GREY, style.GREY)[row])
     left *= part
-    ax.text(
-        left * 1.05, row, f"{part:.1f} times" + f", together {left:.1f}" * bool(row), va="center"
-    )
+    text = f"{part:.1f} times" + f", together {left:.1f}" * bool(row)
+    ax.text(left * 1.05, row, text, va="center")
 ax.set(xscale="log", yticks=range(3), yticklabels=list(parts), xlim=(1, 110), ylim=(2.6, -0.6),
        xticks=[1, 2, 5, 10, 20], xlabel="median TTFT at 4,096 tokens, GPU / TPU",
        title="Cold and unloaded, the TPU answers 2.7 times sooner")
@@ -319,14 +300,18 @@ print(f"the peaks differ {PEAK['tpu'] / PEAK['gpu']:.1f} times")
 cold.round(1)
 
 # %% [markdown]
-# From 8,192 tokens on the GPU's median holds a queue even at one request per second: random gaps
-# allow 1.4 to 2.0 at 8,192 and 2.3 to 3.8 at 16k for the prefill alone (computed in
-# `tests/test_published.py`).
+# From 8,192 tokens on the GPU's median holds a queue even at one request per second. For the prefill
+# alone random gaps allow 1.4 to 2.0 at 8,192 and 2.3 to 3.8 at 16k (`tests/test_published.py`).
 #
-# The row called 16k is another workload than its label. At 64 requests per second output speed is
-# about prompts divided by TPOT: 474 tokens per second times 13.5 ms are 6.4, not 30. Seven prompts
-# with 256 tokens each fit both ends of the curve, on both machines. So the row compares two equal
-# runs, but not the run that it names.
+# **Why does the TPU read 16k tokens faster than 8,192?**
+#
+# <details><summary>Answer</summary>
+#
+# The row is another workload than its label. At 64 requests per second output speed is about prompts
+# divided by TPOT: 474 tokens per second times 13.5 ms are 6.4, not 30. Seven prompts with 256 tokens
+# each fit both ends of the curve, on both machines. So the row compares two equal runs, but not the
+# run that it names.
+# </details>
 #
 # *"Saturates at QPS ~32 ~8"* needs more requests. Thirty prompts at 8 per second are a burst of four
 # seconds, which shows no capacity. In the authors' log the TPU made 3,085 tokens per
@@ -369,10 +354,9 @@ print(f"cheaper by the measured runs: {paid['gpu'] / paid['tpu']:.2f} times; at 
 #
 # ## 8. Quality
 # 156 problems, five samples each. The bars of a figure give all 312 scores back; their totals are
-# exactly the published 500 and 544 passes. Both models met the same problems, so we compare problem
-# by problem. The *interval* draws problems again with replacement. *Sign-flip p*: if the models were
-# equal, each difference could as well have had the other sign. *z* asks only whether another five
-# samples could have made the gap.
+# exactly the published 500 and 544 passes. **Is that gap noise?** Both models met the same problems, so
+# we compare problem by problem, with the interval and the sign flips of [07](07_eval.ipynb). *z* asks
+# only whether another five samples could have made the gap.
 
 # %%
 def sampling_z(first, second, samples):
@@ -391,37 +375,31 @@ sound = ~scores.problem.str.extract(r"Prob(\d+)_")[0].astype(int).isin(DISPUTED)
 flip, sound_flip = sign_flip_p(gpu - tpu), sign_flip_p((gpu - tpu)[sound])
 z = sampling_z(tpu, gpu, 5)
 only = [int(((a > 0) & (b == 0)).sum()) for a, b in ((tpu, gpu), (gpu, tpu))]
-print(
-    f"pass@1 {tpu.sum() / 780:.4f} and {gpu.sum() / 780:.4f}: {gap:.3f} higher for the GPU-trained "
-    f"model, 95 % interval {low:.3f} to {high:.3f}"
-)
+print(f"pass@1 {tpu.sum() / 780:.4f} and {gpu.sum() / 780:.4f}: {gap:.3f} higher for the "
+      f"GPU-trained model, 95 % interval {low:.3f} to {high:.3f}")
 print(f"over problems p = {flip:.4f}; without {sum(~sound)} disputed ones {sound_flip:.4f}")
-print(
-    f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solved by one model only, "
-    f"p = {stats.binomtest(only[0], sum(only)).pvalue:.2f}"
-)
+print(f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solved by one model "
+      f"only, p = {stats.binomtest(only[0], sum(only)).pvalue:.2f}")
 
 # %% [markdown]
 # S6.2 says two things. *"The gap is within normal run-to-run variance for stochastic sampling at
 # n=5"* does not hold: z is 4.5. The gap *"is not statistically significant enough to attribute to
 # hardware"*: it is significant over problems, but no test of one training run a side can name a cause.
 # So the authors' advice stands, that it *"should not be interpreted as a hardware-driven difference"*,
-# for another reason than theirs. A p-value does not say how likely a repeat is.
+# for another reason than theirs.
 #
 # Five problems are disputed (an open pull request changes their tests,
 # [verilog-eval 16](https://github.com/NVlabs/verilog-eval/pull/16)); without them p is 0.02. The score
 # that is missing is the base model's: without it nobody knows what tuning did.
-# [07](07_eval.ipynb) measures it.
+# [07](07_eval.ipynb) asks its base, too.
 #
 # ## 9. Cost
 
 # %%
 tco = table("tco").set_index("component")
 for served in (1, 8, 24):
-    cost = {
-        side: tco.loc["training", f"{side}_usd"] + served * tco.loc["inference_1h", f"{side}_usd"]
-        for side in ("tpu", "gpu")
-    }
+    cost = {side: tco.loc["training", f"{side}_usd"]
+            + served * tco.loc["inference_1h", f"{side}_usd"] for side in ("tpu", "gpu")}
     print(f"training and {served} h of serving: {cost['tpu']:.2f} against {cost['gpu']:.2f} USD, "
           f"{cost['gpu'] / cost['tpu']:.2f} times")
 day = cost["gpu"] / cost["tpu"]
