@@ -199,7 +199,7 @@ axes[0, 0].legend(fontsize=9, loc="upper left")
 axes[0, 0].set_ylabel("median TTFT, ms")
 axes[1, 0].set_ylabel("median TTFT, ms")
 axes[1, 1].set_xlabel("offered requests per second (shaded: below the floor; open: too fast)")
-fig.suptitle("Nine of twelve series fall from the first point to the second: more load, less wait",
+fig.suptitle("Nine of twelve series fall at their second point: more load, less waiting",
              fontsize=11, fontweight="bold", x=0.01, ha="left")
 style.finish(fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors at 100 % of peak")
 
