@@ -7,19 +7,15 @@ Another dataset and row length go through all of 02 in test_data.py.
 
 import functools
 import re
-import shutil
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 from conftest import ROOT, load
 
 import helpers
 from helpers import chat, data, gemma, train
-from serving import limits, physics
-from serving import options as serve
-from tables.hardware import chip
+from serving import physics
 from verilog import asking
 
 BASE = ROOT / "assets" / "tiny_gemma4"
@@ -78,23 +74,6 @@ def test_model(tmp_path):
     assert sizes[0] > sizes[1]
 
 
-def adapted(cfg):
-    """The adapters, shapes only, that 03 would train with these settings."""
-    config = gemma.config_from_hf(BASE, dtype=cfg.dtype)
-    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
-    model = gemma.inject_lora(gemma.abstract_base(config, mesh), cfg.rank, cfg.alpha, mesh,
-                              cfg.targets)
-    return gemma.adapted_modules(model)
-
-
-def test_lora_rank_and_targets():
-    for rank in (16, 5):
-        pairs = adapted(tiny("03_train.py", rank=rank))
-        assert all(pair["a"].shape[-1] == pair["b"].shape[0] == rank for pair in pairs.values())
-    with pytest.raises(ValueError, match="got no adapter"):  # a module left out is said
-        adapted(tiny("03_train.py", targets=".*q_einsum"))
-
-
 class Rows:
     """Forty packed rows of eight tokens."""
 
@@ -137,41 +116,6 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
             train.refuse_another_recipe(manager, train.recipe_of(cfg) | {"optimizer": "muon"})
         same = tiny("03_train.py", remat="BLOCK", rows_per_device=1)
         train.refuse_another_recipe(manager, train.recipe_of(same))  # no complaint
-
-
-@pytest.fixture
-def served(tmp_path, monkeypatch):
-    """05's options for its settings, as 06 and 07 read them, and 06's machine for them."""
-    monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    model = tmp_path / "merged"
-    shutil.copytree(BASE, model)
-    config = helpers.read_json("data/configs/gemma4_31b.json")
-
-    def follow(**changes):
-        serve.write(replace(load("05_serve_vllm.py", "FULL"), model=str(model), **changes), tmp_path)
-        options = serve.read(tmp_path)
-        return options, limits.machine_of(options, config), " ".join(serve.command(options))
-    return follow
-
-
-def test_number_of_chips_in_serving(served):
-    options, eight, _ = served()
-    assert options.chips == 8
-    options, half, command = served(tensor_parallel=4, data_parallel=2)
-    assert options.chips == 8 and half.peak == eight.peak / 2
-    assert "--tensor-parallel-size 4" in command
-    options, four, _ = served(tensor_parallel=4)
-    assert options.chips == 4 and four.dollars_per_hour == eight.dollars_per_hour / 2
-
-
-def test_serving_machine_and_flags(served):
-    _, tpu, _ = served()
-    options, gpu, command = served(engine="gpu-docker", chip="h100", tensor_parallel=2,
-                                   kv_cache_dtype="fp8", max_model_len=4096,
-                                   flags=("--enforce-eager",))
-    assert "--enforce-eager" in command and "--max-model-len 4096" in command
-    assert "--kv-cache-dtype fp8" in command and options.kv_bytes == 1
-    assert gpu.peak == 2 * chip("h100").flops != tpu.peak
 
 
 def test_prompt():

@@ -112,23 +112,6 @@ def merged(world):
     return out
 
 
-@pytest.fixture
-def copied(world, tmp_path):
-    """A copy of the base to damage."""
-    shutil.copytree(world.base, tmp_path / "base")
-    return tmp_path / "base"
-
-
-# ── The map (the list itself: tests/test_architecture.py) ──
-@pytest.mark.parametrize("config", [TINY, random_gemma.E2B], ids=["tiny", "e2b-like"])
-def test_map_has_the_shapes_that_qwix_makes(config, tmp_path):
-    model, mesh = tunix(random_gemma.write(tmp_path, config, 0, np.float32))
-    pairs = gemma.adapted_modules(gemma.inject_lora(model, RANK, ALPHA, mesh))
-    shapes = {path: tuple(next(v for k, v in pair.items() if k.endswith(letter)).get_value().shape
-                          for letter in "ab") for path, pair in pairs.items()}
-    assert shapes == {target.path: target.adapter(RANK) for target in architecture.modules(config)}
-
-
 # ── The result ──
 def test_restore_needs_nothing_but_the_checkpoint(world):
     assert set(world.adapters) == {target.path for target in world.targets}
@@ -264,25 +247,6 @@ def refused(match):
     return pytest.raises(ValueError, match=match)
 
 
-def one_line(error):
-    assert len(str(error.value).splitlines()) <= 2 and len(str(error.value)) < 500
-    return str(error.value)
-
-
-def shard_of(folder, number=1):
-    return folder / f"model-{number:05d}-of-00002.safetensors"
-
-
-@pytest.mark.parametrize("damage", [
-    lambda data: data[:-3], lambda data: data[:8] + data[8:].replace(b"[0,", b"[2,", 1)],
-    ids=["cut short", "offset"])
-def test_corrupt_shard(copied, damage):
-    shard_of(copied).write_bytes(damage(shard_of(copied).read_bytes()))
-    with refused("is damaged") as error:
-        weights.open_model(copied)
-    assert "model-00001" in one_line(error)
-
-
 def check_with(world, **changes):
     parts = dict(targets=world.targets, adapters=world.adapters, tensors=world.tensors, prefix=PREFIX,
                  recipe=world.recipe, notes=world.notes) | changes
@@ -307,7 +271,7 @@ def test_damaged_checkpoint(world, tmp_path):
             file.write_bytes(file.read_bytes()[:10])
     with refused(r"(?s)step 20 in .* cannot be read.*another of \[10, 20\]") as error:
         merge.restore_adapters(tmp_path / "checkpoints", 20)
-    one_line(error)
+    assert len(str(error.value).splitlines()) <= 2 and len(str(error.value)) < 500
 
 
 # ── The notebook as a whole ──
@@ -352,27 +316,6 @@ def test_the_notebook_writes_all_then_nothing_then_what_was_damaged(run, merged)
     assert third.returncode == 0 and f"{tensor.file.name} is changed" in third.stdout
     assert json.loads((run.folder / "merge.json").read_text()) == record
     assert helpers.changed(run.folder / "merged", record["files"]) == {}
-
-
-def test_a_full_disk_leaves_what_an_earlier_merge_made(run, tmp_path):
-    """The notebook with another recipe than it merged, and room for nothing."""
-    if not (run.folder / "merge.json").exists():
-        assert run.execute().returncode == 0
-    (tmp_path / "sitecustomize.py").write_text(
-        "import shutil\nfrom types import SimpleNamespace\n"
-        "shutil.disk_usage = lambda path: SimpleNamespace(free=1000)\n")
-    path = run.folder / "train" / "recipe.json"
-    recipe = path.read_text()
-    made = lambda: {file: file.read_bytes() for file in run.folder.glob("[am]*/*")} | {
-        "record": (run.folder / "merge.json").read_bytes()}
-    before = made()
-    try:
-        helpers.write_json(path, json.loads(recipe) | {"reasoning": "kept"})
-        done = run.execute(PYTHONPATH=str(tmp_path))
-    finally:
-        path.write_text(recipe)
-    assert done.returncode == 1 and "GB free, for merged/" in done.stderr, done.stderr[-900:]
-    assert made() == before
 
 
 # ── What other engines say (slow) ──

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -35,7 +34,7 @@ def storage(tmp_path_factory):
             break
         except OSError:
             time.sleep(0.1)
-    yield SimpleNamespace(address=address, slow=folder / "data.slow")
+    yield
     server.terminate()
     server.wait()
     for name, value in before.items():

@@ -193,24 +193,6 @@ def brute_force_loss(model, batch):
     return -jnp.sum(scores[..., 0] * wanted[:, 1:]) / wanted[:, 1:].sum()
 
 
-def test_packed_token_weighted_step_equals_brute_force(tiny):
-    model, mesh = tiny[:2]
-    batch = packed()
-    counts = np.asarray(batch.loss_mask).sum((1, 2))
-    assert counts[0] != counts[1], "equal micro-batches would not tell the weightings apart"
-    run, graph = train_driver.make(model, mesh), nnx.graphdef(model)
-    with mesh:
-        expected, gradient = jax.jit(jax.value_and_grad(lambda adapters: brute_force_loss(
-            nnx.merge(graph, adapters, run.frozen), batch)))(run.state.adapters)
-    new, _, metrics = one_step(run, batch)
-    assert abs(float(metrics["loss"]) - float(expected)) < 1e-5
-    norm = float(optax.global_norm(gradient))
-    assert abs(float(metrics["grad_norm"]) - norm) < 1e-4 * norm
-    assert int(metrics["real_tokens"]) == int((np.asarray(batch.segment_ids) > 0).sum())
-    for old, now, grad in zip(*map(jax.tree.leaves, (run.state.adapters, new, gradient))):
-        np.testing.assert_allclose(old - now, grad, atol=1e-4 * norm)  # SGD with rate 1
-
-
 @pytest.mark.parametrize("shape", ["TINY", "E2B"])
 def test_packed_gradients_are_those_of_the_examples_one_by_one(tmp_path, shape):
     """A textbook loss, Tunix's own attention; also for shared keys and per-layer inputs."""
@@ -351,17 +333,6 @@ def test_the_step_with_its_sharding_constraints_computes_the_same(tiny, monkeypa
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(sharded)):
         np.testing.assert_allclose(a, b, atol=1e-4 * norm)
     assert shardings(plain) == shardings(sharded)
-
-
-# ── Data ──
-
-def test_validation_covers_all_rows_once(tmp_path):
-    train_driver.write_data(tmp_path)
-    rows = train.PackedRows(tmp_path / "val")
-    batch = train.validation_batch(rows, 5, 4)
-    assert batch.tokens.shape == (2, 4, 32)
-    np.testing.assert_array_equal(batch.tokens.reshape(-1, 32)[:5], rows.arrays["tokens"][:5])
-    assert not batch.loss_mask.reshape(-1, 32)[5:].any()
 
 
 # ── Log, checkpoints, resume ──
@@ -576,11 +547,6 @@ def torch(*arguments):
 @pytest.mark.parametrize("shape", ["TINY", "E2B"])
 def test_logits_equal_transformers(tmp_path, shape):
     check_logits(random_gemma.write(tmp_path / "base", getattr(random_gemma, shape)), tmp_path)
-
-
-@needs_torch
-def test_logits_of_the_tiny_base_equal_transformers(tmp_path):
-    check_logits(ROOT / "assets" / "tiny_gemma4", tmp_path)
 
 
 def check_logits(folder, tmp_path):

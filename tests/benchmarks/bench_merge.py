@@ -1,14 +1,13 @@
 """Time and peak anonymous memory of the merge of 04_merge.py, beside a plain copy with fsync.
 
-    .venv/bin/python tests/benchmarks/bench_merge.py [folder]
+    .venv/bin/python tests/benchmarks/bench_merge.py [--quick] [folder]
 
-Writes a checkpoint of five layers as wide as the 31B's (5.1 GB, random) and rank-64 adapters, then
-runs both, each in a process of its own. Anonymous memory is sampled every 5 ms. The limits: twice
-the largest tensor plus 300 MB, four times the copy. `--quick` uses a small checkpoint.
+Writes a base of five layers as wide as the 31B's (5.1 GB, random), then copies it and merges rank-64
+adapters into it, each in a process of its own. Anonymous memory is sampled every 5 ms. The limits:
+twice the largest tensor plus 300 MB, four times the copy. `--quick` uses a small base.
 """
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -38,36 +37,7 @@ QUICK = WIDE | {"vocab_size": 512, "vocab_size_per_layer_input": 512, "hidden_si
                 "intermediate_size": 1_024, "head_dim": 32, "global_head_dim": 64}
 
 
-def write_checkpoint(folder, adapters):
-    """An Orbax checkpoint laid out as Tunix's manager lays it out."""
-    import orbax.checkpoint as ocp
-    tree = {}
-    for path, pair in adapters.items():
-        *parents, module = path.split(".")
-        node = tree
-        for part in parents:
-            node = node.setdefault(part, {})
-        weight = "kernel" if module.endswith("_proj") else "w"
-        node[module] = {f"{weight}_lora_{letter}": {"value": array}
-                        for letter, array in zip("ab", pair)}
-    with ocp.CheckpointManager(folder, item_handlers={"model_params": ocp.PyTreeCheckpointHandler()}
-                               ) as manager:
-        manager.save(1, args=ocp.args.Composite(model_params=ocp.args.PyTreeSave(tree)))
-
-
 # ── One process each ──
-def prepare(folder, config):
-    """Base and checkpoint in `folder`; prints the bytes of base, largest tensor and adapters."""
-    random_gemma.write(folder / "base", config)
-    rng = np.random.default_rng(1)
-    adapters = {target.path: tuple(rng.standard_normal(shape, np.float32) * 0.02
-                                   for shape in target.adapter(RANK))
-                for target in architecture.modules(config)}
-    write_checkpoint(folder / "checkpoints", adapters)
-    sizes = [2 * math.prod(shape) for shape in random_gemma.tensors(config).values()]
-    print(json.dumps([sum(sizes), max(sizes), sum(a.nbytes + b.nbytes for a, b in adapters.values())]))
-
-
 def run_copy(folder):
     (folder / "copy").mkdir()
     for source in sorted((folder / "base").iterdir()):
@@ -78,11 +48,11 @@ def run_copy(folder):
 
 
 def run_merge(folder):
-    from helpers import merge, weights
-    _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 1)
-    targets = architecture.modules(architecture.read_config(folder / "base"))
-    recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets)}
-    merge.check(targets, adapters, weights.open_model(folder / "base"), PREFIX, recipe, notes)
+    from helpers import merge
+    rng, targets = np.random.default_rng(1), architecture.modules(
+        architecture.read_config(folder / "base"))
+    adapters = {target.path: tuple(rng.standard_normal(shape, np.float32) * 0.02
+                                   for shape in target.adapter(RANK)) for target in targets}
     merge.merge_model(folder / "base", folder / "merged", merge.plan_merge(targets, adapters, PREFIX),
                       ALPHA / RANK)
 
@@ -105,29 +75,25 @@ def measure(mode, folder):
 
 
 def main():
-    quick = "--quick" in sys.argv
+    config = QUICK if "--quick" in sys.argv else WIDE
     paths = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    folder = Path(tempfile.mkdtemp(prefix="bench_merge_", dir=paths[0] if paths else None))
-    try:
-        child = subprocess.run([sys.executable, __file__, "--child", "quick" if quick else "prepare",
-                                str(folder)], check=True, capture_output=True, text=True, cwd=ROOT)
-        total, largest, adapters = json.loads(child.stdout.splitlines()[-1])
-        print(f"checkpoint {total / 1e9:.2f} GB, largest tensor {largest / 1e6:.0f} MB, "
+    sizes = [2 * math.prod(shape) for shape in random_gemma.tensors(config).values()]
+    adapters = sum(4 * math.prod(shape) for target in architecture.modules(config)
+                   for shape in target.adapter(RANK))
+    with tempfile.TemporaryDirectory(prefix="bench_merge_", dir=paths[0] if paths else None) as folder:
+        random_gemma.write(Path(folder) / "base", config)
+        print(f"base {sum(sizes) / 1e9:.2f} GB, largest tensor {max(sizes) / 1e6:.0f} MB, "
               f"adapters {adapters / 1e6:.0f} MB, {os.cpu_count()} cores", flush=True)
         (copied, _), (seconds, peak) = (measure(mode, folder) for mode in ("copy", "merge"))
-        print(f"copy with fsync {copied:.1f} s, merge {seconds:.1f} s, {seconds / copied:.2f} x copy; "
-              f"peak without adapters {(peak - adapters) / 1e6:.0f} MB")
-        small, fast = peak - adapters <= 2 * largest + 300e6, seconds <= 4 * copied
-        print(f"limits: memory {'held' if small else 'BROKEN'}, time {'held' if fast else 'BROKEN'}")
-        return 0 if small and fast else 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    print(f"copy with fsync {copied:.1f} s, merge {seconds:.1f} s, {seconds / copied:.2f} x copy; "
+          f"peak without adapters {(peak - adapters) / 1e6:.0f} MB")
+    small, fast = peak - adapters <= 2 * max(sizes) + 300e6, seconds <= 4 * copied
+    print(f"limits: memory {'held' if small else 'BROKEN'}, time {'held' if fast else 'BROKEN'}")
+    return 0 if small and fast else 1
 
 
 if __name__ == "__main__":
     if "--child" in sys.argv:
-        mode, where = sys.argv[-2], Path(sys.argv[-1])
-        {"copy": run_copy, "merge": run_merge, "prepare": lambda folder: prepare(folder, WIDE),
-         "quick": lambda folder: prepare(folder, QUICK)}[mode](where)
+        {"copy": run_copy, "merge": run_merge}[sys.argv[-2]](Path(sys.argv[-1]))
     else:
         sys.exit(main())
