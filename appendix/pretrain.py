@@ -43,11 +43,14 @@ def encode(tokenizer, documents):
     return [[2, *row.ids, 1] for row in tokenizer.encode_batch(documents)]
 
 
-def make_batches(documents, tokens_per_step, generator, lengths=(64, 96, 128, 192)):
+LENGTHS = (64, 96, 128, 192)
+
+
+def make_batches(documents, tokens_per_step, generator):
     """Token arrays [B, T] with B x T close to `tokens_per_step`; longer documents are left out."""
-    groups = {length: [] for length in lengths}
+    groups = {length: [] for length in LENGTHS}
     for ids in documents:
-        fits = [length for length in lengths if len(ids) <= length]
+        fits = [length for length in LENGTHS if len(ids) <= length]
         if fits:
             groups[fits[0]].append(ids + [0] * (fits[0] - len(ids)))
     batches = []
@@ -82,29 +85,21 @@ def token_loss(model, tokens, seen, given=0):
     return jnp.sum(loss * weight), jnp.sum(weight)
 
 
-def make_optimizer(params, steps, peak, warmup, decay, slow=None):
-    """AdamW with clipping; weight decay on matrices only.
-
-    `slow` is (tree of bools, factor): where it is True, the learning rate is `factor` times as
-    high.
-    """
+def make_optimizer(params, steps, peak, warmup, decay):
+    """AdamW with clipping; weight decay on matrices only."""
     schedule = optax.warmup_cosine_decay_schedule(0, peak, warmup, steps, 0.02 * peak)
     matrices = jax.tree.map(lambda leaf: leaf.ndim > 1, params)
-    chain = [optax.clip_by_global_norm(1.0), optax.adamw(
-        schedule, b1=0.9, b2=0.98, weight_decay=decay, mask=matrices)]
-    if slow:
-        chain.append(optax.masked(optax.scale(slow[1]), slow[0]))
-    return optax.chain(*chain)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(
+        schedule, b1=0.9, b2=0.98, weight_decay=decay, mask=matrices))
 
 
-def make_steps(graph, optimizer, seen, given=0):
+def make_steps(graph, optimizer, seen):
     """The training step and the evaluation, compiled once for each batch shape.
 
     Args:
       graph: structure of the model, from `nnx.split`.
       optimizer: from `make_optimizer`.
       seen: [V] bool, from `tokens_seen`.
-      given: how many tokens at the head of every row are read, never predicted.
 
     Returns:
       step: (params, moments, tokens) -> (params, moments, mean loss); its arguments are used up.
@@ -113,7 +108,7 @@ def make_steps(graph, optimizer, seen, given=0):
     seen = jnp.asarray(seen)
 
     def mean_loss(params, tokens):
-        total, count = token_loss(nnx.merge(graph, params), tokens, seen, given)
+        total, count = token_loss(nnx.merge(graph, params), tokens, seen)
         return total / count
 
     def step(params, moments, tokens):
@@ -122,7 +117,7 @@ def make_steps(graph, optimizer, seen, given=0):
         return optax.apply_updates(params, updates), moments, loss
 
     def evaluate(params, tokens):
-        return token_loss(nnx.merge(graph, params), tokens, seen, given)
+        return token_loss(nnx.merge(graph, params), tokens, seen)
 
     return jax.jit(step, donate_argnums=(0, 1)), jax.jit(evaluate)
 
@@ -183,7 +178,7 @@ def load_state(path, tree):
 
 
 def pretrain(params, moments, step, evaluate, batches, validation, steps, path, every=100,
-             minutes=None, watch=None):
+             watch=None):
     """Train to `steps`, from the state saved in `path` if there is one.
 
     Args:
@@ -193,14 +188,13 @@ def pretrain(params, moments, step, evaluate, batches, validation, steps, path, 
       steps: number of the last step.
       path: where the state is saved; its name must tell one recipe from another.
       every: validate and save after so many steps, and after the last.
-      minutes: save also when the last save is that long ago.
       watch: called with (steps done, params) before the first step and after each.
 
     Returns:
       (params, history): one dict per step with step, loss (mean per token, nats), seconds and,
       after every `every` steps and the last, val_loss.
     """
-    history, saved = [], time.monotonic()
+    history = []
     if found := load_state(path, (params, moments)):
         (params, moments), history = found
         print(f"resuming after step {len(history)}")
@@ -212,12 +206,9 @@ def pretrain(params, moments, step, evaluate, batches, validation, steps, path, 
         params, moments, loss = step(params, moments, batch)
         entry = {"step": number + 1, "loss": float(loss), "seconds": time.perf_counter() - start}
         history.append(entry)
-        due = (number + 1) % every == 0 or number + 1 == steps
-        if due:
+        if (number + 1) % every == 0 or number + 1 == steps:
             entry["val_loss"] = validation_loss(params, validation, evaluate)
-        if due or minutes is not None and time.monotonic() - saved > 60 * minutes:
             save_state(path, (params, moments), history)
-            saved = time.monotonic()
         speed = (np.asarray(batch) > 0).sum() / entry["seconds"]
         progress.update(note=f"loss {entry['loss']:.3f} | {speed:,.0f} tokens/s")
     if watch:

@@ -50,9 +50,10 @@ def world():
     return config, gemma.make_mesh(config, (1, 1), jax.local_devices(backend="cpu")[:1])
 
 
-def build(variant, seed=SEEDS[0], rank=SETTINGS["rank"], alpha=SETTINGS["alpha"]):
+def build(variant, seed=SEEDS[0]):
     """(model with adapters, mesh) for a name of `VARIANTS`."""
     (config, mesh), how = world(), VARIANTS[variant]
+    rank, alpha = SETTINGS["rank"], SETTINGS["alpha"]
     model = quantized.load_base(BASE, config, mesh, how["base_dtype"])
     gemma.use_block_attention(model, 128)
     provider = quantized.provider(how["base_dtype"], rank, alpha,
@@ -60,7 +61,7 @@ def build(variant, seed=SEEDS[0], rank=SETTINGS["rank"], alpha=SETTINGS["alpha"]
     return gemma.inject_lora(model, rank, alpha, mesh, seed=seed, provider=provider), mesh
 
 
-def fit(variant, seed, folder, steps=SETTINGS["steps"], validate_every=19, data=None):
+def fit(variant, seed, folder, steps=SETTINGS["steps"], validate_every=19):
     """Train a variant as 03 does; returns (model, mesh, path of the log).
 
     Args:
@@ -69,9 +70,8 @@ def fit(variant, seed, folder, steps=SETTINGS["steps"], validate_every=19, data=
       folder: for log and checkpoints; a run found there goes on.
       steps: optimizer steps of four rows, and the schedule's length.
       validate_every: steps between validation losses.
-      data: 02's folder; None is RUN_DIR's.
     """
-    data, folder = Path(data or run_dir("data")), Path(folder)
+    data, folder = run_dir("data"), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     model, mesh = build(variant, seed)
     schedule = optax.warmup_cosine_decay_schedule(
@@ -101,12 +101,12 @@ def fit(variant, seed, folder, steps=SETTINGS["steps"], validate_every=19, data=
     return model, mesh, log.path
 
 
-def ask(model, mesh, problems, drawn=DRAWN, data=None):
+def ask(model, mesh, problems):
     """Answers to problems: [(problem, "greedy" or "drawn", text)], all in one batch."""
-    meta = read_json(Path(data or run_dir("data")) / "meta.json")
+    meta = read_json(run_dir("data") / "meta.json")
     tokenizer = chat.load_tokenizer(BASE)
     stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
-    jobs = [(problem, plan) for problem in problems for plan in ["greedy"] + ["drawn"] * drawn]
+    jobs = [(problem, plan) for problem in problems for plan in ["greedy"] + ["drawn"] * DRAWN]
     system = [{"role": "system", "content": meta["system"]}] if meta["system"] else []
     prompts = [chat.prompt_ids(tokenizer, [*system, {"role": "user", "content": (
         problem.prompt.strip())}], meta["reasoning"] == "kept") for problem, _ in jobs]
@@ -140,9 +140,9 @@ def gradients(model, mesh, rows):
     return {kind: np.concatenate(parts) for kind, parts in kinds.items()}
 
 
-def with_random_b(model, seed=0):
+def with_random_b(model):
     """The model with a random B in every adapter: with B = 0, the gradient of A is zero."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     for pair in gemma.adapted_modules(model).values():
         pair["b"].set_value(np.asarray(draw.normal(0, 0.05, pair["b"].shape), np.float32))
     return model
@@ -181,17 +181,17 @@ def stored(base=None):
     return pd.DataFrame(found), *parts
 
 
-def gaps(table, mine, base="bfloat16", plan="drawn"):
-    """Share of passing answers, `mine` minus `base`: a row per problem, a column per seed.
+def gaps(table, mine, plan="drawn"):
+    """Share of passing answers, `mine` minus bfloat16's: a row per problem, a column per seed.
 
     Args:
       table: answers, from `stored`.
-      mine, base: variants; a seed that only one has is left out.
+      mine: a variant; a seed that only one of the two has is left out.
       plan: "drawn" or "greedy".
     """
     table = table[table.plan == plan].assign(share=lambda rows: rows.c / rows.n)
     first, second = (table[table.variant == name].pivot(index="problem", columns="seed",
-                                                        values="share") for name in (mine, base))
+                                                        values="share") for name in (mine, "bfloat16"))
     return (first - second).dropna(axis=1, how="all").astype(float)
 
 

@@ -17,7 +17,6 @@ import glob
 import os
 import re
 import urllib.request
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,13 +232,12 @@ def detect():
     """What this machine has, as a `Hardware`: from the kernel's files, in milliseconds."""
     root = _root()
     tpus, gpus = _pci(root)
-    files = _device_files(root, tpus[0] if tpus else "")
-    if tpus or files:
-        kind = Counter(tpus).most_common(1)[0][0] if tpus else _named_kind()
+    if tpus:
+        kind = tpus[0]
+        files = sorted((root / "dev").glob(f"{chip(kind).files}[0-9]*"))
         # A container may show all chips of its host on the PCI bus and own some of them.
-        chips = min(len(tpus), len(files)) if tpus and files else len(tpus) or len(files)
+        chips = min(len(tpus), len(files) or len(tpus))
         return Hardware("tpu", kind, chips, _hosts(kind, chips), _trouble(root, kind, files))
-    gpus = gpus or [""] * len(list((root / "dev").glob("nvidia[0-9]*")))
     return Hardware("gpu", gpus[0], len(gpus)) if gpus else Hardware()
 
 
@@ -269,26 +267,6 @@ def _pci(root):
     return tpus, gpus
 
 
-def _device_files(root, kind):
-    """The chips' files under /dev.
-
-    Some containers hide the PCI bus. Then /dev/accelN is a TPU's all the same, while /dev/vfio/N
-    may be anything that is handed to a virtual machine: it counts if the environment says TPU.
-    """
-    accel = sorted((root / "dev").glob("accel[0-9]*"))
-    vfio = sorted((root / "dev/vfio").glob("[0-9]*"))
-    if kind:
-        return accel if chip(kind).files == "accel" else vfio
-    hidden = not any((root / "sys/bus/pci/devices").glob("*"))
-    return accel or (vfio if hidden and os.environ.get("TPU_ACCELERATOR_TYPE") else [])
-
-
-def _named_kind():
-    """Kind of chip by the accelerator type that Google Kubernetes Engine and Colab set."""
-    named = os.environ.get("TPU_ACCELERATOR_TYPE", "").rpartition("-")[0]
-    return next((one.name for one in CHIPS.values() if named and named in (one.google, one.name)), "")
-
-
 def _hosts(kind, chips):
     """Machines of the slice: a v5p-32's host looks like a v5p-8. As JAX asks, but quickly.
 
@@ -301,7 +279,7 @@ def _hosts(kind, chips):
         if not names:
             accelerator_type = _metadata("accelerator-type")  # v5p-32
             cores = re.fullmatch(r"\w+-(\d+)", accelerator_type)
-            if cores and chips and kind:
+            if cores:
                 return max(1, int(cores[1]) // chip(kind).cores // chips)
     return len([name for name in (names or "").split(",") if name.strip()]) or 1
 
@@ -322,7 +300,7 @@ def _metadata(key):
 
 def _trouble(root, kind, files):
     """Why these chips cannot be used now, in one line; "" if nothing is seen."""
-    where = f"/dev/{chip(kind).files if kind else 'vfio/'}*"
+    where = f"/dev/{chip(kind).files}*"
     if not files:
         return (f"the chips are on the PCI bus, but {where} is missing: the image or runtime "
                 "version does not fit them, the driver lost them (sudo reboot), or this container "

@@ -208,23 +208,6 @@ def test_the_serving_environment_renders_the_same_ids():
     assert json.loads(answer) == [*ours, ours[1]]
 
 
-@pytest.mark.slow
-def test_the_server_tokenises_the_same_ids(tmp_path):
-    """vLLM's own /tokenize, for what a user may send."""
-    from serving import Options, server
-    prompts = [path.read_text() for path in sorted((ROOT / "data/tiny_eval").glob("*_prompt.txt"))[:5]]
-    prompts += ["```verilog\nmodule m;\n```\r\n", "é😀 \t x", "  padded  ", "", "\ufdd0 \x00"]
-    record = server.start(Options(model=str(ASSET), name="tiny", timeout=900.0), tmp_path)
-    try:
-        for prompt in prompts:
-            for messages in (messages_of(prompt), messages_of(prompt, "Be brief.", [("yes", "more")])):
-                theirs = server.post(record, "/tokenize", {
-                    "model": "tiny", "messages": messages, "add_generation_prompt": True})["tokens"]
-                assert chat.prompt_ids(TOKENIZERS["tiny"], messages) == theirs
-    finally:
-        server.stop(tmp_path)
-
-
 # ── Reading and cleaning ──
 
 CODE = "module m;\n  assign y = a;\nendmodule"

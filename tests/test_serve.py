@@ -479,7 +479,8 @@ def test_real_server_ids_stops_and_end(tmp_path):
     record = serving.start(options, tmp_path)
     try:
         tokenizer = chat.load_tokenizer(model)
-        for messages in ([{"role": "user", "content": "a 2-bit counter\n\n```verilog\n```"}],
+        for messages in (*([{"role": "user", "content": text}] for text in (
+                             "a 2-bit counter\n\n```verilog\n```", "é😀 \t x\r\n", "", "\ufdd0 \x00")),
                          [{"role": "system", "content": " Be brief. "},
                           {"role": "user", "content": "größer ≥ 3; \t tabs"},
                           {"role": "assistant", "content": "```verilog\nmodule a; endmodule\n```"},

@@ -77,12 +77,11 @@ def in_parallel(function, items):
 
 # ── Reproducible ──
 
-@pytest.mark.parametrize("hash_seed", ["0", "12345"])
-def test_the_generator_writes_the_committed_bytes(tmp_path, hash_seed):
+def test_the_generator_writes_the_committed_bytes(tmp_path):
     script = f"import sys; sys.path.insert(0, {str(ROOT / 'data' / 'generate')!r})\n" \
              f"import make, pathlib; make.write(pathlib.Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", script], check=True,
-                   env={**os.environ, "PYTHONHASHSEED": hash_seed, "LC_ALL": "C"})
+                   env={**os.environ, "PYTHONHASHSEED": "12345", "LC_ALL": "C"})
     fresh = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
     stored = {path.relative_to(ROOT / "data"): path for folder in (TINY, EVAL)
               for path in folder.rglob("*") if path.is_file() and path.name != "README.md"}
@@ -227,7 +226,7 @@ def test_the_base_has_never_seen_the_instruction_format(corpus):
         assert not any(text in document for document in corpus), text
 
 
-# ── Tokenizer and template ──
+# ── Tokenizer ──
 
 IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|tool_response>": 50, "<|think|>": 98,
        "<|channel>": 100, "<channel|>": 101, "<|turn>": 105, "<turn|>": 106}
@@ -246,28 +245,6 @@ def test_any_unicode_comes_back(tokenizer, text):
     ids = tokenizer(text, split_special_tokens=True)["input_ids"]
     assert tokenizer.decode(ids) == text
     assert not ids or min(ids) >= 128  # what somebody wrote never becomes a control token
-
-
-USER, ANSWER = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
-SYSTEM = {"role": "system", "content": "S"}
-
-
-@pytest.mark.parametrize("messages, options, expected", [
-    ([USER], {"add_generation_prompt": True},
-     "<bos><|turn>user\nQ<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"),
-    ([SYSTEM, USER], {"add_generation_prompt": True},
-     "<bos><|turn>system\nS<turn|>\n<|turn>user\nQ<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"),
-    ([SYSTEM, USER], {"add_generation_prompt": True, "enable_thinking": True},
-     "<bos><|turn>system\n<|think|>\nS<turn|>\n<|turn>user\nQ<turn|>\n<|turn>model\n"),
-    ([USER, ANSWER], {}, "<bos><|turn>user\nQ<turn|>\n<|turn>model\nA<turn|>\n"),
-    ([USER, {"role": "assistant", "content": "<|channel>thought\nhm<channel|>A"}, USER],
-     {"add_generation_prompt": True}, "<bos><|turn>user\nQ<turn|>\n<|turn>model\nA<turn|>\n"
-     "<|turn>user\nQ<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"),
-    ([{"role": "user", "content": [{"type": "text", "text": "Q"}]}], {},
-     "<bos><|turn>user\nQ<turn|>\n"),
-])
-def test_template_renders_turns_like_the_31b(tokenizer, messages, options, expected):
-    assert tokenizer.apply_chat_template(messages, tokenize=False, **options) == expected
 
 
 # ── The base model ──

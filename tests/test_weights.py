@@ -1,13 +1,10 @@
-"""helpers/weights.py: headers against the library, identity, verification.
+"""helpers/weights.py: headers against the library, identity, what changed.
 
     .venv/bin/python -m pytest tests/test_weights.py
 """
 
-import os
-import shutil
 
 import numpy as np
-import pytest
 import random_gemma
 from conftest import ROOT
 from safetensors.numpy import load_file
@@ -24,13 +21,6 @@ def test_tensors_are_the_librarys():
     for name, tensor in tensors.items():
         assert tensor.array().dtype == library[name].dtype and tensor.shape == library[name].shape
         assert np.array_equal(tensor.array(), library[name])
-
-
-def test_damaged_header_names_file_and_way_out(tmp_path):
-    shutil.copytree(TINY, tmp_path / "base")
-    os.truncate(tmp_path / "base" / "model.safetensors", 4000)
-    with pytest.raises(ValueError, match="model.safetensors is damaged or cut short .* Download it again"):
-        weights.open_model(tmp_path / "base")
 
 
 def test_fingerprint_sees_weights_tokenizer_and_config_but_not_place_or_time(tmp_path):
