@@ -98,9 +98,9 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # If activations do not fit, the backward pass computes them again. `remat` says how much: NONE, BLOCK
 # (attention and MLP) or DECODER (whole layers). Each line has the least with which the step fits.
 # *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the model's shapes, a tenth of
-# the chip left free. *Real* tokens are not padding. Hours and dollars are for all of 03, loading and
-# compiling included, on 10,000 examples of 922 tokens, as in the published recipe. `e2b` is Gemma 4
-# E2B, the 31B's small sister.
+# the chip left free. *Real* tokens are not padding. Hours and dollars, where a time is predicted, are for
+# all of 03, loading and compiling included, on 10,000 examples of 922 tokens, as in the published recipe.
+# `e2b` is Gemma 4 E2B, the 31B's small sister.
 
 # %%
 def slice_row(found, price, tokens=10_000 * 922):
@@ -177,8 +177,8 @@ dry("delete", "gemma4-train", zone)
 
 # %% [markdown]
 # - `check` asks the hub whether the licence is accepted and the token works, before anything is rented.
-# - `create` waits in line for two hours at most (*flex-start*: cheaper than on demand, and yours until
-#   its time is up), then tries *spot*: spare capacity that can be taken back at any moment.
+# - `create` waits in line for two hours at most: *flex-start* is cheaper than on demand, and yours until
+#   its time is up. Then it tries *spot*, spare capacity that can be taken back at any moment.
 #   `--max-run-duration` deletes the machine after three hours, whatever happens.
 # - `run` copies a script there and starts it: install, checks, 02 to 04, checkpoints in a *bucket* (a
 #   folder in Google Cloud Storage). Run it again on a new machine, and it goes on.

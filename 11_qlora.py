@@ -46,7 +46,8 @@ helpers.machine(always="tiny")
 # %% [markdown]
 # ## 1. The answer
 # `tpu_time/fit.py` adds up what a chip has to hold in a training step of notebook 03. Where
-# [08](08_dryrun.ipynb) has compiled exactly that step it takes the compiler's numbers.
+# [08](08_dryrun.ipynb) has compiled exactly that step it takes the compiler's numbers. **Which storage of
+# the 31B's 31 billion weights fits four v5e chips of 16 GiB: two bytes, one byte, or half a byte?**
 
 # %%
 import os
@@ -91,13 +92,13 @@ style.finish(fig, "11_answer",
              "compiled where 08 has the step (temporaries: the other three), else estimated")
 
 # %% [markdown]
-# **Yes**, with int8 already, at less than a third of a v5p-8's price per hour. The TPU's compiler made
+# **One byte is enough**, at less than a third of a v5p-8's price per hour. The TPU's compiler made
 # both quantised steps; nobody has run them. What shrinks are the base's weights. Adapters, their moments
 # and the activations stay. NF4 leaves more room and pays for it in time, because each weight has to be
 # unpacked before it is multiplied.
 #
 # ## 2. One seed is no result
-# Should one do it? The first thing that we learned was how easily one is fooled. We trained the tiny
+# Should you? The first thing that we learned was how easily one is fooled. We trained the tiny
 # base with each storage and three seeds, and judged 38 problems each (as in [07](07_eval.ipynb)). Here
 # is NF4 against bfloat16 with the same seed, in our first runs:
 

@@ -51,7 +51,7 @@ def timeline(ax, arrivals):
     ax.barh(0, ms[0], color=ORANGE, height=0.5)
     ax.barh(0, ms[-1] - ms[0], left=ms[0], color=SKY, height=0.5)
     ax.vlines(ms, -0.25, 0.25, color="white", lw=0.7)
-    ax.text(0, 0.36, f"TTFT: {ms[0]:.0f} ms", color=ORANGE, fontsize=10, weight="bold")
+    ax.text(0.004 * ms[-1], 0.36, f"TTFT: {ms[0]:.0f} ms", color=ORANGE, fontsize=10, weight="bold")
     ax.text(ms[-1], 0.36, f"TPOT: {gap:.1f} ms, {len(ms) - 1} times", color=BLUE, fontsize=10, ha="right",
             weight="bold")
     ax.set(yticks=[], ylim=(-0.35, 0.75), xlim=(0, 1.02 * ms[-1]),
