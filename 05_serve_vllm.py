@@ -52,8 +52,8 @@ helpers.machine()
 # requests are computed together, and requests come and go between two steps (**continuous
 # batching**). That is what a server does better than a loop over `generate`.
 #
-# `Options` is the only place that says what the server is: 06 takes its floors and its price from it,
-# 07 its server and the base. Every cell after the start is the same for all engines.
+# `Options` is the only place that says what the server is: 06 takes chips and price from it, 07 its
+# server and the base. Every cell after the start is the same for all engines.
 
 # %%
 import time
@@ -266,7 +266,7 @@ for version, tp, measured in MEASURED:
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
 # step up to a **bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them: 8 of the 10 minutes to
 # the first answer on the published machine. With the cache on a volume the next start reads them.
-# **Which wastes more places, one user who is answered, or a prompt of 1,100 tokens?**
+# **Which wastes the larger share, one user who is answered, or a prompt of 1,100 tokens?**
 
 # %%
 startup = published("hardware_inference", "spec", "tpu")

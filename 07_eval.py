@@ -302,8 +302,7 @@ pd.DataFrame({label: {
     for label, frame in judged.items()})
 
 # %% [markdown]
-# The base's **rival** plan is the wording in which it passes most. It meets the tuned model as it was
-# trained to be asked:
+# The tuned model's **rival** is its base in the wording in which that passes most. Both, answer by answer:
 
 # %%
 main = cfg.plans[0].name
