@@ -368,7 +368,7 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 problems = tasks["spec-to-rtl"]
 names = [problem.name for problem in problems]
 disputed = np.array([name.startswith(cfg.disputed) for name in names])
-runs = {(label, plan.name): [scores.counts(judged[label], plan.name, names)] for label in models
+runs = {(label, plan.name): scores.counts(judged[label], plan.name, names) for label in models
         for plan in cfg.plans if plan.only in ("", label)}
 board = scores.board(runs, {"undisputed": ~disputed, "winnable": winnable["spec-to-rtl"]})
 display(board.round(3))
@@ -496,7 +496,7 @@ for label, frame in judged.items():
         "settings": asdict(cfg), "n_problems": len(names), "served": options.measured(),
         "icarus": version, "categories": {plan: group.category.value_counts().to_dict()
                                           for plan, group in frame.groupby("plan")},
-        "counts": {plan: dict(zip(names, each[0]))
+        "counts": {plan: dict(zip(names, each))
                    for (of, plan), each in runs.items() if of == label}})
 
 # %%

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from verilog import extraction, judging, problems as exams, scores
 from verilog.asking import Plan, all_prompts, messages_for, plan_jobs, read_samples, sample, text_to_continue
-from verilog.scores import board, compare, counts, pass_at_k, per_problem
+from verilog.scores import board, compare, counts, pass_at_k
 
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -397,11 +397,11 @@ def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
 
 
 def test_the_board_has_a_column_for_each_real_subset():
-    runs = {("tuned", "p"): [[(5, 5), (0, 5), (5, 5)], [(5, 5), (5, 5), (0, 5)]]}
+    runs = {("tuned", "p"): [(5, 5), (0, 5), (5, 5)]}
     found = board(runs, {"old": [True, True, False], "every": [True] * 3})
     row = found.loc[("p", "pass@1", "tuned")]
     assert list(found) == ["all", "low", "high", "old"]
-    assert row["all"] == pytest.approx(2 / 3) and row["old"] == pytest.approx(0.75)
+    assert row["all"] == pytest.approx(2 / 3) and row["old"] == pytest.approx(0.5)
 
 
 def test_nothing_leaves_the_denominator():
@@ -411,16 +411,6 @@ def test_nothing_leaves_the_denominator():
     assert counts(frame, "a", ["x", "y"]) == [(1, 2), (0, 2)]
     with pytest.raises(AssertionError):
         counts(frame, "a", ["x", "y", "z"])
-
-
-def test_training_seeds_are_averaged_and_not_pooled():
-    """A simulation: the mean over seeds of pass@5, where a seed solves a problem or does not."""
-    generator = np.random.default_rng(1)
-    solves = generator.random((40, 30)) < 0.5  # seeds by problems
-    runs = [[(5 * int(solved), 5) for solved in seed] for seed in solves]
-    assert np.allclose(per_problem(runs, 5), solves.mean(0))
-    pooled = [pass_at_k(200, int(5 * solved), 5) for solved in solves.sum(0)]
-    assert abs(per_problem(runs, 5).mean() - 0.5) < 0.05 < 0.4 < np.mean(pooled) - 0.5
 
 
 def test_waveform_of_a_failure(tmp_path):

@@ -293,9 +293,6 @@ def judge(problem, code, limits=Limits(), waves=None):
         return Verdict("no code", "the answer holds no module")
     if len(code) > LONGEST:
         return Verdict("refused", f"the answer is longer than {LONGEST} characters")
-    if problem.missing:
-        missing = ", ".join(problem.missing)
-        return Verdict("compile", f"the problem's own files are missing: {missing}")
     exam = _prepare(problem)
     if exam.broken:
         return exam.broken

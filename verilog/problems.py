@@ -16,18 +16,12 @@ class Problem:
     testbench: str = ""
     interface: str = ""
 
-    @property
-    def missing(self):
-        """The files the folder lacks, for example ['_test.sv']."""
-        parts = {"_prompt.txt": self.prompt, "_ref.sv": self.reference, "_test.sv": self.testbench}
-        return [suffix for suffix, text in parts.items() if not text.strip()]
-
 
 def load_problems(folder):
-    """The problems in a verilog-eval dataset folder, by name. Incomplete ones are kept and counted.
+    """The problems in a verilog-eval dataset folder, by name.
 
     Raises:
-      ValueError: there is no problem in it, or none with a reference and a testbench.
+      ValueError: there is no problem in it, or one lacks a file.
     """
     folder, suffixes = Path(folder), ("_prompt.txt", "_ref.sv", "_test.sv")
     names = sorted({path.name.removesuffix(suffix) for suffix in suffixes
@@ -38,15 +32,13 @@ def load_problems(folder):
 
     def read(name, suffix):
         path = folder / f"{name}{suffix}"
+        if suffix in suffixes and not path.exists():
+            raise ValueError(f"{path} is missing. Each problem needs *_prompt.txt, *_ref.sv and "
+                             "*_test.sv.")
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    problems = [Problem(name, *(read(name, suffix) for suffix in (*suffixes, "_ifc.txt")))
-                for name in names]
-    if all(problem.missing for problem in problems):
-        raise ValueError(f"no problem in {folder} is complete: {names[0]} lacks "
-                         f"{', '.join(problems[0].missing)}. Each needs *_prompt.txt, *_ref.sv and "
-                         "*_test.sv.")
-    return problems
+    return [Problem(name, *(read(name, suffix) for suffix in (*suffixes, "_ifc.txt")))
+            for name in names]
 
 
 # ---- Another benchmark than Verilog ----

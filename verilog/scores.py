@@ -161,26 +161,22 @@ def counts(frame, plan, names):
     return list(table.astype(int).itertuples(index=False, name=None))
 
 
-def per_problem(runs, k):
-    """pass@k of every problem: estimated run by run, then averaged over the runs.
-
-    Pooling the answers of several training runs first would overstate it: a problem that one run
-    solves always and another never has a pass@5 of 0.5 on average, and 0.996 from 5 of 10.
-    """
-    return np.mean([[pass_at_k(n, c, k) for c, n in run] for run in runs], axis=0)
+def per_problem(run, k):
+    """pass@k of every problem, from its (passing answers, answers)."""
+    return np.array([pass_at_k(n, c, k) for c, n in run])
 
 
 def board(runs, subsets):
     """One row per model, plan and k: the score with its interval, and that on each subset.
 
     Args:
-      runs: {(model, plan): [one list of (passing, answers) per problem for each training seed]}.
+      runs: {(model, plan): [(passing, answers) per problem]}.
       subsets: {column: one bool per problem}; columns that would only repeat the score are left out.
     """
     rows = {}
-    for (model, plan), each in runs.items():
-        for k in (k for k in (1, 5, 10) if k <= min(n for run in each for _, n in run)):
-            values = per_problem(each, k)
+    for (model, plan), run in runs.items():
+        for k in (k for k in (1, 5, 10) if k <= min(n for _, n in run)):
+            values = per_problem(run, k)
             rows[plan, f"pass@{k}", model] = dict(zip(("all", "low", "high"), score(values))) | {
                 name: values[np.array(wanted, bool)].mean() for name, wanted in subsets.items()
                 if 0 < sum(wanted) < len(wanted)}
