@@ -183,8 +183,7 @@ np.testing.assert_allclose(ours, theirs.reshape(ours.shape), rtol=1e-9, atol=1e-
 print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 
 # %% [markdown]
-# Tests do this for every kind. That Hugging Face, too, puts heads one after the other is what section 6
-# proves.
+# Tests do this for every kind. Section 6 proves that Hugging Face, too, puts heads one after the other.
 #
 # ## 3. Nothing missing, nothing left over
 # **A merge forgets one matrix. Who notices?**

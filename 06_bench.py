@@ -177,9 +177,9 @@ display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
 
 # %% [markdown]
 # Medians of three repeats; latencies in milliseconds, of all completed requests, so also of those while the
-# load builds up and drains. `delivered` is requests per second, less the time that the last one would need
-# alone: nothing new arrives then. `goodput` is the share of requests that kept the objective times
-# `delivered`; vLLM's own divides by the whole run.
+# load builds up and drains. `delivered` is requests per second; the time that the last one would need alone
+# is left out, since nothing new arrives then. `goodput` is `delivered` times the share of requests that
+# kept the objective; vLLM's own divides by the whole run.
 #
 # ## 5. The knee
 # **Up to which rate would you promise anything?** Look at `delivered` and TTFT before you open the answer.
