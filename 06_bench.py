@@ -83,7 +83,7 @@ print(cfg)
 
 # %% [markdown]
 # ## 2. One request
-# Before any load, one user asks for the counter of notebook 02:
+# Before any load, one user. The server of 05, and a request for our counter:
 
 # %%
 folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
@@ -205,9 +205,9 @@ for (inputs, outputs), (last, above) in knees.items():
           f"{most.median():.3g}/s ({most.min():.3g} to {most.max():.3g}) delivered")
 
 # %% [markdown]
-# Up to the knee a curve follows the dashed line, delivered = offered, and there you cannot see how fast a server is: every server
-# that keeps up delivers what is offered. Where the bars of two points overlap, three repeats do not tell them
-# apart.
+# Up to the knee a curve follows the dashed line, delivered = offered, and there you cannot see how fast a
+# server is: every server that keeps up delivers what is offered. Where the bars of two points overlap, three
+# repeats do not tell them apart.
 #
 # ## 6. Inside one point
 # **Compare no latencies beyond the knee. Why?** We draw every request of the largest rate:

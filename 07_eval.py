@@ -48,10 +48,9 @@ helpers.machine()
 # A **plan** says how answers are drawn: which wording, how many per problem, how random (`temperature`;
 # `top_p` keeps only the likeliest tokens, up to that share). The first is the main one. Four wordings:
 # `ours` is the chat that training used, `official` is verilog-eval's own chat (without the one to four
-# examples that it can put first), `examples` shows two
-# solved problems and lets the model continue, and `comment` writes the problem as the comment above a
-# module, as Verilog files have it. **Greedy** always takes the likeliest token. How the models are
-# served, 05 left in `serve/options.json`.
+# examples that it can put first), `examples` shows two solved problems and lets the model continue, and
+# `comment` writes the problem as the comment above a module, as Verilog files have it. **Greedy** always
+# takes the likeliest token. `serve/options.json` of 05 says how the models are served.
 
 # %%
 import math
@@ -302,7 +301,7 @@ pd.DataFrame({label: {
     for label, frame in judged.items()})
 
 # %% [markdown]
-# The tuned model's **rival** is its base in the wording in which that passes most. Both, answer by answer:
+# The tuned model's **rival** is the base, asked in the wording in which it passes most. Answer by answer:
 
 # %%
 main = cfg.plans[0].name
@@ -488,6 +487,7 @@ print("names every port: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f},
 # first.
 #
 # ## 12. Save what was measured
+# For each model a summary and a CSV in verilog-eval's own form; then what compares the two.
 
 # %%
 for label, frame in judged.items():
