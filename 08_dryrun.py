@@ -313,7 +313,7 @@ display(one_chip.style.hide(axis="index"))
 #
 # ## 9. Against what others measured
 # These programs were timed on real chips by others. Each is stated again in the same shapes, compiled
-# here and predicted; `python -m appendix.anchors` makes the table anew. What set a constant is not in it.
+# here and predicted; `python -m tpu_time.anchors` makes the table anew. What set a constant is not in it.
 
 # %%
 anchors = pd.DataFrame(bands.anchors())

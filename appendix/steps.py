@@ -280,7 +280,7 @@ def slice_of(recipe):
     piece, mesh = SLICES[recipe.topology], mesh_of(recipe, model_config(recipe))
     sizes = [int(size) for size in piece.topology.split("x")]
     places = tuple(tuple(device.coords) for device in mesh.devices.flat)
-    return timing.Slice(piece.kind, (*sizes, 1)[:3], places)
+    return timing.Box(piece.kind, (*sizes, 1)[:3], places)
 
 
 def columns_of(recipe, found):
@@ -365,7 +365,7 @@ def predicted(recipe, folder=FOLDER):
     if not path.exists():
         return None
     chip, shape, places, tape = json.loads(lzma.decompress(path.read_bytes()))
-    where = timing.Slice(chip, tuple(shape), tuple(map(tuple, places)))
+    where = timing.Box(chip, tuple(shape), tuple(map(tuple, places)))
     return timing.play(tape, where)
 
 

@@ -262,7 +262,7 @@ def test_a_range_is_the_anchors_typical_miss(tmp_path, monkeypatch):
 
 
 def test_the_stored_anchors_add_up():
-    from appendix import anchors
+    from tpu_time import anchors
     rows = bands.anchors()
     assert {row["name"] for row in rows} <= set(anchors.ANCHORS)
     for row in rows:

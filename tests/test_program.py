@@ -17,11 +17,11 @@ from conftest import ROOT, parse
 from appendix import steps
 from tables import hardware
 from tpu_time import bands, program
-from tpu_time.program import Slice, predict
+from tpu_time.program import Box, predict
 
 sys.path.insert(0, str(ROOT / "tools"))
 
-V5P = Slice("v5p", (2, 2, 1))
+V5P = Box("v5p", (2, 2, 1))
 CLOCK = 1.75e9
 LINK = 0.90 * 90e9                                # one link, one direction, as far as it is reached
 V5E_LINK = 0.90 * 45e9
@@ -165,7 +165,7 @@ def test_a_conditional_takes_its_longest_branch():
 
 @pytest.mark.parametrize("name", ["v5p", "v5e", "v6e"])
 def test_the_clock_is_peak_over_operations_a_cycle(name):
-    where = Slice(name, (1, 1, 1))
+    where = Box(name, (1, 1, 1))
     assert where.clock == pytest.approx(where.spec.flops / program.PER_CYCLE[name], rel=0.002)
     assert where.clock == pytest.approx({"v5e": 1.5e9}.get(name, 1.75e9), rel=0.01)
 
@@ -184,18 +184,18 @@ def test_both_notations_of_groups_say_the_same():
     (V5P, [0, 1, 2, 3], (("x", "y"), 2 * LINK, 2)),
     (V5P, [0, 1], (("x",), LINK, 1)),
     (V5P, [1, 3], (("y",), LINK, 1)),
-    (Slice("v5p", (2, 2, 4)), [0, 4, 8, 12], (("z",), LINK, 3)),      # no ring: no full cube
-    (Slice("v5p", (4, 4, 4)), [0, 1, 2, 3], (("x",), 2 * LINK, 2)),   # a ring: both ways
-    (Slice("v5p", (4, 4, 4)), list(range(64)), (("x", "y", "z"), 6 * LINK, 6)),
-    (Slice("v6e", (2, 4)), [0, 2, 4, 6], (("y",), LINK, 3)),
-    (Slice("v5e", (16, 16)), list(range(16)), (("x",), 2 * V5E_LINK, 8)),
-    (Slice("v5e", (4, 4)), [0, 2], None),                             # no neighbours
-    (Slice("v6e", (2, 4)), [0, 7], None),                             # no box
-    (Slice("v5p", (2, 2, 1), ((0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0))), [0, 3],
+    (Box("v5p", (2, 2, 4)), [0, 4, 8, 12], (("z",), LINK, 3)),      # no ring: no full cube
+    (Box("v5p", (4, 4, 4)), [0, 1, 2, 3], (("x",), 2 * LINK, 2)),   # a ring: both ways
+    (Box("v5p", (4, 4, 4)), list(range(64)), (("x", "y", "z"), 6 * LINK, 6)),
+    (Box("v6e", (2, 4)), [0, 2, 4, 6], (("y",), LINK, 3)),
+    (Box("v5e", (16, 16)), list(range(16)), (("x",), 2 * V5E_LINK, 8)),
+    (Box("v5e", (4, 4)), [0, 2], None),                             # no neighbours
+    (Box("v6e", (2, 4)), [0, 7], None),                             # no box
+    (Box("v5p", (2, 2, 1), ((0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0))), [0, 3],
      (("y",), LINK, 1)),                                              # a mesh in another order
 ])
 def test_links_of_a_group(where, group, expected):
-    assert where.box(group) == expected
+    assert where.reach(group) == expected
 
 
 @pytest.mark.parametrize(("line", "size", "factor", "speed"), [
@@ -231,14 +231,14 @@ def test_a_copy_takes_the_time_of_what_it_writes(start, size):
 
 def test_an_all_to_all_on_a_ring_takes_a_quarter_of_a_gather():
     """Scaling book, part 3: for bidirectional rings."""
-    ring, size, groups = Slice("v5e", (16, 16)), 2**24, [list(range(16))]
+    ring, size, groups = Box("v5e", (16, 16)), 2**24, [list(range(16))]
     gather, _ = program.collective_time("all-gather", 16 * size, groups, ring)
     swap, _ = program.collective_time("all-to-all", size, groups, ring)
     assert swap == pytest.approx(gather * 16 / 15 / 4)
 
 
 def test_groups_of_far_chips_share_the_links_in_between():
-    line, size = Slice("v5e", (4, 1)), 9_000_000
+    line, size = Box("v5e", (4, 1)), 9_000_000
     alone, _ = program.collective_time("all-gather", size, [[0, 2]], line)
     both, axes = program.collective_time("all-gather", size, [[0, 2], [1, 3]], line)
     assert alone == pytest.approx(size / 2 / V5E_LINK) and axes == ("x+", "x-")
@@ -249,7 +249,7 @@ def test_a_permutation_is_as_slow_as_its_fullest_link():
     def seconds(pairs, where=V5P):
         return program.send_time(0.1 * LINK, pairs, where)[0]
     assert seconds([(0, 1), (1, 0), (2, 3), (3, 2)]) == pytest.approx(0.1)
-    line = Slice("v5p", (4, 2, 1))
+    line = Box("v5p", (4, 2, 1))
     assert seconds([(0, 3), (1, 2)], line) == pytest.approx(0.2), "both cross from 1 to 2"
     assert seconds([(0, 1), (2, 3)], line) == pytest.approx(0.1)
 
@@ -292,9 +292,9 @@ def test_what_the_cost_model_does_not_know_takes_its_bytes_at_a_copy_s_speed(nam
     entry = priced(COPIES[name], "INVALID")
     made = (text(entry, chips=1).replace("bf16[1024,8192]{1,0:T(8,128)(2,1)} parameter",
                                          "bf16[16777216]{0} parameter"))
-    found, sheet = predict(made, Slice(name, (1, 1, 1))), hardware.chip(name)
+    found, sheet = predict(made, Box(name, (1, 1, 1))), hardware.chip(name)
     assert found.seconds == pytest.approx(2 * 2 * 2**24 / (0.83 * sheet.bandwidth))
-    assert COPIES[name] / Slice(name, (1, 1, 1)).clock > 1.9 * found.seconds, "what it said before"
+    assert COPIES[name] / Box(name, (1, 1, 1)).clock > 1.9 * found.seconds, "what it said before"
     if name == "v6e":
         assert found.seconds == pytest.approx(0.04936e-3, rel=0.01), "measured by the trace"
 
@@ -342,7 +342,7 @@ def test_a_kernel_that_says_nothing_leaves_no_time():
 
 def test_a_text_for_another_slice_is_refused():
     with pytest.raises(ValueError, match="for 4 chips"):
-        predict(text(work("a", 1)), Slice("v6e", (2, 4)))
+        predict(text(work("a", 1)), Box("v6e", (2, 4)))
     with pytest.raises(ValueError, match="no scheduled program"):
         program.Program("HloModule m\n")
 
@@ -474,7 +474,7 @@ def test_the_room_imports_no_other_and_what_the_site_needs_no_numpy():
         names = {(node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom)
                  else node.names[0].name.split(".")[0] for node in ast.walk(parse(path))
                  if isinstance(node, (ast.Import, ast.ImportFrom))}
-        allowed = {"tables", "tpu_time", "numpy", "jax", "pandas"}
+        allowed = {"tables", "tpu_time", "numpy", "jax", "optax", "pandas"}
         assert names - set(sys.stdlib_module_names) <= allowed, path.name
     subprocess.run([sys.executable, "-c", "import sys; sys.modules['numpy'] = None\n"
                     "from tpu_time import fit, bands"], cwd=ROOT, check=True)

@@ -1,12 +1,12 @@
 """A compiled TPU program becomes seconds, bytes and dollars; no TPU is needed, and no JAX to read one.
 
-    from tpu_time import Slice, predict, profile
+    from tpu_time import Box, predict, profile
     text = '''HloModule m, is_scheduled=true
     ENTRY %main (p: bf16[1024]) -> bf16[1024] {
       %p = bf16[1024]{0} parameter(0)
       ROOT %c = bf16[1024]{0} concatenate(%p), dimensions={0}
     }'''
-    print(predict(text, Slice("v5e", (1, 1))).seconds)
+    print(predict(text, Box("v5e", (1, 1))).seconds)
 
 `compiler.start()` and `compiler.devices_of("v5p-8")` make programs to read (08_dryrun.py, section 1).
 """
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tpu_time.bands import band, between
     from tpu_time.fit import run_cost, will_it_fit
-    from tpu_time.program import Slice, predict, profile, write_trace
+    from tpu_time.program import Box, predict, profile, write_trace
 
 _FROM = {"band": "bands", "between": "bands", "run_cost": "fit", "will_it_fit": "fit",
-         "Slice": "program", "predict": "program", "profile": "program", "write_trace": "program"}
-__all__ = ["Slice", "band", "between", "predict", "profile", "run_cost", "will_it_fit", "write_trace"]
+         "Box": "program", "predict": "program", "profile": "program", "write_trace": "program"}
+__all__ = ["Box", "band", "between", "predict", "profile", "run_cost", "will_it_fit", "write_trace"]
 
 
 def __getattr__(name):

@@ -1,6 +1,6 @@
 """How far a predicted time may be off, from programs that others measured. Standard library only.
 
-data/anchors/anchors.csv holds such programs beside what is predicted of them (appendix/anchors.py
+data/anchors/anchors.csv holds such programs beside what is predicted of them (tpu_time/anchors.py
 makes it). Their misses are the only knowledge of the model's error there is, so the rule is simple
 and stated here once:
 

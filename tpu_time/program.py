@@ -44,7 +44,7 @@ LINK = 0.90
 
 
 @dataclass(frozen=True)
-class Slice:
+class Box:
     """Chips of one kind in a box.
 
     Attributes:
@@ -82,7 +82,7 @@ class Slice:
             return all(size % 4 == 0 for size in self.shape)
         return self.shape[dimension] == 16      # v5e and v6e: where it is the whole pod's
 
-    def box(self, group):
+    def reach(self, group):
         """(names of the dimensions, bytes a second into the worst placed chip, hops) of a group.
 
         A chip has one link to each neighbour: at the corner of a box one along each of the box's
@@ -170,12 +170,12 @@ def collective_time(kind, size, groups, where):
       kind: all-gather, reduce-scatter, all-reduce, all-to-all.
       size: bytes: the gathered result, or what one chip puts in.
       groups: lists of partitions.
-      where: a `Slice`.
+      where: a `Box`.
     """
     n, double = len(groups[0]), 2 if kind == "all-reduce" else 1
     if n < 2:
         return 0.0, ()
-    boxes = [where.box(group) for group in groups]
+    boxes = [where.reach(group) for group in groups]
     if None in boxes:
         pairs = [(group[i - 1], group[i]) for group in groups for i in range(n)]
         seconds, names = send_time(size / n, pairs, where)
@@ -878,7 +878,7 @@ def predict(program, where, part_of=lambda *_: "other"):
 
     Args:
       program: a `Program`, or the text of one.
-      where: a `Slice`, or Google's name of one that is in the table: "v5p-8".
+      where: a `Box`, or Google's name of one that is in the table: "v5p-8".
       part_of: as for `read`.
 
     Returns:
@@ -891,7 +891,7 @@ def predict(program, where, part_of=lambda *_: "other"):
     if isinstance(where, str):
         named = slice_of(where)
         sizes = tuple(int(size) for size in named.topology.split("x"))
-        where = Slice(named.kind, (*sizes, 1)[:3])
+        where = Box(named.kind, (*sizes, 1)[:3])
     if program.chips != math.prod(where.shape):
         raise ValueError(f"the program is for {program.chips} chips, the slice has "
                          f"{math.prod(where.shape)}")
@@ -899,7 +899,7 @@ def predict(program, where, part_of=lambda *_: "other"):
 
 
 def play(tape, where):
-    """The `Prediction` of a tape on a `Slice`."""
+    """The `Prediction` of a tape on a `Box`."""
     clock = _Clock(where)
     clock.run(tape)
 

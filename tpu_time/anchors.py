@@ -1,6 +1,6 @@
 """Programs whose time on a TPU somebody else measured, compiled here and predicted.
 
-    .venv/bin/python -m appendix.anchors [NAME ...]     data/anchors/anchors.csv (08, section 9)
+    .venv/bin/python -m tpu_time.anchors [NAME ...]     data/anchors/anchors.csv (08, section 9)
 
 Needs libtpu (`./setup.sh dryrun`), no TPU. Without names all rows that are not stored are made: most
 take seconds, steps of a model minutes. Programs are stated again here in the shapes, types and order
@@ -22,7 +22,6 @@ import optax
 import pandas as pd
 from jax.sharding import NamedSharding, PartitionSpec
 
-from helpers.run import write_text
 from tpu_time import bands, compiler
 from tpu_time import program as timing
 
@@ -81,7 +80,7 @@ def product(size):
 
 def psum():
     """Seconds of an all-reduce of 17,408 x 17,408 bfloat16 numbers over a v6e-256."""
-    grid = timing.Slice("v6e", (16, 16))
+    grid = timing.Box("v6e", (16, 16))
     return timing.collective_time("all-reduce", 17_408**2 * 2, [list(range(256))], grid)[0]
 
 
@@ -273,7 +272,7 @@ TOPOLOGIES = {"v5p-128": "v5p:4x4x4"}  # of slices that nobody here rents
 def grid_of(name, devices):
     """The slice of an anchor as the time model sees it: partitions in the mesh's order."""
     used = np.array([device.coords for device in devices])
-    return timing.Slice(name.split("-")[0], tuple(int(size) for size in used.max(axis=0) + 1),
+    return timing.Box(name.split("-")[0], tuple(int(size) for size in used.max(axis=0) + 1),
                         tuple(map(tuple, used.tolist())))
 
 
@@ -309,7 +308,7 @@ def main(names):
         if names or name not in stored:
             stored[name] = measure(name)
             rows = [stored[one] for one in ANCHORS if one in stored]
-            write_text(bands.ANCHORS, pd.DataFrame(rows).to_csv(index=False))
+            pd.DataFrame(rows).to_csv(bands.ANCHORS, index=False)
             print({key: stored[name][key] for key in ("name", "measured_ms", "predicted_ms", "miss")},
                   flush=True)
 
