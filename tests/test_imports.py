@@ -41,20 +41,3 @@ def test_budgets_that_are_held():
     for number in ("01", "03", "04", "05", "06", "07"):
         behind = budget.behind(next(ROOT.glob(f"{number}_*.py")))
         assert sum(map(budget.lines, behind)) <= budget.IMPORTED[number], number
-
-
-def test_the_counting_sees_lazy_imports_and_faces(tmp_path, monkeypatch):
-    """A room of four files by hand: a function's own import, a name of the face, a circle."""
-    for name, text in {"__init__": "__all__ = ['c']\n", "a": "def f():\n    from helpers import b\n",
-                       "b": "import helpers.c\n", "c": "x = 1\n"}.items():
-        path = tmp_path / "helpers" / f"{name}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    monkeypatch.setattr(budget, "ROOT", tmp_path)
-    budget.imports.cache_clear()
-    assert {file.stem for file in budget.behind(tmp_path / "helpers" / "a.py")} == {"__init__", "b", "c"}
-    assert budget.plan("helpers") == (3, 2, 3, None)
-    (tmp_path / "helpers" / "c.py").write_text("from .a import f\n")
-    budget.imports.cache_clear()
-    assert set(budget.plan("helpers")[3]) == {"a", "b", "c"}
-    budget.imports.cache_clear()

@@ -312,16 +312,6 @@ def run_cost(fit, tokens, dollars_per_hour, speed=None):
             "at_least": at_least}
 
 
-def around_03(model):
-    """[(part, minutes, where from)] of what a rented machine does beside notebook 03."""
-    return [("install: apt, pip", 5.0, "assumed; 3 to 5 minutes measured for the CPU's packages"),
-            ("02: fetch and pack the data", 5.0, "assumed"),
-            ("03's four answers and its proofs", 10.0, "assumed: two more compilations"),
-            ("04: merge", 8.0, "extrapolated from 5 GB (04)"),
-            ("the merged model to the bucket", CHECKPOINT_GB[model] / UP_GB_PER_S / 60,
-             f"another author's upload of 62.58 GB: {UP_GB_PER_S} GB/s")]
-
-
 @functools.cache
 def adapter_parameters(model):
     """Numbers in all adapters of 03."""
