@@ -4,6 +4,7 @@ import ast
 import contextlib
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.chdir(ROOT)
 os.environ.setdefault("SIZE", "tiny")
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager

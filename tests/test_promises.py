@@ -143,9 +143,6 @@ FINISHED = Path(os.environ.get("RUN_DIR") or ROOT / "runs/tiny").resolve()
 NO_DISK = "import shutil; shutil.disk_usage = lambda _: type('', (), dict(free=1000))\n"
 MESH = ("import jax\nfrom helpers import gemma\nconfig = gemma.config_from_hf('assets/tiny_gemma4')\n"
         "gemma.make_mesh(config, (1, 3), jax.devices()[:1] * 3)")
-LOAD = ("import jax\nfrom helpers import gemma\nbase = '{folder}/model'\n"
-        "config = gemma.config_from_hf(base)\n"
-        "gemma.load_base(base, config, gemma.make_mesh(config, (1, 1), jax.devices()[:1]))")
 
 ROWS = [
     Row("an earlier page not run", "merged is missing. Run 04_merge.py first", page="05_serve_vllm.py"),
@@ -175,10 +172,10 @@ ROWS = [
         "from helpers import remote; remote.stage('google/tiny')", env=(("HF_ENDPOINT", "{hub}"),), lines=2),
     Row("a base that is nowhere", "./none/there is neither a directory, nor a hub id",
         "from helpers import remote; remote.stage('./none/there')"),
-    Row("a damaged base", "damaged or cut short|do not belong to its config", LOAD,
+    Row("a damaged base", "damaged or cut short", "from helpers import weights; weights.open_model('{folder}/model')",
         prepare=lambda folder: a_model(folder, "*.safetensors")),
     Row("a config that is no Gemma 4's", "config.json is not a Gemma 4's",
-        "from helpers import gemma; gemma.config_from_hf('{folder}')",
+        "from tables import architecture as a; a.text_config(a.read_config('{folder}'))",
         prepare=a_file("config.json", '{"model_type": "llama"}')),
     Row("no rows at all", "holds no rows", "from helpers import data; data.read_rows('{folder}/rows.jsonl')",
         prepare=a_file("rows.jsonl", "")),
@@ -186,7 +183,7 @@ ROWS = [
         page="02_data.py", change=("rows=4_000", "rows=1"), slow=True),
     Row("an impossible mesh", "mesh is impossible here: tp=3 does not divide the", MESH),
     Row("rows that were changed", "is not what 02 wrote: .'train/tokens.npy': 'changed'.. Run 02",
-        "from helpers import train; train.what_02_left()", prepare=changed_rows),
+        "from helpers import packing; packing.check_data(run.run_dir('data'))", prepare=changed_rows),
     Row("data of another tokenizer", "these rows were made by another tokenizer. Run 02_data.py again",
         "from helpers import train; train.what_02_left()", prepare=packed_rows),
     Row("merged files that changed", "merged is not what 04_merge wrote: .*Copy it again, or run 04_merge", page="05_serve_vllm.py",
