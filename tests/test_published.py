@@ -124,7 +124,6 @@ def test_sampling_z_against_simulation():
     assert np.mean(variances) == pytest.approx(gaps.var(), rel=0.06)
 
 
-@pytest.mark.slow
 def test_results_of_the_whole_notebook(tmp_path):
     """The notebook as a script, against numbers that were computed another way before."""
     run = subprocess.run([sys.executable, NOTEBOOK], cwd=ROOT, text=True, capture_output=True,
