@@ -62,9 +62,9 @@ def mirror(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
     """A new environment of Colab's Python with nothing but a kernel in it; gives its folder."""
-    python = find_python("3.12")
+    python = find_python("3.13")
     if python is None:
-        pytest.skip("no Python 3.12 on this machine")
+        pytest.skip("no Python 3.13 on this machine")
     folder = tmp_path_factory.mktemp("fresh")
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     subprocess.run([folder / "venv/bin/python", "-m", "pip", "install", "-q", "ipykernel"], check=True,
@@ -127,7 +127,7 @@ def test_a_notebook_alone_clones_installs_and_runs(colab, source):
     notebook, client = machine.open(source)
     client.execute(env=machine.env)
     text = printed(notebook)
-    assert "python 3.12." in text and "size tiny" in text
+    assert "python 3.13." in text and "size tiny" in text
     assert sorted(path.name for path in machine.folder.iterdir()) == sorted(
         [REPOSITORY, f"{Path(source).stem}.ipynb"])
     run = machine.folder / REPOSITORY / "runs" / "tiny"
