@@ -3,13 +3,9 @@
 Dynamics, tokens and filter follow arXiv 2603.10055 and its published code, at our size.
 Letters in shape comments: R rules, F frames, H cells a side, D states, B rows, T tokens.
 
-    python -m appendix.nca --out FOLDER                the gate, then all arms; again to go on
-    python -m appendix.nca --out FOLDER --only dyck    one arm, all five seeds at once
-    python -m appendix.nca --out FOLDER --gate 1       one gate: the first stage on easier films
+    python -m appendix.nca --out FOLDER     every arm; again to go on where it was stopped
 
-Arms may run as processes side by side, but each first stage in one process only: `automata` and the
-gates before `shuffled`, `text` before `whole`. Every arm ends with FOLDER/ARM.csv; the
-states of training beside it are what an interrupted process goes on from.
+An arm ends with FOLDER/ARM.csv; the states beside it are what an interrupted run goes on from.
 """
 
 import argparse
@@ -45,11 +41,11 @@ SAVE = 60                              # seconds between two saves of a stage
 class World:
     """Everything that a film depends on, besides its seed and its number."""
 
-    states: int = 4
-    side: int = 8
+    states: int = 2
+    side: int = 6
     burn_in: int = 10         # frames that are computed and thrown away
-    frames: int = 10
-    band: tuple = (40, 70)    # percentiles of compressibility that are kept
+    frames: int = 11
+    band: tuple = (60, 90)    # percentiles of compressibility that are kept
 
     @property
     def frame_tokens(self):
@@ -255,31 +251,30 @@ def looking_up(ids, world, sharp=2.5, weight=0.03):
 class Plan:
     """What every run shares; a hash of it stands in every stored row."""
 
-    # Films, the hardest first; rows are as long as one, 180 tokens.
-    worlds: tuple = (World(), World(states=2), World(states=2, side=4, frames=30))
+    world: World = World()
     gate: float = 0.5               # share of the gap between counting and looking up
-    first_steps: int = 4_000
-    first_rows: int = 16
-    first_rate: float = 1e-3        # constant, no decay: never annealed, as in the authors' code
-    epochs: int = 4                 # of the first stage, over films, brackets or text
+    rows: int = 12                  # of a step, as long as a film: 121 tokens
+    first_steps: int = 400
+    first_rate: float = 3e-3        # constant, no decay: never annealed, as in the authors' code
     kinds: int = 64                 # of brackets
-    text_steps: int = 1_600
-    text_rows: int = 12
+    text_steps: int = 300
     text_rate: float = 4e-3         # 09's peak, with 09's schedule and decay
     alone: int = 50                 # first text steps in which only embedder and norms learn
     moved: float = 0.3              # rate of attention and MLPs over that of the rest
-    documents: int = 80_000
-    every: int = 50                 # steps between two points of a validation curve
+    documents: int = 14_000
+    every: int = 100                # steps between two points of a validation curve
     validation: int = 96            # rows
     seeds: int = 5
-    model: tuple = ()               # changes of the tiny config, for tests
+    # Half of the tiny model's layers, a quarter of its heads, half of its MLPs; full attention.
+    model: tuple = (("num_layers", 3), ("num_heads", 4), ("num_kv_heads", 2), ("hidden_dim", 320),
+                    ("sliding_window_size", 256))
 
 
 # arm: (first stage, parts that are moved). `whole` is the positive control.
 BLOCKS = ("attention", "mlp", "norms")
-ARMS = {"scratch": ("", ()), "automata": ("automata", BLOCKS), "shuffled": ("shuffled", BLOCKS),
-        "text": ("text", BLOCKS), "dyck": ("dyck", BLOCKS),
-        "whole": ("text", (*BLOCKS, "embedder"))}
+ARMS = {"scratch": ("", ()), "automata": ("automata", BLOCKS), "text": ("text", BLOCKS),
+        "whole": ("text", (*BLOCKS, "embedder")), "dyck": ("dyck", BLOCKS),
+        "shuffled": ("shuffled", BLOCKS)}
 COMPARISONS = (("automata", "text"), ("automata", "shuffled"), ("automata", "dyck"),
                *((arm, "scratch") for arm in ARMS if arm != "scratch"))
 
@@ -309,10 +304,10 @@ def transfer(fresh, learned, parts):
                         named_parts(fresh), fresh, learned)
 
 
-def fresh_model(plan, seed, window=None):
-    """(graph, weights) of a new tiny Gemma 4; `window` widens its sliding layers."""
-    changes = dict(plan.model) | ({"sliding_window_size": window} if window else {})
-    config = gemma.config_from_hf(ROOT / "assets" / "tiny_gemma4", dtype="float32", **changes)
+def fresh_model(plan, seed, vocabulary=1280):
+    """(graph, weights) of a new model; a first stage without text needs a smaller vocabulary."""
+    config = gemma.config_from_hf(ROOT / "assets" / "tiny_gemma4", dtype="float32",
+                                  **dict(plan.model), num_embed=vocabulary)
     return nnx.split(pretrain.initialise(Gemma4(config, rngs=nnx.Rngs(0)), seed))
 
 
@@ -346,8 +341,8 @@ def text_data(plan):
     Raises:
       UserError: there are too few documents for the plan.
     """
-    rows_, validation = text_rows(plan.documents, plan.worlds[0].film_tokens)
-    text, first = plan.text_steps * plan.text_rows, first_count(plan)
+    rows_, validation = text_rows(plan.documents, plan.world.film_tokens)
+    text, first = plan.text_steps * plan.rows, plan.first_steps * plan.rows
     if len(rows_) < text + first or len(validation) < plan.validation:
         raise UserError(f"{plan.documents:,} documents are too few for this plan.")
     order = [np.random.default_rng(seed).permutation(len(rows_)) for seed in range(plan.seeds)]
@@ -356,25 +351,20 @@ def text_data(plan):
     return drawn[:, :text], drawn[:, text:text + first], same
 
 
-def first_count(plan):
-    """Rows of a first stage that differ: one epoch."""
-    return -(-plan.first_steps * plan.first_rows // plan.epochs)
-
-
-def first_data(plan, kind, world):
-    """(rows, validation rows, tokens of a row given before the first guess) of a first stage."""
+def first_data(plan, kind):
+    """(rows, validation rows, vocabulary, tokens given before the first guess) of a first stage."""
     if kind == "text":
-        return *text_data(plan)[1:], 0
-    count, drawn = first_count(plan) + plan.validation, []
+        return *text_data(plan)[1:], 1280, 0
+    world, cut, drawn = plan.world, plan.first_steps * plan.rows, []
     for seed in range(plan.seeds):
         if kind == "dyck":
-            drawn.append(brackets(count, world.film_tokens, plan.kinds, seed))
+            drawn.append(brackets(cut + plan.validation, world.film_tokens, plan.kinds, seed))
         else:
-            frames = kept_films(seed, count, world)
+            frames = kept_films(seed, cut + plan.validation, world)
             frames = shuffled(frames, seed) if kind == "shuffled" else frames
             drawn.append(rows(frames, world.states))
-    cut, given = first_count(plan), 0 if kind == "dyck" else world.frame_tokens
-    return np.stack(drawn)[:, :cut], np.stack(drawn)[:, cut:], given
+    shape = (FIRST + 2 * plan.kinds, 0) if kind == "dyck" else (world.vocabulary, world.frame_tokens)
+    return np.stack(drawn)[:, :cut], np.stack(drawn)[:, cut:], *shape
 
 
 # -- Training: all seeds at once, `plan.every` steps a call ----------------------------------------
@@ -391,15 +381,15 @@ def optimizer_of(plan, stage, params):
     return optax.chain(base, optax.masked(held, blocks))
 
 
-@functools.lru_cache(2)
-def programs(plan, stage):
+@functools.lru_cache(4)
+def programs(plan, stage, vocabulary):
     """(init, advance, evaluate) of a stage, compiled once for all arms. S seeds, K steps, B rows.
 
     init: (params [S, ...]) -> (params, moments).
     advance: (state, rows [S, K, B, T], seen [V], given) -> (state, losses [S, K]).
     evaluate: (params, rows [S, N, B, T], seen, given) -> losses [S]. Losses are mean nats a token.
     """
-    graph, params = fresh_model(plan, 0, window=256 if stage == "first" else None)
+    graph, params = fresh_model(plan, 0, vocabulary)
     optimizer = optimizer_of(plan, stage, params)
 
     def loss(params, tokens, seen, given):
@@ -424,22 +414,21 @@ def programs(plan, stage):
 def train(plan, stage, params, data, validation, given, path):
     """Train every seed from its weights in `params` [S, ...]; goes on from `path` if it is there.
 
-    Rows are read in order, again and again. Returns (weights [S, ...], points), where a point is
-    step, and train_loss and val_loss of each seed.
+    Rows are read in order. Returns (weights [S, ...], points), where a point is step, and train_loss
+    and val_loss of each seed.
     """
-    size = plan.first_rows if stage == "first" else plan.text_rows
-    steps = plan.first_steps if stage == "first" else plan.text_steps
-    initial, advance, evaluate = programs(plan, stage)
+    size, steps = plan.rows, plan.first_steps if stage == "first" else plan.text_steps
     seen = np.zeros(params["embedder"]["input_embedding"].get_value().shape[1], bool)
     seen[data] = seen[validation] = True  # a masked id would cost 1e9 nats
+    initial, advance, evaluate = programs(plan, stage, len(seen))
     held = jnp.asarray(validation.reshape(plan.seeds, -1, size, validation.shape[-1]))
     state, points_, saved = initial(params), [], time.monotonic()
     if found := pretrain.load_state(path, state):
         state, points_ = found
     progress = Progress(steps - len(points_) * plan.every, f"{Path(path).stem}: step", every=10)
     for start in range(len(points_) * plan.every, steps, plan.every):
-        wanted = np.arange(start * size, (start + plan.every) * size) % data.shape[1]
-        batch = data[:, wanted].reshape(plan.seeds, plan.every, size, -1)
+        batch = data[:, start * size:(start + plan.every) * size]
+        batch = batch.reshape(plan.seeds, plan.every, size, -1)
         state, losses = advance(state, batch, seen, given)
         value = evaluate(state[0], held, seen, given)
         points_.append({"step": start + plan.every, "train_loss": losses.mean(1).tolist(),
@@ -462,23 +451,21 @@ def table_of(points_, stage, tokens_per_step):
 
 # -- Runs -----------------------------------------------------------------------------------------
 
-def first_stage(plan, kind, world, out):
-    """(weights [S, ...], points) of a first stage with full attention, made once and kept in `out`.
+def first_stage(plan, kind, out):
+    """(weights [S, ...], points) of a first stage, made once and kept in `out`.
 
     On films the points hold what the two guessers pay, too. Seed s starts from the weights that the
     *next* seed draws: otherwise its blocks would meet the embedder beside which they were trained,
     hardly changed.
     """
-    number = plan.worlds.index(world) if kind in ("automata", "shuffled") else ""
-    path = Path(out) / f"first-{kind}{number}-{digest(dataclasses.asdict(plan))[:12]}.npz"
-    params = stacked([fresh_model(plan, seed + 1)[1] for seed in range(plan.seeds)])
-    data, validation, given = first_data(plan, kind, world)
+    path = Path(out) / f"first-{kind}-{digest(dataclasses.asdict(plan))[:12]}.npz"
+    data, validation, vocabulary, given = first_data(plan, kind)
+    params = stacked([fresh_model(plan, seed + 1, vocabulary)[1] for seed in range(plan.seeds)])
     params, points_ = train(plan, "first", params, data, validation, given, path)
-    table = table_of(points_, "first", plan.first_rows * world.film_tokens)
+    table = table_of(points_, "first", plan.rows * plan.world.film_tokens)
     if given:
-        table["films"] = number
         for name, guesser in (("counting", counting), ("looking_up", looking_up)):
-            table[name] = table.seed.map({seed: guesser(films_, world)
+            table[name] = table.seed.map({seed: guesser(films_, plan.world)
                                           for seed, films_ in enumerate(validation)})
     return params, table
 
@@ -489,49 +476,36 @@ def closed(table):
     return (last.counting - last.val_loss) / (last.counting - last.looking_up)
 
 
-def gate(plan, out, worlds=None):
-    """(world, points of all worlds tried): the first whose automata every seed learned.
+def run(plan, arm, out):
+    """One arm with all its seeds: first stage if it has one, text stage, `<arm>.csv` in `out`.
 
     Raises:
-      UserError: no films passed the gate.
+      UserError: a seed learned too little of the automata for its blocks to be moved.
     """
-    tables = []
-    for world in worlds or plan.worlds:
-        tables.append(first_stage(plan, "automata", world, out)[1])
-        shares = closed(tables[-1])
-        print(f"{world}: {shares.min():.0%} to {shares.max():.0%} of the gap closed, "
-              f"{plan.gate:.0%} needed", flush=True)
-        if shares.min() >= plan.gate:
-            return world, pd.concat(tables)
-    raise UserError("no films passed the gate: make them easier (Plan.worlds).")
-
-
-def run(plan, arm, out):
-    """One arm with all its seeds: first stage if it has one, text stage, `<arm>.csv` in `out`."""
     kind, parts = ARMS[arm]
     name = digest(dataclasses.asdict(plan))[:12]
     params, tables = stacked([fresh_model(plan, seed)[1] for seed in range(plan.seeds)]), []
     if kind:
-        world = plan.worlds[0]
-        if kind in ("automata", "shuffled"):
-            world, tried = gate(plan, out)
-        learned, table = first_stage(plan, kind, world, out)
-        tables.append(tried if kind == "automata" else table)
+        learned, table = first_stage(plan, kind, out)
+        tables.append(table)
+        if kind == "automata" and closed(table).min() < plan.gate:
+            raise UserError(f"the gate: of the gap {closed(table).min():.0%} closed, "
+                            f"{plan.gate:.0%} needed. Make the films easier (Plan.world).")
         params = transfer(params, learned, parts)
     text, _, validation = text_data(plan)
     state = Path(out) / f"text-{arm}-{name}.npz"
     _, points_ = train(plan, "text", params, text, validation, 0, state)
-    tables.append(table_of(points_, "text", plan.text_rows * text.shape[-1]))
+    tables.append(table_of(points_, "text", plan.rows * text.shape[-1]))
     table = pd.concat(tables).assign(arm=arm, plan=name, jax=jax.__version__,
                                      device=jax.devices()[0].device_kind)
     write_text(Path(out) / f"{arm}.csv", table.to_csv(index=False, float_format="%.6f"))
     state.unlink()
 
 
-def compare(plan, out, arms=ARMS):
+def compare(plan, out):
     """The arms that `out` does not have yet; one that was cut off goes on."""
     Path(out).mkdir(parents=True, exist_ok=True)
-    for arm in arms:
+    for arm in ARMS:
         if not (Path(out) / f"{arm}.csv").exists():
             print(f"── {arm}", flush=True)
             run(plan, arm, out)
@@ -567,12 +541,13 @@ def holm(p):
     return np.minimum(worst, 1.0)[np.argsort(order)]
 
 
-def differences(ends, pairs=COMPARISONS):
-    """One row a comparison: nats per token that the first arm ends above the second.
+def differences(ends):
+    """One row a comparison of stored arms: nats per token that the first ends above the second.
 
     Intervals are each 95 % for itself; `p` is corrected for all comparisons (Holm).
     """
-    table = pd.DataFrame([[*pair, *difference(ends[pair[0]], ends[pair[1]])] for pair in pairs],
+    table = pd.DataFrame([[*pair, *difference(ends[pair[0]], ends[pair[1]])] for pair in COMPARISONS
+                          if set(pair) <= set(ends)],
                          columns=["arm", "against", "difference", "low", "high", "p"])
     return table.assign(p=holm(table.p))
 
@@ -582,15 +557,8 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m appendix.nca", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="folder of results and states")
-    parser.add_argument("--only", choices=ARMS, action="append", help="this arm; may be repeated")
-    parser.add_argument("--gate", type=int, choices=range(len(Plan().worlds)), metavar="N",
-                        help="only the first stage on films N of Plan.worlds; 0 are the hardest")
-    chosen, plan = parser.parse_args(), Plan()
     try:
-        if chosen.gate is not None:
-            gate(plan, chosen.out, [plan.worlds[chosen.gate]])
-        else:
-            compare(plan, chosen.out, chosen.only or ARMS)
+        compare(Plan(), parser.parse_args().out)
     except UserError as error:
         parser.exit(1, f"Error: {error}\n")
 
