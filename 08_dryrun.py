@@ -71,8 +71,8 @@ else:
 
 # %% [markdown]
 # Sizes are those of one chip. Replace the product by your own function, the topology by `v5e:2x4` or
-# `v6e:1x1`, and you know whether it fits before you rent anything. The compiled text says how long it
-# takes:
+# `v6e:1x1`, and you know whether it fits before you rent anything. (`compiler.planned` says that alone,
+# ten times sooner: it stops before code is made.) The compiled text says how long it takes:
 
 # %%
 from tpu_time import predict
@@ -175,19 +175,9 @@ if libtpu:
 # - what has no known cost must hold at most 2 % of the FLOPs and bytes, or no time is given.
 #
 # Clock, peak and bandwidth are the vendor's, the shape of the links is the
-# [scaling book's](https://jax-ml.github.io/scaling-book/tpus). The longest entries of the live program,
-# in the order in which they start:
-
-# %%
-longest = sorted(found.events, key=lambda event: -event.seconds)[:8]
-look = pd.DataFrame(sorted(longest, key=lambda event: event.start))
-look = look.assign(start_ms=1e3 * look.start, ms=1e3 * look.seconds)
-look = look[["start_ms", "ms", "track", "part", "direction", "line"]]
-display(look.style.hide(axis="index").format(precision=3))
-
-# %% [markdown]
-# A prediction knows when each instruction starts, so it can be written as the trace that a profiler
-# would have recorded: drop the file on [ui.perfetto.dev](https://ui.perfetto.dev).
+# [scaling book's](https://jax-ml.github.io/scaling-book/tpus). A prediction knows when each instruction
+# starts, so it can be written as the trace that a profiler would have recorded: drop the file on
+# [ui.perfetto.dev](https://ui.perfetto.dev).
 
 # %%
 trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
@@ -197,7 +187,7 @@ figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]
 # Each dark red piece is a collective that stops the chip: it gathers activations before a block and
-# scatters its sum after it, and nothing is computed meanwhile.
+# scatters its sum after it.
 #
 # ## 5. Where the time goes
 # Each instruction knows the line of Python it came from, so the sum splits by part of the model. *At
@@ -241,7 +231,7 @@ for name, recipe in named.items():
 
 # %%
 table = steps.stored("v5p-8_31b")
-ours = steps.in_order(table, [steps.OURS, steps.ROWS_INT8])
+ours = steps.in_order(table, [steps.OURS, steps.ROWS, steps.ROWS_INT8])
 display(steps.show(ours, {"recipe": "recipe", "seconds_predicted": "s, predicted",
                           "seconds_exposed": "of these waiting", "hbm_gib": "sum GiB",
                           "tokens_per_second_predicted": "real tokens/s"}))
@@ -250,13 +240,13 @@ display(steps.show_parts(steps.ROWS_INT8, steps.predicted(steps.ROWS_INT8)))
 # %% [markdown]
 # The longest wait left is the output matrix's, 2.8 GB gathered twice a step; attention is next to be
 # improved. 03 takes this mesh by `mesh=(4, 1)`, `rows_per_device=1` and `rows_per_step=4`, int8 by the
-# two calls of [11](11_qlora.ipynb). In bfloat16 this mesh is not compiled at full depth.
+# two calls of [11](11_qlora.ipynb).
 #
 # The price: a row holds 2,048 tokens, so longer examples need rows of 4,096 and `BLOCK` recomputation.
 #
 # ## 7. The table
-# Every idea is a row at full depth. `DRYRUN=full python 08_dryrun.py` compiles what is not stored and
-# writes after each row: stop it whenever you like. The text of every program with a time is kept, so
+# `DRYRUN=full python 08_dryrun.py` compiles what is not stored and writes after each row: stop it
+# whenever you like. The text of every program with a time is kept, so
 # `DRYRUN=again` predicts all of them by new rules without compiling.
 
 # %%
@@ -282,7 +272,7 @@ steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
 # section 9 gives it:
 
 # %%
-for recipe in (steps.OURS, steps.ROWS_INT8):
+for recipe in (steps.OURS, steps.ROWS, steps.ROWS_INT8):
     times = steps.ratio(table, recipe.recipe)
     print(f"{recipe.recipe}: {bands.between(times, 2)} times the published real tokens per second "
           f"(middle {times:.1f})")
@@ -329,12 +319,22 @@ figures.draw_anchors(anchors)
 #
 # </details>
 #
+# Memory needs no clock. XLA's own reports of Tunix's LoRA step were kept by others, also of runs that
+# did not fit; `python -m appendix.memory` plans the same steps here.
+
+# %%
+plans = pd.read_csv("data/anchors/memory.csv")
+display(plans[["model", "slice", "mesh", "rows", "length", "theirs_gib", "ours_gib"]]
+        .style.hide(axis="index").format(precision=2))
+print(f"{(plans.miss.abs() <= 0.03).sum()} of {len(plans)} are within 3 %")
+
+# %% [markdown]
 # The published 31B step is known only as a whole run: 3.34 hours for 9,952 micro-steps, which is 1.21 s,
 # or 1.12 s if a quarter of an hour went into loading and compiling.
 #
 # The rule for every range in this series stands in `tpu_time/bands.py`: the typical miss is the root mean
 # square of the anchors' logarithms, and a ratio of two predictions has it twice. All anchors count, also
-# the two that time a single call from the host, whose largest part may be the dispatch.
+# the two that time a single call from the host.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
@@ -343,8 +343,8 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middl
       f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
 
 # %% [markdown]
-# Three cautions: these programs had earlier compilers, host clocks include dispatch, and whole training
-# steps miss in both directions: the published one is predicted too short, MaxText's too long.
+# Two cautions: these programs had earlier compilers, and whole training steps miss in both directions:
+# the published one is predicted too short, MaxText's too long.
 #
 # ## Recap
 # - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.

@@ -72,13 +72,14 @@ class Recipe:
 PUBLISHED = Recipe("published", trainer="tunix", sequence_length=3072, remat="DECODER",
                    compute_dtype="float32", loss="one-hot", fill=0.30, attention_block=0)
 OURS = Recipe("ours", micro_batch=2)
-ROWS_INT8 = replace(OURS, recipe="ours, mesh (4, 1), int8 products", mesh="4x1", micro_batch=4,
-                    sequence_length=2048, loss="1024", base_dtype="int8", int8_products=True)
+ROWS = replace(OURS, recipe="ours, mesh (4, 1)", mesh="4x1", micro_batch=4, sequence_length=2048,
+               loss="1024")
+ROWS_INT8 = replace(ROWS, recipe="ours, mesh (4, 1), int8 products", base_dtype="int8",
+                    int8_products=True)
 ROAD = {PUBLISHED: "published",
         replace(PUBLISHED, recipe="published + bfloat16, no remat", compute_dtype="bfloat16",
                 remat="NONE"): "bfloat16, no remat",
-        OURS: "our step",
-        ROWS_INT8: "mesh (4, 1),\nint8 products"}
+        OURS: "our step", ROWS: "mesh (4, 1)", ROWS_INT8: "int8 products"}
 ONE_ROW = replace(OURS, recipe="ours, one row", micro_batch=1)
 DENSE = replace(OURS, recipe="two rows, dense attention", attention_block=0)
 E2B = Recipe("ours", size="e2b", sequence_length=2048, loss="1024")
@@ -174,23 +175,36 @@ def lower_published(recipe, mesh, config):
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_244)
     options = peft_trainer.TrainingConfig(eval_every_n_steps=0, max_steps=1_244,
                                           gradient_accumulation_steps=8)
-    trainers = []
-
-    def build(model):
-        trainers.append(peft_trainer.PeftTrainer(
-            model, optax.adamw(schedule, weight_decay=0.001), options))
-        return trainers[0].optimizer
-
-    optimizer = gemma.place(nnx.eval_shape(build, model), mesh)  # abstract, like the model
-    trainer = trainers[0]
-    trainer.with_gen_model_input_fn(model_input)
     shape = (recipe.micro_batch, recipe.sequence_length)
     spec = NamedSharding(mesh, PartitionSpec("fsdp"))
     batch = peft_trainer.TrainingInput(jax.ShapeDtypeStruct(shape, jnp.int32, sharding=spec),
                                        jax.ShapeDtypeStruct(shape, bool, sharding=spec))
-    step = nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",))
     with mesh:
-        return step.lower(model, optimizer, batch).lowered  # JAX's own, not NNX's
+        return lower_tunix(model, mesh, optax.adamw(schedule, weight_decay=0.001), options,
+                           model_input, batch)
+
+
+def lower_tunix(model, mesh, rule, options, model_input, batch):
+    """The step of Tunix's own trainer for an abstract model and batch, lowered."""
+    trainers = []
+
+    def build(model):
+        trainers.append(peft_trainer.PeftTrainer(model, rule, options))
+        return trainers[0].optimizer
+
+    optimizer = gemma.place(nnx.eval_shape(build, model), mesh)  # abstract, like the model
+    trainer = trainers[0].with_gen_model_input_fn(model_input)
+    step = nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",))
+    return step.lower(model, optimizer, batch).lowered  # JAX's own, not NNX's
+
+
+def lower(recipe):
+    """(the lowered step of a recipe, the compiler's options)."""
+    config = model_config(recipe)
+    mesh = mesh_of(recipe, config)
+    if recipe.trainer == "tunix":
+        return lower_published(recipe, mesh, config), None
+    return lower_ours(recipe, mesh, config), train.compiler_options(mesh)
 
 
 def compile_recipe(recipe):
@@ -199,11 +213,7 @@ def compile_recipe(recipe):
     A program that needs more HBM than the chip has is refused: that is a row of the table, too.
     """
     compiler.register()
-    config = model_config(recipe)
-    mesh = mesh_of(recipe, config)
-    lowered = (lower_published(recipe, mesh, config) if recipe.trainer == "tunix"
-               else lower_ours(recipe, mesh, config))
-    options = None if recipe.trainer == "tunix" else train.compiler_options(mesh)
+    lowered, options = lower(recipe)
     start = time.process_time()
     try:
         program, refusal = lowered.compile(compiler_options=options), ""

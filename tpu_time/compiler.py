@@ -76,7 +76,7 @@ def planned(lower):
     before this process has started a device; a program that does not fit has a report, too.
 
     Args:
-      lower: makes the lowered program, in the child.
+      lower: makes (the lowered program, the compiler's options), in the child.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -87,9 +87,9 @@ def planned(lower):
                 os._exit(0)
             try:
                 register()
-                lowered = lower()
+                lowered, options = lower()
                 threading.Thread(target=leave, daemon=True).start()
-                lowered.compile(compiler_options={"xla_dump_to": name})
+                lowered.compile(compiler_options={**(options or {}), "xla_dump_to": name})
             finally:
                 os._exit(1)
         os.waitpid(child, 0)
