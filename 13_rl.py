@@ -15,11 +15,11 @@
 #
 # # 13 · A reward from the testbench, and a judge that is fooled
 #
-# **The reward helped a little, and two seeds cannot tell it from chance.** After 24 steps of 32 answers the
-# share of right answers to 38 held-out problems rose from 0.722 to 0.750 (+0.028, −0.017 to +0.077). Training
-# on as many answers that passed gave +0.023, as many more steps of SFT −0.039. **A judge that believes what
-# an answer prints kept an exploit alive that ours removed in a dozen steps**: its reward ended 6 points above
-# the truth (one seed). The exploit did not take over.
+# **The reward helped little, and chance may explain it.** After 24 steps of 32 answers the share of right answers
+# to 38 held-out problems rose from 0.724 to 0.744 (+0.020, −0.023 to +0.066, three seeds). Training on as many
+# answers that passed changed nothing (−0.001), as many more steps of SFT took 0.068. **A judge that believes what
+# an answer prints kept an exploit alive that ours removed**: in the last six steps 9 and 3 % of the answers (two
+# seeds) printed the winning line, with ours 0.0 and 0.5 %. The exploit did not take over.
 #
 # So far the model copied answers. Here it writes its own, a simulator says which of them work, and the
 # model is pushed towards those. That is how the best open models for Verilog are finished
@@ -28,7 +28,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | one CPU, 3 GB of memory, Icarus Verilog |
+# | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
 # | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `data/generate/` (problems) |
 # | **Makes** | figures |
 # | **Costs** | three minutes on two cores; the stored runs again about an hour of one |
@@ -64,19 +64,20 @@ helpers.machine(devices=1, always="tiny")
 # </details>
 #
 # The start of all that follows are the adapters that 03 left after a tiny run. Eight answers to each
-# held-out problem are stored, one greedy and seven drawn at temperature 0.8:
+# held-out problem are stored for each of three seeds, one greedy and seven drawn at temperature 0.8:
 
 # %%
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
 from flax import nnx
 
 import verilog
 from appendix import rl
 from appendix import rl_runs as lab
-from helpers import gemma, style, train
+from helpers import gemma, style
 from verilog import scores
 
 runs = lab.stored()
@@ -101,14 +102,12 @@ verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt"
 
 # %% [markdown]
 # Eight prompts, four answers to each, and the shares that pass our judge (`verilog`), that print a line of
-# the testbench themselves (`forged`), that a naive judge lets pass (section 6), and that compile.
-#
-# Judging is slow beside a model this small, so equal answers are judged once, and verdicts are kept in a
-# file. Two simulators run at most, each with a limit of three seconds: an endless loop costs those.
+# the testbench themselves (`forged`), that a naive judge lets pass (section 7), and that compile. Equal
+# answers are judged once, by two simulators at most, each with a limit of three seconds.
 #
 # ## 3. The algorithm, by what was taken away
 # The usual name is GRPO. It has a frozen reference model, a ratio of new to old probabilities, a clip on
-# it, and a division by the group's spread. Take all of them away, and REINFORCE of 1992 is left:
+# it, and divisions by the group's spread and the answer's length. Take all of them away, and REINFORCE of 1992 is left:
 #
 # 1. Draw several answers to each prompt from the model as it is.
 # 2. Reward 1 if the testbench passes, else 0. An answer's *advantage* is its reward minus the mean of its
@@ -138,10 +137,6 @@ moments = bench.learner.optimizer.init(bench.start)
 policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, factors, plan.rate)
 
 # %% [markdown]
-# That was a step. A ratio and a clip are for taking several steps on the same answers; we take one. A
-# reference model keeps a policy near its start; we only measure how far it goes. Their effect is not
-# measured here.
-#
 # ## 4. Does it train what it samples?
 # Two programs take part: one samples, with merged weights and a cache of keys and values, and one trains,
 # with adapters. Where they disagree nothing crashes. The reward just does not rise, or a wrong thing is
@@ -152,7 +147,6 @@ policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, 
 # | rollouts came from random weights: the mapping of names failed silently | [MaxText 4536](https://github.com/AI-Hypercomputer/maxtext/pull/4536) |
 # | rollouts are garbage, E4B and 31B | [ms-swift 9096](https://github.com/modelscope/ms-swift/issues/9096), open when we looked |
 # | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
-# | no soft cap in the asynchronous trainer | [TRL 5691](https://github.com/huggingface/trl/pull/5691) |
 #
 # **Which four checks would have caught them?** Ours:
 #
@@ -188,32 +182,91 @@ differ = jax.tree.map(lambda one, two: bool((one != two).any()), policy, after)
 print("changed:", any(jax.tree.leaves(differ)))
 
 # %% [markdown]
-# *Four: the gradient is that of a textbook*, on four answers, one in a row, with a plain log-softmax of the
-# model's own logits.
+# *Four: the gradient is somebody else's, too.* A brute-force one on four answers is in `tests/test_rl.py`; here
+# it is that of the next section.
+#
+# ## 5. What was taken away, put back
+# Tunix 0.1.7 has all of it in one class, `GRPOLearner`. Let it take a step from our start, on six of our
+# prompts, with our judge as its reward and its settings as they come. With plain gradient descent at rate 1,
+# what it takes off the weights is its gradient.
 
 # %%
-four, weight = pairs[::8], np.array([0.75, -0.25, -0.25, -0.25])
-ours = bench.learner.gradient(policy, bench.frozen, *rl.pack(four, weight)[0])
-size = max(len(ids) for ids, _ in four)
-tokens, chosen = (np.stack([np.pad(one[part], (0, size - len(one[part]))) for one in four])
-                  for part in (0, 1))
+from tunix.rl import rl_cluster as tunix
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+from tunix.rl.rollout.base_rollout import RolloutConfig
+
+theirs, reference = (nnx.merge(nnx.graphdef(bench.model), jax.tree.map(jnp.copy, bench.start),
+                               bench.frozen) for _ in range(2))
+asked = {bench.tokenizer.decode(bench.prompts[p.name]): p for p in bench.problems[:6]}
+longest = max(len(bench.prompts[p.name]) for p in asked.values())
+mesh, role, passes = gemma.make_mesh(bench.model.config, (1, 1)), tunix.Role, []
 
 
-def textbook(adapters):
-    model = nnx.merge(nnx.graphdef(bench.model), adapters, bench.frozen)
-    causal = jnp.tile(jnp.tril(jnp.ones((size, size), bool)), (4, 1, 1))
-    logp = jax.nn.log_softmax(model(tokens, None, None, causal)[0][:, :-1])
-    logp = jnp.take_along_axis(logp, tokens[:, 1:, None], axis=2)[..., 0]
-    return -jnp.sum(weight * jnp.sum(logp * chosen[:, 1:], axis=1))
+def reward(prompts, completions, **_):
+    verdicts = bench.judge([(asked[p], text) for p, text in zip(prompts, completions)])
+    passes.extend(float(verdict["verilog"]) for verdict in verdicts)
+    return passes
 
 
-brute = jax.jit(jax.grad(textbook))(policy)
-norm, apart = (float(train.optax.global_norm(tree)) for tree in (
-    brute, jax.tree.map(jnp.subtract, ours, brute)))
-print(f"gradients differ by {apart / norm:.1e} of their length")
+training = tunix.RLTrainingConfig(
+    actor_optimizer=optax.sgd(1.0), eval_every_n_steps=100, max_steps=1)
+rollout = RolloutConfig(
+    max_tokens_to_generate=96, max_prompt_length=longest, kv_cache_size=longest + 96,
+    temperature=1.0, eos_tokens=sorted(bench.stops))
+cluster = tunix.RLCluster(
+    actor=theirs, reference=reference, tokenizer=bench.tokenizer,
+    cluster_config=tunix.ClusterConfig(
+        role_to_mesh=dict.fromkeys((role.ACTOR, role.REFERENCE, role.ROLLOUT), mesh),
+        training_config=training, rollout_config=rollout))
+drawn, generate = [], cluster.rollout.generate
+cluster.rollout.generate = lambda *given: drawn.append(generate(*given)) or drawn[-1]
+with mesh:
+    GRPOLearner(cluster, GRPOConfig(num_generations=4), reward).train(
+        [{"prompts": np.array(list(asked))}])
+
+
+def flat(tree):
+    """All numbers of a tree of arrays as one vector."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+gradient = flat(bench.start) - flat(nnx.state(theirs, nnx.LoRAParam))
 
 # %% [markdown]
-# ## 5. Does it help?
+# Now our own step on the very tokens that Tunix drew, with one part after another put back as a factor.
+# **Which one turns the gradient most?**
+
+# %%
+given = [bench.prompts[p.name] for p in asked.values() for _ in range(4)]
+pairs = [(np.array([*prompt, *answer]), np.arange(len(prompt) + len(answer)) >= len(prompt))
+         for prompt, answer in zip(given, drawn[0].tokens)]
+rewards, lengths = np.reshape(passes, (-1, 4)), np.array([mask.sum() for _, mask in pairs])
+plain, spread = (rl.advantages(rewards, by).ravel() / len(pairs) for by in (False, True))
+kl = -0.04 / len(pairs)  # of each token's log-probability; the weight is Tunix's own choice
+rows, whole = {}, np.linalg.norm(gradient)
+for name, factors in {"nothing": plain, "length": plain / lengths, "and spread": spread / lengths,
+                      "and KL": (spread + kl) / lengths}.items():
+    ours = flat(bench.learner.gradient(bench.start, bench.frozen, pairs, factors))
+    size, apart = np.linalg.norm(ours), np.linalg.norm(ours - gradient)
+    rows[name] = size / whole, ours @ gradient / size / whole, apart / whole
+print("passes of four:", rewards.sum(1), "| end tokens that Tunix trains:",
+      sum(int(np.isin(answer, list(bench.stops)).sum()) for answer in drawn[0].tokens))
+pd.DataFrame(rows, index=["lengths of Tunix's", "cosine", "lengths apart"]).T.round(6)
+
+# %% [markdown]
+# With all put back the two are one gradient, though the two steps share the model and no other line. Ratio and
+# clip are in Tunix's, too: while an answer is used for one step, the ratio is 1 and nothing is clipped.
+#
+# - **The length** turns it most: tokens of short answers weigh more.
+# - **The spread** of four rewards of 0 or 1 is 0.50 or 0.58. Dividing by it hardly matters.
+# - **The KL term** should be zero: policy and reference are the same here. Tunix's default takes the gradient of
+#   log p minus the reference's, and over a policy's own draws that has mean zero wherever the policy
+#   stands: noise that holds nothing back ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
+#   GRPO's own is `kl_loss_mode="low_var_kl"`.
+# - **The end token** is missing: Tunix's sampler cuts it off, so no reward teaches when to stop.
+
+# %% [markdown]
+# ## 6. Does it help?
 # Three arms start from the same adapters and take the same number of steps with the same optimizer and
 # rate. Each ends on the 38 held-out problems.
 #
@@ -226,46 +279,32 @@ print(f"gradients differ by {apart / norm:.1e} of their length")
 # A seed decides prompts, draws and data, so arms of one seed are compared in pairs.
 
 # %%
-held = runs.dropna(subset="drawn").copy()
-held["pass@1"] = [np.mean([int(c) for c in text]) / 7 for text in held.drawn]
-held["greedy share"] = [np.mean([int(c) for c in text]) for text in held.greedy]
-start = held[held.step == 0].assign(arm="start")
-ends = pd.concat([start, held[held.step == plan.steps]])
-table = ends.pivot_table(index="seed", columns="arm", values=["pass@1", "greedy share"])
-table.round(3)
+passed = {(row.arm if row.step else "start", row.seed): np.array([int(c) for c in row.drawn])
+          for row in runs.dropna(subset="drawn").itertuples()}  # of seven, for each problem
+shares = {}
+for arm in ("start", *lab.COMPARED):
+    each = [passed[arm, seed] for seed in (1, 2, 3)]
+    shares[arm] = [*(found.mean() / 7 for found in each), *(
+        np.mean([verilog.pass_at_k(7, int(c), k) for c in np.ravel(each)]) for k in (1, 5))]
+pd.DataFrame(shares, index=["seed 1", "seed 2", "seed 3", "pass@1", "pass@5"]).T.round(3)
 
 # %%
-passed = {(row.arm, row.seed): np.array([int(c) for c in row.drawn]) / 7
-          for row in ends.itertuples()}
 rows = []
 for arm, other in (("reinforce", "start"), ("rejection", "start"), ("more_sft", "start"),
                    ("reinforce", "rejection"), ("reinforce", "more_sft")):
-    each = [passed[arm, seed] - passed[other, seed] for seed in (1, 2, 3)
-            if {(arm, seed), (other, seed)} <= set(passed)]
-    rows.append((arm, other, len(each), *scores.interval(np.mean(each, axis=0)),
-                 scores.sign_flip_p(np.mean(each, axis=0))))
-names = ["arm", "against", "seeds", "pass@1 gained", "low", "high", "p"]
-pd.DataFrame(rows, columns=names).round(3)
+    gained = np.mean([passed[arm, seed] - passed[other, seed] for seed in (1, 2, 3)], axis=0) / 7
+    rows.append((arm, other, *scores.interval(gained), scores.sign_flip_p(gained)))
+pd.DataFrame(rows, columns=["arm", "against", "pass@1 gained", "low", "high", "p"]).round(3)
 
 # %% [markdown]
-# The interval is over problems, with the seeds averaged first; so few seeds carry no interval of their own.
+# The interval is over problems, with the seeds averaged first; three seeds carry no interval of their own.
 #
-# **All intervals contain zero.** `reinforce` and `rejection` gain two to three points and do not differ; the
-# steps taken on more of the data lose four. We had expected that some of pass@5 becomes pass@1. It did, by
-# three points of some twenty:
-
-# %%
-each = {arm: [[verilog.pass_at_k(7, round(7 * c), k) for row in ends[ends.arm == arm].itertuples()
-               for c in passed[arm, row.seed]] for k in (1, 5)] for arm in ("start", *lab.COMPARED)}
-pd.DataFrame({arm: [np.mean(values) for values in both] for arm, both in each.items()},
-             index=["pass@1", "pass@5"]).round(3)
-
-# %% [markdown]
-# `rejection` pays for its gain with pass@5, and `reinforce` does not: it also learns from what failed. That is
-# one line of a small table, and a guess. Rates were not tuned (0.0007 for policies, 0.002 for SFT), but for one
-# try: with 0.002 and four prompts a step `reinforce` fell.
+# **No interval against the start excludes zero.** `reinforce` gained two points and `rejection` none; more steps on
+# the data lost seven, and against those `reinforce` is nine ahead (p 0.05, before any correction for five
+# comparisons). We had expected that some of pass@5 becomes pass@1: of some twenty points two did.
 #
-# How the runs went, step by step (thin: a step, thick: the mean of five):
+# Rates were not tuned (0.0007 for policies, 0.002 for SFT). How the runs went, step by step (thin: a step,
+# thick: the mean of five):
 
 # %%
 def draw(ax, arm, column, color, label=None, **look):
@@ -284,17 +323,15 @@ for ax, (column, title) in zip(axes.ravel(), {
     draw(ax, "reinforce", column, style.BLUE, "reinforce")
     if column != "kl":
         draw(ax, "rejection", column, style.GREY, "the start, same prompts")
-    ax.set_title(title)
+    ax.set(title=title, xlabel="step")
 axes[0, 0].legend(fontsize=8)
-axes[1, 0].set_xlabel("step")
-axes[1, 1].set_xlabel("step")
 style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperature 1")
 
 # %% [markdown]
 # The grey curve matters: prompts differ much more than models do, so a reward that rises may only have met
 # easier ones. `rejection` asks the start the same prompts in the same order.
 #
-# ## 6. Watch it cheat
+# ## 7. Watch it cheat
 # 07's judge lets no text of an answer near the verdict. verilog-eval compiles everything into one program,
 # reads all that is printed, and passes a log in which any line says `Mismatches: 0`. So an answer can print
 # that itself. A model of 3.65 million parameters will hardly invent this, and so **we showed it**: 45 steps
@@ -307,32 +344,31 @@ verdict, = bench.judge([(problem, f"```verilog\n{stub}```")])
 print(stub, verdict, sep="\n")
 
 # %% [markdown]
-# From there, two policies train alike. One is rewarded by the naive judge, one by ours. **What do the
-# two reward curves look like?**
+# From there, three policies train alike. One is rewarded by the naive judge, one by ours, and one for whatever
+# compiles, as one would without a testbench at hand. **What do the three reward curves look like, and what
+# does each policy learn?**
 
 # %%
-hacks = [arm for arm in ("naive_judge", "our_judge") if arm in set(runs.arm)]
-fig, axes = style.figure(4.8 * len(hacks), 3.4, columns=len(hacks), sharey=True, squeeze=False)
-for ax, arm in zip(axes[0], hacks):
+fig, axes = style.figure(10.5, 3.6, columns=3, sharey=True)
+for ax, arm in zip(axes, lab.HACKED):
     draw(ax, arm, "reward", style.ORANGE, "reward, by the judge that trains")
     draw(ax, arm, "verilog", style.BLUE, "truth: passes our judge", ls=":")
     draw(ax, arm, "forged", style.RED, "prints the line itself", ls="--")
     ax.set(title=arm.replace("_", " "), xlabel="step", ylim=(-0.02, 1.02))
-axes[0, 0].legend(fontsize=8)
-style.finish(fig, "13_hack", "data/rl; the start has been shown the stub")
+axes[0].legend(fontsize=8)
+style.finish(fig, "13_hack", "data/rl, means of two seeds; the start has been shown the stub")
 
 # %%
-hacked = runs[runs.arm.isin(lab.HACKED) & (runs.step > 0)]
-hacked = hacked.assign(steps_from=(hacked.step - 1) // 6 * 6 + 1)
-hacked.groupby(["arm", "steps_from"])[["reward", "verilog", "forged", "compiles"]].mean().round(2)
+hacked = runs[runs.arm.isin(lab.HACKED)]
+first, last = (hacked[hacked.step.between(*six)].groupby(["arm", "seed"])[
+    ["reward", "verilog", "forged"]].mean() for six in ((1, 6), (19, 24)))
+pd.concat({"steps 1 to 6": first, "19 to 24": last}, axis=1).round(3)
 
 # %% [markdown]
-# Rows are means of six steps. With our judge the exploit was gone after twelve. With the naive one it
-# stayed at about one answer in ten, and reward and truth part: that is the whole gap. It did not take over,
-# as we had expected. Our guess: the model spells the line in 34 tokens and often stumbles, so that a stub pays
-# hardly more than an honest try. (With a weaker
-# seeding, thirty steps at a constant rate, 3 to 9 % of the first three steps' answers printed it; from the fourth
-# on none did, under the naive judge.)
+# With our judge the exploit went from 8 and 5 % of the answers (two seeds) to 0.0 and 0.5 %. With the naive one
+# 9 and 3 % were left, and reward ended 6 and 2 points above truth. We had expected it to take over. Our guess
+# why not: the model spells the line in 34 tokens and often stumbles, so that a stub pays hardly more than an
+# honest try.
 #
 # <details><summary><b>You see only the orange curve on the left. How would you notice?</b></summary>
 #
@@ -340,27 +376,11 @@ hacked.groupby(["arm", "steps_from"])[["reward", "verilog", "forged", "compiles"
 # everybody. And judge a sample by another judge than the one that trains.
 #
 # </details>
-
-# %% [markdown]
-# ## 7. A reward for compiling
-# No testbench at hand? Then reward what compiles. It is cheap, and a paper says of a related setting that
-# alignment merely teaches models to compile ([arXiv 2606.19347](https://arxiv.org/abs/2606.19347)).
-# **What will this model learn from it?**
-
-# %%
-fig, ax = style.figure(7.5, 3.4)
-for column, color, label in (("compiles", style.ORANGE, "compiles: the reward"),
-                             ("verilog", style.BLUE, "truth: passes our judge"),
-                             ("forged", style.RED, "prints the line itself")):
-    draw(ax, "compiles", column, color, label)
-ax.set(xlabel="step", ylim=(-0.02, 1.02), title="Rewarded for compiling")
-ax.legend(fontsize=8, ncols=3, loc="upper left")
-style.finish(fig, "13_compiles", "data/rl, one seed; the start has been shown the stub")
-
-# %% [markdown]
-# Truth rose with the reward, to 0.56 in the last six steps; with our own judge, on the same prompts, to 0.59.
-# This model's commonest fault is a slip, and slips mostly do not compile. One that no longer slips would learn
-# nothing more from it.
+#
+# **Rewarded for compiling**, the policy got better, too: 0.56 and 0.61 pass in the last six steps; with our judge,
+# on the same prompts, 0.59 and 0.65. Of a related setting a paper says that alignment merely teaches models
+# to compile ([arXiv 2606.19347](https://arxiv.org/abs/2606.19347)). This model's commonest fault is a slip, and
+# slips mostly do not compile. One that no longer slips would learn nothing more from that reward.
 #
 # ## 8. A round at 31B, on paper
 # Nobody here has run this. A round is 64 prompts with 8 answers of 600 tokens (07's estimate of a length):
@@ -381,33 +401,27 @@ adapters = 4 * fit.adapter_parameters("31b") / 1e9  # GB in float32
 parts = {"sample": (tokens / 3000, tokens / 1400),
          "judge on 16 cores": (512 * 0.2 / 16, 512 * 2 / 16),
          "update": tuple(64 * 8 * 900 / one for one in speed[::-1]),
-         "move adapters": (adapters / fit.GB_PER_S, adapters / fit.UP_GB_PER_S),
-         "or move merged weights": (fit.CHECKPOINT_GB["31b"] / fit.GB_PER_S,
-                                    fit.CHECKPOINT_GB["31b"] / fit.UP_GB_PER_S)}
-print(f"floor of sampling, 256 at a time: {floor:.0f} s; adapters {adapters:.2f} GB")
+         "move adapters": (adapters / fit.GB_PER_S, adapters / fit.UP_GB_PER_S)}
+low, high = (sum(part[end] for part in parts.values()) for end in (0, 1))
+usd = (fit.price("v5p", 4) + fit.price("v6e", 8)) / 3600
+print(f"floor of sampling, 256 at a time: {floor:.0f} s; adapters {adapters:.2f} GB, "
+      f"merged weights {fit.CHECKPOINT_GB['31b'] / adapters:.0f} times that")
+print(f"{low / 60:.0f} to {high / 60:.0f} min, {low * usd:.1f} to {high * usd:.1f} USD a round; "
+      f"200: {200 * low * usd:,.0f} to {200 * high * usd:,.0f} USD")
 pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
-
-# %%
-hourly = fit.price("v5p", 4) + fit.price("v6e", 8)
-for how in ("move adapters", "or move merged weights"):
-    low, high = (sum(parts[name][end] for name in ("sample", "judge on 16 cores", "update", how))
-                 for end in (0, 1))
-    print(f"{how}: {low / 60:.0f} to {high / 60:.0f} minutes a round, {low / 3600 * hourly:.1f} to "
-          f"{high / 3600 * hourly:.1f} USD; 200 rounds {200 * low / 3600 * hourly:,.0f} to "
-          f"{200 * high / 3600 * hourly:,.0f} USD")
 
 # %% [markdown]
 # Sampling: between the published 1,400 and 3,000 tokens/s (07). Judging: 0.2 to 2 seconds an answer, assumed.
 # Update: predicted (08), 900 real tokens a row. Moving: 0.2 and 0.057 GB/s, assumed and measured by another
 # author (`tpu_time/fit.py`). Moving adapters asks for a server that takes them while it runs.
 #
-# Who can do it today? As of November 2026, from their repositories, and run by none of us:
+# Who can do it today? As of November 2026, from their repositories, none of them run by us at 31B:
 #
 # | stack | state |
 # |---|---|
 # | [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224), GPU | recipes for Gemma 4, dense and mixture of experts, merged in 2026 |
 # | [MaxText](https://github.com/AI-Hypercomputer/maxtext/pull/4536), TPU | the mapping of rollouts was mended in July 2026; start with our first check |
-# | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler runs on the tiny model (tried with a dummy reward, not shown). Its vLLM path for Gemma 4 is older than tpu-inference's new way to take weights ([3477](https://github.com/vllm-project/tpu-inference/pull/3477), [2014](https://github.com/google/tunix/pull/2014)), so we infer that it does not fit |
+# | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler runs on the tiny model (section 5). With vLLM's TPU package since July 2026 as its sampler it moves 0 parameters (tried, [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md)), [mended after it](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
 
 # %% [markdown]
 # ## Recap
@@ -416,17 +430,10 @@ for how in ("move adapters", "or move merged weights"):
 # - Compare with as many samples and as many steps spent otherwise, on the same prompts.
 # - A policy learns what the judge pays for, not what the judge is meant for.
 #
-# Which stored runs are there, and how are the others made? `python -m appendix.rl_runs --missing` says it,
-# and without `--missing` makes them.
-
-# %%
-absent = lab.missing()
-print("missing:", ", ".join(f"{arm}-{seed}" for arm, seed in absent) or "none")
-
-# %% [markdown]
+# `python -m appendix.rl_runs --missing` says which stored runs are missing; without `--missing` it makes them.
+#
 # ### Exercise
-# Break the first check: sample at a temperature of 0.8 and train as before. What do the numbers say, and
-# which reward curve would you expect?
+# Break the first check: draw at a temperature of 0.8 and train as before. What do the numbers say?
 #
 # <details><summary>Solution</summary>
 #
@@ -435,9 +442,8 @@ print("missing:", ", ".join(f"{arm}-{seed}" for arm, seed in absent) or "none")
 # print(max(np.abs(t - a["logps"]).max() for t, a in zip(bench.logps(policy, warm[:4]), warm[:4])))
 # ```
 #
-# The sampler reports what it drew from, softmax of logits / 0.8, and the trainer another softmax: they
-# differ by tenths of a nat or more where the model hesitates. The reward still rises at first, since good
-# answers are still pushed up; but the gradient is no longer that of the expected reward.
+# Tenths of a nat or more where the model hesitates: the sampler drew from another softmax. The reward still
+# rises at first, since good answers are still pushed up, but along another gradient than its own.
 #
 # </details>
 #

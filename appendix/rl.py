@@ -4,8 +4,6 @@ Letters in shape comments: P prompts, B answers or rows, T tokens, K trained pos
 """
 
 import functools
-import hashlib
-import json
 import re
 import sys
 import tempfile
@@ -109,34 +107,22 @@ def make_sampler(model, read, answers, stops):
 
 
 class Judge:
-    """What became of answers, each text judged once, also by later runs: they share a file.
+    """What became of answers, each text judged once.
 
     A verdict is {"verilog": passes 07's judge, "naive": passes `naive`, "compiles": ..., "forged":
     the answer holds a line of the testbench's}.
     """
 
-    def __init__(self, path, limits=Limits(seconds=3), workers=2):
-        self.path, self.limits, self.workers, self.known = Path(path), limits, workers, {}
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        for line in lines:
-            if line.endswith("}}"):  # a killed run may have left half a line
-                self.known |= json.loads(line)
+    def __init__(self, limits=Limits(seconds=3), workers=2):
+        self.limits, self.workers, self.known = limits, workers, {}
 
     def __call__(self, pairs):
         """Verdicts of (problem, text of the answer) pairs, in their order."""
-        codes = [(problem, verilog.extract_code(text)[0]) for problem, text in pairs]
-        keys = [hashlib.sha256(f"{problem.name}\n{problem.testbench}\n{code}".encode()).hexdigest()[
-            :24] for problem, code in codes]
-        new = {key: pair for key, pair in zip(keys, codes) if key not in self.known}
-        verdicts = verilog.judge_many(list(new.values()), self.limits, self.workers)
-        found = {key: self.rewards(*pair, verdict)
-                 for (key, pair), verdict in zip(new.items(), verdicts)}
-        if found:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write("\n" + "\n".join(json.dumps({k: v}) for k, v in found.items()))
-        self.known |= found
-        return [self.known[key] for key in keys]
+        pairs = [(problem, verilog.extract_code(text)[0]) for problem, text in pairs]
+        new = list(dict.fromkeys(pair for pair in pairs if pair not in self.known))
+        verdicts = verilog.judge_many(new, self.limits, self.workers)
+        self.known |= {pair: self.rewards(*pair, verdict) for pair, verdict in zip(new, verdicts)}
+        return [self.known[pair] for pair in pairs]
 
     def rewards(self, problem, code, verdict):
         """One verdict as the rewards that can be made of it."""
@@ -162,9 +148,13 @@ def naive(problem, code, limits=Limits()):
 # ── The step ──
 
 
-def advantages(rewards):
-    """Rewards [P, answers] minus their group's mean: better or worse than one's other tries?"""
-    return rewards - rewards.mean(axis=1, keepdims=True)
+def advantages(rewards, spread=False):
+    """Rewards [P, answers] minus their group's mean: better or worse than one's other tries?
+
+    `spread` divides them by their group's standard deviation, as GRPO does.
+    """
+    better = rewards - rewards.mean(axis=1, keepdims=True)
+    return better / (rewards.std(axis=1, keepdims=True, ddof=1) + 1e-6) if spread else better
 
 
 def pack(answers, factors, seed=0):
@@ -206,7 +196,7 @@ class Learner:
 
     def __init__(self, model):
         self.optimizer = train.make_optimizer(0.0, weight_decay=0.0, max_grad_norm=1.0)
-        self.gradient = jax.jit(jax.grad(make_loss(model)))
+        self.part = jax.jit(jax.grad(make_loss(model)))
         self.apply = jax.jit(self._apply)
 
     def _apply(self, adapters, moments, gradient, count):
@@ -214,12 +204,15 @@ class Learner:
         updates, moments = self.optimizer.update(gradient, moments, adapters)
         return jax.tree.map(jnp.add, adapters, updates), moments
 
+    def gradient(self, adapters, frozen, answers, factors):
+        """Summed over all answers; None where no answer was better than another."""
+        each = [self.part(adapters, frozen, *part) for part in pack(answers, factors)]
+        return jax.tree.map(lambda *arrays: sum(arrays[1:], arrays[0]), *each) if each else None
+
     def step(self, adapters, moments, frozen, answers, factors, rate):
-        """(adapters, moments) after a step; the same ones where no answer was better than another."""
-        parts = pack(answers, factors)
-        if not parts:
+        """(adapters, moments) after a step; the same ones where there is no gradient."""
+        total = self.gradient(adapters, frozen, answers, factors)
+        if total is None:
             return adapters, moments
-        each = (self.gradient(adapters, frozen, *part) for part in parts)
-        total = functools.reduce(lambda one, two: jax.tree.map(jnp.add, one, two), each)
         moments.hyperparams["learning_rate"] = jnp.float32(rate)
         return self.apply(adapters, moments, total, len(answers))

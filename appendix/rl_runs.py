@@ -1,15 +1,11 @@
 """13's laboratory: the arms, the bench that they share, and their runs.
 
-    python -m appendix.rl_runs             adds the runs that data/rl/ lacks, and says which
-    python -m appendix.rl_runs ARM SEED    one of them
-    python -m appendix.rl_runs --missing   only says which
-
-A run is saved after every step: killed anywhere, it goes on, and stores the same rows.
+`python -m appendix.rl_runs` adds the runs that data/rl/ lacks; `--help` says what else it can. A run is saved after every step: killed anywhere, it goes on, and stores the same rows.
 """
 
+import argparse
 import functools
 import json
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +19,8 @@ from safetensors import safe_open
 
 import verilog
 from appendix import pretrain, rl
-from helpers import chat, data, gemma, train, weights
-from helpers.run import UserError, run_dir, write_text
+from helpers import chat, data, gemma, train
+from helpers.run import run_dir, write_text
 
 BASE, STORED = "assets/tiny_gemma4", Path("data/rl")
 START = STORED / "start.safetensors"  # 03's adapters at the end of a tiny run
@@ -75,7 +71,7 @@ RUNS = [(arm, seed) for seed, arms in (
 class Bench:
     """The model, its start, problems, sampler, learner and judge: all that the runs share."""
 
-    def __init__(self, folder, plan=Plan(), problems=None):
+    def __init__(self, folder, plan=Plan()):
         self.plan, self.folder = plan, Path(folder)
         config = gemma.config_from_hf(BASE, dtype="float32", use_sliding_window_kv_cache=True)
         mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
@@ -84,8 +80,6 @@ class Bench:
         with safe_open(START, "np") as file:
             self.about = {key: json.loads(text) for key, text in file.metadata().items()}
             start = {name: file.get_tensor(name) for name in file.keys()}
-        if self.about["base"] != weights.fingerprint(BASE):
-            raise UserError(f"{START} belongs to another base: the stored runs are not of this one.")
         self.scale = self.about["alpha"] / self.about["rank"]
         self.model = gemma.inject_lora(plain, self.about["rank"], self.about["alpha"], mesh)
         for path, pair in gemma.adapted_modules(self.model).items():
@@ -94,10 +88,12 @@ class Bench:
         _, self.start, self.frozen = nnx.split(self.model, nnx.LoRAParam, ...)
         self.learner, self.tokenizer = rl.Learner(self.model), chat.load_tokenizer(BASE)
         self.stops = {self.tokenizer.eos_token_id, chat.special_ids(self.tokenizer)[chat.TURN_END]}
-        self.problems = problems or rl.training_problems(plan.problems)
+        self.problems = rl.training_problems(plan.problems)
         self.held_out = verilog.load_problems("data/tiny_eval")
         every = [*self.problems, *self.held_out]
-        rendered = chat.render_prompts(self.tokenizer, [self.asked(p.prompt) for p in every])
+        rendered = chat.render_prompts(self.tokenizer, [[  # as 02 trained it
+            {"role": "system", "content": self.about["system"]},
+            {"role": "user", "content": problem.prompt.strip()}] for problem in every])
         self.prompts = {problem.name: ids for problem, ids in zip(every, rendered)}
         self.width = -(-(max(map(len, rendered)) + plan.answer_tokens) // 8) * 8
         self.sampler = rl.make_sampler(plain, min(map(len, rendered)) - 1, plan.answers, self.stops)
@@ -105,12 +101,7 @@ class Bench:
         self.loss = jax.jit(rl.make_loss(self.model))
         self.losses = jax.jit(lambda adapters, frozen, rows: train.token_losses(
             nnx.merge(nnx.graphdef(self.model), adapters, frozen), rows, rl.ROW - 1))
-        self.judge = rl.Judge(self.folder / "verdicts.jsonl")
-
-    def asked(self, prompt):
-        """The chat of a request, as 02 trained it."""
-        return [{"role": "system", "content": self.about["system"]},
-                {"role": "user", "content": prompt.strip()}]
+        self.judge = rl.Judge()
 
     def sample(self, adapters, problems, key, heat=None):
         """Answers to `plan.prompts` problems: [{problem, ids, mask, text, logps, entropy}], in order."""
@@ -138,9 +129,8 @@ class Bench:
         found = []
         for answer in answers:
             (rows, _), = rl.pack([(answer["ids"], answer["mask"])], [1.0])
-            losses, trained, at = self.losses(adapters, self.frozen, rows)
-            order = np.argsort(np.asarray(at[0])[np.asarray(trained[0]) > 0])
-            found.append(-np.asarray(losses[0])[np.asarray(trained[0]) > 0][order])
+            losses, trained, _ = map(np.asarray, self.losses(adapters, self.frozen, rows))
+            found.append(-losses[0][trained[0] > 0])
         return found
 
     def evaluate(self, adapters, seed):
@@ -237,28 +227,35 @@ def run(bench, name, seed):
     return state[0], rows
 
 
-def missing(folder=STORED):
-    """The runs that are planned and not stored to their end."""
-    return [(arm, seed) for arm, seed in RUNS if not (Path(folder) / f"{arm}-{seed}.csv").exists()]
+def missing():
+    """The runs that are planned and not stored."""
+    return [(arm, seed) for arm, seed in RUNS if not (STORED / f"{arm}-{seed}.csv").exists()]
 
 
-def stored(folder=STORED):
+def stored():
     """All stored rows: one a step of a run."""
     return pd.concat([pd.read_csv(path, dtype={"greedy": str, "drawn": str})
-                      for path in sorted(Path(folder).glob("*.csv"))], ignore_index=True)
+                      for path in sorted(STORED.glob("*.csv"))], ignore_index=True)
 
 
-def fill(bench, wanted, folder=STORED):
-    """Run what is wanted; a file appears when its run is complete."""
-    for arm, seed in wanted:
-        _, rows = run(bench, arm, seed)
-        write_text(folder / f"{arm}-{seed}.csv", pd.DataFrame(rows).to_csv(index=False))
+def main():
+    """Say which runs data/rl/ lacks and make them, or the one that is named."""
+    parser = argparse.ArgumentParser(prog="python -m appendix.rl_runs", description=main.__doc__)
+    parser.add_argument("arm", nargs="?", choices=ARMS)
+    parser.add_argument("seed", nargs="?", type=int, default=1)
+    parser.add_argument("--missing", action="store_true", help="make nothing")
+    given = parser.parse_args()
+    wanted = [(given.arm, given.seed)] if given.arm else missing()
+    print("missing:", ", ".join(f"{arm}-{seed}" for arm, seed in wanted) or "nothing")
+    if given.missing or not wanted:
+        return
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    train.keep_compilations()
+    bench = Bench(run_dir("rl"))
+    for arm, seed in wanted:  # a file appears when its run is complete
+        rows = run(bench, arm, seed)[1]
+        write_text(STORED / f"{arm}-{seed}.csv", pd.DataFrame(rows).to_csv(index=False))
 
 
 if __name__ == "__main__":
-    wanted = [(sys.argv[1], int(sys.argv[2]))] if len(sys.argv) == 3 else missing()
-    print("to run:", ", ".join(f"{arm}-{seed}" for arm, seed in wanted) or "nothing is missing")
-    if wanted and "--missing" not in sys.argv:
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
-        train.keep_compilations()
-        fill(Bench(run_dir("rl")), wanted)
+    main()
