@@ -45,7 +45,7 @@ def project(tmp_path):
     return tmp_path
 
 
-def test_update_execute_and_check(project):
+def test_a_prose_edit_keeps_outputs_and_a_code_edit_drops_them(project):
     assert "wrote" in tool(project).stdout
     assert tool(project).stdout == "", "a second time there is nothing to write"
     assert "without outputs" in tool(project, "--check").stdout
@@ -54,10 +54,6 @@ def test_update_execute_and_check(project):
     assert tool(project, "--check").returncode == 0
     notebook = nbformat.read(project / "notebooks" / "01_one.ipynb", as_version=4)
     assert notebook.cells[1].outputs[0].text == "2\n"
-
-
-def test_prose_edit_keeps_outputs_and_code_edit_drops_them(project):
-    tool(project, "--execute")
     edit(project / "01_one.py", "# # One", "# # Uno")
     assert "out of date" in tool(project, "--check").stdout
     tool(project)
