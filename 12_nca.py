@@ -15,10 +15,10 @@
 #
 # # 12 · Can worlds without meaning teach a model to read?
 #
-# **Here, films that were learned made reading slower.** Five models that had first seen films of random
-# automata ended 0.056 nats per token above five that had not (0.018 to 0.094, of 0.70). Their first
-# stage had closed 56 to 63 % of what lies between counting and looking back, so what was moved had
-# learned something. Section 5 has the other arms as far as their runs are stored.
+# **Here reading teaches to read, and films get in the way.** Five models that had first seen films of
+# random automata ended 0.114 nats per token above five that had first read as much other text (0.069 to
+# 0.160; section 5), and 0.056 above five that had done nothing (0.018 to 0.094, of 0.70). This time what
+# was moved had learned something: 56 to 63 % of the gap between counting and looking back.
 #
 # The question comes from *Training Language Models via Neural Cellular Automata* (Dan Lee, Seungwook
 # Han, Akarsh Kumar, Pulkit Agrawal, [arXiv 2603.10055](https://arxiv.org/abs/2603.10055),
@@ -81,18 +81,18 @@ print(f"{len(frames):,} films of {frames.shape[1]} frames, {world.side} x {world
       f"{world.states} states")
 
 # %% [markdown]
-# Six of them, time from left to right, sorted by how badly gzip compresses them.
+# Five of them, time from left to right, sorted by how badly gzip compresses them.
 
 # %%
-shown = [np.argsort(scores)[len(scores) * share // 100] for share in (20, 45, 62, 75, 88, 97)]
-fig, axes = style.figure(rows=6, columns=world.frames, width=9, height=5.2)
+shown = [np.argsort(scores)[len(scores) * share // 100] for share in (45, 62, 75, 88, 97)]
+fig, axes = style.figure(rows=5, columns=world.frames, width=9, height=4.5)
 colours = ListedColormap([style.BLUE, "#F5F5F5"])
 for row, number in zip(axes, shown):
     for ax, frame in zip(row, frames[number]):
         ax.imshow(frame, cmap=colours, vmin=0, vmax=world.states - 1)
         ax.set(xticks=[], yticks=[])
     row[0].set_ylabel(f"{scores[number]:.2f}", rotation=0, ha="right", va="center")
-fig.suptitle("Six random rules: from frozen to boiling", x=0.01, ha="left", fontweight="bold")
+fig.suptitle("Five random rules: from frozen to boiling", x=0.01, ha="left", fontweight="bold")
 style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw size")
 
 # %% [markdown]
@@ -106,7 +106,7 @@ style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw si
 # 16 of them. Two marks begin and end a frame, so a frame makes 11 tokens and eleven frames fill a row.
 
 # %%
-film = shown[3]
+film = shown[2]
 ids = nca.rows(frames[film:film + 1], world.states)
 print("first patch:", *frames[film, 0, :2, :2].ravel(), "in base 2 is",
       nca.patches(frames[film], world.states)[0, 0])
@@ -206,30 +206,33 @@ for place, row in enumerate(results.itertuples()):
 ax.axvline(0, color=style.BLACK, lw=1)
 ax.set(yticks=range(len(results)), yticklabels=results.arm + " − " + results.against,
        xlabel="difference of validation losses, nats per token (left: the first is better)",
-       title="Learned films harm")
+       title="Text before text is ahead of automata before text")
 ax.invert_yaxis()
 style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95 % for all")
 
 # %% [markdown]
-# - **Automata against scratch**: worse, in each of five pairs.
+# - **Automata against text**, the main comparison: worse in each of five pairs. So it is against
+#   scratch: blocks that were trained on films are a worse start than random ones.
+# - **Text against scratch**: ahead on average, with an interval that reaches just above zero.
 
 # %%
 text = runs[runs.stage == "text"]
 text.groupby(["arm", "step"]).val_loss.mean().unstack().round(3)
 
 # %% [markdown]
-# The paper reports that text is learned faster. Here the gap is widest in the first hundred steps and
-# narrows.
+# After 100 steps the blocks from text are 0.23 ahead of scratch, beside an embedder that starts fresh. So
+# the bench can see what moved blocks are worth, and the films' failure is not its blindness. All gaps
+# narrow as the text goes on.
 #
 # ## 6. The paper's claims, and what is tested here
 #
 # | claim | tested here? |
 # |---|---|
-# | 164 million automaton tokens lower the perplexity of text by 4 to 6 % (13.82 against 14.66 on OpenWebText, 1.6 billion parameters) | not seen: worse than scratch |
-# | automata are better than as much text | section 5, once `text` is stored |
-# | text before text gives nothing on web text (14.69) | section 5, once `text` is stored |
-# | brackets (Dyck) help less than automata (14.35) | section 5, once `dyck` is stored |
-# | text is learned up to 1.6 times faster | not seen: slower from the first hundred steps |
+# | 164 million automaton tokens lower the perplexity of text by 4 to 6 % (13.82 against 14.66 on OpenWebText, 1.6 billion parameters) | not seen: automata end above scratch |
+# | automata are better than as much text | not seen: worse |
+# | text before text gives nothing on web text (14.69) | not known: ahead early, later within the interval |
+# | brackets (Dyck) help less than automata (14.35) | see section 5 |
+# | text is learned up to 1.6 times faster | not seen: behind from the first hundred steps |
 # | attention carries the most | no |
 # | reasoning gets better (GSM8K, HumanEval, BIG-bench Lite) | no |
 #
