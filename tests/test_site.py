@@ -34,7 +34,8 @@ def test_every_notebook_is_a_page_with_its_outputs(site):
         page = soup(site / "notebooks" / f"{path.stem}.html")
         outputs = [output for cell in nbformat.read(path, as_version=4).cells
                    for output in cell.get("outputs", ())]
-        pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+        pictures = [output for output in outputs
+                    if any(kind.startswith("image/") for kind in output.get("data", {}))]
         assert outputs and page.select("div.cell_output"), path.stem
         assert len(page.select(".cell_output img")) == len(pictures), path.stem
     index = (site / "searchindex.js").read_text()
