@@ -184,7 +184,8 @@ def kept_films(seed, count, world, chunk=2048):
 def brackets(count, length, kinds, seed, opening=0.5):
     """Rows of a Dyck language: balanced brackets of several kinds, closed in order. [count, length]
 
-    Wherever both are allowed a bracket opens with probability `opening`; a row ends balanced.
+    Wherever both are allowed a bracket opens with probability `opening`. A row of even length ends
+    balanced.
     Opening bracket k is id FIRST + k, its closing one FIRST + kinds + k.
     """
     draw, numbers = np.random.default_rng(seed), np.arange(count)
