@@ -16,15 +16,15 @@
 # # 13 · A reward from the testbench, and a judge that is fooled
 #
 # **The reward helped little, and chance may explain it.** After 24 steps of 32 answers the share of right answers
-# to 38 held-out problems rose from 0.724 to 0.744 (+0.020, −0.023 to +0.066, three seeds). Training on as many
-# answers that passed changed nothing (−0.001), as many more steps of SFT took 0.068. **A judge that believes what
-# an answer prints kept an exploit alive that ours removed**: in the last six steps 9 and 3 % of the answers (two
-# seeds) printed the winning line, with ours 0.0 and 0.5 %. The exploit did not take over.
+# to 38 held-out problems rose from 0.724 to 0.744 (+0.020, −0.023 to +0.066, three seeds). Drawing as
+# many from the start and training on those that passed changed nothing (−0.001), as many more steps of SFT took
+# 0.068. **A judge that believes what an answer prints kept an exploit alive that ours removed**: in the last six
+# steps 9 and 3 % of the answers (two seeds) printed the winning line, with ours 0.0 and 0.5 %.
 #
 # So far the model copied answers. Here it writes its own, a simulator says which of them work, and the
 # model is pushed towards those. That is how the best open models for Verilog are finished
-# ([CodeV-R1](https://arxiv.org/abs/2505.24183)). You prove that the model that is trained is the one
-# that answers, take a few steps live, and read our stored runs.
+# ([CodeV-R1](https://arxiv.org/abs/2505.24183)). You take a step, prove that the model that is trained is
+# the one that answers, make Tunix take the same step, and read our stored runs.
 #
 # | | |
 # |---|---|

@@ -1,10 +1,12 @@
 """13's laboratory: the arms, the bench that they share, and their runs.
 
-`python -m appendix.rl_runs` adds the runs that data/rl/ lacks; `--help` says what else it can. A run is saved after every step: killed anywhere, it goes on, and stores the same rows.
+`python -m appendix.rl_runs` adds the runs that data/rl/ lacks; `--help` says what else it can.
+A run is saved after every step: killed anywhere, it goes on, and stores the same rows.
 """
 
 import argparse
 import functools
+import itertools
 import json
 import time
 from dataclasses import dataclass
@@ -64,8 +66,7 @@ ARMS = {
 }
 COMPARED = ("reinforce", "rejection", "more_sft")  # on the held-out problems
 HACKED = ("naive_judge", "our_judge", "compiles")
-RUNS = [(arm, seed) for seed, arms in (
-    (1, COMPARED), (1, HACKED), (2, COMPARED), (3, COMPARED), (2, HACKED)) for arm in arms]
+RUNS = [*itertools.product(COMPARED, (1, 2, 3)), *itertools.product(HACKED, (1, 2))]
 
 
 class Bench:
