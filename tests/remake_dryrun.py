@@ -2,8 +2,9 @@
 
     .venv/bin/python tests/remake_dryrun.py [SEED]
 
-Needs the TPU's compiler (`./setup.sh dryrun`), for each of five rows one to three CPU minutes. Times
-need no compiler: `tests/test_dryrun.py` predicts each again from its kept program.
+Needs the TPU's compiler (`./setup.sh dryrun`), for each of five rows one to three CPU minutes. XLA's
+plan is a little less than the sum that is stored (1 % for two layers), so 2 % may be between them.
+Times need no compiler: `tests/test_dryrun.py` predicts each again from its kept program.
 """
 
 import functools
@@ -28,7 +29,7 @@ wrong = 0
 for recipe in random.Random(*map(int, sys.argv[1:])).sample(list(stored), 5):
     before = float(stored[recipe]["hbm_gib"])
     after = compiler.planned(functools.partial(steps.lower, recipe))
-    wrong += abs(after / before - 1) > 1e-3
+    wrong += abs(after / before - 1) > 0.02
     print(f"{recipe.topology} {recipe.size}, {recipe.recipe}: stored {before:.3f}, now {after:.3f} GiB",
           flush=True)
 sys.exit(bool(wrong))

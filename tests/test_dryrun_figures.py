@@ -1,4 +1,4 @@
-"""The figures of 08 from the stored tables: they are drawn, and the road's factors multiply up.
+"""The road of 08: its factors multiply up to the ratio, and it is drawn.
 
     .venv/bin/python -m pytest tests/test_dryrun_figures.py
 """
@@ -23,14 +23,6 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def table():
     return pd.read_csv(ROOT / "data/dryrun/v5p-8_31b.csv", dtype={"trainer": str})
-
-
-def test_memory_trace_and_parts_are_drawn(here, table):
-    figures.draw_memory(table)
-    live = steps.predicted(steps.LIVE)
-    figures.draw_trace(live, "08_trace", "two layers")
-    figures.draw_parts({"two": live}, {"two": 1_945.6})
-    assert {path.stem for path in here.glob("*.png")} == {"08_memory", "08_trace", "08_parts"}
 
 
 def test_the_road_s_factors_multiply_to_the_ratio(here, table):
