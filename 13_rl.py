@@ -191,6 +191,9 @@ print("changed:", any(jax.tree.leaves(differ)))
 # what it takes off the weights is its gradient.
 
 # %%
+import contextlib
+import io
+
 from tunix.rl import rl_cluster as tunix
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rollout.base_rollout import RolloutConfig
@@ -220,7 +223,7 @@ cluster = tunix.RLCluster(
         training_config=training, rollout_config=rollout))
 drawn, generate = [], cluster.rollout.generate
 cluster.rollout.generate = lambda *given: drawn.append(generate(*given)) or drawn[-1]
-with mesh:
+with mesh, contextlib.redirect_stderr(io.StringIO()):  # its progress bar
     GRPOLearner(cluster, GRPOConfig(num_generations=4), reward).train(
         [{"prompts": np.array(list(asked))}])
 
