@@ -88,9 +88,8 @@ print(f"38 held-out problems, {len(counts)} times: pass@1 {known[1]:.3f}, pass@5
 
 # %% [markdown]
 # ## 2. Problems that can be checked
-# A reward needs problems with testbenches, and not those of the exam. The generator that wrote 02's data
-# writes them too, 300 of them. None is held out: no combination of family, widths and names of ports of
-# the evaluation is among them, and no prompt (`tests/test_rl.py`).
+# A reward needs problems with testbenches, and not those of the exam. The generator of 02's data writes 300:
+# no prompt of the evaluation is among them, and no combination of its families, widths and names of ports.
 
 # %%
 bench = lab.Bench(helpers.run_dir("rl"))
@@ -121,7 +120,6 @@ verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt"
 #
 # Nothing: all advantages are 0. The same if none passes. So only prompts are of use that the model
 # solves sometimes, and that is why CodeV-R1 throws away the easy ones first.
-#
 # </details>
 #
 # In code it is a factor on the loss, and rows packed as in 02. Equal answers are packed once.
@@ -139,13 +137,12 @@ policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, 
 # %% [markdown]
 # ## 4. Does it train what it samples?
 # Two programs take part: one samples, with merged weights and a cache of keys and values, and one trains,
-# with adapters. Where they disagree nothing crashes. The reward just does not rise, or a wrong thing is
-# learned. With Gemma 4 it happened again and again:
+# with adapters. Where they disagree nothing crashes. With Gemma 4 it happened again and again:
 #
 # | what was wrong | where |
 # |---|---|
-# | rollouts came from random weights: the mapping of names failed silently | [MaxText 4536](https://github.com/AI-Hypercomputer/maxtext/pull/4536) |
-# | rollouts are garbage, E4B and 31B | [ms-swift 9096](https://github.com/modelscope/ms-swift/issues/9096), open when we looked |
+# | rollouts came from random weights: the mapping of names failed silently | MaxText [4404](https://github.com/AI-Hypercomputer/maxtext/pull/4404), [4519](https://github.com/AI-Hypercomputer/maxtext/pull/4519), [4536](https://github.com/AI-Hypercomputer/maxtext/pull/4536) |
+# | the sampler kept its first weights: no name matched, and one warning said so | Tunix 0.1.7 with vLLM's TPU package since July 2026, tried here; [mended later](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
 # | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
 #
 # **Which four checks would have caught them?** Ours:
