@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHANNELS, HIDDEN = 4, 16               # of the network that is a rule
 PATCH = 2                              # cells a side
 FRAME_START, FRAME_END, FIRST = 1, 2, 3  # ids; 0 is padding, patch p is FIRST + p
+VOCABULARY = 1280                      # of text: the tiny model's tokenizer
 SAVE = 60                              # seconds between two saves of a stage
 
 
@@ -305,7 +306,7 @@ def transfer(fresh, learned, parts):
                         named_parts(fresh), fresh, learned)
 
 
-def fresh_model(plan, seed, vocabulary=1280):
+def fresh_model(plan, seed, vocabulary=VOCABULARY):
     """(graph, weights) of a new model; a first stage without text needs a smaller vocabulary."""
     config = gemma.config_from_hf(ROOT / "assets" / "tiny_gemma4", dtype="float32",
                                   **dict(plan.model), num_embed=vocabulary)
@@ -355,7 +356,7 @@ def text_data(plan):
 def first_data(plan, kind):
     """(rows, validation rows, vocabulary, tokens given before the first guess) of a first stage."""
     if kind == "text":
-        return *text_data(plan)[1:], 1280, 0
+        return *text_data(plan)[1:], VOCABULARY, 0
     world, cut, drawn = plan.world, plan.first_steps * plan.rows, []
     for seed in range(plan.seeds):
         if kind == "dyck":

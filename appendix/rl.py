@@ -113,14 +113,14 @@ class Judge:
     the answer holds a line of the testbench's}.
     """
 
-    def __init__(self, limits=Limits(seconds=3), workers=2):
-        self.limits, self.workers, self.known = limits, workers, {}
+    def __init__(self, limits=Limits(seconds=3)):
+        self.limits, self.known = limits, {}
 
     def __call__(self, pairs):
         """Verdicts of (problem, text of the answer) pairs, in their order."""
         pairs = [(problem, verilog.extract_code(text)[0]) for problem, text in pairs]
         new = list(dict.fromkeys(pair for pair in pairs if pair not in self.known))
-        verdicts = verilog.judge_many(new, self.limits, self.workers)
+        verdicts = verilog.judge_many(new, self.limits, 2)  # two at a time
         self.known |= {pair: self.rewards(*pair, verdict) for pair, verdict in zip(new, verdicts)}
         return [self.known[pair] for pair in pairs]
 
@@ -157,7 +157,7 @@ def advantages(rewards, spread=False):
     return better / (rewards.std(axis=1, keepdims=True, ddof=1) + 1e-6) if spread else better
 
 
-def pack(answers, factors, seed=0):
+def pack(answers, factors):
     """Answers (ids, mask) and their factors as packed rows: [(rows, factor of each token)], four each.
 
     Equal answers are one with the sum of their factors; one with factor 0 adds nothing and is left out.
@@ -170,8 +170,8 @@ def pack(answers, factors, seed=0):
     if not kept:
         return []
     ids, masks, factors = zip(*kept)
-    arrays, places = packing.pack_arrays(ids, masks, ROW, seed), packing.fill_rows(
-        list(map(len, ids)), ROW, seed)
+    arrays = packing.pack_arrays(ids, masks, ROW, seed=0)
+    places = packing.fill_rows(list(map(len, ids)), ROW, seed=0)  # the same rows
     tables = [[0.0, *(factors[place] for place in row)] for row in places]
     each = [np.array(table, np.float32)[ids] for table, ids in zip(tables, arrays["segment_ids"])]
     empty = -len(each) % 4
