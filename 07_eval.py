@@ -49,8 +49,9 @@ helpers.machine()
 # `top_p` keeps only the likeliest tokens, up to that share). The first is the main one. Four wordings:
 # `ours` is the chat that training used, `official` is verilog-eval's own chat (without the one to four
 # examples that it can put first), `examples` shows two solved problems and lets the model continue, and
-# `comment` writes the problem as the comment above a module, as Verilog files have it. **Greedy** always
-# takes the likeliest token. `serve/options.json` of 05 says how the models are served.
+# `comment` writes the problem as the comment above a module, as Verilog files have it. The last two are
+# for the base: a model that was tuned for a chat is asked in one. **Greedy** always takes the likeliest
+# token. `serve/options.json` of 05 says how the models are served.
 
 # %%
 import math
@@ -72,7 +73,8 @@ pd.set_option("display.max_colwidth", 90)
 
 # %%
 FIVE, GREEDY = Plan("ours"), Plan("ours, greedy", n=1, temperature=0.0, top_p=1.0)
-EXAMPLES, COMMENT = Plan("two examples", "examples"), Plan("comment", "comment")
+EXAMPLES = Plan("two examples", "examples", only="base")
+COMMENT = Plan("comment", "comment", only="base")
 COMMENT_GREEDY = replace(GREEDY, name="comment, greedy", prompt="comment")
 OFFICIAL_GREEDY = replace(GREEDY, name="official, greedy", prompt="official")
 LARGE = (FIVE, EXAMPLES, COMMENT, Plan("official", "official"), GREEDY, COMMENT_GREEDY,
