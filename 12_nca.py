@@ -63,10 +63,11 @@ from dataclasses import replace
 import numpy as np
 from matplotlib.colors import ListedColormap
 
-from appendix import nca
+from appendix import nca, runs
+from appendix import nca_runs as lab
 from helpers import style
 
-plan = nca.Plan()
+plan = lab.Plan()
 world = plan.world
 helpers.show_source(nca.next_frame)
 
@@ -123,8 +124,9 @@ print("first frame as tokens:", ids[0, :world.frame_tokens].tolist())
 # nor boiling.
 
 # %%
-band, _ = nca.kept(scores, world.band)
-back = [(film[:-1] == film[-1]).all((1, 2)).any() for film in frames[band]]
+low, high = np.percentile(scores, world.band)
+kept = frames[(scores >= low) & (scores <= high)]
+back = [(film[:-1] == film[-1]).all((1, 2)).any() for film in kept]
 print(f"films kept whose last frame was there before: {np.mean(back):.0%}")
 
 # %% [markdown]
@@ -146,9 +148,7 @@ print(f"films kept whose last frame was there before: {np.mean(back):.0%}")
 # a first stage, live:
 
 # %%
-folder = helpers.run_dir("nca")
-folder.mkdir(parents=True, exist_ok=True)
-_, live = nca.first_stage(replace(plan, first_steps=200, every=50, seeds=1), "automata", folder)
+_, live = lab.first_stage(replace(plan, first_steps=200, every=50, seeds=1), "automata")
 live[["step", "tokens", "train_loss", "val_loss", "counting", "looking_up"]].round(3)
 
 # %% [markdown]
@@ -184,16 +184,16 @@ live[["step", "tokens", "train_loss", "val_loss", "counting", "looking_up"]].rou
 # 45 % on three states and 6 x 6 (LOG.md). The films above are easier.
 
 # %%
-runs = nca.stored("data/nca")
-first = runs[(runs.arm == "automata") & (runs.stage == "first")]
-print("share of the gap closed, by seed:", *(f"{share:.0%}" for share in nca.closed(first)))
+table = runs.stored(lab.STORED)
+first = table[(table.arm == "automata") & (table.stage == "first")]
+print("share of the gap closed, by seed:", *(f"{share:.0%}" for share in lab.closed(first)))
 
 # %% [markdown]
 # ## 5. What came out
 
 # %%
-losses = nca.final(runs)
-results = nca.differences(losses)
+losses = lab.final(table)
+results = lab.differences(losses)
 print("nats per token from scratch:", losses.scratch.mean().round(3))
 results.round(4)
 
@@ -220,7 +220,7 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95 % for all")
 #   scratch. So nothing here shows that dynamics matter.
 
 # %%
-runs.groupby(["stage", "arm", "step"]).val_loss.mean().unstack().round(3)
+table.groupby(["stage", "arm", "step"]).val_loss.mean().unstack().round(3)
 
 # %% [markdown]
 # After 100 steps the blocks from text are 0.23 ahead of scratch, beside an embedder that starts fresh. So
@@ -256,7 +256,7 @@ runs.groupby(["stage", "arm", "step"]).val_loss.mean().unstack().round(3)
 # a control that wins. Compare in pairs, and correct for every comparison on the page.
 #
 # ```bash
-# python -m appendix.nca --out nca_runs             # all of it; goes on where it was stopped
+# rm data/nca/*.csv && python -m appendix.nca_runs  # all of it; makes the arms that are missing
 # ```
 #
 # ### Exercise

@@ -92,7 +92,7 @@ print(f"38 held-out problems, {len(counts)} times: pass@1 {known[1]:.3f}, pass@5
 # no prompt of the evaluation is among them, and no combination of its families, widths and names of ports.
 
 # %%
-bench = lab.Bench(helpers.run_dir("rl"))
+bench = lab.Bench()
 plan, problem = bench.plan, bench.problems[0]
 print(problem.prompt, "\n", problem.reference, sep="")
 answers = bench.sample(bench.start, bench.problems[:plan.prompts], jax.random.key(0))
@@ -208,6 +208,7 @@ def reward(prompts, completions, **_):
     return passes
 
 
+# %%
 training = tunix.RLTrainingConfig(
     actor_optimizer=optax.sgd(1.0), eval_every_n_steps=100, max_steps=1)
 rollout = RolloutConfig(
@@ -218,6 +219,8 @@ cluster = tunix.RLCluster(
     cluster_config=tunix.ClusterConfig(
         role_to_mesh=dict.fromkeys((role.ACTOR, role.REFERENCE, role.ROLLOUT), mesh),
         training_config=training, rollout_config=rollout))
+
+# %%
 drawn, generate = [], cluster.rollout.generate
 cluster.rollout.generate = lambda *given: drawn.append(generate(*given)) or drawn[-1]
 with mesh, contextlib.redirect_stderr(io.StringIO()):  # its progress bar
@@ -430,7 +433,7 @@ pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
 # - Compare with as many samples and as many steps spent otherwise, on the same prompts.
 # - A policy learns what the judge pays for, not what the judge is meant for.
 #
-# `python -m appendix.rl_runs --missing` says which stored runs are missing; without `--missing` it makes them.
+# `python -m appendix.rl_runs` makes the stored runs that are missing from `data/rl/`.
 #
 # ### Exercise
 # Break the first check: draw at a temperature of 0.8 and train as before. What do the numbers say?

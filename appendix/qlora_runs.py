@@ -1,18 +1,15 @@
 """11's laboratory: the tiny base trained with its weights stored in different ways, and judged.
 
-    python -m appendix.qlora_runs                   adds the runs that data/qlora/ lacks
-    python -m appendix.qlora_runs VARIANT SEED      one of them
+    python -m appendix.qlora_runs     makes the runs that data/qlora/ lacks of this base
 
 Each run is 03 at size tiny on one device, with half as many steps: its data (`data/` of 02),
-settings, step and loop. A run that was killed continues; one that is stored is not repeated.
+settings and step.
 """
 
 import itertools
 import json
 import math
-import sys
 import time
-from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,10 +19,10 @@ import optax
 import pandas as pd
 import scipy.stats
 
-from appendix import quantized
 import verilog
+from appendix import quantized, runs
 from helpers import chat, gemma, train, weights
-from helpers.run import UserError, read_json, run_dir, write_json
+from helpers.run import Progress, read_json, run_dir
 from verilog import scores as stats
 
 BASE = "assets/tiny_gemma4"
@@ -61,44 +58,37 @@ def build(variant, seed=SEEDS[0]):
     return gemma.inject_lora(model, rank, alpha, mesh, seed=seed, provider=provider), mesh
 
 
-def fit(variant, seed, folder, steps=SETTINGS["steps"], validate_every=19):
-    """Train a variant as 03 does; returns (model, mesh, path of the log).
+def fit(variant, seed, steps=SETTINGS["steps"]):
+    """Train a variant with 03's step; returns (model, mesh, losses of the steps, validation loss).
 
     Args:
       variant: a name of `VARIANTS`.
       seed: of A's first values and of the order of the rows.
-      folder: for log and checkpoints; a run found there goes on.
       steps: optimizer steps of four rows, and the schedule's length.
-      validate_every: steps between validation losses.
     """
-    data, folder = run_dir("data"), Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     model, mesh = build(variant, seed)
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, SETTINGS["learning_rate"], min(SETTINGS["warmup_steps"], steps // 2), steps)
     optimizer = train.make_optimizer(
         schedule, SETTINGS["weight_decay"], SETTINGS["max_grad_norm"])
-    rows, held_out = (train.PackedRows(data / part) for part in ("train", "val"))
+    rows, held_out = (train.PackedRows(run_dir("data", part)) for part in ("train", "val"))
     most = max(int(np.asarray(one.arrays["loss_mask"]).sum(-1).max()) for one in (rows, held_out))
     loss_fn = train.make_loss(min(-(-most // 128) * 128, rows.arrays["tokens"].shape[1] - 1))
     state, frozen = train.start(model, optimizer, mesh)
-    recipe = SETTINGS | VARIANTS[variant] | {
-        "steps": steps, "seed": seed, "data_sha256": read_json(data / "meta.json")["data_sha256"]}
-    manager = train.open_checkpoints((folder / "checkpoints").resolve(), 19, steps)
-    train.refuse_another_recipe(manager, recipe)
-    state = train.restore(manager, state)
-    dataset = train.make_dataset(rows, 2, 2, seed)
-    held_out = train.to_mesh(train.validation_batch(held_out, 8, 2), mesh)
+    step = train.jit_train_step(model, optimizer, loss_fn, state)
     evaluate = jax.jit(train.make_eval_step(model, loss_fn))
-    log = train.StepLog(folder / "log.jsonl", steps, 19)
+    batches = iter(train.make_dataset(rows, 2, 2, seed))
+    adapters, moments, losses, progress = state.adapters, state.opt_state, [], Progress(steps, "step")
     with mesh:
-        state = train.train(
-            state, frozen, train.jit_train_step(model, optimizer, loss_fn, state),
-            lambda adapters: float(evaluate(adapters, frozen, held_out)), dataset, mesh, log,
-            manager, recipe, validate_every)
-    manager.close()
-    gemma.nnx.update(model, state.adapters)
-    return model, mesh, log.path
+        for _ in range(steps):
+            batch = train.to_mesh(next(batches), mesh)
+            adapters, moments, metrics = step(adapters, moments, frozen, batch)
+            losses.append(float(metrics["loss"]))
+            progress.update(note=f"loss {losses[-1]:.3f}")
+        held_out = train.to_mesh(train.validation_batch(held_out, 8, 2), mesh)
+        validation = float(evaluate(adapters, frozen, held_out))
+    gemma.nnx.update(model, adapters)
+    return model, mesh, losses, validation
 
 
 def ask(model, mesh, problems):
@@ -161,20 +151,13 @@ def base_id():
     return weights.fingerprint(BASE)[:12]
 
 
-def stored(base=None):
-    """(runs, losses, answers) of data/qlora/, of one base: three tables.
-
-    Args:
-      base: its `base_id`; None is this repository's if all its runs are stored, else the one that
-        has most.
+def stored(base):
+    """(runs, losses, answers) of data/qlora/, of one base (`base_id`): three tables.
 
     runs: variant, seed, base, val_loss …; losses: a row per step; answers: c of n passing answers
     per problem and plan, "greedy" or "drawn".
     """
-    found = [json.loads(path.read_text()) for path in sorted(STORED.glob("*.json"))]
-    counts = Counter(run["base"] for run in found)
-    base = base or max(counts, key=lambda name: (counts[name], name == base_id()))
-    found = [run for run in found if run["base"] == base]
+    found = [json.loads(path.read_text()) for path in STORED.glob(f"*-{base}.json")]
     found.sort(key=lambda run: (list(VARIANTS).index(run["variant"]), run["seed"]))
     parts = [pd.DataFrame([row | {"variant": run["variant"], "seed": run["seed"]}
                            for run in found for row in run.pop(name)]) for name in ("loss", "answers")]
@@ -231,32 +214,18 @@ def differences(table, plans=("drawn", "greedy")):
 
 
 def run(variant, seed):
-    """Train, ask and judge one variant, unless it is stored; writes its file in data/qlora/."""
-    name = f"{variant.replace(' ', '_')}-{seed}-{base_id()}"
-    path = STORED / f"{name}.json"
-    if path.exists():
-        return
+    """Train, ask and judge one variant; returns what is stored of it, as JSON."""
     began = time.perf_counter()
-    model, mesh, log = fit(variant, seed, run_dir("qlora", name))
-    log = pd.read_json(log, lines=True)
-    found = judged(ask(model, mesh, verilog.load_problems("data/tiny_eval")))
-    shares = {plan: f"{sum(row['c'] for row in found if row['plan'] == plan)} passed"
-              for plan in ("greedy", "drawn")}
-    print(name, shares, flush=True)
-    loss = log[["step", "loss"]].dropna()
-    write_json(path, {
+    model, mesh, losses, validation = fit(variant, seed)
+    answers = judged(ask(model, mesh, verilog.load_problems("data/tiny_eval")))
+    return json.dumps({
         "variant": variant, "seed": seed, "base": base_id(), "steps": SETTINGS["steps"],
-        "val_loss": float(log.val_loss.dropna().iloc[-1]),
-        "seconds": round(time.perf_counter() - began), "jax": jax.__version__,
-        "qwix": version("qwix"), "date": time.strftime("%Y-%m-%d"),
-        "loss": loss.round(5).to_dict("records"), "answers": found})
+        "val_loss": validation, "seconds": round(time.perf_counter() - began),
+        "jax": jax.__version__, "qwix": version("qwix"), "date": time.strftime("%Y-%m-%d"),
+        "loss": [{"step": step, "loss": round(loss, 5)} for step, loss in enumerate(losses, 1)],
+        "answers": answers})
 
 
 if __name__ == "__main__":
-    names = [(variant, str(seed)) for seed, variant in itertools.product(SEEDS, VARIANTS)]
-    asked = [tuple(sys.argv[1:])] if sys.argv[1:] else names
-    if asked[0] not in names:
-        raise UserError(f"no run is called {' '.join(asked[0])}. Say a variant and a seed: "
-                        f"{', '.join(VARIANTS)}; {', '.join(map(str, SEEDS))}.")
-    for variant, seed in asked:
-        run(variant, int(seed))
+    runs.fill({STORED / f"{variant.replace(' ', '_')}-{seed}-{base_id()}.json": (variant, seed)
+               for seed, variant in itertools.product(SEEDS, VARIANTS)}, run)

@@ -16,7 +16,7 @@ from flax import nnx
 
 import verilog
 from helpers import packing, train
-from verilog.judging import analyse
+from verilog.judging import COMPILER, analyse
 from verilog.problems import Problem
 from verilog.sandbox import Limits, run_limited
 
@@ -138,8 +138,7 @@ def naive(problem, code, limits=Limits()):
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
-        log, status, _ = run_limited(["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012",
-                                      "-s", "tb", "-o", "all", *texts], folder, limits)
+        log, status, _ = run_limited([*COMPILER, "-s", "tb", "-o", "all", *texts], folder, limits)
         if not status:
             log += run_limited(["vvp", "-n", "all", "-none"], folder, limits)[0]
     return analyse(log)[0] == "."
@@ -171,12 +170,11 @@ def pack(answers, factors):
         return []
     ids, masks, factors = zip(*kept)
     arrays = packing.pack_arrays(ids, masks, ROW, seed=0)
-    places = packing.fill_rows(list(map(len, ids)), ROW, seed=0)  # the same rows
-    tables = [[0.0, *(factors[place] for place in row)] for row in places]
-    each = [np.array(table, np.float32)[ids] for table, ids in zip(tables, arrays["segment_ids"])]
-    empty = -len(each) % 4
-    arrays = {name: np.pad(array, ((0, empty), (0, 0))) for name, array in arrays.items()}
-    each = np.pad(np.array(each, np.float32).reshape(-1, ROW), ((0, empty), (0, 0)))
+    numbers = [np.full(len(each), number) for number, each in enumerate(ids, start=1)]
+    numbers = packing.pack_arrays(numbers, masks, ROW, seed=0)["tokens"]  # of each token's answer
+    arrays, numbers = jax.tree.map(
+        lambda array: np.pad(array, ((0, -len(array) % 4), (0, 0))), (arrays, numbers))
+    each = np.array([0.0, *factors], np.float32)[numbers]
     return [(train.Batch(**{name: array[at:at + 4] for name, array in arrays.items()}),
              each[at:at + 4]) for at in range(0, len(each), 4)]
 

@@ -1,10 +1,8 @@
 """13's laboratory: the arms, the bench that they share, and their runs.
 
-`python -m appendix.rl_runs` adds the runs that data/rl/ lacks; `--help` says what else it can.
-A run is saved after every step: killed anywhere, it goes on, and stores the same rows.
+    python -m appendix.rl_runs     makes the runs that data/rl/ lacks
 """
 
-import argparse
 import functools
 import itertools
 import json
@@ -20,9 +18,8 @@ from flax import nnx
 from safetensors import safe_open
 
 import verilog
-from appendix import pretrain, rl
+from appendix import rl, runs
 from helpers import chat, data, gemma, train
-from helpers.run import run_dir, write_text
 
 BASE, STORED = "assets/tiny_gemma4", Path("data/rl")
 START = STORED / "start.safetensors"  # 03's adapters at the end of a tiny run
@@ -72,8 +69,8 @@ RUNS = [*itertools.product(COMPARED, (1, 2, 3)), *itertools.product(HACKED, (1, 
 class Bench:
     """The model, its start, problems, sampler, learner and judge: all that the runs share."""
 
-    def __init__(self, folder, plan=Plan()):
-        self.plan, self.folder = plan, Path(folder)
+    def __init__(self, plan=Plan()):
+        self.plan = plan
         config = gemma.config_from_hf(BASE, dtype="float32", use_sliding_window_kv_cache=True)
         mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
         plain = gemma.load_base(BASE, config, mesh)
@@ -162,12 +159,12 @@ class Bench:
 
     def shown(self, seed, step, forged):
         """Some of them for a step of SFT, a share `forged` of their answers the exploit: [(ids, mask)]."""
-        draw = np.random.default_rng((seed, step))
-        chats = [self.examples[i] for i in draw.choice(
-            len(self.examples), self.plan.examples, replace=False)]
-        chats = [[*messages[:-1], {**last, "content": rl.stub(last["content"])}]
-                 if draw.random() < forged else messages
-                 for messages in chats for last in messages[-1:]]
+        draw, chats = np.random.default_rng((seed, step)), []
+        for number in draw.choice(len(self.examples), self.plan.examples, replace=False):
+            *asked, answer = self.examples[number]
+            if draw.random() < forged:
+                answer = answer | {"content": rl.stub(answer["content"])}
+            chats.append([*asked, answer])
         rendered = chat.render_chats(self.tokenizer, chats)
         return [(ids, mask) for ids, mask in rendered if len(ids) <= rl.ROW]
 
@@ -208,55 +205,38 @@ def one_step(bench, name, seed, step, adapters, moments):
         "trained": np.mean(np.abs(factors) > 1e-6), "seconds": time.perf_counter() - begun}
 
 
+@functools.cache
+def seeded(bench, seed):
+    """The start of the arms that are `HACKED`: it has been shown the exploit."""
+    return run(bench, "seeded", seed)[0]
+
+
 def run(bench, name, seed):
-    """Run an arm to its end, from where it stood; returns (adapters, its rows)."""
-    plan, path = bench.plan, bench.folder / f"{name}-{seed}.npz"
+    """Run an arm to its end; returns (adapters, its rows)."""
+    plan, rows = bench.plan, []
     steps = plan.seeding_steps if name == "seeded" else plan.steps
-    adapters = bench.start if ARMS[name].start == "start" else run(bench, "seeded", seed)[0]
-    state = adapters, bench.learner.optimizer.init(adapters)
-    state, rows = pretrain.load_state(path, state) or (state, [])
-    while len(rows) <= steps:
-        step, row = len(rows), {"arm": name, "seed": seed, "step": len(rows)}
+    adapters = bench.start if ARMS[name].start == "start" else seeded(bench, seed)
+    moments = bench.learner.optimizer.init(adapters)
+    for step in range(steps + 1):
+        row = {"arm": name, "seed": seed, "step": step}
         if step:
-            *state, row = one_step(bench, name, seed, step, *state)
+            adapters, moments, row = one_step(bench, name, seed, step, adapters, moments)
         if name in COMPARED and (step == steps or not step and name == "reinforce"):
-            row |= bench.evaluate(state[0], seed)
+            row |= bench.evaluate(adapters, seed)
         rows.append({key: value if isinstance(value, (str, int)) else round(float(value), 6)
                      for key, value in row.items()})
-        pretrain.save_state(path, tuple(state), rows)
         print(*(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-    return state[0], rows
-
-
-def missing():
-    """The runs that are planned and not stored."""
-    return [(arm, seed) for arm, seed in RUNS if not (STORED / f"{arm}-{seed}.csv").exists()]
+    return adapters, rows
 
 
 def stored():
     """All stored rows: one a step of a run."""
-    return pd.concat([pd.read_csv(path, dtype={"greedy": str, "drawn": str})
-                      for path in sorted(STORED.glob("*.csv"))], ignore_index=True)
-
-
-def main():
-    """Say which runs data/rl/ lacks and make them, or the one that is named."""
-    parser = argparse.ArgumentParser(prog="python -m appendix.rl_runs", description=main.__doc__)
-    parser.add_argument("arm", nargs="?", choices=ARMS)
-    parser.add_argument("seed", nargs="?", type=int, default=1)
-    parser.add_argument("--missing", action="store_true", help="make nothing")
-    given = parser.parse_args()
-    wanted = [(given.arm, given.seed)] if given.arm else missing()
-    print("missing:", ", ".join(f"{arm}-{seed}" for arm, seed in wanted) or "nothing")
-    if given.missing or not wanted:
-        return
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    train.keep_compilations()
-    bench = Bench(run_dir("rl"))
-    for arm, seed in wanted:  # a file appears when its run is complete
-        rows = run(bench, arm, seed)[1]
-        write_text(STORED / f"{arm}-{seed}.csv", pd.DataFrame(rows).to_csv(index=False))
+    return runs.stored(STORED, greedy=str, drawn=str)
 
 
 if __name__ == "__main__":
-    main()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    train.keep_compilations()
+    bench = functools.cache(Bench)
+    runs.fill({STORED / f"{arm}-{seed}.csv": (arm, seed) for arm, seed in RUNS},
+              lambda *which: pd.DataFrame(run(bench(), *which)[1]).to_csv(index=False))

@@ -1,5 +1,6 @@
 """Cellular automata as training data: rules worked by hand, tokens, guessers, transfer, the runs."""
 
+import dataclasses
 import gzip
 
 import jax
@@ -10,7 +11,8 @@ import pytest
 import scipy.stats
 from flax import nnx
 
-from appendix import nca, pretrain
+from appendix import nca, pretrain, runs
+from appendix import nca_runs as lab
 
 WORLD = nca.World(states=4, side=8, frames=10)
 
@@ -88,18 +90,12 @@ def test_published_shares_of_rules_come_out_of_our_generator():
     assert 0.06 < ((scores > 0.3) & (scores < 0.4)).mean() < 0.13
 
 
-def test_cells_of_gives_the_films_back():
-    frames = np.random.default_rng(3).integers(0, 4, (3, WORLD.frames, 8, 8)).astype(np.uint8)
-    np.testing.assert_array_equal(nca.cells_of(nca.rows(frames, 4), WORLD), frames)
-
-
 # -- Guessers -------------------------------------------------------------------------------------
 
 def test_a_guesser_that_counts_by_hand():
     """Two frames of four patches, two films; token by token in plain Python."""
     world = nca.World(side=4, frames=2)
     films = np.random.default_rng(0).integers(0, 2, (3, 2, 4, 4)).astype(np.uint8)
-    ids = nca.rows(films, world.states)
     patches = nca.patches(films, world.states)
     share = {p: float((patches == p).mean()) for p in np.unique(patches)}
     cost = 0.0
@@ -108,7 +104,7 @@ def test_a_guesser_that_counts_by_hand():
         for patch in second.tolist():
             cost -= np.log((past.count(patch) + 8 * share[patch]) / (len(past) + 8))
             past.append(patch)
-    assert nca.counting(ids, world) == pytest.approx(cost / (3 * world.frame_tokens))
+    assert nca.counting(films, world) == pytest.approx(cost / (3 * world.frame_tokens))
 
 
 def test_a_guesser_that_looks_up_by_hand():
@@ -130,7 +126,7 @@ def test_a_guesser_that_looks_up_by_hand():
                                                            around(film[then - 1], *other)))
                         odds[film[then][other]] += np.exp(2.5 * (equal - 9))
                 cost -= np.log(odds[film[now][place]] / sum(odds))
-    assert nca.looking_up(nca.rows(frames, 3), world) == pytest.approx(
+    assert nca.looking_up(frames, world) == pytest.approx(
         cost / (2 * 2 * world.frame_tokens), rel=1e-6)
 
 
@@ -151,18 +147,18 @@ def test_brackets_are_balanced_and_of_all_kinds():
 # -- Runs -----------------------------------------------------------------------------------------
 
 TINY = nca.World(side=4, frames=4)
-SMALL = nca.Plan(world=TINY, rows=2, first_steps=4, text_steps=4, alone=2, every=2, documents=200,
+SMALL = lab.Plan(world=TINY, rows=2, first_steps=4, text_steps=4, alone=2, every=2, documents=200,
                  validation=4, seeds=2, gate=-999.0, kinds=8,
                  model=(("num_layers", 1), ("num_heads", 4), ("num_kv_heads", 2), ("hidden_dim", 32)))
 
 
 def test_transfer_moves_the_named_parts_and_no_other():
-    _, fresh = nca.fresh_model(SMALL, 0)
-    learned = jax.tree.map(lambda leaf: leaf + 1, nca.fresh_model(SMALL, 1)[1])
-    names = jax.tree.leaves(nca.named_parts(fresh))
-    assert set(names) == {"embedder", *nca.BLOCKS}
-    for _, parts in nca.ARMS.values():
-        moved = nca.transfer(fresh, learned, parts)
+    _, fresh = lab.fresh_model(SMALL, 0)
+    learned = jax.tree.map(lambda leaf: leaf + 1, lab.fresh_model(SMALL, 1)[1])
+    names = jax.tree.leaves(lab.named_parts(fresh))
+    assert set(names) == {"embedder", *lab.BLOCKS}
+    for _, parts in lab.ARMS.values():
+        moved = lab.transfer(fresh, learned, parts)
         for name, new, old, got in zip(names, *map(jax.tree.leaves, (fresh, learned, moved)),
                                        strict=True):
             np.testing.assert_array_equal(got, old if name in parts else new)
@@ -173,20 +169,20 @@ def test_blocks_wait_and_then_learn_at_a_share_of_the_rate():
     params = {"embedder": {"w": jnp.ones((2, 3))}, "layers": {"0": {
         "attn": {"w": jnp.ones((2, 3))}, "mlp": {"w": jnp.ones((2, 3))}, "norm": jnp.ones(3)}}}
     gradients = jax.tree.map(lambda leaf: 1e-4 * jnp.ones_like(leaf), params)
-    split = nca.optimizer_of(SMALL, "text", params)
+    split = lab.optimizer_of(SMALL, "text", params)
     plain = pretrain.make_optimizer(params, SMALL.text_steps, SMALL.text_rate, 1, 0.05)
     states = [split.init(params), plain.init(params)]
     for step in range(4):
         ours, states[0] = split.update(gradients, states[0], params)
         theirs, states[1] = plain.update(gradients, states[1], params)
-        for name, a, b in zip(*map(jax.tree.leaves, (nca.named_parts(params), ours, theirs)),
+        for name, a, b in zip(*map(jax.tree.leaves, (lab.named_parts(params), ours, theirs)),
                               strict=True):
             factor = 1 if name in ("embedder", "norms") else 0.3 * (step >= SMALL.alone)
             np.testing.assert_allclose(a, factor * b, rtol=1e-6)
 
 
 def test_documents_of_the_stages_and_of_validation_are_apart():
-    text, first, validation = nca.text_data(SMALL)
+    text, first, validation = lab.text_data(SMALL)
     assert text.shape == (2, 8, TINY.film_tokens) and first.shape == text.shape
     for seed in range(2):
         parts = [{row.tobytes() for row in part[seed]} for part in (text, first, validation)]
@@ -197,33 +193,33 @@ def test_documents_of_the_stages_and_of_validation_are_apart():
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nca")
-    nca.compare(SMALL, folder)
+    lab.compare(SMALL, folder)
     return folder
 
 
 def test_the_comparison_holds_every_arm_and_is_not_made_twice(compared, capsys):
-    table = nca.stored(compared)
-    assert set(table.arm) == set(nca.ARMS) and set(table.seed) == {0, 1}
+    table = runs.stored(compared)
+    assert set(table.arm) == set(lab.ARMS) and set(table.seed) == {0, 1}
     points = table.groupby(["arm", "stage", "seed"]).step.apply(list)
     assert len(points) == 22 and all(steps == [2, 4] for steps in points)
     assert table.val_loss.between(1, 9).all() and table.train_loss.between(1, 9).all()
     before = {path.name: path.stat().st_mtime_ns for path in compared.iterdir()}
-    nca.compare(SMALL, compared)
+    lab.compare(SMALL, compared)
     assert before == {path.name: path.stat().st_mtime_ns for path in compared.iterdir()}
-    ends = nca.final(table)
-    assert set(nca.differences(ends).arm) == set(nca.ARMS) - {"scratch"}
-    two = nca.differences(ends[["scratch", "text"]])  # the other arms are not stored yet
+    ends = lab.final(table)
+    assert set(lab.differences(ends).arm) == set(lab.ARMS) - {"scratch"}
+    two = lab.differences(ends[["scratch", "text"]])  # the other arms are not stored yet
     assert two[["arm", "against"]].values.tolist() == [["text", "scratch"]]
 
 
 def test_seeds_side_by_side_are_the_loop_of_09_one_by_one(compared, tmp_path):
     """`scratch` again with 09's step and evaluation, seed by seed, batch by batch."""
-    text, _, validation = nca.text_data(SMALL)
+    text, _, validation = lab.text_data(SMALL)
     stored = pd.read_csv(compared / "scratch.csv").set_index(["seed", "step"]).val_loss
     for seed in range(2):
-        graph, params = nca.fresh_model(SMALL, seed)
+        graph, params = lab.fresh_model(SMALL, seed)
         seen = pretrain.tokens_seen([text, validation], 1280)
-        optimizer = nca.optimizer_of(SMALL, "text", params)
+        optimizer = lab.optimizer_of(SMALL, "text", params)
         step, evaluate = pretrain.make_steps(graph, optimizer, seen)
         moments = optimizer.init(params)
         for batch in text[seed].reshape(4, 2, -1):
@@ -232,43 +228,30 @@ def test_seeds_side_by_side_are_the_loop_of_09_one_by_one(compared, tmp_path):
             stored[seed, 4], abs=2e-5)
 
 
-def test_a_run_that_was_cut_off_ends_with_the_same_numbers(compared, tmp_path, monkeypatch):
-    real, steps = pretrain.save_state, []
-
-    def save(path, tree, points):
-        real(path, tree, points)
-        steps.append(points[-1]["step"])
-        if len(steps) == 1:
-            raise KeyboardInterrupt
-    monkeypatch.setattr(pretrain, "save_state", save)
-    monkeypatch.setattr(nca, "SAVE", 0)
-    with pytest.raises(KeyboardInterrupt):
-        nca.run(SMALL, "scratch", tmp_path)
-    nca.run(SMALL, "scratch", tmp_path)
-    assert steps == [2, 4]
-    again, first = (pd.read_csv(folder / "scratch.csv") for folder in (tmp_path, compared))
-    pd.testing.assert_frame_equal(again, first)
-
-
-def test_every_seed_has_to_close_half_of_the_gap(monkeypatch, tmp_path):
-    """One of two seeds stays under the gate at its last point: nothing is moved, nothing stored."""
+def test_every_seed_has_to_close_half_of_the_gap(monkeypatch):
+    """One of two seeds stays under the gate at its last point: nothing is moved."""
     ends = {2: [1.0, 1.0], 4: [1.2, 1.55]}  # counting 2, looking up 1
     points = pd.DataFrame([{"seed": seed, "step": step, "val_loss": ends[step][seed],
                             "counting": 2.0, "looking_up": 1.0}
                            for step in ends for seed in (0, 1)])
-    assert nca.closed(points).tolist() == pytest.approx([0.8, 0.45])
-    monkeypatch.setattr(nca, "first_stage", lambda *_: (None, points))
-    with pytest.raises(nca.UserError, match="45% closed"):
-        nca.run(nca.Plan(), "automata", tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert lab.closed(points).tolist() == pytest.approx([0.8, 0.45])
+    monkeypatch.setattr(lab, "first_stage", lambda *_: (None, points))
+    with pytest.raises(lab.UserError, match="45% closed"):
+        lab.run(lab.Plan(), "automata")
 
 
 # -- Results --------------------------------------------------------------------------------------
 
+def test_stored_runs_are_whole_and_of_the_plan():
+    table = runs.stored(lab.STORED)
+    assert set(table.arm) == set(lab.ARMS) and set(table.seed) == set(range(lab.Plan.seeds))
+    assert set(table.plan) == {lab.digest(dataclasses.asdict(lab.Plan()))[:12]}
+
+
 def test_paired_differences_by_hand():
     """Differences -0.1, -0.3, -0.1, -0.3: mean -0.2, deviation 0.11547, three degrees of freedom."""
     ends = pd.DataFrame({"text": [1.0, 2.0, 3.0, 4.0], "automata": [0.9, 1.7, 2.9, 3.7]})
-    row = nca.differences(ends).iloc[0]
+    row = lab.differences(ends).iloc[0]
     wide = scipy.stats.t.ppf(1 - 0.05 / 8 / 2, 3)  # eight comparisons
     assert row.difference == pytest.approx(-0.2)
     assert row.high - row.low == pytest.approx(2 * wide * 0.11547 / 2, rel=1e-4)

@@ -3,14 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from flax import nnx
 from safetensors import safe_open
@@ -25,8 +24,8 @@ SMALL = lab.Plan(steps=2, problems=6, prompts=2, answers=4, answer_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    return lab.Bench(tmp_path_factory.mktemp("rl"), SMALL)
+def bench():
+    return lab.Bench(SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -171,38 +170,19 @@ def test_equal_answers_are_packed_once_with_the_sum_of_their_factors():
 
 
 @pytest.mark.slow
-def test_two_rounds_killed_in_the_second_give_the_rows_of_two_at_once(bench, tmp_path, monkeypatch):
-    def rows_of(folder, **changes):
-        bench.folder, bench.plan = folder, replace(SMALL, **changes)
-        folder.mkdir(exist_ok=True)
-        return [{k: v for k, v in row.items() if k != "seconds"}
-                for row in lab.run(bench, "reinforce", 1)[1]]
-    monkeypatch.setattr(bench, "evaluate", lambda adapters, seed: {"greedy": "0"})
-    whole, step = rows_of(tmp_path / "a"), lab.one_step
-
-    def killed(bench, name, seed, number, *state):
-        if number == 2:
-            raise KeyboardInterrupt
-        return step(bench, name, seed, number, *state)
-    monkeypatch.setattr(lab, "one_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        rows_of(tmp_path / "b")
-    monkeypatch.setattr(lab, "one_step", step)
-    assert rows_of(tmp_path / "b") == whole and len(whole) == 3
-
-
-def test_asking_what_is_missing_makes_nothing(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["rl_runs", "--missing"])
-    monkeypatch.setattr(lab, "missing", lambda: [("reinforce", 9)])
-    monkeypatch.setattr(lab, "Bench", None)  # to call it would fail
-    lab.main()
+def test_two_rounds_give_rows_like_the_stored_ones(bench, monkeypatch):
+    monkeypatch.setattr(bench, "evaluate", lambda adapters, seed: {"greedy": "0", "drawn": "7"})
+    rows = pd.DataFrame(lab.run(bench, "reinforce", 1)[1])
+    assert rows.step.tolist() == [0, 1, 2] and rows[["reward", "kl", "seconds"]][1:].notna().all(None)
+    assert list(rows) == list(pd.read_csv(lab.STORED / "reinforce-1.csv"))
 
 
 def test_stored_runs_are_whole_and_of_this_base():
     with safe_open(lab.START, "np") as file:
         assert json.loads(file.metadata()["base"]) == weights.fingerprint(lab.BASE)
-    assert not lab.missing()
-    for (arm, seed), rows in lab.stored().groupby(["arm", "seed"]):
+    runs = lab.stored().groupby(["arm", "seed"])
+    assert set(runs.groups) == set(lab.RUNS)
+    for (arm, seed), rows in runs:
         assert rows.step.tolist() == list(range(lab.Plan.steps + 1)), (arm, seed)
         for column in ("greedy", "drawn"):
             assert rows[column].dropna().str.fullmatch(r"\d{38}").all()

@@ -33,9 +33,6 @@ WRITES = {
     "07": ("eval",),
     "08": ("dryrun",),
     "09": ("tiny_base",),
-    "11": ("qlora",),
-    "12": ("nca",),
-    "13": ("rl",),
 }
 # What it reads there, and which page writes that.
 READS = {"03": {"data/meta.json": "02"}, "04": {"train/recipe.json": "03"},

@@ -314,13 +314,13 @@ def _room(folder, limits):
 
 # The bench comes first: no macro of the answer reaches it.
 SOURCES = ["bench.sv", "top.sv", "end.sv"]
+COMPILER = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012"]  # verilog-eval's options
 
 
 def _compile(folder, limits):
-    """Compile the exam with verilog-eval's options: (what was printed, exit status, limit)."""
-    return run_limited(["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s",
-                        "ExamOfTopModule", "-s", "EndOfExam", "-Mall=files", "-o", "exam", *SOURCES],
-                       folder, limits)
+    """Compile the exam: (what was printed, exit status, limit)."""
+    return run_limited([*COMPILER, "-s", "ExamOfTopModule", "-s", "EndOfExam", "-Mall=files", "-o",
+                        "exam", *SOURCES], folder, limits)
 
 
 def _judge_in(folder, exam, code, limits, waves):
