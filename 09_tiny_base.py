@@ -366,9 +366,8 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 
 # %% [markdown]
 # ## 7. Train, and look at what it writes
-# The loop saves its state every 100 steps: interrupted and run again, it goes on with the same
-# numbers. At three moments our thirty lines let the model continue a comment, one likeliest token
-# after the other, each from a whole forward pass: slow, and nothing is hidden.
+# At three moments our thirty lines let the model continue a comment, one likeliest token after the
+# other, each from a whole forward pass: slow, and nothing is hidden.
 #
 # **The loss starts near 7. What will the model write after 10 steps, and what after 40?**
 
@@ -389,11 +388,8 @@ def write(done, params, at=(0, run_steps // 4, run_steps), tokens=40):
         print(f"── after {done} steps:\n{tokenizer.decode(ids[len(start):])}\n", flush=True)
 
 
-recipe = {key: value for key, value in asdict(cfg).items() if key not in ("run_steps", "install")}
-name = hashlib.sha256(f"{recipe} {corpus_sha256} {tiny_config}".encode()).hexdigest()[:12]
-state_file = out / f"state-{name}.npz"
-params, history = pretrain.pretrain(params, optimizer.init(params), step, evaluate, batches,
-                                    validation, run_steps, state_file, watch=write)
+trained, history = pretrain.pretrain(params, optimizer.init(params), step, evaluate, batches,
+                                     validation, run_steps, watch=write)
 log = pd.DataFrame(history)
 helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_format="%.6f"))
 
@@ -450,9 +446,9 @@ from safetensors.numpy import save
 from helpers.run import atomic_file
 
 rounded = {name: np.asarray(array).astype(ml_dtypes.bfloat16)
-           for name, array in named(params).items()}
+           for name, array in named(trained).items()}
 tensors = {name: np.ascontiguousarray(array)
-           for name, array in pretrain.to_hf(rounded, len(tiny_config["layer_types"])).items()}
+           for name, array in pretrain.to_hf(rounded, tiny_config).items()}
 with atomic_file(out / "model.safetensors") as file:  # beside it, then renamed
     file.write(save(tensors, metadata={"format": "pt"}))
 mesh = gemma.make_mesh(model_config, (1, 1), jax.devices()[:1])
@@ -466,11 +462,11 @@ assert apart < 1e-4
 # A complete run with `install` replaces the stored base; `pretrain.json` says what it was made from.
 
 # %%
+recipe = {key: value for key, value in asdict(cfg).items() if key not in ("run_steps", "install")}
 facts = {**recipe, "corpus_sha256": corpus_sha256,
          "tokenizer_sha256": helpers.sha256_file(out / "tokenizer.json"),
          "final_val_loss": float(log.val_loss.iloc[-1]), "seconds": float(log.seconds.sum())}
 helpers.write_json(out / "pretrain.json", facts)
-state_file.unlink(missing_ok=True)  # everything that it was kept for is written
 if cfg.install and run_steps == cfg.steps:
     shutil.copytree(out, ASSETS, dirs_exist_ok=True)
 stored_facts = helpers.read_json(ASSETS / "pretrain.json")

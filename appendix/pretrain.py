@@ -3,9 +3,7 @@
 Letters in shape comments: B rows, T tokens, V vocabulary. Id 0 is padding, 2 `<bos>`, 1 `<eos>`.
 """
 
-import json
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from helpers.run import Progress, atomic_file
+from helpers.run import Progress
+from tables import architecture
 
 
 def inputs_of(name, shape):
@@ -128,78 +127,52 @@ def validation_loss(params, batches, evaluate):
     return float(sums[0] / sums[1])
 
 
-NORMS = {"input_layernorm": "pre_attention_norm", "post_attention_layernorm": "post_attention_norm",
-         "pre_feedforward_layernorm": "pre_ffw_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+VECTORS = {  # of a layer, Hugging Face's name: Tunix's
+    "self_attn.q_norm.weight": "attn._query_norm.scale",
+    "self_attn.k_norm.weight": "attn._key_norm.scale",
+    "input_layernorm.weight": "pre_attention_norm.scale",
+    "post_attention_layernorm.weight": "post_attention_norm.scale",
+    "pre_feedforward_layernorm.weight": "pre_ffw_norm.scale",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.scale", "layer_scalar": "skip_scale"}
 
 
-def to_hf(weights, layers):
-    """{Hugging Face name: array [outputs, inputs]} of {Tunix name: array}, the reverse of loading."""
-    def flat(heads):  # [N, D, H] -> [N * H, D]
-        return heads.transpose(0, 2, 1).reshape(-1, heads.shape[1])
+def to_hf(weights, config):
+    """{Hugging Face name: array} of {Tunix name: array}, the reverse of loading; `config` is a dict.
 
+    Matrices become [outputs, inputs], with heads folded into one axis; K and V come apart.
+    """
     tensors = {"embed_tokens.weight": weights["embedder.input_embedding"],
                "norm.weight": weights["final_norm.scale"]}
-    for i in range(layers):
-        mine, theirs = f"layers.{i}.attn.", f"layers.{i}.self_attn."
-        tensors[theirs + "q_proj.weight"] = flat(weights[mine + "q_einsum.w"])
-        if mine + "k_einsum.w" in weights:  # a full layer: V is K
-            tensors[theirs + "k_proj.weight"] = flat(weights[mine + "k_einsum.w"])
-        else:
-            for letter, part in zip("kv", weights[mine + "kv_einsum.w"], strict=True):
-                tensors[f"{theirs}{letter}_proj.weight"] = flat(part)
-        output = weights[mine + "attn_vec_einsum.w"]  # [N, H, D]
-        tensors[theirs + "o_proj.weight"] = output.reshape(-1, output.shape[-1]).T
-        for name, tunix in {"q_norm": "_query_norm", "k_norm": "_key_norm"}.items():
-            tensors[f"{theirs}{name}.weight"] = weights[f"{mine}{tunix}.scale"]
-        for kind in ("gate", "up", "down"):
-            tensors[f"layers.{i}.mlp.{kind}_proj.weight"] = \
-                weights[f"layers.{i}.mlp.{kind}_proj.kernel"].T
-        for name, tunix in NORMS.items():
-            tensors[f"layers.{i}.{name}.weight"] = weights[f"layers.{i}.{tunix}.scale"]
-        tensors[f"layers.{i}.layer_scalar"] = weights[f"layers.{i}.skip_scale"]
+    for module in architecture.modules(config):
+        kind, leaf = module.how, "w" if ".attn." in module.path else "kernel"
+        axes = [kind.weight.index(axis) for axis in kind.outputs + kind.inputs]
+        matrices = weights[f"{module.path}.{leaf}"].transpose(axes).reshape(
+            len(kind.names), -1, np.prod(module.inputs))
+        tensors |= {f"{name}.weight": matrix for name, matrix in zip(module.names, matrices)}
+    for layer in range(config["num_hidden_layers"]):
+        for name, tunix in VECTORS.items():
+            tensors[f"layers.{layer}.{name}"] = weights[f"layers.{layer}.{tunix}"]
     return {f"model.language_model.{name}": array for name, array in tensors.items()}
 
 
-def save_state(path, tree, history):
-    """All arrays and the history in one file, written beside and renamed."""
-    arrays = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-    with atomic_file(path) as file:
-        np.savez(file, history=json.dumps(history), **arrays)
-
-
-def load_state(path, tree):
-    """(arrays in the structure of `tree`, history), or None where no state is stored."""
-    if not Path(path).exists():
-        return None
-    leaves, kind = jax.tree.flatten(tree)
-    with np.load(path) as stored:
-        arrays = [jnp.asarray(stored[f"leaf{i}"]) for i in range(len(leaves))]
-        return jax.tree.unflatten(kind, arrays), json.loads(str(stored["history"]))
-
-
-def pretrain(params, moments, step, evaluate, batches, validation, steps, path, every=100,
-             watch=None):
-    """Train to `steps`, from the state saved in `path` if there is one.
+def pretrain(params, moments, step, evaluate, batches, validation, steps, every=100, watch=None):
+    """Train for `steps` steps.
 
     Args:
-      params, moments: weights and optimizer state before the first step; they are used up.
+      params, moments: weights and optimizer state before the first step.
       step, evaluate: from `make_steps`.
       batches, validation: token arrays, from `make_batches`; training goes round `batches`.
       steps: number of the last step.
-      path: where the state is saved; its name must tell one recipe from another.
-      every: validate and save after so many steps, and after the last.
+      every: validate after so many steps, and after the last.
       watch: called with (steps done, params) before the first step and after each.
 
     Returns:
       (params, history): one dict per step with step, loss (mean per token, nats), seconds and,
       after every `every` steps and the last, val_loss.
     """
-    history = []
-    if found := load_state(path, (params, moments)):
-        (params, moments), history = found
-        print(f"resuming after step {len(history)}")
-    progress = Progress(steps - len(history), "step", every=10)
-    for number in range(len(history), steps):
+    params, moments = jax.tree.map(jnp.copy, (params, moments))  # a step uses up what it gets
+    history, progress = [], Progress(steps, "step", every=10)
+    for number in range(steps):
         if watch:
             watch(number, params)
         start, batch = time.perf_counter(), batches[number % len(batches)]
@@ -208,7 +181,6 @@ def pretrain(params, moments, step, evaluate, batches, validation, steps, path, 
         history.append(entry)
         if (number + 1) % every == 0 or number + 1 == steps:
             entry["val_loss"] = validation_loss(params, validation, evaluate)
-            save_state(path, (params, moments), history)
         speed = (np.asarray(batch) > 0).sum() / entry["seconds"]
         progress.update(note=f"loss {entry['loss']:.3f} | {speed:,.0f} tokens/s")
     if watch:
