@@ -18,11 +18,7 @@ import qwix
 from helpers import gemma
 from helpers.run import UserError
 
-BASE_DTYPES = {
-    "bfloat16": "2 bytes a weight, nothing quantised",
-    "int8": "1 byte a weight",
-    "nf4": "half a byte a weight",
-}
+BASE_DTYPES = ("bfloat16", "int8", "nf4")  # 2 bytes a weight, as it is; 1; half of one
 TILE = 32  # input weights that share a scale in NF4; in int8 all of an output's do
 _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
 
@@ -30,8 +26,8 @@ _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
 # ── Providers: what Qwix calls instead of JAX's products ──
 
 
-class Casts:
-    """The one call of Tunix that Qwix does not answer for its quantised weights."""
+class Casts(qwix.PtqProvider):
+    """Answers the one call of Tunix that Qwix does not answer for its quantised weights."""
 
     def get_intercept_map(self):
         """Qwix's functions to answer, and the one that Tunix's `Einsum` calls on its weight."""
@@ -42,7 +38,7 @@ class Casts:
         return self.asarray(x, dtype=dtype) if is_quantized(x) else jnp.astype(x, dtype, **options)
 
 
-class StoredProducts(qwix.PtqProvider):
+class StoredProducts(Casts):
     """Multiplies with a stored weight by `weight_dot` and `weight_einsum`, else as Qwix does."""
 
     def dot_general(self, lhs, rhs, dimension_numbers, *args, **kwargs):
@@ -76,15 +72,7 @@ class Dequantized(StoredProducts):
         return jnp.einsum(equation, lhs, dequantize(weight))
 
 
-class QuantizedBase(Casts, Dequantized):
-    """A quantised base alone: finds what to quantise (`plan`), and lets it run (`answering`)."""
-
-
-class AdaptedBase(Casts, gemma.Float32Lora):
-    """Float32 adapters beside a quantised base, whose product is a parent's."""
-
-
-class QuantizedLora(AdaptedBase, Dequantized):
+class QuantizedLora(gemma.Float32Lora, Dequantized):
     """Float32 adapters beside a base that is dequantised before it multiplies.
 
     The order of inheritance does the work: LoRA asks its parent for the base product, and finds
@@ -104,7 +92,7 @@ class Int8Products(StoredProducts):
         return int8_einsum(equation, lhs, weight.qvalue, weight.scale)
 
 
-class Int8Lora(AdaptedBase, Int8Products):
+class Int8Lora(gemma.Float32Lora, Int8Products):
     """Float32 adapters beside int8 weights that are multiplied as int8."""
 
 
@@ -143,9 +131,10 @@ def provider(base_dtype, rank, alpha, targets=gemma.TARGETS, int8_products=False
     Matrices that `targets` leaves without adapters are quantised all the same.
 
     Raises:
-      UserError: see `check`.
+      UserError: int8 products of anything but int8 weights.
     """
-    check(base_dtype, int8_products)
+    if int8_products and base_dtype != "int8":
+        raise UserError('int8_products needs base_dtype="int8".')
     if base_dtype == "bfloat16":
         return gemma.lora_provider(rank, alpha, targets)
     stored = _stored_as(base_dtype)
@@ -229,14 +218,6 @@ def int8_einsum(equation, lhs, weight, scale):
     return jnp.transpose(product, [plain.index(letter) for letter in out])
 
 
-def check(base_dtype, int8_products=False):
-    """Refuse a storage that is not known, or int8 products of anything but int8 weights."""
-    if base_dtype not in BASE_DTYPES:
-        raise UserError(f"base_dtype={base_dtype!r} is unknown. Choose one of {', '.join(BASE_DTYPES)}.")
-    if int8_products and base_dtype != "int8":
-        raise UserError('int8_products needs base_dtype="int8".')
-
-
 def _stored_as(base_dtype):
     """Arguments of a Qwix rule for a storage."""
     return {"weight_qtype": base_dtype, "tile_size": TILE if base_dtype == "nf4" else None}
@@ -274,7 +255,7 @@ def plan(model, mesh, base_dtype):
     share its scales. Here a tile stays within a head.
     """
     rule = qwix.QuantizationRule(module_path=gemma.TARGETS, **_stored_as(base_dtype))
-    shapes = gemma.probe(model, QuantizedBase([rule]), mesh)
+    shapes = gemma.probe(model, Dequantized([rule]), mesh)
     found = {(*path, name): module for path, module in shapes.iter_modules()
              for name, value in vars(module).items() if is_quantized(value)}
     for (*_, name), module in found.items():
@@ -354,7 +335,7 @@ def answering(model):
     model's own call an MLP's interception does nothing: both have the same provider, which has no
     rules, because what is to be quantised is. `gemma.inject_lora` replaces them by its own.
     """
-    base = QuantizedBase([])
+    base = Dequantized([])
     for layer in model.layers:
         layer.mlp = qwix.quantize_model(layer.mlp, base, skip_nnx_init=True)
     return qwix.quantize_model(model, base, skip_nnx_init=True)
@@ -377,9 +358,8 @@ def load_base(source, config, mesh, base_dtype="bfloat16"):
     quantised and sent to the chips, which never hold a bfloat16 copy.
 
     Raises:
-      UserError: see `check` and `gemma.load_base`.
+      UserError: see `gemma.load_base`.
     """
-    check(base_dtype)
     host = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2,
                          devices=jax.local_devices(backend="cpu")[:1])
     model = gemma.load_base(source, config, host if base_dtype != "bfloat16" else mesh)
