@@ -15,8 +15,6 @@ COLORS = dict(zip(steps.PARTS, (
     style.BLACK, "#D0D0D0"), strict=True))
 WAITS = {"reduce-scatter": "#8C2D04", "all-gather": "#4A1500", "all-reduce": "#FDAE6B",
          "collective-permute": "#FDD0A2", "all-to-all": "#FDD0A2", "copy": "#FEE6CE"}
-ZOOM = 0.04  # seconds
-PASSES = {"forward": "#DDDDDD", "recomputed": "#A8A8A8", "backward": "#555555"}
 
 
 def draw_trace(found, name, title):
@@ -95,47 +93,31 @@ def draw_road(steps):
     style.finish(fig, "08_road", "predicted for a v5p-8 from the compiled programs, not measured")
 
 
-def draw_strip(ax, top, pieces, width, colors):
-    """A strip of pieces of equal `width`, and below it the pass as a thin line."""
-    left = 0.0
-    for label, which, count in pieces:
-        ax.barh(top, count * width, left=left, color=colors.get(label, "white"), height=0.75)
-        ax.barh(top - 0.45, count * width, left=left, color=PASSES.get(which, "white"), height=0.12)
-        left += count * width
-
-
 def draw_parts(predictions, tokens):
-    """For each recipe: time by part of the model, and 40 ms of the parts in order.
+    """For each recipe, the time of a micro-step by part of the model, and its waits by collective.
 
     Args:
       predictions: {name: `program.Prediction`}.
       tokens: {name: real tokens of its micro-step}.
     """
-    fig, axes = style.figure(11, 1.4 + 1.3 * len(predictions), rows=2)
-    colors, seen, ticks = COLORS | WAITS, {}, []
-    for place, (name, found) in enumerate(predictions.items()):
-        top, left, sums = -1.2 * place, 0.0, dict.fromkeys(colors, 0.0)
+    fig, ax = style.figure(11, 1.2 + 0.7 * len(predictions))
+    colors, seen = COLORS | WAITS, {}
+    for place, found in enumerate(predictions.values()):
+        left, sums = 0.0, dict.fromkeys(colors, 0.0)
         for event in found.events:
             if event.track in ("compute", "wait"):
                 label = event.part if event.track == "compute" else event.opcode
                 sums[label] += event.seconds * event.count
         for label, seconds in sums.items():
             seen |= {label: None} if seconds > 0.002 * found.clock else {}
-            axes[0].barh(top, seconds, left=left, color=colors[label], height=0.75)
+            ax.barh(-place, seconds, left=left, color=colors[label], height=0.75)
             left += seconds
-        start = (found.clock - ZOOM) / 2
-        draw_strip(axes[1], top, timing.strip(found, start=start, end=start + ZOOM), 1e3 * ZOOM / 400,
-                   colors)
-        ticks.append((top, f"{name} ({tokens[name]:,.0f}\nreal tokens)"))
-    axes[0].set_yticks(*map(list, zip(*ticks, strict=True)))
-    axes[0].set(title="One micro-step", xlabel="seconds, added up by part")
-    axes[1].set_yticks([top for top, _ in ticks], list(predictions))
-    axes[1].set(title="40 ms around its middle, in order", xlabel="ms")
-    for ax in axes:
-        ax.grid(axis="y", visible=False)
+    ax.set_yticks([-place for place in range(len(predictions))],
+                  [f"{name} ({tokens[name]:,.0f}\nreal tokens)" for name in predictions])
+    ax.set(title="One micro-step, by part of the model", xlabel="seconds")
+    ax.grid(axis="y", visible=False)
     shown = {f"waits: {label}" if label in WAITS else label: colors[label]
              for label in colors if label in seen}
-    shown |= {f"thin line: {name}": color for name, color in PASSES.items()}
     fig.legend([plt.Rectangle((0, 0), 1, 1, color=color) for color in shown.values()], shown,
                loc="outside right", fontsize=8)
     style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")

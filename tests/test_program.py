@@ -430,7 +430,7 @@ def test_an_update_in_place_writes_what_is_new():
     assert predict(text(line, inside), V5P).bytes == 2 * 8 * 8192 * 2
 
 
-# ── tables, strip, trace ────────────────────────────────────────────────────────────────────────
+# ── a trace ─────────────────────────────────────────────────────────────────────────────────────
 
 MIXED_LINES = "\n".join([work("a", 1_000_000), GATHER_START, work("b", 100_000), GATHER_DONE,
                          work("c", 300_000)])

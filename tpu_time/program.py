@@ -955,37 +955,6 @@ def profile(prediction, spec):
     return sorted(table, key=lambda row: -row["seconds"])
 
 
-def strip(prediction, columns=400, start=0.0, end=None):
-    """A stretch of the step as a strip of equal pieces of time: what fills the most of each piece.
-
-    Args:
-      prediction: from `predict`.
-      columns: how many pieces.
-      start, end: seconds from the program's start; None for its end.
-
-    Returns:
-      [[what, pass, pieces]], neighbours that are the same as one entry; `what` is a part of the
-      model while the chip works, the kind of collective while it waits. A loop is drawn once.
-    """
-    work = [event for event in prediction.events if event.track in ("compute", "wait")]
-    end = end or max((event.start + event.seconds for event in work), default=0.0)
-    piece, sums = (end - start) / columns, [defaultdict(float) for _ in range(columns)]
-    for event in work:
-        label = event.part if event.track == "compute" else event.opcode
-        first, last = (event.start - start) / piece, (event.start + event.seconds - start) / piece
-        for place in range(max(int(first), 0), min(int(last) + 1, columns)):
-            shared = min(place + 1, last) - max(place, first)
-            sums[place][label, event.direction] += max(shared, 0.0)
-    found = []
-    for one in sums:
-        what = list(max(one, key=one.get)) if one else ["idle", ""]
-        if found and found[-1][:2] == what:
-            found[-1][2] += 1
-        else:
-            found.append([*what, 1])
-    return found
-
-
 # ── a trace that Perfetto opens ─────────────────────────────────────────────────────────────────
 
 TRACKS = {"compute": (1, "chip: computes"), "wait": (1, "chip: computes"),
