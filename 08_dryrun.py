@@ -323,7 +323,7 @@ figures.draw_anchors(anchors)
 # did not fit; `python -m appendix.memory` plans the same steps here.
 
 # %%
-plans = pd.read_csv("data/anchors/memory.csv")
+plans = pd.read_csv("data/anchors/memory.csv").dropna(subset="ours_gib")
 display(plans[["model", "slice", "mesh", "rows", "length", "theirs_gib", "ours_gib"]]
         .style.hide(axis="index").format(precision=2))
 print(f"{(plans.miss.abs() <= 0.03).sum()} of {len(plans)} are within 3 %")
