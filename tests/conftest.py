@@ -1,19 +1,33 @@
-"""Shared by the tests: where the repository is, and how to import what one notebook defines."""
+"""Shared by the tests: where the repository is, how to run a program, what one notebook defines."""
 
 import ast
+import atexit
 import contextlib
 import gc
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+SERVE = ROOT / ".venv-serve" / "bin" / "python"
+needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve makes it")
 sys.path.insert(0, str(ROOT))
 os.chdir(ROOT)
 os.environ.setdefault("SIZE", "tiny")
+# Four simulated devices, and programs that compile fast: here they run for a second.
+os.environ["XLA_FLAGS"] = ("--xla_force_host_platform_device_count=4 "
+                           "--xla_backend_optimization_level=0")
+os.environ.setdefault("NPROC", "16")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what two tests compile, for this run alone
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax_cache")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,6 +61,24 @@ def pytest_sessionfinish():
     """So it does with what it imports for its last words."""
     with no_garbage_collection():
         return (yield)
+
+
+def program(*words, cwd=ROOT, stdin=None, **env):
+    """A program that has ended, with what it said as text; `env` beside the environment's own."""
+    return subprocess.run(list(map(str, words)), cwd=cwd, input=stdin, text=True,
+                          capture_output=True, env={**os.environ, **env})
+
+
+def serve(*words):
+    """What Python of the serving environment (PyTorch, transformers, PEFT, vLLM) printed, without fail."""
+    done = program(SERVE, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def page(source, folder, **env):
+    """A notebook as a script, at the tiny size, with this run directory."""
+    return program(sys.executable, source, SIZE="tiny", RUN_DIR=str(folder), MPLBACKEND="agg", **env)
 
 
 def parse(path):

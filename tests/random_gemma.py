@@ -18,11 +18,12 @@ TINY = {
     "tie_word_embeddings": True, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 320,
     "num_kv_shared_layers": 0, "enable_moe_block": False, "use_double_wide_mlp": False,
     "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
+SHALLOW = TINY | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 # E2B's shape: layers that share keys and values, wider MLPs in them, inputs per layer, one KV head.
 E2B = TINY | {
-    "num_hidden_layers": 10, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2,
+    "num_hidden_layers": 6, "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2,
     "num_key_value_heads": 1, "num_global_key_value_heads": None, "attention_k_eq_v": False,
-    "num_kv_shared_layers": 5, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8}
+    "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8}
 
 
 def tensors(config, keep_unused=True):

@@ -6,19 +6,18 @@
 import dataclasses
 import json
 import math
-import subprocess
+import sys
 
 import numpy as np
 import pytest
 import random_gemma
-from conftest import ROOT
+from conftest import ROOT, SERVE, program, serve
 from safetensors import safe_open
 
 from helpers import gemma
 from serving import physics
 from tables import architecture
 
-SERVE = ROOT / ".venv-serve" / "bin" / "python"
 TINY = ROOT / "assets" / "tiny_gemma4"
 SIZES = {name: architecture.read_config(ROOT / "data" / "configs" / f"gemma4_{name}.json")
          for name in ("31b", "e2b", "e4b")}
@@ -52,9 +51,7 @@ for size, config in json.load(open(sys.argv[1])).items():
     found[size] = {name: list(t.shape) for name, t in tensors.items()}, layers
 json.dump(found, open(sys.argv[2], "w"))
 """
-    done = subprocess.run([SERVE, "-c", code, folder / "sizes.json", folder / "found.json"],
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    serve("-c", code, folder / "sizes.json", folder / "found.json")
     return json.loads((folder / "found.json").read_text())
 
 
@@ -154,7 +151,7 @@ def test_no_jax_in_what_counts():
     """05 to 07 count with these and must not start JAX beside a server."""
     code = ("import sys; import serving, verilog; from helpers import weights; from verilog import asking; from tables import architecture; "
             "assert 'jax' not in sys.modules and 'torch' not in sys.modules")
-    assert subprocess.run([str(ROOT / ".venv" / "bin" / "python"), "-c", code], cwd=ROOT).returncode == 0
+    assert program(sys.executable, "-c", code).returncode == 0
 
 
 INVENTED = {  # keys and values apart, heads behind the width: as many other models have it

@@ -6,12 +6,11 @@
 import gzip
 import itertools
 import json
-import subprocess
 from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, needs_serve, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -192,18 +191,15 @@ def test_a_template_with_another_number_of_bos_is_refused(template, complaint):
         chat.prompt_ids(tokenizer, messages_of("hi"))
 
 
+@needs_serve
 def test_the_serving_environment_renders_the_same_ids():
     """Another transformers, the one that vLLM renders chats with."""
-    python = ROOT / ".venv-serve" / "bin" / "python"
-    if not python.exists():
-        pytest.skip("no .venv-serve: ./setup.sh serve makes it")
     chats = [messages_of("a\r\n\n b<turn|>", "é"), messages_of("q", turns=[(" yes \n", "more")])]
     program = ("import json, sys; from helpers import chat; t = chat.load_tokenizer(sys.argv[1]);"
                "print(json.dumps([chat.prompt_ids(t, m) for m in json.loads(sys.argv[2])]"
                " + [t.apply_chat_template(json.loads(sys.argv[2])[1], add_generation_prompt=True)"
                "['input_ids']]))")
-    answer = subprocess.run([python, "-c", program, str(ASSET), json.dumps(chats)], cwd=ROOT,
-                            capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    answer = serve("-c", program, ASSET, json.dumps(chats)).splitlines()[-1]
     ours = [chat.prompt_ids(TOKENIZERS["tiny"], messages) for messages in chats]
     assert json.loads(answer) == [*ours, ours[1]]
 

@@ -8,16 +8,15 @@ ids go in and come out, and what is compared is the weights and the arithmetic.
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SERVE, program, serve
 
 from helpers import chat
 
 LLAMA = Path(os.environ.get("LLAMA_CPP") or "/nowhere")
-SERVE, MODEL = ROOT / ".venv-serve" / "bin" / "python", ROOT / "assets" / "tiny_gemma4"
+MODEL = ROOT / "assets" / "tiny_gemma4"
 CONVERT = """
 import runpy, sys
 root, model, out, kind = sys.argv[1:]
@@ -59,12 +58,9 @@ def test_greedy_answers_of_the_gguf_are_those_of_vllm(tmp_path, kind, least):
     stops = json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"]
     job = {"model": str(MODEL), "prompts": prompts, "max_tokens": 32, "stops": stops}
     (tmp_path / "job.json").write_text(json.dumps(job))
-    subprocess.run([SERVE, ROOT / "tests/greedy_vllm.py", tmp_path / "job.json", tmp_path / "vllm.json"],
-                   check=True, capture_output=True)
-    subprocess.run([SERVE, "-c", CONVERT, LLAMA, MODEL, tmp_path / "tiny.gguf", kind], check=True,
-                   capture_output=True, cwd=LLAMA)
-    done = subprocess.run([LLAMA / "v/bin/python", "-c", GREEDY, tmp_path / "tiny.gguf"], input=json.dumps(job),
-                          text=True, capture_output=True)
+    serve("tests/greedy_vllm.py", tmp_path / "job.json", tmp_path / "vllm.json")
+    serve("-c", CONVERT, LLAMA, MODEL, tmp_path / "tiny.gguf", kind)
+    done = program(LLAMA / "v/bin/python", "-c", GREEDY, tmp_path / "tiny.gguf", stdin=json.dumps(job))
     assert done.returncode == 0, done.stderr[-2000:]
     ours, theirs = json.loads((tmp_path / "vllm.json").read_text()), json.loads(done.stdout)
     pairs = [(a, b) for one, other in zip(ours, theirs, strict=True) for a, b in zip(one, other)]

@@ -5,23 +5,19 @@
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import random_gemma
-from conftest import ROOT
+from conftest import ROOT, needs_serve, page, program, serve
 
 import helpers
 from helpers import gemma, merge, weights
 from tables import architecture
 
-SERVE = ROOT / ".venv-serve" / "bin" / "python"
-needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: run ./setup.sh serve")
 RANK, ALPHA, PREFIX = 4, 8.0, "model.language_model."
 TINY = random_gemma.TINY | {"vocab_size": 512, "hidden_size": 96, "intermediate_size": 160}
 
@@ -277,7 +273,7 @@ def test_damaged_checkpoint(world, tmp_path):
 # ── The notebook as a whole ──
 @pytest.fixture(scope="module")
 def run(world, tmp_path_factory):
-    """A run directory as 03 leaves it, and a function that runs the notebook in it."""
+    """A run directory as 03 leaves it."""
     folder = tmp_path_factory.mktemp("run")
     shutil.copytree(world.folder / "checkpoints", folder / "train" / "checkpoints")
     base = shutil.copytree(world.base, folder / "base")
@@ -287,44 +283,33 @@ def run(world, tmp_path_factory):
     helpers.write_json(folder / "data" / "meta.json", {
         "source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped",
         "system": "s"})
-
-    def execute(source="04_merge.py", **more):
-        env = os.environ | {"RUN_DIR": str(folder), "SIZE": "tiny", "MPLBACKEND": "agg", **more}
-        return subprocess.run([sys.executable, source], cwd=ROOT, env=env, text=True,
-                              capture_output=True)
-    return SimpleNamespace(folder=folder, base=base, execute=execute)
+    return folder
 
 
 def test_the_notebook_writes_all_then_nothing_then_what_was_damaged(run, merged):
-    first = run.execute()
+    first = page("04_merge.py", run)
     assert first.returncode == 0, first.stderr[-2000:]
-    record = json.loads((run.folder / "merge.json").read_text())
+    record = json.loads((run / "merge.json").read_text())
     for folder, files in (("merged", "files"), ("adapter", "adapter_files")):
-        assert helpers.run.hashes(run.folder / folder) == record[files] != {}
+        assert helpers.run.hashes(run / folder) == record[files] != {}
     for path in merged.glob("*.safetensors"):
-        assert path.read_bytes() == (run.folder / "merged" / path.name).read_bytes()
-    card = (run.folder / "model_card.md").read_text()
+        assert path.read_bytes() == (run / "merged" / path.name).read_bytes()
+    card = (run / "model_card.md").read_text()
     assert "rank 4, alpha 8" in card and "1,234 trained tokens" in card
-    made = (run.folder / "merged" / "config.json").stat().st_mtime_ns
-    second = run.execute()
+    made = (run / "merged" / "config.json").stat().st_mtime_ns
+    second = page("04_merge.py", run)
     assert second.returncode == 0 and "is current" in second.stdout, second.stderr[-2000:]
-    assert (run.folder / "merged" / "config.json").stat().st_mtime_ns == made
-    tensor = weights.open_model(run.folder / "merged")[f"{PREFIX}embed_tokens.weight"]
+    assert (run / "merged" / "config.json").stat().st_mtime_ns == made
+    tensor = weights.open_model(run / "merged")[f"{PREFIX}embed_tokens.weight"]
     tensor.array("r+").view(np.uint32).reshape(-1)[3] ^= 1  # one bit
-    assert helpers.changed(run.folder / "merged", record["files"]) == {tensor.file.name: "changed"}
-    third = run.execute()
+    assert helpers.changed(run / "merged", record["files"]) == {tensor.file.name: "changed"}
+    third = page("04_merge.py", run)
     assert third.returncode == 0 and f"{tensor.file.name} is changed" in third.stdout
-    assert json.loads((run.folder / "merge.json").read_text()) == record
-    assert helpers.changed(run.folder / "merged", record["files"]) == {}
+    assert json.loads((run / "merge.json").read_text()) == record
+    assert helpers.changed(run / "merged", record["files"]) == {}
 
 
 # ── What other engines say (slow) ──
-def serve(*arguments):
-    done = subprocess.run([SERVE, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
 def tiny_base(folder, dtype):
     """assets/tiny_gemma4, cast to dtype."""
     import ml_dtypes
@@ -466,6 +451,5 @@ for model, mapping in (
 @pytest.mark.slow
 def test_memory_stays_small(tmp_path):
     """The benchmark on a small checkpoint; its own limit, twice the largest tensor plus 300 MB."""
-    done = subprocess.run([sys.executable, "tests/benchmarks/bench_merge.py", "--quick", tmp_path],
-                          cwd=ROOT, capture_output=True, text=True)
+    done = program(sys.executable, "tests/benchmarks/bench_merge.py", "--quick", tmp_path)
     assert "memory held" in done.stdout, done.stdout + done.stderr[-500:]

@@ -11,13 +11,12 @@ about the way. The example, data/ports, is trained as the page says, with the ti
 import json
 import os
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import random_gemma
-from conftest import ROOT
+from conftest import ROOT, program, serve
 from safetensors.numpy import load_file
 
 import helpers
@@ -130,8 +129,7 @@ def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
     script = tmp_path / "ask.py"  # the block that asks without a server, with another library
     script.write_text(f"import os\nos.environ['RUN_DIR'] = {str(drive / 'gemma4')!r}\n"
                       + ASK.replace("max_new_tokens=200", "max_new_tokens=4"))
-    done = subprocess.run([ROOT / ".venv-serve/bin/python", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3_000:]
+    serve(script)
 
 
 def test_the_example_is_what_its_generator_writes():
@@ -176,10 +174,7 @@ def what_it_knows(folder, tmp_path):
              "modules": ["<bos>" + asking.text_to_continue(one, "comment") for one in problems]}
     (tmp_path / "asked.json").write_text(json.dumps(asked))
     (tmp_path / "answer.py").write_text(ANSWER)
-    done = subprocess.run([ROOT / ".venv-serve/bin/python", "-W", "ignore", tmp_path / "answer.py", folder,
-                           tmp_path / "asked.json", tmp_path / "answers.json"],
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3_000:]
+    serve(tmp_path / "answer.py", folder, tmp_path / "asked.json", tmp_path / "answers.json")
     answers = json.loads((tmp_path / "answers.json").read_text())
     texts = {one.name: [text] for one, text in zip(bench.problems, answers["ports"], strict=True)}
     shares = []
@@ -197,7 +192,7 @@ def what_it_knows(folder, tmp_path):
 def test_the_tiny_model_learns_the_example_and_forgets_as_the_page_says(tmp_path):
     command = re.search(r"```bash\n\.venv/bin/python (recipe\.py .*?)```", PAGE, re.S)[1]
     command = command.replace("\\\n", " ").replace("runs/ports", str(tmp_path / "out")).split()
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    done = program(sys.executable, *command)
     assert done.returncode == 0, done.stderr[-3_000:]
     on_the_page = np.array(re.findall(r"\| (\d+) % \| (\d+) % \|$", PAGE, re.M), float).T
     found = [what_it_knows(folder, tmp_path) for folder in

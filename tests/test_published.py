@@ -4,14 +4,11 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT, load, page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,9 +123,7 @@ def test_sampling_z_against_simulation():
 
 def test_results_of_the_whole_notebook(tmp_path):
     """The notebook as a script, against numbers that were computed another way before."""
-    run = subprocess.run([sys.executable, NOTEBOOK], cwd=ROOT, text=True, capture_output=True,
-                         env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(tmp_path),
-                              "MPLBACKEND": "agg"})
+    run = page(NOTEBOOK, tmp_path)
     assert run.returncode == 0, run.stderr
     assert "Warning" not in run.stderr, run.stderr
     found = json.loads((tmp_path / "published.json").read_text())

@@ -11,6 +11,7 @@ import qwix
 import random_gemma
 import test_merge
 import train_driver
+from conftest import needs_serve, serve
 from flax import nnx
 
 from appendix import quantized
@@ -140,7 +141,7 @@ def test_int8_product_and_gradient(equation, left, right):
 
 
 @pytest.mark.parametrize("name, layers, tp, per_layer, shared", [
-    ("31b", 12, 4, 0, 0), ("e2b-small", 10, 1, 2, 5),
+    ("31b", 12, 4, 0, 0), ("e2b-small", 6, 1, 2, 3),
     *(pytest.param(*case, marks=pytest.mark.slow)
       for case in (("e2b", 35, 1, 2, 20), ("31b", 60, 4, 0, 0)))])
 def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_layer, shared, monkeypatch):
@@ -149,7 +150,7 @@ def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_laye
     config = gemma.config_from_hf(source, num_layers=layers)
     devices = np.array(jax.devices()[:1] * tp).reshape(1, tp)
     mesh = jax.sharding.Mesh(devices, ("fsdp", "tp"))
-    monkeypatch.setattr(quantized, "TILE", tile := 16 if layers == 10 else 32)
+    monkeypatch.setattr(quantized, "TILE", tile := 16 if layers == 6 else 32)
     model = quantized.abstract_base(config, mesh, "nf4")
     state = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(nnx.state(model))}
     stored = {path.removesuffix(".array.qvalue"): leaf for path, leaf in state.items()
@@ -244,7 +245,7 @@ def write_dequantized(trained, out):
     merge.merge_model(trained.base, out, plan, 0.0, quantized.as_trained(trained.recipe))
 
 
-@test_merge.needs_serve
+@needs_serve
 @pytest.mark.slow
 def test_peft_loads_the_adapter_with_the_base_that_it_states(trained, tmp_path):
     """PEFT is given the adapter's folder alone: its logits are those of the trained NF4 model."""
@@ -267,7 +268,7 @@ model = AutoPeftModelForCausalLM.from_pretrained(
 with torch.no_grad():
     np.save(folder / "logits.npy", model(torch.tensor(np.load(folder / "prompts.npy"))).logits)
 """
-    test_merge.serve("-c", code, tmp_path)
+    serve("-c", code, tmp_path)
     found = np.load(tmp_path / "logits.npy")
     assert np.abs(found - logits_on(trained, trained.base, "nf4")).max() < 1e-3
     assert np.abs(found - trained.after).max() > 0.1  # beside the base that was not quantised

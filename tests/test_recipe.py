@@ -21,7 +21,7 @@ import recipe
 from helpers import chat, data, gemma, merge, train
 from tables import architecture
 
-ASSETS, RANK, ALPHA, STEPS = ROOT / "assets" / "tiny_gemma4", 8, 16.0, 20
+ASSETS, RANK, ALPHA, STEPS = ROOT / "assets" / "tiny_gemma4", 8, 16.0, 6
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_ids_and_masks_are_those_of_02(chats, file):
     assert all((positions[segments == n] < 512).all() for n in (1, 2))
 
 
-def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
+def test_the_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     model, mesh = recipe.load_model(ASSETS, "float32")
     model, adapters, frozen = recipe.add_lora(model, mesh, RANK, ALPHA, seed=1)
     theirs = gemma.load_base(ASSETS, config := gemma.config_from_hf(ASSETS, dtype="float32"),
@@ -74,9 +74,9 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
                               [jnp.array(leaf) for leaf in jax.tree.leaves(adapters)])
 
     examples = recipe.read_examples(chat.load_tokenizer(ASSETS), file)
-    rows = recipe.pack(examples, 256, 2)
+    rows = recipe.pack(examples, 256, 1)
     places = int(rows[:, 1].sum(axis=-1).max())
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 5e-3, 4, STEPS)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-2, 2, STEPS)
     plain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.001))
     step, _ = recipe.make_steps(model, plain, places)
     reported = train.make_optimizer(schedule, 0.001, 1.0)
@@ -85,14 +85,14 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     ours, losses_of_03 = [], []
     with mesh:
         for number in range(STEPS):
-            batch = rows[[4 * number % len(rows) - i for i in range(4)]].reshape(2, 2, 4, -1)
+            batch = rows[[number, -1 - number]].reshape(2, 1, 4, -1)
             tokens, mask, segments, positions = np.moveaxis(batch, 2, 0)
             *state, loss = step(*state, frozen, jnp.asarray(batch))
             *state_of_03, metrics = step_of_03(*state_of_03, still, train.Batch(
                 tokens, mask.astype(bool), segments, positions))
             ours.append(float(loss))
             losses_of_03.append(float(metrics["loss"]))
-    assert ours[-1] < 0.7 * ours[0]
+    assert ours[-1] < 0.8 * ours[0]
     np.testing.assert_allclose(ours, losses_of_03, rtol=2e-4)
 
     pairs = {}

@@ -7,19 +7,18 @@ import contextlib
 import json
 import os
 import re
-import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, needs_serve, program, serve
 
 from helpers import packing
 
 RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")
-SERVE = ROOT / ".venv-serve" / "bin" / "python"
 pytestmark = [pytest.mark.series, pytest.mark.skipif(
     not (RUN / "notebooks").is_dir(), reason=f"no run in {RUN}: ./run_all.sh makes one")]
 
@@ -94,7 +93,7 @@ def test_no_server_is_left_and_memory_stayed_small():
     assert read("times.json")["peak_gib"] <= 8.0
 
 
-@pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve makes it")
+@needs_serve
 def test_greedy_text_of_the_merged_model_is_the_same_in_vllm_and_in_jax(tmp_path):
     """Ten prompts, bfloat16 weights, both engines computing in float32."""
     from helpers import chat

@@ -18,15 +18,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT, SERVE, load, needs_serve, program, serve as in_serve
 
 import serving
 from serving import Options, flags, server
 from serving import load as bench
 from serving import options as serve
 
-SERVE = ROOT / ".venv-serve" / "bin" / "python"
-needs_vllm = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve")
 MODEL = "/dev/shm/run/merged"
 PAGE = dict(zip(("FULL", "SECOND", "E2B", "TINY"), load("05_serve_vllm.py", "FULL", "SECOND", "E2B", "TINY"),
                 strict=True))

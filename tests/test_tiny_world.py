@@ -288,7 +288,7 @@ def test_batches_hold_every_document_once_and_nothing_else():
 
 
 def test_the_loop_trains_and_validates_every_few_steps_and_after_the_last():
-    config = gemma.config_from_hf(random_gemma.TINY, dtype="float32")
+    config = gemma.config_from_hf(random_gemma.SHALLOW, dtype="float32")
     draw = np.random.default_rng(3)
     batches = [draw.integers(1, 320, (2, 24)).astype(np.int32) for _ in range(3)]
     graph, params = nnx.split(pretrain.initialise(gemma.gemma4.Gemma4(config, rngs=nnx.Rngs(0)), 0))

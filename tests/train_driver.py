@@ -8,17 +8,14 @@ Line by line it prints what a test may want to wait for.
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import conftest  # noqa: F401  (finds the repository, and asks for four devices)
 
 if __name__ == "__main__":
     hosts = int(os.environ.get("JAX_NUM_PROCESSES", "1"))
-    os.environ["XLA_FLAGS"] = (f"--xla_force_host_platform_device_count={4 // hosts} "
-                               "--xla_llvm_disable_expensive_passes=true")
-    os.environ["NPROC"] = "16"
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("count=4", f"count={4 // hosts}")
 
-from types import SimpleNamespace
-
-import conftest  # noqa: F401  (finds the repository)
 import jax
 import numpy as np
 import optax
@@ -64,7 +61,7 @@ def make(model, mesh, optimizer=None, capacity=CAPACITY):
         step=train.jit_train_step(model, optimizer, loss_fn, state))
 
 
-def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, dtype="bfloat16",
+def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.SHALLOW, dtype="bfloat16",
           shape=None, load=gemma.load_base, provider=None):
     """A run as 03 makes it, restored from `folder` if there is a checkpoint.
 
@@ -72,8 +69,6 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.TINY, d
     quiet()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     folder = Path(folder)
-    jax.config.update("jax_compilation_cache_dir", str((folder.parent / "cache").resolve()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if not (folder / "base").exists():
         random_gemma.write(folder / "base", config)
         write_data(folder / "data")
