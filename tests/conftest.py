@@ -17,9 +17,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve makes it")
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT / place) for place in (".", "tools", "data/generate", "tests/hostile")]
 os.chdir(ROOT)
 os.environ.setdefault("SIZE", "tiny")
+RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny").resolve()  # of `run_tests.sh`, or one's own
 # Four simulated devices, and programs that compile fast: here they run for a second.
 os.environ["XLA_FLAGS"] = ("--xla_force_host_platform_device_count=4 "
                            "--xla_backend_optimization_level=0")
@@ -64,9 +65,10 @@ def pytest_sessionfinish():
 
 
 def program(*words, cwd=ROOT, stdin=None, **env):
-    """A program that has ended, with what it said as text; `env` beside the environment's own."""
+    """A program that has ended, with what it said as text; None takes a variable out of `env`."""
+    kept = {name: value for name, value in {**os.environ, **env}.items() if value is not None}
     return subprocess.run(list(map(str, words)), cwd=cwd, input=stdin, text=True,
-                          capture_output=True, env={**os.environ, **env})
+                          capture_output=True, env=kept)
 
 
 def serve(*words):
@@ -76,9 +78,10 @@ def serve(*words):
     return done.stdout
 
 
-def page(source, folder, **env):
+def page(source, folder, *words, **env):
     """A notebook as a script, at the tiny size, with this run directory."""
-    return program(sys.executable, source, SIZE="tiny", RUN_DIR=str(folder), MPLBACKEND="agg", **env)
+    told = {"SIZE": "tiny", "RUN_DIR": str(folder), "MPLBACKEND": "agg", **env}
+    return program(sys.executable, source, *words, **told)
 
 
 def parse(path):

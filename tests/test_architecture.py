@@ -1,7 +1,4 @@
-"""The list of layers and matrices against what Tunix and transformers build for the same config.
-
-    .venv/bin/python -m pytest tests/test_architecture.py
-"""
+"""The list of layers and matrices against what Tunix and transformers build for the same config."""
 
 import dataclasses
 import json

@@ -6,14 +6,12 @@ The client and the server are small stand-ins here; vLLM's own client measures i
 import csv
 import json
 import math
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT, RUN, load
 
 from serving import Options, limits, server
 from serving import load as bench
@@ -387,9 +385,6 @@ def test_a_file_without_prompts_is_one_line(tmp_path):
 
 
 # -- What a run of the series left ---------------------------------------------------------------------
-
-RUN = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
-
 
 @pytest.mark.series
 @pytest.mark.skipif(not (RUN / "bench" / "results.csv").exists(), reason=f"no run in {RUN}: ./run_all.sh makes one")

@@ -1,11 +1,8 @@
 """The rows of CONTRIBUTING's table "How do I change…": a field is changed, and something follows.
 
 Another dataset and row length go through all of 02 in test_data.py.
-
-    .venv/bin/python -m pytest tests/test_change.py
 """
 
-import functools
 import re
 from dataclasses import replace
 
@@ -13,29 +10,16 @@ import numpy as np
 import pytest
 from conftest import ROOT, load
 
-import helpers
-from helpers import chat, data, gemma, train
-from serving import physics
+from helpers import chat, data, train
 from verilog import asking
 
 BASE = ROOT / "assets" / "tiny_gemma4"
 
 
-@functools.cache
-def settings_of(source):
-    names = ("FULL", "TINY") if source[:2] == "03" else ("Settings", "FULL", "TINY")
-    *_, full, tiny = load(source, *names)
-    return full, tiny
-
-
-def full(source, /, **changes):
-    """The 31B's settings of a notebook, with some fields changed."""
-    return replace(settings_of(source)[0], **changes)
-
-
 def tiny(source, /, **changes):
     """The tiny settings of a notebook, with some fields changed."""
-    return replace(settings_of(source)[1], **changes)
+    names = ("FULL", "TINY") if source[:2] == "03" else ("Settings", "FULL", "TINY")
+    return replace(load(source, *names)[-1], **changes)
 
 
 # ── The table itself ──
@@ -60,20 +44,6 @@ def test_every_field_of_the_table_exists():
 
 
 # ── Its rows ──
-def test_model(tmp_path):
-    """Another base: its config.json decides layers, modules and parameters."""
-    config = helpers.read_json(BASE / "config.json")
-    helpers.write_json(tmp_path / "config.json", config | {
-        "num_hidden_layers": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"]})
-    before, after = tiny("02_data.py").base, tiny("02_data.py", base=str(tmp_path)).base
-    models = [gemma.config_from_hf(base) for base in (before, after)]
-    assert [model.num_layers for model in models] == [6, 4]
-    assert len(gemma.expected_modules(models[0])) > len(gemma.expected_modules(models[1]))
-    sizes = [physics.parameters(helpers.read_json(f"{base}/config.json"))["total"]
-             for base in (before, after)]
-    assert sizes[0] > sizes[1]
-
-
 class Rows:
     """Forty packed rows of eight tokens."""
 

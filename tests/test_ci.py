@@ -1,17 +1,13 @@
-"""The workflows in .github: pinned, and made of steps that run.
-
-    .venv/bin/python -m pytest tests/test_ci.py
-"""
+"""The workflows in .github: pinned, and made of steps that run."""
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, program
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -33,8 +29,7 @@ def test_shell_lines_pass_shellcheck_and_call_scripts_that_exist(path):
             if "run" not in step:
                 continue
             assert "${{" not in step["run"], "expressions go through env"
-            done = subprocess.run([SHELLCHECK, "-s", "bash", "-"], text=True, capture_output=True,
-                                  input=step["run"])
+            done = program(SHELLCHECK, "-s", "bash", "-", stdin=step["run"])
             assert done.returncode == 0, done.stdout
             if "|" in step["run"]:
                 assert step.get("shell") == "bash", "without it a pipe hides the first exit status"

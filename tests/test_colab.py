@@ -1,7 +1,5 @@
 """A notebook opened alone, as Colab opens it: an empty folder, a fresh Python, the clone, the installation.
 
-    .venv/bin/python -m pytest tests/test_colab.py
-
 The clone comes from a local mirror of this working tree, and pip's index is whatever this machine has.
 Not simulated: the packages that Colab has installed beforehand, and Google Drive itself; a folder on
 another file system, with a space in its path, stands in for it.
@@ -17,13 +15,12 @@ from pathlib import Path
 import jupytext
 import nbformat
 import pytest
-from conftest import ROOT
+from conftest import ROOT, program
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import helpers
 
-sys.path.insert(0, str(ROOT / "tools"))
 SHM = Path("/dev/shm")
 REPOSITORY = "gemma4-on-tpu"
 OPENING = (ROOT / "tools/opening.txt").read_text()
@@ -31,14 +28,10 @@ OPENING = (ROOT / "tools/opening.txt").read_text()
 
 def find_python(version):
     """An interpreter of this version, or None."""
-    own = Path(sys.base_prefix) / "bin" / f"python{version}"
-    places = [own, shutil.which(f"python{version}"),
-              *sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))]
-    for place in places:
-        if place and Path(place).exists() and subprocess.run(
-                [place, "-c", "import ensurepip, venv"], capture_output=True).returncode == 0:
-            return str(place)
-    return None
+    places = (shutil.which(f"python{version}"),
+              *Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))
+    fit = (place for place in places if place and not program(place, "-c", "import ensurepip").returncode)
+    return next(fit, None)
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +193,7 @@ print("went on")
 @pytest.mark.parametrize(("change", "stops"), [("", False), ("numpy.__version__ = '2.1.3'", True)])
 def test_a_kernel_that_holds_older_packages_is_told_to_restart(tmp_path, change, stops):
     """With NumPy 2.1.3 in memory and 2.4.6 on the disk `import pandas` failed with a riddle."""
-    done = subprocess.run([sys.executable, "-c", EARLY.format(root=str(ROOT), change=change)],
-                          cwd=tmp_path, capture_output=True, text=True)
+    done = program(sys.executable, "-c", EARLY.format(root=str(ROOT), change=change), cwd=tmp_path)
     assert ("went on" in done.stdout) != stops
     if stops:
         assert "older versions of numpy. Restart it, once" in done.stderr

@@ -1,7 +1,4 @@
-"""02_data: ids, masks, extraction, packing and reading, against what we did not write.
-
-    .venv/bin/python -m pytest tests/test_data.py            (--all in run_tests.sh adds the slow ones)
-"""
+"""02_data: ids, masks, extraction, packing and reading, against what we did not write."""
 
 import gzip
 import itertools

@@ -1,6 +1,5 @@
 """07_eval: extraction; resumable sampling against a small OpenAI-like server; statistics against brute force.
 
-    .venv/bin/python -m pytest tests/test_eval.py
     VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_eval.py
 """
 
@@ -24,10 +23,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, RUN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import make
 from verilog import extraction, judging, problems as exams, scores
 from verilog.asking import Plan, all_prompts, messages_for, plan_jobs, read_samples, sample, text_to_continue
 from verilog.scores import board, compare, counts, pass_at_k
@@ -366,8 +366,6 @@ def bench_for(code):
 
 def test_a_comment_is_what_the_corpus_has_above_a_module():
     """07's wording is 09's: the same text above the module, for all families of the tiny world."""
-    sys.path.insert(0, str(ROOT / "data" / "generate"))
-    import make
     problems = {p.name: p for p in exams.load_problems(ROOT / "data" / "tiny_eval")}
     for name, design, _ in make.problems():
         listed = "\n".join(f"// {port}" for port in make.interface(design).split("\n"))
@@ -425,9 +423,6 @@ def test_waveform_of_a_failure(tmp_path):
 
 
 # ---- A finished run ----
-
-RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")
-
 
 @pytest.mark.series
 @pytest.mark.skipif(not (RUN / "eval" / "comparison.json").exists(), reason=f"no evaluation in {RUN}")

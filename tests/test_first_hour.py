@@ -9,9 +9,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "tools"))
 import first_hour
 
 ABOUT = {"accelerator": "tpu", "kind": "v5p", "chips": 4, "hosts": 1, "trouble": "",

@@ -1,7 +1,4 @@
-"""tpu_time.fit: the estimate against every stored row, the mesh, the renter's table, cost by hand.
-
-    .venv/bin/python -m pytest tests/test_fit.py
-"""
+"""tpu_time.fit: the estimate against every stored row, the mesh, the renter's table, cost by hand."""
 
 import itertools
 from types import SimpleNamespace

@@ -1,7 +1,4 @@
-"""The detector of chips, on fake /sys and /dev trees, and what follows from it: size, list of packages, words.
-
-    .venv/bin/python -m pytest tests/test_hardware.py
-"""
+"""The detector of chips, on fake /sys and /dev trees, and what follows from it: size, list of packages, words."""
 
 import http.server
 import json
@@ -12,14 +9,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, program
 
 import helpers
 from tables import hardware
 from tables.hardware import chip
 from tables import published
 
-SCRIPT = ROOT / "tables" / "hardware.py"
 GVNIC = ("0x1ae0", "0x0042", "0x020000")  # Google's network card: its vendor, and no TPU
 
 
@@ -144,13 +140,6 @@ def test_jax_counts_the_same_chips(on, monkeypatch):
     assert (chips, version.name) == (4, "v5p") == (hardware.here().chips, hardware.here().kind)
 
 
-def test_this_machine_is_looked_at_without_starting_jax():
-    code = ("import sys, helpers; from tables import hardware; print(hardware.detect()); "
-            "print([m for m in ('jax', 'numpy', 'psutil') if m in sys.modules])")
-    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert answer.returncode == 0 and answer.stdout.splitlines()[-1] == "[]", answer.stderr
-
-
 # ── Hosts ──
 
 def test_a_host_of_a_v5p_32_is_not_a_v5p_8(on, metadata):
@@ -220,8 +209,7 @@ def pythons():
 @pytest.mark.parametrize("python", pythons())
 def test_any_python_runs_the_script(on, python, tmp_path):
     on("v6e-8")
-    answer = subprocess.run([python, "-S", str(SCRIPT)], cwd=tmp_path, capture_output=True, text=True,
-                            check=True)
+    answer = program(python, "-S", ROOT / "tables" / "hardware.py", cwd=tmp_path)
     said = dict(line.split("=", 1) for line in answer.stdout.splitlines())
     assert said == {"ACCELERATOR": "tpu", "KIND": "v6e", "CHIPS": "8", "HOSTS": "1", "SLICE": "v6e-8",
                     "TROUBLE": "", "FOUND": "TPU v6e-8 (8 chips)"}
@@ -240,13 +228,11 @@ elif [ "$1" = -c ] && [[ "$2" = *sys.prefix* ]]; then echo {tmp_path}
 else exec {sys.executable} "$@"; fi
 """)
     python.chmod(0o755)
-    answer = subprocess.run(["bash", "setup.sh", "train", "--into", str(python)], cwd=ROOT, text=True,
-                            capture_output=True)
+    answer = program("bash", "setup.sh", "train", "--into", python)
     assert answer.returncode == 0, answer.stderr
     assert (tmp_path / "asked").read_text().split()[1:] == [f"requirements/{file}"], "uv, then by pip"
     assert str(hardware.here()) in answer.stdout
-    again = subprocess.run(["bash", "setup.sh", "train", "--into", str(python)], cwd=ROOT, text=True,
-                           capture_output=True)
+    again = program("bash", "setup.sh", "train", "--into", python)
     assert again.returncode == 0 and "installing" not in again.stdout
 
 

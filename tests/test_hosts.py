@@ -10,13 +10,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import random_gemma
 import train_driver
-from conftest import ROOT
+from conftest import ROOT, RUN
 
 from helpers import merge
 
@@ -76,11 +75,10 @@ def test_two_hosts_train_what_one_trains(tmp_path, shape):
 @pytest.mark.series
 def test_notebook_03_as_a_script_on_two_hosts(tmp_path):
     """The whole notebook on two processes with folders of their own; only checkpoints are shared."""
-    data = Path(os.environ.get("RUN_DIR", ROOT / "runs" / "tiny")) / "data"
-    if not data.is_dir():
-        pytest.skip(f"no {data}: ./run_all.sh makes it")
+    if not (RUN / "data").is_dir():
+        pytest.skip(f"no data in {RUN}: ./run_all.sh makes it")
     for attempt in range(3):  # gloo gives up after 30 s if a process of a busy machine is late
-        codes, said = script_on_two_hosts(tmp_path / str(attempt), data)
+        codes, said = script_on_two_hosts(tmp_path / str(attempt))
         if not any("Gloo context initialization failed" in text for text in said):
             break
     assert codes == [0, 0], said[0][-3000:] + said[1][-3000:]
@@ -92,12 +90,12 @@ def test_notebook_03_as_a_script_on_two_hosts(tmp_path):
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["1", "4"]
 
 
-def script_on_two_hosts(tmp_path, data):
+def script_on_two_hosts(tmp_path):
     """([exit status of 03 on either host], [what it said])."""
     address, started, few = free_address(), [], "--xla_force_host_platform_device_count"
     for host in range(2):
         folder = tmp_path / f"host{host}"
-        shutil.copytree(data, folder / "data")
+        shutil.copytree(RUN / "data", folder / "data")
         started.append(subprocess.Popen(
             [sys.executable, "03_train.py"], cwd=ROOT, stdout=open(tmp_path / f"{host}.txt", "w"),
             stderr=subprocess.STDOUT, env={

@@ -1,15 +1,10 @@
-"""The walls between the rooms, and the budgets of tools/budget.py that are held today.
-
-    .venv/bin/python tools/budget.py && .venv/bin/python -m pytest tests/test_imports.py
-"""
+"""The walls between the rooms, and the budgets of tools/budget.py that are held today."""
 
 import importlib
-import sys
 
 import pytest
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "tools"))
 import budget
 
 MAY = {"tables": set(), "helpers": {"tables"}, "verilog": {"tables"}, "serving": {"tables"},

@@ -1,6 +1,5 @@
 """verilog/judging.py against attacks, honest answers and verilog-eval's own rules.
 
-    .venv/bin/python -m pytest tests/test_judge.py
     VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_judge.py
 """
 
@@ -19,13 +18,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, program
 
-sys.path.insert(0, str(ROOT / "tests" / "hostile"))
+import generate
 
-import generate  # noqa: E402
-
-from verilog import judging as judge, problems as exams, sandbox  # noqa: E402
+from verilog import judging as judge, problems as exams, sandbox
 
 FIXTURES = ROOT / "tests" / "fixtures"
 PROBLEMS = {p.name: p for p in exams.load_problems(FIXTURES / "verilog_eval")}
@@ -330,8 +327,8 @@ def test_the_example_of_the_room_runs_from_an_empty_folder(tmp_path):
     for name in ("verilog", "data/tiny_eval"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     example = re.search(r"(?:^    .*\n)+", verilog.__doc__, re.MULTILINE)[0]
-    found = subprocess.run([sys.executable, "-c", re.sub("^    ", "", example, flags=re.MULTILINE)], cwd=tmp_path,
-                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""})
+    found = program(sys.executable, "-c", re.sub("^    ", "", example, flags=re.MULTILINE), cwd=tmp_path,
+                    PYTHONPATH="")
     assert found.stdout.strip() == "['pass', 'mismatch'] 0.5", found.stderr
 
 
@@ -352,7 +349,7 @@ def test_limits_hold(tmp_path):
     marker = f"sleep 60.{os.getpid()}"
     sandbox.run_limited(["sh", "-c", f"{marker} & {marker}"], tmp_path, small)
     for _ in range(50):  # a killed process stays in the list until the kernel has taken it down
-        shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        shown = program("ps", "-eo", "args").stdout
         if marker not in shown:
             break
         time.sleep(0.1)

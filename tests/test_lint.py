@@ -1,15 +1,10 @@
-"""What tools/lint.py finds in this repository, and that it can find something.
+"""What tools/lint.py finds in this repository, and that it can find something."""
 
-    .venv/bin/python tools/lint.py && .venv/bin/python -m pytest tests/test_lint.py
-"""
-
-import sys
 
 import nbformat
 import pytest
-from conftest import ROOT, no_garbage_collection
+from conftest import no_garbage_collection
 
-sys.path.insert(0, str(ROOT / "tools"))
 import lint
 import notebooks
 

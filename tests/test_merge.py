@@ -1,8 +1,4 @@
-"""04_merge: the map, the algebra, what is written, what is refused, and what other engines say.
-
-    .venv/bin/python -m pytest tests/test_merge.py             # a minute
-    .venv/bin/python -m pytest tests/test_merge.py -m slow     # HF, PEFT and vLLM in .venv-serve
-"""
+"""04_merge: the map, the algebra, what is written, what is refused, and what other engines say."""
 
 import json
 import shutil

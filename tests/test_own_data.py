@@ -1,7 +1,5 @@
 """The page OWN_DATA.md, rehearsed: its blocks, as they stand, in 02, 03 and 04, one after the other.
 
-    .venv/bin/python -m pytest tests/test_own_data.py
-
 The model has E2B's widths and kinds of layers, random weights, four layers instead of 35 (with and
 without keys and values of their own, sliding and full) and the tiny tokenizer with its vocabulary.
 A folder stands for the mounted Drive, one CPU device for the chip. The rows are short and the steps are two: it is
@@ -9,7 +7,6 @@ about the way. The example, data/ports, is trained as the page says, with the ti
 """
 
 import json
-import os
 import re
 import sys
 
@@ -25,7 +22,6 @@ from helpers import data, packing
 from tables import architecture
 from verilog import asking, scores
 
-sys.path.insert(0, str(ROOT / "data" / "generate"))
 import ports
 
 PAGE = (ROOT / "OWN_DATA.md").read_text()
@@ -84,10 +80,8 @@ def run(source, tmp_path, *changes):
     script = tmp_path / source
     script.write_text(f'{COLAB}{DRIVE.replace("/content", str(tmp_path))}'
                       f'del sys.modules["google.colab"]\n{text}')
-    env = {name: value for name, value in os.environ.items()
-           if name not in ("RUN_DIR", "SIZE", "XLA_FLAGS")}
-    done = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, env={
-        **env, "MPLBACKEND": "agg", "MAX_STEPS": "2"})  # the size is set by the page's block
+    done = program(sys.executable, script, RUN_DIR=None, SIZE=None, XLA_FLAGS=None,
+                   MPLBACKEND="agg", MAX_STEPS="2")  # the size is set by the page's block
     assert done.returncode == 0, done.stdout[-1_500:] + done.stderr[-3_000:]
     return done.stdout
 

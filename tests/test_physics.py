@@ -1,7 +1,4 @@
-"""The floors: FLOP against XLA, bytes and published floors, queues against brute force.
-
-    .venv/bin/python -m pytest tests/test_physics.py
-"""
+"""The floors: FLOP against XLA, bytes and published floors, queues against brute force."""
 
 import dataclasses
 import json

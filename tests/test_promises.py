@@ -1,15 +1,12 @@
 """What a person is promised when something is wrong: one clear line that names the fix, nothing
 half-written, nothing finished lost. One row for each promise; the list is DESIGN's.
 
-    .venv/bin/python -m pytest tests/test_promises.py
-
 Rows that need what only one room has stand with that room's tests: `ELSEWHERE` names them, and a
 test looks whether they are there.
 """
 
 import ast
 import http.server
-import json
 import os
 import re
 import shutil
@@ -25,15 +22,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, RUN, page, program
 from test_hardware import tpu, tree
 
-from helpers import data, packing, run
+from helpers import packing, run
 
 HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
           "#       format_name: percent\n# ---\n\n")
 PRELUDE = "from helpers import opening, run; opening.quiet(); run.one_line_errors()\n"  # as a page does
 ELSEWHERE = {
+    "unusable rows": ("test_data", "rows_of_ones_own|read_line_by_line"),
     "out of memory (two lines)": ("test_train", "does_not_fit"),
     "a gradient that is not finite": ("test_train", "gradient_that_is_not_finite"),
     "another recipe than the checkpoint's": ("test_change", "another_recipe"),
@@ -98,9 +96,9 @@ def finished(*parts):
     """Parts of a finished tiny run (RUN_DIR, or /runs/tiny), as this one's."""
     def prepare(folder):
         for part in parts:
-            source = FINISHED / part
+            source = RUN / part
             if not source.exists():
-                pytest.skip(f"no finished run in {FINISHED}: ./run_all.sh makes one")
+                pytest.skip(f"no finished run in {RUN}: ./run_all.sh makes one")
             target = folder / "run" / part
             target.parent.mkdir(parents=True, exist_ok=True)
             (shutil.copytree if source.is_dir() else shutil.copy2)(source, target)
@@ -133,13 +131,12 @@ def icarus_left_out(folder):
     """Every program of this machine but Icarus."""
     (folder / "bin").mkdir()
     for place in os.environ["PATH"].split(":"):
-        for program in Path(place).glob("*"):
-            link = folder / "bin" / program.name
-            if program.name not in ("iverilog", "vvp", "apt-get", "sudo") and not link.is_symlink():
-                link.symlink_to(program)
+        for file in Path(place).glob("*"):
+            link = folder / "bin" / file.name
+            if file.name not in ("iverilog", "vvp", "apt-get", "sudo") and not link.is_symlink():
+                link.symlink_to(file)
 
 
-FINISHED = Path(os.environ.get("RUN_DIR") or ROOT / "runs/tiny").resolve()
 NO_DISK = "import shutil; shutil.disk_usage = lambda _: type('', (), dict(free=1000))\n"
 MESH = ("import jax\nfrom helpers import gemma\nconfig = gemma.config_from_hf('assets/tiny_gemma4')\n"
         "gemma.make_mesh(config, (1, 3), jax.devices()[:1] * 3)")
@@ -225,15 +222,14 @@ def hub():
 def test_one_clear_line_and_nothing_half_written(row, tmp_path, hub):
     if row.prepare:
         row.prepare(tmp_path)
-    env = {name: value for name, value in os.environ.items() if name not in ("TPU_SKIP_MDS_QUERY", "HF_HUB_OFFLINE")}
-    env |= {"RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny", "MPLBACKEND": "agg"}
-    env |= {name: value.format(folder=tmp_path, hub=hub) for name, value in row.env}
+    env = {name: value.format(folder=tmp_path, hub=hub) for name, value in row.env}
+    env = {"TPU_SKIP_MDS_QUERY": None, "HF_HUB_OFFLINE": None, **env}
     words = ["-c", PRELUDE + row.code.format(folder=tmp_path)]
     if row.page:
         words = [tmp_path / row.page]
         words[0].write_text((ROOT / row.page).read_text().replace(*row.change))
     before = sorted(path for path in (tmp_path / "run").rglob("*") if path.is_file())
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, env=env)
+    done = page(words[0], tmp_path / "run", *words[1:], **env)
     said = "\n".join(line for line in done.stderr.splitlines() if not line.startswith(("setup: ", "WARNING")))
     assert done.returncode == 1 and said.startswith("Error: "), (done.stdout, done.stderr)
     assert re.search(row.says, said, re.S), said
@@ -254,8 +250,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_half(tmp_path):
             "    (folder / 'tokens').write_bytes(bytes(10**6))\n")
     script = (f"mount -t tmpfs -o size=256k none {tmp_path} && {sys.executable} -c \"$CODE\"; "
               f"echo $?; ls -A {tmp_path}; cat {tmp_path}/kept")
-    done = subprocess.run(["unshare", "-rm", "bash", "-c", script], cwd=ROOT, text=True,
-                          capture_output=True, env={**os.environ, "RUN_DIR": str(tmp_path), "CODE": code})
+    done = program("unshare", "-rm", "bash", "-c", script, RUN_DIR=str(tmp_path), CODE=code)
     assert done.stdout.split() == ["1", "kept", "old"], done.stdout
     assert done.stderr.count("\n") == 1 and "No space left on device" in done.stderr, done.stderr
     assert "set RUN_DIR to a folder of yours" in done.stderr
@@ -265,17 +260,15 @@ WRITER = PRELUDE + "run.writing(); print('writes', flush=True); input()"
 
 
 def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
-    env = {**os.environ, "RUN_DIR": str(tmp_path)}
-    first = subprocess.Popen([sys.executable, "-c", WRITER], cwd=ROOT, env=env, text=True,
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    first = subprocess.Popen([sys.executable, "-c", WRITER], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, env={**os.environ, "RUN_DIR": str(tmp_path)})
     assert first.stdout.readline() == "writes\n"
-    second = subprocess.run([sys.executable, "-c", WRITER], cwd=ROOT, env=env, text=True, capture_output=True)
+    second = program(sys.executable, "-c", WRITER, RUN_DIR=str(tmp_path))
     assert second.returncode == 1 and second.stderr.count("\n") == 1
     assert "is being written by another process. Wait until it is done, or set RUN_DIR" in second.stderr
     first.kill()
     first.wait()
-    third = subprocess.run([sys.executable, "-c", WRITER], cwd=ROOT, env=env, text=True,
-                           capture_output=True, input="\n")
+    third = program(sys.executable, "-c", WRITER, stdin="\n", RUN_DIR=str(tmp_path))
     assert third.returncode == 0, third.stderr
 
 
@@ -344,22 +337,15 @@ def test_a_signal_to_run_all_leaves_no_process(project, tmp_path, number):
 def test_run_all_says_what_is_missing_before_it_deletes(project, tmp_path):
     (project / "06_step.py").write_text(HEADER + "# %%\nprint(1)\n")
     (tmp_path / "run/bench").mkdir(parents=True)
-    env = {**os.environ, "RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny"}
-    done = subprocess.run(["./run_all.sh", "--fresh", "06"], cwd=project, env=env, text=True, capture_output=True)
+
+    def run_all(*words):
+        return program("./run_all.sh", *words, cwd=project, RUN_DIR=str(tmp_path / "run"), SIZE="tiny")
+    done = run_all("--fresh", "06")
     assert done.returncode == 1 and "serve/options.json, which 05 writes" in done.stderr
     assert (tmp_path / "run/bench").is_dir()
     for words, says in ((("06", "01"), "06 comes after 01"), (("44",), "the notebooks are 01, 06")):
-        done = subprocess.run(["./run_all.sh", *words], cwd=project, env=env, text=True, capture_output=True)
+        done = run_all(*words)
         assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr
-
-
-def test_rows_that_cannot_be_used_are_dropped_and_counted(tmp_path):
-    """Through 02's own reader: a broken line, a chat without an answer, and one good row."""
-    good = {"prompt": "An inverter.", "response": "```verilog\nmodule m;\nendmodule\n```"}
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join([json.dumps(good), "{not json", json.dumps({"text": 1})]) + "\n")
-    reasons = [data.clean(row)[1] for row in data.read_rows(path)]
-    assert len(reasons) == 3 and sum(not reason for reason in reasons) == 1, reasons
 
 
 def test_a_whole_folder_appears_at_once(tmp_path):

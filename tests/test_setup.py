@@ -1,36 +1,22 @@
-"""setup.sh, run_all.sh and the opening say what is wrong in a line or two.
+"""setup.sh, run_all.sh and the opening say what is wrong in a line or two."""
 
-    .venv/bin/python -m pytest tests/test_setup.py
-"""
-
-import os
 import shutil
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, program
 
 import helpers
-
-
-def bash(*words, **env):
-    return subprocess.run(["bash", *words], cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, **env})
 
 
 def test_wrong_python_is_named(tmp_path):
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\ncase \"$1\" in --version) echo 'Python 3.9.1';; *) exit 1;; esac\n")
     fake.chmod(0o755)
-    answer = bash("setup.sh", "train", "--into", str(fake))
+    answer = program("bash", "setup.sh", "train", "--into", fake)
     assert answer.returncode == 1 and "3.9.1" in answer.stderr and "3.11" in answer.stderr
     assert len(answer.stderr.splitlines()) <= 2
-
-
-def test_usage_instead_of_a_guess():
-    assert bash("setup.sh").returncode == 2
-    assert bash("run_all.sh", "--nonsense").returncode == 2
 
 
 def test_what_was_made_at_another_size_is_refused(monkeypatch):
@@ -68,8 +54,7 @@ def opening(python, folder, **env):
     """The opening cell without its last call, and the installation, by this Python in this folder."""
     cell = (ROOT / "tools/opening.txt").read_text().replace(
         "helpers.machine()", "helpers.run.one_line_errors()\nhelpers.opening.install()")
-    return subprocess.run([str(python), "-c", cell], cwd=folder, capture_output=True,
-                          text=True, env={**os.environ, **env})
+    return program(python, "-c", cell, cwd=folder, **env)
 
 
 def test_the_opening_works_in_our_environment(tmp_path):
@@ -118,9 +103,9 @@ case "$*" in
 esac
 """)
     python.chmod(0o755)
-    answer = subprocess.run(["bash", "setup.sh", "site"], cwd=tmp_path, capture_output=True, text=True)
+    answer = program("bash", "setup.sh", "site", cwd=tmp_path)
     assert answer.returncode == code, answer.stderr
     assert ("failed (see above)" in answer.stderr) == bool(code)
     (tmp_path / "log").unlink()
-    again = subprocess.run(["bash", "setup.sh", "site"], cwd=tmp_path, capture_output=True, text=True)
+    again = program("bash", "setup.sh", "site", cwd=tmp_path)
     assert ("install" in (tmp_path / "log").read_text()) == bool(code) and again.returncode == code

@@ -1,22 +1,17 @@
-"""01: its scripts are valid, ask gcloud for what is meant and clean up; its checks can fail.
-
-    .venv/bin/python -m pytest tests/test_setup_notebook.py
-"""
+"""01: its scripts are valid, ask gcloud for what is meant and clean up; its checks can fail."""
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT
+from conftest import page, program
 
 from helpers import checks
 from tables import hardware
 from tables.hardware import Hardware
 
-NOTEBOOK = "01_setup.py"
 V5P, V5E = Hardware("tpu", "v5p", 4), Hardware("tpu", "v5e", 8)
 
 
@@ -27,8 +22,7 @@ def vm(tmp_path, *words, refuses=(), **env):
                     + "".join(f'case "$*" in *{word}*) exit 1 ;; esac\n' for word in refuses))
     stub.chmod(0o755)
     log.write_text("")
-    done = subprocess.run([ROOT / "scripts/vm.sh", *words], capture_output=True, text=True, env={
-        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **env})
+    done = program("scripts/vm.sh", *words, PATH=f"{tmp_path}:{os.environ['PATH']}", **env)
     return done.returncode, log.read_text().splitlines()
 
 
@@ -98,10 +92,7 @@ def test_what_jax_says_is_passed_on(monkeypatch, tmp_path):
 
 def test_a_machine_that_is_not_ready_gets_one_clear_error(tmp_path):
     """As the 31B, on a machine without a TPU: setup.json is written, then one error, no traceback."""
-    env = {**os.environ, "SIZE": "31b", "MPLBACKEND": "agg", "RUN_DIR": str(tmp_path / "run")}
-    env.pop("XLA_FLAGS", None)  # another test may have simulated four devices
-    run = subprocess.run([str(ROOT / ".venv/bin/python"), NOTEBOOK], cwd=ROOT, text=True,
-                         capture_output=True, env=env)
+    run = page("01_setup.py", tmp_path / "run", SIZE="31b")
     assert run.returncode == 1
     assert "Error: this machine is not ready." in run.stderr and "Traceback" not in run.stderr
     assert not json.loads((tmp_path / "run" / "setup.json").read_text())["checks"]["accelerator"]["fine"]

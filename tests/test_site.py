@@ -1,17 +1,11 @@
-"""The site builds without a warning, and reads without a network.
+"""The site builds without a warning, and reads without a network."""
 
-    ./build_site.sh && .venv/bin/python -m pytest tests/test_site.py
-"""
-
-import os
 import re
-import subprocess
 
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
-from conftest import ROOT
-
+from conftest import ROOT, program
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +13,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(["./build_site.sh", "-W"], cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "SITE": str(folder)})
+    done = program("./build_site.sh", "-W", SITE=str(folder))
     assert done.returncode == 0, done.stderr[-2_000:]
     return folder / "html"
 

@@ -1,7 +1,4 @@
-"""verilog/scores.py: the sign-flip test against all signs, the interval against truth.
-
-    .venv/bin/python -m pytest tests/test_stats.py
-"""
+"""verilog/scores.py: the sign-flip test against all signs, the interval against truth."""
 
 import itertools
 import math

@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from appendix import pretrain
 from helpers import gemma
 
-sys.path.insert(0, str(ROOT / "data" / "generate"))
 import families
 import make
 

@@ -1,18 +1,12 @@
-"""tools/: notebooks are built, executed and checked; README's figure shows its table.
+"""tools/: notebooks are built, executed and checked; README's figure shows its table."""
 
-    .venv/bin/python -m pytest tests/test_tools.py
-"""
-
-import os
 import shutil
-import subprocess
 import sys
 
 import nbformat
 import pytest
-from conftest import ROOT
+from conftest import ROOT, program
 
-sys.path.insert(0, str(ROOT / "tools"))
 import readme_figure
 
 HEADER = """# ---
@@ -28,8 +22,7 @@ HEADER = """# ---
 
 # ── notebooks.py ──
 def tool(folder, *options):
-    return subprocess.run([sys.executable, "tools/notebooks.py", *options], cwd=folder, capture_output=True,
-                          text=True, env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(folder / "run")})
+    return program(sys.executable, "tools/notebooks.py", *options, cwd=folder, RUN_DIR=str(folder / "run"))
 
 
 def edit(path, old, new):

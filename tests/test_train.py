@@ -1,8 +1,4 @@
-"""Notebook 03 and helpers/gemma.py: config, mesh, LoRA, loss, step, checkpoints.
-
-    .venv/bin/python -m pytest tests/test_train.py -m "not slow"    (a few minutes on 2 idle cores)
-    .venv/bin/python -m pytest tests/test_train.py -m slow          (kill -9 and continue)
-"""
+"""Notebook 03 and helpers/gemma.py: config, mesh, LoRA, loss, step, checkpoints."""
 
 import dataclasses
 import json
@@ -384,16 +380,22 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, capsys):
 def test_a_checkpoint_continues_on_another_number_of_devices(bfloat16, tmp_path):
     run = bfloat16
     with train.open_checkpoints(tmp_path, 1, 1) as manager:
-        train.save(manager, dataclasses.replace(run.state, step=1, data={"next_index": 1}), {})
-        manager.wait_until_finished()
+        save_all(manager, run, 1)
         mesh = gemma.make_mesh(run.model.config, (1, 2), jax.devices()[:2])
         other, _ = train.start(gemma.place(nnx.clone(run.model), mesh), run.optimizer, mesh)
         found = train.restore(manager, other)
-    assert found.data == {"next_index": 1} and found.step == 1
+    assert found.data == {"next": 1} and found.step == 1
     for before, after in zip(*(jax.tree.leaves((state.adapters, state.opt_state))
                                for state in (run.state, found))):
         np.testing.assert_array_equal(before, after)
         assert after.sharding.mesh == mesh
+
+
+def save_all(manager, run, *steps):
+    """A checkpoint of each of the steps, all of the same arrays."""
+    for step in steps:
+        train.save(manager, dataclasses.replace(run.state, step=step, data={"next": step}), {"rank": 4})
+    manager.wait_until_finished()
 
 
 def lose_moments(step):
@@ -412,20 +414,17 @@ def cut_position(step):
 
 @pytest.mark.parametrize("damage", [lose_moments, cut_arrays, cut_position])
 def test_the_newest_checkpoint_that_restores_is_taken(bfloat16, tmp_path, capsys, damage):
-    run, recipe = bfloat16, {"rank": 4}
+    run = bfloat16
     with train.open_checkpoints(tmp_path, 1, 3) as manager:
-        for step in (1, 2, 3):
-            train.save(manager, dataclasses.replace(run.state, step=step, data={"next": step}), recipe)
-        manager.wait_until_finished()
+        save_all(manager, run, 1, 2, 3)
     damage(tmp_path / "3")
     with train.open_checkpoints(tmp_path, 1, 3) as manager:
-        train.refuse_another_recipe(manager, recipe)
+        train.refuse_another_recipe(manager, {"rank": 4})
         found = train.restore(manager, run.state)
         assert found.step == 2 and found.data == {"next": 2}
         assert "checkpoint 3 is damaged" in capsys.readouterr().out
         assert manager.all_steps() == [1, 2]
-        train.save(manager, dataclasses.replace(run.state, step=3, data={"next": 3}), recipe)
-        manager.wait_until_finished()
+        save_all(manager, run, 3)
         assert train.restore(manager, run.state).step == 3
     for step in (1, 2, 3):
         lose_moments(tmp_path / str(step))
@@ -439,9 +438,7 @@ def test_one_of_several_hosts_stops_at_a_torn_checkpoint(bfloat16, tmp_path, mon
     """Where one went on from an older step and another did not, they would wait for ever."""
     run = bfloat16
     with train.open_checkpoints(tmp_path, 1, 2) as manager:
-        for step in (1, 2):
-            train.save(manager, dataclasses.replace(run.state, step=step, data={"next": step}), {"rank": 4})
-        manager.wait_until_finished()
+        save_all(manager, run, 1, 2)
         lose_moments(tmp_path / "2")
         monkeypatch.setattr(jax, "process_count", lambda: 2)
         with pytest.raises(ValueError, match="checkpoint 2 .* is damaged .*Delete it"):

@@ -1,8 +1,4 @@
-"""helpers/weights.py: headers against the library, identity, what changed.
-
-    .venv/bin/python -m pytest tests/test_weights.py
-"""
-
+"""helpers/weights.py: headers against the library, identity, what changed."""
 
 import numpy as np
 import random_gemma
