@@ -50,6 +50,14 @@ def no_garbage_collection():
             gc.enable()
 
 
+LONGEST = ("test_train", "test_series", "test_dryrun", "test_quantized", "test_program", "test_merge")
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first, so that two processes end together (`--dist loadfile`)."""
+    items.sort(key=lambda item: (*LONGEST, item.path.stem).index(item.path.stem))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection():
     """pytest parses every test module that it rewrites."""

@@ -30,17 +30,6 @@ def cells(seed=0, side=8, states=4):
     return np.random.default_rng(seed).integers(0, states, (side, side)).astype(np.int32)
 
 
-@pytest.mark.parametrize("down", (-1, 0, 1))
-@pytest.mark.parametrize("right", (-1, 0, 1))
-def test_a_shift_moves_the_world_and_the_edges_are_joined(down, right):
-    """A cell takes its neighbour's state; at the edge that neighbour is on the other side."""
-    start = cells(1)
-    after = np.asarray(nca.next_frame(pointing(down, right), start))
-    for row in range(8):
-        for column in range(8):
-            assert after[row, column] == start[(row + down) % 8, (column + right) % 8]
-
-
 def test_a_film_is_the_rule_applied_again_and_again_after_the_burn_in():
     start = cells(3)
     frames = np.asarray(nca.film(pointing(0, 1), start, WORLD))

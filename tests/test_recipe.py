@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import random_gemma
 from conftest import ROOT
 from flax import nnx
-from safetensors.flax import load_file
+from safetensors.numpy import load_file
 
 import recipe
 from helpers import chat, data, gemma, merge, train
@@ -62,9 +63,10 @@ def test_ids_and_masks_are_those_of_02(chats, file):
 
 
 def test_the_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
-    model, mesh = recipe.load_model(ASSETS, "float32")
+    base = random_gemma.write(tmp_path / "base", random_gemma.SHALLOW | {"vocab_size": 1280})
+    model, mesh = recipe.load_model(base, "float32")
     model, adapters, frozen = recipe.add_lora(model, mesh, RANK, ALPHA, seed=1)
-    theirs = gemma.load_base(ASSETS, config := gemma.config_from_hf(ASSETS, dtype="float32"),
+    theirs = gemma.load_base(base, config := gemma.config_from_hf(base, dtype="float32"),
                              gemma.make_mesh(config, mesh.devices.shape))
     theirs = gemma.inject_lora(theirs, RANK, ALPHA, mesh)
     _, started, still = nnx.split(theirs, nnx.LoRAParam, ...)
@@ -92,20 +94,21 @@ def test_the_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
                 tokens, mask.astype(bool), segments, positions))
             ours.append(float(loss))
             losses_of_03.append(float(metrics["loss"]))
-    assert ours[-1] < 0.8 * ours[0]
+    assert ours[-1] < 0.9 * ours[0]
     np.testing.assert_allclose(ours, losses_of_03, rtol=2e-4)
 
     pairs = {}
     for path, variable in nnx.to_flat_state(state[0]):
         pairs.setdefault(".".join(map(str, path[:-1])), []).append(np.array(variable.get_value()))
-    recipe.export(tmp_path, ASSETS, pairs, RANK, ALPHA, "tiny")
-    targets = merge.targets_of(ASSETS, pairs, {})
+    recipe.export(tmp_path, base, pairs, RANK, ALPHA, "tiny")
+    targets = merge.targets_of(base, pairs, {})
     assert len(targets) == len(pairs)
     plan = merge.plan_merge(targets, pairs, "model.language_model.")
-    merge.merge_model(ASSETS, tmp_path / "by_04", plan, ALPHA / RANK)
-    mine, by_04 = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "by_04"))
+    merge.merge_model(base, tmp_path / "by_04", plan, ALPHA / RANK)
+    before, mine, by_04 = (load_file(tmp_path / name / "model.safetensors")
+                           for name in ("base", "merged", "by_04"))
     assert mine.keys() == by_04.keys()
-    changed = {name for name in mine if (mine[name] != load_file(ASSETS / "model.safetensors")[name]).any()}
+    changed = {name for name in mine if (mine[name] != before[name]).any()}
     assert changed == set(plan)
     apart = sum(int((mine[name] != by_04[name]).sum()) for name in mine)
     assert apart <= 1e-5 * sum(array.size for array in mine.values())  # a sum on the edge of two
