@@ -87,8 +87,8 @@ def serve(*words):
 
 
 def page(source, folder, *words, **env):
-    """A notebook as a script, at the tiny size, with this run directory."""
-    told = {"SIZE": "tiny", "RUN_DIR": str(folder), "MPLBACKEND": "agg", **env}
+    """A notebook as a script, at the tiny size, with this run directory and a reader's own flags."""
+    told = {"SIZE": "tiny", "RUN_DIR": str(folder), "MPLBACKEND": "agg", "XLA_FLAGS": None, **env}
     return program(sys.executable, source, *words, **told)
 
 

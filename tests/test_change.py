@@ -90,14 +90,13 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
 
 def test_prompt():
     """`system` opens the training chats and the evaluation's, and changes their tokens."""
-    as_messages = data.as_messages
     tokenizer = chat.load_tokenizer(BASE)
     example = {"before": [{"role": "user", "content": "A register."}], "reasoning": "",
                "answer": "module"}
     lengths = []
     for system in ("Answer briefly.", None):
         cfg = tiny("02_data.py", system=system)
-        trained = as_messages(example, cfg.system, cfg.reasoning)[:-1]
+        trained = data.as_messages(example, cfg.system, cfg.reasoning)[:-1]
         problem = type("Problem", (), {"prompt": "A register.", "interface": ""})
         assert asking.messages_for(problem, "ours", cfg.system) == trained
         lengths.append(len(chat.prompt_ids(tokenizer, trained)))

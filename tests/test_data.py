@@ -228,11 +228,8 @@ def test_answer_extraction(response, problem):
         assert answer == FENCED and "<think>" not in reasoning
 
 
-CLEAN, AS_MESSAGES = data.clean, data.as_messages
-
-
-def clean(row, need_reasoning=False):
-    return CLEAN(row, need_reasoning)[1]
+def clean(row):
+    return data.clean(row, False)[1]
 
 
 def chat_row(*pairs):
@@ -299,10 +296,10 @@ def test_a_dataset_of_the_hub_is_one_setting(monkeypatch):
 def test_the_example_of_ones_own_data(tokenizer):
     """Ten rows, one of them faulty and one with two answers: every answer is trained, nothing else."""
     rows = data.read_rows("data/own_example.jsonl")
-    cleaned = [CLEAN(row, False) for row in rows]
+    cleaned = [data.clean(row, False) for row in rows]
     assert len(rows) == 10 and Counter(problem for _, problem in cleaned) == {
         "": 9, "no answer at the end": 1}
-    chats = [AS_MESSAGES(example, "S", "stripped") for example, problem in cleaned if not problem]
+    chats = [data.as_messages(example, "S", "stripped") for example, problem in cleaned if not problem]
     assert sorted(sum(m["role"] == "assistant" for m in c) for c in chats) == [1] * 8 + [2]
     for messages, (ids, mask) in zip(chats, chat.render_chats(tokenizer, chats), strict=True):
         assert not any("think" in message["content"] for message in messages)
@@ -325,11 +322,10 @@ def test_files_are_read_line_by_line(tmp_path):
 # ── Overlap, split, files ──
 
 def test_overlap_equals_brute_force():
-    overlap, words_of = data.overlap, data.words_of
     rng = np.random.default_rng(0)
     prompts = [" ".join(rng.choice(list("ab"), 12)) for _ in range(40)]
     exams = {f"e{i}": " ".join(rng.choice(list("ab"), 9)) for i in range(8)} | {"same": prompts[7].upper()}
-    exact, closest = overlap(prompts, exams, n=4)
+    exact, closest = data.overlap(prompts, exams, n=4)
 
     def grams(value):
         words = value.lower().split()
@@ -341,16 +337,15 @@ def test_overlap_equals_brute_force():
         if best:
             place = closest[name][1]
             assert len(grams(exam) & grams(prompts[place])) / len(grams(exam)) == pytest.approx(best)
-    assert overlap(["x y"], {"e": "no such words in here"}, n=3) == (set(), {"e": (0.0, -1)})
-    assert words_of("A=b[3:0];") == ["a", "=", "b", "[", "3", ":", "0", "]", ";"]
+    assert data.overlap(["x y"], {"e": "no such words in here"}, n=3) == (set(), {"e": (0.0, -1)})
+    assert data.words_of("A=b[3:0];") == ["a", "=", "b", "[", "3", ":", "0", "]", ";"]
 
 
 def test_validation_split_follows_the_prompt():
-    held_out = data.held_out
-    picks = [held_out(f"prompt {i}", 0.1) for i in range(4_000)]
+    picks = [data.held_out(f"prompt {i}", 0.1) for i in range(4_000)]
     assert 300 < sum(picks) < 500
-    assert [held_out(f"Prompt  {i}\n", 0.1) for i in range(100)] == picks[:100]
-    assert all(held_out(f"prompt {i}", 0.2) for i, pick in enumerate(picks) if pick), "shares nest"
+    assert [data.held_out(f"Prompt  {i}\n", 0.1) for i in range(100)] == picks[:100]
+    assert all(data.held_out(f"prompt {i}", 0.2) for i, pick in enumerate(picks) if pick), "shares nest"
 
 
 def test_saved_data_is_refused_when_a_byte_of_it_changed(tmp_path):
@@ -385,9 +380,8 @@ def marked_examples(lengths):
 @given(st.lists(st.integers(2, 50), min_size=1, max_size=120), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_packing_keeps_every_example_whole(lengths, seed):
-    pack_arrays = packing.pack_arrays
     ids, masks = marked_examples(lengths)
-    rows = pack_arrays(ids, masks, 50, seed)
+    rows = packing.pack_arrays(ids, masks, 50, seed)
     assert {name: array.dtype for name, array in rows.items()} == {
         "tokens": np.int32, "loss_mask": bool, "segment_ids": np.int32, "positions": np.int32}
     seen = []
@@ -409,7 +403,6 @@ def test_packing_keeps_every_example_whole(lengths, seed):
 
 def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
     """Against a plain search for the fullest row, and against Grain's packer on CodeV-R1's lengths."""
-    fill_rows = packing.fill_rows
     lengths = np.random.default_rng(1).integers(1, 100, 300)
     expected, free = [], []
     for example in np.random.default_rng(3).permutation(300):
@@ -420,14 +413,14 @@ def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
             expected.append([])
         free[row] -= lengths[example]
         expected[row].append(example)
-    assert fill_rows(lengths, 100, 3) == expected
+    assert packing.fill_rows(lengths, 100, 3) == expected
 
     import grain
     like = codev_lengths(2_000, 7)
     source = grain.MapDataset.source([{"ids": np.zeros(n, np.int8)} for n in like]).seed(7).shuffle()
     theirs = sum(1 for _ in grain.experimental.BestFitPackIterDataset(
         source.to_iter_dataset(), length_struct={"ids": 4_096}, num_packing_bins=512, seed=7))
-    assert len(fill_rows(like, 4_096, 7)) <= theirs + 2
+    assert len(packing.fill_rows(like, 4_096, 7)) <= theirs + 2
 
 
 def test_rows_of_codev_lengths_are_at_least_95_percent_full():

@@ -512,7 +512,7 @@ def compiled(tmp_path_factory):
     done = subprocess.run(
         [sys.executable, "tests/compile_products.py", str(out)], cwd=ROOT, capture_output=True,
         text=True, timeout=900, env=os.environ | {
-            "TPU_LIBRARY_PATH": str(LIBTPU.resolve()), "JAX_PLATFORMS": "cpu",
+            "TPU_LIBRARY_PATH": str(LIBTPU.resolve()), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "",
             "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_ID": "0",
             "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"})
     assert done.returncode == 0, done.stderr[-2_000:]

@@ -116,7 +116,7 @@ def notebook(name, folder, wait=None, edit=("", ""), **environment):
     source.write_text(text.replace(*edit) if edit[0] else text)
     program = subprocess.Popen(
         [sys.executable, str(source)], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={**os.environ, "SIZE": "tiny", "RUN_DIR": str(folder),
+        stderr=subprocess.STDOUT, env={**os.environ, "XLA_FLAGS": "", "SIZE": "tiny", "RUN_DIR": str(folder),
                                        "MPLBACKEND": "agg", **environment})
     said = []
     for line in program.stdout:
