@@ -30,12 +30,12 @@ PUBLISHED_TARGETS = ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """(tuned, mesh, base): a small random 31B-like model in float32, and with adapters, B random."""
+    """(tuned, mesh, config, base): a small random 31B-like model in float32, adapters with B random."""
     folder = random_gemma.write(tmp_path_factory.mktemp("base"), random_gemma.SHALLOW)
     config = gemma.config_from_hf(folder, dtype="float32")
     mesh = gemma.make_mesh(config)
     base = gemma.place(gemma.load_base(folder, config, mesh), mesh)
-    return randomise_b(gemma.inject_lora(base, 4, 8.0, mesh)), mesh, base
+    return randomise_b(gemma.inject_lora(base, 4, 8.0, mesh)), mesh, config, base
 
 
 def randomise_b(model, seed=0):
@@ -111,13 +111,13 @@ def test_every_module_is_adapted_and_the_specs_fit():
 
 
 def test_the_published_pattern_is_refused(tiny):
-    _, mesh, base = tiny
+    _, mesh, _, base = tiny
     with pytest.raises(ValueError, match=r"1 modules got no adapter.*layers.1.attn.k_einsum"):
         gemma.inject_lora(base, 4, 8.0, mesh, PUBLISHED_TARGETS)
 
 
 def test_zero_b_changes_nothing_and_random_b_does(tiny):
-    tuned, mesh, base = tiny
+    tuned, mesh, _, base = tiny
     tokens = np.random.default_rng(0).integers(3, 320, (1, 40)).astype(np.int32)
     before = forward(base, mesh, tokens)
     np.testing.assert_array_equal(before, forward(gemma.inject_lora(base, 4, 8.0, mesh), mesh, tokens))
@@ -127,7 +127,7 @@ def test_zero_b_changes_nothing_and_random_b_does(tiny):
 # ── Text ──
 
 def test_greedy_equals_the_argmax_of_full_forward_passes(tiny):
-    tuned, mesh, _ = tiny
+    tuned, mesh, _, _ = tiny
     rng = np.random.default_rng(4)
     prompts = [rng.integers(3, 320, n).tolist() for n in (5, 30)]  # the window is 16
     answers = gemma.greedy(tuned, prompts, 20, [], mesh)
@@ -209,7 +209,7 @@ def test_packed_gradients_are_those_of_the_examples_one_by_one(tmp_path, shape):
 def test_one_step_is_tunixs_trainers_where_micro_batches_train_equally_many_tokens(tiny):
     """And where they do not, it is not: Tunix 0.1.7 averages micro-batches, then the averages."""
     from tunix.sft import peft_trainer
-    _, mesh, base = tiny
+    _, mesh, _, base = tiny
     model, sgd = randomise_b(gemma.inject_lora(base, 4, 8.0, mesh)), optax.sgd(1.0)
     step = jax.jit(train.make_train_step(model, sgd, train.make_loss(31)))
     _, start, frozen = nnx.split(model, nnx.LoRAParam, ...)
@@ -307,7 +307,7 @@ def test_the_step_with_its_sharding_constraints_computes_the_same(tiny, monkeypa
             monkeypatch.setattr(gemma, "shard", constrain)
         run = train_driver.make(model, mesh)
         results.append(one_step(run, batch))
-    assert len(constrained) == 1 + 2 * 4, "embeddings; query, key, value and output of every layer"
+    assert len(constrained) == 1 + 4 * tiny[2].num_layers, "embeddings; query, key, value and output of every layer"
     (plain, _, first), (sharded, _, second) = results
     assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=1e-5)
     norm = float(first["grad_norm"])
