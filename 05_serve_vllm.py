@@ -66,7 +66,7 @@ from openai import OpenAI
 from helpers import chat, remote, style
 from serving import Options, draw, flags, limits, physics, server
 from serving import options as serve
-from tables import published
+from tables import described, published
 from tables.hardware import chip
 
 pd.set_option("display.max_colwidth", None)
@@ -81,7 +81,7 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 beside = cfg.engine == "cpu"  # a CPU has room for a second server: the base, to compare with
 
 # %%
-style.words(pd.DataFrame(serve.table(cfg), columns=["option", "value", "what it is"]))
+style.words(pd.DataFrame(described(cfg), columns=["option", "value", "what it is"]))
 
 # %% [markdown]
 # ## 2. Start it
@@ -103,7 +103,7 @@ merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
 recipe = merge["recipe"]
 count = check_merged(merged, merge["files"])
-options = replace(cfg, model=str(merged), model_hash=serve.model_hash(merge["files"]))
+options = replace(cfg, model=str(merged), model_hash=helpers.run.digest(merge["files"]))
 remote.check(cfg.base or recipe["base_path"])  # raises where 07 could neither find nor fetch it
 print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
       f"base {recipe['base_model']}, model {options.model_hash[:12]}")

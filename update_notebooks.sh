@@ -3,7 +3,6 @@
 #   ./update_notebooks.sh                    regenerate; outputs stay where the code cells did not change
 #   ./update_notebooks.sh --execute [--all]  also run those without outputs (or all), at the tiny size
 #   ./update_notebooks.sh --check            change nothing, exit 1 if something is out of date
-#   ./update_notebooks.sh --repository URL   write another clone address and Colab badge everywhere
 set -euo pipefail
 case "${RUN_DIR:-/}" in /* | \~*) ;; *) export RUN_DIR="$PWD/$RUN_DIR" ;; esac # relative to where one stands
 cd "$(dirname "$0")"

@@ -89,9 +89,9 @@ class Bench:
         self.problems = rl.training_problems(plan.problems)
         self.held_out = verilog.load_problems("data/tiny_eval")
         every = [*self.problems, *self.held_out]
-        rendered = chat.render_prompts(self.tokenizer, [[  # as 02 trained it
+        rendered = [chat.prompt_ids(self.tokenizer, [  # as 02 trained it
             {"role": "system", "content": self.about["system"]},
-            {"role": "user", "content": problem.prompt.strip()}] for problem in every])
+            {"role": "user", "content": problem.prompt.strip()}]) for problem in every]
         self.prompts = {problem.name: ids for problem, ids in zip(every, rendered)}
         self.width = -(-(max(map(len, rendered)) + plan.answer_tokens) // 8) * 8
         self.sampler = rl.make_sampler(plain, min(map(len, rendered)) - 1, plan.answers, self.stops)

@@ -9,9 +9,7 @@ import copy
 import functools
 import hashlib
 import itertools
-import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -98,27 +96,27 @@ def prompt_ids(tokenizer, messages, thinking=False):
       messages: a list of {"role": "system"|"user"|"assistant", "content": str}.
       thinking: ask the template for a prompt after which the model may fill its thought channel.
     """
-    return render_prompts(tokenizer, [messages], thinking)[0]
+    return render_prompts(tokenizer, [messages], [thinking])[0]
 
 
-def render_prompts(tokenizer, chats, thinking=False):
-    """`prompt_ids` for many chats at once, which is much faster than one by one."""
+def render_prompts(tokenizer, chats, thinking):
+    """`prompt_ids` for many chats, each with its `thinking`: much faster than one by one."""
     pattern = _special_pattern(tokenizer)
     control = {text: [number] for text, number in special_ids(tokenizer).items()}
     pieces = []  # per chat: the template's control tokens and, between them, plain text
-    for chat in chats:
+    for chat, thinks in zip(chats, thinking, strict=True):
         marker, marked = _mark_control_text(pattern, chat)
         text = tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True,
-                                             enable_thinking=thinking)
+                                             enable_thinking=thinks)
         pieces.append([piece.replace(marker, "") for piece in pattern.split(text)])
     rows, texts = [], list(dict.fromkeys(itertools.chain(*(row[::2] for row in pieces))))
     plain = dict(zip(texts, encode_texts(tokenizer, texts), strict=True))  # each text once
-    for row in pieces:  # the odd pieces are control tokens
+    for row, thinks in zip(pieces, thinking, strict=True):  # the odd pieces are control tokens
         ids = []
         for place, piece in enumerate(row):
             ids += control[piece] if place % 2 else plain[piece]
         rows.append(ids)
-        _check_prompt(tokenizer, ids, thinking)
+        _check_prompt(tokenizer, ids, thinks)
     return rows
 
 
@@ -127,9 +125,7 @@ def _mark_control_text(pattern, chat):
     contents = [message["content"] for message in chat]
     if not all(isinstance(content, str) for content in contents):
         raise UserError("Every message needs a `content` that is a string.")
-    marker = next((mark for mark in MARKERS if not any(mark in text for text in contents)), None)
-    if marker is None:
-        raise UserError("A message contains all 32 of Unicode's noncharacters; clean the text.")
+    marker = next(mark for mark in MARKERS if not any(mark in text for text in contents))
     marked = []
     for message, content in zip(chat, contents, strict=True):
         while pattern.search(content):
@@ -166,12 +162,7 @@ def render_chats(tokenizer, chats):
         if len(chat) < 2 or chat[-1]["role"] != "assistant":
             raise UserError("A training chat must end with an `assistant` message after a prompt.")
     thinking = [bool(chat[-1].get("reasoning")) for chat in chats]
-    prompts = [None] * len(chats)
-    for flag in set(thinking):
-        places = [place for place, value in enumerate(thinking) if value == flag]
-        rendered = render_prompts(tokenizer, [chats[place][:-1] for place in places], flag)
-        for place, ids in zip(places, rendered, strict=True):
-            prompts[place] = ids
+    prompts = render_prompts(tokenizer, [chat[:-1] for chat in chats], thinking)
     answers = encode_texts(tokenizer, [chat[-1]["content"] for chat in chats])
     special, rows = special_ids(tokenizer), []
     for chat, prompt, answer, thinks in zip(chats, prompts, answers, thinking, strict=True):
@@ -181,14 +172,13 @@ def render_chats(tokenizer, chats):
     return rows
 
 
-def render_all(tokenizer, chats, chunk=500):
-    """Token ids and masks of all chats, two lists with an array for each; on all cores."""
+def render_all(tokenizer, chats):
+    """Token ids and masks of all chats, two lists with an array for each, with its progress."""
     progress, rendered = Progress(len(chats), "rendering"), []
-    parts = [chats[place:place + chunk] for place in range(0, len(chats), chunk)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # encoding needs no Python lock
-        for part in pool.map(functools.partial(render_chats, tokenizer), parts):
-            rendered += [(np.array(ids, np.int32), np.array(mask)) for ids, mask in part]
-            progress.update(len(part))
+    for place in range(0, len(chats), 500):
+        part = render_chats(tokenizer, chats[place:place + 500])
+        rendered += [(np.array(ids, np.int32), np.array(mask)) for ids, mask in part]
+        progress.update(len(part))
     return [list(column) for column in zip(*rendered)]
 
 

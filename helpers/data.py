@@ -16,6 +16,9 @@ import numpy as np
 from helpers.run import UserError, local_path
 
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+# The forms of a row, by the columns that it must have.
+FORMS = {"chat": {"messages"}, "ShareGPT": {"conversations"}, "Alpaca": {"instruction", "output"},
+         "completion": {"prompt", "completion"}, "CodeV-R1": {"prompt", "response"}}
 # Who speaks, by the names that ShareGPT's files use for it.
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
 
@@ -106,13 +109,7 @@ def text_problem(values):
 
 def form_of(row):
     """Which form a row has, by its columns; "" if none that we know."""
-    for form, columns in (("chat", {"messages"}), ("ShareGPT", {"conversations"}),
-                          ("Alpaca", {"instruction", "output"}),
-                          ("completion", {"prompt", "completion"}),
-                          ("CodeV-R1", {"prompt", "response"})):
-        if columns <= set(row):
-            return form
-    return ""
+    return next((form for form, columns in FORMS.items() if columns <= row.keys()), "")
 
 
 def to_messages(row):

@@ -60,9 +60,9 @@ def length_study(lengths, limits, length, seed):
                                         "real tokens, packed"]).set_index("longest kept")
 
 
-def draw_rows(ax, packed, title, rows=10):
-    """Draw the first rows as bars: a colour for each example, pale where it is only context."""
-    for row in range(min(rows, len(packed["tokens"]))):
+def draw_rows(ax, packed, title):
+    """Draw the first ten rows as bars: a colour for each example, pale where it is only context."""
+    for row in range(min(10, len(packed["tokens"]))):
         segments, trained = packed["segment_ids"][row], packed["loss_mask"][row]
         for segment in range(1, segments.max() + 1):
             here = segments == segment
@@ -70,7 +70,7 @@ def draw_rows(ax, packed, title, rows=10):
                 runs = np.flatnonzero(np.diff(np.pad(mask.astype(int), 1))).reshape(-1, 2)
                 ax.broken_barh([(first, end - first) for first, end in runs], (row - 0.4, 0.8),
                                color=style.CYCLE[segment % len(style.CYCLE)], alpha=alpha, lw=0)
-    ax.set(xlim=(0, packed["tokens"].shape[1]), ylim=(rows - 0.3, -0.7), yticks=[], title=title)
+    ax.set(xlim=(0, packed["tokens"].shape[1]), ylim=(9.7, -0.7), yticks=[], title=title)
     ax.grid(False)
 
 

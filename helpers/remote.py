@@ -109,17 +109,12 @@ def _in_bucket(source, target, weights):
 
     def fetch():
         with _refusals(source):
-            for path in wanted:
-                file = target / path.removeprefix(f"{inner}/")
-                file.parent.mkdir(parents=True, exist_ok=True)
-                part = file.with_name(f".{file.name}.incomplete")
-                storage.get_file(path, str(part))
-                os.replace(part, file)
+            storage.get([*wanted], [str(target / path.removeprefix(f"{inner}/")) for path in wanted])
     return sum(wanted.values()), fetch
 
 
-def checkout(folder, repository=VERILOG_EVAL, commit=COMMIT):
-    """A folder of verilog-eval; one commit of the repository is fetched around it if it is missing.
+def checkout(folder):
+    """A folder of verilog-eval; one commit of that is fetched around it if it is missing.
 
     `{checkout}` in its name stands for `VERILOG_EVAL_DIR`, by default `runs/verilog-eval`.
 
@@ -129,10 +124,10 @@ def checkout(folder, repository=VERILOG_EVAL, commit=COMMIT):
     folder = Path(folder.format(checkout=os.environ.get("VERILOG_EVAL_DIR") or "runs/verilog-eval"))
     if not folder.is_dir():
         target = folder.parent
-        for words in (["init", "-q", target], ["-C", target, "fetch", "-q", "--depth=1", repository,
-                      commit], ["-C", target, "checkout", "-q", "FETCH_HEAD"]):
+        for words in (["init", "-q", target], ["-C", target, "fetch", "-q", "--depth=1", VERILOG_EVAL,
+                      COMMIT], ["-C", target, "checkout", "-q", "FETCH_HEAD"]):
             if subprocess.run(["git", *map(str, words)]).returncode:
-                raise UserError(f"{repository} could not be fetched. Put a checkout at {target}.")
+                raise UserError(f"{VERILOG_EVAL} could not be fetched. Put a checkout at {target}.")
     return folder
 
 

@@ -1,6 +1,7 @@
 """One size dial, one run directory with one writer, whole files that say what they were made from."""
 
 import contextlib
+import datetime
 import errno
 import hashlib
 import json
@@ -21,6 +22,7 @@ SIZES = {
     "e2b": "google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)",
     "31b": "google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
 }
+CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -51,8 +53,7 @@ def what_to_do(error):
     if isinstance(error, UserError):
         return str(error)
     full = "No space left on device" in str(error)  # Orbax and safetensors pass it on as text
-    if full or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS,
-                                                 errno.EACCES, errno.EPERM):
+    if full or getattr(error, "errno", None) in CANNOT_BE_WRITTEN:
         place = getattr(error, "filename", None) or os.environ.get("RUN_DIR") or "the run directory"
         why = "No space left on device" if full else os.strerror(error.errno)
         return (f"{place} cannot be written ({why}). Free some space, or set RUN_DIR to a folder "
@@ -150,17 +151,14 @@ def run_dir(*parts):
     The directory is created; the path below it is not. It is short if it is below this one.
 
     Raises:
-      UserError: it cannot be made, or it holds more than a run, such as the repository itself.
+      UserError: it holds more than a run, such as the repository itself.
+      OSError: it cannot be made; `what_to_do` says what then.
     """
     base = Path(os.environ.get("RUN_DIR") or Path("runs") / size()).expanduser()
     if _ROOT.is_relative_to(base.resolve()) or base.resolve() == Path.home():
         raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
                         f"{base / 'runs' / 'mine'}.")
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # read-only, full, or a file of that name
-        raise UserError(f"RUN_DIR={base} cannot be made ({error.strerror}). "
-                        "Set RUN_DIR to a folder of yours.") from error
+    base.mkdir(parents=True, exist_ok=True)
     if base.is_relative_to(Path.cwd()):
         base = base.relative_to(Path.cwd())
     return base.joinpath(*parts)
@@ -250,10 +248,9 @@ def writing():
     except Timeout:
         raise UserError(f"{path.parent} is being written by another process. Wait until it is "
                         "done, or set RUN_DIR to another folder.") from None
-    except (OSError, NotImplementedError) as error:  # some network mounts know no locks
+    except (OSError, NotImplementedError):  # some network mounts know no locks
         if not os.access(path.parent, os.W_OK):
-            raise UserError(f"{path.parent} cannot be written. Set RUN_DIR to a folder of "
-                            "yours.") from error
+            raise
         return
     _lock, os.environ["RUN_DIR_LOCKED"] = lock, str(path)  # so that our own children may write
     if shell := _shell():
@@ -371,11 +368,9 @@ def digest(value):
 
 # -- Progress -----------------------------------------------------------------------------------
 
-def _clock(seconds):
-    minutes, seconds = divmod(int(round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s" if minutes \
-        else f"{seconds}s"
+def clock(seconds):
+    """Seconds as 1:02:03."""
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 @contextlib.contextmanager
@@ -386,7 +381,7 @@ def phase(text, every=10.0):
 
     def tick():
         while not done.wait(every):
-            print(f"{text} ... {_clock(time.perf_counter() - start)}", flush=True)
+            print(f"{text} ... {clock(time.perf_counter() - start)}", flush=True)
     ticker = threading.Thread(target=tick, daemon=True)
     ticker.start()
     try:
@@ -398,7 +393,7 @@ def phase(text, every=10.0):
 
 
 class Progress:
-    """One plain line at most every `every` seconds: `rendering 1200/4000 | 300/s | left 9s`."""
+    """One plain line at most every `every` seconds: `rendering 1200/4000 | 300/s | left 0:00:09`."""
 
     def __init__(self, total, text, every=5.0):
         self.total, self.text, self.every, self.count = total, text, every, 0
@@ -410,14 +405,12 @@ class Progress:
         self.count += count
         now = time.perf_counter()
         self.first = self.first or (now, self.count)
-        quick = self.last == self.start and now - self.start < self.every  # no line at all
-        if quick or now - self.last < self.every and self.count < self.total:
+        quick = self.last == self.start or self.count < self.total  # all in one moment: no line
+        if quick and now - self.last < self.every:
             return
         self.last = now
         since, before = self.first
-        pace = f"the first after {_clock(now - self.start)}"
-        if self.count > before:
-            rate = (self.count - before) / max(now - since, 1e-9)
-            pace = f"{rate:.3g}/s | left {_clock((self.total - self.count) / rate)}"
+        rate = (self.count - before) / max(now - since, 1e-9)
+        pace = f" | {rate:.3g}/s | left {clock((self.total - self.count) / rate)}" if rate else ""
         note = f" | {note}" if note else ""
-        print(f"{self.text} {self.count}/{self.total} | {pace}{note}", flush=True)
+        print(f"{self.text} {self.count}/{self.total}{pace}{note}", flush=True)

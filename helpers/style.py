@@ -90,7 +90,7 @@ def draw_tokens(ax, pieces, kinds, columns=110):
     return lines
 
 
-def show_tokens(pieces, mask, name, title="", columns=110):
+def show_tokens(pieces, mask, name, title=""):
     """A figure of one example's tokens: blue ones are trained, grey ones are context only.
 
     Args:
@@ -98,10 +98,9 @@ def show_tokens(pieces, mask, name, title="", columns=110):
       mask: list of bools of the same length: True where the loss counts.
       name: of the figure's file, as for `finish`.
       title: a line above.
-      columns: letters in a line.
     """
-    fig, ax = figure(0.069 * columns + 0.15, 1)
-    lines = draw_tokens(ax, pieces, token_kinds(mask, mask), columns)
+    fig, ax = figure(7.74, 1)
+    lines = draw_tokens(ax, pieces, token_kinds(mask, mask))
     fig.set_figheight(0.165 * lines + 0.75)
     ax.set_title(title)
     handles = [ax.bar(0, 0, color=TOKEN_LOOK[kind][0]) for kind in ("context", "trained")]
@@ -110,27 +109,18 @@ def show_tokens(pieces, mask, name, title="", columns=110):
     finish(fig, name)
 
 
-class _Source(str):
-    """Text that a notebook shows as highlighted code."""
-    __repr__ = str.__str__
-
-    def _repr_markdown_(self):
-        return f"```python\n{self}```"
-
-
 def show_source(*functions):
     """Show the source of helper functions, for what a reader should still see."""
-    from IPython.display import display
-    display(_Source("\n\n".join(map(inspect.getsource, functions))))
+    from IPython.display import Markdown, display
+    display(Markdown("```python\n" + "\n\n".join(map(inspect.getsource, functions)) + "```"))
 
 
-def side_by_side(texts, asked="", letters=700):
-    """Show texts in columns, such as the answers of two models.
+def side_by_side(texts, asked=""):
+    """Show texts in columns, such as the answers of two models: at most 700 letters of each.
 
     Args:
       texts: {heading: text}.
       asked: a paragraph above.
-      letters: of each text that are shown at most.
     """
     import html
 
@@ -138,7 +128,7 @@ def side_by_side(texts, asked="", letters=700):
     columns = "".join(
         f"<td style='width:{100 // len(texts)}%;vertical-align:top;text-align:left'><b>{name}</b>"
         f"<pre style='white-space:pre-wrap;word-break:normal;font:85%/1.5 monospace'>"
-        f"{html.escape(text[:letters]) or '(nothing)'}</pre></td>" for name, text in texts.items())
+        f"{html.escape(text[:700]) or '(nothing)'}</pre></td>" for name, text in texts.items())
     above = f"<p style='white-space:pre-wrap;line-height:1.3'><i>{html.escape(asked)}</i></p>"
     display(HTML(above * bool(asked)
                  + f"<table style='width:100%;table-layout:fixed'><tr>{columns}</tr></table>"))

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import flax
@@ -26,50 +26,46 @@ from jax.sharding import NamedSharding, PartitionSpec
 from helpers import chat, gemma, remote
 from helpers.gemma import gib
 from helpers.packing import check_data
-from helpers.run import UserError, phase, require, run_dir, same_size, write_text
+from helpers.run import UserError, clock, phase, require, run_dir, same_size, write_text
+from tables import described, setting
 from tables.hardware import chip_of
 
 # ── What a run starts with ──
-
-
-def _is(default, what):
-    return field(default=default, metadata={"what": what})
 
 
 @dataclass(frozen=True)
 class Settings:
     """What 03 trains and how; the defaults are for the 31B, mostly those of a published recipe."""
 
-    rank: int = _is(64, "numbers between A and B")
-    alpha: float = _is(64.0, "the adapter counts alpha / rank times")
-    targets: str = _is(gemma.TARGETS, "which matrices get adapters")
-    partial: bool = _is(False, "True: some matrices are left out on purpose")
-    learning_rate: float = _is(1e-4, "at its peak")
-    warmup_steps: int = _is(100, "from zero to the peak")
-    weight_decay: float = _is(0.001, "of AdamW")
-    max_grad_norm: float = _is(1.0, "a step's gradient is clipped to it")
-    rows_per_step: int = _is(2, "packed rows of an optimizer step")
-    rows_per_device: int = _is(2, "of them that a device computes at once")
-    epochs: float = _is(1.0, "passes over the rows")
-    max_steps: int = _is(0, "0: all; else the schedule is shorter")
-    dtype: str = _is("bfloat16", "of the arithmetic; adapters are float32")
-    mesh: tuple = _is((), "(fsdp, tp); empty: as much tp as the heads allow")
-    remat: str = _is("NONE", "or BLOCK, DECODER: what the backward pass computes again")
-    attention_block: int = _is(1_024, "queries at a time")
-    log_every: int = _is(10, "steps between two lines")
-    validate_every: int = _is(100, "steps")
-    validation_rows: int = _is(64, "held-out rows of a validation")
-    checkpoint_every: int = _is(100, "steps")
-    checkpoints_kept: int = _is(3, "the newest")
-    checkpoints: str = _is("", "gs://...; empty: below RUN_DIR")
-    answer_tokens: int = _is(512, "of the answers shown before and after")
-    fresh: bool = _is(False, "True throws this run's checkpoints and log away")
-    seed: int = _is(42, "of A and of the order of the rows")
+    rank: int = setting(64, "numbers between A and B")
+    alpha: float = setting(64.0, "the adapter counts alpha / rank times")
+    targets: str = setting(gemma.TARGETS, "which matrices get adapters")
+    partial: bool = setting(False, "True: some matrices are left out on purpose")
+    learning_rate: float = setting(1e-4, "at its peak")
+    warmup_steps: int = setting(100, "from zero to the peak")
+    weight_decay: float = setting(0.001, "of AdamW")
+    max_grad_norm: float = setting(1.0, "a step's gradient is clipped to it")
+    rows_per_step: int = setting(2, "packed rows of an optimizer step")
+    rows_per_device: int = setting(2, "of them that a device computes at once")
+    epochs: float = setting(1.0, "passes over the rows")
+    max_steps: int = setting(0, "0: all; else the schedule is shorter")
+    dtype: str = setting("bfloat16", "of the arithmetic; adapters are float32")
+    mesh: tuple = setting((), "(fsdp, tp); empty: as much tp as the heads allow")
+    remat: str = setting("NONE", "or BLOCK, DECODER: what the backward pass computes again")
+    attention_block: int = setting(1_024, "queries at a time")
+    log_every: int = setting(10, "steps between two lines")
+    validate_every: int = setting(100, "steps")
+    validation_rows: int = setting(64, "held-out rows of a validation")
+    checkpoint_every: int = setting(100, "steps")
+    checkpoints_kept: int = setting(3, "the newest")
+    checkpoints: str = setting("", "gs://...; empty: below RUN_DIR")
+    answer_tokens: int = setting(512, "of the answers shown before and after")
+    fresh: bool = setting(False, "True throws this run's checkpoints and log away")
+    seed: int = setting(42, "of A and of the order of the rows")
 
     def table(self):
         """All settings with what they mean."""
-        return pd.DataFrame([(one.name, getattr(self, one.name), one.metadata["what"])
-                             for one in fields(self)],
+        return pd.DataFrame(described(self),
                             columns=["setting", "value", "what it is"]).set_index("setting")
 
 
@@ -553,7 +549,7 @@ class StepLog:
             self.begun = time.perf_counter()
         if step % self.every == 0 or not done or step == self.steps:
             left = (time.perf_counter() - self.begun) / max(1, done) * (self.steps - step)
-            eta = f" | eta {int(left) // 60}m{int(left) % 60:02d}s" if done else ""
+            eta = f" | left {clock(left)}" if done else ""
             print(f"step {step}/{self.steps} | loss {record['loss']:.4f} | lr "
                   f"{record['learning_rate']:.2e} | grad norm {record['grad_norm']:.2f} | "
                   f"{record['seconds']:.2f} s/step | "

@@ -28,27 +28,16 @@ CACHED = "vllm:prefix_cache_hits_total"
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What 06 measures.
+    """What 06 measures."""
 
-    Attributes:
-      regimes: (prompt, answer) lengths in tokens.
-      rates: how many rates are seen around the knee, beside all at once.
-      repeats: measurements of each point.
-      seconds: of all that the server can take, per point; a smaller rate lasts up to twice as long.
-      min_requests: per point, however slow the server.
-      long: seconds of the run that confirms a price; at the least 20 latencies.
-      warmups: requests before each point, not counted.
-      slo: the objective: milliseconds to the first token, and per further token.
-    """
-
-    regimes: tuple = ((256, 32),)
-    rates: int = 7
-    repeats: int = 3
-    seconds: float = 60.0
-    min_requests: int = 12
-    long: float = 600.0
-    warmups: int = 1
-    slo: tuple = (2000, 60)
+    regimes: tuple = ((256, 32),)  # (prompt, answer) lengths in tokens
+    rates: int = 7                 # how many are seen around the knee, beside all at once
+    repeats: int = 3               # measurements of each point
+    seconds: float = 60.0          # at all that the server can take; a smaller rate: up to twice as long
+    min_requests: int = 12         # per point, however slow the server
+    long: float = 600.0            # seconds of the run that confirms a price; at the least 20 latencies
+    warmups: int = 1               # requests before each point, not counted
+    slo: tuple = (2000, 60)        # the objective: milliseconds to the first token, per further token
 
 
 def check_prompts(path):

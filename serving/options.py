@@ -7,9 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-import psutil
-
-from tables import hardware
+from tables import hardware, setting
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
@@ -26,56 +24,36 @@ SHARE = 0.92  # of a chip's memory that vLLM takes, unless told otherwise
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Everything that says what a server is; 06 and 07 follow what 05 decided here.
+    """Everything that says what a server is; 06 and 07 follow what 05 decided here."""
 
-    Attributes:
-      engine: "tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from PyPI) or "cpu" (vLLM's
-        CPU build), the last two in environments of their own, which `start` makes.
-      model: the served folder, in Hugging Face's layout.
-      name: what clients ask for.
-      host, port: 127.0.0.1 is only this machine; port 0 takes any free one.
-      max_model_len: prompt and answer, in tokens.
-      max_num_batched_tokens: tokens of one step at the most; a longer prompt takes several steps.
-      tensor_parallel, data_parallel: chips that share every matrix, and copies of the model.
-      kv_cache_dtype: as vLLM's flag; "auto" is the model's own, bfloat16; or "fp8".
-      quantization: of weights: "" (bfloat16), "int8" or "fp8".
-      prefix_caching: whether prompts that share a beginning are computed once.
-      drafter: "" for none, "ngram", or the folder of a smaller model that proposes tokens.
-      draft_tokens: how many it proposes at a time.
-      adapter: a PEFT folder that is served beside the model, as `<name>-adapter`.
-      implementation: MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" (torchax).
-      environment: further variables of the server's process, as "NAME=value".
-      flags: further flags of `vllm serve`.
-      image: the container's image; "": the one in `IMAGES`.
-      chip: a name of `tables.hardware.CHIPS`; "" where there is no data sheet (a CPU).
-      timeout: seconds until healthy; a TPU compiles first.
-      base: for 07, the model that it compares with: a path, hub id or gs://; "": that of the training.
-      model_hash: of the files that 04 merged; "": not checked.
-    """
-
-    engine: str = "cpu"
-    model: str = ""
-    name: str = "gemma4-verilog"
-    host: str = "127.0.0.1"
-    port: int = 0
-    max_model_len: int = 1024
-    max_num_batched_tokens: int = 2048
-    tensor_parallel: int = 1
-    data_parallel: int = 1
-    kv_cache_dtype: str = "auto"
-    quantization: str = ""
-    prefix_caching: bool = False
-    drafter: str = ""
-    draft_tokens: int = 4
-    adapter: str = ""
-    implementation: str = ""
-    environment: tuple = ()
-    flags: tuple = ()
-    image: str = ""
-    chip: str = ""
-    timeout: float = 600.0
-    base: str = ""
-    model_hash: str = ""
+    engine: str = setting("cpu", '"tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from '
+                          'PyPI) or "cpu" (vLLM\'s CPU build), the last two in environments of their '
+                          "own, which `start` makes")
+    model: str = setting("", "the served folder, in Hugging Face's layout")
+    name: str = setting("gemma4-verilog", "what clients ask for")
+    host: str = setting("127.0.0.1", "127.0.0.1 is only this machine")
+    port: int = setting(0, "0 takes any free one")
+    max_model_len: int = setting(1024, "prompt and answer, in tokens")
+    max_num_batched_tokens: int = setting(2048, "tokens of one step at the most; a longer prompt takes "
+                                          "several steps")
+    tensor_parallel: int = setting(1, "chips that share every matrix")
+    data_parallel: int = setting(1, "copies of the model")
+    kv_cache_dtype: str = setting("auto", 'the model\'s own, bfloat16; or "fp8"')
+    quantization: str = setting("", 'of weights: "" (bfloat16), "int8" or "fp8"')
+    prefix_caching: bool = setting(False, "whether prompts that share a beginning are computed once")
+    drafter: str = setting("", '"" for none, "ngram", or the folder of a smaller model that proposes tokens')
+    draft_tokens: int = setting(4, "how many it proposes at a time")
+    adapter: str = setting("", "a PEFT folder that is served beside the model, as `<name>-adapter`")
+    implementation: str = setting("", 'MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" '
+                                  "(torchax)")
+    environment: tuple = setting((), 'further variables of the server\'s process, as "NAME=value"')
+    flags: tuple = setting((), "further flags of `vllm serve`")
+    image: str = setting("", 'the container\'s image; "": the one in `IMAGES`')
+    chip: str = setting("", 'a name of `tables.hardware.CHIPS`; "" where there is no data sheet (a CPU)')
+    timeout: float = setting(600.0, "seconds until healthy; a TPU compiles first")
+    base: str = setting("", "for 07, the model that it compares with: a path, hub id or gs://; "
+                        '"": that of the training')
+    model_hash: str = setting("", 'of the files that 04 merged; "": not checked')
 
     @property
     def chips(self):
@@ -101,17 +79,6 @@ class Options:
         """What a measurement of this server belongs to: all that shapes its speed, but no path."""
         no = ("model", "adapter", "name", "host", "port", "timeout", "base")
         return json.loads(json.dumps({k: v for k, v in dataclasses.asdict(self).items() if k not in no}))
-
-
-def table(options):
-    """Rows (option, value, its comment in `Options`)."""
-    text = re.sub(r"\n +", " ", Options.__doc__.partition("Attributes:")[2].replace("\n      ", "\n"))
-    why = {}
-    for line in re.sub(r"\n {2,}", " ", text).splitlines():
-        keys, colon, reason = line.strip().partition(": ")
-        why |= dict.fromkeys(keys.split(", "), reason) if colon else {}
-    values = dataclasses.asdict(options)
-    return [(name, values[name], why.get(name, "")) for name in values]
 
 
 # -- In a file --------------------------------------------------------------------------------------
@@ -158,8 +125,8 @@ def check(options):
     """Raise unless these options can be served here.
 
     Raises:
-      ValueError: no chips for engine "tpu", a drafter that is none or of another tokenizer, an adapter
-        where there can be none, or too little memory; one line that says what would do.
+      ValueError: no chips for engine "tpu", a drafter that is not here, or an adapter where there can
+        be none; one line that says what would do.
     """
     if options.engine not in ENGINES:
         raise ValueError(f"engine {options.engine!r} is unknown; there are {', '.join(ENGINES)}.")
@@ -170,26 +137,9 @@ def check(options):
             options.implementation != "vllm" or options.data_parallel > 1):
         raise ValueError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
                          "untested with Gemma 4: merge it (04_merge) instead.")
-    if options.drafter not in ("", "ngram"):
-        _check_drafter(options)
-
-
-def _check_drafter(options):
-    drafter, model = Path(options.drafter), Path(options.model)
-    if not (drafter / "config.json").exists():
-        raise ValueError(f"the drafter {drafter} is no folder of a model. Download it first: hf download "
-                         f"{drafter} --local-dir drafter")
-    files = [folder / "tokenizer.json" for folder in (model, drafter)]
-    ours, theirs = (json.loads(file.read_text())["model"]["vocab"] if file.exists() else None for file in files)
-    if theirs and ours != theirs:
-        raise ValueError(f"the drafter {drafter} has another tokenizer than {model}: its tokens would all "
-                         "be wrong. Take the one that was made for this model.")
-    need = sum(path.stat().st_size for folder in (model, drafter) for path in folder.glob("*.safetensors"))
-    room = (SHARE * hardware.chip(options.chip).hbm * options.tensor_parallel if options.chip
-            else psutil.virtual_memory().available)
-    if need > room:
-        raise ValueError(f"model and drafter take {need / 2**30:.1f} GiB, and there are "
-                         f"{room / 2**30:.1f}: serve without the drafter, or on more chips.")
+    if options.drafter not in ("", "ngram") and not (Path(options.drafter) / "config.json").exists():
+        raise ValueError(f"the drafter {options.drafter} is no folder of a model. Download it first: "
+                         f"hf download {options.drafter} --local-dir drafter")
 
 
 # -- The command ---------------------------------------------------------------------------------------
@@ -278,8 +228,3 @@ def container_of(folder):
     """The container of a folder."""
     mark = hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:8]
     return f"{CONTAINER}-{mark}"
-
-
-def model_hash(files):
-    """One hash for {file: its SHA-256}, as merge.json lists them."""
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

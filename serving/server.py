@@ -73,14 +73,14 @@ def current(folder):
     return record
 
 
-def last_lines(log, count=15):
-    """The first error of a server's log, if it names one, and its last lines."""
+def last_lines(log):
+    """The first error of a server's log, if it names one, and its last 15 lines."""
     text = Path(log).read_text(errors="replace") if Path(log).exists() else ""
     noise = re.compile(r"\s*$|nanobind:|see https://nanobind| - (leaked|\.\.\. skipped)", re.I)
     lines = [line for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines() if not noise.match(line)]
-    first = [line for line in lines[:-count] if re.search(r"\w(Error|Exception): |error: ", line)
+    first = [line for line in lines[:-15] if re.search(r"\w(Error|Exception): |error: ", line)
              and "root cause" not in line][:1]
-    shown = [line[:300] for line in (*first, *lines[-count:])] or ["nothing"]
+    shown = [line[:300] for line in (*first, *lines[-15:])] or ["nothing"]
     if NO_MEMORY.search(text):
         shown += ["out of memory: end what else holds it, or lower max_model_len, or quantise the weights"]
     return "\n".join(shown)

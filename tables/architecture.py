@@ -17,19 +17,13 @@ class Kind:
 
     Tunix keeps heads as axes, HF has flat [out, in] matrices. An adapter has A [inputs, r] and
     B [r, outputs].
-
-    Attributes:
-      names: of the HF matrices that it is. Two of them are stacked along Tunix's axis `c`.
-      inputs, outputs: axes that it takes and gives.
-      weight: axes of the frozen weight, as Tunix stores it.
-      when: which layers have it, by what they keep: "always", "keys and values" or "keys alone".
     """
 
-    names: tuple
-    inputs: str
-    outputs: str
-    weight: str
-    when: str = "always"
+    names: tuple   # of the HF matrices that it is; two of them are stacked along Tunix's axis `c`
+    inputs: str    # axes that it takes
+    outputs: str   # axes that it gives
+    weight: str    # axes of the frozen weight, as Tunix stores it
+    when: str = "always"  # or, by what a layer keeps: "keys and values", "keys alone"
 
     @property
     def equation(self):
@@ -63,20 +57,13 @@ PEFT_TARGETS = (r"model\.(language_model\.)?layers\.\d+\."
 
 @dataclass(frozen=True)
 class Module:
-    """One module of the language model that can have an adapter.
+    """One module of the language model that can have an adapter."""
 
-    Attributes:
-      path: its name in Tunix, for example `layers.0.attn.q_einsum`.
-      layer: the index of its layer.
-      how: its `Kind`.
-      inputs, outputs: the sizes of its axes: (D,) and (N, H).
-    """
-
-    path: str
-    layer: int
+    path: str       # its name in Tunix, for example `layers.0.attn.q_einsum`
+    layer: int      # the index of its layer
     how: Kind
-    inputs: tuple
-    outputs: tuple
+    inputs: tuple   # the sizes of its axes, such as (D,)
+    outputs: tuple  # such as (N, H)
 
     @property
     def kind(self):
@@ -112,28 +99,19 @@ class Module:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer.
+    """One decoder layer."""
 
-    Attributes:
-      index: its place, from 0.
-      kind: "sliding" (attends to a window) or "full".
-      width, heads, kv_heads, head_dim, mlp: D, N, K, H, F.
-      window: how many keys a query sees at the most, itself included; None is all of them.
-      kv_from: the layer whose keys and values it uses: itself, or an earlier one (E2B, E4B).
-      k_is_v: whether the values are the keys' projection, which is stored once.
-    """
-
-    index: int
-    kind: str
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    window: int | None
-    kv_from: int
-    k_is_v: bool
-    family: dict = field(default_factory=lambda: GEMMA4, repr=False)
+    index: int          # its place, from 0
+    kind: str           # "sliding" (attends to a window) or "full"
+    width: int          # D
+    heads: int          # N
+    kv_heads: int       # K
+    head_dim: int       # H
+    mlp: int            # F
+    window: int | None  # how many keys a query sees at the most, itself included; None: all
+    kv_from: int        # the layer whose keys and values it uses: itself or an earlier (E2B, E4B)
+    k_is_v: bool        # whether the values are the keys' projection, which is stored once
+    family: dict = field(repr=False)  # one of `FAMILIES`
 
     @property
     def owns_kv(self):

@@ -26,39 +26,22 @@ GOOGLE, NVIDIA = "0x1ae0", "0x10de"  # PCI vendors
 
 @dataclass(frozen=True)
 class Chip:
-    """One accelerator chip, as its vendor specifies it.
+    """One accelerator chip, as its vendor specifies it."""
 
-    Attributes:
-      name: v4, v5e, v5p, v6e, v7x or h100.
-      pci: its PCI device id (TPU: as in jax/_src/hardware_utils.py).
-      jax: what `jax.Device.device_kind` may say (jax/_src/pallas/mosaic/tpu_info.py).
-      google: the kind in Google's accelerator types, such as v5litepod.
-      cores: TensorCores, which Google's names of slices count: a v5p-8 is four chips.
-      flops: peak bfloat16 FLOP/s, dense.
-      int8: peak int8 operations per second, dense; None where the sheet has no such line.
-      hbm: bytes of memory that XLA can use (v5p: 95.74 GiB, as its allocator reports).
-      bandwidth: HBM bytes/s.
-      links: links to other chips (ICI ports; NVLinks on a GPU).
-      link_bandwidth: bytes/s of one link in one direction.
-      dollars_per_hour: price of one chip for an hour, on demand; None where we know of no list.
-      clock: cycles per second of a TensorCore; None where we know of no statement.
-      files: its device files. v4 has /dev/accelN, later chips have /dev/vfio/N (tpu_info).
-    """
-
-    name: str
-    pci: str
-    jax: tuple
-    google: str
-    cores: int
-    flops: float
-    int8: float
-    hbm: float
-    bandwidth: float
-    links: int
-    link_bandwidth: float
-    dollars_per_hour: float
-    clock: float = None
-    files: str = "vfio/"
+    name: str                # v4, v5e, v5p, v6e, v7x or h100
+    pci: str                 # its PCI device id (TPU: as in jax/_src/hardware_utils.py)
+    jax: tuple               # what a JAX device's `device_kind` may say (JAX's tpu_info.py)
+    google: str              # the kind in Google's accelerator types, such as v5litepod
+    cores: int               # TensorCores, which Google's names count: a v5p-8 is four chips
+    flops: float             # peak bfloat16 FLOP/s, dense
+    int8: float              # peak int8 operations/s, dense; None where the sheet has no such line
+    hbm: float               # bytes of memory that XLA can use, as its allocator reports
+    bandwidth: float         # HBM bytes/s
+    links: int               # links to other chips (ICI ports; NVLinks on a GPU)
+    link_bandwidth: float    # bytes/s of one link in one direction
+    dollars_per_hour: float  # of one chip, on demand; None where we know of no list
+    clock: float = None      # cycles per second of a TensorCore; None where nobody says
+    files: str = "vfio/"     # its device files in /dev: v4 has accelN, later chips vfio/N
 
 
 # Peaks, HBM and bandwidth: the vendors' sheets (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
@@ -86,27 +69,16 @@ CHIPS = {chip.name: chip for chip in (
 
 @dataclass(frozen=True)
 class Slice:
-    """A TPU slice by Google's name.
+    """A TPU slice by Google's name; "" is what the table does not know, or what there is not."""
 
-    Attributes:
-      name: such as v5p-8; it counts TensorCores.
-      size: the size of the series that is taken there while SIZE is unset; "" for none.
-      topology: chips along x, y (and z), such as 2x2x1; "" where the table has none.
-      hosts: machines it consists of.
-      machine: Compute Engine's machine type; "" where it makes none (or several hosts are needed).
-      runtime: version of the Cloud TPU API's image.
-      disk: type of boot disk that this machine takes.
-      zones: where it was offered in 2026.
-    """
-
-    name: str
-    size: str = ""
-    topology: str = ""
-    hosts: int = 1
-    machine: str = ""
-    runtime: str = ""
-    disk: str = ""
-    zones: str = ""
+    name: str           # such as v5p-8; it counts TensorCores
+    size: str = ""      # the size of the series that is taken there while SIZE is unset
+    topology: str = ""  # chips along x, y (and z), such as 2x2x1
+    hosts: int = 1      # machines it consists of
+    machine: str = ""   # Compute Engine's machine type; none where several hosts are needed
+    runtime: str = ""   # version of the Cloud TPU API's image
+    disk: str = ""      # type of boot disk that this machine takes
+    zones: str = ""     # where it was offered in 2026
 
     @property
     def kind(self):
@@ -190,21 +162,13 @@ def chip_of(device_kind):
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one machine has.
+    """What one machine has."""
 
-    Attributes:
-      accelerator: "tpu", "gpu" or "".
-      kind: a key of `CHIPS`, or "" where the ids are not known to us.
-      chips: chips (or GPUs) of this machine.
-      hosts: machines of the slice, this one included.
-      trouble: one line that says why the chips cannot be used now; "" if nothing was seen.
-    """
-
-    accelerator: str = ""
-    kind: str = ""
-    chips: int = 0
-    hosts: int = 1
-    trouble: str = ""
+    accelerator: str = ""  # "tpu", "gpu" or ""
+    kind: str = ""         # a key of `CHIPS`, or "" where the ids are not known to us
+    chips: int = 0         # chips (or GPUs) of this machine
+    hosts: int = 1         # machines of the slice, this one included
+    trouble: str = ""      # why the chips cannot be used now, in one line; "" if nothing was seen
 
     @property
     def slice(self):

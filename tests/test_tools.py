@@ -85,18 +85,6 @@ def test_check_refuses_orphans_errors_and_absolute_paths(project):
     assert failed.returncode == 1 and "ValueError" in failed.stderr
 
 
-def test_another_repository_is_written_everywhere_and_outputs_stay_true(project):
-    edit(project / "01_one.py", "print(1 + 1)", 'print("a-name", "https://github.com/OLD/a-name")')
-    tool(project, "--execute")
-    answer = tool(project, "--repository", "https://github.com/someone/thing")
-    assert answer.returncode == 0, answer.stderr
-    for path in (project / "README.md", project / "01_one.py", project / "notebooks" / "01_one.ipynb"):
-        assert "OLD" not in path.read_text() and "someone/thing" in path.read_text(), path
-    assert '"thing", "https' in (project / "01_one.py").read_text()
-    assert tool(project, "--check").returncode == 0
-    assert tool(project, "--repository", "ftp://x").returncode == 1
-
-
 # ── readme_figure.py ──
 def test_the_figure_shows_the_table():
     assert readme_figure.described(readme_figure.bars()) in readme_figure.FIGURE.read_text()

@@ -331,26 +331,6 @@ def repository():
     return re.search(r"/github/([\w.-]+/[\w.-]+)/blob/", (ROOT / "README.md").read_text())[1]
 
 
-def set_repository(url):
-    """Write another clone address and Colab badges everywhere, in stored outputs as well."""
-    match = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", url)
-    if not match:
-        raise SystemExit("--repository wants https://github.com/NAME/REPOSITORY: "
-                         "the Colab badge opens notebooks from GitHub")
-    old, new = repository(), match[1]
-    for path in [*sources(), *ROOT.glob("tools/*.txt"), *ROOT.glob("*.md"), *ROOT.glob("*.sh"),
-                 *ROOT.glob("scripts/*.sh"), *FOLDER.glob("*.ipynb")]:
-        text = path.read_text(encoding="utf-8")
-        changed = text.replace(f"github.com/{old}", f"github.com/{new}")
-        changed = changed.replace(f"/github/{old}/", f"/github/{new}/")
-        quote = '\\"' if path.suffix == ".ipynb" else '"'  # the folder that an opening clones into
-        changed = changed.replace(f"{quote}{old.split('/')[1]}{quote}",
-                                  f"{quote}{new.split('/')[1]}{quote}")
-        if changed != text:
-            write(path, changed)
-            print(f"rewrote {shown(path)}")
-
-
 def main():
     """Read the options and do what they say."""
     sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
@@ -363,14 +343,11 @@ def main():
                         help="give outputs to the notebooks that have none, run at the tiny size")
     parser.add_argument("--all", action="store_true",
                         help="with --execute: run all of them, whatever was run before")
-    parser.add_argument("--repository", metavar="URL", help="write this clone address everywhere")
     options = parser.parse_args()
     if options.check:
         found = problems()
         print("\n".join(found) or "notebooks: all up to date, with outputs, without errors")
         raise SystemExit(1 if found else 0)
-    if options.repository:
-        set_repository(options.repository)
     update()
     if options.execute:
         run = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny")

@@ -18,26 +18,17 @@ import openai
 
 @dataclass(frozen=True)
 class Plan:
-    """How answers are drawn: which prompt, how many per problem, how random.
-
-    Attributes:
-      prompt: "ours" or "official" (`messages_for`), "examples" or "comment" (`text_to_continue`).
-      n: answers per problem.
-      thinking: whether the model may fill its thought channel first.
-      max_tokens: of an answer; 0: as everywhere on the page.
-      only: "base" or "tuned" to ask one model alone.
-      task: "spec-to-rtl", or "code-complete": the module's header is given.
-    """
+    """How answers are drawn: which prompt, how many per problem, how random."""
 
     name: str
-    prompt: str = "ours"
-    n: int = 5
+    prompt: str = "ours"  # "official" (`messages_for`); "examples", "comment" (`text_to_continue`)
+    n: int = 5            # answers per problem
     temperature: float = 0.8
     top_p: float = 0.95
-    task: str = "spec-to-rtl"
-    thinking: bool = False
-    max_tokens: int = 0
-    only: str = ""
+    task: str = "spec-to-rtl"  # or "code-complete": the module's header is given
+    thinking: bool = False     # whether the model may fill its thought channel first
+    max_tokens: int = 0        # of an answer; 0: as everywhere on the page
+    only: str = ""             # "base" or "tuned" to ask one model alone
 
 
 # ---- Prompts ----
@@ -159,7 +150,7 @@ def ask(client, model, ids, plan, max_tokens, room):
             "tokens": reply.usage.completion_tokens}
 
 
-def ask_patiently(answer, patience, pause=1.0):
+def ask_patiently(answer, patience):
     """Call `answer()`; while the server cannot be reached, try again, for `patience` seconds."""
     end = time.monotonic() + patience
     while True:
@@ -170,7 +161,7 @@ def ask_patiently(answer, patience, pause=1.0):
                 raise ValueError(
                     f"the server has not answered for {patience:.0f} s. The answers so far are "
                     "saved: run this notebook again, and see serve/server.log.") from error
-            time.sleep(pause)
+            time.sleep(1.0)
 
 
 def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):

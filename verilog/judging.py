@@ -31,23 +31,14 @@ LONGEST = 1 << 20  # characters of an answer
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one answer.
+    """What became of one answer."""
 
-    Attributes:
-      category: one of `CATEGORIES`.
-      detail: one line: why. Equal answers have equal details.
-      letter: verilog-eval's own, finer category; "" where it has none.
-      mismatches: samples that differed from the reference (None: the testbench did not get there).
-      samples: samples compared.
-      log: the compiler's output and the testbench's.
-    """
-
-    category: str
-    detail: str = ""
-    letter: str = ""
-    mismatches: int | None = None
-    samples: int | None = None
-    log: str = ""
+    category: str     # one of `CATEGORIES`
+    detail: str = ""  # one line: why; equal answers have equal details
+    letter: str = ""  # verilog-eval's own, finer category; "" where it has none
+    mismatches: int | None = None  # samples unlike the reference's; None: the bench did not get there
+    samples: int | None = None     # samples compared
+    log: str = ""                  # the compiler's output and the testbench's
 
     @property
     def passed(self):
@@ -220,19 +211,10 @@ def _prepare(problem):
 
 # ---- What an answer may call ----
 
-# Nothing here opens a file or starts a program; the bench's own calls are counted apart. Wherever a
-# call stands in the compiled text, and even inside a string, it counts.
+# Nothing in harmless.txt opens a file or starts a program; the bench's own calls are counted apart.
+# Wherever a call stands in the compiled text, and even inside a string, it counts.
 _CALL = re.compile(r'(?:%vpi_call|%vpi_func|\.sfunc)[^"]*"([^"]*)"')
-_HARMLESS = frozenset("$" + name for text in ("display", "write", "strobe", "monitor", "swrite")
-                      for name in (text, text + "b", text + "h", text + "o")) | frozenset(
-    """$error $warning $info $fatal $finish $stop $sformat $sformatf $sscanf $time $stime $realtime
-    $timeformat $printtimescale $monitoron $monitoroff $random $urandom $urandom_range $dist_uniform
-    $dist_normal $test$plusargs $value$plusargs $dumpfile $dumpvars $dumpon $dumpoff $dumpall
-    $dumpflush $dumplimit $signed $unsigned $bits $clog2 $countones $countbits $onehot $onehot0
-    $isunknown $size $left $right $low $high $increment $dimensions $unpacked_dimensions $rtoi $itor
-    $realtobits $bitstoreal $shortrealtobits $bitstoshortreal $ln $log10 $exp $sqrt $pow $floor $ceil
-    $sin $cos $tan $asin $acos $atan $atan2 $hypot $sinh $cosh $tanh $asinh $acosh $atanh $abs $min
-    $max $cast""".split())
+_HARMLESS = frozenset((Path(__file__).parent / "harmless.txt").read_text().split())
 _METHOD = re.compile(r"\$ivl_\w*method\$\w+$")  # what Icarus makes of x.size() and enum.next()
 
 

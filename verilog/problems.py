@@ -54,16 +54,11 @@ class Benchmark:
 
     `asking` samples answers to the problems, `scores` compares models on them; neither knows more of
     a benchmark than this.
-
-    Attributes:
-      problems: `Problem` objects.
-      extract: (text, problem) -> what counts of an answer, or None.
-      grade: [(problem, extracted answer)] -> a score from 0 to 1 for each, 1 for a pass.
     """
 
-    problems: tuple
-    extract: Callable
-    grade: Callable
+    problems: tuple    # `Problem` objects
+    extract: Callable  # (text, problem) -> what counts of an answer, or None
+    grade: Callable    # [(problem, extracted answer)] -> a score from 0 to 1 for each, 1 for a pass
 
 
 def questions(path, score=contains):

@@ -17,18 +17,14 @@ from dataclasses import dataclass
 class Limits:
     """What one compilation, and one simulation, may use.
 
-    Attributes:
-      seconds: of CPU time, and ten times that of wall clock. (verilog-eval: 30 of wall clock; a
-        simulator never sleeps, and a busy machine must not turn a pass into a timeout.)
-      memory: bytes of address space.
-      output: bytes printed; more ends the process.
-      file: bytes of any file that is written.
+    Ten times `seconds` pass on the wall clock at the most. (verilog-eval: 30 in all; a simulator
+    never sleeps, and a busy machine must not turn a pass into a timeout.)
     """
 
-    seconds: float = 30.0
-    memory: int = 1 << 30
-    output: int = 1 << 20
-    file: int = 64 << 20
+    seconds: float = 30.0  # of CPU time
+    memory: int = 1 << 30  # bytes of address space
+    output: int = 1 << 20  # bytes printed; more ends the process
+    file: int = 64 << 20   # bytes of any file that is written
 
 
 @functools.cache
