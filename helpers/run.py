@@ -405,8 +405,8 @@ class Progress:
         self.count += count
         now = time.perf_counter()
         self.first = self.first or (now, self.count)
-        quick = self.last == self.start or self.count < self.total  # all in one moment: no line
-        if quick and now - self.last < self.every:
+        may_wait = self.last == self.start or self.count < self.total  # all in a moment: no line
+        if may_wait and now - self.last < self.every:
             return
         self.last = now
         since, before = self.first
