@@ -78,6 +78,7 @@ from etils import epath
 from flax import nnx
 
 from helpers import chat, gemma, pictures, style, train, weights
+from tables import architecture
 from tables.stored import settings_here
 
 # %%
@@ -445,11 +446,11 @@ print(f"compiled and called as it is: at most {apart:.2g} apart")
 # `tp=8` on sixteen chips?**
 
 # %%
-big = gemma.config_from_hf("data/configs/gemma4_31b.json")
+big = architecture.read_config("data/configs/gemma4_31b.json")
 for tensor_parallel in (1, 2, 4, 8, 16):
     shape = 16 // tensor_parallel, tensor_parallel
-    print(shape, gemma.mesh_problem(big, *shape) or "divides everything")
-print("chosen:", {chips: gemma.choose_mesh(big, chips) for chips in (4, 8, 16)})
+    print(shape, architecture.mesh_problem(big, *shape) or "divides everything")
+print("chosen:", {chips: architecture.choose_mesh(big, chips) for chips in (4, 8, 16)})
 
 # %% [markdown]
 # The refusal comes before 62 GB are read. `nnx.eval_shape` builds a model without memory: shapes,

@@ -99,16 +99,6 @@ def expected_modules(config):
     return [module.path for module in architecture.modules(_as_hf(config))]
 
 
-def mesh_problem(config, fsdp, tp):
-    """Why a (fsdp, tp) mesh cannot hold this model, or an empty string if it can."""
-    return architecture.mesh_problem(_as_hf(config), fsdp, tp)
-
-
-def choose_mesh(config, devices):
-    """(fsdp, tp) for a number of devices: the largest tensor parallelism that the heads allow."""
-    return architecture.choose_mesh(_as_hf(config), devices)
-
-
 def make_mesh(config, shape=None, devices=None):
     """A JAX mesh with the axes `fsdp` (rows, shards of the weights) and `tp` (heads, MLP columns).
 
@@ -116,18 +106,18 @@ def make_mesh(config, shape=None, devices=None):
 
     Args:
       config: Tunix's `ModelConfig`.
-      shape: (fsdp, tp), or None for `choose_mesh`.
+      shape: (fsdp, tp), or None for `tables.architecture.choose_mesh`.
       devices: the JAX devices, or None for all of them.
 
     Raises:
       UserError: the shape does not fit the model or the devices; the message names the reason.
     """
     devices = jax.devices() if devices is None else devices
-    fsdp, tp = shape or choose_mesh(config, len(devices))
+    fsdp, tp = shape or architecture.choose_mesh(_as_hf(config), len(devices))
     if fsdp * tp != len(devices):
         raise UserError(f"a ({fsdp}, {tp}) mesh needs {fsdp * tp} devices, there are "
                         f"{len(devices)}.")
-    if problem := mesh_problem(config, fsdp, tp):
+    if problem := architecture.mesh_problem(_as_hf(config), fsdp, tp):
         raise UserError(f"a ({fsdp}, {tp}) mesh is impossible here: {problem}.")
     axis_types = (jax.sharding.AxisType.Auto,) * 2
     return jax.make_mesh((fsdp, tp), ("fsdp", "tp"), axis_types=axis_types, devices=devices)

@@ -8,7 +8,7 @@ from conftest import ROOT, load
 
 from appendix import quantized
 from helpers import gemma
-from tables import hardware, stored
+from tables import architecture, hardware, stored
 from tpu_time import fit
 
 NAMES = fit.SLICES | fit.ONE_CHIP
@@ -40,7 +40,7 @@ def test_the_estimate_is_within_ten_percent_of_the_compiler(name, model, row):
 def test_the_mesh_is_the_one_that_03_lays_out(model):
     config = gemma.config_from_hf(ROOT / f"data/configs/gemma4_{model}.json")
     for chips in (1, 4, 8, 16):
-        assert fit.mesh_of(model, chips) == gemma.choose_mesh(config, chips)
+        assert fit.mesh_of(model, chips) == architecture.choose_mesh(gemma._as_hf(config), chips)
 
 
 def test_a_stored_row_is_told_from_an_estimate():

@@ -23,6 +23,7 @@ from flax import nnx
 from tunix.models.gemma4 import model as gemma4
 
 from helpers import gemma, merge, train
+from tables import architecture
 
 CONFIGS = ROOT / "data" / "configs"
 PUBLISHED_TARGETS = ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down_proj|.*up_proj"
@@ -76,10 +77,11 @@ def test_shared_layers_survive_tunix_rounding(count, shared):
 
 def test_mesh_choices_and_refusals():
     big = gemma.config_from_hf(CONFIGS / "gemma4_31b.json")
-    assert [gemma.choose_mesh(big, n) for n in (1, 4, 8, 16)] == [(1, 1), (1, 4), (2, 4), (4, 4)]
-    assert gemma.choose_mesh(gemma.config_from_hf(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
-    assert "4 KV heads of the full-attention layers" in gemma.mesh_problem(big, 1, 8)
-    assert "16 KV heads of the sliding layers" in gemma.mesh_problem(big, 1, 32)
+    found = architecture.read_config(CONFIGS / "gemma4_31b.json")
+    assert [architecture.choose_mesh(found, n) for n in (1, 4, 8, 16)] == [(1, 1), (1, 4), (2, 4), (4, 4)]
+    assert architecture.choose_mesh(architecture.read_config(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
+    assert "4 KV heads of the full-attention layers" in architecture.mesh_problem(found, 1, 8)
+    assert "16 KV heads of the sliding layers" in architecture.mesh_problem(found, 1, 32)
     with pytest.raises(ValueError, match="does not divide the 4 KV heads"):
         gemma.make_mesh(big, shape=(1, 8), devices=jax.devices() * 2)
     with pytest.raises(ValueError, match="needs 8 devices"):
