@@ -6,6 +6,7 @@ Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
 
 import functools
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +70,7 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
         "dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(dtype), **overrides})
     if first < count and int(count - config.frac_shared_layers * count) != first:
         config.frac_shared_layers = (count - first - 0.25) / count  # Tunix cuts a rounded product
+    config.shd_config = replace(config.shd_config, emb_vd=(("tp", "fsdp"), None))  # by vocabulary
     return config
 
 
@@ -402,10 +404,12 @@ class BlockAttention(gemma4.Attention):
             key, value = shard(key, heads), shard(value, heads)
             value *= jax.lax.rsqrt(jnp.mean(jnp.square(value), axis=-1, keepdims=True) + 1e-6)
             key = gemma4.apply_rope(self._key_norm(key), segment_pos, **rope)
-        sliding = self.attn_type == gemma4.AttentionType.LOCAL_SLIDING
+        window, size = None, self.size
+        if self.attn_type == gemma4.AttentionType.LOCAL_SLIDING:
+            window = config.sliding_window_size
+            size = min(size, window // 2)  # smaller blocks compute fewer scores outside the window
         with jax.named_scope("attention"):  # a name in profiles, as in `train.make_loss`
-            mixed = attend(query, key, value, attn_mask,
-                           config.sliding_window_size if sliding else None, self.size)
+            mixed = attend(query, key, value, attn_mask, window, size)
         output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
         return {"k": key, "v": value}, output, (key, value)
 

@@ -232,6 +232,8 @@ def token_losses(model, rows, capacity):
     hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
     with jax.named_scope("output_matrix"):
         logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
+        # A chip multiplies all rows by its slice of the vocabulary: no chip needs the whole matrix.
+        logits = gemma.shard(logits, (None, None, ("tp", "fsdp")))
     if (cap := model.config.final_logit_softcap) is not None:  # Gemma keeps logits within ±cap
         logits = jnp.tanh(logits / cap) * cap
     with jax.named_scope("loss"):

@@ -291,25 +291,26 @@ def test_one_compilation_and_no_base_in_the_outputs(bfloat16):
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 0.05 * base
 
 
-def test_the_step_with_its_sharding_constraints_computes_the_same(tiny, monkeypatch):
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1)])
+def test_the_step_with_its_sharding_constraints_computes_the_same(tiny, monkeypatch, shape):
     """Tunix leaves its constraints out on a CPU; here they are forced on, as on a TPU."""
-    model, mesh = tiny[:2]
-    assert mesh.devices.shape == (1, 4)
+    model, mesh = nnx.clone(tiny[0]), gemma.make_mesh(tiny[2], shape)
+    gemma.use_block_attention(gemma.place(model, mesh), 16)
+    assert next(iter(model.embedder.input_embedding.get_value().addressable_shards)).data.shape[0] == 80
     constrained = []
 
     def constrain(x, axes, eager=False):
         constrained.append(axes)
         return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(
             mesh, jax.sharding.PartitionSpec(*axes)))
-    gemma.use_block_attention(model := nnx.clone(model), 16)
-    batch, results = packed(), []
+    batch, results = packed(rows=4), []
     for forced in (False, True):
         if forced:
             monkeypatch.setattr(gemma4, "shard", constrain)
             monkeypatch.setattr(gemma, "shard", constrain)
         run = train_driver.make(model, mesh)
         results.append(one_step(run, batch))
-    assert len(constrained) == 1 + 4 * tiny[2].num_layers, "embeddings; query, key, value and output of every layer"
+    assert len(constrained) == 2 + 4 * tiny[2].num_layers, "embeddings, logits; q, k, v, output of layers"
     (plain, _, first), (sharded, _, second) = results
     assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=1e-5)
     norm = float(first["grad_norm"])
