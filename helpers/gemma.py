@@ -404,10 +404,9 @@ class BlockAttention(gemma4.Attention):
             key, value = shard(key, heads), shard(value, heads)
             value *= jax.lax.rsqrt(jnp.mean(jnp.square(value), axis=-1, keepdims=True) + 1e-6)
             key = gemma4.apply_rope(self._key_norm(key), segment_pos, **rope)
-        window, size = None, self.size
-        if self.attn_type == gemma4.AttentionType.LOCAL_SLIDING:
-            window = config.sliding_window_size
-            size = min(size, window // 2)  # smaller blocks compute fewer scores outside the window
+        sliding = self.attn_type == gemma4.AttentionType.LOCAL_SLIDING
+        window = config.sliding_window_size if sliding else None
+        size = min(self.size, window // 2) if sliding else self.size  # few scores beyond the window
         with jax.named_scope("attention"):  # a name in profiles, as in `train.make_loss`
             mixed = attend(query, key, value, attn_mask, window, size)
         output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
@@ -417,8 +416,9 @@ class BlockAttention(gemma4.Attention):
 def use_block_attention(model, size=1_024):
     """Let every layer of a Tunix Gemma 4 compute its scores `size` queries at a time, in place.
 
-    Same parameters under the same names, same result up to rounding. Rows of at most `size` tokens
-    and decoding take Tunix's own way. Call it before `inject_lora`. The mask must be causal.
+    In sliding layers it is half a window at most. Same parameters, same result up to rounding for a
+    causal mask. Rows of at most `size` tokens and decoding take Tunix's own way. Call it before
+    `inject_lora`.
     """
     for layer in model.layers:
         layer.attn.__class__, layer.attn.size = BlockAttention, size

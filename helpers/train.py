@@ -52,7 +52,7 @@ class Settings:
     dtype: str = setting("bfloat16", "of the arithmetic; adapters are float32")
     mesh: tuple = setting((), "(fsdp, tp); empty: as much tp as the heads allow")
     remat: str = setting("NONE", "or BLOCK, DECODER: what the backward pass computes again")
-    attention_block: int = setting(1_024, "queries at a time")
+    attention_block: int = setting(1_024, "queries at a time; sliding: half a window")
     log_every: int = setting(10, "steps between two lines")
     validate_every: int = setting(100, "steps")
     validation_rows: int = setting(64, "held-out rows of a validation")
