@@ -50,7 +50,8 @@ def no_garbage_collection():
             gc.enable()
 
 
-LONGEST = ("test_train", "test_series", "test_dryrun", "test_quantized", "test_program", "test_merge")
+LONGEST = ("test_train", "test_quantized", "test_merge", "test_dryrun", "test_recipe", "test_nca", "test_series",
+           "test_promises", "test_tools")
 
 
 def pytest_collection_modifyitems(items):
