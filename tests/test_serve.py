@@ -179,7 +179,13 @@ def test_a_container_gets_the_merged_model_and_keeps_the_compile_cache(adapter, 
 # -- What must hold before a server starts -------------------------------------------------------
 
 def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(tmp_path, monkeypatch, adapter):
-    model, drafter = (folder_of(tmp_path / name, config={"model_type": "x"}) for name in ("model", "drafter"))
+    vocabulary = {"model": {"vocab": {"a": 0}}}
+    model = folder_of(tmp_path / "model", tokenizer=vocabulary, config={})
+    other = folder_of(tmp_path / "other", tokenizer={"model": {"vocab": {"b": 0}}}, config={"model_type": "x"})
+    same = folder_of(tmp_path / "same", tokenizer=vocabulary, config={"model_type": "x"})
+    for folder in (model, same):  # sparse: 100 GiB that take no room
+        with open(Path(folder) / "model.safetensors", "wb") as file:
+            file.truncate(100 * 2**30)
     monkeypatch.setenv("HARDWARE_ROOT", str(tmp_path / "no_chips"))
     tpu = Options(engine="tpu-docker", model=model, tensor_parallel=8, chip="v6e")
     for options, words in (
@@ -187,11 +193,14 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(tmp_pa
             (replace(tpu, engine="tpu"), "needs TPU chips, and this machine has none"),
             (replace(tpu, adapter=adapter), "merge it .* instead"),
             (replace(tpu, adapter=adapter, implementation="vllm", data_parallel=2), "data_parallel=1"),
-            (replace(tpu, drafter="google/none"), "is no folder of a model. Download it")):
+            (replace(tpu, drafter="google/none"), "is no folder of a model. Download it"),
+            (replace(tpu, drafter=other), "has another tokenizer than"),
+            (replace(tpu, drafter=same, tensor_parallel=4), r"take 200.0 GiB, and there are 1\d\d"),
+            (Options(model=model, drafter=same), "take 200.0 GiB")):
         with pytest.raises(ValueError, match=words) as caught:
             serving.start(options, tmp_path / "serve")
         assert "\n" not in str(caught.value) and not (tmp_path / "serve").exists()
-    serve.check(replace(tpu, drafter=drafter))
+    serve.check(replace(tpu, drafter=same))  # fits on eight
 
 
 # -- Options travel -------------------------------------------------------------------------------
