@@ -239,9 +239,9 @@ display(steps.show_parts(steps.ROWS_INT8, steps.predicted(steps.ROWS_INT8)))
 
 # %% [markdown]
 # One matrix is not gathered: the output matrix, 2.8 GB. A chip keeps its slice of the vocabulary and
-# multiplies all rows by it, so 44 MB of hidden states travel instead. Most waits left are for the MLP's
-# weights. 03 takes this mesh by `mesh=(4, 1)`, `rows_per_device=1` and `rows_per_step=4`, int8 by the two
-# calls of [11](11_qlora.ipynb).
+# multiplies all rows by it, so 44 MB of hidden states travel instead. The waits left are for the MLP's
+# weights and for the sum of the adapters' gradients. 03 takes this mesh by `mesh=(4, 1)`,
+# `rows_per_device=1` and `rows_per_step=4`, int8 by the two calls of [11](11_qlora.ipynb).
 #
 # The price: a row holds 2,048 tokens, so longer examples need rows of 4,096 and `BLOCK` recomputation.
 #
