@@ -22,7 +22,7 @@ import recipe
 from helpers import chat, data, gemma, merge, train
 from tables import architecture
 
-ASSETS, RANK, ALPHA, STEPS = ROOT / "assets" / "tiny_gemma4", 8, 16.0, 6
+ASSETS, RANK, ALPHA, STEPS = ROOT / "assets" / "tiny_gemma4", 8, 16.0, 20
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_ids_and_masks_are_those_of_02(chats, file):
     assert all((positions[segments == n] < 512).all() for n in (1, 2))
 
 
-def test_the_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
+def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     base = random_gemma.write(tmp_path / "base", random_gemma.SHALLOW | {"vocab_size": 1280})
     model, mesh = recipe.load_model(base, "float32")
     model, adapters, frozen = recipe.add_lora(model, mesh, RANK, ALPHA, seed=1)
@@ -78,7 +78,7 @@ def test_the_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     examples = recipe.read_examples(chat.load_tokenizer(ASSETS), file)
     rows = recipe.pack(examples, 256, 1)
     places = int(rows[:, 1].sum(axis=-1).max())
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-2, 2, STEPS)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-2, 4, STEPS)
     plain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.001))
     step, _ = recipe.make_steps(model, plain, places)
     reported = train.make_optimizer(schedule, 0.001, 1.0)
@@ -87,14 +87,14 @@ def test_the_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     ours, losses_of_03 = [], []
     with mesh:
         for number in range(STEPS):
-            batch = rows[[number, -1 - number]].reshape(2, 1, 4, -1)
+            batch = rows[[number % len(rows), -1 - number % len(rows)]].reshape(2, 1, 4, -1)
             tokens, mask, segments, positions = np.moveaxis(batch, 2, 0)
             *state, loss = step(*state, frozen, jnp.asarray(batch))
             *state_of_03, metrics = step_of_03(*state_of_03, still, train.Batch(
                 tokens, mask.astype(bool), segments, positions))
             ours.append(float(loss))
             losses_of_03.append(float(metrics["loss"]))
-    assert ours[-1] < 0.9 * ours[0]
+    assert ours[-1] < 0.7 * ours[0]
     np.testing.assert_allclose(ours, losses_of_03, rtol=2e-4)
 
     pairs = {}
