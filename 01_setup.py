@@ -134,7 +134,7 @@ style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 #
 # ### 62.5 GB have to go somewhere first
 # The checkpoint goes to a disk before it goes to the chips. On a classic TPU machine 85 of the boot
-# disk's 97 GB are taken when you arrive (published: arXiv 2605.25645, S2.3).
+# disk's 97 GB are taken when you arrive (published: arXiv 2605.25645, S2.3, and its repository).
 
 # %%
 train = published("hardware_training", "spec", "tpu")

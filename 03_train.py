@@ -45,8 +45,8 @@ helpers.machine(devices=4)
 # %% [markdown]
 # ## 1. Load the model and ask it
 # JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax is the
-# optimizer, Grain feeds data, Orbax writes checkpoints. The defaults of `train.Settings` are a
-# published recipe for the 31B ([10](10_published.ipynb) asks what holds of it); a field is
+# optimizer, Grain feeds data, Orbax writes checkpoints. The defaults of `train.Settings` are
+# mostly a published recipe for the 31B ([10](10_published.ipynb) asks what holds of it); a field is
 # explained where it is used.
 #
 # <details><summary>If you know PyTorch</summary>
@@ -530,7 +530,7 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 #
 # ## 9. What was checked
 # Three proofs are in `tests/`, not on this page. The loss and all gradients of a packed row are
-# those of its examples one by one, to 1e-5, by an independent textbook loss. One optimizer step
+# those of its examples one by one, by an independent textbook loss. One optimizer step
 # equals PyTorch's with PEFT, from the same A and B. A run that is ended by `kill -9` at any point
 # continues to the same bits, and so it does when its newest checkpoint is torn.
 #

@@ -25,7 +25,7 @@
 # | **Needs** | A CPU. No model is held in memory; the 31B wants room for 125 GB of files, base and result |
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
 # | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both) |
-# | **Time and cost** | tiny: seconds. 31B: about ten minutes (extrapolated from 5 GB); no chip is used, so the TPU may already be given back |
+# | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB); no chip is used, so the TPU may already be given back |
 
 # %% [markdown]
 # ## Before we start

@@ -409,7 +409,7 @@ if beside:
 # ([25913](https://github.com/sgl-project/sglang/issues/25913)).
 #
 # ## 11. What do fewer bits cost?
-# An fp8 cache holds nearly twice as many tokens, and weights of one byte leave more room for it. Whether
+# An fp8 cache holds 1.7 to 1.8 times as many tokens, and weights of one byte leave more room for it. Whether
 # answers suffer, the judge of 07 decides. The tiny model with its cache in fp8 passed the same problems as
 # without, greedily: a difference of 0 of 38 (measured on a CPU with AVX-512). One in ten of all problems
 # might still differ, and what row 5 costs the 31B nobody has measured.
@@ -444,7 +444,7 @@ if beside:
 #
 # ## 13. It stays
 # The server listens on `127.0.0.1`: `host="0.0.0.0"` would open it, without a password, to everybody who
-# can reach the machine. It outlives this notebook. 06 and 07 find it by `serve/server.json`, or start it
+# can reach the machine. It outlives this notebook. 06 finds it by `serve/server.json`, or starts it
 # again from `serve/options.json`.
 #
 # ## Recap

@@ -250,7 +250,7 @@ print("impossible:", *(sorted(set(table.flag) - {""}) or ["nothing, all is above
 
 # %% [markdown]
 # The tiny model is far above: its arithmetic is nothing beside the Python around it. The published 31B runs,
-# where they were cold and busy, stood at 2.5 to 4 times their floors ([10](10_published.ipynb)).
+# where they were cold and busy, stood at 1.6 to 4 times their floors ([10](10_published.ipynb)).
 #
 # <details><summary><b>A measurement lies below its floor. What was measured?</b></summary>
 #
@@ -271,10 +271,9 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyo
 
 # %% [markdown]
 # Which of them may be promised? The largest rate up to the knee at which nine requests in ten kept the
-# objective. But a run of seconds cannot see a queue that grows slowly: in a simulation, a 31B at 90 % of its
-# limit keeps the objective for all requests of one minute, and for 54 to 82 % of those of ten minutes. So the
-# price of a rate counts only after **one long run**, at least twenty times as long as a request takes. If the
-# rate does not hold, the next lower one is tried.
+# objective. But a run of seconds cannot see a queue that grows slowly. So the price of a rate counts only
+# after **one long run**, at least twenty times as long as a request takes. If the rate does not hold, the
+# next lower one is tried.
 
 # %%
 confirmed = load.confirm(client, options, cfg, results_in, table)

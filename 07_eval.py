@@ -49,9 +49,10 @@ helpers.machine()
 # `top_p` keeps only the likeliest tokens, up to that share). The first is the main one. Four wordings:
 # `ours` is the chat that training used, `official` is verilog-eval's own chat (without the one to four
 # examples that it can put first), `examples` shows two solved problems and lets the model continue, and
-# `comment` writes the problem as the comment above a module, as Verilog files have it. The last two are
-# for the base: a model that was tuned for a chat is asked in one. **Greedy** always takes the likeliest
-# token. `serve/options.json` of 05 says how the models are served.
+# `comment` writes the problem as the comment above a module, as Verilog files have it. Drawn answers of
+# the last two are asked of the base alone. **Greedy** always takes the likeliest token.
+# `serve/options.json` of 05 says how the models are served; here with the prefix cache, since several
+# answers share a prompt.
 
 # %%
 import math
@@ -271,7 +272,7 @@ def answers_of(label, path):
     if len(saved) == len(jobs):
         return saved
     progress = helpers.Progress(len(jobs) - len(saved), f"{label}: answers")
-    cached = replace(options, model=str(path), prefix_caching=True)  # five answers share a prompt
+    cached = replace(options, model=str(path), prefix_caching=True)
     with serving.running(cached, helpers.run_dir("serve")) as url:
         return asking.sample(jobs, file, url, options.name, cfg, options.max_model_len,
                              lambda done, of: progress.update())
@@ -363,7 +364,7 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 #
 # <details><summary><b>Of 38 problems none passes. Is the true share zero?</b></summary>
 #
-# It may still be about 3.7/38: that is where an exact interval ends. A bootstrap has nothing to vary.
+# It may still be about 3.5/38: that is where an exact interval ends. A bootstrap has nothing to vary.
 # </details>
 
 # %%
@@ -429,7 +430,8 @@ style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 # %% [markdown]
 # **Tuning taught this model to answer; it did not teach it Verilog.** In the chat it was tuned for, it
 # passes about three answers in four where its base passes none. But as a comment above the module the
-# base, too, can be asked, and passes more.
+# base, too, can be asked, and passes more. (So does the tuned model there; the table of section 8 has
+# both, greedily, and they differ by no more than chance.)
 #
 # A p-value answers one question: how often would equal models differ this much by chance? It knows
 # nothing of another wording or another training seed:
@@ -457,7 +459,7 @@ waves = helpers.run_dir("eval", "failure.vcd")
 failed = verilog.judge(problem, code, waves=waves)
 print(f"{problem.prompt.strip()}\n\n{code}\n\n{failed.category}: {failed.detail}")
 first = min(map(int, re.findall(r"First mismatch occurred at time (\d+)", failed.log)))
-display(scores.waveform(waves)[:first].tail(8).T)
+display(scores.waveform(waves).loc[:first].tail(8).T)
 
 # %% [markdown]
 # Which line of the code does it? (`eval/failure.vcd` opens in GTKWave or Surfer.)
@@ -496,7 +498,7 @@ print("names every port: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f},
 for label, frame in judged.items():
     scores.per_problem_csv(frame, helpers.run_dir("eval", label, "per_problem.csv"))
     helpers.write_json(helpers.run_dir("eval", label, "summary.json"), {
-        "settings": asdict(cfg), "n_problems": len(names), "served": options.measured(),
+        "settings": asdict(cfg), "n_problems": len(names), "served": replace(options, prefix_caching=True).measured(),
         "icarus": version, "categories": {plan: group.category.value_counts().to_dict()
                                           for plan, group in frame.groupby("plan")},
         "counts": {plan: dict(zip(names, each))

@@ -24,7 +24,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: stored results are shown |
 # | **Takes** | `data/configs/` (shapes of the models); no weights, no data |
 # | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
-# | **Costs** | one to three minutes on two cores and 2 GB. `DRYRUN=full`: 5 to 20 minutes and 8 to 13 GB of memory per row of all 60 layers. No TPU |
+# | **Costs** | one to three minutes on two cores and 2 GB. `DRYRUN=full`: 5 to 20 minutes and 8 to 17 GB of memory per row of all 60 layers. No TPU |
 #
 # The outputs shown are those of the tiny run on two CPU cores; the numbers in them are about the
 # 31B and E2B on real TPU slices: *compiled* (counts) or *predicted* (times), not measured. Terms
@@ -247,7 +247,7 @@ display(steps.show_parts(steps.ROWS_INT8, steps.predicted(steps.ROWS_INT8)))
 #
 # ## 7. The table
 # `DRYRUN=full python 08_dryrun.py` compiles what is not stored and writes after each row: stop it
-# whenever you like. The text of every program with a time is kept, so
+# whenever you like. What every time depends on is kept, so
 # `DRYRUN=again` predicts all of them by new rules without compiling.
 
 # %%
@@ -304,7 +304,7 @@ display(one_chip.style.hide(axis="index"))
 #
 # ## 9. Against what others measured
 # These programs were timed on real chips by others. Each is stated again in the same shapes, compiled
-# here and predicted; `python -m tpu_time.anchors` makes the table anew. What set a constant is not in it.
+# here and predicted; `python -m tpu_time.anchors` makes the table anew.
 
 # %%
 anchors = pd.DataFrame(bands.anchors())
@@ -359,7 +359,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middl
 #
 # <details><summary>Solution</summary>
 #
-# Three matrices of 2 n² bytes in 15.75 GiB: n = 53,091. The compiler takes 52,992 and refuses 53,248:
+# Three matrices of 2 n² bytes in 15.75 GiB: n = 53,090. The compiler takes 52,992 and refuses 53,248:
 # rows and columns are filled up to multiples of 128.
 #
 # </details>

@@ -17,7 +17,7 @@
 #
 # We make the base model that the series runs on when there is no TPU: a corpus, a tokenizer and
 # 3.65 million weights, trained with the same Tunix class as the 31B. On the way the architecture
-# of Gemma 4 is written down in thirty lines, and the model shows what it writes while it learns.
+# of Gemma 4 is written down in 36 lines, and the model shows what it writes while it learns.
 #
 # | | |
 # |---|---|
@@ -232,7 +232,7 @@ pd.DataFrame({"tiny": [tiny_config[key] for key in shown],
               "31B": [big_config[key] for key in shown]}, index=shown).astype(object)
 
 # %% [markdown]
-# ### The forward pass in thirty lines
+# ### The forward pass in 36 lines
 # What those numbers mean, without a framework. `weights` has Tunix's names, a text is a vector of
 # token ids, and every letter in an einsum is an axis: T tokens, D width, N query heads, K heads of
 # keys and values, H numbers per head.
@@ -296,7 +296,7 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 # ### Initial weights
 # Tunix creates a model to be loaded into (its MLP starts at zero), so we draw the weights ourselves:
 # matrices with standard deviation one over the square root of their inputs, norms at one. Then our
-# thirty lines must give Tunix's logits.
+# 36 lines must give Tunix's logits.
 
 # %%
 from flax import nnx
@@ -366,7 +366,7 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 
 # %% [markdown]
 # ## 7. Train, and look at what it writes
-# At three moments our thirty lines let the model continue a comment, one likeliest token after the
+# At three moments our 36 lines let the model continue a comment, one likeliest token after the
 # other, each from a whole forward pass: slow, and nothing is hidden.
 #
 # **The loss starts near 7. What will the model write after 10 steps, and what after 40?**

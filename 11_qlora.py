@@ -24,7 +24,7 @@
 # | **Needs** | any machine with two CPU cores; no accelerator, no network |
 # | **Takes** | the tiny base, `runs/tiny/data` of notebook 02 (made here if it is missing), stored runs in `data/qlora/`, compiled steps in `data/dryrun/` |
 # | **Makes** | `figures/11_*.png` |
-# | **Costs** | about five minutes |
+# | **Costs** | two to three minutes on two cores |
 
 # %% [markdown]
 # ## Before we start
@@ -326,10 +326,11 @@ for (plan, name), row in table.iterrows():
 # ## 7. Merging: into which base?
 # The adapter was trained beside the *dequantised* weights and may have learned to make up for their
 # errors. So we merge into those: what is shipped is what training has validated. For 04 that is one
-# argument more, rows of the base's files as training saw them:
+# argument more, which makes rows of the base's files what training saw:
 #
 # ```python
-# merge.run(base, targets, adapters, step, recipe, prefix, quantized.as_trained(recipe))
+# merge.run(base, targets, adapters, step, recipe, prefix,
+#           quantized.as_trained("nf4", recipe["dtype"]))
 # ```
 #
 # In our first runs neither base scored higher (no p below 0.4). The result is bfloat16 and is served like
@@ -358,12 +359,12 @@ table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
 table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 
 # %% [markdown]
-# - **v5e-4, v5e-8, v6e-4**: quantising decides whether the 31B trains at all.
-# - **v6e-8, v5p-8**: everything fits in bfloat16, so take that.
+# - **v5e-4**: quantising decides whether the 31B trains at all.
+# - **v5e-8, v6e-4** (estimated), **v6e-8, v5p-8**: it fits in bfloat16, so take that.
 # - **v5e-1**: E2B needs no quantising. E4B does, and NF4 lets its rows be twice as long as int8.
 #
 # To train the 31B on a v5e-4, set `max_tokens` and `sequence_length` to 2,048 in 02, and in 03
-# change the two calls of section 4. Loading takes 62 GB of the host's memory beside the files, so keep
+# `remat="DECODER"`, `rows_per_device=1` and the two calls of section 4. Loading takes 62 GB of the host's memory beside the files, so keep
 # those on a disk. 04 needs no TPU but 125 GB of disk: run it on another machine.
 #
 # ## 9. Serving a quantised base

@@ -32,7 +32,7 @@
 # | **Needs** | one CPU, 3 GB of memory |
 # | **Takes** | `data/nca/` (stored runs) |
 # | **Makes** | figures |
-# | **Costs** | two minutes on two cores; the stored runs an hour on one |
+# | **Costs** | a minute on two cores; the stored runs an hour on one |
 
 # %% [markdown]
 # ## Before we start
@@ -248,7 +248,7 @@ table.groupby(["stage", "arm", "step"]).val_loss.mean().unstack().round(3)
 # circles, copying names is most of the work in our text, and a first stage of 133 % of the text is not
 # the paper's 1 to 4 %, and we tried one set of rates. It can show whether *this* model reads *this* text sooner.
 #
-# An older plan moved blocks that had learned 6 % of the gap: they ended 0.022 (0.018 to 0.026) above
+# An older plan moved blocks that had learned 6 % of the gap: they ended 0.022 (0.020 to 0.024) above
 # scratch (LOG.md).
 #
 # ## Recap

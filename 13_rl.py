@@ -31,7 +31,7 @@
 # | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
 # | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `data/generate/` (problems) |
 # | **Makes** | figures |
-# | **Costs** | three minutes on two cores; the stored runs again about an hour of one |
+# | **Costs** | two minutes on two cores; the stored runs again about an hour of one |
 
 # %% [markdown]
 # ## Before we start
@@ -270,8 +270,8 @@ pd.DataFrame(rows, index=["lengths of Tunix's", "cosine", "lengths apart"]).T.ro
 
 # %% [markdown]
 # ## 6. Does it help?
-# Three arms start from the same adapters and take the same number of steps with the same optimizer and
-# rate. Each ends on the 38 held-out problems.
+# Three arms start from the same adapters and take the same number of steps with the same optimizer.
+# Each ends on the 38 held-out problems.
 #
 # | arm | what it trains on |
 # |---|---|
@@ -415,7 +415,7 @@ pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
 
 # %% [markdown]
 # Sampling: between the published 1,400 and 3,000 tokens/s (07). Judging: 0.2 to 2 seconds an answer, assumed.
-# Update: predicted (08), 900 real tokens a row. Moving: 0.2 and 0.057 GB/s, assumed and measured by another
+# Update: predicted (08), 900 tokens an answer with its prompt. Moving: 0.2 and 0.057 GB/s, assumed and measured by another
 # author (`tpu_time/fit.py`). Moving adapters asks for a server that takes them while it runs.
 #
 # Who can do it today? As of November 2026, from their repositories, none of them run by us at 31B:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The first hour on a real slice: what is here, load, compile, thirty steps, a trace, and on the
+# The first hour on a real slice: what is here, load, compile, thirty steps, and on the
 # serving slice the server's start and one point of load. At most an hour; run it again to go on.
 #   ./first_hour.sh                 at the size of this machine (SIZE=tiny|e2b|31b to choose)
 #   ./first_hour.sh --minutes 30    a shorter limit

@@ -284,21 +284,20 @@ def dequantized(weight):
     return dequantize(qwix.QArray(**parts, qtype=weight.how.qtype))
 
 
-def as_trained(recipe):
+def as_trained(base_dtype, dtype):
     """For `merge.run`: a function of rows [outputs, inputs] that makes them what a run trained on.
 
     Bit for bit what `load_base` stores and the model multiplies with, because no scale is shared by
     two outputs and no tile crosses heads: any rows can be taken by themselves.
 
     Args:
-      recipe: has `base_dtype` and `dtype`.
+      base_dtype, dtype: how the base was stored, and what it was before and is multiplied in.
     """
-    tiled = ((1, TILE),) if recipe["base_dtype"] == "nf4" else ()
+    tiled = ((1, TILE),) if base_dtype == "nf4" else ()
 
     def rows_as_trained(rows):
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            found = _quantize(np.asarray(rows).astype(recipe["dtype"]), recipe["base_dtype"], (0,),
-                              tiled)
+            found = _quantize(np.asarray(rows).astype(dtype), base_dtype, (0,), tiled)
             return np.asarray(qwix.dequantize(found)).astype(rows.dtype)
     return rows_as_trained
 

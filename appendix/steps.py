@@ -2,7 +2,7 @@
 
 A *recipe* is one configuration of a training step of Gemma 4. `lower_ours` and `lower_published`
 trace it, `compile_recipe` asks the TPU's compiler, `measure` and `columns_of` make a row of data/dryrun/
-of what it says (data/dryrun/README.md explains the columns). The program's text is kept beside it, so
+of what it says (data/dryrun/README.md explains the columns). What its time depends on is kept beside it, so
 that a time can be predicted again without compiling. `compiler.start` and `compiler.register` come
 first where something is compiled.
 """

@@ -93,7 +93,7 @@ def test_forward_is_dequantise_then_multiply(base_dtype):
         assert not np.array_equal(weight, variable.get_value())
         variable.set_value(weight)
     name = "model.language_model.layers.0.self_attn.o_proj.weight"
-    as_trained = quantized.as_trained({"base_dtype": base_dtype, "dtype": "float32"})
+    as_trained = quantized.as_trained(base_dtype, "float32")
     rows = as_trained(files[name].array()[7:19].astype(np.float32))
     ours = quantized.dequantized(model.layers[0].attn.attn_vec_einsum.w)
     np.testing.assert_array_equal(rows, np.asarray(ours).reshape(-1, ours.shape[-1]).T[7:19])
@@ -208,7 +208,7 @@ def trained(made, monkeypatch):
 def made(tmp_path_factory):
     """A base in float32 with a checkpoint, as tests/test_merge.py makes it, on an NF4 base."""
     world = test_merge.make_world(tmp_path_factory.mktemp("quantised"), test_merge.TINY)
-    world.recipe |= {"base_dtype": "nf4", "dtype": "float32"}
+    world.recipe |= {"dtype": "float32"}
     return world
 
 
@@ -228,7 +228,7 @@ def logits_on(world, base, base_dtype="bfloat16"):
 @pytest.mark.parametrize("into", ["dequantized", "bfloat16"])
 def test_merge_into_either_base(trained, into, tmp_path):
     """The merged folder's logits are those of the adapters beside the base that they went into."""
-    as_trained = quantized.as_trained(trained.recipe) if into == "dequantized" else None
+    as_trained = quantized.as_trained("nf4", trained.recipe["dtype"]) if into == "dequantized" else None
     merge.merge_model(trained.base, tmp_path / "merged", trained.plan, trained.scale, as_trained)
     model, mesh = test_merge.tunix(tmp_path / "merged")
     found = test_merge.logits(model, mesh, trained.prompts)
@@ -242,7 +242,8 @@ def test_merge_into_either_base(trained, into, tmp_path):
 def write_dequantized(trained, out):
     """The base that was trained on, as a model folder: a merge that adds nothing."""
     plan = {name: (a, 0 * b) for name, (a, b) in trained.plan.items()}
-    merge.merge_model(trained.base, out, plan, 0.0, quantized.as_trained(trained.recipe))
+    as_trained = quantized.as_trained("nf4", trained.recipe["dtype"])
+    merge.merge_model(trained.base, out, plan, 0.0, as_trained)
 
 
 @needs_serve

@@ -4,8 +4,9 @@
 
 Needs libtpu (`./setup.sh dryrun`), no TPU. Without names all rows that are not stored are made: most
 take seconds, steps of a model minutes. Programs are stated again here in the shapes, types and order
-of their sources; no row was used to set a constant of `tpu_time.program`, and every row names the
-clock that measured it: `trace` (the device's own), `host` (repeated) or `one call` (with dispatch).
+of their sources. (Two chunk loops were also subtracted from their twins to set the links' constant,
+which they do not use.) Every row names the clock that measured it: `trace` (the device's own),
+`host` (repeated) or `one call` (with dispatch).
 """
 
 import datetime
