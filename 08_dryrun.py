@@ -71,8 +71,8 @@ else:
 
 # %% [markdown]
 # Sizes are those of one chip. Replace the product by your own function, the topology by `v5e:2x4` or
-# `v6e:1x1`, and you know whether it fits before you rent anything. (`compiler.planned` says that alone,
-# ten times sooner: it stops before code is made.) The compiled text says how long it takes:
+# `v6e:1x1`, and you know whether it fits before you rent anything. (`compiler.planned` says that alone
+# and ten times sooner, but up to a tenth too little: it stops before code is made.) The compiled text says how long it takes:
 
 # %%
 from tpu_time import predict
@@ -261,7 +261,7 @@ figures.draw_memory(table)
 # %% [markdown]
 # Recomputing buys memory, not speed. What the published step returns is nearly as large as what it is
 # given: it hands back every frozen weight as a new copy. One row and two micro-batches need about half
-# of two rows at once. A row without a time was compiled before today's rules.
+# of two rows at once.
 
 # %%
 steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
