@@ -498,9 +498,10 @@ print("names every port: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f},
 for label, frame in judged.items():
     scores.per_problem_csv(frame, helpers.run_dir("eval", label, "per_problem.csv"))
     helpers.write_json(helpers.run_dir("eval", label, "summary.json"), {
-        "settings": asdict(cfg), "n_problems": len(names), "served": replace(options, prefix_caching=True).measured(),
-        "icarus": version, "categories": {plan: group.category.value_counts().to_dict()
-                                          for plan, group in frame.groupby("plan")},
+        "settings": asdict(cfg), "n_problems": len(names),
+        "served": replace(options, prefix_caching=True).measured(), "icarus": version,
+        "categories": {plan: group.category.value_counts().to_dict()
+                       for plan, group in frame.groupby("plan")},
         "counts": {plan: dict(zip(names, each))
                    for (of, plan), each in runs.items() if of == label}})
 
