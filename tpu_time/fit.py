@@ -168,7 +168,7 @@ def estimate(model, fsdp, tp, base_dtype, remat, rows, row_length):
     """{what: GiB of one chip} of a training step, added up from the model's shapes.
 
     Within a tenth of the compiler's sum, but for one stored row: int8 on a v6e-8 with BLOCK needs
-    11.9 GiB by this and 19.7 compiled. Where a chip has room the compiler's schedule works on
+    13.6 GiB by this and 21.6 compiled. Where a chip has room the compiler's schedule works on
     several layers of the backward pass at once and keeps the MLPs' activations of them all.
     """
     config = _config(model)
@@ -184,16 +184,16 @@ def estimate(model, fsdp, tp, base_dtype, remat, rows, row_length):
             "gradients": adapters / 2,  # of the adapters, in float32, and a copy in bfloat16
             "activations": tokens * kept / GIB,
             "logits": rows / fsdp * row_length / 2 * vocabulary / tp * 8 / GIB,
-            "gathered weights": _gathered(config, base_dtype, remat) * (fsdp - 1) / (fsdp * tp) / GIB}
+            "gathered weights": _gathered(config, base_dtype) * (fsdp - 1) / (fsdp * tp) / GIB}
 
 
-def _gathered(config, base_dtype, remat):
+def _gathered(config, base_dtype):
     """Bytes of all matrices' bfloat16 copies that the compiler keeps from the forward pass on.
 
-    As far as rows are compiled: all that came from the other chips where nothing is computed again,
-    else half of it; of a quantised base half of that. The output matrix is never gathered.
+    As far as rows are compiled: all that came from the other chips, of a quantised base half of it.
+    The output matrix is never gathered.
     """
-    kept = (1.0 if remat == "NONE" else 0.5) * (1.0 if base_dtype == "bfloat16" else 0.5)
+    kept = 1.0 if base_dtype == "bfloat16" else 0.5
     return kept * 2.0 * sum(module.size for module in architecture.modules(config))
 
 
