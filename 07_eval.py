@@ -238,7 +238,7 @@ if bad := helpers.changed(merged, merge["files"]):
 prompt = "system", "reasoning", "template_sha256"
 if changed := [key for key in prompt if meta[key] != recipe[key]]:
     raise helpers.UserError(f"02 changed {changed} after 03: run 03, 04 and 05 again.")
-options = serve_options.read(helpers.run_dir("serve"))
+options = replace(serve_options.read(helpers.run_dir("serve")), prefix_caching=True)
 models = {"tuned": merged, "base": remote.stage(options.base or recipe["base_path"])}
 
 # %%
@@ -272,8 +272,7 @@ def answers_of(label, path):
     if len(saved) == len(jobs):
         return saved
     progress = helpers.Progress(len(jobs) - len(saved), f"{label}: answers")
-    cached = replace(options, model=str(path), prefix_caching=True)
-    with serving.running(cached, helpers.run_dir("serve")) as url:
+    with serving.running(replace(options, model=str(path)), helpers.run_dir("serve")) as url:
         return asking.sample(jobs, file, url, options.name, cfg, options.max_model_len,
                              lambda done, of: progress.update())
 
@@ -499,7 +498,7 @@ for label, frame in judged.items():
     scores.per_problem_csv(frame, helpers.run_dir("eval", label, "per_problem.csv"))
     helpers.write_json(helpers.run_dir("eval", label, "summary.json"), {
         "settings": asdict(cfg), "n_problems": len(names),
-        "served": replace(options, prefix_caching=True).measured(), "icarus": version,
+        "served": options.measured(), "icarus": version,
         "categories": {plan: group.category.value_counts().to_dict()
                        for plan, group in frame.groupby("plan")},
         "counts": {plan: dict(zip(names, each))

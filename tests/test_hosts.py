@@ -60,7 +60,8 @@ def test_two_hosts_train_what_one_trains(tmp_path, shape):
     assert [line["step"] for line in two] == [line["step"] for line in one] and len(one) > steps
     for ours, theirs in zip(two, one):
         for name in {"loss", "val_loss", "grad_norm"} & ours.keys():
-            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3)
+            close = 1e-3 * (theirs[name] if name == "grad_norm" else 1)  # sums in another order
+            assert abs(ours[name] - theirs[name]) < close, (ours, theirs)
     first, second = (merge.restore_adapters(tmp_path / name / "checkpoints", steps)[1]
                      for name in ("one", "two"))
     assert first.keys() == second.keys()

@@ -72,8 +72,9 @@ def planned(lower):
     """GiB of one chip that XLA plans for a program, in a tenth of a compilation's time.
 
     XLA writes its memory report when all buffers have places and no code is generated yet, which is
-    nine tenths of the work. The sum of a whole compilation was 0 to 11 % larger (v5e-8, v6e-8). So a child process compiles and ends when the report is there. Comes
-    before this process has started a device; a program that does not fit has a report, too.
+    nine tenths of the work. So a child process compiles and ends when the report is there. Comes
+    before this process has started a device; a program that does not fit has a report, too. The sum
+    of a whole compilation is up to 11 % larger (v5e-8, v6e-8).
 
     Args:
       lower: makes (the lowered program, the compiler's options), in the child.
