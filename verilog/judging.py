@@ -349,15 +349,10 @@ def _ended(limit, phase, limits, log):
     return Verdict("runtime", f"{phase} printed over {limits.output} bytes", "R", log=log)
 
 
-def judge_many(candidates, limits=Limits(), workers=None):
-    """Judge many (problem, code or None) pairs in parallel, identical ones once; verdicts in order.
-
-    Args:
-      limits: of each simulator.
-      workers: simulators at a time; None: one a core.
-    """
+def judge_many(candidates, limits=Limits()):
+    """Judge many (problem, code or None) pairs in parallel, identical ones once; verdicts in order."""
     network_guard(), tether()  # found out once, before the threads
     different = list(dict.fromkeys(candidates))
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         verdicts = dict(zip(different, pool.map(lambda pair: judge(*pair, limits), different), strict=True))
     return [verdicts[candidate] for candidate in candidates]
