@@ -81,7 +81,6 @@ def all_prompts(tasks, plans, system, render, encode):
 
     Args:
       tasks: {task: [problems]}.
-      plans: list of `Plan`.
       system: the system message of training, or None.
       render: (chat messages, thinking) -> token ids, as the training data was rendered.
       encode: plain text -> token ids, with the token that begins a text.
@@ -173,7 +172,7 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
     Raises:
       ValueError: a request failed, or the server has not answered for `cfg.patience` seconds.
     """
-    samples, lock, stop = read_samples(path, jobs), threading.Lock(), threading.Event()
+    samples, lock = read_samples(path, jobs), threading.Lock()
     missing = [place for place in jobs if place not in samples]
     client = openai.OpenAI(base_url=base_url + "/v1", api_key="unused", max_retries=2, timeout=600)
 
@@ -187,8 +186,6 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
     def one(place):
         job = jobs[place]
         room = max_model_len - len(job["ids"])
-        if stop.is_set():
-            return
         row = ask_patiently(lambda: ask(client, model, job["ids"], job["plan"], cfg.max_tokens,
                                         room), cfg.patience)
         row = dict(zip(("plan", "problem", "index"), place)) | {"key": job["key"]} | row
@@ -204,7 +201,7 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
             for done in as_completed([pool.submit(one, place) for place in missing]):
                 done.result()
         finally:
-            stop.set()  # after an error or an interrupt nothing new is asked
+            pool.shutdown(cancel_futures=True)  # after an error or interrupt, nothing new
     save()
     failed = [row["error"] for row in samples.values() if row["finish"] == "error"]
     if failed:
