@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from verilog.sandbox import Limits, icarus_version, network_guard, run_limited, tether
+from verilog.sandbox import Limits, icarus_version, run_limited
 
 LONGEST = 1 << 20  # characters of an answer
 
@@ -348,7 +348,6 @@ def _ended(limit, phase, limits, log):
 
 def judge_many(candidates, limits=Limits()):
     """Judge many (problem, code or None) pairs in parallel, identical ones once; verdicts in order."""
-    network_guard(), tether()  # found out once, before the threads
     different = list(dict.fromkeys(candidates))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         verdicts = dict(zip(different, pool.map(lambda pair: judge(*pair, limits), different), strict=True))
