@@ -107,10 +107,8 @@ def floors(result, machine, config=None):
     Only requests that were answered count, among the arrivals as well: a refused one costs no work.
 
     Args:
-      machine: a `Machine`, or the server's `Options`.
       config: as for `machine_of`.
     """
-    machine = machine_of(machine, config) if isinstance(machine, Options) else machine
     config = config or json.loads((Path(machine.options.model) / "config.json").read_text())
     series, done = result["series"], answered(result)
     alone, queued = ttft_floors(config, series["input_len"], done.start, machine)
