@@ -137,11 +137,8 @@ def check(options):
             options.implementation != "vllm" or options.data_parallel > 1):
         raise ValueError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
                          "untested with Gemma 4: merge it (04_merge) instead.")
-    if options.drafter not in ("", "ngram"):
-        _check_drafter(options)
-
-
-def _check_drafter(options):
+    if options.drafter in ("", "ngram"):
+        return
     drafter, model = Path(options.drafter), Path(options.model)
     if not (drafter / "config.json").exists():
         raise ValueError(f"the drafter {drafter} is no folder of a model. Download it first: hf download "
