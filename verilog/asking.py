@@ -4,6 +4,7 @@ A client of any server with /v1/completions. Answers are saved as they come, bef
 them.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -107,21 +108,16 @@ def plan_jobs(plans, tasks, prompts, maker):
 
 
 def read_samples(path, jobs):
-    """The saved answers that belong to these jobs; damaged lines count as absent, and are said."""
-    samples, damaged = {}, 0
+    """The saved answers that belong to these jobs; damaged lines count as absent."""
+    samples = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             row = json.loads(line.decode())
             place = row["plan"], row["problem"], row["index"]
             whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
             same = jobs.get(place, {}).get("key") == row["key"] and row["finish"] != "error"
-        except (ValueError, TypeError, KeyError, RecursionError):
-            whole = same = False
-        damaged += not whole
-        if whole and same:
-            samples[place] = row
-    if damaged:
-        print(f"{path}: {damaged} damaged lines count as absent")
+            if whole and same:
+                samples[place] = row
     return samples
 
 
