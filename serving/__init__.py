@@ -4,7 +4,7 @@
     options = Options(model="/models/tiny_gemma4", name="tiny")
     with running(options, "serve") as url, load.Client("serve") as client:
         results = load.sweep(client, options, load.Load(seconds=1, repeats=1), "bench")
-    print(url, len(results), limits.floors(results[0], options))
+    print(url, len(results), limits.floors(results[0], limits.machine_of(options)))
 
 It needs no other part of this repository but `tables/`. By hand: `python -m serving start|status|stop
 FOLDER`, where FOLDER has the options.json that notebook 05 left.

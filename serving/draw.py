@@ -1,13 +1,10 @@
 """The drawings of 05 and 06. Each takes axes and data; the page makes the figure and saves it."""
 
-import math
-
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from serving.load import kept_up
+from serving.load import INF, kept_up
 
-INF = math.inf
 BLUE, ORANGE, SKY, GREEN, BLACK, GREY = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#222222", "#8A8A8A"
 LOOKS = tuple(zip((BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY), "osD^vP"))  # grey prints, too
 

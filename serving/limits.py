@@ -107,22 +107,22 @@ def floors(result, machine, config=None):
     Only requests that were answered count, among the arrivals as well: a refused one costs no work.
 
     Args:
-      machine: a `Machine`, or the server's `Options`.
       config: as for `machine_of`.
     """
-    machine = machine_of(machine, config) if isinstance(machine, Options) else machine
     config = config or json.loads((Path(machine.options.model) / "config.json").read_text())
     series, done = result["series"], answered(result)
     alone, queued = ttft_floors(config, series["input_len"], done.start, machine)
     tokens = (series.get("speculation") or {}).get("tokens per step", 1.0)
     step = tpot_floor(config, series["input_len"], machine, tokens=tokens)
-    flags = [physics.flag(done.ttft.min(), alone, "TTFT, the fastest request,"),
-             physics.flag(done.ttft.median(), queued, "TTFT, first come first served,"),
-             physics.flag(result["p50_tpot_ms"] / 1e3, step, "TPOT"),
-             f"{series['cached_tokens']:.0f} prompt tokens came from the prefix cache"
-             if series["cached_tokens"] > 0 else ""]
+    found = (("TTFT, the fastest request,", 1e3 * done.ttft.min(), 1e3 * alone),
+             ("TTFT, first come first served,", 1e3 * done.ttft.median(), 1e3 * queued),
+             ("TPOT", result["p50_tpot_ms"], 1e3 * step))
+    flags = [f"impossible: {what} {measured:.4g} ms is below the floor of {floor:.4g} ms"
+             for what, measured, floor in found if measured < floor]
+    if series["cached_tokens"] > 0:
+        flags.append(f"{series['cached_tokens']:.0f} prompt tokens came from the prefix cache")
     return {"ttft_floor_ms": 1e3 * alone, "ttft_queue_floor_ms": 1e3 * queued, "tpot_floor_ms": 1e3 * step,
-            "flag": next((flag for flag in flags if flag), "")}
+            "flag": flags[0] if flags else ""}
 
 
 def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored):

@@ -212,11 +212,6 @@ def sweep(client, options, load, folder):
     curve. Rates from half of what the burst was answered with send equally many requests, because
     latencies grow with the number beyond the knee.
 
-    Args:
-      client: a `Client` of a server of these options.
-      options, load: as it was started, and what to measure.
-      folder: of the results.
-
     Raises:
       ValueError: one of `measure`. What is finished is kept in `folder`.
     """
@@ -258,7 +253,7 @@ def confirm(client, options, load, folder, table):
     holds is left out.
 
     Args:
-      table: of `rows`; the others are as for `sweep`.
+      table: of `rows`; the others are as for `measure`.
     """
     found = {}
     for regime, part in table.groupby(["input_len", "output_len"]):
@@ -334,7 +329,6 @@ def rows(results, slo, dollars_per_hour=math.nan):
       slo: as in `Load`.
       dollars_per_hour: of all chips; nan where nobody has a price.
     """
-    results = list(results)
     lone = {regime: lone_latency([r for r in results if regime_of(r) == regime])
             for regime in {regime_of(r) for r in results}}
     table = pd.DataFrame([{

@@ -7,8 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import psutil
-
 from tables import hardware, setting
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,8 +125,8 @@ def check(options):
     """Raise unless these options can be served here.
 
     Raises:
-      ValueError: no chips for engine "tpu", a drafter that is none or of another tokenizer, an adapter
-        where there can be none, or too little memory; one line that says what would do.
+      ValueError: no chips for engine "tpu", a drafter that is none or of another tokenizer, or an
+        adapter where there can be none; one line that says what would do.
     """
     if options.engine not in ENGINES:
         raise ValueError(f"engine {options.engine!r} is unknown; there are {', '.join(ENGINES)}.")
@@ -139,11 +137,8 @@ def check(options):
             options.implementation != "vllm" or options.data_parallel > 1):
         raise ValueError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
                          "untested with Gemma 4: merge it (04_merge) instead.")
-    if options.drafter not in ("", "ngram"):
-        _check_drafter(options)
-
-
-def _check_drafter(options):
+    if options.drafter in ("", "ngram"):
+        return
     drafter, model = Path(options.drafter), Path(options.model)
     if not (drafter / "config.json").exists():
         raise ValueError(f"the drafter {drafter} is no folder of a model. Download it first: hf download "
@@ -153,12 +148,6 @@ def _check_drafter(options):
     if theirs and ours != theirs:
         raise ValueError(f"the drafter {drafter} has another tokenizer than {model}: its tokens would all "
                          "be wrong. Take the one that was made for this model.")
-    need = sum(path.stat().st_size for folder in (model, drafter) for path in folder.glob("*.safetensors"))
-    room = (SHARE * hardware.chip(options.chip).hbm * options.tensor_parallel if options.chip
-            else psutil.virtual_memory().available)
-    if need > room:
-        raise ValueError(f"model and drafter take {need / 2**30:.1f} GiB, and there are "
-                         f"{room / 2**30:.1f}: serve without the drafter, or on more chips.")
 
 
 # -- The command ---------------------------------------------------------------------------------------

@@ -88,16 +88,3 @@ def median_ttft_floor_fcfs(n, rate, service):
     served first come, first served, each needing `service` seconds of the whole machine."""
     gap = 0.0 if math.isinf(rate) else 1.0 / rate
     return statistics.median(fcfs_ttft([index * gap for index in range(n)], service))
-
-
-def flag(measured, floor, what="TTFT"):
-    """An empty string where `measured` (seconds) is possible, else one line that says it is not.
-
-    Nothing measured (None or NaN) is not flagged. There is no tolerance: strictly below is flagged.
-    """
-    if measured is None or math.isnan(measured) or measured >= floor:
-        return ""
-    times = (f"{floor / measured:.3g} times too fast" if measured > 0
-             else "no work is done in no time")
-    return (f"impossible: {what} {1e3 * measured:.4g} ms is below the floor of "
-            f"{1e3 * floor:.4g} ms ({times})")

@@ -183,9 +183,6 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(tmp_pa
     model = folder_of(tmp_path / "model", tokenizer=vocabulary, config={})
     other = folder_of(tmp_path / "other", tokenizer={"model": {"vocab": {"b": 0}}}, config={"model_type": "x"})
     same = folder_of(tmp_path / "same", tokenizer=vocabulary, config={"model_type": "x"})
-    for folder in (model, same):  # sparse: 100 GiB that take no room
-        with open(Path(folder) / "model.safetensors", "wb") as file:
-            file.truncate(100 * 2**30)
     monkeypatch.setenv("HARDWARE_ROOT", str(tmp_path / "no_chips"))
     tpu = Options(engine="tpu-docker", model=model, tensor_parallel=8, chip="v6e")
     for options, words in (
@@ -194,13 +191,11 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(tmp_pa
             (replace(tpu, adapter=adapter), "merge it .* instead"),
             (replace(tpu, adapter=adapter, implementation="vllm", data_parallel=2), "data_parallel=1"),
             (replace(tpu, drafter="google/none"), "is no folder of a model. Download it"),
-            (replace(tpu, drafter=other), "has another tokenizer than"),
-            (replace(tpu, drafter=same, tensor_parallel=4), r"take 200.0 GiB, and there are 1\d\d"),
-            (Options(model=model, drafter=same), "take 200.0 GiB")):
+            (replace(tpu, drafter=other), "has another tokenizer than")):
         with pytest.raises(ValueError, match=words) as caught:
             serving.start(options, tmp_path / "serve")
         assert "\n" not in str(caught.value) and not (tmp_path / "serve").exists()
-    serve.check(replace(tpu, drafter=same))  # fits on eight
+    serve.check(replace(tpu, drafter=same))
 
 
 # -- Options travel -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ A client of any server with /v1/completions. Answers are saved as they come, bef
 them.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -81,7 +82,6 @@ def all_prompts(tasks, plans, system, render, encode):
 
     Args:
       tasks: {task: [problems]}.
-      plans: list of `Plan`.
       system: the system message of training, or None.
       render: (chat messages, thinking) -> token ids, as the training data was rendered.
       encode: plain text -> token ids, with the token that begins a text.
@@ -108,21 +108,16 @@ def plan_jobs(plans, tasks, prompts, maker):
 
 
 def read_samples(path, jobs):
-    """The saved answers that belong to these jobs; damaged lines count as absent, and are said."""
-    samples, damaged = {}, 0
+    """The saved answers that belong to these jobs; damaged lines count as absent."""
+    samples = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             row = json.loads(line.decode())
             place = row["plan"], row["problem"], row["index"]
             whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
             same = jobs.get(place, {}).get("key") == row["key"] and row["finish"] != "error"
-        except (ValueError, TypeError, KeyError, RecursionError):
-            whole = same = False
-        damaged += not whole
-        if whole and same:
-            samples[place] = row
-    if damaged:
-        print(f"{path}: {damaged} damaged lines count as absent")
+            if whole and same:
+                samples[place] = row
     return samples
 
 
@@ -173,7 +168,7 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
     Raises:
       ValueError: a request failed, or the server has not answered for `cfg.patience` seconds.
     """
-    samples, lock, stop = read_samples(path, jobs), threading.Lock(), threading.Event()
+    samples, lock = read_samples(path, jobs), threading.Lock()
     missing = [place for place in jobs if place not in samples]
     client = openai.OpenAI(base_url=base_url + "/v1", api_key="unused", max_retries=2, timeout=600)
 
@@ -187,8 +182,6 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
     def one(place):
         job = jobs[place]
         room = max_model_len - len(job["ids"])
-        if stop.is_set():
-            return
         row = ask_patiently(lambda: ask(client, model, job["ids"], job["plan"], cfg.max_tokens,
                                         room), cfg.patience)
         row = dict(zip(("plan", "problem", "index"), place)) | {"key": job["key"]} | row
@@ -204,7 +197,7 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
             for done in as_completed([pool.submit(one, place) for place in missing]):
                 done.result()
         finally:
-            stop.set()  # after an error or an interrupt nothing new is asked
+            pool.shutdown(cancel_futures=True)  # after an error or interrupt, nothing new
     save()
     failed = [row["error"] for row in samples.values() if row["finish"] == "error"]
     if failed:

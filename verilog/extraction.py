@@ -79,10 +79,15 @@ def extract_official(text, interface=""):
     has no module of its own.
     """
     lines = text.splitlines()
-    if not interface:
-        marked = _between_marks(lines)
-        if marked is not None:
-            return ("\n".join(marked), "marked") if "".join(marked).strip() else (None, "no [DONE]")
+    begins = [place for place, line in enumerate(lines) if line.lstrip().startswith("[BEGIN]")]
+    if begins and not interface:
+        first, *rest = lines[begins[0]:]
+        done = [place for place, line in enumerate(rest) if line.rstrip().endswith("[DONE]")]
+        if not done:
+            return None, "no [DONE]"
+        last = rest[done[0]].rstrip().replace("[DONE]", "")
+        marked = "\n".join([first.lstrip().replace("[BEGIN]", ""), *rest[:done[0]], last])
+        return (marked, "marked") if marked.strip() else (None, "no [DONE]")
     ends = [line for line in lines if line.startswith(("endmodule", "module TopModule"))]
     own = "module TopModule" in "\n".join(["", *ends]) and ends[0].startswith("module")
     fenced = sum(line.startswith("```") for line in lines) >= 2
@@ -99,19 +104,6 @@ def extract_official(text, interface=""):
         return None, "nothing kept"
     head = [interface] if interface and not own else []
     return "\n".join([*head, *kept]), "fence" if fenced else "no fence"
-
-
-def _between_marks(lines):
-    """The lines between [BEGIN] and [DONE]; [] where [DONE] is missing, None where [BEGIN] is."""
-    start = next((place for place, line in enumerate(lines)
-                  if line.lstrip().startswith("[BEGIN]")), None)
-    if start is None:
-        return None
-    first = lines[start].lstrip().replace("[BEGIN]", "")
-    for place, line in enumerate(lines[start + 1:], start + 1):
-        if line.rstrip().endswith("[DONE]"):
-            return [first, *lines[start + 1:place], line.rstrip().replace("[DONE]", "")]
-    return []
 
 
 def bare_modules(text):

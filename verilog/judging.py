@@ -23,9 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from verilog.sandbox import Limits, icarus_version, network_guard, run_limited, tether
+from verilog.sandbox import Limits, icarus_version, run_limited
 
-CATEGORIES = ("pass", "mismatch", "timeout", "runtime", "compile", "syntax", "refused", "no code")
 LONGEST = 1 << 20  # characters of an answer
 
 
@@ -33,7 +32,7 @@ LONGEST = 1 << 20  # characters of an answer
 class Verdict:
     """What became of one answer."""
 
-    category: str     # one of `CATEGORIES`
+    category: str     # pass, mismatch, timeout, runtime, compile, syntax, refused or no code
     detail: str = ""  # one line: why; equal answers have equal details
     letter: str = ""  # verilog-eval's own, finer category; "" where it has none
     mismatches: int | None = None  # samples unlike the reference's; None: the bench did not get there
@@ -166,7 +165,6 @@ def _write_programs(problem, ports):
             "top.sv": f"module TopModule({words['ports']}); endmodule\n"}
 
 
-@functools.lru_cache(maxsize=4096)
 def _ports_of(problem):
     """Ports of the reference: ((direction, width, name), ...); () where it does not compile."""
     with _folder() as folder:
@@ -261,9 +259,8 @@ def judge(problem, code, limits=Limits(), waves=None):
     """The `Verdict` on one answer; never raises for what it does, only for the machine's state.
 
     Args:
-      problem: a `Problem`.
       code: Verilog text, or None where the model wrote none.
-      limits: `Limits` of each compilation and simulation.
+      limits: of each compilation and simulation.
       waves: where to put the waveform file (VCD), if one is wanted.
 
     Raises:
@@ -349,15 +346,9 @@ def _ended(limit, phase, limits, log):
     return Verdict("runtime", f"{phase} printed over {limits.output} bytes", "R", log=log)
 
 
-def judge_many(candidates, limits=Limits(), workers=None):
-    """Judge many (problem, code or None) pairs in parallel, identical ones once; verdicts in order.
-
-    Args:
-      limits: of each simulator.
-      workers: simulators at a time; None: one a core.
-    """
-    network_guard(), tether()  # found out once, before the threads
+def judge_many(candidates, limits=Limits()):
+    """Judge many (problem, code or None) pairs in parallel, identical ones once; verdicts in order."""
     different = list(dict.fromkeys(candidates))
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         verdicts = dict(zip(different, pool.map(lambda pair: judge(*pair, limits), different), strict=True))
     return [verdicts[candidate] for candidate in candidates]

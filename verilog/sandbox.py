@@ -69,9 +69,7 @@ def run_limited(command, folder, limits):
     """Run a command under `limits` in a session of its own, without network where that is possible.
 
     Args:
-      command: list of words.
       folder: working directory, and the only place for temporary files.
-      limits: `Limits`.
 
     Returns:
       (output, exit status, None or "time" or "output": the limit that ended it).

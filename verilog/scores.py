@@ -83,7 +83,6 @@ def grade(benchmark, answers):
     """Scores per problem of a `Benchmark`, the mean over a problem's answers: an array.
 
     Args:
-      benchmark: the `Benchmark`.
       answers: {problem's name: [texts]}, one key for each problem.
     """
     pairs = [(problem, benchmark.extract(text, problem))
@@ -121,18 +120,15 @@ def judge_answers(samples, tasks, plans):
 
 def per_problem_csv(frame, path):
     """A CSV as verilog-eval writes it: plan, problem, passed, answers, rate, and its letters."""
-    rows = [(plan, problem, int(each.passed.sum()), len(each), each.passed.mean(),
-             "".join(letter or "?" for letter in each.sort_values("index").letter))
-            for (plan, problem), each in frame.groupby(["plan", "problem"])]
-    pd.DataFrame(rows, columns=["plan", "problem", "passed", "answers", "rate", "letters"]).to_csv(
-        path, index=False)
+    frame.sort_values("index").groupby(["plan", "problem"]).agg(
+        passed=("passed", "sum"), answers=("passed", "size"), rate=("passed", "mean"),
+        letters=("letter", lambda each: "".join(letter or "?" for letter in each))).to_csv(path)
 
 
 def verdict_table(verdicts):
     """One row per {label: verdict}: category, detail, mismatches of samples."""
-    columns = ["category", "detail", "mismatches", "samples"]
-    rows = {label: [getattr(v, name) for name in columns] for label, v in verdicts.items()}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).astype(
+    table = pd.DataFrame(list(verdicts.values()), index=list(verdicts))
+    return table[["category", "detail", "mismatches", "samples"]].astype(
         {"mismatches": "Int64", "samples": "Int64"})
 
 
