@@ -236,11 +236,7 @@ def quantize_weight(array, how):
     """A weight as Qwix's `QArray`, computed on the host's CPU in float32; scales have its dtype.
 
     The same on every machine: 04 makes the same numbers from the same files, and a chip holds no
-    bfloat16 copy at any time.
-
-    Args:
-      array: NumPy or JAX, in the layout of Tunix.
-      how: Qwix's `HowToQuantize`, from `plan`.
+    bfloat16 copy at any time. `how` is Qwix's `HowToQuantize`, from `plan`.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         return _quantize(np.asarray(array), how.qtype, tuple(how.channelwise_axes),
