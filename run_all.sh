@@ -7,7 +7,7 @@
 # Results go to RUN_DIR (default runs/<size>), executed notebooks to RUN_DIR/notebooks.
 # Finished artifacts of an earlier run are reused; no server that it started is left when it ends.
 set -euo pipefail
-here="$PWD"
+case "${RUN_DIR:-/}" in /* | \~*) ;; *) export RUN_DIR="$PWD/$RUN_DIR" ;; esac # relative to where one stands
 cd "$(dirname "$0")"
 for word in "$@"; do
   case "$word" in
@@ -17,4 +17,4 @@ for word in "$@"; do
 done
 ./setup.sh train </dev/null
 export PYTHONUNBUFFERED=1
-exec .venv/bin/python tools/series.py "$here" "$@"
+exec .venv/bin/python tools/series.py "$@"

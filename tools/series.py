@@ -1,6 +1,6 @@
 """Execute a range of notebooks and leave no process behind: what `run_all.sh` becomes.
 
-    tools/series.py FROM [--fresh] [FIRST [LAST]]     FROM: the folder that run_all.sh was called in
+    tools/series.py [--fresh] [FIRST [LAST]]
 """
 
 import contextlib
@@ -21,7 +21,6 @@ sys.path.insert(0, str(ROOT))
 from helpers import run
 from helpers.run import UserError, read_json, run_dir, size, write_json
 
-SERVER = [sys.executable, "-m", "serving"]
 # What each page writes under RUN_DIR, besides its figures and its executed copy.
 WRITES = {
     "01": ("setup.json",),
@@ -71,15 +70,6 @@ def chosen(words):
     return [source for source in notebooks.sources() if first <= source.name[:2] <= last]
 
 
-def settle(start):
-    """Make relative paths in the environment mean what they mean where run_all.sh was called."""
-    for name in ("RUN_DIR", "TMPDIR", "VERILOG_EVAL_DIR"):
-        if os.environ.get(name):
-            os.environ[name] = os.path.normpath(Path(start, os.environ[name]).expanduser())
-    os.environ["SIZE"] = size()
-    os.environ["RUN_DIR"] = str(run_dir().resolve())
-
-
 def check_inputs(sources):
     """Raise unless everything that the range reads is there or is written by it."""
     numbers = [source.name[:2] for source in sources]
@@ -111,8 +101,9 @@ def forget(sources):
 def server(word):
     """`python -m serving start|status|stop` for the run's server; returns whether it succeeded."""
     quiet = {} if word == "start" else {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return not subprocess.run([*SERVER, word, str(run_dir("serve"))], cwd=ROOT, **quiet,
-                              start_new_session=True, stdin=subprocess.DEVNULL).returncode
+    command = [sys.executable, "-m", "serving", word, str(run_dir("serve"))]
+    return not subprocess.run(command, cwd=ROOT, **quiet, start_new_session=True,
+                              stdin=subprocess.DEVNULL).returncode
 
 
 def execute(sources):
@@ -137,11 +128,11 @@ def execute(sources):
           f"notebooks in {notebooks.shown(run_dir('notebooks'))}")
 
 
-def main(start, *words):
+def main(*words):
     """The range, with a lock on the run directory; servers that it started end with it."""
     fresh, words = "--fresh" in words, [word for word in words if word != "--fresh"]
     os.chdir(ROOT)
-    settle(start)
+    os.environ |= {"SIZE": size(), "RUN_DIR": str(run_dir().resolve())}  # for servers and kernels
     sources = chosen(words)
     if fresh:
         check_inputs(sources)
