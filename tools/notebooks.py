@@ -327,7 +327,6 @@ def repository():
 
 def main():
     """Read the options and do what they say."""
-    sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
     parser = argparse.ArgumentParser(prog="update_notebooks.sh", description=__doc__)
     parser.add_argument("--check", action="store_true",
                         help="change nothing; exit 1 if a notebook is out of date, an orphan, "
