@@ -282,10 +282,8 @@ def as_trained(base_dtype, dtype):
     """For `merge.run`: a function of rows [outputs, inputs] that makes them what a run trained on.
 
     Bit for bit what `load_base` stores and the model multiplies with, because no scale is shared by
-    two outputs and no tile crosses heads: any rows can be taken by themselves.
-
-    Args:
-      base_dtype, dtype: how the base was stored, and what it was before and is multiplied in.
+    two outputs and no tile crosses heads: any rows can be taken by themselves. `dtype` is what the
+    base had before it was stored as `base_dtype`, and is multiplied in.
     """
     tiled = ((1, TILE),) if base_dtype == "nf4" else ()
 
