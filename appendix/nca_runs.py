@@ -73,10 +73,8 @@ def part_of(name):
 
 def named_parts(params):
     """A tree like `params` that names each leaf's part."""
-    def name(path, _):
-        return part_of(".".join(str(getattr(key, "key", getattr(key, "name", key)))
-                                for key in path))
-    return jax.tree_util.tree_map_with_path(name, params)
+    return jax.tree.map_with_path(
+        lambda path, _: part_of(jax.tree_util.keystr(path, simple=True, separator=".")), params)
 
 
 def transfer(fresh, learned, parts):

@@ -156,15 +156,7 @@ def to_hf(weights, config):
 
 
 def pretrain(params, moments, step, evaluate, batches, validation, steps, every=100, watch=None):
-    """Train for `steps` steps.
-
-    Args:
-      params, moments: weights and optimizer state before the first step.
-      step, evaluate: from `make_steps`.
-      batches, validation: token arrays, from `make_batches`; training goes round `batches`.
-      steps: number of the last step.
-      every: validate after so many steps, and after the last.
-      watch: called with (steps done, params) before the first step and after each.
+    """Train for `steps` steps, round and round the batches; `watch(steps done, params)` looks on.
 
     Returns:
       (params, history): one dict per step with step, loss (mean per token, nats), seconds and,

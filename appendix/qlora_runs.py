@@ -15,7 +15,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 import pandas as pd
 import scipy.stats
 
@@ -28,8 +27,8 @@ from verilog import scores as stats
 BASE = "assets/tiny_gemma4"
 STORED = Path("data/qlora")
 SEEDS = (42, 43, 44)
-SETTINGS = {"rank": 16, "alpha": 32.0, "learning_rate": 5e-3, "warmup_steps": 10,
-            "weight_decay": 0.001, "max_grad_norm": 1.0, "steps": 38}  # TINY of 03, half as long
+SETTINGS = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10,
+                          max_steps=38)  # TINY of 03, half as long
 VARIANTS = {  # how the base is stored, and in what its products are computed
     "bfloat16": {"base_dtype": "bfloat16", "int8_products": False},
     "int8": {"base_dtype": "int8", "int8_products": False},
@@ -49,28 +48,21 @@ def world():
 
 def build(variant, seed=SEEDS[0]):
     """(model with adapters, mesh) for a name of `VARIANTS`."""
-    (config, mesh), how = world(), VARIANTS[variant]
-    rank, alpha = SETTINGS["rank"], SETTINGS["alpha"]
+    (config, mesh), how, cfg = world(), VARIANTS[variant], SETTINGS
     model = quantized.load_base(BASE, config, mesh, how["base_dtype"])
     gemma.use_block_attention(model, 128)
-    provider = quantized.provider(how["base_dtype"], rank, alpha,
-                                  int8_products=how["int8_products"])
-    return gemma.inject_lora(model, rank, alpha, mesh, seed=seed, provider=provider), mesh
+    provider = quantized.provider(rank=cfg.rank, alpha=cfg.alpha, **how)
+    return gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, seed=seed, provider=provider), mesh
 
 
-def fit(variant, seed, steps=SETTINGS["steps"]):
+def fit(variant, seed, steps=SETTINGS.max_steps):
     """Train a variant with 03's step; returns (model, mesh, losses of the steps, validation loss).
 
-    Args:
-      variant: a name of `VARIANTS`.
-      seed: of A's first values and of the order of the rows.
-      steps: optimizer steps of four rows, and the schedule's length.
+    The seed is that of A's first values and of the order of the rows; a step takes four.
     """
     model, mesh = build(variant, seed)
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, SETTINGS["learning_rate"], min(SETTINGS["warmup_steps"], steps // 2), steps)
-    optimizer = train.make_optimizer(
-        schedule, SETTINGS["weight_decay"], SETTINGS["max_grad_norm"])
+    optimizer = train.make_optimizer(train.make_schedule(SETTINGS, steps), SETTINGS.weight_decay,
+                                     SETTINGS.max_grad_norm)
     rows, held_out = (train.PackedRows(run_dir("data", part)) for part in ("train", "val"))
     most = max(int(np.asarray(one.arrays["loss_mask"]).sum(-1).max()) for one in (rows, held_out))
     loss_fn = train.make_loss(min(-(-most // 128) * 128, rows.arrays["tokens"].shape[1] - 1))
@@ -165,12 +157,9 @@ def stored(base):
 
 
 def gaps(table, mine, plan="drawn"):
-    """Share of passing answers, `mine` minus bfloat16's: a row per problem, a column per seed.
+    """Share of passing answers (from `stored`), variant `mine` minus bfloat16, "drawn" or "greedy".
 
-    Args:
-      table: answers, from `stored`.
-      mine: a variant; a seed that only one of the two has is left out.
-      plan: "drawn" or "greedy".
+    A row per problem, a column per seed that both have.
     """
     table = table[table.plan == plan].assign(share=lambda rows: rows.c / rows.n)
     first, second = (table[table.variant == name].pivot(index="problem", columns="seed",
@@ -219,7 +208,7 @@ def run(variant, seed):
     model, mesh, losses, validation = fit(variant, seed)
     answers = judged(ask(model, mesh, verilog.load_problems("data/tiny_eval")))
     return json.dumps({
-        "variant": variant, "seed": seed, "base": base_id(), "steps": SETTINGS["steps"],
+        "variant": variant, "seed": seed, "base": base_id(), "steps": SETTINGS.max_steps,
         "val_loss": validation, "seconds": round(time.perf_counter() - began),
         "jax": jax.__version__, "qwix": version("qwix"), "date": time.strftime("%Y-%m-%d"),
         "loss": [{"step": step, "loss": round(loss, 5)} for step, loss in enumerate(losses, 1)],

@@ -236,11 +236,7 @@ def quantize_weight(array, how):
     """A weight as Qwix's `QArray`, computed on the host's CPU in float32; scales have its dtype.
 
     The same on every machine: 04 makes the same numbers from the same files, and a chip holds no
-    bfloat16 copy at any time.
-
-    Args:
-      array: NumPy or JAX, in the layout of Tunix.
-      how: Qwix's `HowToQuantize`, from `plan`.
+    bfloat16 copy at any time. `how` is Qwix's `HowToQuantize`, from `plan`.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         return _quantize(np.asarray(array), how.qtype, tuple(how.channelwise_axes),
@@ -277,9 +273,7 @@ def _per_head(hull):
 
 
 def dequantized(weight):
-    """A module's weight as the model multiplies with it, in the dtype of its scales."""
-    if not is_quantized(weight):
-        return weight.get_value()
+    """A quantised weight as the model multiplies with it, in the dtype of its scales."""
     parts = {part: getattr(weight.array, part).get_value() for part in ("qvalue", "scale")}
     return dequantize(qwix.QArray(**parts, qtype=weight.how.qtype))
 
@@ -288,10 +282,8 @@ def as_trained(base_dtype, dtype):
     """For `merge.run`: a function of rows [outputs, inputs] that makes them what a run trained on.
 
     Bit for bit what `load_base` stores and the model multiplies with, because no scale is shared by
-    two outputs and no tile crosses heads: any rows can be taken by themselves.
-
-    Args:
-      base_dtype, dtype: how the base was stored, and what it was before and is multiplied in.
+    two outputs and no tile crosses heads: any rows can be taken by themselves. `dtype` is what the
+    base had before it was stored as `base_dtype`, and is multiplied in.
     """
     tiled = ((1, TILE),) if base_dtype == "nf4" else ()
 
@@ -304,27 +296,13 @@ def as_trained(base_dtype, dtype):
 
 def dequantize_into(plain, quantised):
     """Set `plain`'s weights to the dequantised ones of another model, in place; returns it."""
+    modules = dict(plain.iter_modules())
     for path, module in quantised.iter_modules():
-        for name, weight in list(vars(module).items()):
+        for name, weight in vars(module).items():
             if is_quantized(weight):
-                variable = getattr(module_at(plain, path), name)
+                variable = getattr(modules[path], name)
                 variable.set_value(dequantized(weight).astype(variable.dtype))
     return plain
-
-
-def module_at(model, path):
-    """The module at a path of names and indices."""
-    for name in path:
-        model = model[name] if isinstance(name, int) else getattr(model, name)
-    return model
-
-
-def _fill(hull, array):
-    """Put a quantised weight where an abstract one is, on its sharding."""
-    for part in ("qvalue", "scale"):
-        variable = getattr(hull.array, part)
-        host = np.asarray(getattr(array, part))
-        variable.set_value(jax.device_put(host, variable.get_value().sharding))
 
 
 def answering(model):
@@ -345,8 +323,9 @@ def abstract_base(config, mesh, base_dtype="bfloat16"):
     model = gemma.abstract_base(config, mesh)
     if base_dtype == "bfloat16":
         return model
+    modules = dict(model.iter_modules())
     for path, hull in plan(model, mesh, base_dtype).items():
-        setattr(module_at(model, path[:-1]), path[-1], hull)
+        setattr(modules[path[:-1]], path[-1], hull)
     return answering(model)
 
 
@@ -359,14 +338,17 @@ def load_base(source, config, mesh, base_dtype="bfloat16"):
     Raises:
       UserError: see `gemma.load_base`.
     """
-    host = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2,
-                         devices=jax.local_devices(backend="cpu")[:1])
-    model = gemma.load_base(source, config, host if base_dtype != "bfloat16" else mesh)
-    if base_dtype != "bfloat16":
-        hulls = plan(gemma.abstract_base(config, mesh), mesh, base_dtype)
-        for path, hull in hulls.items():
-            module = module_at(model, path[:-1])
-            _fill(hull, quantize_weight(getattr(module, path[-1]).get_value(), hull.how))
-            setattr(module, path[-1], hull)
-        model = answering(model)
-    return gemma.place(model, mesh)
+    if base_dtype == "bfloat16":
+        return gemma.place(gemma.load_base(source, config, mesh), mesh)
+    host = gemma.make_mesh(config, (1, 1), jax.local_devices(backend="cpu")[:1])
+    model = gemma.load_base(source, config, host)
+    modules = dict(model.iter_modules())
+    for path, hull in plan(gemma.abstract_base(config, mesh), mesh, base_dtype).items():
+        module = modules[path[:-1]]
+        found = quantize_weight(getattr(module, path[-1]).get_value(), hull.how)
+        for part in ("qvalue", "scale"):
+            variable = getattr(hull.array, part)
+            variable.set_value(jax.device_put(
+                np.asarray(getattr(found, part)), variable.get_value().sharding))
+        setattr(module, path[-1], hull)
+    return gemma.place(answering(model), mesh)

@@ -65,11 +65,7 @@ def draw_memory(table):
 
 
 def draw_road(steps):
-    """Factors as bars on a logarithmic axis from the published speed, 1, to ours.
-
-    Args:
-      steps: [(label, real tokens per second before, after)], from `steps.road`.
-    """
+    """Factors of `steps.road` as bars on a logarithmic axis from the published speed, 1, to ours."""
     fig, ax = style.figure(9, 1.4 + 0.7 * (len(steps) + 1))
     first, last = steps[0][1], steps[-1][2]
     longest = max(steps, key=lambda step: step[2] / step[1])
@@ -96,9 +92,7 @@ def draw_road(steps):
 def draw_parts(predictions, tokens):
     """For each recipe, the time of a micro-step by part of the model, and its waits by collective.
 
-    Args:
-      predictions: {name: `program.Prediction`}.
-      tokens: {name: real tokens of its micro-step}.
+    Both arguments have the recipes' names as keys; `tokens` are the real ones of a micro-step.
     """
     fig, ax = style.figure(11, 1.2 + 0.7 * len(predictions))
     colors, seen = COLORS | WAITS, {}
@@ -124,11 +118,7 @@ def draw_parts(predictions, tokens):
 
 
 def draw_anchors(rows):
-    """Predicted against measured time, log-log, with bands of 10 and 25 %.
-
-    Args:
-      rows: a DataFrame of data/anchors/anchors.csv.
-    """
+    """Predicted against measured time of data/anchors/anchors.csv, with bands of 10 and 25 %."""
     rows = rows[rows.predicted_ms != ""].astype({"measured_ms": float, "predicted_ms": float})
     fig, ax = style.figure(7, 5)
     ends = np.array([rows.measured_ms.min() / 2, rows.measured_ms.max() * 2])

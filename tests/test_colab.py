@@ -20,10 +20,11 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import helpers
+import notebooks
 
 SHM = Path("/dev/shm")
 REPOSITORY = "gemma4-on-tpu"
-OPENING = (ROOT / "tools/opening.txt").read_text()
+OPENING = notebooks.code_cells(jupytext.read(ROOT / "01_setup.py"))[0].source
 
 
 def find_python(version):

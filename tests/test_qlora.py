@@ -44,6 +44,6 @@ def test_stored_runs_fit_together():
     keys = [set(map(tuple, each[["variant", "seed"]].to_numpy())) for each in (runs, loss, answers)]
     assert keys[0] == keys[1] == keys[2] and len(runs) == len(keys[0]) and runs.base.nunique() == 1
     assert (answers.c <= answers.n).all() and set(runs.variant) <= set(lab.VARIANTS)
-    assert (loss.groupby(["variant", "seed"]).size() == lab.SETTINGS["steps"]).all()
+    assert (loss.groupby(["variant", "seed"]).size() == lab.SETTINGS.max_steps).all()
     assert (answers.groupby(["variant", "seed"]).size() == 2 * 38).all()
     assert np.isfinite(runs.val_loss).all()

@@ -86,10 +86,11 @@ def test_forward_is_dequantise_then_multiply(base_dtype):
     paths = {path: module for path, module in model.iter_modules()
              if any(quantized.is_quantized(value) for value in vars(module).values())}
     assert len(paths) == 36
+    modules = dict(plain.iter_modules())
     for path, module in paths.items():
         name = "w" if hasattr(module, "w") else "kernel"
         weight = quantized.dequantized(getattr(module, name))
-        variable = getattr(quantized.module_at(plain, path), name)
+        variable = getattr(modules[path], name)
         assert not np.array_equal(weight, variable.get_value())
         variable.set_value(weight)
     name = "model.language_model.layers.0.self_attn.o_proj.weight"
@@ -170,10 +171,9 @@ def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_laye
     if layers in (35, 60):  # all of them
         held = fit.held(name, 1, tp, "nf4")[0]
         assert gemma.gib(nnx.state(model)) == pytest.approx(held, rel=0.02)
-    for path, hull in ((path, quantized.module_at(model, path)) for path in (
-            ("layers", 0, "attn", "attn_vec_einsum", "w"), ("layers", 0, "mlp", "down_proj", "kernel"))):
+    for hull in (model.layers[0].attn.attn_vec_einsum.w, model.layers[0].mlp.down_proj.kernel):
         values, scale = (getattr(hull.array, part).get_value() for part in ("qvalue", "scale"))
-        assert math.prod(values.shape) == tile * math.prod(scale.shape), path
+        assert math.prod(values.shape) == tile * math.prod(scale.shape)
         scale.sharding.shard_shape(scale.shape)  # raises if an axis does not divide
     adapted = gemma.inject_lora(model, 8, 8.0, mesh, provider=quantized.provider(
         "nf4", 8, 8.0))

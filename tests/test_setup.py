@@ -4,10 +4,12 @@ import shutil
 import subprocess
 import sys
 
+import jupytext
 import pytest
 from conftest import ROOT, program
 
 import helpers
+import notebooks
 
 
 def test_wrong_python_is_named(tmp_path):
@@ -52,7 +54,7 @@ def other_python(tmp_path):
 
 def opening(python, folder, **env):
     """The opening cell without its last call, and the installation, by this Python in this folder."""
-    cell = (ROOT / "tools/opening.txt").read_text().replace(
+    cell = notebooks.code_cells(jupytext.read(ROOT / "01_setup.py"))[0].source.replace(
         "helpers.machine()", "helpers.run.one_line_errors()\nhelpers.opening.install()")
     return program(python, "-c", cell, cwd=folder, **env)
 

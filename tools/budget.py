@@ -58,19 +58,14 @@ def behind(path):
     return seen
 
 
-def plan(room):
-    """(modules, arrows between them, floors, a circle or None) of one room, its face left out."""
+def circle(room):
+    """The modules of a room that import each other in a circle, its face left out; [] if none do."""
     files = set((ROOT / room).glob("*.py")) - {ROOT / room / "__init__.py"}
-    graph, floors = {file: imports(file) & files for file in files}, 0
-    sorter = graphlib.TopologicalSorter(graph)
     try:
-        sorter.prepare()
+        graphlib.TopologicalSorter({file: imports(file) & files for file in files}).prepare()
     except graphlib.CycleError as error:
-        return len(files), sum(map(len, graph.values())), 0, [file.stem for file in error.args[1]]
-    while sorter.is_active():
-        sorter.done(*sorter.get_ready())
-        floors += 1
-    return len(files), sum(map(len, graph.values())), floors, None
+        return [file.stem for file in error.args[1]]
+    return []
 
 
 def shown_lines(cell, before):
@@ -114,11 +109,8 @@ def main():
     def beside(count, most):
         return f"{count:,.0f} of {most:,}{' !' * (count > most)}"
     for names, most in LINES.items():
-        rooms = names.split(", ")
-        count = sum(lines(path) for room in rooms for path in (ROOT / room).rglob("*.py"))
-        modules, arrows, floors, circle = plan(rooms[-1])
-        note = f"in a circle: {' -> '.join(circle)}" if circle else f"{floors} floors"
-        print(f"{names:16}{beside(count, most):>20}  {modules:2} files, {arrows:2} arrows, {note}")
+        files = [path for room in names.split(", ") for path in (ROOT / room).rglob("*.py")]
+        print(f"{names:16}{beside(sum(map(lines, files)), most):>20}  {len(files):2} files")
     print(f"\n{'':16} words  cells  code  minutes  imported lines")
     pages = {path.stem: reading(path) for path in sorted(ROOT.glob("[0-9][0-9]_*.py"))}
     for name, page in pages.items():

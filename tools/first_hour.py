@@ -8,7 +8,6 @@ on a new machine the packages are what the first stage installs. Several hosts: 
 import argparse
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -118,7 +117,7 @@ def measure(plan, folder, about, minutes):
     report = read_json(path) if path.exists() else {"about": about, "stages": {}}
     if changed := [key for key in about if report["about"].get(key) != about[key]]:
         raise UserError(f"{path} is about another {', '.join(changed)}. "
-                        "Set RUN_DIR to keep it, or call this with --fresh.")
+                        "Delete its folder, or set RUN_DIR to keep it.")
     checkpoints = os.environ.get("CHECKPOINTS")
     env = {**os.environ, "RUN_DIR": str(own), "MAX_STEPS": str(STEPS), "MPLBACKEND": "agg"}
     if checkpoints:
@@ -167,7 +166,6 @@ def main():
     """Measure what is left to measure, then print the report."""
     parser = argparse.ArgumentParser(description="The first hour on a real slice, as one report.")
     parser.add_argument("--minutes", type=float, default=60.0, help="limit of this call")
-    parser.add_argument("--fresh", action="store_true", help="forget what an earlier call measured")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     os.chdir(ROOT)
@@ -180,8 +178,6 @@ def main():
         raise UserError(f"{machine}: {machine.trouble}.")
     os.environ["SIZE"] = size()
     folder = run_dir("first_hour").resolve()
-    if chosen.fresh:
-        shutil.rmtree(folder, ignore_errors=True)
     commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"],
                             capture_output=True, text=True).stdout.strip() or "no git"
     about = {**asdict(machine), "slice": machine.slice, "size": size(), "commit": commit}

@@ -17,7 +17,7 @@ import jupytext
 import nbformat
 import budget
 import notebooks
-from notebooks import ROOT, shown, sources
+from notebooks import ROOT, code_cells, shown, sources
 
 PAGES = [path for pattern in ("*.md", "data/*/*.md", "tests/*/*.md")
          for path in sorted(ROOT.glob(pattern))]
@@ -28,15 +28,10 @@ NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "a widget that needs a kernel": re.compile(r"widget-view\+json|Jupyter\.Widget")}
 
 
-def said(*command):
+def objections(*command):
     """What a checker prints, one finding a line; nothing if it ends with 0."""
     run = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
     return (run.stdout + run.stderr).replace(f"{ROOT}/", "").splitlines() if run.returncode else []
-
-
-def misspelled(paths):
-    """What codespell knows as a misspelling (dout, ans and inout are names in Verilog)."""
-    return said(sys.executable, "-m", "codespell_lib", "-L", "dout,ans,inout", *paths)
 
 
 @functools.cache
@@ -49,10 +44,9 @@ def prose(path):
     return re.sub(r"```.*?```", "", text, flags=re.S)
 
 
-def titles(path):
-    """{number: title} of the numbered sections of a notebook or page, in order."""
-    found = re.findall(r"(?m)^## (\d+)\. (.+)$", prose(path))
-    return {int(number): title for number, title in found}
+def numbers(path):
+    """The numbers of the sections of a notebook or page, in order."""
+    return [int(number) for number in re.findall(r"(?m)^## (\d+)\. ", prose(path))]
 
 
 def anchors(path):
@@ -81,12 +75,12 @@ def wrong_sections(path, known=None):
     """Sections that are not numbered 1, 2, 3, and references to sections that do not exist.
 
     Understood are "section 4", "section 4 of 02", "02, section 4" and "02 §4 to §6", also where
-    the number is a link. `known` is {"02": titles of 02}, for a test.
+    the number is a link. `known` is {"02": numbers of 02}, for a test.
     """
-    known = known or {source.name[:2]: titles(source) for source in sources()}
-    own = titles(path)
-    if path.suffix == ".py" and list(own) != list(range(1, len(own) + 1)):
-        yield f"{shown(path)}: sections are numbered {list(own)}"
+    known = known or {source.name[:2]: numbers(source) for source in sources()}
+    own = numbers(path)
+    if path.suffix == ".py" and own != list(range(1, len(own) + 1)):
+        yield f"{shown(path)}: sections are numbered {own}"
     text = re.sub(r"`[^`\n]*`", " ", prose(path))
     text = re.sub(r"\]\([^)]*\)", "]", text).replace("\n", " ")
     text = re.sub(r"[Ss]ection (\d+) of (?:notebook )?\[?(\d\d)\b", r"\2, section \1", text)
@@ -109,14 +103,10 @@ def stale_titles(source):
             yield f"{shown(source)}: calls {stem} {text!r}, it is {head!r}"
 
 
-def code_cells(source):
-    """The code cells of a notebook's source."""
-    return [cell.source for cell in jupytext.read(source).cells if cell.cell_type == "code"]
-
-
 def hard_lines(source):
     """Lines of a page's code that are too long to show, or name a folder of somebody's machine."""
-    for line in "\n".join(code_cells(source)).splitlines():
+    cells = code_cells(jupytext.read(source))
+    for line in "\n".join(cell.source for cell in cells).splitlines():
         if len(line) > 100:
             yield f"{shown(source)}: {len(line)} characters: {line[:60]}"
         if found := OWN_FOLDERS.search(line):
@@ -126,7 +116,7 @@ def hard_lines(source):
 def other_opening(source):
     """The first code cell is the same in every notebook, but for how many devices it asks for."""
     def opening(path):
-        return re.sub(r"machine\([^)]*\)", "machine()", code_cells(path)[0])
+        return re.sub(r"machine\([^)]*\)", "machine()", code_cells(jupytext.read(path))[0].source)
     if opening(source) != opening(sources()[0]):
         yield f"{shown(source)}: another opening cell than {sources()[0].name}"
 
@@ -150,11 +140,14 @@ def each(function, *paths):
 
 
 CHECKS = {
-    "code": lambda: said(sys.executable, "-m", "ruff", "check", "-q", "--output-format=concise"),
-    "spelling": lambda: misspelled([*sources(), *PAGES, *(
-        path for room in (*budget.ROOMS, "tools") for path in ROOT.glob(f"{room}/*.py"))]),
-    "shell": lambda: said(Path(sys.executable).with_name("shellcheck"), "-f", "gcc", *ROOT.glob("*.sh"),
-                          *ROOT.glob("scripts/*.sh"), *ROOT.glob(".github/*.sh"), ROOT / ".ci/run"),
+    "code": lambda: objections(
+        sys.executable, "-m", "ruff", "check", "-q", "--output-format=concise"),
+    "spelling": lambda: objections(  # dout, ans and inout are names in Verilog
+        sys.executable, "-m", "codespell_lib", "-L", "dout,ans,inout", *sources(), *PAGES,
+        *(path for room in (*budget.ROOMS, "tools") for path in ROOT.glob(f"{room}/*.py"))),
+    "shell": lambda: objections(
+        Path(sys.executable).with_name("shellcheck"), "-f", "gcc", *ROOT.glob("*.sh"),
+        *ROOT.glob("scripts/*.sh"), *ROOT.glob(".github/*.sh"), ROOT / ".ci/run"),
     "dead link": lambda: each(dead_links, *sources(), *PAGES),
     "section": lambda: each(wrong_sections, *sources(), *PAGES),
     "title": lambda: each(stale_titles, *sources()),

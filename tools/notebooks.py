@@ -244,20 +244,15 @@ class Client(NotebookClient):
         os.close(self.guard)
 
 
-def last_words(log, begin):
-    """The last line that a kernel has written to its log since `begin`, Jupyter's own left out."""
-    with open(log, "rb") as file:
-        file.seek(begin)
-        lines = file.read().decode(errors="replace").splitlines()
+def last_words(log):
+    """The last line that a kernel has written to its log, Jupyter's own left out."""
+    lines = log.read_text(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip() and "[IPKernelApp]" not in line]
     return f"it last said: {said[-1][:300]}" if said else ""
 
 
-def execute(source, folder, **options):
+def execute(source, folder):
     """Run a notebook in a Jupyter kernel; write the executed copy to `folder`; return it.
-
-    Args:
-      **options: for the kernel's process, as for `subprocess.Popen`.
 
     Raises:
       SystemExit: a cell failed. The copy, with the error in it, is written all the same.
@@ -270,15 +265,14 @@ def execute(source, folder, **options):
     client = Client(notebook, timeout=None, kernel_name="python3",
                     resources={"metadata": {"path": str(ROOT)}})
     pool = ThreadPoolExecutor(1)  # signals then reach the main thread, and not nbclient
-    with open(kernel_log, "ab") as log:  # what a kernel says when it crashes
-        begin = log.tell()
+    with open(kernel_log, "wb") as log:  # what a kernel says when it crashes
         try:
-            pool.submit(client.execute, stdout=log, stderr=log, **options).result()
+            pool.submit(client.execute, stdout=log, stderr=log).result()
         except CellExecutionError as error:
             failed = ESCAPES.sub("", error.traceback).strip()
         except DeadKernelError:
-            said = last_words(kernel_log, begin) or f"exit status {client.child.poll()}, -9 is often: " \
-                "not enough memory"
+            said = last_words(kernel_log) or (
+                f"exit status {client.child.poll()}, -9 is often: not enough memory")
             raise SystemExit(f"{source.stem}: the kernel died; {said} "
                              f"({shown(kernel_log)})") from None
         finally:
@@ -333,7 +327,6 @@ def repository():
 
 def main():
     """Read the options and do what they say."""
-    sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
     parser = argparse.ArgumentParser(prog="update_notebooks.sh", description=__doc__)
     parser.add_argument("--check", action="store_true",
                         help="change nothing; exit 1 if a notebook is out of date, an orphan, "

@@ -8,7 +8,6 @@
                                                        <!----> in README.md, from that run and data/
 """
 
-import csv
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import textwrap
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
@@ -27,24 +27,21 @@ from helpers import style
 from tables import published
 from tpu_time.bands import band, between
 
-TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
+TABLE = pd.read_csv(ROOT / "data" / "dryrun" / "v5p-8_31b.csv").set_index("recipe")
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
 ANSWERS = ROOT / "assets" / "figures" / "before_after.svg"
 EXAMPLE = "Prob031_updown"
 
 
-def bars(table=TABLE):
+def bars():
     """What the figure shows: [(label, real tokens per second, lowest, highest, colour's name)].
 
     The prediction of the published recipe with its range, what its authors measured, and the
     prediction of the row that 03 trains with.
     """
-    with open(table, newline="", encoding="utf-8") as file:
-        speed = {row["recipe"]: float(row["tokens_per_second_predicted"])
-                 for row in csv.DictReader(file) if row["tokens_per_second_predicted"]}
+    theirs, ours = TABLE.tokens_per_second_predicted[["published", "ours"]]
     measured = published("training_results", "metric", "tpu")["throughput"]
-    ours = speed["ours"]
-    return [("published recipe, predicted", speed["published"], *band(speed["published"]), "SKY"),
+    return [("published recipe, predicted", theirs, *band(theirs), "SKY"),
             ("published recipe, measured by its authors", *[measured] * 3, "RED"),
             ("this series, predicted", ours, *band(ours), "BLUE")]
 
@@ -116,7 +113,7 @@ def draw_answers(shown, target):
     save(fig, target, json.dumps(texts))
 
 
-def numbers(run, table=TABLE):
+def numbers(run):
     """{name: text} of README's numbers, as far as the run and the tables have them."""
     pages = {path.stem[:2]: budget.reading(path) for path in sorted(ROOT.glob("[0-9][0-9]_*.py"))}
     found = {f"read_{name}": f"{page['minutes']:.0f}" for name, page in pages.items()}
@@ -132,13 +129,10 @@ def numbers(run, table=TABLE):
             gain, low, high = (100 * value for value in (best["difference"], *best["interval"]))
             found |= {"rival": scores["rival"],
                       "gain": f"{gain:+.0f} points of pass@1 ({low:+.0f} to {high:+.0f})"}
-    (_, theirs, *_), _, (_, ours, *_) = bars(table)
-    with open(table, newline="", encoding="utf-8") as file:
-        rows = {row["recipe"]: row for row in csv.DictReader(file)}
-    whole, int8 = (float(rows[f"ours, mesh (4, 1){products}"]["tokens_per_second_predicted"])
-                   for products in ("", ", int8 products"))
+    theirs, ours, whole, int8 = TABLE.tokens_per_second_predicted[
+        ["published", "ours", "ours, mesh (4, 1)", "ours, mesh (4, 1), int8 products"]]
     return found | {
-        "gib_ours": f"{float(rows['ours']['hbm_gib']):.1f}",
+        "gib_ours": f"{TABLE.hbm_gib['ours']:.1f}",
         "speed_ours": between(ours, form="{:,.0f}"), "ratio": between(ours / theirs, 2),
         "speed_rows": between(whole, form="{:,.0f}"), "ratio_rows": between(whole / theirs, 2),
         "speed_int8": between(int8, form="{:,.0f}"), "ratio_int8": between(int8 / theirs, 2)}

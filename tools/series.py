@@ -1,12 +1,11 @@
 """Execute a range of notebooks and leave no process behind: what `run_all.sh` becomes.
 
-    tools/series.py FROM [--fresh] [FIRST [LAST]]     FROM: the folder that run_all.sh was called in
+    tools/series.py [FIRST [LAST]]
 """
 
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,24 +19,6 @@ sys.path.insert(0, str(ROOT))
 
 from helpers import run
 from helpers.run import UserError, read_json, run_dir, size, write_json
-
-SERVER = [sys.executable, "-m", "serving"]
-# What each page writes under RUN_DIR, besides its figures and its executed copy.
-WRITES = {
-    "01": ("setup.json",),
-    "02": ("data", "cache"),
-    "03": ("train", "jax_cache"),
-    "04": ("merged", "adapter", "merge.json", "model_card.md"),
-    "05": ("serve",),
-    "06": ("bench",),
-    "07": ("eval",),
-    "08": ("dryrun",),
-    "09": ("tiny_base",),
-}
-# What it reads there, and which page writes that.
-READS = {"03": {"data/meta.json": "02"}, "04": {"train/recipe.json": "03"},
-         "05": {"merge.json": "04"}, "06": {"serve/options.json": "05"},
-         "07": {"serve/options.json": "05"}}
 
 
 class Stopped(BaseException):
@@ -71,48 +52,12 @@ def chosen(words):
     return [source for source in notebooks.sources() if first <= source.name[:2] <= last]
 
 
-def settle(start):
-    """Make relative paths in the environment mean what they mean where run_all.sh was called."""
-    for name in ("RUN_DIR", "TMPDIR", "VERILOG_EVAL_DIR"):
-        if os.environ.get(name):
-            os.environ[name] = os.path.normpath(Path(start, os.environ[name]).expanduser())
-    os.environ["SIZE"] = size()
-    os.environ["RUN_DIR"] = str(run_dir().resolve())
-
-
-def check_inputs(sources):
-    """Raise unless everything that the range reads is there or is written by it."""
-    numbers = [source.name[:2] for source in sources]
-    for number in numbers:
-        for path, writer in READS.get(number, {}).items():
-            if writer not in numbers and not run_dir(path).exists():
-                raise UserError(f"{number} needs {run_dir(path)}, which {writer} writes: "
-                                f"say `./run_all.sh {writer} {max(numbers)}`. Nothing was deleted.")
-
-
-def forget(sources):
-    """Delete what the pages of the range have written, and say what."""
-    numbers, gone = [source.name[:2] for source in sources], []
-    if {"04", "05"} & set(numbers):
-        server("stop")
-    for number in numbers:
-        for name in WRITES.get(number, ()):
-            gone += [path for path in (run_dir(name), run_dir(f".{name}.partial"))
-                     if os.path.lexists(path)]
-        for folder in ("figures", "notebooks"):
-            gone += sorted(run_dir(folder).glob(f"{number}_*"))
-    for path in gone:
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    names = dict.fromkeys(path.relative_to(run_dir()).parts[0] for path in gone)
-    print(f"--fresh: deleted {', '.join(names) or 'nothing'} of {numbers[0]} to {numbers[-1]} in "
-          f"{run_dir()}", flush=True)
-
-
 def server(word):
     """`python -m serving start|status|stop` for the run's server; returns whether it succeeded."""
     quiet = {} if word == "start" else {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return not subprocess.run([*SERVER, word, str(run_dir("serve"))], cwd=ROOT, **quiet,
-                              start_new_session=True, stdin=subprocess.DEVNULL).returncode
+    command = [sys.executable, "-m", "serving", word, str(run_dir("serve"))]
+    return not subprocess.run(command, cwd=ROOT, **quiet, start_new_session=True,
+                              stdin=subprocess.DEVNULL).returncode
 
 
 def execute(sources):
@@ -137,20 +82,15 @@ def execute(sources):
           f"notebooks in {notebooks.shown(run_dir('notebooks'))}")
 
 
-def main(start, *words):
+def main(*words):
     """The range, with a lock on the run directory; servers that it started end with it."""
-    fresh, words = "--fresh" in words, [word for word in words if word != "--fresh"]
     os.chdir(ROOT)
-    settle(start)
+    os.environ |= {"SIZE": size(), "RUN_DIR": str(run_dir().resolve())}  # for servers and kernels
     sources = chosen(words)
-    if fresh:
-        check_inputs(sources)
     run.writing()
     serves = {"05", "06", "07"} & {source.name[:2] for source in sources}
     was_there = serves and server("status")
     try:
-        if fresh:
-            forget(sources)
         execute(sources)
     finally:
         if serves and not was_there:
