@@ -47,7 +47,9 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
       UserError: the file is missing, it describes no Gemma 4, or one that Tunix computes wrongly.
     """
     text = architecture.text_config(architecture.read_config(source))
-    stack, kinds = architecture.layers(text), _kinds(text["layer_types"])
+    stack = architecture.layers(text)
+    kinds = tuple(AttentionType.GLOBAL if layer.kind == "full" else AttentionType.LOCAL_SLIDING
+                  for layer in stack)
     count = len(stack)
     period = next(n for n in range(1, count + 1)
                   if all(kinds[i] == kinds[i % n] for i in range(count)))
@@ -74,11 +76,6 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
     return config
 
 
-def _kinds(names):
-    return tuple(AttentionType.GLOBAL if name == "full_attention" else AttentionType.LOCAL_SLIDING
-                 for name in names)
-
-
 def _as_hf(config):
     """The text part of a config.json for a Tunix `ModelConfig`: what `config_from_hf` read."""
     pattern = config.attention_pattern or gemma4.GEMMA4_ATTENTION_PATTERN
@@ -89,11 +86,6 @@ def _as_hf(config):
             "num_kv_shared_layers": config.num_layers - unshared,
             "use_double_wide_mlp": config.override_kv_shared_ffw_hidden is not None,
             **{key: getattr(config, field) for field, key in SAME.items()}}
-
-
-def _layer_kinds(config):
-    """For every layer: (is full attention, index of the layer whose keys and values it uses)."""
-    return [(layer.kind == "full", layer.kv_from) for layer in architecture.layers(_as_hf(config))]
 
 
 def expected_modules(config):
@@ -170,13 +162,13 @@ def unused_tensors(config, table):
     Layers that reuse another layer's keys and values have no weights for them on disk if the
     checkpoint was saved by transformers. Tunix still has the variables.
     """
-    filler, width = {}, config.embed_dim
-    for i, (full, origin) in enumerate(_layer_kinds(config)):
-        heads = full and config.num_global_kv_heads or config.num_kv_heads
-        size = config.global_key_size if full else config.head_dim
-        if origin != i and not any(f"layers.{i}.self_attn.k_proj" in name for name in table):
-            filler[f"layers.{i}.attn.kv_einsum.w"] = np.zeros((2, heads, width, size), np.float32)
-            filler[f"layers.{i}.attn._key_norm.scale"] = np.ones(size, np.float32)
+    filler = {}
+    for layer in architecture.layers(_as_hf(config)):
+        path = f"layers.{layer.index}"
+        if not layer.owns_kv and not any(f"{path}.self_attn.k_proj" in name for name in table):
+            shape = (2, layer.kv_heads, layer.width, layer.head_dim)
+            filler[f"{path}.attn.kv_einsum.w"] = np.zeros(shape, np.float32)
+            filler[f"{path}.attn._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
     return filler
 
 
