@@ -147,13 +147,9 @@ def place(model, mesh):
 
 def gib(tree):
     """GiB that one device holds of a tree of arrays, real or abstract; two 4-bit numbers a byte."""
+    bits = jax.dtypes.itemsize_bits
     return sum(math.prod(array.sharding.shard_shape(array.shape)) * bits(array.dtype)
                for array in jax.tree.leaves(tree)) / 8 / 2**30
-
-
-def bits(dtype):
-    """Of one number."""
-    return 4 if dtype in (jnp.int4, jnp.uint4) else 8 * dtype.itemsize
 
 
 def unused_tensors(config, table):
