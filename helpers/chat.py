@@ -166,8 +166,11 @@ def render_chats(tokenizer, chats):
     answers = encode_texts(tokenizer, [chat[-1]["content"] for chat in chats])
     special, rows = special_ids(tokenizer), []
     for chat, prompt, answer, thinks in zip(chats, prompts, answers, thinking, strict=True):
-        target = _thought_ids(tokenizer, chat[-1].get("reasoning")) + answer + [special[TURN_END]]
+        target = [*answer, special[TURN_END]]
         earlier = [False] * len(prompt) if thinks else _stored_answers(tokenizer, prompt, chat[:-1])
+        if thinks:
+            inside = answer_ids(tokenizer, f"thought\n{chat[-1]['reasoning']}\n")
+            target = [special[CHANNEL], *inside, special[CHANNEL_END], *target]
         rows.append((prompt + target, earlier + [True] * len(target)))
     return rows
 
@@ -180,13 +183,6 @@ def render_all(tokenizer, chats):
         rendered += [(np.array(ids, np.int32), np.array(mask)) for ids, mask in part]
         progress.update(len(part))
     return [list(column) for column in zip(*rendered)]
-
-
-def _thought_ids(tokenizer, reasoning):
-    if not reasoning:
-        return []
-    special, inside = special_ids(tokenizer), answer_ids(tokenizer, f"thought\n{reasoning}\n")
-    return [special[CHANNEL], *inside, special[CHANNEL_END]]
 
 
 def _stored_answers(tokenizer, ids, messages):

@@ -121,18 +121,15 @@ def to_messages(row):
         turns = row[column]
         if not (isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)):
             return None, f"{column} is not a list of objects"
-        return _opened_by(row, [{**turn, "role": _role(turn.get(speaker)),
-                                 "content": turn.get(text)} for turn in turns]), ""
+        roles = [SPEAKERS.get(str(turn.get(speaker)), turn.get(speaker)) for turn in turns]
+        return _opened_by(row, [{**turn, "role": role, "content": turn.get(text)}
+                                for role, turn in zip(roles, turns)]), ""
     asks, answers = ("prompt", "completion") if form == "completion" else ("instruction", "output")
     more = row.get("input") if form == "Alpaca" else ""
     problem = text_problem({asks: row[asks], answers: row[answers], "input": more or "none"})
     asked = f"{row[asks]}\n\n{more}" if more else row[asks]
     return _opened_by(row, [{"role": "user", "content": asked},
                             {"role": "assistant", "content": row[answers]}]), problem
-
-
-def _role(speaker):
-    return SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
 
 
 def _opened_by(row, messages):

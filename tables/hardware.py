@@ -187,14 +187,9 @@ class Hardware:
         return f"TPU {self.slice or 'of unknown kind'} ({chips}{hosts})"
 
 
-def _root():
-    """The folder that holds sys, dev and proc; HARDWARE_ROOT names another one, for tests."""
-    return Path(os.environ.get("HARDWARE_ROOT") or "/")
-
-
 def detect():
     """What this machine has, as a `Hardware`: from the kernel's files, in milliseconds."""
-    root = _root()
+    root = Path(os.environ.get("HARDWARE_ROOT") or "/")  # tests name one of their own
     tpus, gpus = _pci(root)
     if tpus:
         kind = tpus[0]
