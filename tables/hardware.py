@@ -37,7 +37,6 @@ class Chip:
     int8: float              # peak int8 operations/s, dense; None where the sheet has no such line
     hbm: float               # bytes of memory that XLA can use, as its allocator reports
     bandwidth: float         # HBM bytes/s
-    links: int               # links to other chips (ICI ports; NVLinks on a GPU)
     link_bandwidth: float    # bytes/s of one link in one direction
     dollars_per_hour: float  # of one chip, on demand; None where we know of no list
     clock: float = None      # cycles per second of a TensorCore; None where nobody says
@@ -46,24 +45,24 @@ class Chip:
 
 # Peaks, HBM and bandwidth: the vendors' sheets (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
 # tpu7x; NVIDIA's H100 SXM sheet), as in data/published/. HBM of v5e, v5p, v6e and h100: what the
-# allocator gives (data/published/, data/dryrun/); v4 and v7x: nominal. Links: ports of the same
-# sheets; bytes/s of a link: "TPU Specs" in chapter 2 of the scaling book
-# (jax-ml.github.io/scaling-book/tpus), which has v5p's clock as well; v7x: the sheet's 1,200 GB/s a
-# chip over six links, both directions; NVLink 4: 18 links of 25 GB/s. Prices: the published recipe's
-# slices (May 2026, data/published/README.md) divided by their chips; v4 and v5e have none there and
-# get the list price (cloud.google.com/tpu/pricing: us-central2 and us-central1).
+# allocator gives (data/published/, data/dryrun/); v4 and v7x: nominal. Bytes/s of a link:
+# "TPU Specs" in chapter 2 of the scaling book (jax-ml.github.io/scaling-book/tpus), which has v5p's
+# clock as well; v7x: the sheet's 1,200 GB/s a chip over six links, both directions; h100: NVLink 4.
+# Prices: the published recipe's slices (May 2026, data/published/README.md) divided by their chips;
+# v4 and v5e have none there and get the list price (cloud.google.com/tpu/pricing: us-central2 and
+# us-central1).
 CHIPS = {chip.name: chip for chip in (
-    Chip("v4", "0x005e", ("TPU v4",), "v4", 2, 275e12, 275e12, 32 * GIB, 1228e9, 6, 45e9, 3.22,
+    Chip("v4", "0x005e", ("TPU v4",), "v4", 2, 275e12, 275e12, 32 * GIB, 1228e9, 45e9, 3.22,
          files="accel"),
     Chip("v5e", "0x0063", ("TPU v5 lite", "TPU v5e"), "v5litepod", 1, 197e12, 394e12,
-         15.75 * GIB, 819e9, 4, 45e9, 1.20),
+         15.75 * GIB, 819e9, 45e9, 1.20),
     Chip("v5p", "0x0062", ("TPU v5", "TPU v5p"), "v5p", 2, 459e12, 918e12, 95.74 * GIB, 2765e9,
-         6, 90e9, 16.80 / 4, 1.75e9),
+         90e9, 16.80 / 4, 1.75e9),
     Chip("v6e", "0x006f", ("TPU v6 lite", "TPU v6e"), "v6e", 1, 918e12, 1836e12, 31.25 * GIB,
-         1638e9, 4, 90e9, 21.52 / 8),
-    Chip("v7x", "0x0076", ("TPU7x",), "tpu7x", 2, 2307e12, None, 192 * GIB, 7380e9, 6, 100e9, None),
-    Chip("h100", "0x2330", ("NVIDIA H100 80GB HBM3",), "", 1, 989e12, 1979e12, 80e9, 3350e9, 18,
-         25e9, 22.12 / 2, files="nvidia"),
+         1638e9, 90e9, 21.52 / 8),
+    Chip("v7x", "0x0076", ("TPU7x",), "tpu7x", 2, 2307e12, None, 192 * GIB, 7380e9, 100e9, None),
+    Chip("h100", "0x2330", ("NVIDIA H100 80GB HBM3",), "", 1, 989e12, 1979e12, 80e9, 3350e9, 25e9,
+         22.12 / 2, files="nvidia"),
 )}
 
 

@@ -286,7 +286,7 @@ def test_chips_agree_with_jaxs_own_table(name):
         assert ours.int8 == pytest.approx(round(factor) * whole["int8_ops_per_second"], rel=0.01)
 
 
-INVENTED = hardware.Chip("v9z", "0x0099", ("TPU v9z",), "v9z", 2, 1e15, 2e15, 100e9, 5e12, 6, 100e9, 5.0)
+INVENTED = hardware.Chip("v9z", "0x0099", ("TPU v9z",), "v9z", 2, 1e15, 2e15, 100e9, 5e12, 100e9, 5.0)
 
 
 def test_a_new_chip_is_one_row(alone, tmp_path):
