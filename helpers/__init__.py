@@ -22,7 +22,6 @@ from helpers.opening import machine
 from helpers.run import (
     Progress,
     UserError,
-    atomic_dir,
     catch_up,
     changed,
     choose,
@@ -39,7 +38,7 @@ from helpers.run import (
 from helpers.style import show_source
 
 __all__ = [
-    "Progress", "UserError", "atomic_dir", "catch_up", "changed", "choose",
+    "Progress", "UserError", "catch_up", "changed", "choose",
     "machine", "phase", "read_json", "require", "run_dir", "same_size",
     "sha256_file", "show_source", "size", "write_json", "write_text",
 ]
