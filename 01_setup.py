@@ -111,8 +111,8 @@ def slice_row(found, price, tokens=10_000 * 922):
             "GiB a chip": f"{found.total:.0f} of {found.limit:.0f}",
             "fits": f"yes ({how}), remat={found.remat}" if found.fits else f"no ({how})",
             "real tokens/s": found.pace if timed else "",
-            "hours": f"{cost['hours']:.1f}" if timed else "",
-            "USD": f"{cost['dollars']:.0f}" if timed else ""}
+            "hours": cost["hours_text"] if timed else "",
+            "USD": cost["dollars_text"] if timed else ""}
 
 
 chosen = [row for row in fit.renters_rows() if row[0].base_dtype != "nf4"]

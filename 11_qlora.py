@@ -353,8 +353,8 @@ for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 
         rows.append({"slice": found.slice, "model": model, "base": dtype, "fits": found.fits,
                      "rows": f"{found.rows} x {found.row_length:,}", "GiB": found.total,
                      "of": found.limit, "known": "compiled" if found.compiled else "estimated",
-                     **{name: f"{'≥ ' * cost['at_least']}{cost[of]:.1f}" if found.fits else None
-                        for name, of in (("hours", "hours"), ("USD", "dollars"))}})
+                     "hours": cost["hours_text"] if found.fits else None,
+                     "USD": cost["dollars_text"] if found.fits else None})
 table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
 table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 

@@ -519,15 +519,13 @@ def renters_table(rows, tokens, prices):
     lines = []
     for found, price in rows:
         cost = fit.run_cost(found, tokens, prices.get(found.slice, price))
-        least = "≥ " if cost["at_least"] else ""
-        steps = cost["minutes"]["optimizer steps"]
         lines.append({
             "slice": found.slice, "model": found.model, "base": found.base_dtype,
             "fits": "yes" if found.fits else "no", "remat": found.remat,
             "rows": f"{found.rows} x {found.row_length:,}", "GiB a chip": f"{found.total:.1f}",
             "limit": f"{found.limit:.1f}", "from": "compiled" if found.compiled else "estimated",
-            "real tokens/s": found.pace, "steps alone, h": f"{least}{steps / 60:.2f}",
-            "whole run, h": f"{least}{cost['hours']:.2f}", "USD": f"{least}{cost['dollars']:.2f}"})
+            "real tokens/s": found.pace, "whole run, h": cost["hours_text"],
+            "USD": cost["dollars_text"]})
     table = pd.DataFrame(lines)
-    table.loc[table.fits == "no", ["real tokens/s", "steps alone, h", "whole run, h", "USD"]] = ""
+    table.loc[table.fits == "no", ["real tokens/s", "whole run, h", "USD"]] = ""
     return table

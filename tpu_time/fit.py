@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tables import architecture, hardware, stored
 from tables.hardware import chip, slice_name
+from tpu_time import bands
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
@@ -294,7 +295,8 @@ def run_cost(fit, tokens, dollars_per_hour, speed=None):
 
     Returns:
       {"minutes": {part: minutes}, "hours", "dollars", "at_least": no time is predicted, the bound
-      stands in for it}: to be shown with a "≥".
+      stands in for it, "hours_text", "dollars_text": the range that `bands` gives to what is
+      predicted, or "≥" and the bound}.
     """
     at_least = speed is None and fit.speed is None
     speed = speed or fit.speed or fit.bound
@@ -308,8 +310,13 @@ def run_cost(fit, tokens, dollars_per_hour, speed=None):
         "compile": float(COMPILE_MINUTES), "optimizer steps": tokens / speed / 60,
         "validate": work / speed / 60, "save": saves * saved / GB_PER_S / 60}
     hours = sum(minutes.values()) / 60
+    predicted = (minutes["optimizer steps"] + minutes["validate"]) / 60
+    ends = [hours] if at_least else [hours - predicted + end for end in bands.band(predicted)]
+    least = "≥ " * at_least
     return {"minutes": minutes, "hours": hours, "dollars": hours * dollars_per_hour,
-            "at_least": at_least}
+            "at_least": at_least,
+            "hours_text": least + " to ".join(f"{end:.2f}" for end in ends),
+            "dollars_text": least + " to ".join(f"{end * dollars_per_hour:.1f}" for end in ends)}
 
 
 @functools.cache
@@ -343,5 +350,5 @@ def page_data():
                                  *renters_rows(SMALL, ONE_CHIP | SLICES)]]
     return {"rows": rows, "fill": FILL, "every": EVERY, "saveEvery": SAVE_EVERY,
             "heldOut": HELD_OUT, "gbPerS": GB_PER_S,
-            "compileMinutes": COMPILE_MINUTES, "checkpointGb": CHECKPOINT_GB,
+            "miss": math.exp(bands.typical_miss()), "compileMinutes": COMPILE_MINUTES, "checkpointGb": CHECKPOINT_GB,
             "savedGb": {model: 12 * adapter_parameters(model) / 1e9 for model in CHECKPOINT_GB}}

@@ -1,5 +1,5 @@
 // The page "What will it cost me?": hours and dollars of a training run, from the stored tables.
-// The same sums as helpers/fit.py's run_cost; tests/test_cost_page.py compares the two.
+// The same sums and ranges as run_cost in tpu_time/fit.py.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("cost-data").textContent);
@@ -23,7 +23,11 @@
        "a forward pass: a half of a step's work, a third if it recomputes"],
       ["save", saves * data.savedGb[row.model] / data.gbPerS / 60, `assumed: ${data.gbPerS} GB/s`]];
     const hours = parts.reduce((sum, part) => sum + part[1], 0) / 60;
-    return {parts, hours, dollars: hours * price};
+    const unsure = (parts[3][1] + parts[4][1]) / 60;  // predicted: a range, by tpu_time/bands.py
+    const ends = row.predicted ? [1 / data.miss, data.miss].map(by => hours + unsure * (by - 1)) : [hours];
+    const text = (unit, digits) => (row.predicted ? "" : "≥ ") +
+        ends.map(end => (end * unit).toFixed(digits)).join(" to ");
+    return {parts, hours: text(1, 2), dollars: text(price, 1)};
   }
 
   function fill(table, rows) {
@@ -52,20 +56,18 @@
     const priceOf = row => prices[row.slice] ?? row.price;
     const row = rows.find(row => row.slice === chosen);
     if (!event || event.target.name !== "price") form.elements.price.value = priceOf(row).toFixed(2);
-    const least = row => row.predicted ? "" : "≥ ";
     fill(document.getElementById("cost-slices"), rows.map(row => {
       const sum = cost(row, tokens, priceOf(row));
       return [row.slice, row.fits ? "yes" : "no",
         `${row.gib.toFixed(1)} of ${row.limit.toFixed(1)}, ${row.compiled ? "compiled" : "estimated"}`,
         row.fits ? {NONE: "nothing", BLOCK: "blocks", DECODER: "layers"}[row.remat] : "",
         row.fits ? row.pace : "",
-        row.fits ? least(row) + sum.hours.toFixed(2) : "",
-        row.fits ? least(row) + sum.dollars.toFixed(2) : ""];
+        row.fits ? sum.hours : "", row.fits ? sum.dollars : ""];
     }));
     const sum = cost(row, tokens, priceOf(row));
     document.getElementById("cost-title").textContent = row.fits
-      ? `${chosen}: ${least(row)}${sum.hours.toFixed(2)} hours, ${least(row)}${sum.dollars.toFixed(2)} ` +
-        `dollars for ${tokens.toLocaleString("en-US")} tokens` : `${chosen} does not hold it.`;
+      ? `${chosen}: ${sum.hours} hours, ${sum.dollars} dollars for` +
+        ` ${tokens.toLocaleString("en-US")} tokens` : `${chosen} does not hold it.`;
     fill(document.getElementById("cost-parts"),
          row.fits ? sum.parts.map(([name, minutes, from]) => [name, minutes.toFixed(1), from]) : []);
   }
