@@ -103,10 +103,6 @@ STANDING = {"say": (), "stop or hold time": ("to the end",), "touch files": ("ca
             "reach by name": ()}
 
 
-def generated(folders, each=25):
-    return list(generate.every(folders, each))
-
-
 def passing(attacks):
     """The attacks that the judge lets pass."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -129,15 +125,11 @@ def test_each_wall_stops_its_class_alone(kind, monkeypatch):
     assert len(attacks) >= 20 and passing(attacks) == []
 
 
-def test_every_kind_belongs_to_a_class():
-    kinds = {attack.kind for _, attack in generated([FIXTURES / "verilog_eval"], 150)}
-    assert kinds <= {kind for each in KINDS.values() for kind in each}
-
-
 @pytest.mark.slow
 def test_two_thousand_generated_attacks_do_not_pass():
-    attacks = generated([ROOT / "data" / "tiny_eval", FIXTURES / "verilog_eval"], 60)
+    attacks = list(generate.every([ROOT / "data" / "tiny_eval", FIXTURES / "verilog_eval"], 60))
     assert len(attacks) >= 2000 and len({problem.name for problem, _ in attacks}) >= 20
+    assert {attack.kind for _, attack in attacks} <= {kind for each in KINDS.values() for kind in each}
     assert passing(attacks) == []
 
 
@@ -180,13 +172,6 @@ def test_no_reference_lies_where_the_answer_runs(monkeypatch):
 def test_a_call_counts_wherever_it_stands(line):
     assert judge.forbidden_call(line, {}) == "$system"
     assert judge.forbidden_call(line.replace("$system", "$display"), {}) is None
-
-
-def test_equal_answers_get_equal_verdicts():
-    for path in HOSTILE[::6]:
-        problem, _, code = read_candidate(path)
-        first, second = (judge.judge(problem, code, QUICK) for _ in range(2))
-        assert first == second or first.category == "timeout", path
 
 
 # ---- The same verdicts as verilog-eval ----
