@@ -105,19 +105,6 @@ def test_every_answer_ends_once_or_at_its_limit(bench, sampled):
 
 
 @pytest.mark.slow
-def test_the_sampler_runs_the_policys_weights(bench, sampled):
-    policy, answers = sampled
-    plain = bench.merge(bench.frozen, policy)
-    tokens = jnp.array(answers[0]["ids"])[None]
-    mask = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))[None]
-    with_adapters, _ = nnx.merge(nnx.graphdef(bench.model), policy, bench.frozen)(tokens, None, None, mask)
-    base = lab.gemma.load_base(lab.BASE, bench.model.config, lab.gemma.make_mesh(
-        bench.model.config, (1, 1), jax.devices()[:1]))
-    nnx.update(base, nnx.from_flat_state([(path, nnx.Param(w)) for path, w in plain.items()]))
-    np.testing.assert_allclose(base(tokens, None, None, mask)[0], with_adapters, atol=1e-3)
-
-
-@pytest.mark.slow
 def test_equal_rewards_change_nothing(bench, sampled):
     policy, answers = sampled
     factors = rl.advantages(np.ones((2, 4))).ravel()
