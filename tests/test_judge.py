@@ -85,7 +85,8 @@ def test_the_attacks_are_real():
     fooled = []
     for path in HOSTILE:
         problem, _, code = read_candidate(path)
-        if "OUTSIDE" not in code and "/dev/zero" not in code and any(
+        greedy = re.search("bomb|endless|growing|loop", path.stem)  # ended by a limit: no line wins
+        if not greedy and "OUTSIDE" not in code and any(
                 together(variant, code)[0] == "pass" for variant in (problem, with_wires(problem))):
             fooled.append(path.stem)
     assert len(fooled) >= 25, fooled
