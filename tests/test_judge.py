@@ -30,6 +30,7 @@ TINY = {p.name: p for p in exams.load_problems(ROOT / "data" / "tiny_eval")}
 QUICK = sandbox.Limits(seconds=2)
 CANDIDATES = sorted((ROOT / "tests" / "hostile").glob("*.sv"))
 HOSTILE = [path for path in CANDIDATES if path.name.startswith("bad_")]
+GREEDY = re.compile("bomb|endless|growing|loop")  # names of candidates that a limit ends
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
 
 
@@ -76,7 +77,8 @@ def test_stored_candidates(path, tmp_path):
     if accepted:
         assert verdict.category in accepted and "refused" not in accepted, verdict
     else:
-        assert not verdict.passed and not judge.judge(with_wires(problem), code, QUICK).passed
+        assert not verdict.passed
+        assert GREEDY.search(path.stem) or not judge.judge(with_wires(problem), code, QUICK).passed
     assert time.monotonic() - start < 60 and list(tmp_path.iterdir()) == []
 
 
@@ -85,8 +87,7 @@ def test_the_attacks_are_real():
     fooled = []
     for path in HOSTILE:
         problem, _, code = read_candidate(path)
-        greedy = re.search("bomb|endless|growing|loop", path.stem)  # ended by a limit: no line wins
-        if not greedy and "OUTSIDE" not in code and any(
+        if not GREEDY.search(path.stem) and "OUTSIDE" not in code and any(
                 together(variant, code)[0] == "pass" for variant in (problem, with_wires(problem))):
             fooled.append(path.stem)
     assert len(fooled) >= 25, fooled
