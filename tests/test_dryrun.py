@@ -5,17 +5,14 @@
 
 import dataclasses
 import importlib.util
-import os
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT
+from conftest import ROOT, page
 from flax import nnx
 from tunix.models.gemma4.model import AttentionType, Gemma4
 
@@ -27,13 +24,6 @@ from tables import published
 
 SOURCE = "08_dryrun.py"
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
-
-
-def table(name):
-    path = ROOT / "data" / "dryrun" / f"{name}.csv"
-    if not path.exists() and name != "v5p-8_31b":
-        pytest.skip(f"{path.name} is not there: DRYRUN=full in notebook 08 makes it")
-    return pd.read_csv(ROOT / "data" / "dryrun" / f"{name}.csv", dtype={"trainer": str})
 
 
 def small_model(**overrides):
@@ -56,15 +46,10 @@ def logits_and_gradient(model, tokens, segment_ids):
     return [np.asarray(leaf) for leaf in (logits, *jax.tree.leaves(gradient))]
 
 
-def compiled(name):
-    rows = table(name)
-    return rows[rows.args_gib.notna()]
-
-
 # ── the stored numbers ──────────────────────────────────────────────────────────────────────────
 
 def test_ratios_are_of_one_clock_and_one_compiler():
-    rows = table("v5p-8_31b")
+    rows = steps.stored("v5p-8_31b")
     rows = rows[rows.seconds_predicted.notna()]
     assert {steps.PUBLISHED.recipe, steps.OURS.recipe, steps.ROWS_INT8.recipe} <= set(rows.recipe)
     assert rows.fits.all()
@@ -76,7 +61,7 @@ def test_every_stored_time_is_what_the_kept_program_gives():
     """No row keeps a time of older rules: each is predicted again from its text, to the last digit."""
     timed = 0
     for recipe in steps.RECIPES:
-        row = table(steps.table_name(recipe)).set_index("recipe").loc[recipe.recipe]
+        row = steps.stored(steps.table_name(recipe)).set_index("recipe").loc[recipe.recipe]
         found = steps.predicted(recipe)
         assert (found is None) == np.isnan(row.clock), recipe.recipe
         if found:
@@ -88,7 +73,7 @@ def test_every_stored_time_is_what_the_kept_program_gives():
 
 
 def test_the_factors_of_the_road_multiply_up_to_the_ratio():
-    rows = table("v5p-8_31b")
+    rows = steps.stored("v5p-8_31b")
     factors = {label: end / start for label, start, end in steps.road(rows)}
     last = list(steps.ROAD)[-1].recipe
     assert np.prod(list(factors.values())) == pytest.approx(steps.ratio(rows, last))
@@ -96,7 +81,7 @@ def test_the_factors_of_the_road_multiply_up_to_the_ratio():
 
 
 def test_the_published_row_is_what_its_script_does():
-    row = table("v5p-8_31b").set_index("recipe").loc["published"]
+    row = steps.stored("v5p-8_31b").set_index("recipe").loc["published"]
     assert (row.trainer, row.micro_batch, row.sequence_length) == ("tunix", 1, 3072)
     assert (row.remat, row.compute_dtype, row.loss) == ("DECODER", "float32", "one-hot")
     assert (row.attention_block, row.fill, row.layers) == (0, 0.30, 0)
@@ -105,8 +90,9 @@ def test_the_published_row_is_what_its_script_does():
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
 def test_every_row_adds_up(path):
-    rows = compiled(path.stem)
-    for _, row in rows.iterrows():
+    rows = steps.stored(path.stem)
+    assert not rows[rows.args_gib.isna()].fits.astype(bool).any(), "refused"
+    for _, row in rows[rows.args_gib.notna()].iterrows():
         piece = hardware.slice_of(row.topology)
         chip = piece.chip
         assert row.chips == piece.chips
@@ -117,14 +103,13 @@ def test_every_row_adds_up(path):
         if not np.isnan(row.seconds_predicted):
             peak = chip.int8 if row.int8_products else chip.flops
             assert row.seconds_predicted > row.flops_per_chip / peak, "faster than the chip can be"
-    refused = table(path.stem)[table(path.stem).args_gib.isna()]
-    assert not refused.fits.astype(bool).any()
 
 
 def test_flops_are_those_of_the_whole_model():
     """4N per position with nothing recomputed, 6N with everything, and attention on top."""
     parameters = published("spec_sheet_reference", "item")["gemma4_31b_text_params"]
-    for _, row in compiled("v5p-8_31b").iterrows():
+    rows = steps.stored("v5p-8_31b")
+    for _, row in rows[rows.args_gib.notna()].iterrows():
         passes = {"NONE": 4, "BLOCK": 6, "DECODER": 6}[row.remat]
         floor = passes * parameters * row.micro_batch * row.sequence_length / row.chips
         # embeddings are looked up, not multiplied, and the loss may see fewer positions
@@ -134,14 +119,14 @@ def test_flops_are_those_of_the_whole_model():
 def test_ours_is_what_notebook_03_trains_with():
     full = train.Settings()
     assert (steps.RANK, steps.ALPHA, gemma.TARGETS) == (full.rank, full.alpha, full.targets)
-    ours = table("v5p-8_31b").set_index("recipe").loc["ours"]  # tp=4, so fsdp=1
+    ours = steps.stored("v5p-8_31b").set_index("recipe").loc["ours"]  # tp=4, so fsdp=1
     assert (ours.micro_batch, ours.remat, ours.compute_dtype, ours.attention_block) == (
         full.rows_per_device, full.remat, full.dtype, full.attention_block)
 
 
 @pytest.mark.parametrize("name", ["v6e-1_e2b", "v5e-1_e2b", "v5e-1_e4b"])
 def test_a_small_model_fits_one_chip(name):
-    assert table(name).fits.astype(bool).any()
+    assert steps.stored(name).fits.astype(bool).any()
 
 
 # ── what is compiled ────────────────────────────────────────────────────────────────────────────
@@ -195,9 +180,6 @@ def test_blocks_equal_jax_attention(window, block):
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
-TWO = (AttentionType.LOCAL_SLIDING, AttentionType.GLOBAL)
-
-
 @pytest.mark.parametrize("fields", [
     {"num_layers": 2},
     {"num_layers": 4, "frac_shared_layers": 0.5, "num_kv_heads": 1, "num_global_kv_heads": None,
@@ -205,7 +187,7 @@ TWO = (AttentionType.LOCAL_SLIDING, AttentionType.GLOBAL)
 def test_block_attention_is_tunix_attention(fields):
     rng = np.random.default_rng(1)
     tokens, ids = jnp.asarray(rng.integers(0, 96, (1, 192))), packed(rng, 1, 192)
-    model = small_model(attention_pattern=TWO, **fields)
+    model = small_model(attention_pattern=(AttentionType.LOCAL_SLIDING, AttentionType.GLOBAL), **fields)
     dense = logits_and_gradient(model, tokens, ids)
     paths = list(nnx.to_flat_state(nnx.state(model)).paths)
     gemma.use_block_attention(model, 64)
@@ -223,8 +205,7 @@ def test_block_attention_is_tunix_attention(fields):
                     and importlib.util.find_spec("libtpu") is None, reason="no libtpu on this machine")
 def test_a_live_compile_gives_the_stored_numbers(tmp_path):
     """The whole notebook, as a script; its live rows equal the stored ones."""
-    done = subprocess.run([sys.executable, SOURCE], capture_output=True, text=True, timeout=1_800,
-                          env={**os.environ, "RUN_DIR": str(tmp_path), "SIZE": "tiny", "XLA_FLAGS": ""})
+    done = page(SOURCE, tmp_path)
     assert done.returncode == 0, done.stderr[-2_000:]
     assert "the same as stored" in done.stdout
 
@@ -238,10 +219,8 @@ def test_without_libtpu_the_notebook_says_so_and_shows_what_is_stored(tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in (SOURCE, "setup.sh"):
         shutil.copy2(ROOT / name, tmp_path)
-    env = {name: value for name, value in os.environ.items() if name != "TPU_LIBRARY_PATH"}
-    done = subprocess.run([sys.executable, SOURCE], cwd=tmp_path, capture_output=True, text=True,
-                          env=env | {"RUN_DIR": str(tmp_path / "run"), "SIZE": "tiny",
-                                     "DRYRUN": "full", "MPLBACKEND": "agg"}, timeout=600)
+    done = page(tmp_path / SOURCE, tmp_path / "run", cwd=tmp_path, TPU_LIBRARY_PATH=None,
+                DRYRUN="full")
     assert done.returncode == 0, done.stderr[-2_000:]
     assert "libtpu is not on this machine" in done.stdout
     assert "times the published real tokens per second" in done.stdout
