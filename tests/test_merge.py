@@ -52,10 +52,10 @@ def logits(model, mesh, prompts):
     return np.asarray(found, np.float64)
 
 
-def adapted(model, mesh, rank, alpha, size=0.05, seed=0):
+def adapted(model, mesh, rank, alpha, size=0.05):
     """The model with adapters, B random: as if it had been trained."""
     model = gemma.inject_lora(model, rank, alpha, mesh)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for pair in gemma.adapted_modules(model).values():
         for variable in pair.values():
             shape = variable.get_value().shape
@@ -74,9 +74,9 @@ def save(folder, model, rank, alpha, steps):
     manager.close()
 
 
-def make_world(folder, config, seed=0):
+def make_world(folder, config):
     """A base in float32, a checkpoint that Tunix wrote for it, and the logits of the two."""
-    base = split_in_two(random_gemma.write(folder / "base", config, seed, np.float32))
+    base = split_in_two(random_gemma.write(folder / "base", config, dtype=np.float32))
     model, mesh = tunix(base)
     prompts = np.random.default_rng(1).integers(3, config["vocab_size"], (2, 40))
     before = logits(model, mesh, prompts)

@@ -235,18 +235,13 @@ def test_a_merge_into_the_base_as_trained(trained, tmp_path):
     assert np.abs(found - wanted).max() < 1e-3 < 0.1 < np.abs(found - trained.after).max()
 
 
-def write_dequantized(trained, out):
-    """The base that was trained on, as a model folder: a merge that adds nothing."""
-    plan = {name: (a, 0 * b) for name, (a, b) in trained.plan.items()}
-    as_trained = quantized.as_trained("nf4", trained.recipe["dtype"])
-    merge.merge_model(trained.base, out, plan, 0.0, as_trained)
-
-
 @needs_serve
 @pytest.mark.slow
 def test_peft_loads_the_adapter_with_the_base_that_it_states(trained, tmp_path):
     """PEFT is given the adapter's folder alone: its logits are those of the trained NF4 model."""
-    write_dequantized(trained, tmp_path / "dequantized")
+    nothing = {name: (a, 0 * b) for name, (a, b) in trained.plan.items()}
+    merge.merge_model(trained.base, tmp_path / "dequantized", nothing, 0.0,
+                      quantized.as_trained("nf4", trained.recipe["dtype"]))
     merge.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters, trained.recipe | {
         "base_model": str(tmp_path / "dequantized")}, test_merge.PREFIX)
     index = tmp_path / "dequantized" / "model.safetensors.index.json"  # transformers' always has:

@@ -76,16 +76,14 @@ def test_shared_layers_survive_tunix_rounding(count, shared):
 # ── Mesh ──
 
 def test_mesh_choices_and_refusals():
-    big = gemma.config_from_hf(CONFIGS / "gemma4_31b.json")
     found = architecture.read_config(CONFIGS / "gemma4_31b.json")
     assert [architecture.choose_mesh(found, n) for n in (1, 4, 8, 16)] == [(1, 1), (1, 4), (2, 4), (4, 4)]
     assert architecture.choose_mesh(architecture.read_config(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
     assert "4 KV heads of the full-attention layers" in architecture.mesh_problem(found, 1, 8)
     assert "16 KV heads of the sliding layers" in architecture.mesh_problem(found, 1, 32)
-    with pytest.raises(ValueError, match="does not divide the 4 KV heads"):
-        gemma.make_mesh(big, shape=(1, 8), devices=jax.devices() * 2)
     with pytest.raises(ValueError, match="needs 8 devices"):
-        gemma.make_mesh(big, shape=(2, 4), devices=jax.devices()[:4])
+        gemma.make_mesh(gemma.config_from_hf(CONFIGS / "gemma4_31b.json"), (2, 4), jax.devices()[:4])
+
 
 # ── LoRA ──
 
@@ -506,10 +504,7 @@ def test_kill_9_changes_no_bit(tmp_path):
 @needs_serve
 @pytest.mark.parametrize("shape", ["TINY", "E2B"])
 def test_logits_equal_transformers(tmp_path, shape):
-    check_logits(random_gemma.write(tmp_path / "base", getattr(random_gemma, shape)), tmp_path)
-
-
-def check_logits(folder, tmp_path):
+    folder = random_gemma.write(tmp_path / "base", getattr(random_gemma, shape))
     config = gemma.config_from_hf(folder, dtype="float32")
     mesh = gemma.make_mesh(config)
     model = gemma.load_base(folder, config, mesh)
