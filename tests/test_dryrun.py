@@ -131,21 +131,15 @@ def test_a_small_model_fits_one_chip(name):
 
 # ── what is compiled ────────────────────────────────────────────────────────────────────────────
 
-@pytest.fixture(scope="module")
-def small():
-    """Mesh and a config of the 31B's structure that lowers in seconds."""
-    config = small_model().config
-    config.dtype = config.param_dtype = jnp.dtype("bfloat16")
-    return gemma.make_mesh(config, (1, 1), jax.devices()[:1]), config
-
-
 def sizes(arrays, dtype):
     """How many elements of a dtype are in the arrays of a tree, scalars left out."""
     return sum(leaf.size for leaf in jax.tree.leaves(arrays) if leaf.dtype == dtype and leaf.size > 1)
 
 
-def test_only_the_published_step_returns_the_frozen_weights(small):
-    mesh, config = small
+def test_only_the_published_step_returns_the_frozen_weights():
+    config = small_model().config
+    config.dtype = config.param_dtype = jnp.dtype("bfloat16")
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
     short = {"sequence_length": 64, "remat": "NONE"}
     model = gemma.abstract_base(config, mesh)
     base = sizes(nnx.state(model), jnp.bfloat16)
@@ -187,7 +181,8 @@ def test_blocks_equal_jax_attention(window, block):
 def test_block_attention_is_tunix_attention(fields):
     rng = np.random.default_rng(1)
     tokens, ids = jnp.asarray(rng.integers(0, 96, (1, 192))), packed(rng, 1, 192)
-    model = small_model(attention_pattern=(AttentionType.LOCAL_SLIDING, AttentionType.GLOBAL), **fields)
+    kinds = AttentionType.LOCAL_SLIDING, AttentionType.GLOBAL
+    model = small_model(attention_pattern=kinds, **fields)
     dense = logits_and_gradient(model, tokens, ids)
     paths = list(nnx.to_flat_state(nnx.state(model)).paths)
     gemma.use_block_attention(model, 64)

@@ -34,12 +34,6 @@ COMMAND = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s", "
 
 
 @pytest.fixture(scope="module")
-def rows():
-    with gzip.open(TINY / "train.jsonl.gz", "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
-@pytest.fixture(scope="module")
 def corpus():
     return list(make.documents(FACTS["documents"]))
 
@@ -179,11 +173,13 @@ def test_no_combination_of_the_benchmark_is_in_the_training_data_or_the_corpus(p
     assert not held & trained and not held & seen
 
 
-def test_no_text_of_the_benchmark_is_in_the_training_data_or_the_corpus(problems, rows, corpus):
+def test_no_text_of_the_benchmark_is_in_the_training_data_or_the_corpus(problems, corpus):
     """The same from the texts alone: no module of the benchmark, whatever its module's name."""
     def module(text):
         return {re.sub(r"module \w+", "module", found)
                 for found in re.findall(r"^module .*?^endmodule", text, re.S | re.M)}
+    with gzip.open(TINY / "train.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
     known = set().union(*(module(row["response"]) for row in rows), *map(module, corpus))
     asked = set().union(*(module((EVAL / f"{name}_ref.sv").read_text()) for name, _, _ in problems))
     assert len(asked) == len(problems) and len(known) > 10_000
