@@ -55,14 +55,13 @@ def finish(result, starts, ttfts, latencies, outputs, errors):
     return result
 
 
-def point(inputs=256, outputs=64, rate=4.0, requests=30, ttft=0.1, tpot=0.01, cached=0.0, failed=0,
-          starts=None, repeat=0):
+def point(inputs=256, outputs=64, rate=4.0, requests=30, ttft=0.1, tpot=0.01, cached=0.0, failed=0):
     """A result as vLLM writes it, with our additions, of requests that all look alike."""
-    starts = starts or [0.0 if rate == INF else i / rate for i in range(requests)]
+    starts = [0.0 if rate == INF else i / rate for i in range(requests)]
     latency, done = ttft + tpot * (outputs - 1), requests - failed
     result = {"request_rate": "inf" if rate == INF else rate, "num_prompts": requests,
               "total_input_tokens": inputs * done,
-              "series": {"made_by": {}, "input_len": inputs, "output_len": outputs, "repeat": repeat,
+              "series": {"made_by": {}, "input_len": inputs, "output_len": outputs, "repeat": 0,
                          "cached_tokens": cached, "speculation": None}}
     return finish(result, starts, [ttft] * done + [0.0] * failed, [latency] * done + [0.0] * failed,
                   outputs, [""] * done + ["refused"] * failed)

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, load
 
-from helpers import chat, data, train
+from helpers import data, train
 from verilog import asking
-
-BASE = ROOT / "assets" / "tiny_gemma4"
 
 
 def tiny(source, /, **changes):
@@ -89,30 +87,20 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
 
 
 def test_prompt():
-    """`system` opens the training chats and the evaluation's, and changes their tokens."""
-    tokenizer = chat.load_tokenizer(BASE)
+    """`system` opens the training chats and the evaluation's."""
     example = {"before": [{"role": "user", "content": "A register."}], "reasoning": "",
                "answer": "module"}
-    lengths = []
     for system in ("Answer briefly.", None):
         cfg = tiny("02_data.py", system=system)
         trained = data.as_messages(example, cfg.system, cfg.reasoning)[:-1]
         problem = type("Problem", (), {"prompt": "A register.", "interface": ""})
         assert asking.messages_for(problem, "ours", cfg.system) == trained
-        lengths.append(len(chat.prompt_ids(tokenizer, trained)))
-    assert lengths[0] > lengths[1]
 
 
 def test_learning_rate():
-    """AdamW's first step is the learning rate, whatever the gradient; warm-up starts from zero."""
-    steps = []
+    """Warm-up starts from zero, and a short run warms up sooner."""
     for rate in (5e-3, 1e-2):
         cfg = tiny("03_train.py", learning_rate=rate, warmup_steps=10)
         schedule = train.make_schedule(cfg, 100)
         assert schedule(0) == 0 and schedule(10) == pytest.approx(rate) and schedule(100) == 0
-        assert train.make_schedule(cfg, 8)(4) == pytest.approx(rate)  # a short run warms up sooner
-        optimizer = train.make_optimizer(cfg.learning_rate, 0.0, cfg.max_grad_norm)
-        weights = {"a": np.ones(3, np.float32)}
-        update, _ = optimizer.update(weights, optimizer.init(weights), weights)
-        steps.append(-update["a"][0])
-    assert steps == pytest.approx([5e-3, 1e-2], rel=1e-3)
+        assert train.make_schedule(cfg, 8)(4) == pytest.approx(rate)

@@ -115,8 +115,9 @@ def printed(notebook):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["00_quickstart.py", "01_setup.py", "02_data.py"])
-def test_a_notebook_alone_clones_installs_and_runs(colab, source):
+@pytest.mark.parametrize("source, left", [
+    ("00_quickstart.py", "figures/00_loss.png"), ("01_setup.py", "setup.json")])
+def test_a_notebook_alone_clones_installs_and_runs(colab, source, left):
     machine = colab()
     notebook, client = machine.open(source)
     client.execute(env=machine.env)
@@ -124,10 +125,7 @@ def test_a_notebook_alone_clones_installs_and_runs(colab, source):
     assert "python 3.13." in text and "size tiny" in text
     assert sorted(path.name for path in machine.folder.iterdir()) == sorted(
         [REPOSITORY, f"{Path(source).stem}.ipynb"])
-    run = machine.folder / REPOSITORY / "runs" / "tiny"
-    left = {"00_quickstart.py": "figures/00_loss.png", "01_setup.py": "setup.json",
-            "02_data.py": "data/meta.json"}
-    assert (run / left[source]).exists()
+    assert (machine.folder / REPOSITORY / "runs/tiny" / left).exists()
 
 
 def run_with_what_it_lacks(client, env):

@@ -161,13 +161,6 @@ def test_every_turn_of_the_model_is_trained_and_nothing_else(tokenizer, user, an
     assert all((given + "<turn|>").endswith(span) for given, span in zip([*stored, answer], trained))
 
 
-def test_many_chats_at_once_are_the_same_as_one_by_one():
-    tokenizer = TOKENIZERS["tiny"]
-    chats = [[*messages_of("q" * n, None if n % 2 else "s"), {"role": "assistant", "content": "a" * n,
-              **({"reasoning": "r"} if n % 3 == 0 else {})}] for n in range(20)]
-    assert chat.render_chats(tokenizer, chats) == [chat.render(tokenizer, one) for one in chats]
-
-
 @every
 def test_with_reasoning_kept_the_last_answer_alone_is_trained(tokenizer):
     """An earlier one stands without its thought: after that very prompt it taught not to think."""
@@ -346,18 +339,6 @@ def test_validation_split_follows_the_prompt():
     assert 300 < sum(picks) < 500
     assert [data.held_out(f"Prompt  {i}\n", 0.1) for i in range(100)] == picks[:100]
     assert all(data.held_out(f"prompt {i}", 0.2) for i, pick in enumerate(picks) if pick), "shares nest"
-
-
-def test_saved_data_is_refused_when_a_byte_of_it_changed(tmp_path):
-    packed = packing.pack_arrays(*marked_examples([7, 9, 12]), 20, 0)
-    packing.save_data(tmp_path / "data", {"train": packed, "val": packed}, [], {"size": "tiny"})
-    assert packing.check_data(tmp_path / "data")["size"] == "tiny"
-    path = tmp_path / "data" / "val" / "positions.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="'val/positions.npy': 'changed'.*Run 02"):
-        packing.check_data(tmp_path / "data")
 
 
 def test_the_published_mask_is_six_ids_late():

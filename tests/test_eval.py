@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, RUN
+from conftest import ROOT, RUN, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -180,9 +180,9 @@ def test_verilog_is_a_benchmark_like_any_other():
 # ---- Sampling ----
 
 class FakeServer:
-    """Enough of /v1/completions: answers name their prompt; can refuse, and can be stopped and started."""
+    """Enough of /v1/completions: answers name their prompt; it can refuse."""
 
-    def __init__(self, port=0, refuse=lambda ids: False, delay=0.0):
+    def __init__(self, refuse=lambda ids: False, delay=0.0):
         self.asked, self.flying, self.most, lock = [], 0, 0, threading.Lock()
         outer = self
 
@@ -211,7 +211,7 @@ class FakeServer:
             def log_message(self, *arguments):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -347,21 +347,12 @@ def test_every_wording_and_thinking_only_where_asked(tmp_path):
     examples, comment = (prompts[wording, False, problem] for wording in ("examples", "comment"))
     assert examples.endswith(f"{problem.prompt.strip()}\n\nmodule TopModule") and "S" not in examples.split()[:5]
     assert comment.startswith("// TopModule\n//\n// ") and comment.endswith("\n\n")
-    for code in re.findall(r"(module TopModule.*?endmodule)\n", examples, re.S):  # the shown examples are right
-        assert judging.judge(exams.Problem("own", "p", code.replace("TopModule", "RefModule"), bench_for(code)),
-                             code).passed
-
-
-def bench_for(code):
-    """A testbench that drives every one-bit input of a module with random bits."""
-    inputs, outputs = (re.findall(rf"{kind}(?: reg)? (\w+)", code) for kind in ("input", "output"))
-    wires = ", ".join(f".{name}({name})" for name in inputs)
-    drive = "{" + ", ".join(inputs) + "} = $random;"
-    return (f"module tb;\n  reg {', '.join(inputs)};\n  wire good, dut;\n  integer n = 0, bad = 0;\n"
-            f"  RefModule r({wires}, .{outputs[0]}(good));\n  TopModule t({wires}, "
-            f".{outputs[0]}(dut));\n  initial begin repeat (200) begin {drive} #5 n = n + 1; "
-            "if (good !== dut) bad = bad + 1; end\n    "
-            '$display("Mismatches: %0d in %0d samples", bad, n); $finish; end\nendmodule')
+    shown = re.findall(r"(module TopModule.*?endmodule)\n", examples, re.S)
+    assert len(shown) >= 2
+    for code in shown:
+        (tmp_path / "shown.sv").write_text(code)
+        compiled = program("iverilog", "-g2012", "-Wall", "-tnull", tmp_path / "shown.sv")
+        assert compiled.returncode == 0 and not compiled.stderr
 
 
 def test_a_comment_is_what_the_corpus_has_above_a_module():

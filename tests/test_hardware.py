@@ -215,8 +215,8 @@ def test_any_python_runs_the_script(on, python, tmp_path):
                     "TROUBLE": "", "FOUND": "TPU v6e-8 (8 chips)"}
 
 
-@pytest.mark.parametrize(("name", "file"), [("v5p-8", "tpu.txt"), ("v5e-1", "tpu.txt"), ("v4-8", "tpu.txt"),
-                                            ("h100", "train.txt"), ("laptop", "train.txt")])
+@pytest.mark.parametrize(("name", "file"), [
+    ("v5p-8", "tpu.txt"), ("h100", "train.txt"), ("laptop", "train.txt")])
 def test_setup_installs_what_the_detector_says(on, tmp_path, name, file):
     """A Python that only writes down what pip was asked to install; the rest is the real one."""
     on(name)
@@ -232,8 +232,6 @@ else exec {sys.executable} "$@"; fi
     assert answer.returncode == 0, answer.stderr
     assert (tmp_path / "asked").read_text().split()[1:] == [f"requirements/{file}"], "uv, then by pip"
     assert str(hardware.here()) in answer.stdout
-    again = program("bash", "setup.sh", "train", "--into", python)
-    assert again.returncode == 0 and "installing" not in again.stdout
 
 
 # ── The size ──
@@ -276,14 +274,11 @@ def test_chips_agree_with_jaxs_own_table(name):
     assert len(versions) == 1 and None not in versions, ours.jax
     cores = 1 if name == "v7x" else ours.cores  # a v7x's two cores are two devices
     theirs = tpu_info._get_tpu_info_impl(versions.pop(), cores)
-    cores = ours.cores
-    whole = {key: getattr(theirs, key) * scale for key, scale in (
-        ("bf16_ops_per_second", 1), ("int8_ops_per_second", 1), ("mem_bw_bytes_per_second", 1))}
-    factor = ours.flops / whole["bf16_ops_per_second"]
-    assert round(factor) in (1, cores) and factor == pytest.approx(round(factor), rel=0.01)
-    assert ours.bandwidth == pytest.approx(round(factor) * whole["mem_bw_bytes_per_second"], rel=0.13)
-    if whole["int8_ops_per_second"] and ours.int8:
-        assert ours.int8 == pytest.approx(round(factor) * whole["int8_ops_per_second"], rel=0.01)
+    factor = ours.flops / theirs.bf16_ops_per_second
+    assert round(factor) in (1, ours.cores) and factor == pytest.approx(round(factor), rel=0.01)
+    assert ours.bandwidth == pytest.approx(round(factor) * theirs.mem_bw_bytes_per_second, rel=0.13)
+    if theirs.int8_ops_per_second and ours.int8:
+        assert ours.int8 == pytest.approx(round(factor) * theirs.int8_ops_per_second, rel=0.01)
 
 
 INVENTED = hardware.Chip("v9z", "0x0099", ("TPU v9z",), "v9z", 2, 1e15, 2e15, 100e9, 5e12, 100e9, 5.0)

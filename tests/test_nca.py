@@ -18,21 +18,14 @@ WORLD = nca.World(states=4, side=8, frames=10)
 
 # -- Rules whose films one can work out -----------------------------------------------------------
 
-def pointing(down, right):
-    """The rule "take the state of that neighbour": one kernel position passes, the rest is zero."""
-    kernel = np.zeros((3, 3, 4, 4), np.float32)
-    kernel[down + 1, right + 1] = np.eye(4)
-    passing = np.eye(4, 16, dtype=np.float32)
-    return nca.Rule(jnp.array(kernel), jnp.array(passing), jnp.array(passing.T))
-
-
-def cells(seed=0, side=8, states=4):
-    return np.random.default_rng(seed).integers(0, states, (side, side)).astype(np.int32)
-
-
 def test_a_film_is_the_rule_applied_again_and_again_after_the_burn_in():
-    start = cells(3)
-    frames = np.asarray(nca.film(pointing(0, 1), start, WORLD))
+    """The rule "take the state of the neighbour on the right": one kernel position passes."""
+    kernel = np.zeros((3, 3, 4, 4), np.float32)
+    kernel[1, 2] = np.eye(4)
+    passing = np.eye(4, 16, dtype=np.float32)
+    rule = nca.Rule(jnp.array(kernel), jnp.array(passing), jnp.array(passing.T))
+    start = np.random.default_rng(3).integers(0, 4, (8, 8)).astype(np.int32)
+    frames = np.asarray(nca.film(rule, start, WORLD))
     assert frames.shape == (WORLD.frames, 8, 8)
     for number, frame in enumerate(frames):
         np.testing.assert_array_equal(frame, np.roll(start, -(WORLD.burn_in + number), axis=1))

@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import numpy as np
-import pytest
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,9 +17,7 @@ def config(name):
     return json.loads((ROOT / "data" / "configs" / f"gemma4_{name}.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def big():
-    return config("31b")
+BIG = config("31b")
 
 
 @settings(deadline=None)
@@ -30,17 +27,17 @@ def test_attention_pairs_against_the_mask(tokens, window):
     mask = key <= query
     if window is not None:
         mask &= key > query - window
-    layer = dataclasses.replace(architecture.layers(config("31b"))[0], window=window)
+    layer = dataclasses.replace(architecture.layers(BIG)[0], window=window)
     assert layer.pairs(tokens) == mask.sum()
     assert layer.keys(tokens) == mask[-1].sum()
 
 
-def test_prefill_is_the_sum_of_its_tokens(big):
+def test_prefill_is_the_sum_of_its_tokens():
     """Reading token by token costs the same, but for the logits of all tokens instead of one."""
-    tokens = 1500
-    stepwise = sum(physics.decode_flops(big, 1, context) for context in range(1, tokens + 1))
-    logits = 2 * physics.parameters(big)["embedding"]
-    assert stepwise - (tokens - 1) * logits == physics.prefill_flops(big, tokens)
+    tokens = 1_100  # beyond the window of 1,024
+    stepwise = sum(physics.decode_flops(BIG, 1, context) for context in range(1, tokens + 1))
+    logits = 2 * physics.parameters(BIG)["embedding"]
+    assert stepwise - (tokens - 1) * logits == physics.prefill_flops(BIG, tokens)
 
 
 def test_flops_against_xla():
@@ -53,7 +50,7 @@ def test_flops_against_xla():
         model.ModelConfig.gemma4_31b(), num_layers=6, num_embed=512, embed_dim=128, hidden_dim=512,
         num_heads=8, head_dim=32, num_kv_heads=4, num_global_kv_heads=2, global_key_size=64,
         sliding_window_size=16)
-    text = dict(config("31b")["text_config"], vocab_size=512, hidden_size=128, intermediate_size=512,
+    text = dict(BIG["text_config"], vocab_size=512, hidden_size=128, intermediate_size=512,
                 num_attention_heads=8, head_dim=32, num_key_value_heads=4, sliding_window=16,
                 num_global_key_value_heads=2, global_head_dim=64, num_hidden_layers=6,
                 layer_types=["sliding_attention"] * 5 + ["full_attention"])
@@ -71,29 +68,29 @@ def test_flops_against_xla():
     assert expected <= counted <= 1.06 * expected  # the rest: norms, softmax, RoPE, activations
 
 
-def test_audited_decode_floors(big):
+def test_audited_decode_floors():
     bandwidth = {"tpu": 8 * chip("v6e").bandwidth, "gpu": 2 * chip("h100").bandwidth}
     for batch, tokens, out, tpu, gpu in ((64, 128, 256, 6.0, 11.5), (30, 4096, 512, 8.3, 14.6),
                                          (30, 8192, 512, 9.8, 16.1), (7, 15360, 256, 6.5, 11.5)):
         for side, tp, expected in (("tpu", 8, tpu), ("gpu", 2, gpu)):
-            moved = 62e9 + batch * physics.kv_bytes(big, tokens + out // 2, tp=tp)  # the checkpoint
+            moved = 62e9 + batch * physics.kv_bytes(BIG, tokens + out // 2, tp=tp)  # the checkpoint
             assert round(1e3 * physics.tpot_floor(moved, bandwidth[side]), 1) == expected
 
 
-def test_kv_bytes(big):
-    assert physics.kv_bytes_per_token(big) == {"sliding": 819_200, "full": 81_920}
-    assert physics.kv_bytes_per_token(big, tp=8) == {"sliding": 819_200, "full": 163_840}
-    assert physics.kv_bytes_per_token(big, dtype_bytes=1)["full"] == 40_960
-    assert physics.kv_bytes(big, 500) == 500 * 901_120
-    assert physics.kv_bytes(big, 5000) == 1024 * 819_200 + 5000 * 81_920
+def test_kv_bytes():
+    assert physics.kv_bytes_per_token(BIG) == {"sliding": 819_200, "full": 81_920}
+    assert physics.kv_bytes_per_token(BIG, tp=8) == {"sliding": 819_200, "full": 163_840}
+    assert physics.kv_bytes_per_token(BIG, dtype_bytes=1)["full"] == 40_960
+    assert physics.kv_bytes(BIG, 500) == 500 * 901_120
+    assert physics.kv_bytes(BIG, 5000) == 1024 * 819_200 + 5000 * 81_920
     e2b = physics.kv_bytes_per_token(config("e2b"))  # 12 sliding and 3 full layers own their K and V
     assert e2b == {"sliding": 12 * 2 * 256 * 2, "full": 3 * 2 * 512 * 2}
 
 
-def test_decode_reads_each_weight_once_and_each_cache(big):
-    assert physics.decode_bytes(big, 0, 10) == 2 * physics.parameters(big)["total"]
-    one = physics.decode_bytes(big, 1, 4096) - physics.decode_bytes(big, 0, 4096)
-    assert one == physics.kv_bytes(big, 4096)
+def test_decode_reads_each_weight_once_and_each_cache():
+    assert physics.decode_bytes(BIG, 0, 10) == 2 * physics.parameters(BIG)["total"]
+    one = physics.decode_bytes(BIG, 1, 4096) - physics.decode_bytes(BIG, 0, 4096)
+    assert one == physics.kv_bytes(BIG, 4096)
     e2b = config("e2b")  # its table of per-layer inputs is looked up, not read
     assert physics.decode_bytes(e2b, 0, 1) < 2 * physics.parameters(e2b)["total"] - 2 * 2.3e9
 

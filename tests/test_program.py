@@ -3,7 +3,6 @@
     .venv/bin/python -m pytest tests/test_program.py
 """
 
-import ast
 import csv
 import gzip
 import json
@@ -12,14 +11,12 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, parse
+from conftest import ROOT
 
 from appendix import steps
 from tables import hardware
 from tpu_time import bands, program
 from tpu_time.program import Box, predict
-
-sys.path.insert(0, str(ROOT / "tools"))
 
 V5P = Box("v5p", (2, 2, 1))
 CLOCK = 1.75e9
@@ -56,8 +53,7 @@ def test_cycles_add_up():
     assert found.compute == found.seconds and found.exposed == 0
 
 
-@pytest.mark.parametrize("groups", ["{{0,1,2,3}}", "[1,4]<=[4]", "mesh['a'=1,'b'=4] {'b'}", "{}",
-                                    "mesh['a'=2,'b'=2] {'a','b'}"])
+@pytest.mark.parametrize("groups", ["{{0,1,2,3}}", "{}", "mesh['a'=2,'b'=2] {'a','b'}"])
 def test_a_synchronous_collective_stops_the_chip(groups):
     found = predict(text(f"""{work("a", 1_000_000)}
         %g = bf16[4096,8192]{{1,0}} all-gather(%p), channel_id=1, replica_groups={groups}, dimensions={{0}}
@@ -102,33 +98,19 @@ def test_a_fused_asynchronous_one_runs_beside_its_steps(cycles):
     assert [event.opcode for event in found.events if event.track == "links"] == ["all-gather"]
 
 
-def test_links_are_shared_by_those_that_use_the_same_dimension():
-    def start(name, groups):
-        return (f"%{name} = (bf16[1024,8192]{{1,0}}, bf16[2048,8192]{{1,0}}) all-gather-start(%p), "
-                f"channel_id=1, replica_groups={groups}, dimensions={{0}}")
-
-    def seconds(first, second):
-        return predict(text(f"{start('s', first)}\n{start('t', second)}\n"
-                            "%d = bf16[2048,8192]{1,0} all-gather-done(%s)\n"
-                            "%e = bf16[2048,8192]{1,0} all-gather-done(%t)"), V5P).seconds
-    along_x, along_y = "{{0,1},{2,3}}", "{{0,2},{1,3}}"
-    alone = 0.5 * 2048 * 8192 * 2 / LINK
-    assert seconds(along_x, along_y) == pytest.approx(alone)
-    assert seconds(along_x, along_x) == pytest.approx(2 * alone)
-
-
-def test_a_link_carries_both_directions_at_once():
-    def start(name, pairs):
-        return (f"%{name} = (bf16[1024,8192]{{1,0}}, bf16[1024,8192]{{1,0}}) "
-                f"collective-permute-start(%p), channel_id=1, source_target_pairs={pairs}")
-
-    def seconds(first, second):
-        return predict(text(f"{start('s', first)}\n{start('t', second)}\n"
-                            "%d = bf16[1024,8192]{1,0} collective-permute-done(%s)\n"
-                            "%e = bf16[1024,8192]{1,0} collective-permute-done(%t)"), V5P).seconds
-    up, down, alone = "{{0,1}}", "{{1,0}}", 1024 * 8192 * 2 / LINK
-    assert seconds(up, down) == pytest.approx(alone)
-    assert seconds(up, up) == pytest.approx(2 * alone)
+@pytest.mark.parametrize(("opcode", "rows", "size", "one", "other"), [
+    ("all-gather", 2048, 0.5 * 2048 * 8192 * 2, "replica_groups={{0,1},{2,3}}, dimensions={0}",
+     "replica_groups={{0,2},{1,3}}, dimensions={0}"),
+    ("collective-permute", 1024, 1024 * 8192 * 2, "source_target_pairs={{0,1}}",
+     "source_target_pairs={{1,0}}")], ids=["along x and y", "both directions of a link"])
+def test_two_share_links_only_where_they_use_the_same(opcode, rows, size, one, other):
+    def seconds(*pair):
+        starts = [f"%s{n} = (bf16[1024,8192]{{1,0}}, bf16[{rows},8192]{{1,0}}) {opcode}-start(%p), "
+                  f"channel_id=1, {where}" for n, where in enumerate(pair)]
+        ends = [f"%d{n} = bf16[{rows},8192]{{1,0}} {opcode}-done(%s{n})" for n in (0, 1)]
+        return predict(text("\n".join(starts + ends)), V5P).seconds
+    assert seconds(one, other) == pytest.approx(size / LINK)
+    assert seconds(one, one) == pytest.approx(2 * size / LINK)
 
 
 REGIONS = """%body_of_loop (c: s32[]) -> s32[] {
@@ -162,13 +144,6 @@ def test_a_conditional_takes_its_longest_branch():
 
 
 # ── collectives and links ───────────────────────────────────────────────────────────────────────
-
-@pytest.mark.parametrize("name", ["v5p", "v5e", "v6e"])
-def test_the_clock_is_peak_over_operations_a_cycle(name):
-    where = Box(name, (1, 1, 1))
-    assert where.clock == pytest.approx(where.spec.flops / program.PER_CYCLE[name], rel=0.002)
-    assert where.clock == pytest.approx({"v5e": 1.5e9}.get(name, 1.75e9), rel=0.01)
-
 
 def test_both_notations_of_groups_say_the_same():
     rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
@@ -432,9 +407,8 @@ def test_an_update_in_place_writes_what_is_new():
 
 # ── a trace ─────────────────────────────────────────────────────────────────────────────────────
 
-MIXED_LINES = "\n".join([work("a", 1_000_000), GATHER_START, work("b", 100_000), GATHER_DONE,
-                         work("c", 300_000)])
-MIXED = text(MIXED_LINES)
+MIXED = text("\n".join([work("a", 1_000_000), GATHER_START, work("b", 100_000), GATHER_DONE,
+                        work("c", 300_000)]))
 
 
 def test_the_trace_is_what_the_viewer_s_format_asks_for(tmp_path):
@@ -469,26 +443,12 @@ def test_the_face_s_example_runs_from_an_empty_folder(tmp_path):
     assert float(done.stdout) == pytest.approx(2 * 1024 * 2 / 819e9)  # read and written
 
 
-def test_the_room_imports_no_other_and_what_the_site_needs_no_numpy():
-    for path in (ROOT / "tpu_time").glob("*.py"):
-        names = {(node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom)
-                 else node.names[0].name.split(".")[0] for node in ast.walk(parse(path))
-                 if isinstance(node, (ast.Import, ast.ImportFrom))}
-        allowed = {"tables", "tpu_time", "numpy", "jax", "optax", "pandas"}
-        assert names - set(sys.stdlib_module_names) <= allowed, path.name
+def test_what_the_site_needs_has_no_numpy():
     subprocess.run([sys.executable, "-c", "import sys; sys.modules['numpy'] = None\n"
                     "from tpu_time import fit, bands"], cwd=ROOT, check=True)
 
 
 # ── stored predictions ──────────────────────────────────────────────────────────────────────────
-
-def test_a_tape_survives_json():
-    for entry, regions in ((MIXED_LINES, ""), ("%w = s32[] while(%p), condition=%condition, "
-                                               "body=%body_of_loop", REGIONS)):
-        whole = text(entry, regions)
-        tape = json.loads(json.dumps(program.read(whole)))
-        assert program.play(tape, V5P).events == predict(whole, V5P).events
-
 
 def test_the_published_step_was_measured_within_the_range_of_its_prediction():
     """3.34 h over 9,952 micro-steps, with and without a quarter of an hour of loading."""

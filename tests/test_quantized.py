@@ -225,32 +225,23 @@ def logits_on(world, base, base_dtype="bfloat16"):
     return test_merge.logits(model, mesh, world.prompts)
 
 
-@pytest.mark.parametrize("into", ["dequantized", "bfloat16"])
-def test_merge_into_either_base(trained, into, tmp_path):
-    """The merged folder's logits are those of the adapters beside the base that they went into."""
-    as_trained = quantized.as_trained("nf4", trained.recipe["dtype"]) if into == "dequantized" else None
+def test_a_merge_into_the_base_as_trained(trained, tmp_path):
+    """Its logits are those of the adapters beside the NF4 base; beside the other: test_merge."""
+    as_trained = quantized.as_trained("nf4", trained.recipe["dtype"])
     merge.merge_model(trained.base, tmp_path / "merged", trained.plan, trained.scale, as_trained)
     model, mesh = test_merge.tunix(tmp_path / "merged")
     found = test_merge.logits(model, mesh, trained.prompts)
     wanted = logits_on(trained, trained.base, "nf4")
-    if into == "bfloat16":
-        assert np.abs(found - trained.after).max() < 1e-3 < 0.1 < np.abs(found - wanted).max()
-    else:
-        assert np.abs(found - wanted).max() < 1e-3 < 0.1 < np.abs(found - trained.after).max()
-
-
-def write_dequantized(trained, out):
-    """The base that was trained on, as a model folder: a merge that adds nothing."""
-    plan = {name: (a, 0 * b) for name, (a, b) in trained.plan.items()}
-    as_trained = quantized.as_trained("nf4", trained.recipe["dtype"])
-    merge.merge_model(trained.base, out, plan, 0.0, as_trained)
+    assert np.abs(found - wanted).max() < 1e-3 < 0.1 < np.abs(found - trained.after).max()
 
 
 @needs_serve
 @pytest.mark.slow
 def test_peft_loads_the_adapter_with_the_base_that_it_states(trained, tmp_path):
     """PEFT is given the adapter's folder alone: its logits are those of the trained NF4 model."""
-    write_dequantized(trained, tmp_path / "dequantized")
+    nothing = {name: (a, 0 * b) for name, (a, b) in trained.plan.items()}
+    merge.merge_model(trained.base, tmp_path / "dequantized", nothing, 0.0,
+                      quantized.as_trained("nf4", trained.recipe["dtype"]))
     merge.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters, trained.recipe | {
         "base_model": str(tmp_path / "dequantized")}, test_merge.PREFIX)
     index = tmp_path / "dequantized" / "model.safetensors.index.json"  # transformers' always has:

@@ -14,7 +14,6 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-import verilog
 from appendix import rl
 from appendix import rl_runs as lab
 from helpers import weights
@@ -45,7 +44,9 @@ def test_the_naive_verdict_is_that_of_one_joint_program(tmp_path):
     wrong = right.replace("~|", "|")
     codes = [right, wrong, rl.stub(right), wrong.replace("endmodule", rl.FORGED + "endmodule"),
              right[:-20], right.replace("endmodule", rl.FORGED + "endmodule")]
-    found = rl.Judge()([(problem, f"```verilog\n{code}\n```") for code in codes])
+    judge, pairs = rl.Judge(), [(problem, f"```verilog\n{code}\n```") for code in codes]
+    found = judge(pairs)
+    assert judge(pairs[::-1]) == found[::-1], "now without the simulator"
     for name, text in (("ref.sv", problem.reference), ("test.sv", problem.testbench)):
         (tmp_path / name).write_text(text)
     joint = []
@@ -60,16 +61,6 @@ def test_the_naive_verdict_is_that_of_one_joint_program(tmp_path):
     assert [verdict["verilog"] for verdict in found] == [True, False, False, False, False, True]
     assert [verdict["forged"] for verdict in found] == [False, False, True, True, False, True]
     assert [verdict["compiles"] for verdict in found] == [True] * 4 + [False, True]
-
-
-def test_a_text_is_judged_once(monkeypatch):
-    problem, asked = rl.training_problems(1)[0], []
-    judge_many, judge = verilog.judge_many, rl.Judge()
-    monkeypatch.setattr(
-        verilog, "judge_many", lambda pairs, *rest: asked.extend(pairs) or judge_many(pairs, *rest))
-    pairs = [(problem, f"module TopModule; // {i}\nendmodule") for i in (0, 1, 1)]
-    first = judge(pairs)
-    assert len(asked) == 2 and judge(pairs) == first and len(asked) == 2
 
 
 def test_a_simulation_that_hangs_costs_its_limit_and_leaves_nobody(tmp_path, monkeypatch):
@@ -102,19 +93,6 @@ def test_every_answer_ends_once_or_at_its_limit(bench, sampled):
         inside = answer["ids"][answer["mask"]]
         ends = np.flatnonzero(np.isin(inside, list(bench.stops)))
         assert list(ends) == [len(inside) - 1] or len(inside) == SMALL.answer_tokens and not len(ends)
-
-
-@pytest.mark.slow
-def test_the_sampler_runs_the_policys_weights(bench, sampled):
-    policy, answers = sampled
-    plain = bench.merge(bench.frozen, policy)
-    tokens = jnp.array(answers[0]["ids"])[None]
-    mask = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))[None]
-    with_adapters, _ = nnx.merge(nnx.graphdef(bench.model), policy, bench.frozen)(tokens, None, None, mask)
-    base = lab.gemma.load_base(lab.BASE, bench.model.config, lab.gemma.make_mesh(
-        bench.model.config, (1, 1), jax.devices()[:1]))
-    nnx.update(base, nnx.from_flat_state([(path, nnx.Param(w)) for path, w in plain.items()]))
-    np.testing.assert_allclose(base(tokens, None, None, mask)[0], with_adapters, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -49,9 +49,9 @@ def test_a_machine_is_deleted_however_it_was_made_and_dry_runs_nothing(tmp_path)
 
 
 def test_a_licence_that_is_missing_is_said_before_anything_is_rented(tmp_path):
-    for code, name in ((0, "curl"), (1, "curl")):
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\nexit {code}\n")
-        (tmp_path / name).chmod(0o755)
+    for code in (0, 1):
+        (tmp_path / "curl").write_text(f"#!/usr/bin/env bash\nexit {code}\n")
+        (tmp_path / "curl").chmod(0o755)
         assert vm(tmp_path, "check") == (code, [])
 
 

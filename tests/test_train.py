@@ -76,16 +76,14 @@ def test_shared_layers_survive_tunix_rounding(count, shared):
 # ── Mesh ──
 
 def test_mesh_choices_and_refusals():
-    big = gemma.config_from_hf(CONFIGS / "gemma4_31b.json")
     found = architecture.read_config(CONFIGS / "gemma4_31b.json")
     assert [architecture.choose_mesh(found, n) for n in (1, 4, 8, 16)] == [(1, 1), (1, 4), (2, 4), (4, 4)]
     assert architecture.choose_mesh(architecture.read_config(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
     assert "4 KV heads of the full-attention layers" in architecture.mesh_problem(found, 1, 8)
     assert "16 KV heads of the sliding layers" in architecture.mesh_problem(found, 1, 32)
-    with pytest.raises(ValueError, match="does not divide the 4 KV heads"):
-        gemma.make_mesh(big, shape=(1, 8), devices=jax.devices() * 2)
     with pytest.raises(ValueError, match="needs 8 devices"):
-        gemma.make_mesh(big, shape=(2, 4), devices=jax.devices()[:4])
+        gemma.make_mesh(gemma.config_from_hf(CONFIGS / "gemma4_31b.json"), (2, 4), jax.devices())
+
 
 # ── LoRA ──
 
@@ -291,32 +289,35 @@ def test_one_compilation_and_no_base_in_the_outputs(bfloat16):
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 0.05 * base
 
 
-@pytest.mark.parametrize("shape", [(1, 4), (4, 1)])
-def test_the_step_with_its_sharding_constraints_computes_the_same(tiny, monkeypatch, shape):
+def test_the_step_computes_the_same_on_either_mesh_and_with_its_constraints(tiny, monkeypatch):
     """Tunix leaves its constraints out on a CPU; here they are forced on, as on a TPU."""
-    model, mesh = nnx.clone(tiny[0]), gemma.make_mesh(tiny[2], shape)
-    gemma.use_block_attention(gemma.place(model, mesh), 16)
-    assert next(iter(model.embedder.input_embedding.get_value().addressable_shards)).data.shape[0] == 80
-    constrained = []
+    batch, results, constrained = packed(rows=4), [], []
 
     def constrain(x, axes, eager=False):
         constrained.append(axes)
         return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(
             mesh, jax.sharding.PartitionSpec(*axes)))
-    batch, results = packed(rows=4), []
-    for forced in (False, True):
-        if forced:
-            monkeypatch.setattr(gemma4, "shard", constrain)
-            monkeypatch.setattr(gemma, "shard", constrain)
+    for shape in ((1, 4), (4, 1)):
+        model, mesh = nnx.clone(tiny[0]), gemma.make_mesh(tiny[2], shape)
+        gemma.use_block_attention(gemma.place(model, mesh), 16)
+        table = model.embedder.input_embedding.get_value()
+        assert next(iter(table.addressable_shards)).data.shape[0] == 80
         run = train_driver.make(model, mesh)
         results.append(one_step(run, batch))
-    assert len(constrained) == 2 + 4 * tiny[2].num_layers, "embeddings, logits; q, k, v, output of layers"
-    (plain, _, first), (sharded, _, second) = results
-    assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=1e-5)
-    norm = float(first["grad_norm"])
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(sharded)):
-        np.testing.assert_allclose(a, b, atol=1e-4 * norm)
-    assert shardings(plain) == shardings(sharded)
+        constrained.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(gemma4, "shard", constrain)
+            patch.setattr(gemma, "shard", constrain)
+            results.append(one_step(train_driver.make(model, mesh), batch))
+        assert len(constrained) == 2 + 4 * tiny[2].num_layers, "embeddings, logits; q, k, v, output"
+        assert shardings(results[-2][0]) == shardings(results[-1][0])
+    start, (plain, _, first) = run.state.adapters, results[0]  # SGD subtracts the gradient
+    for other, _, metrics in results[1:]:
+        assert float(first["loss"]) == pytest.approx(float(metrics["loss"]), abs=1e-5)
+        for before, a, b in zip(*map(jax.tree.leaves, (start, plain, other)), strict=True):
+            before, a, b = map(np.asarray, (before, a, b))
+            close = min(1e-4 * float(first["grad_norm"]), 1e-3 * abs(a - before).max())
+            np.testing.assert_allclose(a, b, rtol=0, atol=close)
 
 
 # ── Log, checkpoints, resume ──
@@ -503,10 +504,7 @@ def test_kill_9_changes_no_bit(tmp_path):
 @needs_serve
 @pytest.mark.parametrize("shape", ["TINY", "E2B"])
 def test_logits_equal_transformers(tmp_path, shape):
-    check_logits(random_gemma.write(tmp_path / "base", getattr(random_gemma, shape)), tmp_path)
-
-
-def check_logits(folder, tmp_path):
+    folder = random_gemma.write(tmp_path / "base", getattr(random_gemma, shape))
     config = gemma.config_from_hf(folder, dtype="float32")
     mesh = gemma.make_mesh(config)
     model = gemma.load_base(folder, config, mesh)

@@ -24,8 +24,6 @@ import random_gemma
 from helpers import gemma, train
 from helpers.opening import join_hosts, quiet
 
-CAPACITY = 31
-
 
 def examples(count, length, vocab=320, seed=0):
     """Random packed rows: {field: [count, length]}; two or three examples and some padding a row."""
@@ -43,17 +41,17 @@ def examples(count, length, vocab=320, seed=0):
     return rows
 
 
-def write_data(folder, length=32):
+def write_data(folder):
     """data/train and data/val as notebook 02 leaves them."""
     for part, count, seed in (("train", 24, 1), ("val", 6, 2)):
         (folder / part).mkdir(parents=True, exist_ok=True)
-        for name, array in examples(count, length, seed=seed).items():
+        for name, array in examples(count, 32, seed=seed).items():
             np.save(folder / part / f"{name}.npy", array)
 
 
-def make(model, mesh, optimizer=None, capacity=CAPACITY):
+def make(model, mesh, optimizer=None):
     """A model with adapters and what trains it: loss, optimizer, first state, jitted step."""
-    loss_fn = train.make_loss(capacity)
+    loss_fn = train.make_loss(31)
     optimizer = optimizer or optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)
     state, frozen = train.start(model, optimizer, mesh)
     return SimpleNamespace(
@@ -61,22 +59,19 @@ def make(model, mesh, optimizer=None, capacity=CAPACITY):
         step=train.jit_train_step(model, optimizer, loss_fn, state))
 
 
-def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.SHALLOW, dtype="bfloat16",
-          shape=None, load=gemma.load_base, provider=None):
-    """A run as 03 makes it, restored from `folder` if there is a checkpoint.
-
-    `load` and `provider` are for a base that is stored in another way (11)."""
+def build(folder, steps, dtype="bfloat16", shape=None):
+    """A run as 03 makes it, restored from `folder` if there is a checkpoint."""
     quiet()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     folder = Path(folder)
     if not (folder / "base").exists():
-        random_gemma.write(folder / "base", config)
+        random_gemma.write(folder / "base", random_gemma.SHALLOW)
         write_data(folder / "data")
     model_config = gemma.config_from_hf(folder / "base", dtype=dtype)
     mesh = gemma.make_mesh(model_config, shape, jax.devices()[:1] if shape == (1, 1) else None)
-    model = gemma.place(load(folder / "base", model_config, mesh), mesh)
+    model = gemma.place(gemma.load_base(folder / "base", model_config, mesh), mesh)
     gemma.use_block_attention(model, 16)
-    model = gemma.inject_lora(model, rank, 2.0 * rank, mesh, provider=provider)
+    model = gemma.inject_lora(model, 4, 8.0, mesh)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, steps)
     run = make(model, mesh, train.make_optimizer(schedule, 1e-3, 1.0))
     rows = 4 if shape else 2 * mesh.shape["fsdp"]
@@ -85,9 +80,9 @@ def build(folder, steps, checkpoint_every=2, rank=4, config=random_gemma.SHALLOW
     held_out = train.to_mesh(held_out, mesh)
     evaluate = jax.jit(train.make_eval_step(model, run.loss_fn))
     run.validate = lambda adapters: float(evaluate(adapters, run.frozen, held_out))
-    run.recipe = {"rank": rank, "steps": steps}
+    run.recipe = {"rank": 4, "steps": steps}
     checkpoints = os.environ.get("CHECKPOINTS") or folder / "checkpoints"
-    run.manager = train.open_checkpoints(checkpoints, checkpoint_every, steps)
+    run.manager = train.open_checkpoints(checkpoints, 2, steps)
     train.refuse_another_recipe(run.manager, run.recipe)
     run.state = train.restore(run.manager, run.state)
     host = jax.process_index()  # each writes its own log; the tests read the first one's

@@ -102,9 +102,9 @@ def header(found, kind="reg", change=None):
 
 # ---- Decoys: the same path, meaning something to a candidate that is compiled alone ----
 
-def _blocks(names, regs, word):
+def _blocks(names, regs):
     """Named blocks inside each other, the innermost with the registers."""
-    inside = "".join(f"{word} {bits(width)}{name}; " for width, name in regs)
+    inside = "".join(f"reg {bits(width)}{name}; " for width, name in regs)
     for name in reversed(names):
         inside = f"begin : {name} {inside} end "
     return inside
@@ -113,23 +113,16 @@ def _blocks(names, regs, word):
 DECOYS = {
     "none": lambda path, regs: "",
     "function": lambda path, regs: "function {0}(input z); {1} {0} = z; endfunction".format(
-        path[0], _blocks(path[1:], regs, "reg") if path[1:] else
-        "".join(f"reg {bits(w)}{n}; " for w, n in regs)),
-    "task": lambda path, regs: f"task {path[0]}; " + (
-        _blocks(path[1:], regs, "reg") if path[1:] else
-        "".join(f"reg {bits(w)}{n}; " for w, n in regs) + ";") + " endtask",
-    "module": lambda path, regs: f"module {path[0]}; " + "".join(
-        f"reg {bits(w)}{n}; " for w, n in regs) + "endmodule",
-    "package": lambda path, regs: f"package {path[0]}; " + "".join(
-        f"reg {bits(w)}{n}; " for w, n in regs) + "endpackage",
-    "variable": lambda path, regs: f"struct packed {{{_fields(regs)}}} {path[0]};",
+        path[0], _blocks(path[1:], regs)),
+    "task": lambda path, regs: (
+        f"task {path[0]}; {_blocks(path[1:], regs)}{'' if path[1:] else ';'} endtask"),
+    "module": lambda path, regs: f"module {path[0]}; {_blocks((), regs)}endmodule",
+    "package": lambda path, regs: f"package {path[0]}; {_blocks((), regs)}endpackage",
+    "variable": lambda path, regs: "struct packed {{{}}} {};".format(
+        " ".join(f"logic {bits(width)}{name};" for width, name in regs), path[0]),
     "import": lambda path, regs: "package spare; " + DECOYS["task"](path, regs)
               + " endpackage import spare::*;",
 }
-
-
-def _fields(regs):
-    return " ".join(f"logic {bits(width)}{name};" for width, name in regs)
 
 
 # ---- Ways to read an expression into an output ----
