@@ -96,9 +96,9 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # </details>
 #
 # If activations do not fit, the backward pass computes them again. `remat` says how much: NONE, BLOCK
-# (attention and MLP) or DECODER (whole layers). Each line has the least with which the step fits.
-# *Compiled*: the TPU's own compiler said so. *Estimated*: added up from the model's shapes, a tenth of
-# the chip left free. *Real* tokens are not padding. Hours and dollars, where a time is predicted, are for
+# (attention and MLP) or DECODER (whole layers). Each line has the least that leaves a tenth of the chip
+# free, of the steps that were *compiled* by the TPU's own compiler if there is one, else *estimated*
+# from the model's shapes. *Real* tokens are not padding. Hours and dollars, where a time is predicted, are for
 # all of 03, loading and compiling included, on 10,000 examples of 922 tokens, as in the published recipe.
 # `e2b` is Gemma 4 E2B, the 31B's small sister.
 

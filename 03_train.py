@@ -439,7 +439,7 @@ print(f"compiled and called as it is: at most {apart:.2g} apart")
 # %% [markdown]
 # That is all: functions of trees, compiled once per shape, over arrays that know where they lie.
 #
-# ## 7. Which mesh? The heads decide
+# ## 7. Which mesh? Heads limit it
 # With `tp` each device gets whole attention heads, so it must divide every head count. Gemma 4 31B
 # has 32 query heads and 16 *KV heads*, the heads of keys and values, each of which serves several
 # query heads. But its ten full-attention layers have just **4** KV heads. **What happens with
@@ -477,8 +477,9 @@ pd.DataFrame(cut).T
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
 #
-# The fastest mesh that is compiled has no `tp` at all: with `mesh=(4, 1)` a chip keeps whole rows and
-# gathers the *weights*, which can travel while it multiplies ([08](08_dryrun.ipynb), section 6).
+# Heads limit only `tp`, and the fastest mesh that is compiled has none: with `mesh=(4, 1)` a chip keeps
+# whole rows and gathers the *weights*, which do not depend on what was just computed and can travel while
+# it multiplies. A sum over chips cannot. ([08](08_dryrun.ipynb), section 6, has its rows and its times.)
 #
 # <details><summary><b>More chips than four?</b></summary>
 #
@@ -535,7 +536,7 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # continues to the same bits, and so it does when its newest checkpoint is torn.
 #
 # ## Recap
-# - JAX compiles functions of trees, once per shape, for a whole mesh; head counts limit the mesh.
+# - JAX compiles functions of trees, once per shape, for a whole mesh. Heads limit `tp`; rows and weights can be cut without it.
 # - All modules have float32 adapters, which change nothing before the first step.
 # - The step weighs every token equally and returns only what changed.
 # - A run can be killed at any moment, and continues to the same bits.

@@ -339,7 +339,7 @@ for (plan, name), row in table.iterrows():
 # ## 8. What it buys
 # For every slice and storage, the best step that fits: a compiled one that leaves a tenth of the chip
 # free if there is any, then the one with the least recomputation and the longest rows. Hours and dollars
-# are for the published 10,000 examples of 922 tokens, with loading, compiling and saving. A plain number
+# are for the published 10,000 examples of 922 tokens, with loading, compiling and saving. A range
 # is predicted from a compiled program, a *≥* is only a lower bound ([08](08_dryrun.ipynb)).
 
 # %%
@@ -360,7 +360,8 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 
 # %% [markdown]
 # - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all.
-# - **v6e-4** (estimated), **v6e-8, v5p-8**: it fits in bfloat16, so take that.
+# - **v6e-4** (estimated), **v6e-8, v5p-8**: it fits in bfloat16, and storage alone saves no time. With
+#   int8 *products* on mesh (4, 1) a v5p-8 is faster ([08](08_dryrun.ipynb), section 6).
 # - **v5e-1**: E2B needs no quantising. E4B does, and NF4 lets its rows be twice as long as int8.
 #
 # To train the 31B on a v5e-4, set `max_tokens` and `sequence_length` to 2,048 in 02, and in 03

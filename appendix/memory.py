@@ -1,6 +1,6 @@
-"""The memory that XLA plans for Tunix's own LoRA step: here, and where others ran it on v5e chips.
+"""Tunix's own LoRA step, which others ran on v5e chips: the memory that XLA plans, and its seconds.
 
-    python -m appendix.memory     fills in what rows of data/anchors/memory.csv lack (08)
+    python -m appendix.memory     fills in what data/anchors/memory.csv and anchors.csv lack of it (08)
 
 The others kept XLA's memory report of every run, also of those that the compiler refused: GiB of a
 chip, "Default CE", rank 16, JAX 0.10.1, Tunix 0.1.7 at 43cb3bd. A v5e holds 15.75.
@@ -26,12 +26,19 @@ from tunix.sft import utils as sft_utils
 from appendix import steps
 from helpers import gemma
 from helpers.run import write_text
-from tpu_time import compiler
+from tpu_time import anchors, compiler
 
 STORED = Path("data/anchors/memory.csv")
 MODULES = ".*(q_einsum|kv_einsum|qkv_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj).*"
 MODELS = {"270M": gemma3.ModelConfig.gemma3_270m, "1B": gemma3.ModelConfig.gemma3_1b_it,
           "E2B": gemma4.ModelConfig.gemma4_e2b}
+
+# Steps that ran 5,000 times on one chip or 1,000 times on four, means without the first:
+# (model, slice, mesh, rows, length, milliseconds, file).
+TIMED = (("270M", "v5e-1", "1x1", 16, 512, 106.30, "gemma3_270m_full_cce/all_runs.csv"),
+         *((*row, "gemma_1b_e2b_cce_transfer/training_summary.csv") for row in (
+             ("270M", "v5e-4", "4x1", 16, 512, 202.36), ("1B", "v5e-4", "4x1", 8, 512, 216.94),
+             ("E2B", "v5e-4", "4x1", 4, 256, 192.75))))
 
 
 def lower(row):
@@ -67,7 +74,14 @@ def lower(row):
 
 
 def main():
-    """Plan the rows that have no `ours_gib`; each is on disk at once."""
+    """Predict the timed steps that are not stored, then plan the rows that have no `ours_gib`."""
+    for model, chips, mesh, number, length, milliseconds, file in TIMED:
+        row = {"model": model, "slice": chips, "mesh": mesh, "rows": number, "length": length}
+        anchors.ANCHORS[f"tunix {model} {chips}"] = anchors.Anchor(
+            f"Tunix: LoRA step of Gemma {4 if model == 'E2B' else 3} {model}, {number} x {length} tokens",
+            chips, milliseconds, "host", f"deep-diver/tunix-accel (492fccc): 01-CCE/data/{file}, default",
+            "JAX 0.10.1", lower=lambda devices, row=row: lower(row)[0])
+    anchors.main(())
     rows = steps.stored_rows(STORED)
     for row in rows:
         if row["ours_gib"]:
@@ -81,5 +95,4 @@ def main():
 
 
 if __name__ == "__main__":
-    compiler.start()
     main()

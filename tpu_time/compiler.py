@@ -99,19 +99,6 @@ def planned(lower):
     return int(said[1]) / 2**30
 
 
-def slice_table():
-    """A DataFrame: what each slice has and costs. Peaks are of bfloat16, for the whole slice."""
-    import pandas as pd
-    rows = {}
-    for name, piece in SLICES.items():
-        spec = piece.chip
-        rows[name] = {"chips": piece.chips, "HBM GiB per chip": spec.hbm / 2**30,
-                      "slice peak TFLOP/s": piece.chips * spec.flops / 1e12,
-                      "slice HBM TB/s": piece.chips * spec.bandwidth / 1e12,
-                      "slice USD per hour": piece.dollars_per_hour}
-    return pd.DataFrame(rows).T
-
-
 def version():
     """The library's version: of the wheel beside it, or "unknown"."""
     wheel = next(Path(find()).parent.parent.glob("libtpu-*.dist-info"), Path("libtpu-unknown"))
