@@ -120,7 +120,7 @@ class Judge:
         """Verdicts of (problem, text of the answer) pairs, in their order."""
         pairs = [(problem, verilog.extract_code(text)[0]) for problem, text in pairs]
         new = list(dict.fromkeys(pair for pair in pairs if pair not in self.known))
-        verdicts = verilog.judge_many(new, self.limits, 2)  # two at a time
+        verdicts = verilog.judge_many(new, self.limits)
         self.known |= {pair: self.rewards(*pair, verdict) for pair, verdict in zip(new, verdicts)}
         return [self.known[pair] for pair in pairs]
 
