@@ -207,8 +207,7 @@ for name, recipe in named.items():
 #   products, each of them a sum over chips. XLA merges two such sums if they stand next to each other,
 #   and LoRA's gradient stood between them. Now LoRA reads a copy of the input. The copy is gone once
 #   the program is compiled.
-# - **Larger tiles.** The compiler lets one product use 16 MiB of on-chip memory. On several chips 03 asks
-#   for 32 on a v5p, for 96 on a v6e.
+# - **Larger tiles.** The compiler lets one product use 16 MiB of on-chip memory. On a v5p 03 asks for 32.
 #
 # ## 6. No tensor parallelism, nothing to wait for
 # On mesh (1, 4) every block ends in a sum over the chips. On mesh (4, 1) each chip has whole rows and

@@ -313,8 +313,8 @@ def make_eval_step(model, loss_fn):
     return eval_step
 
 
-# KiB of on-chip memory that one product may use; else 16 MiB. Large matrices gain (08, section 5).
-TILES = {"v5p": "32768", "v6e": "98304"}
+# For the TPU v5p's compiler. A product may use 32 MiB of the on-chip memory, not 16 (08, section 5).
+LARGE_TILES = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
 # Without tensor parallelism: weights are gathered while the chip multiplies (08, section 6).
 GATHERS_BESIDE = dict.fromkeys((
     "xla_enable_async_all_gather", "xla_tpu_enable_async_collective_fusion",
@@ -324,12 +324,10 @@ GATHERS_BESIDE = dict.fromkeys((
 
 
 def compiler_options(mesh):
-    """What the compiler is asked for on several chips of a v5p or v6e; None for all else."""
-    kind = chip_of(mesh.devices.flat[0].device_kind)
-    if kind not in TILES or mesh.size == 1:
+    """What the compiler is asked for on a v5p; None for other devices."""
+    if chip_of(mesh.devices.flat[0].device_kind) != "v5p":
         return None
-    return {"xla_tpu_scoped_vmem_limit_kib": TILES[kind]} | (
-        GATHERS_BESIDE if mesh.shape["tp"] == 1 else {})
+    return LARGE_TILES | (GATHERS_BESIDE if mesh.shape["tp"] == 1 else {})
 
 
 def jit_train_step(model, optimizer, loss_fn, state, options=None):
