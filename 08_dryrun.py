@@ -92,7 +92,8 @@ if libtpu:
 #
 # ## 2. The answers first
 # Will the 31B's training step fit a v5p-8, how long does a run take, what does it cost? Memory is
-# *compiled*, the steps' time *predicted*, the rest assumed. Section 8 has it for every slice.
+# *compiled*, the steps' time *predicted* (its range is section 9's), the rest assumed. Section 8 has it
+# for every slice.
 
 # %%
 import pandas as pd
@@ -101,11 +102,9 @@ from tpu_time import bands, fit
 
 answer = fit.will_it_fit("v5p", 4)
 cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
-steps_alone = bands.between(cost["minutes"]["optimizer steps"], form="{:.0f}")
 print(answer)
 print("\n".join(f"{minutes:5.1f} minutes: {part}" for part, minutes in cost["minutes"].items()))
-print(f"{cost['hours']:.1f} hours and {cost['dollars']:.0f} dollars for 10,000 published samples; "
-      f"the steps take {steps_alone} minutes by the anchors of section 9")
+print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000 published samples")
 
 # %% [markdown]
 # ## 3. What is compiled
