@@ -33,14 +33,6 @@ MODULES = ".*(q_einsum|kv_einsum|qkv_einsum|attn_vec_einsum|gate_proj|up_proj|do
 MODELS = {"270M": gemma3.ModelConfig.gemma3_270m, "1B": gemma3.ModelConfig.gemma3_1b_it,
           "E2B": gemma4.ModelConfig.gemma4_e2b}
 
-# Steps that ran 5,000 times on one chip or 1,000 times on four, means without the first:
-# (model, slice, mesh, rows, length, milliseconds, file).
-TIMED = (("270M", "v5e-1", "1x1", 16, 512, 106.30, "gemma3_270m_full_cce/all_runs.csv"),
-         *((*row, "gemma_1b_e2b_cce_transfer/training_summary.csv") for row in (
-             ("270M", "v5e-4", "4x1", 16, 512, 202.36), ("1B", "v5e-4", "4x1", 8, 512, 216.94),
-             ("E2B", "v5e-4", "4x1", 4, 256, 192.75))))
-
-
 def lower(row):
     """The step of a row of the table, and no options for the compiler.
 
@@ -73,14 +65,26 @@ def lower(row):
                                  optax.adamw(2e-4, weight_decay=0.0), options, model_input, batch), None
 
 
+def timed(model, chips, mesh, number, length, milliseconds, file):
+    """A step that ran 5,000 times on one chip or 1,000 times on four, mean without the first."""
+    row = {"model": model, "slice": chips, "mesh": mesh, "rows": number, "length": length}
+    return anchors.Anchor(
+        f"Tunix: LoRA step of Gemma {4 if model == 'E2B' else 3} {model}, {number} x {length} tokens",
+        chips, milliseconds, "host", f"deep-diver/tunix-accel (492fccc): 01-CCE/data/{file}, default",
+        "JAX 0.10.1", lower=lambda devices: lower(row)[0])
+
+
+SUMMARY = "gemma_1b_e2b_cce_transfer/training_summary.csv"
+TIMED = {
+    "tunix 270M v5e-1": timed("270M", "v5e-1", "1x1", 16, 512, 106.30, "gemma3_270m_full_cce/all_runs.csv"),
+    "tunix 270M v5e-4": timed("270M", "v5e-4", "4x1", 16, 512, 202.36, SUMMARY),
+    "tunix 1B v5e-4": timed("1B", "v5e-4", "4x1", 8, 512, 216.94, SUMMARY),
+    "tunix E2B v5e-4": timed("E2B", "v5e-4", "4x1", 4, 256, 192.75, SUMMARY)}
+
+
 def main():
     """Predict the timed steps that are not stored, then plan the rows that have no `ours_gib`."""
-    for model, chips, mesh, number, length, milliseconds, file in TIMED:
-        row = {"model": model, "slice": chips, "mesh": mesh, "rows": number, "length": length}
-        anchors.ANCHORS[f"tunix {model} {chips}"] = anchors.Anchor(
-            f"Tunix: LoRA step of Gemma {4 if model == 'E2B' else 3} {model}, {number} x {length} tokens",
-            chips, milliseconds, "host", f"deep-diver/tunix-accel (492fccc): 01-CCE/data/{file}, default",
-            "JAX 0.10.1", lower=lambda devices, row=row: lower(row)[0])
+    anchors.ANCHORS |= TIMED
     anchors.main(())
     rows = steps.stored_rows(STORED)
     for row in rows:
