@@ -536,7 +536,8 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # continues to the same bits, and so it does when its newest checkpoint is torn.
 #
 # ## Recap
-# - JAX compiles functions of trees, once per shape, for a whole mesh. Heads limit `tp`; rows and weights can be cut without it.
+# - JAX compiles functions of trees, once per shape, for a whole mesh. Heads limit `tp`; rows and
+#   weights can be cut without it.
 # - All modules have float32 adapters, which change nothing before the first step.
 # - The step weighs every token equally and returns only what changed.
 # - A run can be killed at any moment, and continues to the same bits.

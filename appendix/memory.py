@@ -33,6 +33,7 @@ MODULES = ".*(q_einsum|kv_einsum|qkv_einsum|attn_vec_einsum|gate_proj|up_proj|do
 MODELS = {"270M": gemma3.ModelConfig.gemma3_270m, "1B": gemma3.ModelConfig.gemma3_1b_it,
           "E2B": gemma4.ModelConfig.gemma4_e2b}
 
+
 def lower(row):
     """The step of a row of the table, and no options for the compiler.
 
@@ -75,11 +76,11 @@ def timed(model, chips, mesh, number, length, milliseconds, file):
 
 
 SUMMARY = "gemma_1b_e2b_cce_transfer/training_summary.csv"
-TIMED = {
-    "tunix 270M v5e-1": timed("270M", "v5e-1", "1x1", 16, 512, 106.30, "gemma3_270m_full_cce/all_runs.csv"),
-    "tunix 270M v5e-4": timed("270M", "v5e-4", "4x1", 16, 512, 202.36, SUMMARY),
-    "tunix 1B v5e-4": timed("1B", "v5e-4", "4x1", 8, 512, 216.94, SUMMARY),
-    "tunix E2B v5e-4": timed("E2B", "v5e-4", "4x1", 4, 256, 192.75, SUMMARY)}
+TIMED = {f"tunix {model} {chips}": timed(model, chips, *row) for model, chips, *row in (
+    ("270M", "v5e-1", "1x1", 16, 512, 106.30, "gemma3_270m_full_cce/all_runs.csv"),
+    ("270M", "v5e-4", "4x1", 16, 512, 202.36, SUMMARY),
+    ("1B", "v5e-4", "4x1", 8, 512, 216.94, SUMMARY),
+    ("E2B", "v5e-4", "4x1", 4, 256, 192.75, SUMMARY))}
 
 
 def main():

@@ -301,7 +301,7 @@ def measure(name):
 
 
 def main(names):
-    """Make the rows that are asked for, or all that are not stored; `ANCHORS` may have been added to."""
+    """Make the rows that are asked for, or all that are not stored."""
     compiler.start()
     compiler.register()
     for name in names or ANCHORS:

@@ -350,5 +350,6 @@ def page_data():
                                  *renters_rows(SMALL, ONE_CHIP | SLICES)]]
     return {"rows": rows, "fill": FILL, "every": EVERY, "saveEvery": SAVE_EVERY,
             "heldOut": HELD_OUT, "gbPerS": GB_PER_S,
-            "miss": math.exp(bands.typical_miss()), "compileMinutes": COMPILE_MINUTES, "checkpointGb": CHECKPOINT_GB,
+            "miss": math.exp(bands.typical_miss()),
+            "compileMinutes": COMPILE_MINUTES, "checkpointGb": CHECKPOINT_GB,
             "savedGb": {model: 12 * adapter_parameters(model) / 1e9 for model in CHECKPOINT_GB}}
