@@ -81,10 +81,17 @@ from helpers import chat, gemma, pictures, style, train, weights
 from tables import architecture
 from tables.stored import settings_here
 
+# %% [markdown]
+# The base model is no setting: the data says which tokenizer and model it is for, and how long a row
+# is. Where [08](08_dryrun.ipynb) has compiled this step for such rows and your slice, `settings_here`
+# brings the mesh, what is recomputed and the rows of a device.
+
 # %%
-FULL = train.Settings(**settings_here("31b"))
+data, meta, base, tokenizer = train.what_02_left()
+length = meta["sequence_length"]
+FULL = train.Settings(**settings_here("31b", length))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
-                     **{"rows_per_device": 1} | settings_here("e2b"))
+                     **{"rows_per_device": 1} | settings_here("e2b", length))
 TINY = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                       epochs=0.25, attention_block=128, validate_every=20, validation_rows=8,
                       checkpoint_every=20, answer_tokens=160)
@@ -94,13 +101,12 @@ cfg = replace(cfg, max_steps=int(os.environ.get("MAX_STEPS") or 0),
 cfg.table()
 
 # %% [markdown]
-# The base model is no setting: the data says which tokenizer and model it is for. A *mesh* arranges
-# the devices along two axes: `fsdp` cuts the batch and the storage of the weights, `tp` cuts heads and
-# columns (section 6). `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files
-# onto its devices. We ask for bfloat16 by name: Tunix's default is float32, at twice the bytes.
+# A *mesh* arranges the devices along two axes: `fsdp` cuts the batch and the storage of the weights,
+# `tp` cuts heads and columns (section 6). `load_base` calls Tunix's loader, which puts each weight of the
+# Hugging Face files onto its devices. We ask for bfloat16 by name: Tunix's default is float32, at twice
+# the bytes.
 
 # %%
-data, meta, base, tokenizer = train.what_02_left()
 train.keep_compilations(cfg.checkpoints)
 config = gemma.config_from_hf(base, dtype=cfg.dtype)
 config.remat_config = gemma.RematConfig[cfg.remat]
@@ -177,7 +183,7 @@ rows_per_step = micro_batches * micro_rows
 train_rows = train.PackedRows(data / "train")
 dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)
 batch = next(iter(dataset))
-print(f"a step: {micro_batches} micro-batches x {micro_rows} rows x {meta['sequence_length']} "
+print(f"a step: {micro_batches} micro-batches x {micro_rows} rows x {length} "
       f"tokens, {batch.segment_ids.max(-1).sum()} examples, "
       f"{(batch.segment_ids > 0).mean():.1%} no padding, {batch.loss_mask.mean():.1%} trained")
 first = jax.tree.map(lambda array: array[0, 0], batch)
@@ -208,13 +214,12 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 # %%
 helpers.show_source(train.token_losses, train.make_train_step)
 most = max(int(np.load(data / part / "loss_mask.npy").sum(-1).max()) for part in ("train", "val"))
-capacity = min(-(-most // 128) * 128, meta["sequence_length"] - 1)  # nothing is ever cut off
+capacity = min(-(-most // 128) * 128, length - 1)  # nothing is ever cut off
 loss_fn = train.make_loss(capacity)
 steps = train.steps_of(cfg, len(train_rows), rows_per_step)
 optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
                                  cfg.max_grad_norm)
-print(f"{steps} steps, {cfg.epochs:g} epochs; at most {most} trained tokens in a row of "
-      f"{meta['sequence_length']}")
+print(f"{steps} steps, {cfg.epochs:g} epochs; at most {most} trained tokens in a row of {length}")
 if steps < 20 and not cfg.max_steps:
     print(f"{steps} steps teach next to nothing: set epochs higher in section 1.")
 
@@ -340,7 +345,7 @@ helpers.write_json(helpers.run_dir("train", "answers.json"), {
 helpers.write_json(helpers.run_dir("train", "machine.json"), {
     **train.machine_facts(mesh, held), "load_seconds": load_seconds,
     "compile_seconds": compile_seconds, "steps": steps, "micro_batches": micro_batches,
-    "micro_rows": micro_rows, "sequence_length": meta["sequence_length"], "remat": cfg.remat})
+    "micro_rows": micro_rows, "sequence_length": length, "remat": cfg.remat})
 print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())))
 
 # %% [markdown]
@@ -477,9 +482,10 @@ pd.DataFrame(cut).T
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
 #
-# Heads limit only `tp`, and the fastest mesh that is compiled has none: with `mesh=(4, 1)` a chip keeps
-# whole rows and gathers the *weights*, which do not depend on what was just computed and can travel while
-# it multiplies. A sum over chips cannot. ([08](08_dryrun.ipynb), section 6, has its rows and its times.)
+# Heads limit only `tp`, and the fastest mesh that is compiled has none: on `(4, 1)` a chip keeps whole
+# rows and gathers the *weights*, which do not depend on what was just computed and can travel while it
+# multiplies. A sum over chips cannot. A v5p-8 has the memory for it with rows of 2,048 tokens: make such
+# rows in 02, and this page takes that mesh. ([08](08_dryrun.ipynb), section 6, has its times and its price.)
 #
 # <details><summary><b>More chips than four?</b></summary>
 #
@@ -517,9 +523,9 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # <details><summary><b>How can two trainers disagree about a mean?</b></summary>
 #
 # Tunix (0.1.7) averages each micro-batch, then the averages: a token counts more where few tokens
-# are trained. A test takes one plain step of gradient descent both ways. With equally many trained
-# tokens in both micro-batches the two steps agree to 1e-4 of their length; with uneven ones they
-# part. And Tunix's compiled step returns the whole model: for the 31B 14.6 GiB of fresh outputs on
+# are trained. (Its main branch weighs them since July 2026, 59deac39.) A test takes one plain step of
+# gradient descent both ways. With equally many trained tokens in both micro-batches the two steps agree
+# to 1e-4 of their length; with uneven ones they part. And Tunix's compiled step returns the whole model: for the 31B 14.6 GiB of fresh outputs on
 # each of four chips, where ours returns none (compiled, [08](08_dryrun.ipynb)).
 #
 # </details>

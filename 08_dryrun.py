@@ -236,9 +236,9 @@ steps.show(ours, {"recipe": "recipe", "seconds_predicted": "s, predicted",
 # multiplies all rows by it, so 44 MB of hidden states travel instead. The waits left are for the MLP's
 # weights, for the sum of the adapters' gradients, and for the chip's own copies.
 #
-# To train so, set `max_tokens` and `sequence_length` to 2,048 in 02, then in 03 `mesh=(4, 1)`,
-# `rows_per_device=1` and `rows_per_step=4`, and for int8 the two calls of 11. The price: longer examples
-# need rows of 4,096 and `BLOCK` recomputation.
+# To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: on a v5p-8, 03 then takes this mesh
+# by itself. (int8 adds the two calls of 11.) The price: of examples as long as CodeV-R1's 3 % are dropped
+# instead of none, and they are the longest.
 #
 # ## 7. The table
 # `DRYRUN=full python 08_dryrun.py` compiles what is not stored and writes after each row: stop it
@@ -299,7 +299,7 @@ for recipe in (steps.ROWS, steps.ROWS_INT8):
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md).
 #
 # ## 9. Against what others measured
-# These programs were timed on real chips by others. All but the all-reduce are compiled here again, in
+# These programs were timed on real chips by others. All but two collectives are compiled here again, in
 # the same shapes, and predicted (`python -m tpu_time.anchors`, `python -m appendix.memory`). Attention is
 # 2 % of MaxText's step and assumed at half the peak. Tunix's steps are LoRA, like ours.
 
@@ -345,9 +345,10 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middl
 # %% [markdown]
 # Cautions. These programs had earlier compilers. Whole steps miss in both directions: the published one is
 # predicted too short; MaxText's too long, and Tunix's of Gemma 3 too, on one chip as on four, so it is not
-# the links; Tunix's of Gemma 4 is hit. The all-reduce over 256 chips and the single call of AdamW miss most,
-# and no second anchor says why. Two of the model's rules were mended on MaxText's row, and the links' 0.90
-# comes from twins of the two loops.
+# the links; Tunix's of Gemma 4 is hit. The single call of AdamW misses most: it hands over 233 arrays, and
+# with arrays of one number that takes 0.46 ms on our CPU. The all-reduce is next. A gather over one ring is
+# hit, so the links keep their speed; what two axes of 256 chips cost beside it, no second anchor says. Two of
+# the model's rules were mended on MaxText's row, and the links' 0.90 comes from twins of the two loops.
 #
 # ## Recap
 # - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.

@@ -31,7 +31,7 @@ from tpu_time import anchors, compiler
 STORED = Path("data/anchors/memory.csv")
 MODULES = ".*(q_einsum|kv_einsum|qkv_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj).*"
 MODELS = {"270M": gemma3.ModelConfig.gemma3_270m, "1B": gemma3.ModelConfig.gemma3_1b_it,
-          "E2B": gemma4.ModelConfig.gemma4_e2b}
+          "E2B": gemma4.ModelConfig.gemma4_e2b, "E4B": gemma4.ModelConfig.gemma4_e4b}
 
 
 def lower(row):
@@ -41,7 +41,7 @@ def lower(row):
     """
     config = MODELS[row["model"]]()
     config.param_dtype = jnp.bfloat16  # as stored; Tunix computes Gemma 4 in float32 unless it is asked
-    kind = gemma4.Gemma4 if row["model"] == "E2B" else gemma3.Gemma3
+    kind = gemma4.Gemma4 if row["model"] in ("E2B", "E4B") else gemma3.Gemma3
     mesh = jax.make_mesh(tuple(map(int, row["mesh"].split("x"))), ("fsdp", "tp"),
                          devices=compiler.devices_of(row["slice"]),
                          axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -84,9 +84,8 @@ TIMED = {f"tunix {model} {chips}": timed(model, chips, *row) for model, chips, *
 
 
 def main():
-    """Predict the timed steps that are not stored, then plan the rows that have no `ours_gib`."""
-    anchors.ANCHORS |= TIMED
-    anchors.main(())
+    """Plan the rows that have no `ours_gib`, then predict the timed steps that are not stored."""
+    compiler.start()  # and no device before the last plan
     rows = steps.stored_rows(STORED)
     for row in rows:
         if row["ours_gib"]:
@@ -97,6 +96,8 @@ def main():
                 "date": str(datetime.date.today())}
         write_text(STORED, pd.DataFrame(rows).to_csv(index=False))
         print(*row.values(), flush=True)
+    anchors.ANCHORS |= TIMED
+    anchors.main(())
 
 
 if __name__ == "__main__":

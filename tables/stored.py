@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def compiled_rows(slice_name, size):
-    """Rows of notebook 03's step, on the mesh that it lays out by itself, as dicts of text.
+    """Rows of notebook 03's step at full depth, without int8 products, as dicts of text.
 
     Args:
       slice_name: such as v6e-8.
@@ -20,38 +20,45 @@ def compiled_rows(slice_name, size):
         return []
     with open(path, newline="", encoding="utf-8") as file:
         return [row for row in csv.DictReader(file)
-                if (row["trainer"], row["layers"], row["mesh"]) == ("03", "0", "")]
+                if (row["trainer"], row["layers"], row["int8_products"]) == ("03", "0", "False")]
 
 
-def compiled_fit(slice_name, size, base_dtype="bfloat16"):
-    """How notebook 03's step fits a slice: the row of data/dryrun/ that recomputes least.
+def compiled_fit(slice_name, size, base_dtype="bfloat16", row_length=4_096):
+    """How notebook 03's step fits a slice: of the rows of data/dryrun/ the nearest in length.
 
-    Among equals it is the one with the most rows at once.
+    Long enough comes first; among equals the one that recomputes least, with most rows at once.
 
     Args:
       slice_name: such as v6e-8.
       size: such as 31b.
       base_dtype: how the frozen base is stored.
+      row_length: tokens of a packed row.
 
     Returns:
-      The row as a dict of strings (`remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
+      The row as a dict of strings (`mesh`, `remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
       `limit_gib` ...), or None if no row of full depth is stored or none fits.
     """
     rows = [row for row in compiled_rows(slice_name, size) if row["fits"] == "True"
             and row["base_dtype"] == base_dtype]
     order = ("NONE", "BLOCK", "DECODER")
-    return min(rows, key=lambda row: (order.index(row["remat"]), -int(row["micro_batch"])),
-               default=None)
+
+    def rank(row):
+        spare = int(row["sequence_length"]) - row_length
+        return spare < 0, abs(spare), order.index(row["remat"]), -int(row["micro_batch"])
+
+    return min(rows, key=rank, default=None)
 
 
-def settings_here(size, base_dtype="bfloat16"):
-    """Settings of 03 with which its step is compiled for this machine: remat and rows_per_device.
+def settings_here(size, row_length):
+    """Settings of 03 with which its step is compiled for this machine: mesh, remat, rows_per_device.
 
     Empty if no such row is stored, or none that fits.
     """
-    row = compiled_fit(hardware.here().slice, size, base_dtype)
+    row = compiled_fit(hardware.here().slice, size, row_length=row_length)
     if row is None:
         return {}
     config = architecture.read_config(ROOT / "data" / "configs" / f"gemma4_{size}.json")
-    fsdp, _ = architecture.choose_mesh(config, int(row["chips"]))
-    return {"remat": row["remat"], "rows_per_device": int(row["micro_batch"]) // fsdp}
+    chosen = row["mesh"] and tuple(map(int, row["mesh"].split("x")))
+    fsdp, tp = chosen or architecture.choose_mesh(config, int(row["chips"]))
+    return {"mesh": (fsdp, tp), "remat": row["remat"],
+            "rows_per_device": int(row["micro_batch"]) // fsdp}

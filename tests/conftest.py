@@ -99,11 +99,11 @@ def parse(path):
         return ast.parse(Path(path).read_text())
 
 
-def load(source, *names):
+def load(source, *names, **given):
     """Execute only the imports and the named definitions of a notebook's source file.
 
     For functions that live in one notebook; what two files use is in `helpers` and imported.
-    Returns the definitions in the order named, or the only one itself when one is named.
+    `given` are names that they use. Returns the definitions in the order named, or the only one itself.
     """
     def wanted(node):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -114,7 +114,7 @@ def load(source, *names):
         return isinstance(node, (ast.Import, ast.ImportFrom))
     path = ROOT / source
     body = [node for node in parse(path).body if wanted(node)]
-    space = {"__name__": path.stem}
+    space = {"__name__": path.stem} | given
     exec(compile(ast.Module(body, []), str(path), "exec"), space)
     found = [space[name] for name in names]
     return found[0] if len(found) == 1 else found

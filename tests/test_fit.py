@@ -59,33 +59,33 @@ def test_quantised_weights_take_what_their_bits_say():
     assert sizes == pytest.approx([57.18, 29.9, 18.0], abs=0.2)
 
 
-@pytest.mark.parametrize("name, size, dtype, expected", [
-    ("v5p-8", "31b", "bfloat16", {"remat": "NONE", "rows_per_device": 2}),
-    ("v6e-8", "31b", "bfloat16", {"remat": "BLOCK", "rows_per_device": 2}),  # four over fsdp=2
-    ("v5e-8", "31b", "int8", {"remat": "DECODER", "rows_per_device": 1}),
-    ("v5e-4", "31b", "nf4", {"remat": "DECODER", "rows_per_device": 1}),
-    ("v5e-4", "31b", "bfloat16", {}), ("", "31b", "bfloat16", {}), ("v5e-4", "31b", "int7", {})])
+@pytest.mark.parametrize("name, size, length, expected", [
+    ("v5p-8", "31b", 4096, {"mesh": (1, 4), "remat": "NONE", "rows_per_device": 2}),
+    ("v5p-8", "31b", 3000, {"mesh": (1, 4), "remat": "NONE", "rows_per_device": 2}),
+    ("v5p-8", "31b", 2048, {"mesh": (4, 1), "remat": "NONE", "rows_per_device": 1}),
+    ("v5p-8", "31b", 9000, {"mesh": (1, 4), "remat": "NONE", "rows_per_device": 2}),
+    ("v6e-8", "31b", 4096, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 2}),
+    ("v5e-1", "e2b", 2048, {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1}),
+    ("v5e-4", "31b", 4096, {}), ("", "31b", 4096, {})])
 def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
-        monkeypatch, name, size, dtype, expected):
+        monkeypatch, name, size, length, expected):
     monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice=name))
-    assert stored.settings_here(size, dtype) == expected
+    assert stored.settings_here(size, length) == expected
 
 
-def test_the_price_and_03_speak_of_the_same_step(monkeypatch):
+def test_the_price_and_03_speak_of_the_same_step():
     """Two functions choose among the compiled rows of a slice; they must choose alike.
 
     (E2B in int8 on a v5e-1 is compiled with longer rows only, which leave too little to spare for a
-    price; there 03 takes that row's `remat`, and the price is an estimate.)
+    price; there the price is an estimate.)
     """
     compared = 0
     for name, size, dtype in itertools.product(NAMES, fit.LENGTHS, quantized.BASE_DTYPES):
-        monkeypatch.setattr(hardware, "here", lambda name=name: SimpleNamespace(slice=name))
-        mine = stored.settings_here(size, dtype)
-        kind, chips = NAMES[name]
-        priced = fit.best_fit(kind, chips, size, dtype)
+        mine = stored.compiled_fit(name, size, dtype, fit.LENGTHS[size][0])
+        priced = fit.best_fit(*NAMES[name], size, dtype)
         if mine and priced.compiled:
-            fsdp, _ = fit.mesh_of(size, chips)
-            assert (priced.remat, priced.rows // fsdp) == tuple(mine.values()), (name, size, dtype)
+            assert (priced.remat, priced.rows, priced.row_length) == (
+                mine["remat"], int(mine["micro_batch"]), int(mine["sequence_length"])), (name, size)
             compared += 1
     assert compared >= 9
 
@@ -107,7 +107,7 @@ def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
 
 
 def test_a_run_validates_and_saves_as_often_as_03():
-    full, e2b = load("03_train.py", "FULL", "E2B")
+    full, e2b = load("03_train.py", "FULL", "E2B", length=4096)
     for name, settings in (("31b", full), ("e2b", e2b)):
         assert fit.STEP_ROWS[name] == settings.rows_per_step
         assert fit.SAVE_EVERY[name] == settings.checkpoint_every

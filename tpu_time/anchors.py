@@ -6,7 +6,7 @@ Needs libtpu (`./setup.sh dryrun`), no TPU. Without names all rows that are not 
 take seconds, steps of a model minutes. Programs are stated again here in the shapes, types and order
 of their sources. (Two chunk loops were also subtracted from their twins to set the links' constant,
 which they do not use.) Every row names the clock that measured it: `trace` (the device's own),
-`host` (repeated) or `one call` (with dispatch).
+`host` (repeated), `one call` (with dispatch) or `not said`.
 """
 
 import datetime
@@ -83,6 +83,13 @@ def psum():
     """Seconds of an all-reduce of 17,408 x 17,408 bfloat16 numbers over a v6e-256."""
     grid = timing.Box("v6e", (16, 16))
     return timing.collective_time("all-reduce", 17_408**2 * 2, [list(range(256))], grid)[0]
+
+
+def ring():
+    """Seconds of an all-gather of 10 MB over the 16 chips of a v5e-128's longer side."""
+    grid = timing.Box("v5e", (8, 16))
+    rows = [list(range(first, first + 16)) for first in range(0, 128, 16)]
+    return timing.collective_time("all-gather", 10_000_000, rows, grid)[0]
 
 
 def chunked_product(token_chunk, vocab_chunk, tokens=8_192, width=320, vocabulary=262_144):
@@ -245,6 +252,10 @@ ANCHORS = {
         RECIPES + "trillium/collectives/README.md: 235.76 GB/s, formula in "
         "accelerator-microbenchmarks (c8db87f) benchmark_collectives.py", "jax 0.5.2",
         seconds=psum),
+    "gather v5e": Anchor(
+        "all-gather of 10 MB over a ring of 16 chips", "v5e-128",
+        1e3 * 10e6 / (2 * 0.95 * 45e9), "not said",
+        "jax-ml/scaling-book: sharding.md, 95 % of the claimed 45 GB/s each way", seconds=ring),
     "loop 128": Anchor(
         "projection to 262,144 words in 2,048 chunks of 128 x 8,192, with tanh and sum", "v5e-4",
         35.5334, "host", LOOPS + ", chunked_matmul_loop_bad", "jax 0.6.2, median of ten",
