@@ -128,7 +128,7 @@ style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shorte
 
 # %% [markdown]
 # ## 3. Fine-tune with LoRA, in about two minutes
-# The weights stay frozen. Beside each weight matrix we train two thin matrices, A and B; their
+# The weights stay frozen. Beside each matrix of attention and MLP we train two thin ones, A and B; their
 # product A·B is added to the frozen one. JAX compiles a whole optimizer step into one program.
 
 # %%

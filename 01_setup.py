@@ -53,7 +53,7 @@ from dataclasses import asdict, dataclass, replace
 import pandas as pd
 
 from helpers import checks, style
-from tables import hardware, published, stored
+from tables import hardware, stored
 from tpu_time import fit
 
 
@@ -99,8 +99,8 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # (attention and MLP) or DECODER (whole layers). Each line has the least that leaves a tenth of the chip
 # free, of the steps that were *compiled* by the TPU's own compiler if there is one, else *estimated*
 # from the model's shapes. *Real* tokens are not padding. Hours and dollars, where a time is predicted, are for
-# all of 03, loading and compiling included, on 10,000 examples of 922 tokens, as in the published recipe.
-# `e2b` is Gemma 4 E2B, the 31B's small sister.
+# all of 03 on 10,000 examples of 922 tokens, as in the published recipe; loading, compiling and saving
+# are assumed (for the 31B about half an hour). `e2b` is Gemma 4 E2B, the 31B's small sister.
 
 # %%
 def slice_row(found, price, tokens=10_000 * 922):
@@ -120,7 +120,8 @@ chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].com
 style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
-# So the series trains the 31B on a v5p-8 and serves it on a v6e-8; for E2B one chip is enough.
+# Like the published recipe, the series trains the 31B on a v5p-8 and serves it on a v6e-8; for E2B one
+# chip is enough.
 # [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the base in int8.
 #
 # **JAX on a v5p-8 shows four devices, on a v6e-8 eight. Why?**
@@ -133,28 +134,9 @@ style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 # </details>
 #
 # ### 62.5 GB have to go somewhere first
-# The checkpoint goes to a disk before it goes to the chips. On a classic TPU machine 85 of the boot
-# disk's 97 GB are taken when you arrive (published: arXiv 2605.25645, S2.3, and its repository).
-
-# %%
-train = published("hardware_training", "spec", "tpu")
-sheet = published("spec_sheet_reference", "item")  # the vendors' own sheets
-places = {"boot disk, free": train["boot_disk"] - train["boot_disk_used"],
-          "/dev/shm (half of host RAM)": sheet["v5p_host_ram_4chip"] / 2,
-          "HBM of one chip": train["hbm_per_chip"], "HBM of four chips": train["hbm_total"]}
-need = train["model_download"]
-fig, ax = style.figure(height=2.4)
-ax.barh(list(places), list(places.values()), height=0.6,
-        color=[style.RED if size < need else style.BLUE for size in places.values()])
-ax.axvline(need, color=style.BLACK, linewidth=1.2)
-ax.text(need + 4, -0.75, f"the 31B checkpoint, {need:g} GB", fontsize=9)
-ax.set(xlabel="GB", title="A v5p-8's classic boot disk is too small for the checkpoint",
-       ylim=(3.6, -1.2))
-ax.grid(axis="y", visible=False)
-style.finish(fig, "01_space", "published (arXiv 2605.25645, S2) and v5p data sheet")
-
-# %% [markdown]
-# Hence `TMPDIR=/dev/shm`, a disk in RAM: set it before you start Python. The scripts below do.
+# The checkpoint goes to a disk before it goes to the chips. Of a classic machine's boot disk of 97 GB 85
+# are taken when you arrive (published: arXiv 2605.25645, S2.3, and its repository). Hence
+# `TMPDIR=/dev/shm`, a disk in RAM: set it before you start Python. The scripts below do.
 #
 # ## 3. Create a machine, and delete it
 # `scripts/vm.sh` runs on your laptop, with `gcloud` logged in to a project with billing and quota
@@ -179,7 +161,8 @@ dry("delete", "gemma4-train", zone)
 # - `check` asks the hub whether the licence is accepted and the token works, before anything is rented.
 # - `create` waits in line for two hours at most: *flex-start* is cheaper than on demand, and yours until
 #   its time is up. Then it tries *spot*, spare capacity that can be taken back at any moment.
-#   `--max-run-duration` deletes the machine after three hours, whatever happens.
+#   `--max-run-duration` deletes both after three hours. Last comes the *classic* TPU API, which has no such
+#   limit: only you end that machine.
 # - `run` copies a script there and starts it: install, checks, 02 to 04, checkpoints in a *bucket* (a
 #   folder in Google Cloud Storage). Run it again on a new machine, and it goes on.
 # - `delete` ends it. The disk goes with the machine, the bucket stays.
@@ -195,8 +178,8 @@ for name in (cfg.train_slice, cfg.serve_slice):
           f"{WEEKEND * price:,.0f} (on demand, published rates)")
 
 # %% [markdown]
-# Three habits prevent it: the limit above, `scripts/vm.sh list` before you close the laptop, `delete`
-# for what it lists.
+# Three habits prevent it: the limit above, `scripts/vm.sh list ZONE` before you close the laptop,
+# `delete` for what it lists.
 #
 # ## 4. Write it down
 # `setup.json` says on what this run was made. It is written even if a check failed: send it to
@@ -212,8 +195,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 
 # %% [markdown]
 # ## Recap
-# You know whether this machine will do, what each slice holds, and how to create one that deletes
-# itself. When something goes wrong, look up the symptom in
+# You know whether this machine will do, what each slice holds, and how to create one and delete it. When something goes wrong, look up the symptom in
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
 # **Exercise.** A friend has quota for a v6e-4 only. Do the 31B's weights fit for serving, and how much

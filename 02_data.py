@@ -311,8 +311,8 @@ pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], asked[place][1].
 #
 # <details><summary>Answer</summary>
 #
-# Not here: the tiny world has one set of phrases, and widths and names differ. In real data it would be
-# an alarm; CodeV-R1's authors removed rows close to VerilogEval themselves.
+# Nearly: only the width differs (32 bits, not 16), because the tiny world has one set of phrases. In real
+# data it would be an alarm; CodeV-R1's authors removed rows close to VerilogEval.
 #
 # </details>
 #

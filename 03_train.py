@@ -46,8 +46,7 @@ helpers.machine(devices=4)
 # ## 1. Load the model and ask it
 # JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax is the
 # optimizer, Grain feeds data, Orbax writes checkpoints. The defaults of `train.Settings` are
-# mostly a published recipe for the 31B ([10](10_published.ipynb) asks what holds of it); a field is
-# explained where it is used.
+# mostly a published recipe for the 31B ([10](10_published.ipynb) asks what holds of it).
 #
 # <details><summary>If you know PyTorch</summary>
 #
@@ -83,8 +82,8 @@ from tables.stored import settings_here
 
 # %% [markdown]
 # The base model is no setting: the data says which tokenizer and model it is for, and how long a row
-# is. Where [08](08_dryrun.ipynb) has compiled this step for such rows and your slice, `settings_here`
-# brings the mesh, what is recomputed and the rows of a device.
+# is. Where [08](08_dryrun.ipynb) has compiled this step for your slice, `settings_here` brings the mesh,
+# what is recomputed and the rows of a device, as compiled for the nearest length.
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
@@ -141,10 +140,10 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # That is no counter. In section 5 you ask again.
 #
 # ## 2. LoRA: W + (α/r) · A · B
-# Each weight matrix W stays frozen. Beside it you train A, which reads the same input into `rank`
-# numbers, and B, which turns these into a correction of the output. Qwix finds the matrices by a
-# pattern over module paths and wraps them. (An *einsum* is a product whose axes have letters; Tunix
-# names its attention matrices after it.) The adapters are float32, because in bfloat16 Adam's
+# Each matrix W of attention and MLP stays frozen, like all else. Beside it you train A, which reads the
+# same input into `rank` numbers, and B, which turns these into a correction of the output. Qwix finds the
+# matrices by a pattern over module paths and wraps them. (An *einsum* is a product whose axes have letters;
+# Tunix names its attention matrices after it.) The adapters are float32, because in bfloat16 Adam's
 # beta2 = 0.999 rounds to 1 and its second moment would never decay.
 
 # %%
@@ -249,8 +248,8 @@ found = f"resuming from step {state.step}" if state.step else "starting at step 
 print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 
 # %% [markdown]
-# Compile the step ahead of its first call. That takes seconds now and minutes for the 31B, and it
-# tells what the step needs in memory: one that does not fit is refused here.
+# Compile the step ahead of its first call. For the 31B that takes minutes. It tells what the step needs
+# in memory: one that does not fit is refused here.
 
 # %%
 began = time.perf_counter()
@@ -294,11 +293,11 @@ style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# **The held-out loss turns up while the training loss still falls. What is the model doing?**
+# **What does it mean if the held-out loss turns up while the training loss still falls?**
 #
 # <details><summary>Answer</summary>
 #
-# It memorises its rows. The held-out loss counts: it is on requests that the model has not seen.
+# The model memorises its rows. The held-out loss counts: it is on requests that the model has not seen.
 # [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) has a figure with few rows,
 # where it happens.
 #
@@ -482,10 +481,9 @@ pd.DataFrame(cut).T
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
 #
-# Heads limit only `tp`, and the fastest mesh that is compiled has none: on `(4, 1)` a chip keeps whole
-# rows and gathers the *weights*, which do not depend on what was just computed and can travel while it
-# multiplies. A sum over chips cannot. A v5p-8 has the memory for it with rows of 2,048 tokens: make such
-# rows in 02, and this page takes that mesh. ([08](08_dryrun.ipynb), section 6, has its times and its price.)
+# Heads limit only `tp`. On a v5p-8 a mesh without it, `(4, 1)`, is predicted to be faster: a chip keeps
+# whole rows and gathers the *weights*, which can travel while it multiplies; a sum over chips cannot. With
+# `max_tokens` and `sequence_length` at 2,048 in 02 this page takes it ([08](08_dryrun.ipynb), section 6).
 #
 # <details><summary><b>More chips than four?</b></summary>
 #
@@ -525,8 +523,9 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # Tunix (0.1.7) averages each micro-batch, then the averages: a token counts more where few tokens
 # are trained. (Its main branch weighs them since July 2026, 59deac39.) A test takes one plain step of
 # gradient descent both ways. With equally many trained tokens in both micro-batches the two steps agree
-# to 1e-4 of their length; with uneven ones they part. And Tunix's compiled step returns the whole model: for the 31B 14.6 GiB of fresh outputs on
-# each of four chips, where ours returns none (compiled, [08](08_dryrun.ipynb)).
+# to 1e-4 of their length; with uneven ones they part. And Tunix's compiled step returns the whole
+# model: for the 31B 14.6 GiB of fresh outputs on each of four chips, where ours returns none (compiled,
+# [08](08_dryrun.ipynb)).
 #
 # </details>
 #

@@ -322,11 +322,10 @@ figures.draw_anchors(anchors)
 # than a whole compilation (which needs up to a tenth more, so the other tables never use it).
 
 # %%
-plans = pd.read_csv("data/anchors/memory.csv").dropna(subset="ours_gib")
-display(plans[["model", "slice", "mesh", "rows", "length", "theirs_gib", "ours_gib"]]
-        .style.hide(axis="index").format(precision=2))
-print(f"{(plans.miss.abs() <= 0.03).sum()} of {len(plans)} are within 3 %, the largest miss is "
-      f"{plans.miss.abs().max():.2%}")
+plans = pd.read_csv("data/anchors/memory.csv").rename(columns={"theirs_gib": "GiB a chip"})
+plans["largest miss"] = plans.miss.abs()
+plans.groupby(["model", "slice"], sort=False).agg(
+    {"GiB a chip": ["size", "min", "max"], "largest miss": "max"}).style.format(precision=4)
 
 # %% [markdown]
 # The published 31B step is known only as a whole run: 3.34 hours for 9,952 micro-steps, which is 1.21 s,

@@ -51,7 +51,7 @@ class Settings:
     max_steps: int = setting(0, "0: all; else the schedule is shorter")
     dtype: str = setting("bfloat16", "of the arithmetic; adapters are float32")
     mesh: tuple = setting((), "(fsdp, tp); empty: as much tp as the heads allow")
-    remat: str = setting("NONE", "or BLOCK, DECODER: what the backward pass computes again")
+    remat: str = setting("NONE", "BLOCK, DECODER: what is computed again")
     attention_block: int = setting(1_024, "queries at a time; sliding: half a window")
     log_every: int = setting(10, "steps between two lines")
     validate_every: int = setting(100, "steps")
