@@ -481,13 +481,13 @@ pd.DataFrame(cut).T
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
 #
-# Heads limit only `tp`. On a v5p-8 a mesh without it, `(4, 1)`, is predicted to be faster: a chip keeps
+# Heads limit only `tp`. On a v5p a mesh without it, such as `(4, 1)`, is predicted to be faster: a chip keeps
 # whole rows and gathers the *weights*, which can travel while it multiplies; a sum over chips cannot. With
 # `max_tokens` and `sequence_length` at 2,048 in 02 this page takes it ([08](08_dryrun.ipynb), section 6).
 #
 # <details><summary><b>More chips than four?</b></summary>
 #
-# All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4), and every host runs
+# All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4) or (16, 1), and every host runs
 # this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)).
 # A step has more rows then, and the learning rate is yours to find again.
 #

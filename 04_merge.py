@@ -248,7 +248,7 @@ if cfg.ask and told.exists():
 # ### The adapter alone
 # `adapter/` holds the same tuning in two gigabytes (at 31B), in the format of
 # [PEFT](https://github.com/huggingface/peft): `lora_A [r, in]` and `lora_B [out, r]` for each HF
-# matrix, and one copy.
+# matrix.
 #
 # **Why is the adapter of `k_proj` stored a second time, as `v_proj`, where there is no `v_proj`?**
 #

@@ -53,7 +53,7 @@ helpers.machine()
 # batching**). That is what a server does better than a loop over `generate`.
 #
 # `Options` is the only place that says what the server is: 06 takes chips and price from it, 07 its
-# server and the base. Every cell after the start is the same for all engines.
+# server and the base.
 
 # %%
 import time
@@ -339,7 +339,7 @@ assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 #
 # Gemma 4 has one, `google/gemma-4-31B-it-assistant`, which reads the model's cache. `ngram` needs no
 # model: it proposes what followed the last words the last time they occurred. The server beside ours
-# does that, for base and adapter alike. **Whose words will be easier to guess?**
+# does that, for base and adapter alike.
 
 # %%
 def answers(where, name):
@@ -357,16 +357,15 @@ if beside:
     for name, (_, count) in drafted.items():
         print(f"{name}: of {count['drafts']} drafts accepted, positions 1 to {cfg.draft_tokens}:",
               *(f"{share:.0%}" for share in count["by position"]),
-              f"| {count['tokens per step']:.2f} tokens a step")
+              f"| {count['tokens per step']:.2f} tokens a drafted step")
 
 # %% [markdown]
-# The tuned model's: its answers repeat names of the request, which `ngram` finds. **But a tuned model
-# leaves a trained drafter behind.** The assistant learned what the stock model says. With a model
-# tuned by LoRA others saw 3 to 13 % of its proposals accepted, and 21 to 25 % after eleven minutes of
-# training the drafter as well
+# Steps without a proposal are not counted, and most have none. **A tuned model leaves a trained drafter
+# behind.** The assistant learned what the stock model says. With a model tuned by LoRA others saw 3 to 13 %
+# of its proposals accepted, and 21 to 25 % after eleven minutes of training the drafter as well
 # ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)); a model of other
 # precision can fall to 0.2 % ([vllm 41789](https://github.com/vllm-project/vllm/issues/41789)). A refused
-# proposal was computed in vain, so measure before you promise: 06 prints the same line for any server
+# proposal was computed in vain, so measure before you promise: 06 prints the same counts for any server
 # with a drafter. For the 31B:
 
 # %%

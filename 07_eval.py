@@ -382,7 +382,8 @@ display(board.round(3))
 # ## 9. Two models on the same problems
 # Both models met the same problems and fail on the hard ones. A **paired** comparison takes that out:
 # one difference per problem. If the models were equally good, each difference could as well have the
-# other sign; p is the share of **sign flips** whose mean is at least as far from zero.
+# other sign; p is the share of **sign flips** whose mean is at least as far from zero (of 100,000 at most, so the least
+# is 2e-05).
 #
 # <details><summary><b>Which base is the fair rival: asked as the tuned model was, or as it likes
 # best?</b></summary>
@@ -445,7 +446,7 @@ style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 #
 # ## 10. Reading one failure
 # A score says how often, a failure says why. One answer of the tuned model that runs and differs, and
-# the signals up to the first mismatch: `_ref` is the reference's output, `_dut` the answer's.
+# the signals up to the first mismatch counted: `_ref` is the reference's output, `_dut` the answer's.
 
 # %%
 failing = judged["tuned"].query("plan == @main and category == 'mismatch'")

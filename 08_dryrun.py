@@ -211,7 +211,8 @@ for name, recipe in named.items():
 # ## 6. No tensor parallelism, nothing to wait for
 # On mesh (1, 4) every block ends in a sum over the chips. On mesh (4, 1) each chip has whole rows and
 # gathers the *weights*, which do not depend on what was just computed: they can travel ahead, while the
-# chip multiplies. Rows of 2,048 tokens, four at once, hold as many tokens as before.
+# chip multiplies. Rows of 2,048 tokens, four at once, hold as many tokens as before. On sixteen chips the
+# heads allow (4, 4), and rows need (16, 1).
 #
 # <details><summary><b>Heads forbid tp = 8 for the 31B. Which number forbids fsdp = 4?</b></summary>
 #
@@ -227,7 +228,8 @@ for name, recipe in named.items():
 # %%
 table = steps.stored("v5p-8_31b")
 ours = steps.in_order(table, [steps.OURS, steps.ROWS, steps.ROWS_INT8])
-steps.show(ours, {"recipe": "recipe", "seconds_predicted": "s, predicted",
+ours = pd.concat([ours, steps.stored("v5p-32_31b")])
+steps.show(ours, {"topology": "slice", "recipe": "recipe", "seconds_predicted": "s, predicted",
                   "seconds_exposed": "of these waiting", "hbm_gib": "sum GiB",
                   "tokens_per_second_predicted": "real tokens/s"})
 
@@ -236,8 +238,8 @@ steps.show(ours, {"recipe": "recipe", "seconds_predicted": "s, predicted",
 # multiplies all rows by it, so 44 MB of hidden states travel instead. The waits left are for the MLP's
 # weights, for the sum of the adapters' gradients, and for the chip's own copies.
 #
-# To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: on a v5p-8, 03 then takes this mesh
-# by itself. (int8 adds the two calls of 11.) The price: of examples as long as CodeV-R1's 3 % are dropped
+# To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: on a v5p, 03 then takes this mesh by
+# itself. (int8 adds the two calls of 11.) The price: of examples as long as CodeV-R1's 3 % are dropped
 # instead of none, and they are the longest.
 #
 # ## 7. The table

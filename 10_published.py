@@ -436,9 +436,7 @@ helpers.write_json(helpers.run_dir("published.json"), {
 # point; and no profile behind an explanation. [06](06_bench.ipynb) is built against the first two: the cache is off,
 # every point has its own seed, and the server's own count of cached tokens is read back.
 #
-# What this series does otherwise is in `data/published/corrections.csv`, with the page that shows it;
-# the five that matter most are in the
-# [README](https://github.com/OWNER/gemma4-on-tpu/blob/main/README.md#five-things-that-go-wrong).
+# What this series does otherwise is in `data/published/corrections.csv`, with the page that shows it.
 #
 # ## Recap
 # The divisions are right and the training times are real. By the authors' own data, cold and at one

@@ -1,6 +1,6 @@
 """Fine-tune Gemma 4 with LoRA and merge the result: notebooks 02 to 04 in one file, to copy.
 
-    pip install google-tunix==0.1.7 "jax[tpu]"
+    pip install google-tunix==0.1.7 "jax[tpu]==0.10.2"
     python recipe.py --model MODEL --data chats.jsonl --out OUT
 
 MODEL is a Gemma 4 (31B, E2B, E4B): a folder, or a name on the hub. A line of chats.jsonl is

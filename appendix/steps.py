@@ -90,6 +90,7 @@ ELSEWHERE = [
     replace(E2B, topology="v6e-1"),
     replace(E2B, recipe="ours, DECODER remat", topology="v5e-1", remat="DECODER"),
     replace(OURS, topology="v5p-32", micro_batch=8),
+    replace(ROWS, recipe="ours, mesh (16, 1)", topology="v5p-32", mesh="16x1", micro_batch=16),
     replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
             remat="BLOCK"),
     NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),

@@ -315,19 +315,19 @@ def make_eval_step(model, loss_fn):
 
 # For the TPU v5p's compiler. A product may use 32 MiB of the on-chip memory, not 16 (08, section 5).
 LARGE_TILES = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
-# Without tensor parallelism: weights are gathered while the chip multiplies (08, section 6).
+# Without tensor parallelism: weights are gathered while the chip multiplies (08, section 6), whole.
 GATHERS_BESIDE = dict.fromkeys((
     "xla_enable_async_all_gather", "xla_tpu_enable_async_collective_fusion",
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
     "xla_tpu_enable_async_collective_fusion_multiple_steps",
-    "xla_tpu_overlap_compute_collective_tc"), True)
+    "xla_tpu_overlap_compute_collective_tc"), True) | {"xla_tpu_all_gather_collective_matmul_mode": "none"}
 
 
 def compiler_options(mesh):
-    """What the compiler is asked for on a v5p; None for other devices."""
-    if chip_of(mesh.devices.flat[0].device_kind) != "v5p":
-        return None
-    return LARGE_TILES | (GATHERS_BESIDE if mesh.shape["tp"] == 1 else {})
+    """What a TPU's compiler is asked for; None for nothing."""
+    chip, rows_alone = chip_of(mesh.devices.flat[0].device_kind), mesh.shape["fsdp"] == mesh.size > 1
+    options = LARGE_TILES if chip == "v5p" else {}
+    return options | (GATHERS_BESIDE if chip in ("v5e", "v5p", "v6e") and rows_alone else {}) or None
 
 
 def jit_train_step(model, optimizer, loss_fn, state, options=None):

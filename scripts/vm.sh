@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # A TPU machine from your laptop: check, create, connect, list, delete. Needs gcloud, logged in.
 #   scripts/vm.sh check  [MODEL]                    licence and token, before anything is rented
-#   scripts/vm.sh create NAME SLICE [ZONE] [HOURS]  v5p-8, v6e-8, v6e-1 ...; deleted after HOURS (3) at the latest
+#   scripts/vm.sh create NAME SLICE [ZONE] [HOURS]  v5p-8, v6e-8, v6e-1 ...; deleted after HOURS (3), unless classic
 #   scripts/vm.sh bucket BUCKET ZONE                make a bucket near it, and let the machines write there
 #   scripts/vm.sh run    NAME ZONE SCRIPT [WORD...] start a script of scripts/ there, watch its log
 #   scripts/vm.sh ssh    NAME ZONE                  a shell, with port 8888 of the machine on this laptop
-#   scripts/vm.sh list   [ZONE...]                  what runs, and so what costs
+#   scripts/vm.sh list   [ZONE...]                  what costs; classic machines only in a ZONE
 #   scripts/vm.sh delete NAME ZONE                  end a machine, however it was made
 # DRY_RUN=1 prints the commands and runs none. CLASSIC=1 uses the Cloud TPU API (no guard on run time).
 set -euo pipefail
@@ -76,7 +76,7 @@ run)
   if [ -n "${CLASSIC:-}" ]; then api=(compute tpus tpu-vm); fi
   run gcloud "${api[@]}" scp "$script" "$name": --zone="$zone"
   run gcloud "${api[@]}" ssh "$name" --zone="$zone" \
-    --command="setsid nohup bash $(basename "$script") ${*:5} > run.log 2>&1 < /dev/null & tail -f run.log"
+    --command="${HF_TOKEN:+HF_TOKEN=$HF_TOKEN }setsid nohup bash $(basename "$script") ${*:5} > run.log 2>&1 < /dev/null & tail -f run.log"
   ;;
 ssh)
   api=(compute)

@@ -120,7 +120,8 @@ def start(options, folder, wait=True):
     stop(folder)
     port = _free_port(options.host, options.port)
     if options.docker:
-        prepare("docker", "pull", options.image or IMAGES[options.engine])
+        image = shlex.quote(options.image or IMAGES[options.engine])
+        prepare("sh", "-c", f"docker image inspect {image} >/dev/null 2>&1 || docker pull {image}")
         _remove(container_of(folder))  # one that lost its record has the same name
     else:
         prepare("bash", "setup.sh", "serve-tpu" if options.engine == "tpu" else "serve")
