@@ -24,7 +24,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: stored results are shown |
 # | **Takes** | `data/configs/` (shapes of the models); no weights, no data |
 # | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
-# | **Costs** | one to three minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 15 CPU minutes and 8 to 17 GB of memory per row of all 60 layers. No TPU |
+# | **Costs** | one to three minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 17 GB of memory per row of all 60 layers. No TPU |
 #
 # The outputs shown are those of the tiny run on two CPU cores; the numbers in them are about the
 # 31B and E2B on real TPU slices: *compiled* (counts) or *predicted* (times), not measured. Terms
@@ -211,8 +211,8 @@ for name, recipe in named.items():
 # ## 6. No tensor parallelism, nothing to wait for
 # On mesh (1, 4) every block ends in a sum over the chips. On mesh (4, 1) each chip has whole rows and
 # gathers the *weights*, which do not depend on what was just computed: they can travel ahead, while the
-# chip multiplies. Rows of 2,048 tokens, four at once, hold as many tokens as before. On sixteen chips the
-# heads allow (4, 4), and rows need (16, 1).
+# chip multiplies. Rows of 2,048 tokens, four at once, hold as many tokens as before. On a v5p-32 the heads
+# ask for (4, 4), on a v6e-8 for (2, 4).
 #
 # <details><summary><b>Heads forbid tp = 8 for the 31B. Which number forbids fsdp = 4?</b></summary>
 #
@@ -228,9 +228,9 @@ for name, recipe in named.items():
 # %%
 table = steps.stored("v5p-8_31b")
 ours = steps.in_order(table, [steps.OURS, steps.ROWS, steps.ROWS_INT8])
-ours = pd.concat([ours, steps.stored("v5p-32_31b")])
-steps.show(ours, {"topology": "slice", "recipe": "recipe", "seconds_predicted": "s, predicted",
-                  "seconds_exposed": "of these waiting", "hbm_gib": "sum GiB",
+ours = pd.concat([ours, steps.stored("v5p-32_31b"), steps.stored("v6e-8_31b")])
+steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
+                  "seconds_predicted": "s, predicted", "seconds_exposed": "of these waiting",
                   "tokens_per_second_predicted": "real tokens/s"})
 
 # %% [markdown]
@@ -239,8 +239,8 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "seconds_predicted": 
 # weights, for the sum of the adapters' gradients, and for the chip's own copies.
 #
 # To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: on a v5p, 03 then takes this mesh by
-# itself. (int8 adds the two calls of 11.) The price: of examples as long as CodeV-R1's 3 % are dropped
-# instead of none, and they are the longest.
+# itself. int8 adds the two calls of 11, and on a v6e-8, where whole rows fit only so, `mesh=(8, 1)`. The
+# price: of examples as long as CodeV-R1's 3 % are dropped instead of none, and they are the longest.
 #
 # ## 7. The table
 # `DRYRUN=full python 08_dryrun.py` compiles what is not stored and writes after each row: stop it
