@@ -361,7 +361,7 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 # %% [markdown]
 # - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all.
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: it fits in bfloat16, and storage alone saves no time. With
-#   int8 *products* on mesh (4, 1) a v5p-8 is faster ([08](08_dryrun.ipynb), section 6).
+#   int8 *products* and no tensor parallelism v5p-8 and v6e-8 are faster ([08](08_dryrun.ipynb), section 6).
 # - **v5e-1**: E2B needs no quantising. E4B does, and NF4 lets its rows be twice as long as int8.
 #
 # To train the 31B on a v5e-4, set `max_tokens` and `sequence_length` to 2,048 in 02, and in 03
