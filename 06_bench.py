@@ -167,7 +167,8 @@ results = sweep(client, options, cfg, results_in)
 table = load.rows(results, cfg.slo, machine.dollars_per_hour)
 table = table.join(pd.DataFrame([limits.floors(result, machine, config) for result in results]))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
-shown = {"requests": "requests", "failed": "failed", "delivered_rps": "delivered /s", "goodput_rps": "goodput /s",
+shown = {"requests": "requests", "failed": "failed",
+         "delivered_rps": "delivered /s", "goodput_rps": "goodput /s",
          "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
          "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}
 middle = table.groupby(["input_len", "output_len", "rate"]).median(numeric_only=True)
@@ -306,7 +307,7 @@ if confirmed and log.exists() and made.exists():
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
-own = helpers.run_dir("bench", "own.jsonl")  # ← your own file: set the path, drop the rest of this cell
+own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set the path, drop the rest of the cell
 asked = [server.chat_request(path.read_text(), recipe)["messages"]
          for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))]
 ids = sorted((chat.prompt_ids(tokenizer, messages, server.as_trained(recipe)[0])
@@ -317,8 +318,8 @@ texts = [tokenizer.decode(each[own_bos:]) for each in ids]
 helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
 
 # %%
-lengths = [len(server.post(record, "/tokenize", json.loads(line) | {"model": record["name"]})["tokens"])
-           for line in own.read_text().splitlines()]
+sent = [json.loads(line) | {"model": record["name"]} for line in own.read_text().splitlines()]
+lengths = [len(server.post(record, "/tokenize", each)["tokens"]) for each in sent]
 own_regime = (max(lengths), 128)  # the most tokens of a prompt and of an answer
 quarter = float(f"{table.delivered_rps.max() / 4:.2g}")  # of what it can take, per second
 traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
