@@ -17,7 +17,7 @@ from verilog import asking
 def tiny(source, /, **changes):
     """The tiny settings of a notebook, with some fields changed."""
     names = ("FULL", "TINY") if source[:2] == "03" else ("Settings", "FULL", "TINY")
-    return replace(load(source, *names)[-1], **changes)
+    return replace(load(source, *names, length=512)[-1], **changes)
 
 
 # ── The table itself ──
@@ -36,7 +36,7 @@ def test_every_field_of_the_table_exists():
         for number, fields in zip(places[::2], places[1::2], strict=True):
             source = next(ROOT.glob(f"{number}_*.py"))
             own = ["Settings"] if "class Settings" in source.read_text() else []
-            settings = load(source.name, *own, "TINY", "FULL")[-1]
+            settings = load(source.name, *own, "TINY", "FULL", length=512)[-1]
             named = set(re.findall(r"`(\w+)`", fields))
             assert named and named <= set(settings.__dataclass_fields__), (what, number, named)
 
