@@ -348,7 +348,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middl
 # predicted too short; MaxText's too long, and Tunix's of Gemma 3 too, on one chip as on four, so it is not
 # the links; Tunix's of Gemma 4 is hit. The single call of AdamW misses most: it hands over 233 arrays, and
 # with arrays of one number that takes 0.46 ms on our CPU. The all-reduce is next. A gather over one ring is
-# hit, so the links keep their speed; what two axes of 256 chips cost beside it, no second anchor says. Two of
+# hit, so the links keep their speed; what 64 hosts that start one call cost, no second anchor says. Two of
 # the model's rules were mended on MaxText's row, and the links' 0.90 comes from twins of the two loops.
 #
 # ## Recap
