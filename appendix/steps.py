@@ -76,9 +76,9 @@ ROWS = replace(OURS, recipe="ours, mesh (4, 1)", mesh="4x1", micro_batch=4, sequ
                loss="1024")
 ROWS_INT8 = replace(ROWS, recipe="ours, mesh (4, 1), int8 products", base_dtype="int8",
                     int8_products=True)
-V6E_ROWS = replace(ROWS, recipe="ours, mesh (8, 1), BLOCK remat", topology="v6e-8", mesh="8x1",
-                   micro_batch=8, remat="BLOCK")
-V6E_INT8 = replace(V6E_ROWS, recipe="ours, mesh (8, 1), int8 products, BLOCK remat",
+V6E_ROWS = replace(ROWS, recipe="ours, mesh (8, 1), DECODER remat", topology="v6e-8", mesh="8x1",
+                   micro_batch=8, remat="DECODER")
+V6E_INT8 = replace(V6E_ROWS, recipe="ours, mesh (8, 1), int8 products, BLOCK remat", remat="BLOCK",
                    base_dtype="int8", int8_products=True)
 ROAD = {PUBLISHED: "published",
         replace(PUBLISHED, recipe="published + bfloat16, no remat", compute_dtype="bfloat16",

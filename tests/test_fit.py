@@ -66,6 +66,7 @@ def test_quantised_weights_take_what_their_bits_say():
     ("v5p-32", "31b", 2048, {"mesh": (16, 1), "remat": "NONE", "rows_per_device": 1}),
     ("v5p-8", "31b", 9000, {"mesh": (1, 4), "remat": "NONE", "rows_per_device": 2}),
     ("v6e-8", "31b", 4096, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 2}),
+    ("v6e-8", "31b", 2048, {"mesh": (8, 1), "remat": "DECODER", "rows_per_device": 1}),
     ("v5e-1", "e2b", 2048, {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1}),
     ("v5e-4", "31b", 4096, {}), ("", "31b", 4096, {})])
 def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
