@@ -121,8 +121,7 @@ style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
 # Like the published recipe, the series trains the 31B on a v5p-8 and serves it on a v6e-8; for E2B one
-# chip is enough.
-# [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the base in int8.
+# chip is enough. [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the base in int8.
 #
 # **JAX on a v5p-8 shows four devices, on a v6e-8 eight. Why?**
 #
@@ -195,7 +194,8 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 
 # %% [markdown]
 # ## Recap
-# You know whether this machine will do, what each slice holds, and how to create one and delete it. When something goes wrong, look up the symptom in
+# You know whether this machine will do, what each slice holds, and how to create one and delete it. When
+# something goes wrong, look up the symptom in
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
 # **Exercise.** A friend has quota for a v6e-4 only. Do the 31B's weights fit for serving, and how much

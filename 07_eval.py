@@ -382,8 +382,8 @@ display(board.round(3))
 # ## 9. Two models on the same problems
 # Both models met the same problems and fail on the hard ones. A **paired** comparison takes that out:
 # one difference per problem. If the models were equally good, each difference could as well have the
-# other sign; p is the share of **sign flips** whose mean is at least as far from zero (of 100,000 at most, so the least
-# is 2e-05).
+# other sign; p is the share of **sign flips** whose mean is at least as far from zero (of 100,000 at
+# most, so the least is 2e-05).
 #
 # <details><summary><b>Which base is the fair rival: asked as the tuned model was, or as it likes
 # best?</b></summary>

@@ -238,9 +238,9 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 # multiplies all rows by it, so 44 MB of hidden states travel instead. The waits left are for the MLP's
 # weights, for the sum of the adapters' gradients, and for the chip's own copies.
 #
-# To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: 03 then takes these meshes by itself. int8
-# adds the two calls of 11, and on a v6e-8 `remat="BLOCK"`. The price: of examples as long as CodeV-R1's 3 %
-# are dropped instead of none, and they are the longest.
+# To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: 03 then takes these meshes by itself.
+# int8 adds the two calls of 11, and on a v6e-8 `remat="BLOCK"`. The price: of examples as long as
+# CodeV-R1's 3 % are dropped instead of none, and they are the longest.
 #
 # ## 7. The table
 # `DRYRUN=full python 08_dryrun.py` compiles what is not stored and writes after each row: stop it

@@ -41,7 +41,7 @@ def lower(row):
     """
     config = MODELS[row["model"]]()
     config.param_dtype = jnp.bfloat16  # as stored; Tunix computes Gemma 4 in float32 unless it is asked
-    kind = gemma4.Gemma4 if row["model"] in ("E2B", "E4B") else gemma3.Gemma3
+    kind = gemma4.Gemma4 if isinstance(config, gemma4.ModelConfig) else gemma3.Gemma3
     mesh = jax.make_mesh(tuple(map(int, row["mesh"].split("x"))), ("fsdp", "tp"),
                          devices=compiler.devices_of(row["slice"]),
                          axis_types=(jax.sharding.AxisType.Auto,) * 2)

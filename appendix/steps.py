@@ -76,10 +76,6 @@ ROWS = replace(OURS, recipe="ours, mesh (4, 1)", mesh="4x1", micro_batch=4, sequ
                loss="1024")
 ROWS_INT8 = replace(ROWS, recipe="ours, mesh (4, 1), int8 products", base_dtype="int8",
                     int8_products=True)
-V6E_ROWS = replace(ROWS, recipe="ours, mesh (8, 1), DECODER remat", topology="v6e-8", mesh="8x1",
-                   micro_batch=8, remat="DECODER")
-V6E_INT8 = replace(V6E_ROWS, recipe="ours, mesh (8, 1), int8 products, BLOCK remat", remat="BLOCK",
-                   base_dtype="int8", int8_products=True)
 ROAD = {PUBLISHED: "published",
         replace(PUBLISHED, recipe="published + bfloat16, no remat", compute_dtype="bfloat16",
                 remat="NONE"): "bfloat16, no remat",
@@ -95,7 +91,10 @@ ELSEWHERE = [
     replace(E2B, recipe="ours, DECODER remat", topology="v5e-1", remat="DECODER"),
     replace(OURS, topology="v5p-32", micro_batch=8),
     replace(ROWS, recipe="ours, mesh (16, 1)", topology="v5p-32", mesh="16x1", micro_batch=16),
-    V6E_ROWS, V6E_INT8,
+    replace(ROWS, recipe="ours, mesh (8, 1), DECODER remat", topology="v6e-8", mesh="8x1",
+            micro_batch=8, remat="DECODER"),
+    replace(ROWS_INT8, recipe="ours, mesh (8, 1), int8 products, BLOCK remat", topology="v6e-8",
+            mesh="8x1", micro_batch=8, remat="BLOCK"),
     replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
             remat="BLOCK"),
     NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),

@@ -325,9 +325,11 @@ GATHERS_BESIDE = dict.fromkeys((
 
 def compiler_options(mesh):
     """What a TPU's compiler is asked for; None for nothing."""
-    chip, rows_alone = chip_of(mesh.devices.flat[0].device_kind), mesh.shape["fsdp"] == mesh.size > 1
+    chip = chip_of(mesh.devices.flat[0].device_kind)
     options = LARGE_TILES if chip == "v5p" else {}
-    return options | (GATHERS_BESIDE if chip in ("v5e", "v5p", "v6e") and rows_alone else {}) or None
+    if chip in ("v5e", "v5p", "v6e") and mesh.shape["fsdp"] == mesh.size > 1:
+        options = options | GATHERS_BESIDE
+    return options or None
 
 
 def jit_train_step(model, optimizer, loss_fn, state, options=None):

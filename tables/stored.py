@@ -58,7 +58,7 @@ def settings_here(size, row_length):
     if row is None:
         return {}
     config = architecture.read_config(ROOT / "data" / "configs" / f"gemma4_{size}.json")
-    chosen = row["mesh"] and tuple(map(int, row["mesh"].split("x")))
-    fsdp, tp = chosen or architecture.choose_mesh(config, int(row["chips"]))
+    fsdp, tp = (map(int, row["mesh"].split("x")) if row["mesh"]
+                else architecture.choose_mesh(config, int(row["chips"])))
     return {"mesh": (fsdp, tp), "remat": row["remat"],
             "rows_per_device": int(row["micro_batch"]) // fsdp}

@@ -394,14 +394,13 @@ def test_the_table_of_the_series_is_what_vllm_measured():
         last, above = bench.kept_up(part)
         assert last < above and part.rate.nunique() >= 5
         assert set(part.groupby("rate").size()) == {3}
-        assert part.groupby("rate").flag.count().max() <= 1, "tokens that a stalled client read all at once"
     for entry in table.itertuples():
         name = f"{entry.input_len}-{entry.output_len}_{entry.rate:g}_{entry.repeat}.json"
         raw = json.loads((RUN / "bench" / name).read_text())
         assert raw["request_throughput"] == pytest.approx(raw["completed"] / raw["duration"])
         assert entry.ttft_p50_ms == pytest.approx(1e3 * np.median(raw["ttfts"]))
         assert np.median(raw["input_lens"]) == pytest.approx(entry.input_len, abs=4)
-        assert set(raw["output_lens"]) == {entry.output_len}
+        assert set(raw["output_lens"]) == {entry.output_len} and not entry.flag == entry.flag
         assert bench.share_kept(raw, slo) == pytest.approx(
             raw["request_goodput"] * raw["duration"] / raw["completed"]), "vLLM's own count of good requests"
     longs = [json.loads(path.read_text()) for path in (RUN / "bench").glob("*_long.json")]

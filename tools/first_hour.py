@@ -145,7 +145,8 @@ def markdown(report):
     """The report as a block that can be sent as an issue, predictions beside measurements."""
     about = report["about"]
     found = {name: entry.get("result", {}) for name, entry in report["stages"].items()}
-    guess = stored.compiled_fit(about["slice"], about["size"]) or {}
+    length = found.get("train", {}).get("sequence_length", 4_096)
+    guess = stored.compiled_fit(about["slice"], about["size"], row_length=length) or {}
     lines = [f"### First hour on a {about['slice'] or 'CPU'} (size {about['size']})", "",
              f"{about['chips']} chips, {about['hosts']} host(s), commit {about['commit']}", "",
              "| | measured | compiled or predicted (08) |", "|---|---|---|"]
