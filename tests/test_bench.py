@@ -394,16 +394,19 @@ def test_the_table_of_the_series_is_what_vllm_measured():
         last, above = bench.kept_up(part)
         assert last < above and part.rate.nunique() >= 5
         assert set(part.groupby("rate").size()) == {3}
+        longs = [json.loads(path.read_text())
+                 for path in (RUN / "bench").glob("-".join(map(str, regime)) + "_*_long.json")]
+        assert bool(longs) == bench.within(part).any(), "a price is tried where a rate kept the objective"
+        assert all(raw["completed"] >= 20 for raw in longs)
+    assert table.flag.isna().mean() > 0.5, "a busy machine may stall a client now and then, not always"
     for entry in table.itertuples():
         name = f"{entry.input_len}-{entry.output_len}_{entry.rate:g}_{entry.repeat}.json"
         raw = json.loads((RUN / "bench" / name).read_text())
         assert raw["request_throughput"] == pytest.approx(raw["completed"] / raw["duration"])
         assert entry.ttft_p50_ms == pytest.approx(1e3 * np.median(raw["ttfts"]))
         assert np.median(raw["input_lens"]) == pytest.approx(entry.input_len, abs=4)
-        assert set(raw["output_lens"]) == {entry.output_len} and not entry.flag == entry.flag
+        assert set(raw["output_lens"]) == {entry.output_len}
         assert bench.share_kept(raw, slo) == pytest.approx(
             raw["request_goodput"] * raw["duration"] / raw["completed"]), "vLLM's own count of good requests"
-    longs = [json.loads(path.read_text()) for path in (RUN / "bench").glob("*_long.json")]
-    assert longs and all(raw["completed"] >= 20 for raw in longs)
     for name in ("throughput", "latency", "requests", "cost", "timeline"):
         assert (RUN / "figures" / f"06_{name}.png").stat().st_size > 10_000
