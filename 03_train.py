@@ -101,9 +101,7 @@ cfg.table()
 
 # %% [markdown]
 # A *mesh* arranges the devices along two axes: `fsdp` cuts the batch and the storage of the weights,
-# `tp` cuts heads and columns (section 6). `load_base` calls Tunix's loader, which puts each weight of the
-# Hugging Face files onto its devices. We ask for bfloat16 by name: Tunix's default is float32, at twice
-# the bytes.
+# `tp` cuts heads and columns (section 6).
 
 # %%
 train.keep_compilations(cfg.checkpoints)
@@ -111,6 +109,28 @@ config = gemma.config_from_hf(base, dtype=cfg.dtype)
 config.remat_config = gemma.RematConfig[cfg.remat]
 mesh = gemma.make_mesh(config, cfg.mesh)
 fsdp, tp = mesh.devices.shape
+
+# %% [markdown]
+# The optimizer step takes minutes to compile for the 31B, and that needs no weights: shapes will do. So
+# a thread begins now, before the weights are loaded. Sections 3 and 4 explain what it is given.
+
+# %%
+train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
+micro_batches, micro_rows = train.micro_batches_of(cfg, fsdp)
+rows_per_step = micro_batches * micro_rows
+steps = train.steps_of(cfg, len(train_rows), rows_per_step)
+optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
+                                 cfg.max_grad_norm)
+capacity = train.capacity_of(train_rows, val_rows)  # trained tokens of the fullest row
+loss_fn = train.make_loss(capacity)
+ahead = train.compile_ahead(cfg, config, mesh, optimizer, loss_fn,
+                            (micro_batches, micro_rows, length))
+
+# %% [markdown]
+# `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files onto its devices. We
+# ask for bfloat16 by name: Tunix's default is float32, at twice the bytes.
+
+# %%
 began = time.perf_counter()
 with helpers.phase(f"loading {meta['base_model']} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
     model = gemma.place(gemma.load_base(base, config, mesh), mesh)
@@ -177,9 +197,6 @@ made.groupby(["module", "A", "B"], sort=False).numbers.agg(["size", "sum"])
 
 # %%
 helpers.show_source(train.make_dataset, train.packed_mask)
-micro_batches, micro_rows = train.micro_batches_of(cfg, fsdp)
-rows_per_step = micro_batches * micro_rows
-train_rows = train.PackedRows(data / "train")
 dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)
 batch = next(iter(dataset))
 print(f"a step: {micro_batches} micro-batches x {micro_rows} rows x {length} "
@@ -212,13 +229,7 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 
 # %%
 helpers.show_source(train.token_losses, train.make_train_step)
-most = max(int(np.load(data / part / "loss_mask.npy").sum(-1).max()) for part in ("train", "val"))
-capacity = min(-(-most // 128) * 128, length - 1)  # nothing is ever cut off
-loss_fn = train.make_loss(capacity)
-steps = train.steps_of(cfg, len(train_rows), rows_per_step)
-optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
-                                 cfg.max_grad_norm)
-print(f"{steps} steps, {cfg.epochs:g} epochs; at most {most} trained tokens in a row of {length}")
+print(f"{steps} steps, {cfg.epochs:g} epochs; logits at {capacity} of a row's {length} positions")
 if steps < 20 and not cfg.max_steps:
     print(f"{steps} steps teach next to nothing: set epochs higher in section 1.")
 
@@ -248,16 +259,12 @@ found = f"resuming from step {state.step}" if state.step else "starting at step 
 print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 
 # %% [markdown]
-# Compile the step ahead of its first call. For the 31B that takes minutes. It tells what the step needs
-# in memory: one that does not fit is refused here.
+# The compiled step tells what it needs in memory: one that does not fit is refused here.
 
 # %%
 began = time.perf_counter()
-with mesh, train.within_memory(), helpers.phase("compiling the optimizer step"):
-    jitted = train.jit_train_step(model, optimizer, loss_fn, state,
-                                  train.compiler_options(mesh))
-    compiled = jitted.lower(state.adapters, state.opt_state, frozen,
-                            train.to_mesh(batch, mesh)).compile()
+with train.within_memory(), helpers.phase("waiting for the compiled optimizer step"):
+    compiled = ahead.result()
 compile_seconds = time.perf_counter() - began
 held = train.memory_of(compiled, state, frozen)
 pd.Series(held, name="GiB per device").to_frame()
@@ -273,8 +280,7 @@ pd.Series(held, name="GiB per device").to_frame()
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every)
-held_out = train.to_mesh(train.validation_batch(
-    train.PackedRows(data / "val"), cfg.validation_rows, micro_rows), mesh)
+held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
 evaluate = jax.jit(train.make_eval_step(model, loss_fn))
 with mesh, train.within_memory():
     state = train.train(

@@ -64,8 +64,7 @@ def fit(variant, seed, steps=SETTINGS.max_steps):
     optimizer = train.make_optimizer(train.make_schedule(SETTINGS, steps), SETTINGS.weight_decay,
                                      SETTINGS.max_grad_norm)
     rows, held_out = (train.PackedRows(run_dir("data", part)) for part in ("train", "val"))
-    most = max(int(np.asarray(one.arrays["loss_mask"]).sum(-1).max()) for one in (rows, held_out))
-    loss_fn = train.make_loss(min(-(-most // 128) * 128, rows.arrays["tokens"].shape[1] - 1))
+    loss_fn = train.make_loss(train.capacity_of(rows, held_out))
     state, frozen = train.start(model, optimizer, mesh)
     step = train.jit_train_step(model, optimizer, loss_fn, state)
     evaluate = jax.jit(train.make_eval_step(model, loss_fn))

@@ -133,10 +133,7 @@ def mesh_of(recipe, config):
 
 
 def lower_ours(recipe, mesh, config):
-    """Notebook 03's step with one micro-batch of packed rows, lowered: traced, not yet compiled.
-
-    Nothing gets memory: model, adapters, optimizer and batch are shapes, types and shardings.
-    """
+    """Notebook 03's step with one micro-batch of packed rows, lowered: traced, not yet compiled."""
     model = quantized.abstract_base(config, mesh, recipe.base_dtype)
     if recipe.attention_block:
         gemma.use_block_attention(model, recipe.attention_block)
@@ -145,16 +142,9 @@ def lower_ours(recipe, mesh, config):
     model = gemma.inject_lora(model, RANK, ALPHA, mesh, provider=provider)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_200)
     optimizer = train.make_optimizer(schedule, weight_decay=0.001, max_grad_norm=1.0)
-    state, frozen = train.start(model, optimizer, mesh)
     loss_fn = train.make_loss(min(int(recipe.loss), recipe.sequence_length - 1))
     shape = (1, recipe.micro_batch, recipe.sequence_length)
-    spec = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
-    batch = train.Batch(**{
-        name: jax.ShapeDtypeStruct(shape, bool if name == "loss_mask" else jnp.int32, sharding=spec)
-        for name in train.Batch.__dataclass_fields__})
-    with mesh:
-        return train.jit_train_step(model, optimizer, loss_fn, state).lower(
-            state.adapters, state.opt_state, frozen, batch)
+    return train.lower_step(model, optimizer, loss_fn, mesh, shape)
 
 
 def lower_published(recipe, mesh, config):

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -241,6 +242,12 @@ def token_losses(model, rows, capacity):
     return loss, weight, at
 
 
+def capacity_of(*parts):
+    """`capacity` that cuts nothing off: the most trained tokens of a row, of any `PackedRows`."""
+    most = max(int(one.arrays["loss_mask"].sum(-1).max()) for one in parts)
+    return min(-(-most // 128) * 128, parts[0].arrays["tokens"].shape[-1] - 1)
+
+
 def make_loss(capacity):
     """(model, rows) -> (summed cross-entropy, trained tokens); at most `capacity` a row."""
     def loss_fn(model, rows):
@@ -343,6 +350,34 @@ def jit_train_step(model, optimizer, loss_fn, state, options=None):
     shardings = jax.tree.map(lambda array: array.sharding, (state.adapters, state.opt_state))
     return jax.jit(make_train_step(model, optimizer, loss_fn), donate_argnums=(0, 1),
                    out_shardings=(*shardings, None), compiler_options=options)
+
+
+def lower_step(model, optimizer, loss_fn, mesh, shape, options=None):
+    """The step of an abstract model and a batch of `shape` [M, B, T], lowered: not yet compiled.
+
+    Nothing gets memory: model, adapters, optimizer and batch are shapes, types and shardings.
+    """
+    state, frozen = start(model, optimizer, mesh)
+    spec = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    batch = Batch(**{field: jax.ShapeDtypeStruct(
+        shape, bool if field == "loss_mask" else jnp.int32, sharding=spec)
+        for field in Batch.__dataclass_fields__})
+    with mesh:
+        return jit_train_step(model, optimizer, loss_fn, state, options).lower(
+            state.adapters, state.opt_state, frozen, batch)
+
+
+def compile_ahead(cfg, config, mesh, optimizer, loss_fn, shape):
+    """Trace 03's step from shapes alone, and compile it in a thread while the weights are loaded.
+
+    Returns:
+      A future; its `result()` is the compiled step, or raises what the compiler raised.
+    """
+    model = gemma.abstract_base(config, mesh)
+    gemma.use_block_attention(model, cfg.attention_block)
+    model = gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, partial=cfg.partial)
+    lowered = lower_step(model, optimizer, loss_fn, mesh, shape, compiler_options(mesh))
+    return ThreadPoolExecutor(1).submit(lowered.compile)
 
 
 # ── Memory ──

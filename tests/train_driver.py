@@ -69,12 +69,14 @@ def build(folder, steps, dtype="bfloat16", shape=None):
         write_data(folder / "data")
     model_config = gemma.config_from_hf(folder / "base", dtype=dtype)
     mesh = gemma.make_mesh(model_config, shape, jax.devices()[:1] if shape == (1, 1) else None)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, steps)
+    optimizer = train.make_optimizer(schedule, 1e-3, 1.0)
+    rows = 4 if shape else 2 * mesh.shape["fsdp"]
+    cfg = train.Settings(rank=4, alpha=8.0, attention_block=16)
+    ahead = train.compile_ahead(cfg, model_config, mesh, optimizer, train.make_loss(31), (2, rows, 32))
     model = gemma.place(gemma.load_base(folder / "base", model_config, mesh), mesh)
     gemma.use_block_attention(model, 16)
-    model = gemma.inject_lora(model, 4, 8.0, mesh)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, steps)
-    run = make(model, mesh, train.make_optimizer(schedule, 1e-3, 1.0))
-    rows = 4 if shape else 2 * mesh.shape["fsdp"]
+    run = make(gemma.inject_lora(model, 4, 8.0, mesh), mesh, optimizer)
     run.dataset = train.make_dataset(train.PackedRows(folder / "data" / "train"), 2, rows, seed=3)
     held_out = train.validation_batch(train.PackedRows(folder / "data" / "val"), 6, rows)
     held_out = train.to_mesh(held_out, mesh)
@@ -87,10 +89,7 @@ def build(folder, steps, dtype="bfloat16", shape=None):
     run.state = train.restore(run.manager, run.state)
     host = jax.process_index()  # each writes its own log; the tests read the first one's
     run.log = train.StepLog(folder / (f"log{host}.jsonl" if host else "log.jsonl"), steps, 1)
-    batch = train.to_mesh(next(iter(run.dataset)), mesh)
-    with mesh:
-        run.compiled = run.step.lower(
-            run.state.adapters, run.state.opt_state, run.frozen, batch).compile()
+    run.compiled = ahead.result()
     return run
 
 
