@@ -123,15 +123,16 @@ optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_dec
                                  cfg.max_grad_norm)
 capacity = train.capacity_of(train_rows, val_rows)  # trained tokens of the fullest row
 loss_fn = train.make_loss(capacity)
-ahead = train.compile_ahead(cfg, config, mesh, optimizer, loss_fn,
-                            (micro_batches, micro_rows, length))
+began = time.perf_counter()
+with helpers.phase("tracing the optimizer step"):
+    ahead = train.compile_ahead(cfg, config, mesh, optimizer, loss_fn,
+                                (micro_batches, micro_rows, length))
 
 # %% [markdown]
 # `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files onto its devices. We
 # ask for bfloat16 by name: Tunix's default is float32, at twice the bytes.
 
 # %%
-began = time.perf_counter()
 with helpers.phase(f"loading {meta['base_model']} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
     model = gemma.place(gemma.load_base(base, config, mesh), mesh)
     jax.block_until_ready(nnx.state(model))
