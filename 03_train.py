@@ -111,8 +111,9 @@ mesh = gemma.make_mesh(config, cfg.mesh)
 fsdp, tp = mesh.devices.shape
 
 # %% [markdown]
-# The optimizer step takes minutes to compile for the 31B, and that needs no weights: shapes will do. So
-# a thread begins now, before the weights are loaded. Sections 3 and 4 explain what it is given.
+# Compiling the optimizer step takes minutes for the 31B, and needs only shapes. So it starts now, in a
+# thread, before any weight is loaded. Sections 2 to 4 explain what it is given: an optimizer, a loss, and
+# a model with adapters.
 
 # %%
 train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
@@ -121,18 +122,26 @@ rows_per_step = micro_batches * micro_rows
 steps = train.steps_of(cfg, len(train_rows), rows_per_step)
 optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
                                  cfg.max_grad_norm)
-capacity = train.capacity_of(train_rows, val_rows)  # trained tokens of the fullest row
+capacity = train.capacity_of(train_rows, val_rows)  # trained tokens of the fullest row, nearly
 loss_fn = train.make_loss(capacity)
-began = time.perf_counter()
+
+# %%
+def adapt(model):
+    gemma.use_block_attention(model, cfg.attention_block)
+    return gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.partial)
+
+
 with helpers.phase("tracing the optimizer step"):
-    ahead = train.compile_ahead(cfg, config, mesh, optimizer, loss_fn,
-                                (micro_batches, micro_rows, length))
+    lowered = train.lower_step(adapt(gemma.abstract_base(config, mesh)), optimizer, loss_fn, mesh,
+                               (micro_batches, micro_rows, length), train.compiler_options(mesh))
+ahead = train.compile_ahead(lowered)
 
 # %% [markdown]
 # `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files onto its devices. We
 # ask for bfloat16 by name: Tunix's default is float32, at twice the bytes.
 
 # %%
+began = time.perf_counter()
 with helpers.phase(f"loading {meta['base_model']} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
     model = gemma.place(gemma.load_base(base, config, mesh), mesh)
     jax.block_until_ready(nnx.state(model))
@@ -169,8 +178,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
-gemma.use_block_attention(model, cfg.attention_block)  # section 8
-model = gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.partial)
+model = adapt(model)
 modules = gemma.adapted_modules(model)
 made = pd.DataFrame([(path.rpartition(".")[2], pair["a"].shape, pair["b"].shape,
                       pair["a"].size + pair["b"].size) for path, pair in modules.items()],
@@ -263,10 +271,9 @@ print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 # The compiled step tells what it needs in memory: one that does not fit is refused here.
 
 # %%
-began = time.perf_counter()
 with train.within_memory(), helpers.phase("waiting for the compiled optimizer step"):
-    compiled = ahead.result()
-compile_seconds = time.perf_counter() - began
+    compiled, compile_seconds = ahead.result()
+print(f"compiled in {compile_seconds:.3g} s, beside all that was done meanwhile")
 held = train.memory_of(compiled, state, frozen)
 pd.Series(held, name="GiB per device").to_frame()
 

@@ -293,7 +293,7 @@ log, made = helpers.run_dir("train", "log.jsonl"), helpers.run_dir("train", "mac
 if confirmed and log.exists() and made.exists():
     made = helpers.read_json(made)
     steps = sum(json.loads(line).get("seconds", 0.0) for line in log.read_text().splitlines())
-    cost = (steps + made["load_seconds"] + made["compile_seconds"]) / 3600  # hours
+    cost = (steps + max(made["load_seconds"], made["compile_seconds"])) / 3600  # hours
     name = hardware.chip_of(made["device_kind"])
     dollars = cost * made["devices"] * hardware.chip(name).dollars_per_hour if name else math.nan
     cost = dollars if unit == "USD" else cost

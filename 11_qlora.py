@@ -184,8 +184,9 @@ helpers.show_source(quantized.Casts, quantized.Dequantized)
 # The second class is for speed and memory: Qwix looks NF4 weights up in a table, and on a mesh that
 # would gather whole matrices on every chip.
 #
-# In 03 two calls change, and nothing else: the base is loaded by `quantized.load_base`, on the host,
-# one matrix at a time quantised and sent to the chips; and the adapters come with a provider.
+# In 03 three calls change, and nothing else. `abstract_base` and `load_base` are `quantized`'s, which loads
+# on the host and sends one quantised matrix at a time to the chips; and in `adapt` the adapters come with
+# a provider.
 
 # %%
 model = quantized.load_base(lab.BASE, config, mesh, "nf4")
@@ -365,7 +366,7 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 # - **v5e-1**: E2B needs no quantising. E4B does, and NF4 lets its rows be twice as long as int8.
 #
 # To train the 31B on a v5e-4, set `max_tokens` and `sequence_length` to 2,048 in 02, and in 03
-# `remat="DECODER"`, `rows_per_device=1` and the two calls of section 4. Loading takes 62 GB of the host's memory beside the files, so keep
+# `remat="DECODER"`, `rows_per_device=1` and the three calls of section 4. Loading takes 62 GB of the host's memory beside the files, so keep
 # those on a disk. 04 needs no TPU but 125 GB of disk: run it on another machine.
 #
 # ## 9. Serving a quantised base

@@ -367,17 +367,12 @@ def lower_step(model, optimizer, loss_fn, mesh, shape, options=None):
             state.adapters, state.opt_state, frozen, batch)
 
 
-def compile_ahead(cfg, config, mesh, optimizer, loss_fn, shape):
-    """Trace 03's step from shapes alone, and compile it in a thread while the weights are loaded.
-
-    Returns:
-      A future; its `result()` is the compiled step, or raises what the compiler raised.
-    """
-    model = gemma.abstract_base(config, mesh)
-    gemma.use_block_attention(model, cfg.attention_block)
-    model = gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, partial=cfg.partial)
-    lowered = lower_step(model, optimizer, loss_fn, mesh, shape, compiler_options(mesh))
-    return ThreadPoolExecutor(1).submit(lowered.compile)
+def compile_ahead(lowered):
+    """Compile in a thread. Returns a future of (compiled, seconds), or of what the compiler raised."""
+    def work():
+        began = time.perf_counter()
+        return lowered.compile(), time.perf_counter() - began
+    return ThreadPoolExecutor(1).submit(work)
 
 
 # ── Memory ──

@@ -99,7 +99,7 @@ def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
     assert minutes["optimizer steps"] == pytest.approx(10_000 * 922 / found.speed / 60)
     assert cost["hours"] == pytest.approx(sum(minutes.values()) / 60)
     assert cost["dollars"] == pytest.approx(cost["hours"] * 16.80) and not cost["at_least"]
-    assert minutes["compile"] == 10 and minutes["download the base"] == pytest.approx(62.5 / 12)
+    assert minutes["compile"] == 15 and minutes["download the base"] == pytest.approx(62.5 / 12)
     twice = fit.run_cost(found, 2 * 10_000 * 922, 16.80)["minutes"]
     assert twice["optimizer steps"] == pytest.approx(2 * minutes["optimizer steps"])
     assert twice["compile"] == minutes["compile"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import qwix
 import random_gemma
 import test_merge
 import train_driver
-from conftest import needs_serve, serve
+from conftest import ROOT, RUN, needs_serve, page, serve
 from flax import nnx
 
 from appendix import quantized
@@ -233,6 +234,26 @@ def test_a_merge_into_the_base_as_trained(trained, tmp_path):
     found = test_merge.logits(model, mesh, trained.prompts)
     wanted = logits_on(trained, trained.base, "nf4")
     assert np.abs(found - wanted).max() < 1e-3 < 0.1 < np.abs(found - trained.after).max()
+
+
+@pytest.mark.series
+@pytest.mark.skipif(not (RUN / "data").exists(), reason=f"no run in {RUN}: ./run_all.sh makes one")
+def test_03_trains_a_quantised_base_after_three_calls_changed(tmp_path):
+    """As 11 says, section 4: the step that was traced from shapes takes the arrays that are loaded."""
+    text = (ROOT / "03_train.py").read_text().partition("# ## 5. Ask again")[0]
+    for call, other in (
+            ("gemma.abstract_base(config, mesh)", 'quantized.abstract_base(config, mesh, "int8")'),
+            ("gemma.load_base(base, config, mesh)", 'quantized.load_base(base, config, mesh, "int8")'),
+            ("cfg.seed, cfg.partial)",
+             'cfg.seed, cfg.partial, quantized.provider("int8", cfg.rank, cfg.alpha))')):
+        assert text.count(call) == 1, call
+        text = text.replace(call, other)
+    script = tmp_path / "03_train.py"
+    script.write_text(text.replace("from helpers import chat,", "from appendix import quantized\nfrom helpers import chat,"))
+    shutil.copytree(RUN / "data", tmp_path / "run" / "data")
+    said = page(script, tmp_path / "run", PYTHONPATH=str(ROOT), MAX_STEPS="2")
+    assert said.returncode == 0, said.stderr[-2_000:]
+    assert "step 2/2 | validation loss" in said.stdout
 
 
 @needs_serve

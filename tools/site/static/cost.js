@@ -17,7 +17,7 @@
     const parts = [
       ["download the base", size, `assumed: ${data.gbPerS} GB/s`],
       ["load it onto the chips", size, `assumed: ${data.gbPerS} GB/s`],
-      ["compile", data.compileMinutes, "assumed: two programs of five minutes, beside the step's"],
+      ["compile", data.compileMinutes, "assumed: three programs of five minutes, the step's beside loading"],
       ["optimizer steps", tokens / row.speed / 60, speed],
       ["validate", work / row.speed / 60,
        "a forward pass: a half of a step's work, a third if it recomputes"],
