@@ -270,18 +270,18 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 
 # %%
 fig, axes = style.figure(11, 5.4, columns=2)
-target = chat.answer_ids(tokenizer, running[-1]["content"]) + [special[chat.TURN_END]]
+target = [*chat.encode_texts(tokenizer, [running[-1]["content"]])[0], special[chat.TURN_END]]
 theirs = data.published_row(tokenizer, running[-2]["content"], running[-1]["content"])
 for ax, (numbers, on), name in zip(axes, (theirs, (ids, mask)), ("The published way", "Ours")):
     first = next(place for place in range(len(numbers))
                  if numbers[place:place + len(target)] == target)
     should = [first <= place < first + len(target) for place in range(len(numbers))]
-    kinds = style.token_kinds(on, should)
-    style.draw_tokens(ax, [tokenizer.decode([number]) for number in numbers], kinds, columns=70)
-    ax.set_title(f"{name}: {Counter(kinds)['trained']} of {len(target)} answer tokens trained")
+    pieces = [tokenizer.decode([number]) for number in numbers]
+    style.draw_tokens(ax, pieces, on, should, columns=70)
+    ax.set_title(f"{name}: {sum(map(all, zip(on, should)))} of {len(target)} answer tokens trained")
 for ax in axes:
     ax.set_ylim(max(other.get_ylim()[0] for other in axes), 0)
-handles = [axes[0].bar(0, 0, color=look[0], label=kind) for kind, look in style.TOKEN_LOOK.items()]
+handles = [axes[0].bar(0, 0, color=box, label=name) for name, box, _ in style.TOKEN_LOOK.values()]
 fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
 style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed above")
 

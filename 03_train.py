@@ -261,9 +261,8 @@ checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoint
 if cfg.fresh and checkpoints.exists() and jax.process_index() == 0:
     checkpoints.rmtree()
 manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
-train.refuse_another_recipe(manager, recipe)
 state, frozen = train.start(model, optimizer, mesh)
-state = train.restore(manager, state)  # of the newest checkpoint that is whole
+state = train.restore(manager, state, recipe)  # of the newest checkpoint that is whole
 found = f"resuming from step {state.step}" if state.step else "starting at step 0"
 print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 

@@ -20,21 +20,8 @@ never starts JAX by accident.
 
 from helpers.opening import machine
 from helpers.run import (
-    Progress,
-    UserError,
-    catch_up,
-    changed,
-    choose,
-    phase,
-    read_json,
-    require,
-    run_dir,
-    same_size,
-    sha256_file,
-    size,
-    write_json,
-    write_text,
-)
+    Progress, UserError, catch_up, changed, choose, phase, read_json, require, run_dir, same_size,
+    sha256_file, size, write_json, write_text)
 from helpers.style import show_source
 
 __all__ = [

@@ -83,11 +83,6 @@ def encode_texts(tokenizer, texts):
     return [row.ids for row in encoded]
 
 
-def answer_ids(tokenizer, answer):
-    """Ids of an answer, exactly as given, without the turn's end."""
-    return encode_texts(tokenizer, [answer])[0]
-
-
 def prompt_ids(tokenizer, messages, thinking=False):
     """Ids of a prompt: what the server computes for the same messages, `<bos>` included.
 
@@ -169,7 +164,7 @@ def render_chats(tokenizer, chats):
         target = [*answer, special[TURN_END]]
         earlier = [False] * len(prompt) if thinks else _stored_answers(tokenizer, prompt, chat[:-1])
         if thinks:
-            inside = answer_ids(tokenizer, f"thought\n{chat[-1]['reasoning']}\n")
+            inside, = encode_texts(tokenizer, [f"thought\n{chat[-1]['reasoning']}\n"])
             target = [special[CHANNEL], *inside, special[CHANNEL_END], *target]
         rows.append((prompt + target, earlier + [True] * len(target)))
     return rows

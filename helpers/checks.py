@@ -30,11 +30,7 @@ def check_slice(found, slices):
 
 
 def check_devices(count, kind, chips, said=""):
-    """JAX must see every TPU chip of this machine; without one, a CPU will do.
-
-    Args:
-      said: JAX's last words, if it saw nothing.
-    """
+    """JAX (`said`: its last words) must see every TPU chip; without one, a CPU will do."""
     fine = count == chips and kind.startswith("TPU") if chips else count > 0
     seen = f"{count} x {kind}"
     if fine:

@@ -152,22 +152,6 @@ def gib(tree):
                for array in jax.tree.leaves(tree)) / 8 / 2**30
 
 
-def unused_tensors(config, table):
-    """{Tunix's name: array} of keys' and values' weights that no file holds and no layer uses.
-
-    Layers that reuse another layer's keys and values have no weights for them on disk if the
-    checkpoint was saved by transformers. Tunix still has the variables.
-    """
-    filler = {}
-    for layer in architecture.layers(_as_hf(config)):
-        path = f"layers.{layer.index}"
-        if not layer.owns_kv and not any(f"{path}.self_attn.k_proj" in name for name in table):
-            shape = (2, layer.kv_heads, layer.width, layer.head_dim)
-            filler[f"{path}.attn.kv_einsum.w"] = np.zeros(shape, np.float32)
-            filler[f"{path}.attn._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
-    return filler
-
-
 def load_base(source, config, mesh):
     """The Tunix Gemma 4 with the weights of a Hugging Face directory, sharded over `mesh`.
 
@@ -181,7 +165,13 @@ def load_base(source, config, mesh):
     """
     folder = remote.stage(source)
     table = open_model(folder)
-    filler = unused_tensors(config, table)
+    filler = {}  # keys' and values' weights that no layer uses: Tunix has them, not every file does
+    for layer in architecture.layers(_as_hf(config)):
+        path = f"layers.{layer.index}"
+        if not layer.owns_kv and not any(f"model.{path}.self_attn.k_proj." in name for name in table):
+            shape = (2, layer.kv_heads, layer.width, layer.head_dim)
+            filler[f"{path}.attn.kv_einsum.w"] = np.zeros(shape, np.float32)
+            filler[f"{path}.attn._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
     # Tunix's public loader takes no tensors beside those of the files, so we call what it calls.
     arrange = tensor_names._make_preprocess_fn(config)
     dtypes = {tensor.dtype for tensor in table.values()}  # Tunix's fast reader assumes there is one

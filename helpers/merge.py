@@ -18,17 +18,7 @@ from safetensors.numpy import save_file
 
 from helpers import weights
 from helpers.run import (
-    Progress,
-    UserError,
-    atomic_dir,
-    changed,
-    digest,
-    hashes,
-    read_json,
-    room,
-    run_dir,
-    write_json,
-)
+    Progress, UserError, atomic_dir, changed, digest, hashes, read_json, room, run_dir, write_json)
 from tables import architecture
 
 FLOATS = ("BF16", "F16", "F32")  # what the sum can be rounded to

@@ -103,9 +103,6 @@ def check_data(folder):
       UserError: something is missing or has changed since; names it.
     """
     meta = read_json(require(Path(folder) / "meta.json", "02_data.py"))
-    wrong = changed(folder, meta["files"])
-    if meta["data_sha256"] != digest(meta["files"]):
-        wrong["meta.json"] = "changed"
-    if wrong:
+    if wrong := changed(folder, meta["files"]):
         raise UserError(f"{folder} is not what 02 wrote: {wrong}. Run 02_data.py again.")
     return meta

@@ -47,13 +47,7 @@ def packed_row(row, allowed):
 
 
 def draw_loss(path, steps, clip):
-    """The figure of a `log.jsonl`: losses, and beside them learning rate and gradient norm.
-
-    Args:
-      path: the log.
-      steps: number of the last step, where the axes end.
-      clip: the norm above which gradients were clipped.
-    """
+    """The figure of a `log.jsonl`: losses; beside them learning rate and gradient norm (and `clip`)."""
     log = pd.read_json(path, lines=True)
     run, val = log.dropna(subset="loss"), log.dropna(subset="val_loss")
     fig, (left, middle, right) = style.figure(10, 3.4, columns=3, width_ratios=[2.4, 1, 1])

@@ -21,56 +21,35 @@ COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
 FILES = ["*.json", "*.jinja", "tokenizer*"]  # of a model, beside its weights
 
 
-def stage(source, weights=True):
+def stage(source, weights=True, fetch=True):
     """A local directory for a local path, a Hugging Face id or an address in a bucket.
 
     Remote models go to TMPDIR (on a TPU VM: /dev/shm, because its boot disk is too small), once.
-    Without `weights` only config, tokenizer and chat template are fetched. Of several processes one
-    fetches, and the others wait for it.
+    Without `weights` only config, tokenizer and chat template are fetched; without `fetch` nothing
+    is, but what would be refused is refused now. Of several processes one fetches, and the others
+    wait for it.
 
     Raises:
       UserError: nothing is there, or there is no room.
     """
     from filelock import FileLock
-    target = place(source)
-    done = target / ".complete"
-    if target == Path(source) or done.exists():
-        return target
-    target.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_name(f".{target.name}.lock")):
-        if not done.exists():  # nobody fetched it while we waited
-            size, fetch = _look(str(source), target, weights)
-            with phase(f"staging {size / 1e9:.1f} GB of {source} in {target}"):
-                fetch()
-            if weights:
-                done.touch()
-    return target
-
-
-def check(source):
-    """Raise where `stage(source)` would, hours before it is needed; fetches nothing.
-
-    Raises:
-      UserError: nothing is there, or there is no room.
-    """
-    target = place(source)
-    if target != Path(source) and not (target / ".complete").exists():
-        target.mkdir(parents=True, exist_ok=True)
-        _look(str(source), target, weights=True)
-
-
-def place(source):
-    """The directory that `stage(source)` gives.
-
-    Raises:
-      UserError: the source is neither a directory nor could it be fetched.
-    """
     text = str(source)
     if Path(text).is_dir():
         return Path(text)
-    if "://" in text or text.count("/") == 1 and not local_path(text):
-        return Path(tempfile.gettempdir()) / "base" / text.rpartition("://")[2].strip("/")
-    raise UserError(f"{text} is neither a directory, nor a hub id, nor a gs:// address.")
+    if "://" not in text and (text.count("/") != 1 or local_path(text)):
+        raise UserError(f"{text} is neither a directory, nor a hub id, nor a gs:// address.")
+    target = Path(tempfile.gettempdir()) / "base" / text.rpartition("://")[2].strip("/")
+    done = target / ".complete"
+    target.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f".{target.name}.lock")):
+        if not done.exists():  # nobody fetched it while we waited
+            size, download = _look(text, target, weights)
+            if fetch:
+                with phase(f"staging {size / 1e9:.1f} GB of {source} in {target}"):
+                    download()
+                if weights:
+                    done.touch()
+    return target
 
 
 def _look(source, target, weights):

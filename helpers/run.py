@@ -165,15 +165,10 @@ def run_dir(*parts):
 
 
 def room(folder, size, what, instead="Set RUN_DIR elsewhere."):
-    """Say before the first byte that a disk is too small.
-
-    Args:
-      folder: where `size` bytes are to be written.
-      what: needs them, for the message.
-      instead: what to do about it.
+    """Say before the first byte that a disk is too small for `what`, and what to do `instead`.
 
     Raises:
-      UserError: that much is not free.
+      UserError: `size` bytes are not free.
     """
     free = shutil.disk_usage(folder).free
     if free < size:

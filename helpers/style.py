@@ -36,7 +36,6 @@ def finish(fig, name, source=""):
     """Add a source line under the figure, save it as RUN_DIR/figures/<name>.png, and show it.
 
     Args:
-      fig: the figure.
       name: file name without suffix, for example `03_loss`.
       source: where the numbers come from, for example "measured, tiny, 2 CPU cores".
     """
@@ -49,36 +48,25 @@ def finish(fig, name, source=""):
     plt.close(fig)
 
 
-# What is done with a token, and what should be: (box, ink).
-TOKEN_LOOK = {"context": ("#E4E4E4", "#444444"), "trained": (BLUE, "white"),
-              "not trained, but should be": (ORANGE, "black"),
-              "trained, but should not be": (RED, "white")}
+# By what is done with a token and what should be, is it trained? (name, box, ink)
+TOKEN_LOOK = {(False, False): ("context", "#E4E4E4", "#444444"),
+              (True, True): ("trained", BLUE, "white"),
+              (False, True): ("not trained, but should be", ORANGE, "black"),
+              (True, False): ("trained, but should not be", RED, "white")}
 
 
-def token_kinds(mask, should):
-    """Names of `TOKEN_LOOK` for tokens, by what is trained and what should be; lists of bools."""
-    names = {(True, True): "trained", (False, False): "context",
-             (False, True): "not trained, but should be",
-             (True, False): "trained, but should not be"}
-    return [names[bool(on), bool(right)] for on, right in zip(mask, should, strict=True)]
+def draw_tokens(ax, pieces, mask, should, columns=110):
+    """Draw decoded tokens as coloured boxes, wrapped like text; returns the number of lines.
 
-
-def draw_tokens(ax, pieces, kinds, columns=110):
-    """Draw tokens as coloured boxes, wrapped like text; returns the number of lines.
-
-    Args:
-      ax: the axes, which lose their frame.
-      pieces: list of decoded tokens.
-      kinds: for each of them a name of `TOKEN_LOOK`.
-      columns: letters in a line.
+    `mask` and `should`: True where one is trained, and where it should be. `columns`: letters a line.
     """
     from matplotlib.patches import Rectangle
     x, y = 0, 0
-    for piece, kind in zip(pieces, kinds, strict=True):
+    for piece, *kind in zip(pieces, mask, should, strict=True):
         text = piece.replace("\n", "↵").replace(" ", "·") or "∅"
         if x and x + len(text) > columns:
             x, y = 0, y + 1
-        colour, ink = TOKEN_LOOK[kind]
+        _, colour, ink = TOKEN_LOOK[tuple(kind)]
         ax.add_patch(Rectangle((x, y + 0.06), len(text) - 0.12, 0.88, color=colour, lw=0))
         ax.text(x - 0.06, y + 0.55, text, color=ink, family="monospace", fontsize=8, va="center",
                 parse_math=False)
@@ -91,19 +79,12 @@ def draw_tokens(ax, pieces, kinds, columns=110):
 
 
 def show_tokens(pieces, mask, name, title=""):
-    """A figure of one example's tokens: blue ones are trained, grey ones are context only.
-
-    Args:
-      pieces: list of decoded tokens.
-      mask: list of bools of the same length: True where the loss counts.
-      name: of the figure's file, as for `finish`.
-      title: a line above.
-    """
+    """A figure of one example's tokens: blue ones are trained (`mask`), grey ones context only."""
     fig, ax = figure(7.74, 1)
-    lines = draw_tokens(ax, pieces, token_kinds(mask, mask))
+    lines = draw_tokens(ax, pieces, mask, mask)
     fig.set_figheight(0.165 * lines + 0.75)
     ax.set_title(title)
-    handles = [ax.bar(0, 0, color=TOKEN_LOOK[kind][0]) for kind in ("context", "trained")]
+    handles = [ax.bar(0, 0, color=TOKEN_LOOK[on, on][1]) for on in (False, True)]
     fig.legend(handles, ["context: read, not learned", "trained"], loc="outside lower left",
                ncols=2, fontsize=9)
     finish(fig, name)
@@ -116,12 +97,7 @@ def show_source(*functions):
 
 
 def side_by_side(texts, asked=""):
-    """Show texts in columns, such as the answers of two models: at most 700 letters of each.
-
-    Args:
-      texts: {heading: text}.
-      asked: a paragraph above.
-    """
+    """Show {heading: text} in columns, below what was asked: at most 700 letters of each."""
     import html
 
     from IPython.display import HTML, display

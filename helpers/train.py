@@ -482,40 +482,15 @@ def recipe_of(cfg):
         "max_grad_norm", "dtype", "seed")}}
 
 
-# What Orbax and TensorStore raise for a checkpoint of which a file is missing, cut off or damaged.
-DAMAGED = (OSError, ValueError, KeyError, TypeError)
-
-
-def refuse_another_recipe(manager, recipe):
-    """Raise where the newest checkpoint was trained by something else.
-
-    Raises:
-      UserError: names the differences.
-    """
-    for step in sorted(manager.all_steps(), reverse=True):
-        try:
-            saved = manager.metadata(step).custom_metadata["recipe"]
-            break
-        except DAMAGED:  # torn; `restore` will name it
-            continue
-    else:
-        return
-    differences = [f"{key}: {saved.get(key)} there, {value} here"
-                   for key, value in recipe.items() if saved.get(key) != value]
-    if differences:
-        raise UserError(f"{manager.directory} holds step {step} of another recipe: "
-                        f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
-                        "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
-
-
-def restore(manager, state):
+def restore(manager, state, recipe):
     """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
 
     A torn one is named, left aside, and removed once an older one has been restored, because its
     steps are about to be computed and saved again. Without any checkpoint this is `state` itself.
 
     Raises:
-      UserError: there are checkpoints, and none restores; or one of several hosts meets a torn one.
+      UserError: it was trained by another recipe, and how they differ; or none of the checkpoints
+        restores; or one of several hosts meets a torn one.
     """
     def like(tree):
         plan = ocp.checkpoint_utils.construct_restore_args(tree)
@@ -527,15 +502,21 @@ def restore(manager, state):
     steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
         try:
-            manager.metadata(step).custom_metadata["recipe"]
-            found = manager.restore(step, args=items)
-        except DAMAGED as error:
+            saved = manager.metadata(step).custom_metadata["recipe"]
+            differences = [f"{key}: {saved.get(key)} there, {value} here"
+                           for key, value in recipe.items() if saved.get(key) != value]
+            found = None if differences else manager.restore(step, args=items)
+        except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing or damaged
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
             if jax.process_count() > 1:  # the hosts have to go on from the same step
                 raise UserError(f"checkpoint {step} in {manager.directory} is damaged ({why}). "
                                 "Delete it, and start all hosts again.") from error
             print(f"checkpoint {step} is damaged ({why}) and is left aside")
             continue
+        if differences:
+            raise UserError(f"{manager.directory} holds step {step} of another recipe: "
+                            f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
+                            "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
         for newer in steps[:steps.index(step)]:
             manager.delete(newer)
         return State(step, found["model_params"], found["optimizer_state"], found["data"])

@@ -30,11 +30,6 @@ class Kind:
         """What LoRA computes in training, for `einsum(…, x, A, B)`; t are tokens."""
         return f"t{self.inputs},{self.inputs}r,r{self.outputs}->t{self.outputs}"
 
-    @property
-    def change(self):
-        """A times B in the layout of the weight, for `einsum(…, A, B)`."""
-        return f"{self.inputs}r,r{self.outputs}->{self.weight}"
-
 
 # Where V = K, in the full-attention layers of the 31B, only the keys' projection is stored.
 GEMMA4 = {

@@ -9,12 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def compiled_rows(slice_name, size):
-    """Rows of notebook 03's step at full depth, without int8 products, as dicts of text.
-
-    Args:
-      slice_name: such as v6e-8.
-      size: such as 31b.
-    """
+    """Rows of notebook 03's step at full depth, without int8 products, as dicts of text."""
     path = ROOT / "data" / "dryrun" / f"{slice_name}_{size}.csv"
     if not path.exists():
         return []
@@ -27,12 +22,6 @@ def compiled_fit(slice_name, size, base_dtype="bfloat16", row_length=4_096):
     """How notebook 03's step fits a slice: of the rows of data/dryrun/ the nearest in length.
 
     Long enough comes first; among equals the one that recomputes least, with most rows at once.
-
-    Args:
-      slice_name: such as v6e-8.
-      size: such as 31b.
-      base_dtype: how the frozen base is stored.
-      row_length: tokens of a packed row.
 
     Returns:
       The row as a dict of strings (`mesh`, `remat`, `sequence_length`, `micro_batch`, `hbm_gib`,

@@ -61,7 +61,10 @@ def tensors(config, keep_unused=True):
             names[layer + "per_layer_input_gate.weight"] = (ple, width)
             names[layer + "per_layer_projection.weight"] = (width, ple)
             names[layer + "post_per_layer_input_norm.weight"] = (width,)
-    return {f"model.language_model.{name}": shape for name, shape in names.items()}
+    names = {f"model.language_model.{name}": shape for name, shape in names.items()}
+    if not keep_unused:  # a tower of the same number of layers, as in an E2B that transformers saved
+        names[f"model.vision_tower.encoder.layers.{i}.self_attn.k_proj.linear.weight"] = (width, width)
+    return names
 
 
 def write(folder, config, seed=0, dtype=ml_dtypes.bfloat16, keep_unused=True, tokenizer=None):

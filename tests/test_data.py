@@ -138,7 +138,7 @@ def test_a_row_is_prompt_answer_and_turn_end(tokenizer, user, answer, system):
     messages = messages_of(user, system)
     ids, mask = chat.render(tokenizer, [*messages, {"role": "assistant", "content": answer}])
     prompt, end = chat.prompt_ids(tokenizer, messages), chat.special_ids(tokenizer)["<turn|>"]
-    assert ids == prompt + chat.answer_ids(tokenizer, answer) + [end]
+    assert ids == prompt + chat.encode_texts(tokenizer, [answer])[0] + [end]
     assert mask == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
     assert tokenizer.decode(ids[len(prompt):]) == answer + "<turn|>"
     assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
@@ -150,7 +150,7 @@ def test_a_row_is_prompt_answer_and_turn_end(tokenizer, user, answer, system):
 def test_every_turn_of_the_model_is_trained_and_nothing_else(tokenizer, user, answer, turns):
     messages = messages_of(user, "Be brief.", turns)
     ids, mask = chat.render(tokenizer, [*messages, {"role": "assistant", "content": answer}])
-    assert ids[:-len(chat.answer_ids(tokenizer, answer)) - 1] == chat.prompt_ids(tokenizer, messages)
+    assert ids[:-len(chat.encode_texts(tokenizer, [answer])[0]) - 1] == chat.prompt_ids(tokenizer, messages)
     spans = [[number for number, _ in group] for on, group in itertools.groupby(
         zip(ids, mask), key=lambda pair: pair[1]) if on]
     stored = [given.strip() for given, _ in turns]  # the template trims what it stores
@@ -345,7 +345,7 @@ def test_the_published_mask_is_six_ids_late():
     """6 ids late, and into the <eos>; counted here without the function's own arithmetic."""
     tokenizer, answer = TOKENIZERS["tiny"], "```verilog\nmodule m;\nendmodule\n```"
     ids, mask = data.published_row(tokenizer, "question", answer)
-    target = chat.answer_ids(tokenizer, answer)
+    target = chat.encode_texts(tokenizer, [answer])[0]
     start = next(i for i in range(len(ids)) if ids[i:i + len(target)] == target)
     assert mask.index(True) == start + 6 and mask[-1] and ids[-1] == tokenizer.eos_token_id
 

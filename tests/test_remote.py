@@ -65,7 +65,7 @@ def test_a_model_in_a_bucket_is_staged_once(storage, model, tmp_path, monkeypatc
     address = f"gs://runs/{tmp_path.name}/m" if kind == "gs" else model.as_uri()
     if kind == "gs":
         copy_there(model, address)
-    remote.check(address)
+    remote.stage(address, fetch=False)
     small = remote.stage(address, weights=False)
     assert {path.name for path in small.iterdir()} == {"config.json", "tokenizer.json"}
     whole = remote.stage(address)
@@ -103,7 +103,7 @@ def test_checkpoints_of_another_recipe_in_a_bucket_are_refused(storage, tmp_path
         train.save(manager, state, {"rank": 4})
         manager.wait_until_finished()
         with pytest.raises(ValueError, match="(?s)rank: 4 there, 8 here.*CHECKPOINTS"):
-            train.refuse_another_recipe(manager, {"rank": 8})
+            train.restore(manager, state, {"rank": 8})
     assert not list(tmp_path.iterdir())
 
 

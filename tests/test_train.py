@@ -387,7 +387,7 @@ def test_a_checkpoint_continues_on_another_number_of_devices(bfloat16, tmp_path)
         save_all(manager, run, 1)
         mesh = gemma.make_mesh(run.model.config, (1, 2), jax.devices()[:2])
         other, _ = train.start(gemma.place(nnx.clone(run.model), mesh), run.optimizer, mesh)
-        found = train.restore(manager, other)
+        found = train.restore(manager, other, {"rank": 4})
     assert found.data == {"next": 1} and found.step == 1
     for before, after in zip(*(jax.tree.leaves((state.adapters, state.opt_state))
                                for state in (run.state, found))):
@@ -423,18 +423,19 @@ def test_the_newest_checkpoint_that_restores_is_taken(bfloat16, tmp_path, capsys
         save_all(manager, run, 1, 2, 3)
     damage(tmp_path / "3")
     with train.open_checkpoints(tmp_path, 1, 3) as manager:
-        train.refuse_another_recipe(manager, {"rank": 4})
-        found = train.restore(manager, run.state)
+        with pytest.raises(ValueError, match="holds step . of another recipe: rank: 4 there, 8 here"):
+            train.restore(manager, run.state, {"rank": 8})
+        found = train.restore(manager, run.state, {"rank": 4})
         assert found.step == 2 and found.data == {"next": 2}
         assert "checkpoint 3 is damaged" in capsys.readouterr().out
         assert manager.all_steps() == [1, 2]
         save_all(manager, run, 3)
-        assert train.restore(manager, run.state).step == 3
+        assert train.restore(manager, run.state, {"rank": 4}).step == 3
     for step in (1, 2, 3):
         lose_moments(tmp_path / str(step))
     with train.open_checkpoints(tmp_path, 1, 3) as manager:
         with pytest.raises(ValueError, match="none of the checkpoints .*fresh=True"):
-            train.restore(manager, run.state)
+            train.restore(manager, run.state, {"rank": 4})
         assert manager.all_steps() == [1, 2, 3]
 
 
@@ -446,7 +447,7 @@ def test_one_of_several_hosts_stops_at_a_torn_checkpoint(bfloat16, tmp_path, mon
         lose_moments(tmp_path / "2")
         monkeypatch.setattr(jax, "process_count", lambda: 2)
         with pytest.raises(ValueError, match="checkpoint 2 .* is damaged .*Delete it"):
-            train.restore(manager, run.state)
+            train.restore(manager, run.state, {"rank": 4})
 
 
 def test_a_gradient_that_is_not_finite_stops_before_anything_is_written(bfloat16, tmp_path):

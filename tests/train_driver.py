@@ -72,11 +72,13 @@ def build(folder, steps, dtype="bfloat16", shape=None):
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, steps)
     optimizer = train.make_optimizer(schedule, 1e-3, 1.0)
     rows = 4 if shape else 2 * mesh.shape["fsdp"]
-    cfg = train.Settings(rank=4, alpha=8.0, attention_block=16)
-    ahead = train.compile_ahead(cfg, model_config, mesh, optimizer, train.make_loss(31), (2, rows, 32))
-    model = gemma.place(gemma.load_base(folder / "base", model_config, mesh), mesh)
-    gemma.use_block_attention(model, 16)
-    model = gemma.inject_lora(model, 4, 8.0, mesh)
+
+    def adapt(model):
+        gemma.use_block_attention(model, 16)
+        return gemma.inject_lora(model, 4, 8.0, mesh)
+    ahead = train.compile_ahead(train.lower_step(
+        adapt(gemma.abstract_base(model_config, mesh)), optimizer, train.make_loss(31), mesh, (2, rows, 32)))
+    model = adapt(gemma.place(gemma.load_base(folder / "base", model_config, mesh), mesh))
     run = make(model, mesh, optimizer)
     run.dataset = train.make_dataset(train.PackedRows(folder / "data" / "train"), 2, rows, seed=3)
     held_out = train.validation_batch(train.PackedRows(folder / "data" / "val"), 6, rows)
@@ -86,11 +88,10 @@ def build(folder, steps, dtype="bfloat16", shape=None):
     run.recipe = {"rank": 4, "steps": steps}
     checkpoints = os.environ.get("CHECKPOINTS") or folder / "checkpoints"
     run.manager = train.open_checkpoints(checkpoints, 2, steps)
-    train.refuse_another_recipe(run.manager, run.recipe)
-    run.state = train.restore(run.manager, run.state)
+    run.state = train.restore(run.manager, run.state, run.recipe)
     host = jax.process_index()  # each writes its own log; the tests read the first one's
     run.log = train.StepLog(folder / (f"log{host}.jsonl" if host else "log.jsonl"), steps, 1)
-    run.compiled = ahead.result()
+    run.compiled, _ = ahead.result()
     return run
 
 
