@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each). e2b (Gemma 4 E2B, about two billion effective parameters): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: two to three minutes on two idle CPU cores (measured). 31b: about an hour on a v5p-8 (predicted, [08](08_dryrun.ipynb)) |
+# | **Time and cost** | tiny: two to three minutes on two idle CPU cores (measured). 31b: about an hour on a v5p-8 (predicted and assumed, [08](08_dryrun.ipynb)) |
 
 # %% [markdown]
 # ## Before we start
@@ -122,7 +122,7 @@ rows_per_step = micro_batches * micro_rows
 steps = train.steps_of(cfg, len(train_rows), rows_per_step)
 optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
                                  cfg.max_grad_norm)
-capacity = train.capacity_of(train_rows, val_rows)  # trained tokens of the fullest row, nearly
+capacity = train.capacity_of(train_rows, val_rows)
 loss_fn = train.make_loss(capacity)
 
 # %%
@@ -225,7 +225,7 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # ## 4. Train
 # The loss is a *sum* over trained tokens, with their number; the mean is taken once, for the whole
-# step. **Only a quarter of the tokens is trained. Which part of the model can be skipped for the
+# step. **Here only a quarter of the tokens is trained. Which part of the model can be skipped for the
 # rest?**
 #
 # <details><summary>Answer</summary>
@@ -238,7 +238,8 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 
 # %%
 helpers.show_source(train.token_losses, train.make_train_step)
-print(f"{steps} steps, {cfg.epochs:g} epochs; logits at {capacity} of a row's {length} positions")
+print(f"{steps} steps, {cfg.epochs:g} epochs; a row of {length} has at most {capacity} "
+      "trained tokens, rounded up to 128")
 if steps < 20 and not cfg.max_steps:
     print(f"{steps} steps teach next to nothing: set epochs higher in section 1.")
 
@@ -267,7 +268,7 @@ found = f"resuming from step {state.step}" if state.step else "starting at step 
 print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 
 # %% [markdown]
-# The compiled step tells what it needs in memory: one that does not fit is refused here.
+# The compiled step tells what it needs in memory: one that does not fit is refused here, after loading.
 
 # %%
 with train.within_memory(), helpers.phase("waiting for the compiled optimizer step"):

@@ -104,7 +104,7 @@ merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_mer
 recipe = merge["recipe"]
 count = check_merged(merged, merge["files"])
 options = replace(cfg, model=str(merged), model_hash=helpers.run.digest(merge["files"]))
-remote.stage(cfg.base or recipe["base_path"], fetch=False)  # raises where 07 could neither find nor fetch it
+remote.stage(cfg.base or recipe["base_path"], fetch=False)  # raises where 07 could not have it
 print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
       f"base {recipe['base_model']}, model {options.model_hash[:12]}")
 

@@ -24,7 +24,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: stored results are shown |
 # | **Takes** | `data/configs/` (shapes of the models); no weights, no data |
 # | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
-# | **Costs** | one to three minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 17 GB of memory per row of all 60 layers. No TPU |
+# | **Costs** | one to three minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of all 60 layers. No TPU |
 #
 # The outputs shown are those of the tiny run on two CPU cores; the numbers in them are about the
 # 31B and E2B on real TPU slices: *compiled* (counts) or *predicted* (times), not measured. Terms
@@ -152,7 +152,7 @@ if libtpu:
 
 # %% [markdown]
 # The memory is that of one chip: arguments, outputs that take the place of no donated argument, and
-# temporaries. The program's own code comes on top (53 MiB for these two layers) and is not counted.
+# temporaries. The program's own code comes on top and is not counted.
 #
 # ## 4. From a text to seconds
 # The compiled text is the *schedule* of one chip: instructions in order, nearly all with the back
@@ -165,9 +165,10 @@ if libtpu:
 # - a collective takes its bytes over the links that its group can use, at 0.90 of their speed, which
 #   loops on a v5e-4 reached. If it stops the chip, the clock waits; if it runs beside, only what is not
 #   covered when it is needed costs time;
-# - what has no known cost must hold at most 2 % of the FLOPs and bytes, or no time is given.
+# - what has no known cost must hold at most 2 % of the FLOPs and bytes, or no time is given (what only
+#   moves data is charged at the HBM's speed).
 #
-# Clock, peak and bandwidth are the vendor's, the shape of the links is the
+# Peak and bandwidth are the vendor's, clock and shape of the links the
 # [scaling book's](https://jax-ml.github.io/scaling-book/tpus). A prediction knows when each instruction
 # starts, so it can be written as the trace that a profiler would have recorded: drop the file on
 # [ui.perfetto.dev](https://ui.perfetto.dev).
@@ -199,7 +200,7 @@ for name, recipe in named.items():
 # %% [markdown]
 # The published step computes its layers a second time. Its operands are float32: the matrix unit
 # multiplies in bfloat16 all the same, but reads twice the bytes and rounds on the way. Ours recomputes
-# nothing; what it loses is mostly waits.
+# nothing; what it loses is mostly waits, then attention and LoRA.
 #
 # ### Two changes that cost only compile time
 # - **Two sums where one would do.** Gate and up read the same input. Its gradient is a sum of two
@@ -208,11 +209,11 @@ for name, recipe in named.items():
 #   the program is compiled.
 # - **Larger tiles.** The compiler lets one product use 16 MiB of on-chip memory. On a v5p 03 asks for 32.
 #
-# ## 6. No tensor parallelism, nothing to wait for
+# ## 6. Gather weights instead of adding sums
 # On mesh (1, 4) every block ends in a sum over the chips. On mesh (4, 1) each chip has whole rows and
 # gathers the *weights*, which do not depend on what was just computed: they can travel ahead, while the
-# chip multiplies. Rows of 2,048 tokens, four at once, hold as many tokens as before. On a v5p-32 the heads
-# ask for (4, 4), on a v6e-8 for (2, 4).
+# chip multiplies. Rows of 2,048 tokens, four at once, hold as many tokens as before. The heads allow
+# at most (4, 4) on a v5p-32, (2, 4) on a v6e-8.
 #
 # <details><summary><b>Heads forbid tp = 8 for the 31B. Which number forbids fsdp = 4?</b></summary>
 #
@@ -222,7 +223,7 @@ for name, recipe in named.items():
 #
 # int8 products (11) need a token's largest number for its scale. With whole rows on a chip that asks no
 # other chip, and the weights travel in half the bytes. (Their cost in quality: none was seen at tiny in
-# three pairs, none is known at 31B; [11](11_qlora.ipynb), section 6.) All sixty layers, compiled and
+# three pairs, at 31B nobody has looked; [11](11_qlora.ipynb), section 6.) All sixty layers, compiled and
 # predicted:
 
 # %%
@@ -235,12 +236,12 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 
 # %% [markdown]
 # One matrix is not gathered: the output matrix, 2.8 GB. A chip keeps its slice of the vocabulary and
-# multiplies all rows by it, so 44 MB of hidden states travel instead. The waits left are for the MLP's
-# weights, for the sum of the adapters' gradients, and for the chip's own copies.
+# multiplies all rows by it, so 44 MB of hidden states travel instead. On a v5p the waits left are for the
+# MLP's weights, for the sum of the adapters' gradients, and for the chip's own copies.
 #
 # To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: 03 then takes these meshes by itself.
-# int8 adds the two calls of 11, and on a v6e-8 `remat="BLOCK"`. The price: of examples as long as
-# CodeV-R1's 3 % are dropped instead of none, and they are the longest.
+# int8 adds the three calls of 11, and on a v6e-8 `remat="BLOCK"`. The price: of examples as long as
+# CodeV-R1's the longest 3 % are dropped.
 #
 # ## 7. The table
 # `DRYRUN=full python 08_dryrun.py` compiles what is not stored and writes after each row: stop it
@@ -280,9 +281,9 @@ figures.draw_road(steps.road(table))
 # attention by blocks, two rows at once, nothing returned that was not donated.
 #
 # ## 8. What can you rent?
-# The same question for every slice, on the mesh that 03 takes by itself. There a base in fewer bits saves
-# memory, not time. What has no compiled row is estimated by adding up the parts. Either must leave a tenth
-# of the chip free.
+# The same question for every slice, on the mesh with most tensor parallelism. There a base in fewer bits
+# saves memory, not time. What has no compiled row is estimated by adding up the parts, and one such sum was
+# 8 GiB too low (int8, BLOCK, v6e-8). Either must leave a tenth of the chip free.
 
 # %%
 MY_TOKENS = steps.SAMPLES * steps.TOKENS_PER_SAMPLE
@@ -295,7 +296,7 @@ for recipe in (steps.ROWS, steps.ROWS_INT8):
     print(f"v5p-8, {recipe.recipe}: {cost['hours_text']} hours, {cost['dollars_text']} dollars")
 
 # %% [markdown]
-# A run downloads, loads, compiles, validates and saves, too; `run_cost` states what it assumes. A range is
+# A run downloads, loads, compiles, validates and saves, too; `fit.WHERE_FROM` states what is assumed. A range is
 # predicted from a compiled program, a ≥ only a lower bound: never rank the one against the
 # other. The same table with fields to fill in, small models included, is
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md).
@@ -321,7 +322,8 @@ figures.draw_anchors(anchors)
 #
 # Memory needs no clock. XLA's own reports of Tunix's LoRA step were kept by others, also of runs that
 # did not fit. `compiler.planned` asks for the same report here, in a process of its own and ten times sooner
-# than a whole compilation (which needs up to a tenth more, so the other tables never use it).
+# than a whole compilation. The other tables hold what whole compilations say, up to a tenth more memory,
+# which no report checks.
 
 # %%
 plans = pd.read_csv("data/anchors/memory.csv").rename(columns={"theirs_gib": "GiB a chip"})
@@ -334,8 +336,8 @@ plans.groupby(["model", "slice"], sort=False).agg(
 # or 1.12 s if a quarter of an hour went into loading and compiling.
 #
 # The rule for every range in this series stands in `tpu_time/bands.py`: the typical miss is the root mean
-# square of the anchors' logarithms, and a ratio of two predictions has it twice. All anchors count, also
-# the two that time a single call from the host.
+# square of log(predicted / measured) over the table above, and a ratio of two predictions has √2 of it. All
+# rows count, also the two that time a single call from the host.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
@@ -344,12 +346,11 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middl
       f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
 
 # %% [markdown]
-# Cautions. These programs had earlier compilers. Whole steps miss in both directions: the published one is
-# predicted too short; MaxText's too long, and Tunix's of Gemma 3 too, on one chip as on four, so it is not
-# the links; Tunix's of Gemma 4 is hit. The single call of AdamW misses most: it hands over 233 arrays, and
-# with arrays of one number that takes 0.46 ms on our CPU. The all-reduce is next. A gather over one ring is
-# hit, so the links keep their speed; what 64 hosts that start one call cost, no second anchor says. Two of
-# the model's rules were mended on MaxText's row, and the links' 0.90 comes from twins of the two loops.
+# Cautions. These programs had earlier compilers. Of six whole steps one is hit, Tunix's of Gemma 4. The
+# published one is predicted too short, MaxText's and those of Gemma 3 too long. Most of all miss the single
+# call of AdamW, which hands over 233 arrays, and the all-reduce over 256 chips; no second measurement says
+# why. Two of the model's rules were mended on MaxText's row, and the links' 0.90 comes from twins of the two
+# loops.
 #
 # ## Recap
 # - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.
@@ -362,8 +363,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middl
 #
 # <details><summary>Solution</summary>
 #
-# Three matrices of 2 n² bytes in 15.75 GiB: n = 53,090. The compiler takes 52,992 and refuses 53,248:
-# rows and columns are filled up to multiples of 128.
+# Three matrices of 2 n² bytes in 15.75 GiB: n = 53,090. The compiler takes 52,992 and refuses 53,248.
 #
 # </details>
 #
