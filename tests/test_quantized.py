@@ -241,15 +241,13 @@ def test_a_merge_into_the_base_as_trained(trained, tmp_path):
 def test_03_trains_a_quantised_base_after_three_calls_changed(tmp_path):
     """As 11 says, section 4: the step that was traced from shapes takes the arrays that are loaded."""
     text = (ROOT / "03_train.py").read_text().partition("# ## 5. Ask again")[0]
-    for call, other in (
-            ("gemma.abstract_base(config, mesh)", 'quantized.abstract_base(config, mesh, "int8")'),
-            ("gemma.load_base(base, config, mesh)", 'quantized.load_base(base, config, mesh, "int8")'),
-            ("cfg.seed, cfg.partial)",
-             'cfg.seed, cfg.partial, quantized.provider("int8", cfg.rank, cfg.alpha))')):
-        assert text.count(call) == 1, call
-        text = text.replace(call, other)
-    script = tmp_path / "03_train.py"
-    script.write_text(text.replace("from helpers import chat,", "from appendix import quantized\nfrom helpers import chat,"))
+    for old, new in (("gemma.abstract_base(config, mesh", 'quantized.abstract_base(config, mesh, "int8"'),
+                     ("gemma.load_base(base, config, mesh", 'quantized.load_base(base, config, mesh, "int8"'),
+                     ("cfg.partial)", 'cfg.partial, quantized.provider("int8", cfg.rank, cfg.alpha))'),
+                     ("from helpers import chat,", "from appendix import quantized\nfrom helpers import chat,")):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (script := tmp_path / "03_train.py").write_text(text)
     shutil.copytree(RUN / "data", tmp_path / "run" / "data")
     said = page(script, tmp_path / "run", PYTHONPATH=str(ROOT), MAX_STEPS="2")
     assert said.returncode == 0, said.stderr[-2_000:]
