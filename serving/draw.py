@@ -101,7 +101,7 @@ def curves(ax, table, column, dashed, words):
             ax.plot(x[some], limit[some], look, color=color, lw=1.2)
         label(ax, x[-1], stats["median"].iloc[-1], f"{regime[0]}/{regime[1]}", color, xytext=(9, 0))
     ax.set_xscale("log")
-    ax.set_xticks(list(place.values()), [*(f"{rate:.2g}" for rate in finite), "all at\nonce"], fontsize=8)
+    ax.set_xticks(list(place.values()), [*(f"{rate:.3g}" for rate in finite), "all at\nonce"], fontsize=8)
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set(xlabel="offered rate, requests/s", ylabel=words)
     ax.margins(x=0.12)
