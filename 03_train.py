@@ -133,7 +133,7 @@ def adapt(model):
 
 with helpers.phase("tracing the optimizer step"):
     lowered = train.lower_step(adapt(gemma.abstract_base(config, mesh)), optimizer, loss_fn, mesh,
-                               (micro_batches, micro_rows, length), train.compiler_options(mesh))
+                               (micro_batches, micro_rows, length))
 ahead = train.compile_ahead(lowered)
 
 # %% [markdown]

@@ -194,12 +194,12 @@ def lower_tunix(model, mesh, rule, options, model_input, batch):
 
 
 def lower(recipe):
-    """(the lowered step of a recipe, the compiler's options)."""
+    """The step of a recipe, lowered."""
     config = model_config(recipe)
     mesh = mesh_of(recipe, config)
     if recipe.trainer == "tunix":
-        return lower_published(recipe, mesh, config), None
-    return lower_ours(recipe, mesh, config), train.compiler_options(mesh)
+        return lower_published(recipe, mesh, config)
+    return lower_ours(recipe, mesh, config)
 
 
 def compile_recipe(recipe):
@@ -208,10 +208,10 @@ def compile_recipe(recipe):
     A program that needs more HBM than the chip has is refused: that is a row of the table, too.
     """
     compiler.register()
-    lowered, options = lower(recipe)
+    lowered = lower(recipe)
     start = time.process_time()
     try:
-        program, refusal = lowered.compile(compiler_options=options), ""
+        program, refusal = lowered.compile(), ""
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

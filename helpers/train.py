@@ -131,6 +131,9 @@ def ask(model, tokenizer, chats, limit, mesh, thinking=False):
 # ── Batches ──
 
 
+ROWS = PartitionSpec(None, "fsdp")  # of a batch: split over the mesh
+
+
 @flax.struct.dataclass
 class Batch:
     """The packed rows of one optimizer step."""
@@ -195,7 +198,7 @@ def to_mesh(batch, mesh):
     Every host reads the whole batch (a few hundred kilobytes) and hands its devices the rows that
     the mesh gives them. Which rows these are depends on how the slice is wired, so JAX is asked.
     """
-    sharding = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    sharding = NamedSharding(mesh, ROWS)
     return jax.tree.map(lambda a: jax.make_array_from_callback(
         a.shape, sharding, lambda index: a[index]), batch)
 
@@ -352,18 +355,18 @@ def jit_train_step(model, optimizer, loss_fn, state, options=None):
                    out_shardings=(*shardings, None), compiler_options=options)
 
 
-def lower_step(model, optimizer, loss_fn, mesh, shape, options=None):
+def lower_step(model, optimizer, loss_fn, mesh, shape):
     """The step of an abstract model and a batch of `shape` [M, B, T], lowered: not yet compiled.
 
-    Nothing gets memory: model, adapters, optimizer and batch are shapes, types and shardings.
+    Nothing gets memory: model, adapters, optimizer and batch are shapes, types and shardings. On a
+    TPU the compiler will be asked for what `compiler_options` says.
     """
     state, frozen = start(model, optimizer, mesh)
-    spec = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
     batch = Batch(**{field: jax.ShapeDtypeStruct(
-        shape, bool if field == "loss_mask" else jnp.int32, sharding=spec)
+        shape, bool if field == "loss_mask" else jnp.int32, sharding=NamedSharding(mesh, ROWS))
         for field in Batch.__dataclass_fields__})
     with mesh:
-        return jit_train_step(model, optimizer, loss_fn, state, options).lower(
+        return jit_train_step(model, optimizer, loss_fn, state, compiler_options(mesh)).lower(
             state.adapters, state.opt_state, frozen, batch)
 
 

@@ -13,8 +13,6 @@ from tpu_time import fit
 NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
           for row in fit._stored(name, model)]
-
-
 KNOWN_MISS = pytest.mark.xfail(strict=True, reason="`fit.estimate` says why")
 
 

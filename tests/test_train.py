@@ -79,6 +79,9 @@ def test_mesh_choices_and_refusals():
     found = architecture.read_config(CONFIGS / "gemma4_31b.json")
     assert [architecture.choose_mesh(found, n) for n in (1, 4, 8, 16)] == [(1, 1), (1, 4), (2, 4), (4, 4)]
     assert architecture.choose_mesh(architecture.read_config(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
+    for file in (CONFIGS / f"gemma4_{name}.json" for name in ("31b", "e2b", "e4b")):  # through Tunix, too
+        assert all(architecture.choose_mesh(gemma._as_hf(gemma.config_from_hf(file)), n)
+                   == architecture.choose_mesh(architecture.read_config(file), n) for n in (1, 4, 8, 16))
     assert "4 KV heads of the full-attention layers" in architecture.mesh_problem(found, 1, 8)
     assert "16 KV heads of the sliding layers" in architecture.mesh_problem(found, 1, 32)
     with pytest.raises(ValueError, match="needs 8 devices"):
