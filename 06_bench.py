@@ -246,7 +246,7 @@ for ax, kind, floor in ((left, "ttft", "ttft_queue_floor_ms"), (right, "tpot", "
     ax.set_title(f"{kind.upper()}: {least} to {most} times its floor")
 style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; "
              "dashed: floors")
-print("impossible:", *(sorted(set(table.flag) - {""}) or ["nothing, all is above its floors"]))
+print(*(sorted(set(table.flag) - {""}) or ["nothing is below its floor"]), sep="\n")
 
 # %% [markdown]
 # The tiny model is far above: its arithmetic is nothing beside the Python around it. The published GPU, cold
@@ -254,7 +254,8 @@ print("impossible:", *(sorted(set(table.flag) - {""}) or ["nothing, all is above
 #
 # <details><summary><b>A measurement lies below its floor. What was measured?</b></summary>
 #
-# Something else: cached prompts, shorter prompts than the label says, or the peak is wrong.
+# Something else: cached prompts, shorter prompts than the label says, a wrong peak; or a client so short of
+# CPU that it read an answer's tokens all at once, with no time between them.
 # [10](10_published.ipynb) finds such points in a published sweep.
 # </details>
 #

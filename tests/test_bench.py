@@ -397,7 +397,7 @@ def test_the_table_of_the_series_is_what_vllm_measured():
         longs = [json.loads(path.read_text()) for path in (RUN / "bench").glob("{}-{}_*_long.json".format(*regime))]
         assert bool(longs) == bench.within(part).any(), "a price is tried where a rate kept the objective"
         assert all(raw["completed"] >= 20 for raw in longs)
-        assert part.groupby("rate").flag.count().max() <= 1, "a stalled client's, and a median leaves it out"
+    assert table.flag.isna().mean() > 0.5, "a client short of CPU reads some answers at once, not most"
     for entry in table.itertuples():
         name = f"{entry.input_len}-{entry.output_len}_{entry.rate:g}_{entry.repeat}.json"
         raw = json.loads((RUN / "bench" / name).read_text())
