@@ -337,7 +337,7 @@ plans.groupby(["model", "slice"], sort=False).agg(
 #
 # The rule for every range in this series stands in `tpu_time/bands.py`: the typical miss is the root mean
 # square of log(predicted / measured) over the table above, and a ratio of two predictions has √2 of it. All
-# rows count, also the two that time a single call from the host.
+# rows count, also the three that time a single call from the host.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
@@ -347,10 +347,11 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middl
 
 # %% [markdown]
 # Cautions. These programs had earlier compilers. Of six whole steps one is hit, Tunix's of Gemma 4. The
-# published one is predicted too short, MaxText's and those of Gemma 3 too long. Most of all miss the single
-# call of AdamW, which hands over 233 arrays, and the all-reduce over 256 chips; no second measurement says
-# why. Two of the model's rules were mended on MaxText's row, and the links' 0.90 comes from twins of the two
-# loops.
+# published one is predicted too short, MaxText's and those of Gemma 3 too long. Tpuchat's single calls take
+# longer than their programs, the more so the more arrays go in and out: about 0.13 ms with three (a norm
+# and seven products, LOG.md), 0.9 with 116 (its mean of gradients), 1.2 with 233 (its AdamW). Why the
+# all-reduce over 256 chips misses, no second measurement says. Two of the model's rules were mended on
+# MaxText's row, and the links' 0.90 comes from twins of the two loops.
 #
 # ## Recap
 # - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.

@@ -129,18 +129,27 @@ def tpuchat_loss(rows=4, length=2_048, width=1_024, vocabulary=32_768, softcap=1
     return lower
 
 
-def tpuchat_update(layers=8, width=1_024, heads=4, size=256, inner=3_072, vocabulary=32_768):
-    """One AdamW update of tpuchat's 163.6 M parameters in bfloat16; no argument is donated."""
-    def lower(devices):
-        one = (width, 1, size)
-        layer = [(width, heads, size), one, one, (heads, size, width), (width, inner),
-                 (width, inner), (inner, width)]
-        shapes = [(vocabulary, width), (width, vocabulary), *layer * layers]
-        params = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in shapes]
-        rule = optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1)
-        _, arguments = on(devices[:1], (params, jax.eval_shape(rule.init, params), params))
-        return jax.jit(rule.update).lower(*arguments)
-    return lower
+def tpuchat_shapes(layers=8, width=1_024, heads=4, size=256, inner=3_072, vocabulary=32_768):
+    """The shapes of tpuchat's 163.6 M parameters."""
+    one = (width, 1, size)
+    layer = [(width, heads, size), one, one, (heads, size, width), (width, inner),
+             (width, inner), (inner, width)]
+    return [(vocabulary, width), (width, vocabulary), *layer * layers]
+
+
+def tpuchat_update(devices):
+    """One AdamW update of tpuchat's parameters in bfloat16; no argument is donated."""
+    params = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in tpuchat_shapes()]
+    rule = optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1)
+    _, arguments = on(devices[:1], (params, jax.eval_shape(rule.init, params), params))
+    return jax.jit(rule.update).lower(*arguments)
+
+
+def tpuchat_average(devices, micro_batches=16):
+    """The mean of tpuchat's stacked gradients over its micro-batches."""
+    stacks = [jax.ShapeDtypeStruct((micro_batches, *shape), "bfloat16") for shape in tpuchat_shapes()]
+    _, arguments = on(devices[:1], stacks)
+    return jax.jit(lambda tree: [jnp.mean(stack, axis=0) for stack in tree]).lower(arguments)
 
 
 def maxtext_step(layers=32, width=8_192, inner=28_672, heads=64, vocabulary=32_000, rows=384,
@@ -268,7 +277,11 @@ ANCHORS = {
         3.96, "one call", TPUCHAT + ": ~3.96ms", lower=tpuchat_loss()),
     "tpuchat update": Anchor(
         "tpuchat: one AdamW update of 163.6 M parameters", "v6e-1", 2.67, "one call",
-        TPUCHAT + ": 2.67ms", lower=tpuchat_update()),
+        TPUCHAT + ": 2.67ms", lower=tpuchat_update),
+    "tpuchat average": Anchor(
+        "tpuchat: mean of 16 gradients of 163.6 M parameters", "v6e-1", 5.84, "one call",
+        "vorushin/tpuchat: pallas/CLAUDE.md (f5e1d348), pallas/bench_gap.py: 5.84ms",
+        lower=tpuchat_average),
     "maxtext 32b": Anchor(
         "MaxText: a step of a 32 B model, 384 x 2,048 tokens, fsdp 16 x tp 4", "v5p-128",
         1e3 * maxtext_flops() / 328e12, "host",
