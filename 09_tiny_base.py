@@ -103,8 +103,8 @@ pd.DataFrame({"family": [d.family for d in examples],
 
 # %% [markdown]
 # ### The corpus: documents, not dialogues
-# A base model continues text. Ours reads Verilog files with a comment on top, bare Verilog files,
-# and specifications without code. One combination in eight of family, widths and port names is held
+# A base model continues text. Ours reads Verilog files with and without a comment on top, and
+# specifications without code. One combination in eight of family, widths and port names is held
 # out, decided by a hash: it appears neither here nor in the training rows, only in the benchmark.
 
 # %%

@@ -70,8 +70,8 @@ world = plan.world
 helpers.show_source(nca.next_frame)
 
 # %% [markdown]
-# `scan` runs one rule over time and `vmap` turns that into a function of thousands of rules. The first
-# ten frames are thrown away: they show how a random start dies down.
+# `scan` runs one rule over time, and `vmap` makes it a function of thousands of rules. The first ten
+# frames, in which a random start dies down, are thrown away.
 
 # %%
 helpers.show_source(nca.film, nca.films)
@@ -229,8 +229,7 @@ table.groupby(["stage", "arm", "step"]).val_loss.mean().unstack().round(3)
 # | text before text gives nothing on web text (14.69) | undecided: ahead after 100 steps, after 300 the interval holds zero |
 # | brackets (Dyck) help less than automata (14.35) | undecided: neither helps |
 # | text is learned up to 1.6 times faster | not seen: behind from the first hundred steps |
-# | attention carries the most | no |
-# | reasoning gets better (GSM8K, HumanEval, BIG-bench Lite) | no |
+# | attention carries the most; reasoning gets better | no |
 #
 # Others found mixed or negative results: [slowrun 63](https://github.com/qlabs-eng/slowrun/pull/63)
 # (1.4 billion parameters, one run each: 3.188 to 3.208 with automata, 3.177 without) and

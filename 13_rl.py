@@ -100,8 +100,8 @@ verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in answers]
 verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt").mean()
 
 # %% [markdown]
-# Eight prompts, four answers to each, and the shares that pass our judge (`verilog`), that print a line of
-# the testbench themselves (`forged`), that a naive judge lets pass (section 7), and that compile.
+# Eight prompts, four answers to each: the shares that pass our judge (`verilog`), that print a line of the
+# testbench themselves (`forged`), that pass a naive judge (section 7), and that compile.
 #
 # ## 3. The algorithm, by what was taken away
 # The usual algorithm, GRPO, has a frozen reference model (a KL term keeps the policy near it), a ratio of
@@ -109,8 +109,8 @@ verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt"
 # Without them, REINFORCE of 1992 is left:
 #
 # 1. Draw several answers to each prompt from the model as it is.
-# 2. Reward 1 if the testbench passes, else 0. An answer's *advantage* is its reward minus the mean of its
-#    group: better or worse than the model's other tries at the same prompt?
+# 2. Reward 1 if the testbench passes, else 0. An answer's *advantage* is its reward minus the mean over all
+#    tries at its prompt.
 # 3. Train on all of them with 03's loss, each answer's tokens times its advantage. What was better than
 #    usual becomes likelier.
 #
@@ -147,8 +147,8 @@ policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, 
 #
 # **Which four checks would have caught them?** Ours:
 #
-# *One: the sampler's log-probabilities are the trainer's*, token by token, for the policy after its step.
-# That covers soft cap, temperature, where answers begin, and the token that ends them.
+# *One: the sampler's log-probabilities are the trainer's*, token by token, after a step. That covers soft
+# cap, temperature, where answers begin, and the token that ends them.
 
 # %%
 fresh = bench.sample(policy, bench.problems[8:16], jax.random.key(1))[::8]
