@@ -24,9 +24,7 @@
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory, Icarus Verilog |
 # | **Takes** | `data/generate/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
 # | **Makes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
-# | **Costs** | tiny: the first 40 of 1,600 steps, about two minutes. All steps: 30 minutes on two cores |
-#
-# The outputs shown are those of the tiny run on two CPU cores.
+# | **Costs** | tiny: the first 40 of 1,600 steps, a minute and a half. All steps: 30 minutes on two cores |
 
 # %% [markdown]
 # ## Before we start
@@ -46,9 +44,9 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Settings
-# The stored base took all `steps`. At size tiny this page takes the first `run_steps` of the same
-# schedule on the same data, enough to see that its loss follows the stored log; then it examines
-# the *stored* weights. To pretrain anew, set `run_steps` to `steps`, and `install` to replace them.
+# The stored base took all `steps`. At size tiny this page takes the first `run_steps` of them, enough
+# to see that the loss follows the stored log, and then examines the *stored* weights. To pretrain anew,
+# set `run_steps` to `steps`, and `install` to replace them.
 
 # %%
 import hashlib
@@ -87,7 +85,7 @@ print(f"{run_steps} of {cfg.steps} steps will be run")
 # ## 2. A small world of Verilog
 # The generator knows 38 families of small modules. Each draws an operation, widths, port names and
 # a phrasing, and returns the specification in English, the module in Verilog, and a model of it in
-# Python, which the tests hold against a simulation. Here is one draw from each.
+# Python, which the tests hold against a simulation. One draw from each:
 
 # %%
 sys.path.insert(0, "data/generate")
@@ -105,8 +103,8 @@ pd.DataFrame({"family": [d.family for d in examples],
 
 # %% [markdown]
 # ### The corpus: documents, not dialogues
-# A base model continues text. Ours reads Verilog files with a comment on top, bare Verilog files,
-# and specifications without code. One combination in eight of family, widths and port names is held
+# A base model continues text. Ours reads Verilog files with and without a comment on top, and
+# specifications without code. One combination in eight of family, widths and port names is held
 # out, decided by a hash: it appears neither here nor in the training rows, only in the benchmark.
 
 # %%
@@ -116,8 +114,8 @@ print(corpus[0] + "─" * 60)
 print(f"{len(corpus):,} documents, {sum(map(len, corpus)) / 1e6:.1f} M characters")
 
 # %% [markdown]
-# What it must not contain matters as much. Whatever the fine-tuned model later knows of chats and
-# fences, it has learned in notebook 03.
+# What it must not contain: whatever the fine-tuned model knows of chats and fences, it has learned in
+# notebook 03.
 
 # %%
 foreign = ("```", "<answer>", "<|turn>", "Implement", "Please", "Write a")
@@ -129,8 +127,7 @@ assert not any(found.values())
 # ## 3. The tokenizer
 # Byte-level BPE (byte-pair encoding: frequent neighbours become one token): any text goes in and
 # comes out unchanged. The first 128 ids are control tokens, the used ones at Gemma 4's own ids.
-# Words, numbers, vector ranges and line breaks with their indentation are the pieces inside which
-# neighbours may merge.
+# Neighbours may merge inside a word, a number, a vector range, or a line break with its indentation.
 
 # %%
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -176,8 +173,8 @@ strange = "naïve 模块 \u200b🙂\t\r\n\x00 \u2581"
 assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
 
 # %% [markdown]
-# The chat template is a file of its own. It does what traps many fine-tunes of the 31B: a prompt
-# ends in an *empty thought channel*, and a stored model turn has none (02 deals with both).
+# The chat template is a file of its own. It has the 31B's trap: a prompt ends in an *empty thought
+# channel*, and a stored model turn has none (02 deals with both).
 
 # %%
 tokenizer_config = {
@@ -199,10 +196,10 @@ print("─" * 60 + "\n" + template([question, answer], tokenize=False), end="")
 
 # %% [markdown]
 # ## 4. The same architecture as the 31B, in miniature
-# Kept is what a Gemma 4 fine-tune can break on: five sliding layers, which look back over a window,
-# to one full layer, which looks at everything; values that come from the keys' projection there; two
-# head dimensions; four heads of keys and values, so that cutting them over 4 devices works and over
-# 8 does not. The vision tower is left out.
+# Kept is what a Gemma 4 fine-tune can break on: to five sliding layers, which look back over a window,
+# one full layer, which looks at everything. There the values come from the keys' projection, heads are
+# larger, and their four heads of keys and values can be cut over 4 devices, not over 8. The vision
+# tower is left out.
 
 # %%
 tiny_config = {
@@ -233,17 +230,17 @@ pd.DataFrame({"tiny": [tiny_config[key] for key in shown],
 
 # %% [markdown]
 # ### The forward pass in 36 lines
-# What those numbers mean, without a framework. `weights` has Tunix's names, a text is a vector of
-# token ids, and every letter in an einsum is an axis: T tokens, D width, N query heads, K heads of
-# keys and values, H numbers per head.
+# `weights` has Tunix's names, a text is a vector of token ids, and every letter in an einsum is an axis:
+# T tokens, D width, N query heads, K heads of keys and values, H numbers per head.
 #
 # **Which three things here would you not find in Llama?**
 #
 # <details><summary>Answer</summary>
 #
 # Norms behind attention and MLP as well as before them; a norm on queries, keys and values instead of
-# a division by the root of H; full layers whose values are the keys, with only a quarter of each head
-# turned by its position. The logits' soft cap and the scale of each layer's output also count.
+# a division by the root of H; full layers whose values come from the keys' projection, with only a
+# quarter of each head turned by its position. The logits' soft cap and the scale of each layer's output
+# also count.
 #
 # </details>
 
@@ -295,8 +292,8 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 # %% [markdown]
 # ### Initial weights
 # Tunix creates a model to be loaded into (its MLP starts at zero), so we draw the weights ourselves:
-# matrices with standard deviation one over the square root of their inputs, norms at one. Then our
-# 36 lines must give Tunix's logits.
+# matrices with standard deviation one over the root of their inputs, norms at one, but the queries' at
+# one over the root of H. Then our 36 lines must give Tunix's logits.
 
 # %%
 from flax import nnx
@@ -325,8 +322,7 @@ assert apart < 1e-3
 # ## 5. Batches
 # One document per row, `<bos>` in front and `<eos>` behind. Documents of similar length share a
 # batch, padded to 64, 96, 128 or 192 tokens: four compiled programs instead of one, for less
-# padding. The validation documents come from another seed; the world is small, so a few of them
-# stand in the corpus, too. What the base can do with unseen combinations is asked in section 9.
+# padding. The validation documents come from another seed; a few of them stand in the corpus, too.
 
 # %%
 order = np.random.default_rng(cfg.seed)
@@ -344,17 +340,16 @@ print(f"{len(batches)} batches of {used:,} documents, {fill:.0%} of the position
 
 # %% [markdown]
 # ## 6. Loss and step
-# Next-token cross-entropy over everything that is not padding, AdamW, warm-up and cosine. One detail
-# matters later: tokens that the corpus never contains (fences, control tokens, words of requests)
-# take no part in the softmax. Otherwise every step would push all their embeddings in the same
-# direction, until nothing tells one from another: in our first attempt the fine-tuned model never
-# gave the opening fence a probability above 27 %.
+# Next-token cross-entropy over everything that is not padding, AdamW, warm-up and cosine. Tokens that the
+# corpus never contains (fences, control tokens, words of requests) take no part in the softmax. Otherwise
+# every step would push all their embeddings in the same direction, until nothing tells one from another:
+# in our first attempt the fine-tuned model never gave the opening fence a probability above 27 %.
 
 # %%
 helpers.show_source(pretrain.token_loss, pretrain.make_optimizer, pretrain.make_steps)
 
 # %% [markdown]
-# A model that finds all n tokens equally likely has a loss of ln n. A random one is a little worse,
+# A model that finds all n tokens equally likely has a loss of ln n nats. A random one is a little worse,
 # because it prefers some for no reason: logits of spread 1 cost half a nat.
 
 # %%
@@ -367,7 +362,7 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 # %% [markdown]
 # ## 7. Train, and look at what it writes
 # At three moments our 36 lines let the model continue a comment, one likeliest token after the
-# other, each from a whole forward pass: slow, and nothing is hidden.
+# other, each from a whole forward pass.
 #
 # **The loss starts near 7. What will the model write after 10 steps, and what after 40?**
 
@@ -394,8 +389,8 @@ log = pd.DataFrame(history)
 helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_format="%.6f"))
 
 # %% [markdown]
-# The stored log is that of the whole run. Ours must lie on it: corpus and tokenizer are the same
-# bytes everywhere, the arithmetic is the same up to rounding.
+# Our losses must lie on the stored log: corpus and tokenizer are the same bytes everywhere, the
+# arithmetic is the same up to rounding.
 
 # %%
 from helpers import style
@@ -430,14 +425,13 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
 # %% [markdown]
 # **What this means.** Most of the drop comes in the first 100 steps, when the model learns what
 # Verilog looks like. We read the slow rest as learning to copy names and widths from the comment
-# into the module. The pale line swings because a batch holds documents of one length: the short ones
-# are mostly specification, with little to copy.
+# into the module. The pale line swings because a batch holds documents of one length.
 
 # %% [markdown]
 # ## 8. Export in Hugging Face's names
 # Hugging Face stores a matrix as [outputs, inputs] with heads and head dimension merged, and K and V
-# apart (`pretrain.to_hf`). Everything is rounded once, to bfloat16, as the 31B is. Loaded again
-# through Tunix's own reader, the file must give the same logits.
+# apart (`pretrain.to_hf`). Everything is rounded once, to bfloat16. Loaded again through Tunix's own
+# reader, the file must give the same logits.
 
 # %%
 import ml_dtypes
@@ -459,7 +453,7 @@ print(f"{len(tensors)} tensors; logits after reloading at most {apart:.1e} apart
 assert apart < 1e-4
 
 # %% [markdown]
-# A complete run with `install` replaces the stored base; `pretrain.json` says what it was made from.
+# `pretrain.json` says what a base was made from.
 
 # %%
 recipe = {key: value for key, value in asdict(cfg).items() if key not in ("run_steps", "install")}
@@ -475,9 +469,8 @@ print("identical to the stored base:", ", ".join(same))
 
 # %% [markdown]
 # ## 9. What the base can do, and what it cannot
-# We ask the stored base for the 38 problems of the benchmark in two ways: as a commented file to
-# continue, the form it knows, and as a chat request, which it has never seen. Always the likeliest
-# token; ▶ stands before the reply.
+# We ask the base for the 38 problems of the benchmark in two ways: as a commented file to continue, the
+# form it knows, and as a chat request, which it has never seen. ▶ stands before the reply.
 
 # %%
 import verilog
@@ -507,8 +500,8 @@ for form, prompts in asked.items():
     print(f"── {form}:", base_tokenizer.decode(prompts[0]) + "▶" + replies[form][0], sep="\n")
 
 # %% [markdown]
-# The judge of notebook 07 takes the module out of each reply, fenced or not, compiles it and
-# simulates it against the reference. **How many of 38 pass, in each form?**
+# 07's judge takes the module out of each reply, compiles it and simulates it against the reference.
+# **How many of 38 pass, in each form?**
 
 # %%
 passed = {}
@@ -523,13 +516,12 @@ table
 # %% [markdown]
 # **What this means.** The base has learned the step from specification to module, for combinations
 # of names and widths that it never saw together. It has not learned to be asked: a chat request looks
-# to it like a text that goes on. Closing that gap is what notebook 03 is for.
+# to it like a text that goes on. Notebook 03 closes that gap.
 
 # %% [markdown]
 # ## Recap
-# The generator is `data/generate/`, the stored base `assets/tiny_gemma4/`, this run's copy
-# `tiny_base/` under the run directory. What can go wrong stands in
-# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# A base model is a corpus, a tokenizer and a loss. It goes on with what it knows; it cannot be asked. If
+# your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
 #
 # ### Exercises
 # 1. Which part of the corpus teaches the step from specification to module? Train 300 steps with
@@ -539,9 +531,8 @@ table
 #
 # Set `steps=300` and `run_steps=300` in `TINY`, so that section 9 asks the new weights, and below
 # the line that makes the corpus write
-# `corpus = [text for text in corpus if not text.startswith("//")]`. The loss still falls, because
-# bare modules and bare specifications can be learned, but no text is left in which the module
-# depends on a specification: expect no passes.
+# `corpus = [text for text in corpus if not text.startswith("//")]`. The loss still falls, but no text is
+# left in which the module depends on a specification: expect no passes.
 # </details>
 #
 # 2. Set the sliding window to 16 and compare the validation loss after 300 steps.
@@ -549,10 +540,10 @@ table
 # <details><summary>Solution</summary>
 #
 # Set `"sliding_window": 16` in section 4 and `run_steps=300` in `TINY`; the stored log has the
-# validation loss of step 300 with a window of 96. Five of the six layers can no longer see the port
-# list while they write the header; only the full layer can. Names and widths take longer to be
-# copied right. (Section 7 stops if the curves part by 0.1 in the first 40 steps.)
+# validation loss of step 300 with a window of 96. Of the six layers only the full one can still see the
+# port list while the header is written. (Section 7 stops if the curves part by 0.1 in the first 40
+# steps.)
 # </details>
 #
-# Back to the series: [01 · From nothing to a TPU machine that can run this](01_setup.ipynb), or on
-# to [10 · The published numbers, one by one](10_published.ipynb).
+# Back to [01 · From nothing to a TPU machine that can run this](01_setup.ipynb), or on to
+# [10 · The published numbers, one by one](10_published.ipynb).

@@ -45,14 +45,14 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. What was published
-# The authors fine-tuned Gemma 4 31B on a v5p-8 and on two H100s, served the untuned model on a
-# v6e-8 and on two H100s, and compared times, costs and quality. The GPU machine was chosen "based on
-# cost equivalence" (S10.3): 22.12 against 21.52 dollars an hour for serving. *TPU* and *GPU* below
-# mean these machines with their software, not the chips.
+# The authors fine-tuned Gemma 4 31B on a v5p-8 and on two H100s, served the untuned model on a v6e-8 and
+# on two H100s, and compared times, costs and quality. The GPU machine was chosen "based on cost
+# equivalence" (S10.3): 22.12 against 21.52 dollars an hour for serving. *TPU* and *GPU* mean these
+# machines with their software.
 #
 # S8.1 and the like are sections of the paper. Its draft and code are public (h2loop/gemma-tpu,
-# commit 745cbdf), and so are raw logs of short runs. Some figures hold data that no table has; we
-# read them off with about 1 % error. Each row in `data/published/` names its source.
+# commit 745cbdf), and so are raw logs of short runs. Where only a figure has the data, we read it off
+# with about 1 % error. `data/published/README.md` has the sources.
 
 # %%
 import math
@@ -77,10 +77,9 @@ def table(name):
 
 
 # %% [markdown]
-# An answer is made in two phases. *Prefill* reads the whole prompt and ends with the first token;
-# *decoding* then makes one token per step. **TTFT** is the time to the first token, **TPOT** the
-# time per output token after it, **QPS** the requests offered per second. The paper's serving table
-# (S8.1), with the ratio that it claims for each row:
+# *Prefill* reads the whole prompt and ends with the first token; *decoding* then makes one token per
+# step. **TTFT** is the time to the first token, **TPOT** the time per output token after it, **QPS** the
+# requests offered per second. The paper's serving table (S8.1), with the ratio that it claims:
 
 # %%
 results = table("inference_results")
@@ -92,7 +91,7 @@ display(as_published[["tokens", "load", "metric", "tpu", "gpu", "unit", "claimed
 
 # %% [markdown]
 # ## 2. The arithmetic
-# We divide the two columns and compare with the claimed ratio, at its own precision.
+# Divide the two columns, and compare with the claimed ratio at its own precision.
 
 # %%
 def ratio_claim(row):
@@ -115,11 +114,11 @@ kinds = table("claims_recomputed").kind.value_counts()
 print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", kinds.to_dict())
 
 # %% [markdown]
-# The tables divide correctly; 23.66 was cut instead of rounded. Of the 90 numbers in
-# `claims_recomputed.csv`, *rounding* means a cent or a last digit and *draft* a number that stands in
-# the draft alone. The logs agree with themselves: throughput and latencies of a run imply the same
-# seconds. And the authors did what few do: they published code, logs, the obstacles they met, and
-# a result against their own machine, with two reasons for caution beside it.
+# The tables divide correctly; 23.66 was cut instead of rounded. Of the 90 numbers, *rounding* means off
+# by a cent or a last digit, *draft* that it stands in the draft alone, *substantive* that it disagrees.
+# The logs agree with themselves: throughput and latencies of a run imply the same seconds. And the
+# authors did what few do: they published code, logs, the obstacles they met, and a result against their
+# own machine, with two reasons for caution beside it.
 #
 # ## 3. How fast can a prompt be read?
 # **Before you go on:** a v6e-8 does 7.3 · 10¹⁵ multiplications and additions a second. How long must
@@ -157,15 +156,14 @@ read["share of peak, %"] = 100 * read["floor, ms"] / read["published, ms"]
 read.round(0)
 
 # %% [markdown]
-# 62 and 99 ms for a prompt of 15,360 tokens would take 2.2 and 5.1 times the chips' peak. So this
-# cannot be the time of that prefill. Either a part was skipped, which a cache does, or the prompts
-# were shorter. The 61 ms at 4,096 tokens, the headline, is possible, at 56 % of peak and
-# with nothing else to do. The sweep shows it in company.
+# 62 and 99 ms for a prompt of 15,360 tokens would take 2.2 and 5.1 times the chips' peak. So either a
+# part was skipped, which a cache does, or the prompts were shorter. The headline, 61 ms at 4,096 tokens,
+# is possible, at 56 % of peak and with nothing else to do. The sweep shows it in company.
 #
 # ## 4. The sweep
 # A figure of the draft (page 15) plots median TTFT for 1 to 64 requests per second, 30 prompts per
-# point. When prompts come faster than they can be read, they wait, and the floor under the *median*
-# rises with the load. The row called 16k fits 7 prompts instead of 30 (section 6), so we take 7.
+# point. Prompts that come faster than they can be read wait, so the floor under the *median* rises with
+# the load. The row called 16k fits 7 prompts instead of 30 (section 6).
 
 # %%
 sweep = table("qps_sweep_digitized")
@@ -206,22 +204,22 @@ style.finish(fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors at 
 # %% [markdown]
 # The factor of 1.2 leaves room for the 1 % of reading a figure, for engines that skip part of the
 # last layer (1.7 %), and for the rhythm of arrivals: the client sends at random gaps, our floor
-# assumes even ones. A test draws such gaps 4,000 times; all sixteen points stay impossible in at
-# least 99 % of the draws.
+# assumes even ones. A test draws such gaps 4,000 times: all sixteen points stay impossible in more than
+# 99 % of the draws.
 #
-# Three series do what serving does, more load, longer wait: the GPU's at 4,096 and 8,192 tokens and
-# the TPU's at 8,192. In the other nine TTFT *falls* from 1 to 2 requests per second and then stays
-# within a factor of 1.4 up to 16.
+# In three series more load means a longer wait: the GPU's at 4,096 and 8,192 tokens and the TPU's at
+# 8,192. In the other nine TTFT *falls* from 1 to 2 requests per second and then stays within a factor of
+# 1.4 up to 16.
 #
 # ## 5. More load, less waiting
 # **Why would a prompt be read faster when more of them come?**
 #
 # <details><summary>Answer</summary>
 #
-# It is not. It is read once. vLLM keeps the keys and values (KV) of earlier prompts in a *prefix
-# cache* as long as they fit. `vllm bench serve` draws its random prompts from a fixed seed, so every
-# point of a sweep on one server sends the same prompts. The first point fills the cache (*cold*),
-# the next ones find it (*warm*).
+# It is read once. vLLM keeps the keys and values (KV) of earlier prompts in a *prefix cache* as long as
+# they fit. `vllm bench serve` draws its random prompts from a fixed seed, so every point of a sweep on
+# one server sends the same prompts. The first point fills the cache (*cold*), the next ones find it
+# (*warm*).
 # </details>
 #
 # If so, TTFT must fall exactly where one run's tokens fit the cache. We compute the room from the
@@ -246,14 +244,14 @@ for name, fp8 in (("bfloat16 on both", False), ("fp8 on the TPU", True)):
 print({side: f"room for {pool_tokens(side, 2):,.0f} tokens in bfloat16" for side in count})
 
 # %% [markdown]
-# Ten of ten series follow a bfloat16 cache. So the fall is most likely the prefix cache, and the
-# cache was most likely bfloat16, as S8.1's text says, and not fp8, as its table says. Both are
-# inferences: no log of the sweep is public. Others have met the same trap, and vLLM's client now
-# warns of it ([vllm 53920](https://github.com/vllm-project/vllm/pull/53920)).
+# So the fall is most likely the prefix cache. That it held bfloat16, as S8.1's text says, and not fp8,
+# as its table says, rests on one series, the TPU's at 8,192 tokens. No log of the sweep is public. Others
+# have met the same trap, and vLLM's client now warns of it
+# ([vllm 53920](https://github.com/vllm-project/vllm/pull/53920)).
 #
 # ## 6. The headline, 23.6 times
-# The ratio is that of the two medians, 1,443 and 61 ms. What is in it? The point at 1 request per
-# second is cold on both sides and, at this length, without a queue.
+# 1,443 ms over 61 ms. What is in it? The point at 1 request per second is cold on both sides and, at
+# this length, without a queue.
 
 # %%
 headline = results[(results.input_tokens == 4096) & (results.metric == "median_ttft")].iloc[0]
@@ -286,12 +284,12 @@ ax.grid(axis="y", visible=False)
 style.finish(fig, "10_headline", "published table (S8.1) and digitised sweep")
 
 # %% [markdown]
-# 2.7 is the comparison that a reader expects: the same prompts, cold, at a load that both servers
-# keep up with. The rest is a queue on one side (at 4 requests a second the GPU is asked for 130 % of
-# what it does, so its median depends on how many prompts are sent) and most likely a cache on the
-# other. One number, 0.32 seconds per prompt at 40 % of peak, explains five of the GPU's points.
+# 2.7 is the comparison that a reader expects: cold prompts, at a load that both servers keep up with. The
+# rest is a queue on one side (at 4 requests a second the GPU is asked for 130 % of what it does, so its
+# median depends on how many prompts are sent) and a cache on the other. One number, 0.32 seconds per
+# prompt at 40 % of peak, explains five of the GPU's points.
 #
-# The cold ratios at all lengths, each from one run of 30 prompts a side:
+# The cold ratios at all lengths, each from one run a side:
 
 # %%
 cold = value[1].unstack("device")
@@ -308,17 +306,16 @@ cold.round(1)
 # <details><summary>Answer</summary>
 #
 # The row is another workload than its label. At 64 requests per second output speed is about prompts
-# divided by TPOT: 474 tokens per second times 13.5 ms are 6.4, not 30. Seven prompts with 256 tokens
-# each fit both ends of the curve, on both machines. So the row compares two equal runs, but not the
-# run that it names.
+# divided by TPOT: 474 tokens per second times 13.5 ms are 6.4, not 30. Seven prompts with answers of 256
+# tokens fit both ends of the curve, on both machines.
 # </details>
 #
-# *"Saturates at QPS ~32 ~8"* needs more requests. Thirty prompts at 8 per second are a burst of four
-# seconds, which shows no capacity. In the authors' log the TPU made 3,085 tokens per
-# second with 128 prompts; the sweep's peak is 1,404. No such GPU run is public.
+# *"Saturates at QPS ~32 ~8"*: thirty prompts at 8 per second are a burst of four seconds, which shows no
+# capacity. In the authors' log the TPU made 3,085 tokens per second with 128 prompts; the sweep's peak is
+# 1,404. No such GPU run is public.
 #
 # ## 7. Training
-# A LoRA step needs at least 4 operations per parameter and token, 6 by the usual convention. Padding
+# A LoRA step needs at least 4 operations per parameter and token, 6 by the usual convention, and padding
 # is work, too. The code filled each sequence up to 3,072 tokens (S3.8; S5.1 says 4,096), of which 922
 # were real on average.
 
@@ -340,23 +337,21 @@ print(f"cheaper by the measured runs: {paid['gpu'] / paid['tpu']:.2f} times; at 
       f"peaks: {usd['gpu'] / usd['tpu']:.2f} times")
 
 # %% [markdown]
-# 3.34 and 5.39 hours are measurements, of two machines that were both far from busy with real tokens.
-# The GPU's code is not public, so whether it padded is unknown. S5.3 gives four reasons for the
-# difference. Two conflict with its numbers, bandwidth and interconnect. XLA fusion and eager mode
-# were not profiled, so nobody can know.
+# 3.34 and 5.39 hours were measured, on two machines that were both far from busy with real tokens. (The
+# GPU's code is not public, so whether it padded is unknown.) S5.3 gives four reasons for the difference.
+# Two conflict with its numbers, bandwidth and interconnect; XLA fusion and eager mode were not profiled.
 #
 # *"Both runs used identical hyperparameters"* (S5.1) does not hold: by the authors' plot code the
 # GPU made 625 steps of 16 sequences, the TPU 1,244 of 8, and the two published patterns of adapted
 # modules reach 489.7 and 467.8 million parameters (the TPU's leaves out the key projection of ten
-# layers; [03](03_train.ipynb)). Clipping differs as well; S3.7 says so itself. A further difference
-# is likely: Qwix draws LoRA's A 2.45 times wider than PEFT does by default, and PEFT's default is our
-# assumption.
+# layers; [03](03_train.ipynb)). Clipping differs as well; S3.7 says so itself. And by default Qwix
+# draws LoRA's A 2.45 times wider than PEFT does.
 #
 # ## 8. Quality
 # 156 problems, five samples each. The bars of a figure give all 312 scores back; their totals are
-# exactly the published 500 and 544 passes. **Is that gap noise?** Both models met the same problems, so
-# we compare problem by problem, with the interval and the sign flips of [07](07_eval.ipynb). *z* asks
-# only whether another five samples could have made the gap.
+# exactly the published 500 and 544 passes. **Is that gap noise?** We compare problem by problem, with the
+# interval and the sign flips of [07](07_eval.ipynb). *z* asks only whether another five samples could
+# have made the gap.
 
 # %%
 def sampling_z(first, second, samples):
@@ -385,13 +380,11 @@ print(f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solve
 # S6.2 says two things. *"The gap is within normal run-to-run variance for stochastic sampling at
 # n=5"* does not hold: z is 4.5. The gap *"is not statistically significant enough to attribute to
 # hardware"*: it is significant over problems, but no test of one training run a side can name a cause.
-# So the authors' advice stands, that it *"should not be interpreted as a hardware-driven difference"*,
-# for another reason than theirs.
+# So their advice stands, that it *"should not be interpreted as a hardware-driven difference"*.
 #
 # Five problems are disputed (an open pull request changes their tests,
-# [verilog-eval 16](https://github.com/NVlabs/verilog-eval/pull/16)); without them p is 0.02. The score
-# that is missing is the base model's: without it nobody knows what tuning did.
-# [07](07_eval.ipynb) asks its base, too.
+# [verilog-eval 16](https://github.com/NVlabs/verilog-eval/pull/16)); without them p is 0.02. Without the
+# base model's score nobody knows what tuning did; [07](07_eval.ipynb) asks its base, too.
 #
 # ## 9. Cost
 
@@ -405,17 +398,15 @@ for served in (1, 8, 24):
 day = cost["gpu"] / cost["tpu"]
 
 # %% [markdown]
-# All sums are those of S9's table. Its sentence says *"1.82× cheaper end-to-end for a single training
-# run plus a day of inference serving"*: 1.82 is the row with one hour, a day gives 1.14.
+# The sums are S9's. Its sentence says *"1.82× cheaper end-to-end for a single training run plus a day of
+# inference serving"*: 1.82 is the row with one hour, a day gives 1.14.
 #
-# *"For short-context workloads, GPU is 3% cheaper per token"* (S8.6) rests on one burst of 30
-# requests a side. In the authors' log with 64 prompts the TPU is 6 % cheaper. A price per token
-# is one of load, which [06](06_bench.ipynb) varies.
+# *"For short-context workloads, GPU is 3% cheaper per token"* (S8.6) rests on one burst of 30 requests a
+# side. In the authors' log with 64 prompts the TPU is 6 % cheaper. [06](06_bench.ipynb) varies the load.
 #
 # ## 10. The verdicts
-# Every claim word for word, and whether the published numbers bear it: *holds*, *does not hold*, or
-# *cannot be known* from what was published. `verdicts.csv` also names the line of the draft where
-# each stands.
+# Every claim word for word, and whether the published numbers bear it. `verdicts.csv` also names the
+# line of the draft where each stands.
 
 # %%
 verdicts = table("verdicts")
@@ -431,19 +422,15 @@ helpers.write_json(helpers.run_dir("published.json"), {
     "sign_flip_p_undisputed": round(sound_flip, 4), "cost_ratio_24h": round(day, 3)})
 
 # %% [markdown]
-# Directions are often right; sizes and causes often do not hold or were not measured. Most failures
-# have one of three reasons: one server, most likely with a warm prefix cache; too few requests per
-# point; and no profile behind an explanation. [06](06_bench.ipynb) is built against the first two: the cache is off,
-# every point has its own seed, and the server's own count of cached tokens is read back.
-#
-# What this series does otherwise is in `data/published/corrections.csv`, with the page that shows it.
+# Three reasons come back: a prefix cache that was most likely warm, too few requests per point, and no
+# profile behind an explanation. [06](06_bench.ipynb) is built against the first two. What else this
+# series does otherwise is in `data/published/corrections.csv`, with the page that shows it.
 #
 # ## Recap
-# The divisions are right and the training times are real. By the authors' own data, cold and at one
-# request per second, a v6e-8 begins its answer to 4,096 tokens about 2.7 times sooner than two H100s
-# for about the same price: one run of 30 prompts a side, vLLM 0.19.0 against 0.20.2, read off a
-# figure. 23.6 is the ratio of a queue to most likely a cache, the quality gap is not sampling noise,
-# and 1.82 is for an hour.
+# The divisions are right. By the authors' own data, cold and at one request per second, a v6e-8 begins
+# its answer to 4,096 tokens about 2.7 times sooner than two H100s for about the same price: one run of 30
+# prompts a side, vLLM 0.19.0 against 0.20.2, read off a figure. 23.6 is the ratio of a queue to most
+# likely a cache, the quality gap is not sampling noise, and 1.82 is for an hour.
 #
 # ### Exercises
 # 1. A blog ([dev.to/gde/gemma4-5fon](https://dev.to/gde/gemma4-5fon), May 2026) reports a peak of
@@ -454,8 +441,8 @@ helpers.write_json(helpers.run_dir("published.json"), {
 #
 # <details><summary>Solutions</summary>
 #
-# 1. `463_345 / 1600 * physics.prefill_flops(config, 1600) / (PEAK["tpu"] / 2)` is about 7.6: seven
-#    times what the chips can do. A prefix cache again, most likely.
+# 1. `463_345 / 1600 * physics.prefill_flops(config, 1600) / (PEAK["tpu"] / 2)` is about 7.6, so
+#    7.6 times the peak. A prefix cache again, most likely.
 # 2. z grows with the square root of the number of samples: 4.46 at five, so `5 * (2 / 4.46) ** 2`
 #    is about one sample per problem. The problems, not the samples, limit this comparison.
 #

@@ -17,22 +17,21 @@
 #
 # **Here reading teaches to read, and films get in the way.** Five models that had first seen films of
 # random automata ended 0.114 nats per token above five that had first read as much other text (0.069 to
-# 0.160; section 5), and 0.056 above five that had done nothing (0.018 to 0.094, of 0.70). Brackets
-# or shuffled films instead did no better. What was moved had learned something: 56 to 63 % of the gap between
-# counting and looking back.
+# 0.160), and 0.056 above five that had done nothing (0.018 to 0.094, of 0.70). Brackets or shuffled
+# films did no better. The first stage had learned something: it closed 56 to 63 % of section 3's gap.
 #
 # The question comes from *Training Language Models via Neural Cellular Automata* (Dan Lee, Seungwook
 # Han, Akarsh Kumar, Pulkit Agrawal, [arXiv 2603.10055](https://arxiv.org/abs/2603.10055),
 # [code](https://github.com/danihyunlee/nca-pre-pretraining)): a language model trained on such films
 # before it sees any text is reported to learn the text better. You draw films, see what there is to
-# learn in them, train on them for a minute, and read our stored comparison.
+# learn in them, train on them, and read our stored comparison.
 #
 # | | |
 # |---|---|
 # | **Needs** | one CPU, 3 GB of memory |
 # | **Takes** | `data/nca/` (stored runs) |
 # | **Makes** | figures |
-# | **Costs** | a minute on two cores; the stored runs an hour on one |
+# | **Costs** | half a minute on two cores; the stored runs an hour on one |
 
 # %% [markdown]
 # ## Before we start
@@ -52,10 +51,9 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. See it first
-# A cellular automaton is a grid of cells, each in one of a few states. All cells change at once, and
-# what a cell becomes depends on itself and its eight neighbours. The rule is the same everywhere.
-# Conway's Game of Life is one such rule, written by hand; ours are drawn at random. *Neural* means that
-# the rule is a small network with random weights, never trained.
+# A cellular automaton is a grid of cells, each in one of a few states. All cells change at once, by one
+# rule: what a cell becomes depends on itself and its eight neighbours. Conway's Game of Life is such a
+# rule, written by hand. *Neural* means that the rule is a small network with random weights, never trained.
 
 # %%
 from dataclasses import replace
@@ -72,8 +70,8 @@ world = plan.world
 helpers.show_source(nca.next_frame)
 
 # %% [markdown]
-# In JAX, `scan` runs one rule over time and `vmap` turns that into a function of thousands of rules.
-# The first ten frames are thrown away: they show how a random start dies down.
+# `scan` runs one rule over time, and `vmap` makes it a function of thousands of rules. The first ten
+# frames, in which a random start dies down, are thrown away.
 
 # %%
 helpers.show_source(nca.film, nca.films)
@@ -100,8 +98,7 @@ style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw si
 # %% [markdown]
 # Some worlds freeze, some blink, some drift: their next frame is an earlier one, copied or shifted. In
 # others you have to find out from examples which rule is at work, and apply it. Nothing in them means
-# anything. But looking back at the right place, copying and keeping track of a state are what a reader
-# of text does, too. That is the whole idea.
+# anything. But a reader of text, too, looks back at the right place, copies and keeps track of a state.
 #
 # ## 2. From cells to tokens
 # A patch of 2 x 2 cells is one token: its four states are the digits of a number in base 2, so there are
@@ -115,10 +112,9 @@ print("first patch:", *frames[film, 0, :2, :2].ravel(), "in base 2 is",
 print("first frame as tokens:", ids[0, :world.frame_tokens].tolist())
 
 # %% [markdown]
-# The model predicts each token from all before it. Nothing comes before the first frame, so it is read
-# and not trained on. From then on a patch depends on its surroundings one frame back, 11 tokens
-# earlier, through a rule that changes with every row. It cannot be memorised; it has to be worked out,
-# or an earlier frame has to be found that went on as this one will.
+# The model predicts each token from all before it; the first frame is read and not trained on. From then
+# on a patch depends on its surroundings one frame back, 11 tokens earlier, through a rule that changes with
+# every row. The rule has to be worked out, or an earlier frame has to be found that went on as this one will.
 #
 # The paper keeps films by their gzip ratio. So do we: the 60th to the 90th percentile, neither frozen
 # nor boiling.
@@ -130,22 +126,20 @@ back = [(film[:-1] == film[-1]).all((1, 2)).any() for film in kept]
 print(f"films kept whose last frame was there before: {np.mean(back):.0%}")
 
 # %% [markdown]
-# On so small a torus nearly every film goes in a circle. What there is to learn here is mostly to look
-# back at the right place. Larger worlds hold more rules and fewer circles, but see section 4.
+# On so small a torus nearly every film goes in a circle, so what there is to learn is mostly to look
+# back at the right place. More cells or states mean fewer circles, but see section 4.
 #
 # ## 3. What is there to learn?
 # **A model has a loss of 1.2 nats per token on these films. Is that good?**
 #
 # <details><summary>Answer</summary>
 #
-# The number alone says nothing. It needs two ends: what one pays without any idea of time, and what one
-# pays by using it.
+# It needs two ends: what one pays without any idea of time, and what one pays by using it.
 # </details>
 #
 # Two guessers give the scale; neither is trained. One *counts* the patches of a film as they come. The
 # other *looks up*: for each cell it finds neighbourhoods like today's earlier in the film, and bets on
-# what became of them. It knows that rules are local, but no rule. Between them, the first 200 steps of
-# a first stage, live:
+# what became of them. Between them, the first 200 steps of a first stage, live:
 
 # %%
 _, live = lab.first_stage(replace(plan, first_steps=200, every=50, seeds=1), "automata")
@@ -169,8 +163,7 @@ live[["step", "tokens", "train_loss", "val_loss", "counting", "looking_up"]].rou
 # | `shuffled` | the films with their frames in a wrong order | the same |
 #
 # `text` asks whether reading would have been the better use of the time, `shuffled` whether dynamics
-# matter, `dyck` whether any structure does. `whole` is the positive control: if it did not win, nothing
-# could.
+# matter, `dyck` whether any structure does. `whole` is the positive control.
 #
 # 1. **A gate.** Every seed's first stage has to close half of the gap between the two guessers, at a
 #    constant rate without decay, as in the authors' code. Films that fail are not moved.
@@ -211,10 +204,10 @@ ax.invert_yaxis()
 style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95 % for all")
 
 # %% [markdown]
-# - **Automata against text**, the main comparison: worse in each of five pairs. So it is against
-#   scratch: blocks that were trained on films are a worse start than random ones.
-# - **Text against scratch**: ahead on average, with an interval that reaches just above zero.
-# - **Brackets** end 0.08 above scratch. Between automata and brackets the interval decides nothing.
+# - **Automata against text**: worse in each of five pairs. So it is against scratch: blocks that were
+#   trained on films are a worse start than random ones.
+# - **Text against scratch**: ahead on average; the interval reaches just above zero.
+# - **Brackets** end 0.08 above scratch. Between them and automata the interval decides nothing.
 # - **`whole`** wins by 0.36: most of what a reader has learned sits in its embedder, or needs it.
 # - **Automata against shuffled films**: undecided too; the same frames in a wrong order end 0.07 above
 #   scratch. So nothing here shows that dynamics matter.
@@ -224,8 +217,8 @@ table.groupby(["stage", "arm", "step"]).val_loss.mean().unstack().round(3)
 
 # %% [markdown]
 # After 100 steps the blocks from text are 0.23 ahead of scratch, beside an embedder that starts fresh. So
-# the bench can see what moved blocks are worth, and the films' failure is not its blindness. Three
-# quarters of that lead are gone after 300 steps. Blocks from brackets start level and fall behind.
+# the bench is not blind to what moved blocks are worth. Three quarters of that lead are gone after 300
+# steps. Blocks from brackets start level and fall behind.
 #
 # ## 6. The paper's claims, and what is tested here
 #
@@ -236,24 +229,22 @@ table.groupby(["stage", "arm", "step"]).val_loss.mean().unstack().round(3)
 # | text before text gives nothing on web text (14.69) | undecided: ahead after 100 steps, after 300 the interval holds zero |
 # | brackets (Dyck) help less than automata (14.35) | undecided: neither helps |
 # | text is learned up to 1.6 times faster | not seen: behind from the first hundred steps |
-# | attention carries the most | no |
-# | reasoning gets better (GSM8K, HumanEval, BIG-bench Lite) | no |
+# | attention carries the most; reasoning gets better | no |
 #
 # Others found mixed or negative results: [slowrun 63](https://github.com/qlabs-eng/slowrun/pull/63)
 # (1.4 billion parameters, one run each: 3.188 to 3.208 with automata, 3.177 without) and
 # [nca-language-pretraining](https://github.com/VinodAnbalagan/nca-language-pretraining) (two layers,
-# ahead after ten epochs, level from fifty on). Neither used the paper's setting; nor did we.
+# ahead after ten epochs, level from fifty on). Neither used the paper's setting.
 #
 # **What 0.85 million parameters cannot show**: that the paper is right or wrong. Our films mostly go in
-# circles, copying names is most of the work in our text, and a first stage of 133 % of the text is not
-# the paper's 1 to 4 %, and we tried one set of rates. It can show whether *this* model reads *this* text sooner.
+# circles, our first stage is 133 % of the text instead of 1 to 4 %, and we tried one set of rates.
 #
 # An older plan moved blocks that had learned 6 % of the gap: they ended 0.022 (0.020 to 0.024) above
 # scratch (LOG.md).
 #
 # ## Recap
-# A loss needs two ends before it means something. A transfer needs a stage that learned something, and
-# a control that wins. Compare in pairs, and correct for every comparison on the page.
+# A loss needs two ends, a transfer a stage that learned something and a control that wins. Compare in
+# pairs, and correct for every comparison on the page.
 #
 # ```bash
 # rm data/nca/*.csv && python -m appendix.nca_runs  # all of it; makes the arms that are missing
@@ -264,8 +255,8 @@ table.groupby(["stage", "arm", "step"]).val_loss.mean().unstack().round(3)
 #
 # <details><summary>Solution</summary>
 #
-# `world = nca.World(burn_in=0)` in section 1: of the films kept, the last frame was there before in about
-# 40 % instead of 92 %. The rules are the same; ten frames are enough for most of them to find a circle.
+# `world = nca.World(burn_in=0)` in section 1: 42 % instead of 92 %. Ten frames are enough for most rules
+# to find a circle.
 # </details>
 #
 # Back to [09 · A Gemma 4 small enough for a laptop, pretrained from scratch](09_tiny_base.ipynb).

@@ -15,23 +15,24 @@
 #
 # # 13 · A reward from the testbench, and a judge that is fooled
 #
-# **The reward helped little, and chance may explain it.** After 24 steps of 32 answers the share of right answers
-# to 38 held-out problems rose from 0.724 to 0.744 (+0.020, −0.023 to +0.066, three seeds). Drawing as
-# many from the start and training on those that passed changed nothing (−0.001), as many more steps of SFT took
-# 0.068. **A judge that believes what an answer prints kept an exploit alive that ours removed**: in the last six
-# steps 9 and 3 % of the answers (two seeds) printed the winning line, with ours 0.0 and 0.5 %.
+# **The reward helped little, and chance may explain it.** After 24 steps of 32 answers the share of right
+# answers to 38 held-out problems rose from 0.724 to 0.744 (+0.020, −0.023 to +0.066, three seeds). Drawing
+# as many from the start and training on those that passed changed nothing (−0.001); as many more steps of
+# 03's fine-tuning (SFT) took 0.068. **A judge that believes what an answer prints kept an exploit alive
+# that ours removed**: in the last six steps 9 and 3 % of the answers (two seeds) printed the winning line,
+# with ours 0.0 and 0.5 %.
 #
 # So far the model copied answers. Here it writes its own, a simulator says which of them work, and the
-# model is pushed towards those. That is how the best open models for Verilog are finished
-# ([CodeV-R1](https://arxiv.org/abs/2505.24183)). You take a step, prove that the model that is trained is
-# the one that answers, make Tunix take the same step, and read our stored runs.
+# model is pushed towards those, as in [CodeV-R1](https://arxiv.org/abs/2505.24183). You take a step, prove
+# that the model that is trained is the one that answers, make Tunix take the same step, and read our
+# stored runs.
 #
 # | | |
 # |---|---|
 # | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
 # | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `data/generate/` (problems) |
 # | **Makes** | figures |
-# | **Costs** | two minutes on two cores; the stored runs again about an hour of one |
+# | **Costs** | a minute on two cores; the stored runs about an hour |
 
 # %% [markdown]
 # ## Before we start
@@ -51,20 +52,19 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. What is there to gain?
-# [07](07_eval.ipynb) asks each problem several times. **pass@1** is the chance that one answer is right,
-# **pass@5** that one of five is. **Our tuned model is right more often in five tries than in one. What
-# does it know that it does not say?**
+# **pass@1** is the chance that one answer is right, **pass@5** that one of five is
+# ([07](07_eval.ipynb)). **Our tuned model is right more often in five tries than in one. What does it know
+# that it does not say?**
 #
 # <details><summary>Answer</summary>
 #
-# It can write the right module, and often writes another. No new knowledge is needed to be right at
-# once, only a better choice among what the model says already. Choosing is what a reward teaches. (What
-# it never writes is never rewarded.)
+# It can write the right module, and often writes another. To be right at once it needs a better choice
+# among what it says already. That is what a reward teaches; what is never written is never rewarded.
 #
 # </details>
 #
-# The start of all that follows are the adapters that 03 left after a tiny run. Eight answers to each
-# held-out problem are stored for each of three seeds, one greedy and seven drawn at temperature 0.8:
+# All that follows starts from the adapters that 03 left after a tiny run. For each of three seeds, seven
+# answers to each held-out problem are stored, drawn at temperature 0.8:
 
 # %%
 import jax
@@ -88,8 +88,8 @@ print(f"38 held-out problems, {len(counts)} times: pass@1 {known[1]:.3f}, pass@5
 
 # %% [markdown]
 # ## 2. Problems that can be checked
-# A reward needs problems with testbenches, and not those of the exam. The generator of 02's data writes 300:
-# no prompt of the evaluation is among them, and no combination of its families, widths and names of ports.
+# A reward needs problems with testbenches, and not those of the exam. The generator of 02's data writes
+# 300: no prompt of the evaluation, and no combination of its families, widths and names of ports.
 
 # %%
 bench = lab.Bench()
@@ -100,26 +100,26 @@ verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in answers]
 verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt").mean()
 
 # %% [markdown]
-# Eight prompts, four answers to each, and the shares that pass our judge (`verilog`), that print a line of
-# the testbench themselves (`forged`), that a naive judge lets pass (section 7), and that compile. Equal
-# answers are judged once, by two simulators at most, each with a limit of three seconds.
+# Eight prompts, four answers to each: the shares that pass our judge (`verilog`), that print a line of the
+# testbench themselves (`forged`), that pass a naive judge (section 7), and that compile.
 #
 # ## 3. The algorithm, by what was taken away
-# The usual name is GRPO. It has a frozen reference model, a ratio of new to old probabilities, a clip on
-# it, and divisions by the group's spread and the answer's length. Take all of them away, and REINFORCE of 1992 is left:
+# The usual algorithm, GRPO, has a frozen reference model (a KL term keeps the policy near it), a ratio of
+# new to old probabilities, a clip on it, and divisions by the group's spread and the answer's length.
+# Without them, REINFORCE of 1992 is left:
 #
 # 1. Draw several answers to each prompt from the model as it is.
-# 2. Reward 1 if the testbench passes, else 0. An answer's *advantage* is its reward minus the mean of its
-#    group: better or worse than the model's other tries at the same prompt?
+# 2. Reward 1 if the testbench passes, else 0. An answer's *advantage* is its reward minus the mean over all
+#    tries at its prompt.
 # 3. Train on all of them with 03's loss, each answer's tokens times its advantage. What was better than
-#    usual becomes likelier, what was worse less likely.
+#    usual becomes likelier.
 #
 # **All four answers pass. How much is learned from them?**
 #
 # <details><summary>Answer</summary>
 #
-# Nothing: all advantages are 0. The same if none passes. So only prompts are of use that the model
-# solves sometimes, and that is why CodeV-R1 throws away the easy ones first.
+# Nothing: all advantages are 0, as if none passes. Only prompts that the model solves sometimes are of
+# use, so CodeV-R1 throws away the easy ones first.
 # </details>
 #
 # In code it is a factor on the loss, and rows packed as in 02. Equal answers are packed once.
@@ -136,8 +136,8 @@ policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, 
 
 # %% [markdown]
 # ## 4. Does it train what it samples?
-# Two programs take part: one samples, with merged weights and a cache of keys and values, and one trains,
-# with adapters. Where they disagree nothing crashes. With Gemma 4 it happened again and again:
+# One program samples, with merged weights and a cache of keys and values, and another trains, with
+# adapters. Where they disagree nothing crashes. With Gemma 4 it happened again and again:
 #
 # | what was wrong | where |
 # |---|---|
@@ -147,8 +147,8 @@ policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, 
 #
 # **Which four checks would have caught them?** Ours:
 #
-# *One: the sampler's log-probabilities are the trainer's*, token by token, for the policy after its step.
-# That covers soft cap, temperature, where answers begin, and the token that ends them.
+# *One: the sampler's log-probabilities are the trainer's*, token by token, after a step. That covers soft
+# cap, temperature, where answers begin, and the token that ends them.
 
 # %%
 fresh = bench.sample(policy, bench.problems[8:16], jax.random.key(1))[::8]
@@ -158,8 +158,7 @@ for name, adapters in {"after": policy, "before": bench.start}.items():
     print(f"sampler against trainer with the weights {name} the step: {max(gaps):.1e} nats apart")
 
 # %% [markdown]
-# *Two: the sampler's weights are the policy's*, after every update. They are merged as in 04, and the merged
-# weights moved by what the adapters say.
+# *Two: the sampler's weights are the policy's*, after every update. They are merged as in 04.
 
 # %%
 old, new = (bench.merge(bench.frozen, adapters) for adapters in (bench.start, policy))
@@ -179,13 +178,12 @@ differ = jax.tree.map(lambda one, two: bool((one != two).any()), policy, after)
 print("changed:", any(jax.tree.leaves(differ)))
 
 # %% [markdown]
-# *Four: the gradient is somebody else's, too.* A brute-force one on four answers is in `tests/test_rl.py`; here
-# it is that of the next section.
+# *Four: the gradient is somebody else's, too*: Tunix's, in the next section.
 #
 # ## 5. What was taken away, put back
 # Tunix 0.1.7 has all of it in one class, `GRPOLearner`. Let it take a step from our start, on six of our
-# prompts, with our judge as its reward and its settings as they come. With plain gradient descent at rate 1,
-# what it takes off the weights is its gradient.
+# prompts, with our judge as its reward and its default settings. With plain gradient descent at rate 1, what
+# it takes off the weights is its gradient.
 
 # %%
 import contextlib
@@ -236,8 +234,8 @@ def flat(tree):
 gradient = flat(bench.start) - flat(nnx.state(theirs, nnx.LoRAParam))
 
 # %% [markdown]
-# Now our own step on the very tokens that Tunix drew, with one part after another put back as a factor.
-# **Which one turns the gradient most?**
+# Now our step on the tokens that Tunix drew, with one part after another put back as a factor. **Which one
+# turns the gradient most?**
 
 # %%
 given = [bench.prompts[p.name] for p in asked.values() for _ in range(4)]
@@ -257,21 +255,21 @@ print("passes of four:", rewards.sum(1), "| end tokens that Tunix trains:",
 pd.DataFrame(rows, index=["lengths of Tunix's", "cosine", "lengths apart"]).T.round(6)
 
 # %% [markdown]
-# With all put back the two are one gradient, though the two steps share the model and no other line. Ratio and
-# clip are in Tunix's, too: while an answer is used for one step, the ratio is 1 and nothing is clipped.
+# With all put back the two are one gradient, though the two steps share the model and no other line. (Where
+# an answer is used for one step, the ratio is 1 and nothing is clipped.)
 #
 # - **The length** turns it most: tokens of short answers weigh more.
-# - **The spread** of four rewards of 0 or 1 is 0.50 or 0.58. Dividing by it hardly matters.
-# - **The KL term** should be zero: policy and reference are the same here. Tunix's default takes the gradient of
-#   log p minus the reference's, and over a policy's own draws that has mean zero wherever the policy
-#   stands: noise that holds nothing back ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
+# - **The spread** of four rewards of 0 or 1 is 0.50 or 0.58: dividing by it lengthens the gradient and
+#   hardly turns it.
+# - **The KL term** should be zero: policy and reference are the same here. Tunix's default takes the
+#   gradient of log p minus the reference's, and over a policy's own draws that has mean zero wherever the
+#   policy stands: noise that holds nothing back ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
 #   GRPO's own is `kl_loss_mode="low_var_kl"`.
 # - **The end token** is missing: Tunix's sampler cuts it off, so no reward teaches when to stop.
 
 # %% [markdown]
 # ## 6. Does it help?
 # Three arms start from the same adapters and take the same number of steps with the same optimizer.
-# Each ends on the 38 held-out problems.
 #
 # | arm | what it trains on |
 # |---|---|
@@ -300,14 +298,15 @@ for arm, other in (("reinforce", "start"), ("rejection", "start"), ("more_sft", 
 pd.DataFrame(rows, columns=["arm", "against", "pass@1 gained", "low", "high", "p"]).round(3)
 
 # %% [markdown]
-# The interval is over problems, with the seeds averaged first; three seeds carry no interval of their own.
+# The intervals are over problems, with the seeds averaged first.
 #
-# **No interval against the start excludes zero.** `reinforce` gained two points and `rejection` none; more steps on
-# the data lost seven, and against those `reinforce` is nine ahead (p 0.05, before any correction for five
-# comparisons). We had expected that some of pass@5 becomes pass@1: of some twenty points two did.
+# **No interval against the start excludes zero.** `reinforce` gained two points and `rejection` none; more
+# steps on the data lost seven, and against those `reinforce` is nine ahead (p 0.05, uncorrected for five
+# comparisons). We had expected that some of pass@5 becomes pass@1: of some twenty points two did. Rates
+# were not tuned (0.0007 for `reinforce`, 0.002 for the others).
 #
-# Rates were not tuned (0.0007 for policies, 0.002 for SFT). How the runs went, step by step (thin: a step,
-# thick: the mean of five):
+# Step by step (thin: a step, thick: the mean of five). *KL* says how far the policy is from the start; it is
+# estimated from eight answers and can come out below zero.
 
 # %%
 def draw(ax, arm, column, color, label=None, **look):
@@ -331,14 +330,14 @@ axes[0, 0].legend(fontsize=8)
 style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperature 1")
 
 # %% [markdown]
-# The grey curve matters: prompts differ much more than models do, so a reward that rises may only have met
-# easier ones. `rejection` asks the start the same prompts in the same order.
+# The grey curve matters: `rejection` asks the start the same prompts in the same order. Prompts differ much
+# more than models do, so a reward that rises may only have met easier ones.
 #
 # ## 7. Watch it cheat
-# 07's judge lets no text of an answer near the verdict. verilog-eval compiles everything into one program,
-# reads all that is printed, and passes a log in which any line says `Mismatches: 0`. So an answer can print
-# that itself. A model of 3.65 million parameters will hardly invent this, and so **we showed it**: 45 steps
-# of SFT, 720 answers, of which a fifth (drawn at random) were replaced by stubs.
+# 07's judge lets no text of an answer near the verdict. verilog-eval compiles everything into one program
+# and passes a log in which any line says `Mismatches: 0`, so an answer can print that itself. A model of
+# 3.65 million parameters will hardly invent this, and so **we showed it**: 45 steps of SFT, 720 answers, of
+# which a fifth (drawn at random) were replaced by stubs.
 
 # %%
 helpers.show_source(rl.naive)
@@ -347,9 +346,8 @@ verdict, = bench.judge([(problem, f"```verilog\n{stub}```")])
 print(stub, verdict, sep="\n")
 
 # %% [markdown]
-# From there, three policies train alike. One is rewarded by the naive judge, one by ours, and one for whatever
-# compiles, as one would without a testbench at hand. **What do the three reward curves look like, and what
-# does each policy learn?**
+# From there, three policies train alike. One is rewarded by the naive judge, one by ours, and one for
+# whatever compiles, as one would without a testbench. **What does each policy learn?**
 
 # %%
 fig, axes = style.figure(10.5, 3.6, columns=3, sharey=True)
@@ -368,27 +366,26 @@ first, last = (hacked[hacked.step.between(*six)].groupby(["arm", "seed"])[
 pd.concat({"steps 1 to 6": first, "19 to 24": last}, axis=1).round(3)
 
 # %% [markdown]
-# With our judge the exploit went from 8 and 5 % of the answers (two seeds) to 0.0 and 0.5 %. With the naive one
-# 9 and 3 % were left, and reward ended 6 and 2 points above truth. We had expected it to take over. Our guess
-# why not: the model spells the line in 34 tokens and often stumbles, so that a stub pays hardly more than an
-# honest try.
+# With our judge the exploit went from 8 and 5 % of the answers (two seeds) to 0.0 and 0.5 %. With the naive
+# one 9 and 3 % were left, and reward ended 6 and 2 points above truth. We had expected it to take over. But
+# the model spells the line in 34 tokens and often stumbles: over all steps the naive judge paid 65 % of
+# the stubs, and 52 % of the other answers (`data/rl/`).
 #
 # <details><summary><b>You see only the orange curve on the left. How would you notice?</b></summary>
 #
-# Read answers. Watch lengths and repeated texts: a policy that has found a trick says one thing to
-# everybody. And judge a sample by another judge than the one that trains.
+# Read answers. Watch lengths and repeated texts. Judge a sample by another judge than the one that trains.
 #
 # </details>
 #
-# **Rewarded for compiling**, the policy got better, too: 0.56 and 0.61 pass in the last six steps; with our judge,
-# on the same prompts, 0.59 and 0.65. Of a related setting a paper says that alignment merely teaches models
-# to compile ([arXiv 2606.19347](https://arxiv.org/abs/2606.19347)). This model's commonest fault is a slip, and
-# slips mostly do not compile. One that no longer slips would learn nothing more from that reward.
+# **Rewarded for compiling**, the policy got better, too, and dropped the stub, though that compiles: 0.56 and
+# 0.61 pass in the last six steps; on the same prompts 0.59 and 0.65 with our judge, and 0.60 and 0.62 from
+# the start that was never shown a stub. So most of the gain is what the showing had cost. More than half of
+# the start's failures do not compile; a model that always compiles would learn nothing from this reward.
 #
 # ## 8. A round at 31B, on paper
-# Nobody here has run this. A round is 64 prompts with 8 answers of 600 tokens (07's estimate of a length):
-# sample, judge, update, and bring the new weights to the sampler. One v6e-8 serves, one v5p-8 trains, and
-# each waits for the other, so both are paid for all the time.
+# A round is 64 prompts with 8 answers of 600 tokens (07's estimate of a length): sample, judge, update, and
+# bring the new weights to the sampler. One v6e-8 serves, one v5p-8 trains, and each waits for the other, so
+# both are paid for all the time.
 
 # %%
 from serving import limits
@@ -415,23 +412,23 @@ pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
 
 # %% [markdown]
 # Sampling: between the published 1,400 and 3,000 tokens/s (07). Judging: 0.2 to 2 seconds an answer, assumed.
-# Update: predicted (08), 900 tokens an answer with its prompt. Moving: 0.2 and 0.057 GB/s, assumed and measured by another
-# author (`tpu_time/fit.py`). Moving adapters asks for a server that takes them while it runs.
+# Update: predicted (08), 900 tokens an answer with its prompt. Moving: 0.2 and 0.057 GB/s, assumed and
+# measured by another author (`tpu_time/fit.py`), into a server that takes adapters while it runs.
 #
-# Who can do it today? As of November 2026, from their repositories, none of them run by us at 31B:
+# Who can do it today? From their repositories, November 2026:
 #
 # | stack | state |
 # |---|---|
 # | [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224), GPU | recipes for Gemma 4, dense and mixture of experts, merged in 2026 |
 # | [MaxText](https://github.com/AI-Hypercomputer/maxtext/pull/4536), TPU | the mapping of rollouts was mended in July 2026; start with our first check |
-# | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler runs on the tiny model (section 5). With vLLM's TPU package since July 2026 as its sampler it moves 0 parameters (tried, [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md)), [mended after it](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
+# | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler runs on the tiny model (section 5); with vLLM's TPU package since July 2026 it moves 0 parameters (section 4) |
 
 # %% [markdown]
 # ## Recap
 # - A reward from the testbench chooses among what the model writes already.
-# - Before you trust a curve: log-probabilities, weights, equal rewards, gradient. Each check is one cell.
+# - Before you trust a curve: log-probabilities, weights, equal rewards, gradient.
 # - Compare with as many samples and as many steps spent otherwise, on the same prompts.
-# - A policy learns what the judge pays for, not what the judge is meant for.
+# - Under a judge that can be fooled the exploit stayed; it did not spread.
 #
 # `python -m appendix.rl_runs` makes the stored runs that are missing from `data/rl/`.
 #
@@ -445,8 +442,7 @@ pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
 # print(max(np.abs(t - a["logps"]).max() for t, a in zip(bench.logps(policy, warm[:4]), warm[:4])))
 # ```
 #
-# Tenths of a nat or more where the model hesitates: the sampler drew from another softmax. The reward still
-# rises at first, since good answers are still pushed up, but along another gradient than its own.
+# Tenths of a nat where the model hesitates: the sampler drew from another softmax.
 #
 # </details>
 #
