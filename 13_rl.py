@@ -326,7 +326,7 @@ for ax, (column, title) in zip(axes.ravel(), {
     if column != "kl":
         draw(ax, "rejection", column, style.GREY, "the start, same prompts")
     ax.set(title=title, xlabel="step")
-axes[0, 0].legend(fontsize=8)
+axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8)
 style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperature 1")
 
 # %% [markdown]
@@ -363,13 +363,16 @@ style.finish(fig, "13_hack", "data/rl, means of two seeds; the start has been sh
 hacked = runs[runs.arm.isin(lab.HACKED)]
 first, last = (hacked[hacked.step.between(*six)].groupby(["arm", "seed"])[
     ["reward", "verilog", "forged"]].mean() for six in ((1, 6), (19, 24)))
+naive = hacked[hacked.arm == "naive_judge"]
+print(f"The naive judge paid {(naive.reward - naive.verilog).sum() / naive.forged.sum():.0%} of the stubs, "
+      f"{naive.verilog.sum() / (1 - naive.forged).sum():.0%} of the other answers")
 pd.concat({"steps 1 to 6": first, "19 to 24": last}, axis=1).round(3)
 
 # %% [markdown]
 # With our judge the exploit went from 8 and 5 % of the answers (two seeds) to 0.0 and 0.5 %. With the naive
 # one 9 and 3 % were left, and reward ended 6 and 2 points above truth. We had expected it to take over. But
 # the model spells the line in 34 tokens and often stumbles: over all steps the naive judge paid 65 % of
-# the stubs, and 52 % of the other answers (`data/rl/`).
+# the stubs, and 52 % of the other answers.
 #
 # <details><summary><b>You see only the orange curve on the left. How would you notice?</b></summary>
 #
