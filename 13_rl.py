@@ -364,8 +364,8 @@ hacked = runs[runs.arm.isin(lab.HACKED)]
 first, last = (hacked[hacked.step.between(*six)].groupby(["arm", "seed"])[
     ["reward", "verilog", "forged"]].mean() for six in ((1, 6), (19, 24)))
 naive = hacked[hacked.arm == "naive_judge"]
-print(f"The naive judge paid {(naive.reward - naive.verilog).sum() / naive.forged.sum():.0%} of the stubs, "
-      f"{naive.verilog.sum() / (1 - naive.forged).sum():.0%} of the other answers")
+print(f"The naive judge paid {(naive.reward - naive.verilog).sum() / naive.forged.sum():.0%} "
+      f"of the stubs, {naive.verilog.sum() / (1 - naive.forged).sum():.0%} of the other answers")
 pd.concat({"steps 1 to 6": first, "19 to 24": last}, axis=1).round(3)
 
 # %% [markdown]
