@@ -111,19 +111,20 @@ def arguments(record, load, regime, rate, requests, seed, prompts=None):
     Args:
       regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may have.
       rate: requests per second, or inf.
-      prompts: a file from which the requests come; answers end where they end.
+      prompts: a file from which the requests come; answers end where they end. Nothing is sent before
+        them: it would be the first of them, which a prefix cache then knows.
     """
     source = ["--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len",
-              str(regime[1]), "--skip-chat-template", "--disable-shuffle"] if prompts else \
+              str(regime[1]), "--skip-chat-template", "--disable-shuffle", "--num-warmups", "0",
+              "--ready-check-timeout-sec", "0"] if prompts else \
         ["--dataset-name", "random", "--random-input-len", str(regime[0]), "--random-output-len",
-         str(regime[1]), "--ignore-eos"]
+         str(regime[1]), "--ignore-eos", "--num-warmups", str(load.warmups)]
     return ["bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions",
             "--base-url", record["base_url"], "--model", record["name"], "--tokenizer", record["model"],
             *source, "--request-rate", str(rate), "--num-prompts", str(requests), "--seed", str(seed),
-            "--num-warmups", str(load.warmups), "--temperature", "0",
-            "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99",
-            "--goodput", f"ttft:{load.slo[0]}", f"tpot:{load.slo[1]}", "--disable-tqdm",
-            "--save-result", "--save-detailed"]
+            "--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el",
+            "--metric-percentiles", "50,90,99", "--goodput", f"ttft:{load.slo[0]}", f"tpot:{load.slo[1]}",
+            "--disable-tqdm", "--save-result", "--save-detailed"]
 
 
 def measure(client, options, load, folder, regime, rate, requests, repeat, prompts=None):
@@ -139,8 +140,8 @@ def measure(client, options, load, folder, regime, rate, requests, repeat, promp
       ValueError: the server is not idle or has died; the client failed; or no request was answered.
     """
     name = f"{regime[0]}-{regime[1]}_{rate:g}_{repeat}"
-    made_by = {**options.measured(), "requests": requests, "warmups": load.warmups,
-               "cores": 0 if options.chip else os.cpu_count()}
+    made_by = {**options.measured(), "requests": requests, "cores": 0 if options.chip else os.cpu_count()}
+    made_by |= {"prompts": zlib.crc32(Path(prompts).read_bytes())} if prompts else {"warmups": load.warmups}
     path = Path(folder) / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text())

@@ -263,15 +263,16 @@ def test_bisection_against_trying_every_rate(knee, guess):
 
 
 def test_a_point_is_measured_once_and_again_only_for_another_server_or_load(idle, tmp_path):
-    client = Queue(0.1)
-    measure = lambda options=CPU, load=TINY, requests=30: bench.measure(
-        client, options, load, tmp_path, (256, 64), 4, requests, 0)
+    client, own = Queue(0.1), tmp_path / "own.jsonl"
+    measure = lambda options=CPU, load=TINY, requests=30, prompts=None: bench.measure(
+        client, options, load, tmp_path, (256, 64), 4, requests, 0, prompts)
     first = measure()
     assert measure() == first and len(client.calls) == 1
     assert measure(load=replace(TINY, slo=(1, 1))) == first, "the objective is no part of what was measured"
     for changed in (lambda: measure(replace(CPU, kv_cache_dtype="fp8")), lambda: measure(requests=31),
-                    lambda: measure(replace(CPU, model_hash="another")),
-                    lambda: measure(load=replace(TINY, warmups=2))):
+                    lambda: measure(replace(CPU, model_hash="another")), lambda: measure(replace(CPU, model="another")),
+                    lambda: measure(load=replace(TINY, warmups=2)),
+                    *(lambda text=text: own.write_text(text) and measure(prompts=own) for text in "ab")):
         before = len(client.calls)
         changed()
         assert len(client.calls) == before + 1
