@@ -202,6 +202,8 @@ def test_a_batching_server_is_never_said_to_deliver_more_than_it_can():
             assert min(given) > 0.9 * rate, rate
         best = max(best, *given)
     assert best == pytest.approx(capacity, rel=0.04)
+    burst = finish(point(rate=INF, requests=16), np.linspace(0, 0.07, 16), [0.1] * 16, [0.284] * 16, 64, [""] * 16)
+    assert bench.rows([burst], (500, 30)).delivered_rps[0] == pytest.approx(16 / 0.354), "its least latency is no idle one"
 
 
 def test_the_gap_before_the_first_request_is_no_time_of_load_for_a_queue():
@@ -245,7 +247,7 @@ def test_the_knee_of_a_known_queue_is_enclosed_within_a_quarter(idle, tmp_path, 
     assert set(table.groupby("rate").size()) == {3} and 8 <= table.rate.nunique() <= 9
     last, above = bench.kept_up(table)
     assert last <= 1.02 * capacity and capacity <= 1.12 * above and above <= 1.3 * last
-    sent = {requests for rate, requests, _ in client.calls[1:] if rate > above}
+    sent = {requests for rate, requests, _ in client.calls[2:] if rate > above}
     assert len(sent) == 1, "beyond the knee, latencies of different numbers cannot be compared"
     assert len({seed for *_, seed in client.calls}) == len(client.calls)
     again = Queue(1 / capacity, fail_at=1)
@@ -289,7 +291,7 @@ def test_a_server_that_dies_leaves_the_finished_points(idle, tmp_path):
     kept = len(list(tmp_path.glob("*.json")))
     rest = Queue(0.1)
     results = bench.sweep(rest, CPU, TINY, tmp_path)
-    assert kept == 5 and len(rest.calls) == len(results) + 1 - kept
+    assert kept == 5 and len(rest.calls) == len(results) + 2 - kept
 
 
 def test_a_point_waits_until_the_server_is_idle(monkeypatch):
