@@ -308,7 +308,7 @@ def share_kept(result, slo):
     """Share of the completed requests whose times kept the objective (TTFT and TPOT, in ms).
 
     A client short of CPU reads tokens late, and several at once: TTFT is then too long, TPOT too short.
-    Who passes all the same had every token by the time that the objective promises it.
+    Who passes all the same had the last token no later than the objective promises it.
     """
     done = answered(result)
     tpot = (done.latency - done.ttft) / (done.tokens - 1).clip(lower=1)

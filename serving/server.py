@@ -5,6 +5,7 @@ A second server beside it has a folder of its own. It outlives the Python that s
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -112,7 +113,7 @@ def start(options, folder, wait=True):
     check(options)
     wanted = command(options, container_of(folder))
     files = file_states(options.model, options.adapter)
-    if record and (record["wanted"], record["files"]) == (wanted, files) and members(record):
+    if record and (record["command"], record["files"]) == (wanted, files) and members(record):
         if healthy(record):
             print(f"{record['name']} runs already, at {record['base_url']}")
             return record
@@ -125,20 +126,18 @@ def start(options, folder, wait=True):
         _remove(container_of(folder))  # one that lost its record has the same name
     else:
         prepare("bash", "setup.sh", "serve-tpu" if options.engine == "tpu" else "serve")
-    words = [str(port) if before == "--port" else word
-             for before, word in zip(["", *wanted], wanted)]
+    words = command(dataclasses.replace(options, port=port), container_of(folder))
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "server.log", "wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
                                    env={**os.environ, "NO_COLOR": "1"})
     reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    record = {"pid": process.pid, "port": port, "base_url": f"http://{reach}:{port}",
+    record = {"pid": process.pid, "base_url": f"http://{reach}:{port}",
               "name": options.name, "model": options.model, "engine": options.engine,
               "max_model_len": options.max_model_len, "born": _born(psutil.Process(process.pid)),
-              "container": container_of(folder) if options.docker else "", "command": words,
-              "started": time.time(), "log": str(folder / "server.log"),
-              "wanted": wanted, "files": files}
+              "container": container_of(folder) if options.docker else "",
+              "started": time.time(), "log": str(folder / "server.log"), "command": wanted, "files": files}
     (folder / "server.json").write_text(json.dumps(record, indent=2) + "\n")
     return _wait(record, folder, options.timeout) if wait else record
 
@@ -218,15 +217,12 @@ def _remove(container):
 
 
 def _free_port(host, port):
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ValueError(f"port {port} on {host} is in use ({error.strerror}). See who: "
-                             f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port (0: any)."
-                             ) from error
-        return probe.getsockname()[1]
+    try:
+        with socket.create_server((host, port)) as probe:
+            return probe.getsockname()[1]
+    except OSError as error:
+        raise ValueError(f"port {port} on {host} is in use ({os.strerror(error.errno)}). See who: "
+                         f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port (0: any).") from error
 
 
 # -- HTTP ------------------------------------------------------------------------------------------------
