@@ -7,7 +7,6 @@ them.
 import contextlib
 import hashlib
 import json
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -177,7 +176,7 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
         fresh = path.with_suffix(".new")
         fresh.write_text("".join(json.dumps(samples[place]) + "\n"
                                  for place in jobs if place in samples), encoding="utf-8")
-        os.replace(fresh, path)
+        fresh.replace(path)
 
     def one(place):
         job = jobs[place]

@@ -88,8 +88,8 @@ def extract_official(text, interface=""):
         last = rest[done[0]].rstrip().replace("[DONE]", "")
         marked = "\n".join([first.lstrip().replace("[BEGIN]", ""), *rest[:done[0]], last])
         return (marked, "marked") if marked.strip() else (None, "no [DONE]")
-    ends = [line for line in lines if line.startswith(("endmodule", "module TopModule"))]
-    own = "module TopModule" in "\n".join(["", *ends]) and ends[0].startswith("module")
+    own = next((line for line in lines if line.startswith(("endmodule", "module TopModule"))),
+               "").startswith("module")
     fenced = sum(line.startswith("```") for line in lines) >= 2
     kept, fences, begun, ended = [], 0, False, False
     for line in lines:
