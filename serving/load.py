@@ -157,7 +157,7 @@ def measure(client, options, load, folder, regime, rate, requests, repeat, promp
     result["series"] = {
         "made_by": made_by, "input_len": regime[0], "output_len": regime[1], "repeat": repeat,
         "speculation": server.acceptance(before, after),
-        "cached_tokens": after.get(CACHED, 0.0) - before.get(CACHED, 0.0)}
+        "cached_tokens": after[CACHED] - before[CACHED]}
     beside = path.with_suffix(".partial")
     beside.parent.mkdir(parents=True, exist_ok=True)
     beside.write_text(json.dumps(result))

@@ -4,6 +4,7 @@
 A second server beside it has a folder of its own. It outlives the Python that started it.
 """
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -32,11 +33,9 @@ NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|
 # -- The record, and the processes that it names -----------------------------------------------------
 
 def record_of(folder):
-    """What `start` wrote for this folder, or None: nothing, or no record."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        record = json.loads((Path(folder) / "server.json").read_text())
-        return record if record["pid"] and record["base_url"] else None
-    return None
+    """What `start` wrote for this folder; None if it wrote nothing, or only a part of it."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((Path(folder) / "server.json").read_text())
 
 
 def _born(process):
@@ -167,15 +166,14 @@ def _wait(record, folder, timeout):
 
 @contextlib.contextmanager
 def _terminable():
-    """SIGTERM as an exception, so that what is to be cleaned up is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    """SIGTERM as an exception, so that what is to be cleaned up is; only a main thread can have that."""
+    main = threading.current_thread() is threading.main_thread()
+    before = main and signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if main:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -279,18 +277,16 @@ def chat_request(text, recipe, **more):
 # -- What it counts --------------------------------------------------------------------------------------
 
 def counters(record):
-    """The server's metrics: {name: sum over its labels}, and {(name, position): value} per draft token.
+    """The server's metrics: a `Counter` of name, sum over its labels, and of (name, position) per draft token.
 
-    Prometheus' names: a counter ends in `_total`.
+    Prometheus' names: a counter ends in `_total`. "cache" has the labels of vLLM's cache_config_info.
     """
-    found = {}
+    found = collections.Counter()
     for family in text_string_to_metric_families(request(record, "/metrics")):
         for sample in family.samples:
-            keys = [sample.name]
+            found[sample.name] += sample.value
             if "position" in sample.labels:
-                keys.append((sample.name, int(sample.labels["position"])))
-            for key in keys:
-                found[key] = found.get(key, 0.0) + sample.value
+                found[sample.name, int(sample.labels["position"])] += sample.value
             if sample.name == "vllm:cache_config_info":
                 found["cache"] = sample.labels
     return found
@@ -303,14 +299,13 @@ def acceptance(before, after):
       {"drafts": ..., "by position": share of drafts whose token at this position was accepted,
       "tokens per step": accepted tokens and the one that every step gives}, or None without a draft.
     """
-    grown = {key: value - before.get(key, 0.0) for key, value in after.items() if key != "cache"}
-    drafts = grown.get("vllm:spec_decode_num_drafts_total", 0.0)
+    drafts, accepted = (after[name] - before[name] for name in (
+        "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"))
     if not drafts:
         return None
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    places = sorted(key[1] for key in grown if isinstance(key, tuple) and key[0] == name)
-    return {"drafts": int(drafts), "by position": [grown[name, place] / drafts for place in places],
-            "tokens per step": 1 + grown["vllm:spec_decode_num_accepted_tokens_total"] / drafts}
+    places = sorted(key for key in after if key[0] == "vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    return {"drafts": int(drafts), "by position": [(after[key] - before[key]) / drafts for key in places],
+            "tokens per step": 1 + accepted / drafts}
 
 
 def wait_idle(record, patience=60.0):
@@ -318,7 +313,7 @@ def wait_idle(record, patience=60.0):
     end = time.monotonic() + patience
     while True:
         found = counters(record)
-        busy = [int(found.get(f"vllm:num_requests_{what}", 0)) for what in ("running", "waiting")]
+        busy = [int(found[f"vllm:num_requests_{what}"]) for what in ("running", "waiting")]
         if not any(busy):
             return found
         if time.monotonic() > end:

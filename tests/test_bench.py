@@ -3,6 +3,7 @@
 The client and the server are small stand-ins here; vLLM's own client measures in the series.
 """
 
+import collections
 import csv
 import json
 import math
@@ -228,14 +229,13 @@ class Queue:
             raise ValueError("vllm bench serve failed: ConnectionRefusedError")
         given = dict(zip(arguments, arguments[1:]))
         self.calls.append((float(given["--request-rate"]), int(given["--num-prompts"]), given["--seed"]))
-        result = queue(*self.calls[-1][:1], self.service, self.calls[-1][1], int(given["--seed"]))
-        return result
+        return queue(*self.calls[-1][:1], self.service, self.calls[-1][1], int(given["--seed"]))
 
 
 @pytest.fixture
 def idle(monkeypatch):
     """A server that is idle and has counters."""
-    monkeypatch.setattr(server, "counters", lambda record: {})
+    monkeypatch.setattr(server, "counters", lambda record: collections.Counter())
 
 
 @pytest.mark.parametrize("capacity", [2.7, 16.0, 90.0])
