@@ -53,7 +53,6 @@ def allowed(*beginnings):
 TETHER = (("setpriv", "--pdeathsig", "KILL", "--"),)  # to end with who waits for it, even by kill -9
 NO_NETWORK = ("unshare", "-n", "--"), ("unshare", "-rn", "--")
 
-
 _LIMITED = """ulimit -c 0; ulimit -t $1; ulimit -v $2 2>/dev/null; ulimit -f $3
 shift 3; exec "$@" """
 
