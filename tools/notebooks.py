@@ -164,8 +164,7 @@ def tidy(notebook):
         for output in cell.outputs:
             if "text/plain" in output.get("data", {}):  # rich makes bold numbers of ours
                 output.data["text/plain"] = ESCAPES.sub("", output.data["text/plain"])
-            same = joined and output.output_type == "stream" == joined[-1].output_type
-            if same and output.name == joined[-1].name:
+            if joined and "name" in output and output.name == joined[-1].get("name"):  # a stream's
                 joined[-1].text += output.text
             else:
                 joined.append(output)
