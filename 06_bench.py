@@ -24,7 +24,7 @@
 # | **Needs** | the server of 05; one that has ended is started again. No JAX, no accelerator of its own |
 # | **Reads** | `serve/`, `merge.json` of 04, the model's `config.json`, 03's log |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
-# | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 48 USD at 21.52 USD/h (section 4 computes it) |
+# | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 computes it) |
 #
 # The outputs shown are those of the tiny run; method and client are the real ones.
 
@@ -146,8 +146,8 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 # </details>
 #
 # ## 4. A sweep
-# Which rates? We let the server say. A short **burst**, all requests at once, tells roughly how many it can
-# finish per second. **Bisection** then encloses the rate where it stops keeping up, until two neighbours are
+# Which rates? We let the server say. Two **bursts**, all requests at once, first a few and then many, tell
+# roughly how many it can finish per second. **Bisection** then encloses the rate where it stops keeping up, until two neighbours are
 # at most 25 % apart. More rates fill in the curve. Each is measured three times, in three rounds, so that a
 # slow change of the machine shows as spread. Finished points are files: interrupt it, and it goes on where
 # it was.
@@ -155,7 +155,7 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 # %%
 config = helpers.read_json(Path(options.model) / "config.json")
 machine = limits.machine_of(options, config, PRICE)
-count = len(cfg.regimes) * (cfg.repeats * (cfg.rates + 1) + 1)
+count = len(cfg.regimes) * (cfg.repeats * (cfg.rates + 1) + 2)
 hours = (count * 1.4 * cfg.seconds + len(cfg.regimes) * cfg.long) / 3600
 print(f"{count} measurements and {len(cfg.regimes)} long runs: about {60 * hours:.0f} min"
       + (f", {hours * machine.dollars_per_hour:.0f} USD" if options.chip else ""))
@@ -199,8 +199,8 @@ ax.set_title("It keeps up with "
              + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items()))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; median, bars: smallest and "
              f"largest of {cfg.repeats}; hollow: beyond the knee")
-for (inputs, outputs), (last, above) in knees.items():
-    most = table[table.input_len == inputs].groupby("repeat").delivered_rps.max()
+for (inputs, outputs), part in table.groupby(["input_len", "output_len"]):
+    (last, above), most = knees[inputs, outputs], part.groupby("repeat").delivered_rps.max()
     print(f"{inputs}/{outputs}: knee between {last:.3g} and {above:.3g}/s; at most "
           f"{most.median():.3g}/s ({most.min():.3g} to {most.max():.3g}) delivered")
 

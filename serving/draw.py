@@ -1,7 +1,7 @@
 """The drawings of 05 and 06. Each takes axes and data; the page makes the figure and saves it."""
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from serving.load import INF, kept_up
 
@@ -75,8 +75,8 @@ def plain_log(ax, which="y"):
     axis, (low, high) = getattr(ax, f"{which}axis"), getattr(ax, f"get_{which}lim")()
     subs = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7)
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
 
 
 def curves(ax, table, column, dashed, words):
@@ -102,7 +102,7 @@ def curves(ax, table, column, dashed, words):
         label(ax, x[-1], stats["median"].iloc[-1], f"{regime[0]}/{regime[1]}", color, xytext=(9, 0))
     ax.set_xscale("log")
     ax.set_xticks(list(place.values()), [*(f"{rate:.3g}" for rate in finite), "all at\nonce"], fontsize=8)
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.minorticks_off()
     ax.set(xlabel="offered rate, requests/s", ylabel=words)
     ax.margins(x=0.12)
     plain_log(ax)

@@ -74,9 +74,9 @@ def machine_of(options, config=None, dollars_per_hour=0.0):
 
 
 def step_bytes(config, options, batch=0, context=0):
-    """Bytes that one decode step of one copy must read, by the dtypes of the server's options."""
-    return physics.decode_bytes(config, batch, context, options.weight_bytes, options.kv_bytes,
-                                options.tensor_parallel)
+    """Bytes that one decode step of one copy must read: of each number one if it is quantised, else two."""
+    return physics.decode_bytes(config, batch, context, 1 if options.quantization else 2,
+                                1 if "8" in options.kv_cache_dtype else 2, options.tensor_parallel)
 
 
 def ttft_floors(config, input_len, starts, machine):

@@ -111,19 +111,20 @@ def arguments(record, load, regime, rate, requests, seed, prompts=None):
     Args:
       regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may have.
       rate: requests per second, or inf.
-      prompts: a file from which the requests come; answers end where they end.
+      prompts: a file from which the requests come; answers end where they end. Nothing is sent before
+        them: it would be the first of them, which a prefix cache then knows.
     """
     source = ["--dataset-name", "custom", "--dataset-path", str(prompts), "--custom-output-len",
-              str(regime[1]), "--skip-chat-template", "--disable-shuffle"] if prompts else \
+              str(regime[1]), "--skip-chat-template", "--disable-shuffle", "--num-warmups", "0",
+              "--ready-check-timeout-sec", "0"] if prompts else \
         ["--dataset-name", "random", "--random-input-len", str(regime[0]), "--random-output-len",
-         str(regime[1]), "--ignore-eos"]
+         str(regime[1]), "--ignore-eos", "--num-warmups", str(load.warmups)]
     return ["bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions",
             "--base-url", record["base_url"], "--model", record["name"], "--tokenizer", record["model"],
             *source, "--request-rate", str(rate), "--num-prompts", str(requests), "--seed", str(seed),
-            "--num-warmups", str(load.warmups), "--temperature", "0",
-            "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99",
-            "--goodput", f"ttft:{load.slo[0]}", f"tpot:{load.slo[1]}", "--disable-tqdm",
-            "--save-result", "--save-detailed"]
+            "--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el",
+            "--metric-percentiles", "50,90,99", "--goodput", f"ttft:{load.slo[0]}", f"tpot:{load.slo[1]}",
+            "--disable-tqdm", "--save-result", "--save-detailed"]
 
 
 def measure(client, options, load, folder, regime, rate, requests, repeat, prompts=None):
@@ -139,8 +140,8 @@ def measure(client, options, load, folder, regime, rate, requests, repeat, promp
       ValueError: the server is not idle or has died; the client failed; or no request was answered.
     """
     name = f"{regime[0]}-{regime[1]}_{rate:g}_{repeat}"
-    made_by = {**options.measured(), "requests": requests, "warmups": load.warmups,
-               "cores": 0 if options.chip else os.cpu_count()}
+    made_by = {**options.measured(), "requests": requests, "cores": 0 if options.chip else os.cpu_count()}
+    made_by |= {"prompts": zlib.crc32(Path(prompts).read_bytes())} if prompts else {"warmups": load.warmups}
     path = Path(folder) / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text())
@@ -156,7 +157,7 @@ def measure(client, options, load, folder, regime, rate, requests, repeat, promp
     result["series"] = {
         "made_by": made_by, "input_len": regime[0], "output_len": regime[1], "repeat": repeat,
         "speculation": server.acceptance(before, after),
-        "cached_tokens": after.get(CACHED, 0.0) - before.get(CACHED, 0.0)}
+        "cached_tokens": after[CACHED] - before[CACHED]}
     beside = path.with_suffix(".partial")
     beside.parent.mkdir(parents=True, exist_ok=True)
     beside.write_text(json.dumps(result))
@@ -208,9 +209,10 @@ def spread(rates, count):
 def sweep(client, options, load, folder):
     """Measure every regime at rates around its knee, each `load.repeats` times; returns the results.
 
-    A short burst says how fast the server is, bisection encloses the knee, and further rates show the
-    curve. Rates from half of what the burst was answered with send equally many requests, because
-    latencies grow with the number beyond the knee.
+    Two bursts say how fast the server is, the second as long as a point, since a few requests do not
+    fill it; bisection encloses the knee, and further rates show the curve. Rates from half of what the
+    burst was answered with send equally many requests, because latencies grow with the number beyond
+    the knee.
 
     Raises:
       ValueError: one of `measure`. What is finished is kept in `folder`.
@@ -218,31 +220,29 @@ def sweep(client, options, load, folder):
     found, plans, guesses = {}, {}, {}
 
     def at(regime, rate, repeat):
+        """`rows` of what is measured of a regime, this point included."""
         key = regime, rate, repeat
-        if key not in found:
+        if new := key not in found:
             requests = load.seconds * min(2 * rate, guesses.get(regime, 0)) or 2 * load.min_requests
             found[key] = measure(client, options, load, folder, regime, rate,
                                  max(load.min_requests, math.ceil(requests)), repeat)
-            delivered = delivered_rate(found[key], lone_latency(of(regime)))
-            print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s: {delivered:.3g}/s delivered")
-        return found[key]
-
-    def of(regime):
-        return [result for (one, *_), result in found.items() if one == regime]
+        table = rows([result for (one, *_), result in found.items() if one == regime], load.slo)
+        if new:
+            print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s: {table.delivered_rps.iloc[-1]:.3g}/s delivered")
+        return table
 
     for regime in load.regimes:
-        burst = at(regime, INF, "first")
-        guesses[regime] = delivered_rate(burst, lone_latency([burst]))
+        for burst in ("first", "second"):
+            guesses[regime] = at(regime, INF, burst).delivered_rps.iloc[-1]
 
         def kept(rate, regime=regime):
-            at(regime, rate, 0)
-            return kept_up(rows(of(regime), load.slo))[0] >= rate
+            return kept_up(at(regime, rate, 0))[0] >= rate
         plans[regime] = [*spread(bracket(kept, guesses[regime]), load.rates), INF]
     for repeat in range(load.repeats):  # all rates once per repeat: a slow change shows as spread
         for regime, rates in plans.items():
             for rate in rates:
                 at(regime, rate, repeat)
-    return [result for (*_, repeat), result in found.items() if repeat != "first"]
+    return [result for (*_, repeat), result in found.items() if repeat in range(load.repeats)]
 
 
 def confirm(client, options, load, folder, table):
@@ -262,8 +262,7 @@ def confirm(client, options, load, folder, table):
             latency = part[part.rate == rate].e2el_p50_ms.median() / 1e3
             requests = math.ceil(rate * max(load.long, 20 * latency))
             result = measure(client, options, load, folder, regime, rate, requests, "long")
-            kept = share_kept(result, load.slo)
-            delivered = delivered_rate(result, lone_latency([result]))
+            kept, delivered = share_kept(result, load.slo), rows([result], load.slo).delivered_rps[0]
             print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s for {result['duration']:.0f} s: {kept:.0%} "
                 f"within the objective, {delivered:.3g}/s delivered")
             if kept >= 0.9 and delivered >= 0.9 * rate:
@@ -274,11 +273,6 @@ def confirm(client, options, load, folder, table):
 
 # -- What a measurement says -------------------------------------------------------------------------------
 
-def regime_of(result):
-    """(prompt length, answer length) of a measurement."""
-    return result["series"]["input_len"], result["series"]["output_len"]
-
-
 def answered(result):
     """One row per completed request: start, ttft, latency (seconds), tokens."""
     rows = zip(result["start_times"], result["ttfts"], result["latencies"], result["output_lens"],
@@ -287,18 +281,13 @@ def answered(result):
                         columns=["start", "ttft", "latency", "tokens"])
 
 
-def lone_latency(results):
-    """The shortest end-to-end latency of a completed request, in seconds."""
-    return min(answered(result).latency.min() for result in results)
-
-
 def delivered_rate(result, lone):
     """Completed requests per second, corrected for both ends of the run.
 
     A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
-    a request's latency on an idle server, while nothing arrives any more. Those seconds are no time
+    the shortest latency of a request that was seen, while nothing arrives any more. Those seconds are no time
     of load. A server with a queue is busy to the end, and the more so the less of the run saw
-    arrivals: `lone` counts by that share, and for a burst not at all.
+    arrivals: `lone` counts by that share.
 
     At the start it is the other way round. The client waits one random gap before its first
     request too, so n requests take n gaps, and who keeps up needs all of them. A server with a
@@ -316,7 +305,11 @@ def delivered_rate(result, lone):
 
 
 def share_kept(result, slo):
-    """Share of the completed requests whose times kept the objective (TTFT and TPOT, in ms)."""
+    """Share of the completed requests whose times kept the objective (TTFT and TPOT, in ms).
+
+    A client short of CPU reads tokens late, and several at once: TTFT is then too long, TPOT too short.
+    Who passes all the same had the last token no later than the objective promises it.
+    """
     done = answered(result)
     tpot = (done.latency - done.ttft) / (done.tokens - 1).clip(lower=1)
     return float(((1e3 * done.ttft <= slo[0]) & (1e3 * tpot <= slo[1])).mean())
@@ -329,12 +322,14 @@ def rows(results, slo, dollars_per_hour=math.nan):
       slo: as in `Load`.
       dollars_per_hour: of all chips; nan where nobody has a price.
     """
-    lone = {regime: lone_latency([r for r in results if regime_of(r) == regime])
-            for regime in {regime_of(r) for r in results}}
     table = pd.DataFrame([{
-        "input_len": regime_of(r)[0], "output_len": regime_of(r)[1], "rate": float(r["request_rate"]),
-        "repeat": r["series"]["repeat"], "requests": r["num_prompts"], "failed": r["failed"],
-        "delivered_rps": delivered_rate(r, lone[regime_of(r)])} for r in results])
+        "input_len": r["series"]["input_len"], "output_len": r["series"]["output_len"],
+        "rate": float(r["request_rate"]), "repeat": r["series"]["repeat"],
+        "requests": r["num_prompts"], "failed": r["failed"]} for r in results])
+    shortest = pd.Series([answered(r).latency.min() for r in results])
+    lone = shortest.groupby([table.input_len, table.output_len]).transform("min")
+    lone = lone.where(table.rate < INF, 0.0)  # a burst keeps the server busy to its end
+    table["delivered_rps"] = [*map(delivered_rate, results, lone)]
     for kind in ("ttft", "tpot", "itl", "e2el"):
         for p in (50, 90, 99):
             table[f"{kind}_p{p}_ms"] = [r[f"p{p}_{kind}_ms"] for r in results]

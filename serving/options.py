@@ -65,19 +65,12 @@ class Options:
         """Whether it runs in a container."""
         return self.engine in IMAGES
 
-    @property
-    def weight_bytes(self):
-        """Bytes of one weight, at the least: quantised to one, else bfloat16."""
-        return 1 if self.quantization else 2
-
-    @property
-    def kv_bytes(self):
-        """Bytes of one cached number."""
-        return 1 if "8" in self.kv_cache_dtype else 2
-
     def measured(self):
-        """What a measurement of this server belongs to: all that shapes its speed, but no path."""
-        no = ("model", "adapter", "name", "host", "port", "timeout", "base")
+        """What a measurement of this server belongs to: all that shapes its speed.
+
+        The model is its hash, wherever its folder is; without a hash it is the folder.
+        """
+        no = ("adapter", "name", "host", "port", "timeout", "base", *["model"] * bool(self.model_hash))
         return json.loads(json.dumps({k: v for k, v in dataclasses.asdict(self).items() if k not in no}))
 
 

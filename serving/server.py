@@ -4,7 +4,9 @@
 A second server beside it has a folder of its own. It outlives the Python that started it.
 """
 
+import collections
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -31,11 +33,9 @@ NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|
 # -- The record, and the processes that it names -----------------------------------------------------
 
 def record_of(folder):
-    """What `start` wrote for this folder, or None: nothing, or no record."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        record = json.loads((Path(folder) / "server.json").read_text())
-        return record if record["pid"] and record["base_url"] else None
-    return None
+    """What `start` wrote for this folder; None if it wrote nothing, or only a part of it."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((Path(folder) / "server.json").read_text())
 
 
 def _born(process):
@@ -112,7 +112,7 @@ def start(options, folder, wait=True):
     check(options)
     wanted = command(options, container_of(folder))
     files = file_states(options.model, options.adapter)
-    if record and (record["wanted"], record["files"]) == (wanted, files) and members(record):
+    if record and (record["command"], record["files"]) == (wanted, files) and members(record):
         if healthy(record):
             print(f"{record['name']} runs already, at {record['base_url']}")
             return record
@@ -125,20 +125,18 @@ def start(options, folder, wait=True):
         _remove(container_of(folder))  # one that lost its record has the same name
     else:
         prepare("bash", "setup.sh", "serve-tpu" if options.engine == "tpu" else "serve")
-    words = [str(port) if before == "--port" else word
-             for before, word in zip(["", *wanted], wanted)]
+    words = command(dataclasses.replace(options, port=port), container_of(folder))
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "server.log", "wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
                                    env={**os.environ, "NO_COLOR": "1"})
     reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    record = {"pid": process.pid, "port": port, "base_url": f"http://{reach}:{port}",
+    record = {"pid": process.pid, "base_url": f"http://{reach}:{port}",
               "name": options.name, "model": options.model, "engine": options.engine,
               "max_model_len": options.max_model_len, "born": _born(psutil.Process(process.pid)),
-              "container": container_of(folder) if options.docker else "", "command": words,
-              "started": time.time(), "log": str(folder / "server.log"),
-              "wanted": wanted, "files": files}
+              "container": container_of(folder) if options.docker else "",
+              "started": time.time(), "log": str(folder / "server.log"), "command": wanted, "files": files}
     (folder / "server.json").write_text(json.dumps(record, indent=2) + "\n")
     return _wait(record, folder, options.timeout) if wait else record
 
@@ -168,15 +166,14 @@ def _wait(record, folder, timeout):
 
 @contextlib.contextmanager
 def _terminable():
-    """SIGTERM as an exception, so that what is to be cleaned up is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    """SIGTERM as an exception, so that what is to be cleaned up is; only a main thread can have that."""
+    main = threading.current_thread() is threading.main_thread()
+    before = main and signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if main:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -218,15 +215,12 @@ def _remove(container):
 
 
 def _free_port(host, port):
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ValueError(f"port {port} on {host} is in use ({error.strerror}). See who: "
-                             f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port (0: any)."
-                             ) from error
-        return probe.getsockname()[1]
+    try:
+        with socket.create_server((host, port)) as probe:
+            return probe.getsockname()[1]
+    except OSError as error:
+        raise ValueError(f"port {port} on {host} is in use ({os.strerror(error.errno)}). See who: "
+                         f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port (0: any).") from error
 
 
 # -- HTTP ------------------------------------------------------------------------------------------------
@@ -283,18 +277,16 @@ def chat_request(text, recipe, **more):
 # -- What it counts --------------------------------------------------------------------------------------
 
 def counters(record):
-    """The server's metrics: {name: sum over its labels}, and {(name, position): value} per draft token.
+    """The server's metrics: a `Counter` of name, sum over its labels, and of (name, position) per draft token.
 
-    Prometheus' names: a counter ends in `_total`.
+    Prometheus' names: a counter ends in `_total`. "cache" has the labels of vLLM's cache_config_info.
     """
-    found = {}
+    found = collections.Counter()
     for family in text_string_to_metric_families(request(record, "/metrics")):
         for sample in family.samples:
-            keys = [sample.name]
+            found[sample.name] += sample.value
             if "position" in sample.labels:
-                keys.append((sample.name, int(sample.labels["position"])))
-            for key in keys:
-                found[key] = found.get(key, 0.0) + sample.value
+                found[sample.name, int(sample.labels["position"])] += sample.value
             if sample.name == "vllm:cache_config_info":
                 found["cache"] = sample.labels
     return found
@@ -307,14 +299,13 @@ def acceptance(before, after):
       {"drafts": ..., "by position": share of drafts whose token at this position was accepted,
       "tokens per step": accepted tokens and the one that every step gives}, or None without a draft.
     """
-    grown = {key: value - before.get(key, 0.0) for key, value in after.items() if key != "cache"}
-    drafts = grown.get("vllm:spec_decode_num_drafts_total", 0.0)
+    drafts, accepted = (after[name] - before[name] for name in (
+        "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"))
     if not drafts:
         return None
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    places = sorted(key[1] for key in grown if isinstance(key, tuple) and key[0] == name)
-    return {"drafts": int(drafts), "by position": [grown[name, place] / drafts for place in places],
-            "tokens per step": 1 + grown["vllm:spec_decode_num_accepted_tokens_total"] / drafts}
+    places = sorted(key for key in after if key[0] == "vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    return {"drafts": int(drafts), "by position": [(after[key] - before[key]) / drafts for key in places],
+            "tokens per step": 1 + accepted / drafts}
 
 
 def wait_idle(record, patience=60.0):
@@ -322,7 +313,7 @@ def wait_idle(record, patience=60.0):
     end = time.monotonic() + patience
     while True:
         found = counters(record)
-        busy = [int(found.get(f"vllm:num_requests_{what}", 0)) for what in ("running", "waiting")]
+        busy = [int(found[f"vllm:num_requests_{what}"]) for what in ("running", "waiting")]
         if not any(busy):
             return found
         if time.monotonic() > end:

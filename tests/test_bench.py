@@ -3,6 +3,7 @@
 The client and the server are small stand-ins here; vLLM's own client measures in the series.
 """
 
+import collections
 import csv
 import json
 import math
@@ -202,6 +203,8 @@ def test_a_batching_server_is_never_said_to_deliver_more_than_it_can():
             assert min(given) > 0.9 * rate, rate
         best = max(best, *given)
     assert best == pytest.approx(capacity, rel=0.04)
+    burst = finish(point(rate=INF, requests=16), np.linspace(0, 0.07, 16), [0.1] * 16, [0.284] * 16, 64, [""] * 16)
+    assert bench.rows([burst], (500, 30)).delivered_rps[0] == pytest.approx(16 / 0.354), "its least latency is no idle one"
 
 
 def test_the_gap_before_the_first_request_is_no_time_of_load_for_a_queue():
@@ -226,14 +229,13 @@ class Queue:
             raise ValueError("vllm bench serve failed: ConnectionRefusedError")
         given = dict(zip(arguments, arguments[1:]))
         self.calls.append((float(given["--request-rate"]), int(given["--num-prompts"]), given["--seed"]))
-        result = queue(*self.calls[-1][:1], self.service, self.calls[-1][1], int(given["--seed"]))
-        return result
+        return queue(*self.calls[-1][:1], self.service, self.calls[-1][1], int(given["--seed"]))
 
 
 @pytest.fixture
 def idle(monkeypatch):
     """A server that is idle and has counters."""
-    monkeypatch.setattr(server, "counters", lambda record: {})
+    monkeypatch.setattr(server, "counters", lambda record: collections.Counter())
 
 
 @pytest.mark.parametrize("capacity", [2.7, 16.0, 90.0])
@@ -245,7 +247,7 @@ def test_the_knee_of_a_known_queue_is_enclosed_within_a_quarter(idle, tmp_path, 
     assert set(table.groupby("rate").size()) == {3} and 8 <= table.rate.nunique() <= 9
     last, above = bench.kept_up(table)
     assert last <= 1.02 * capacity and capacity <= 1.12 * above and above <= 1.3 * last
-    sent = {requests for rate, requests, _ in client.calls[1:] if rate > above}
+    sent = {requests for rate, requests, _ in client.calls[2:] if rate > above}
     assert len(sent) == 1, "beyond the knee, latencies of different numbers cannot be compared"
     assert len({seed for *_, seed in client.calls}) == len(client.calls)
     again = Queue(1 / capacity, fail_at=1)
@@ -263,15 +265,16 @@ def test_bisection_against_trying_every_rate(knee, guess):
 
 
 def test_a_point_is_measured_once_and_again_only_for_another_server_or_load(idle, tmp_path):
-    client = Queue(0.1)
-    measure = lambda options=CPU, load=TINY, requests=30: bench.measure(
-        client, options, load, tmp_path, (256, 64), 4, requests, 0)
+    client, own = Queue(0.1), tmp_path / "own.jsonl"
+    measure = lambda options=CPU, load=TINY, requests=30, prompts=None: bench.measure(
+        client, options, load, tmp_path, (256, 64), 4, requests, 0, prompts)
     first = measure()
     assert measure() == first and len(client.calls) == 1
     assert measure(load=replace(TINY, slo=(1, 1))) == first, "the objective is no part of what was measured"
     for changed in (lambda: measure(replace(CPU, kv_cache_dtype="fp8")), lambda: measure(requests=31),
-                    lambda: measure(replace(CPU, model_hash="another")),
-                    lambda: measure(load=replace(TINY, warmups=2))):
+                    lambda: measure(replace(CPU, model_hash="another")), lambda: measure(replace(CPU, model="another")),
+                    lambda: measure(load=replace(TINY, warmups=2)),
+                    *(lambda text=text: own.write_text(text) and measure(prompts=own) for text in "ab")):
         before = len(client.calls)
         changed()
         assert len(client.calls) == before + 1
@@ -288,7 +291,7 @@ def test_a_server_that_dies_leaves_the_finished_points(idle, tmp_path):
     kept = len(list(tmp_path.glob("*.json")))
     rest = Queue(0.1)
     results = bench.sweep(rest, CPU, TINY, tmp_path)
-    assert kept == 5 and len(rest.calls) == len(results) + 1 - kept
+    assert kept == 5 and len(rest.calls) == len(results) + 2 - kept
 
 
 def test_a_point_waits_until_the_server_is_idle(monkeypatch):

@@ -1,6 +1,5 @@
 """What tools/lint.py finds in this repository, and that it can find something."""
 
-
 import nbformat
 import pytest
 from conftest import no_garbage_collection

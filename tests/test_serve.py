@@ -205,7 +205,7 @@ def test_what_05_decides_is_what_06_and_07_find(tmp_path):
     decided = replace(PAGE["SECOND"], model=merged, flags=("--max-num-seqs", "256"), model_hash="a hash")
     serve.write(decided, tmp_path / "serve")
     found = serve.read(tmp_path / "serve")
-    assert found == decided and found.chips == 8 and (found.kv_bytes, found.weight_bytes) == (1, 1)
+    assert found == decided and found.chips == 8
     ours, base = serve.command(decided), serve.command(replace(found, model=str(tmp_path / "base")))
     assert [(a, b) for a, b in zip(ours, base, strict=True) if a != b] == [
         (f"{merged}:/model:ro", f"{tmp_path}/base:/model:ro")]

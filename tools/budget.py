@@ -8,11 +8,10 @@ A page's reading time is words / 200 + lines of code it shows / 20, in minutes.
 import ast
 import functools
 import graphlib
-import itertools
 import re
 from pathlib import Path
 
-import jupytext
+import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("tables", "helpers", "verilog", "serving", "tpu_time", "appendix")
@@ -68,38 +67,26 @@ def circle(room):
     return []
 
 
-def shown_lines(cell, before):
-    """Lines of our source that a cell prints with `show_source`, blank ones left out."""
-    imported, count = {}, 0
-    for node in itertools.chain(*map(ast.walk, (*before, cell))):
-        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ROOMS:
-            imported |= {item.asname or item.name: f"{node.module}.{item.name}"
-                         for item in node.names}
-    calls = [node for node in ast.walk(cell) if isinstance(node, ast.Call)
-             and ast.unparse(node.func).endswith("show_source")]
-    for word in (ast.unparse(word) for call in calls for word in call.args):
-        head, *rest = word.split(".")
-        room, module, *names = [*imported.get(head, head).split("."), *rest]
-        text = (ROOT / room / f"{module}.py").read_text(encoding="utf-8")
-        node = ast.parse(text)
-        for name in names:
-            node = next(item for item in node.body if getattr(item, "name", "") == name)
-        first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
-        count += sum(bool(line.strip()) for line in text.splitlines()[first - 1:node.end_lineno])
-    return count
+def solid(text):
+    """The lines of a text that are not blank."""
+    return sum(bool(line.strip()) for line in text.splitlines())
 
 
 def reading(source):
-    """Words, cells, own lines of code and minutes of a page; nobody reads the opening again."""
-    cells = jupytext.read(source).cells
+    """Words, cells, own lines of code and minutes of a page; nobody reads the opening again.
+
+    What it prints of our source (`show_source`) is read, too: it stands in the outputs that are stored.
+    """
+    cells = nbformat.read(ROOT / "notebooks" / f"{source.stem}.ipynb", as_version=4).cells
     words = sum(len(re.findall(r"\w+", re.sub(r"\]\([^)]*\)", "]", cell.source)))
                 for cell in cells if cell.cell_type == "markdown")
-    code = [cell.source for cell in cells if cell.cell_type == "code"]
-    last = max((i for i, text in enumerate(code) if "helpers.machine(" in text), default=0)
-    trees = [ast.parse(text) for text in code]
-    own = [sum(bool(line.strip()) for line in text.splitlines()) for text in code]
-    read = sum(own[last + 1:]) + sum(shown_lines(tree, trees) for tree in trees[last + 1:])
-    return {"words": words, "cells": len(cells), "code": sum(own),
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    last = max((i for i, cell in enumerate(code) if "helpers.machine(" in cell.source), default=0)
+    said = [output.get("data", {}).get("text/markdown", "")
+            for cell in code[last + 1:] for output in cell.outputs]
+    read = sum(solid(cell.source) for cell in code[last + 1:]) + sum(
+        solid(text) - 2 for text in said if text.startswith("```python"))  # less its fence
+    return {"words": words, "cells": len(cells), "code": sum(solid(cell.source) for cell in code),
             "minutes": words / 200 + read / 20,
             "imported": sum(map(lines, behind(source)))}
 

@@ -101,7 +101,7 @@ def serve():
         server.stop(run_dir("serve"))
     kept = ("completed", "output_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms")
     write_json(run_dir("serve.json"), {
-        "engine": record["engine"], "ready_seconds": record["ready_seconds"],
+        "engine": record["engine"], "ready_seconds": record.get("ready_seconds"),
         "prompt_tokens": prompt, "answer_tokens": answer, "requests_per_second": rate,
         **{key: found.get(key) for key in kept}})
 

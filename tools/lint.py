@@ -12,16 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import jupytext
 import nbformat
+
 import budget
 import notebooks
 from notebooks import ROOT, code_cells, shown, sources
 
 PAGES = [path for pattern in ("*.md", "data/*/*.md", "tests/*/*.md")
          for path in sorted(ROOT.glob(pattern))]
-OWN_FOLDERS = re.compile(r"/(?:home|Users|root|content|work)/[\w.-]+")
 NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "an escape sequence or a progress bar": re.compile(r"\r(?!\n)|\x1b|\x08|\d+%\|"),
          "a warning": re.compile(r"\w*Warning:|^WARNING\b|^[WE]\d{4} [\d:.]+", re.M),
@@ -109,7 +108,7 @@ def hard_lines(source):
     for line in "\n".join(cell.source for cell in cells).splitlines():
         if len(line) > 100:
             yield f"{shown(source)}: {len(line)} characters: {line[:60]}"
-        if found := OWN_FOLDERS.search(line):
+        if found := notebooks.PRIVATE_PATHS.search(line):
             yield f"{shown(source)}: an absolute path, {found[0]}"
 
 
@@ -144,7 +143,7 @@ CHECKS = {
         sys.executable, "-m", "ruff", "check", "-q", "--output-format=concise"),
     "spelling": lambda: objections(  # dout, ans and inout are names in Verilog
         sys.executable, "-m", "codespell_lib", "-L", "dout,ans,inout", *sources(), *PAGES,
-        *(path for room in (*budget.ROOMS, "tools") for path in ROOT.glob(f"{room}/*.py"))),
+        *budget.ROOMS, "tools"),
     "shell": lambda: objections(
         Path(sys.executable).with_name("shellcheck"), "-f", "gcc", *ROOT.glob("*.sh"),
         *ROOT.glob("scripts/*.sh"), *ROOT.glob(".github/*.sh"), ROOT / ".ci/run"),

@@ -34,7 +34,7 @@ SHOWS = {"01": ("data/dryrun", "data/published"), "03": ("data/dryrun",), "05": 
          "08": ("data/dryrun", "data/anchors"), "10": ("data/published",),
          "11": ("data/dryrun", "data/qlora"), "12": ("data/nca",), "13": ("data/rl",)}
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|tmp|work|private|var/folders)/[\w.-]+")
+PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|content|tmp|work|private|var/folders)/[\w.-]+")
 
 
 def sources():
@@ -61,12 +61,7 @@ def write(path, text):
 
 # ── From source to notebook ──
 def build(source):
-    """Turn a percent-format source into a notebook without outputs, with ids made from content.
-
-    Raises:
-      SyntaxError: the source is not Python.
-    """
-    compile(source.read_text(encoding="utf-8"), source.name, "exec")
+    """Turn a percent-format source into a notebook without outputs, with ids made from content."""
     notebook, seen = jupytext.read(source), collections.Counter()
     for cell in notebook.cells:  # same text, same id: no noise in diffs
         digest = hashlib.sha1(cell.source.encode()).hexdigest()[:8]
@@ -162,17 +157,14 @@ def said(output):
 
 
 def tidy(notebook):
-    """Join stream outputs, drop versions, times and terminal colours: diffs should be quiet."""
+    """Join stream outputs, drop versions and terminal colours: diffs should be quiet."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in code_cells(notebook):
-        cell.metadata.pop("execution", None)
         joined = []
         for output in cell.outputs:
-            output.get("metadata", {}).pop("execution", None)
             if "text/plain" in output.get("data", {}):  # rich makes bold numbers of ours
                 output.data["text/plain"] = ESCAPES.sub("", output.data["text/plain"])
-            same = joined and output.output_type == "stream" == joined[-1].output_type
-            if same and output.name == joined[-1].name:
+            if joined and "name" in output and output.name == joined[-1].get("name"):  # a stream's
                 joined[-1].text += output.text
             else:
                 joined.append(output)
@@ -262,7 +254,7 @@ def execute(source, folder):
     copy, kernel_log = folder / f"{source.stem}.ipynb", folder / "kernel.log"
     print(f"== {source.stem} ==", flush=True)
     start, failed = time.perf_counter(), None
-    client = Client(notebook, timeout=None, kernel_name="python3",
+    client = Client(notebook, timeout=None, kernel_name="python3", record_timing=False,
                     resources={"metadata": {"path": str(ROOT)}})
     pool = ThreadPoolExecutor(1)  # signals then reach the main thread, and not nbclient
     with open(kernel_log, "wb") as log:  # what a kernel says when it crashes
@@ -291,18 +283,6 @@ def execute(source, folder):
     return notebook
 
 
-def adopt(source, notebook, copy):
-    """Take the outputs of an executed copy, if its code and what it shows are today's, and all of
-    its cells ran."""
-    executed = stored(copy)
-    if executed is None or has_error(executed) or outdated(source, executed) \
-            or any(cell.execution_count is None for cell in code_cells(executed)):
-        return False
-    if adopted := keep_outputs(notebook, executed):
-        print(f"outputs of {shown(copy)} -> {shown(FOLDER)}")
-    return adopted
-
-
 def execute_stored(every, folder):
     """Store outputs for the notebooks that have none (or all), from a run at the tiny size.
 
@@ -311,10 +291,14 @@ def execute_stored(every, folder):
     """
     os.environ["SIZE"] = "tiny"
     for source in sources():
-        notebook, copy = current(source), folder / f"{source.stem}.ipynb"
-        if outputs(notebook) and not outdated(source, notebook) and not every:
+        notebook, copy = current(source), stored(folder / f"{source.stem}.ipynb")
+        if not every and outputs(notebook) and not outdated(source, notebook):
             continue
-        if every or not adopt(source, notebook, copy):
+        ran = copy and not has_error(copy) and not outdated(source, copy) and all(
+            cell.execution_count for cell in code_cells(copy))
+        if ran and not every and keep_outputs(notebook, copy):
+            print(f"outputs of {source.stem} as `run_all.sh` executed it -> {shown(FOLDER)}")
+        else:
             notebook = execute(source, folder)
         write(target_of(source), text_of(notebook))
 

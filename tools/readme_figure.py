@@ -19,7 +19,7 @@ import matplotlib
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.insert(0, str(ROOT))
 
 import budget
 

@@ -7,7 +7,6 @@ them.
 import contextlib
 import hashlib
 import json
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -125,7 +124,8 @@ def ask(client, model, ids, plan, max_tokens, room):
     """One answer from /v1/completions: text, why it ended, tokens.
 
     A refusal of the server is saved as an error; a prompt that fills the context is never sent.
-    `skip_special_tokens=False` keeps a thought channel visible.
+    `skip_special_tokens=False` keeps a thought channel visible. It is waited for as long as ten tokens
+    a second take, and ten minutes more.
     """
     if room < 1:
         return {"text": "", "finish": "too long", "tokens": 0}
@@ -133,10 +133,11 @@ def ask(client, model, ids, plan, max_tokens, room):
     if plan.prompt in TEXTS:  # else it would go on with a further module of its own
         begin = BEGIN if plan.prompt == "examples" else ""
         more |= {"stop": ["endmodule"], "include_stop_str_in_output": True}
+    most = min(plan.max_tokens or max_tokens, room)
     try:
         reply = client.completions.create(
-            model=model, prompt=ids, max_tokens=min(plan.max_tokens or max_tokens, room),
-            temperature=plan.temperature, top_p=plan.top_p, extra_body=more)
+            model=model, prompt=ids, max_tokens=most, temperature=plan.temperature, top_p=plan.top_p,
+            extra_body=more, timeout=600 + most / 10)
     except openai.APIStatusError as error:
         told = f"HTTP {error.status_code}: {error}"[:300]
         return {"text": "", "finish": "error", "tokens": 0, "error": told}
@@ -170,14 +171,14 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
     """
     samples, lock = read_samples(path, jobs), threading.Lock()
     missing = [place for place in jobs if place not in samples]
-    client = openai.OpenAI(base_url=base_url + "/v1", api_key="unused", max_retries=2, timeout=600)
+    client = openai.OpenAI(base_url=base_url + "/v1", api_key="unused", max_retries=2)
 
     def save():
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(".new")
         fresh.write_text("".join(json.dumps(samples[place]) + "\n"
                                  for place in jobs if place in samples), encoding="utf-8")
-        os.replace(fresh, path)
+        fresh.replace(path)
 
     def one(place):
         job = jobs[place]

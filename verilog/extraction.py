@@ -88,18 +88,14 @@ def extract_official(text, interface=""):
         last = rest[done[0]].rstrip().replace("[DONE]", "")
         marked = "\n".join([first.lstrip().replace("[BEGIN]", ""), *rest[:done[0]], last])
         return (marked, "marked") if marked.strip() else (None, "no [DONE]")
-    ends = [line for line in lines if line.startswith(("endmodule", "module TopModule"))]
-    own = "module TopModule" in "\n".join(["", *ends]) and ends[0].startswith("module")
-    fenced = sum(line.startswith("```") for line in lines) >= 2
-    kept, fences, begun, ended = [], 0, False, False
-    for line in lines:
-        begun = begun or line.strip().startswith("module TopModule")
-        if line.startswith("```"):
-            fences += 1
-            continue
-        if fences == 1 if fenced else not ended and (begun or not own):
-            kept.append(line)
-        ended = ended or line.strip().startswith("endmodule")
+    own = next((line for line in lines if line.startswith(("endmodule", "module TopModule"))),
+               "").startswith("module")
+    fences = [place for place, line in enumerate(lines) if line.startswith("```")]
+    plain = [line for line in lines if not line.startswith("```")]
+    first, last = (next((place for place, line in enumerate(plain) if line.strip().startswith(words)),
+                        len(plain)) for words in ("module TopModule", "endmodule"))
+    fenced = len(fences) > 1
+    kept = lines[fences[0] + 1:fences[1]] if fenced else plain[first if own else 0:last + 1]
     if not "".join(kept).strip():
         return None, "nothing kept"
     head = [interface] if interface and not own else []
