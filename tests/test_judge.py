@@ -344,7 +344,7 @@ def test_limits_hold(tmp_path):
     assert marker not in shown
 
 
-@pytest.mark.skipif(not sandbox.allowed(*sandbox.NO_NETWORK), reason="this machine does not allow unshare -n")
+@pytest.mark.skipif(not sandbox.network_guard(), reason="this machine does not allow unshare -n")
 def test_no_network(tmp_path):
     code = "import socket; socket.create_connection(('127.0.0.1', {})); print('reached')"
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:

@@ -5,11 +5,10 @@ import functools
 import math
 import os
 import re
+import selectors
 import shutil
 import signal
 import subprocess
-import tempfile
-import threading
 import time
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ class Limits:
 
     seconds: float = 30.0  # of CPU time
     memory: int = 1 << 30  # bytes of address space
-    output: int = 1 << 20  # bytes printed; more is a failure, and more than `file` ends the process
+    output: int = 1 << 20  # bytes printed; more ends the process
     file: int = 64 << 20   # bytes of any file that is written
 
 
@@ -44,14 +43,23 @@ def icarus_version():
 
 
 @functools.cache
-def allowed(*beginnings):
-    """The first of these beginnings of a command, tuples of words, that this machine allows; else ()."""
-    return next((words for words in beginnings if shutil.which(words[0]) and not subprocess.run(
-        [*words, "true"], capture_output=True).returncode), ())
+def network_guard():
+    """Words before a command that cut it off the network; empty where that is not allowed."""
+    return next((words for words in (("unshare", "-n", "--"), ("unshare", "-rn", "--"))
+                 if _works(words)), ())
 
 
-TETHER = (("setpriv", "--pdeathsig", "KILL", "--"),)  # to end with who waits for it, even by kill -9
-NO_NETWORK = ("unshare", "-n", "--"), ("unshare", "-rn", "--")
+@functools.cache
+def tether():
+    """Words before a command that is to end with the process that waits for it, even by kill -9."""
+    words = ("setpriv", "--pdeathsig", "KILL", "--")
+    return words if _works(words) else ()
+
+
+def _works(words):
+    return bool(shutil.which(words[0])) and subprocess.run(
+        [*words, "true"], capture_output=True).returncode == 0
+
 
 _LIMITED = """ulimit -c 0; ulimit -t $1; ulimit -v $2 2>/dev/null; ulimit -f $3
 shift 3; exec "$@" """
@@ -64,34 +72,43 @@ def run_limited(command, folder, limits):
       folder: working directory, and the only place for temporary files.
 
     Returns:
-      (output, exit status, None or "time" or "output": the limit that it broke).
+      (output, exit status, None or "time" or "output": the limit that ended it).
 
     Raises:
       ValueError: somebody else killed it.
     """
-    words = [*allowed(*TETHER), *allowed(*NO_NETWORK), "/bin/sh", "-c", _LIMITED, "sh",
+    words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh",
              str(math.ceil(limits.seconds)), str(limits.memory // 1024),
              str(-(-limits.file // 512)), *command]
     environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": str(folder), "LC_ALL": "C"}
-    start, ended = time.monotonic(), None
-    with tempfile.TemporaryFile() as printed:  # unlike a pipe it can be waited for without reading it
-        process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                                   stdout=printed, stderr=subprocess.STDOUT, start_new_session=True)
-        clock = threading.Timer(10 * limits.seconds, os.killpg, (process.pid, signal.SIGKILL))
-        clock.start()
-        try:
-            process.wait()
-        finally:
-            clock.cancel()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        printed.seek(0)
-        output = printed.read(limits.output + 1)
-    if len(output) > limits.output:
-        ended = "output"
-    elif process.returncode and time.monotonic() - start > 0.95 * limits.seconds:
-        ended = "time"  # it, or a child of it, ran out of CPU time or of ours
+    process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               start_new_session=True)
+    start, output, ended = time.monotonic(), b"", None
+    deadline = start + 10 * limits.seconds
+    try:
+        with selectors.DefaultSelector() as ready:
+            ready.register(process.stdout, selectors.EVENT_READ)
+            while ended is None:
+                if not ready.select(max(0.0, deadline - time.monotonic())):
+                    ended = "time"
+                    break
+                chunk = os.read(process.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    break
+                output += chunk
+                if len(output) > limits.output:
+                    ended = "output"
+        if ended is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            if process.poll() != 0 and time.monotonic() - start > 0.95 * limits.seconds:
+                ended = "time"  # still there, or it or a child of it ran out of CPU time
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
     if ended is None and process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
         raise ValueError(f"{command[0]} was killed from outside (often: not enough memory). What is "
                         "judged so far is kept where it was saved; run this again.")
