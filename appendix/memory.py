@@ -20,7 +20,6 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from tunix.models.gemma3 import model as gemma3
 from tunix.models.gemma4 import model as gemma4
-from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
 from appendix import steps
@@ -60,10 +59,9 @@ def lower(row):
     shape = int(row["rows"]), int(row["length"])
     batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=whole) for name, dtype in
              (("input_tokens", jnp.int32), ("input_mask", bool), ("valid", bool))}
-    options = peft_trainer.TrainingConfig(eval_every_n_steps=3, max_steps=2)
     with jax.set_mesh(mesh):
         return steps.lower_tunix(gemma.place(nnx.eval_shape(build), mesh), mesh,
-                                 optax.adamw(2e-4, weight_decay=0.0), options, model_input, batch)
+                                 optax.adamw(2e-4, weight_decay=0.0), model_input, batch)
 
 
 def timed(model, chips, mesh, number, length, milliseconds, file):

@@ -97,29 +97,26 @@ def stacked(trees):
 # -- Data of the five seeds, side by side: [S, N, T] -----------------------------------------------
 
 @functools.lru_cache(1)
-def text_rows(count, length):
-    """(09's corpus of `count` documents, others for validation), each joined and cut. [N, T]"""
-    sys.path.insert(0, "data/generate")
-    import make
-    tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
-
-    def cut(documents):
-        ids = np.concatenate(pretrain.encode(tokenizer, list(documents))).astype(np.int32)
-        return ids[:len(ids) // length * length].reshape(-1, length)
-    corpus = list(make.documents(count))
-    return cut(corpus), cut(sorted(set(make.documents(600, 77)) - set(corpus)))
-
-
 def text_data(plan):
     """(rows of the text stage, rows of other documents for a first stage, validation rows).
 
-    Which documents are read in which stage differs from seed to seed; validation is the same.
+    Documents of 09's corpus, for validation others, are joined and cut into rows. Which of them are
+    read in which stage differs from seed to seed; validation is the same.
     """
-    corpus, validation = text_rows(plan.documents, plan.world.film_tokens)
+    sys.path.insert(0, "data/generate")
+    import make
+    tokenizer, length = Tokenizer.from_file(str(BASE / "tokenizer.json")), plan.world.film_tokens
+
+    def cut(documents):
+        ids = np.concatenate(pretrain.encode(tokenizer, documents)).astype(np.int32)
+        return ids[:len(ids) // length * length].reshape(-1, length)
+
+    documents = list(make.documents(plan.documents))
+    corpus, others = cut(documents), cut(sorted(set(make.documents(600, 77)) - set(documents)))
     text, first = plan.text_steps * plan.rows, plan.first_steps * plan.rows
     order = [np.random.default_rng(seed).permutation(len(corpus)) for seed in range(plan.seeds)]
     drawn = np.stack([corpus[numbers] for numbers in order])
-    same = np.stack([validation[:plan.validation]] * plan.seeds)
+    same = np.stack([others[:plan.validation]] * plan.seeds)
     return drawn[:, :text], drawn[:, text:text + first], same
 
 
@@ -191,9 +188,9 @@ def train(plan, stage, params, data, validation, given=0):
       `given` tokens of a row are not trained on.
     """
     size, steps = plan.rows, plan.first_steps if stage == "first" else plan.text_steps
-    seen = np.zeros(params["embedder"]["input_embedding"].get_value().shape[1], bool)
-    seen[data] = seen[validation] = True  # a masked id would cost 1e9 nats
-    initial, advance, evaluate = programs(plan, stage, len(seen))
+    vocabulary = params["embedder"]["input_embedding"].get_value().shape[1]
+    seen = pretrain.tokens_seen([data, validation], vocabulary)  # a masked id would cost 1e9 nats
+    initial, advance, evaluate = programs(plan, stage, vocabulary)
     held = jnp.asarray(validation.reshape(plan.seeds, -1, size, validation.shape[-1]))
     state, points = initial(params), []
     progress = Progress(steps, f"{stage} stage: step", every=10)

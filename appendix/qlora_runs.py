@@ -23,6 +23,7 @@ from appendix import quantized, runs
 from helpers import chat, gemma, train, weights
 from helpers.run import Progress, read_json, run_dir
 from verilog import scores as stats
+from verilog.asking import messages_for
 
 BASE = "assets/tiny_gemma4"
 STORED = Path("data/qlora")
@@ -88,9 +89,8 @@ def ask(model, mesh, problems):
     tokenizer = chat.load_tokenizer(BASE)
     stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
     jobs = [(problem, plan) for problem in problems for plan in ["greedy"] + ["drawn"] * DRAWN]
-    system = [{"role": "system", "content": meta["system"]}] if meta["system"] else []
-    prompts = [chat.prompt_ids(tokenizer, [*system, {"role": "user", "content": (
-        problem.prompt.strip())}], meta["reasoning"] == "kept") for problem, _ in jobs]
+    chats = [messages_for(problem, "ours", meta["system"]) for problem, _ in jobs]
+    prompts = chat.render_prompts(tokenizer, chats, [meta["reasoning"] == "kept"] * len(chats))
     heat = [TEMPERATURE * (plan == "drawn") for _, plan in jobs]
     rows = gemma.greedy(model, prompts, ANSWER_TOKENS, stops, mesh, heat, seed=1)
     texts = [tokenizer.decode(row).split(chat.TURN_END)[0] for row in rows]
@@ -109,7 +109,13 @@ def judged(asked):
 
 
 def gradients(model, mesh, rows):
-    """Adapter gradients of the summed loss of packed rows, {kind: one flat array}."""
+    """Adapter gradients of the summed loss of packed rows, {kind: one flat array}.
+
+    Each adapter first gets a random B, in place: with B = 0, the gradient of A is zero.
+    """
+    draw = np.random.default_rng(0)
+    for pair in gemma.adapted_modules(model).values():
+        pair["b"].set_value(np.asarray(draw.normal(0, 0.05, pair["b"].shape), np.float32))
     graph, adapters, frozen = gemma.nnx.split(model, gemma.nnx.LoRAParam, ...)
     loss_fn = train.make_loss(rows.tokens.shape[1] - 1)
     with mesh:
@@ -121,17 +127,10 @@ def gradients(model, mesh, rows):
     return {kind: np.concatenate(parts) for kind, parts in kinds.items()}
 
 
-def with_random_b(model):
-    """The model with a random B in every adapter: with B = 0, the gradient of A is zero."""
-    draw = np.random.default_rng(0)
-    for pair in gemma.adapted_modules(model).values():
-        pair["b"].set_value(np.asarray(draw.normal(0, 0.05, pair["b"].shape), np.float32))
-    return model
-
-
-def cosine(a, b):
-    """Cosine of the angle between two flat arrays."""
-    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+def cosines(found, others):
+    """{kind: cosine of the angle between two models' `gradients`}."""
+    return {kind: float(one @ others[kind] / np.linalg.norm(one) / np.linalg.norm(others[kind]))
+            for kind, one in found.items()}
 
 
 # ── Stored runs ──
@@ -150,9 +149,9 @@ def stored(base):
     """
     found = [json.loads(path.read_text()) for path in STORED.glob(f"*-{base}.json")]
     found.sort(key=lambda run: (list(VARIANTS).index(run["variant"]), run["seed"]))
-    parts = [pd.DataFrame([row | {"variant": run["variant"], "seed": run["seed"]}
-                           for run in found for row in run.pop(name)]) for name in ("loss", "answers")]
-    return pd.DataFrame(found), *parts
+    losses, answers = (pd.json_normalize(found, name, ["variant", "seed"])
+                       for name in ("loss", "answers"))
+    return pd.DataFrame(found).drop(columns=["loss", "answers"]), losses, answers
 
 
 def gaps(table, mine, plan="drawn"):

@@ -228,19 +228,9 @@ def _stored_as(base_dtype):
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(array, qtype, channelwise, tiled):
+    """Computed in float32; the scales have the array's dtype."""
     return qwix.quantize(array.astype(jnp.float32), qtype, channelwise_axes=channelwise,
                          tiled_axes=dict(tiled), scale_dtype=array.dtype)
-
-
-def quantize_weight(array, how):
-    """A weight as Qwix's `QArray`, computed on the host's CPU in float32; scales have its dtype.
-
-    The same on every machine: 04 makes the same numbers from the same files, and a chip holds no
-    bfloat16 copy at any time. `how` is Qwix's `HowToQuantize`, from `plan`.
-    """
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return _quantize(np.asarray(array), how.qtype, tuple(how.channelwise_axes),
-                         tuple(how.tiled_axes.items()))
 
 
 def plan(model, mesh, base_dtype):
@@ -333,7 +323,8 @@ def load_base(source, config, mesh, base_dtype="bfloat16"):
     """`gemma.load_base` for a base of one of `BASE_DTYPES`, placed on the mesh; it can be asked.
 
     The model is loaded into the host's memory (62 GB for the 31B); there one matrix at a time is
-    quantised and sent to the chips, which never hold a bfloat16 copy.
+    quantised, so the numbers are the same on every machine (`as_trained` makes them, too), and sent
+    to the chips, which never hold a bfloat16 copy.
 
     Raises:
       UserError: see `gemma.load_base`.
@@ -344,8 +335,11 @@ def load_base(source, config, mesh, base_dtype="bfloat16"):
     model = gemma.load_base(source, config, host)
     modules = dict(model.iter_modules())
     for path, hull in plan(gemma.abstract_base(config, mesh), mesh, base_dtype).items():
-        module = modules[path[:-1]]
-        found = quantize_weight(getattr(module, path[-1]).get_value(), hull.how)
+        module, how = modules[path[:-1]], hull.how
+        weight = np.asarray(getattr(module, path[-1]).get_value())
+        with jax.default_device(host.devices.flat[0]):
+            found = _quantize(weight, how.qtype, tuple(how.channelwise_axes),
+                              tuple(how.tiled_axes.items()))
         for part in ("qvalue", "scale"):
             variable = getattr(hull.array, part)
             variable.set_value(jax.device_put(

@@ -20,6 +20,7 @@ import verilog
 from appendix import runs
 from helpers import chat, gemma, style, train
 from helpers.run import atomic_file, read_json, run_dir
+from verilog.asking import messages_for
 
 BASE, STORED, FIGURE = "assets/tiny_gemma4", Path("data/recipes"), "assets/figures/recipes.svg"
 RUNS = [(rank, rate, 42) for rank in (4, 32) for rate in (6e-3, 2e-2, 2e-3)] + [
@@ -40,9 +41,9 @@ def run(rank, rate, seed):
     gemma.use_block_attention(model, 128)
     model = gemma.inject_lora(model, rank, 2.0 * rank, mesh, seed=seed)
     rows, held_out = (train.PackedRows(data / part) for part in ("train", "val"))
-    most = max(int(each.arrays["loss_mask"].sum(-1).max()) for each in (rows, held_out))
+    loss_fn = train.make_loss(train.capacity_of(rows, held_out))
     held_out = train.to_mesh(train.validation_batch(held_out, HELD_OUT, 4), mesh)
-    loss_fn, optimizer = train.make_loss(-(-most // 128) * 128), train.make_optimizer(0.0, 0.001, 1.0)
+    optimizer = train.make_optimizer(0.0, 0.001, 1.0)
     state, frozen = train.start(model, optimizer, mesh)
     step = train.jit_train_step(model, optimizer, loss_fn, state)
     evaluate = jax.jit(train.make_eval_step(model, loss_fn))
@@ -74,8 +75,7 @@ def run(rank, rate, seed):
 def passed(model, mesh, system):
     """How many of the problems of data/tiny_eval a model solves at the first, greedy try."""
     problems = verilog.load_problems("data/tiny_eval")
-    chats = [[{"role": "system", "content": system},
-              {"role": "user", "content": problem.prompt.strip()}] for problem in problems]
+    chats = [messages_for(problem, "ours", system) for problem in problems]
     answers = train.ask(model, chat.load_tokenizer(BASE), chats, ANSWER_TOKENS, mesh)
     codes = [verilog.extract_code(text)[0] for text in answers]
     return sum(verdict.passed for verdict in verilog.judge_many(list(zip(problems, codes))))

@@ -20,6 +20,7 @@ from safetensors import safe_open
 import verilog
 from appendix import rl, runs
 from helpers import chat, data, gemma, train
+from verilog.asking import messages_for
 
 BASE, STORED = "assets/tiny_gemma4", Path("data/rl")
 START = STORED / "start.safetensors"  # 03's adapters at the end of a tiny run
@@ -35,34 +36,20 @@ class Plan:
     answers: int = 4           # to each
     answer_tokens: int = 96    # at most; the longest reference has 95
     rate: float = 7e-4         # of Adam, after a warm-up of three steps
-    sft_rate: float = 2e-3     # of the arms that have no baseline
+    sft_rate: float = 2e-3     # of the arms that train on other answers than the policy's
     examples: int = 16         # of a step of SFT
     seeding_steps: int = 45    # of SFT that show the exploit, the last 15 at a falling rate
     seeding_share: float = 0.2
     heat: float = 0.8          # of held-out problems' drawn answers; a policy is sampled at 1
 
 
-@dataclass(frozen=True)
-class Arm:
-    """What differs between two runs."""
-
-    reward: str = "verilog"    # or "naive", "compiles"
-    answers_of: str = "policy" # or "start" (rejection sampling), "data" (SFT)
-    baseline: bool = True      # take the group's mean off the reward
-    start: str = "start"       # or "seeded"
-
-
-ARMS = {
-    "reinforce": Arm(),
-    "rejection": Arm(answers_of="start", baseline=False),
-    "more_sft": Arm(answers_of="data", baseline=False),
-    "seeded": Arm(answers_of="data", baseline=False),  # the start of the three below
-    "naive_judge": Arm("naive", start="seeded"),
-    "our_judge": Arm("verilog", start="seeded"),
-    "compiles": Arm("compiles", start="seeded"),
-}
+# arm: (whose answers it trains on, what rewards them). Rejection sampling asks the start; only the
+# policy's own answers have a baseline, the mean of their group.
+ARMS = {"reinforce": ("policy", "verilog"), "rejection": ("start", "verilog"),
+        "more_sft": ("data", ""), "seeded": ("data", ""), "naive_judge": ("policy", "naive"),
+        "our_judge": ("policy", "verilog"), "compiles": ("policy", "compiles")}
 COMPARED = ("reinforce", "rejection", "more_sft")  # on the held-out problems
-HACKED = ("naive_judge", "our_judge", "compiles")
+HACKED = ("naive_judge", "our_judge", "compiles")  # these start where `seeded` ends
 RUNS = [*itertools.product(COMPARED, (1, 2, 3)), *itertools.product(HACKED, (1, 2))]
 
 
@@ -89,9 +76,8 @@ class Bench:
         self.problems = rl.training_problems(plan.problems)
         self.held_out = verilog.load_problems("data/tiny_eval")
         every = [*self.problems, *self.held_out]
-        rendered = [chat.prompt_ids(self.tokenizer, [  # as 02 trained it
-            {"role": "system", "content": self.about["system"]},
-            {"role": "user", "content": problem.prompt.strip()}]) for problem in every]
+        chats = [messages_for(problem, "ours", self.about["system"]) for problem in every]
+        rendered = chat.render_prompts(self.tokenizer, chats, [False] * len(chats))
         self.prompts = {problem.name: ids for problem, ids in zip(every, rendered)}
         self.width = -(-(max(map(len, rendered)) + plan.answer_tokens) // 8) * 8
         self.sampler = rl.make_sampler(plain, min(map(len, rendered)) - 1, plan.answers, self.stops)
@@ -101,13 +87,13 @@ class Bench:
             nnx.merge(nnx.graphdef(self.model), adapters, frozen), rows, rl.ROW - 1))
         self.judge = rl.Judge()
 
-    def sample(self, adapters, problems, key, heat=None):
+    def sample(self, adapters, problems, key, heat=1.0):
         """Answers to `plan.prompts` problems: [{problem, ids, mask, text, logps, entropy}], in order."""
         prompts = [self.prompts[problem.name] for problem in problems]
         table = np.zeros((len(prompts), self.width), np.int32)
         for row, ids in zip(table, prompts):
             row[:len(ids)] = ids
-        heat = np.ones(len(prompts) * self.plan.answers, np.float32) if heat is None else heat
+        heat = np.full(len(prompts) * self.plan.answers, heat, np.float32)
         lengths = np.array([len(ids) for ids in prompts])
         tokens, logps, entropies = map(np.asarray, self.sampler(
             self.merge(self.frozen, adapters), table, lengths, heat, key, self.plan.answer_tokens))
@@ -175,28 +161,27 @@ class Bench:
 
 
 def one_step(bench, name, seed, step, adapters, moments):
-    """(adapters, moments, the row of data/rl) after a step of an arm."""
-    arm, plan, begun = ARMS[name], bench.plan, time.perf_counter()
-    row = {"arm": name, "seed": seed, "step": step}
-    if arm.answers_of == "data":
+    """(adapters, moments, what a row of data/rl says of it) after a step of an arm."""
+    (author, reward), plan, begun, row = ARMS[name], bench.plan, time.perf_counter(), {}
+    if author == "data":
         answers = bench.shown(seed, step, plan.seeding_share * (name == "seeded"))
         factors = np.ones(len(answers))
     else:
         order = np.random.default_rng(seed).permutation(len(bench.problems))
         problems = [bench.problems[i] for i in order[(step - 1) * plan.prompts:][:plan.prompts]]
         key = jax.random.fold_in(jax.random.key(seed), step)
-        sampled = bench.sample(bench.start if arm.answers_of == "start" else adapters, problems, key)
+        sampled = bench.sample(bench.start if author == "start" else adapters, problems, key)
         verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in sampled]))
-        rewards = verdicts[arm.reward].to_numpy(float).reshape(plan.prompts, plan.answers)
-        factors = (rl.advantages(rewards) if arm.baseline else rewards).ravel()
+        rewards = verdicts[reward].to_numpy(float).reshape(plan.prompts, plan.answers)
+        factors = (rl.advantages(rewards) if author == "policy" else rewards).ravel()
         answers = [(answer["ids"], answer["mask"]) for answer in sampled]
         some = sampled[::plan.answers]  # one to each prompt
-        row |= {"reward": rewards.mean(), **verdicts.mean().to_dict(),
-                "tokens": np.mean([len(answer["logps"]) for answer in sampled]),
-                "entropy": np.concatenate([answer["entropy"] for answer in sampled]).mean(),
-                "kl": (bench.nats(bench.start, some)
-                       + sum(float(answer["logps"].sum()) for answer in some)) / len(some)}
-    rate = (plan.rate if arm.baseline else plan.sft_rate) * min(1.0, step / 3)
+        row = {"reward": rewards.mean(), **verdicts.mean().to_dict(),
+               "tokens": np.mean([len(answer["logps"]) for answer in sampled]),
+               "entropy": np.concatenate([answer["entropy"] for answer in sampled]).mean(),
+               "kl": (bench.nats(bench.start, some)
+                      + sum(float(answer["logps"].sum()) for answer in some)) / len(some)}
+    rate = (plan.rate if author == "policy" else plan.sft_rate) * min(1.0, step / 3)
     if name == "seeded":
         rate *= min(1.0, (plan.seeding_steps + 1 - step) / 15)
     adapters, moments = bench.learner.step(
@@ -215,12 +200,13 @@ def run(bench, name, seed):
     """Run an arm to its end; returns (adapters, its rows)."""
     plan, rows = bench.plan, []
     steps = plan.seeding_steps if name == "seeded" else plan.steps
-    adapters = bench.start if ARMS[name].start == "start" else seeded(bench, seed)
+    adapters = seeded(bench, seed) if name in HACKED else bench.start
     moments = bench.learner.optimizer.init(adapters)
     for step in range(steps + 1):
         row = {"arm": name, "seed": seed, "step": step}
         if step:
-            adapters, moments, row = one_step(bench, name, seed, step, adapters, moments)
+            adapters, moments, more = one_step(bench, name, seed, step, adapters, moments)
+            row |= more
         if name in COMPARED and (step == steps or not step and name == "reinforce"):
             row |= bench.evaluate(adapters, seed)
         rows.append({key: value if isinstance(value, (str, int)) else round(float(value), 6)

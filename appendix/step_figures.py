@@ -13,17 +13,24 @@ from helpers import style
 COLORS = dict(zip(steps.PARTS, (
     style.BLUE, style.SKY, style.GREEN, style.ORANGE, style.PURPLE, style.YELLOW, style.GREY,
     style.BLACK, "#D0D0D0"), strict=True))
-WAITS = {"reduce-scatter": "#8C2D04", "all-gather": "#4A1500", "all-reduce": "#FDAE6B",
-         "collective-permute": "#FDD0A2", "all-to-all": "#FDD0A2", "copy": "#FEE6CE"}
+WAITS = {"waits: reduce-scatter": "#8C2D04", "waits: all-gather": "#4A1500",
+         "waits: all-reduce": "#FDAE6B", "waits: collective-permute": "#FDD0A2",
+         "waits: all-to-all": "#FDD0A2", "waits: copy": "#FEE6CE"}
+
+
+def legend(fig, colors):
+    """A legend of coloured patches beside the axes: {label: color}."""
+    fig.legend([plt.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()], colors,
+               loc="outside right", fontsize=8)
 
 
 def draw_trace(found, name, title):
     """The lanes of a prediction: what the chip computes, what it waits for, what is on the links."""
     fig, ax = style.figure(11, 2.4)
-    seen = set()
+    seen, waiting = set(), WAITS["waits: reduce-scatter"]
     for event in found.events:
         waits = event.track == "wait"
-        color = WAITS["reduce-scatter"] if waits else COLORS.get(event.part, style.GREY)
+        color = waiting if waits else COLORS.get(event.part, style.GREY)
         lane = timing.TRACKS[event.track][0]
         ax.broken_barh([(1e3 * event.start, 1e3 * event.seconds)], (-lane - 0.4, 0.8), color=color,
                        lw=0)
@@ -33,27 +40,23 @@ def draw_trace(found, name, title):
     busy = found.compute / found.clock
     ax.set(title=f"The chip computes {busy:.0%} of the time: {title}", xlabel="ms")
     ax.grid(axis="y", visible=False)
-    shown = {part: color for part, color in COLORS.items() if part in seen}
-    shown["waits for the links"] = WAITS["reduce-scatter"]
-    fig.legend([plt.Rectangle((0, 0), 1, 1, color=color) for color in shown.values()], shown,
-               loc="outside right", fontsize=8)
+    legend(fig, {part: color for part, color in COLORS.items() if part in seen}
+           | {"waits for the links": waiting})
     style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
 
 
 def draw_memory(table):
     """Stacked bars: arguments, fresh outputs, temporaries, against the chip's limit."""
     fig, ax = style.figure(9, 0.6 + 0.42 * len(table))
-    places, left = np.arange(len(table))[::-1], np.zeros(len(table))
+    places, left = np.arange(len(table))[::-1], 0.0
     for column, color, label in (("args_gib", style.BLUE, "arguments"),
                                  ("out_gib", style.RED, "fresh outputs"),
                                  ("temp_gib", style.ORANGE, "temporaries")):
-        width = table[column].astype(float).fillna(0).to_numpy()
-        ax.barh(places, width, left=left, color=color, label=label)
-        left += width
-    limit, refused = table.limit_gib.iloc[0], table.args_gib.isna().to_numpy()
-    if refused.any():  # more than the limit; how much more, the compiler does not always say
-        ax.barh(places[refused], table.hbm_gib.astype(float).fillna(1.08 * limit)[refused],
-                color="white", edgecolor=style.GREY, hatch="///", label="refused")
+        ax.barh(places, table[column].fillna(0), left=left, color=color, label=label)
+        left += table[column].fillna(0)
+    limit, refused = table.limit_gib.iloc[0], table.args_gib.isna()
+    ax.barh(places[refused], table.hbm_gib[refused], color="white", edgecolor=style.GREY,
+            hatch="///", label="refused")
     ax.axvline(limit, color=style.BLACK, lw=1)
     ax.annotate(f"limit {limit:.1f} GiB ", (limit, places[0] + 0.45), fontsize=9, va="bottom",
                 ha="right")
@@ -89,31 +92,22 @@ def draw_road(steps):
     style.finish(fig, "08_road", "predicted for a v5p-8 from the compiled programs, not measured")
 
 
-def draw_parts(predictions, tokens):
-    """For each recipe, the time of a micro-step by part of the model, and its waits by collective.
-
-    Both arguments have the recipes' names as keys; `tokens` are the real ones of a micro-step.
-    """
+def draw_parts(predictions):
+    """The time of a micro-step by part of the model, and its waits by collective: {recipe: Prediction}."""
     fig, ax = style.figure(11, 1.2 + 0.7 * len(predictions))
-    colors, seen = COLORS | WAITS, {}
-    for place, found in enumerate(predictions.values()):
-        left, sums = 0.0, dict.fromkeys(colors, 0.0)
-        for event in found.events:
-            if event.track in ("compute", "wait"):
-                label = event.part if event.track == "compute" else event.opcode
-                sums[label] += event.seconds * event.count
-        for label, seconds in sums.items():
-            seen |= {label: None} if seconds > 0.002 * found.clock else {}
-            ax.barh(-place, seconds, left=left, color=colors[label], height=0.75)
-            left += seconds
-    ax.set_yticks([-place for place in range(len(predictions))],
-                  [f"{name} ({tokens[name]:,.0f}\nreal tokens)" for name in predictions])
+    colors, seen = COLORS | WAITS, set()
+    for place, (recipe, found) in enumerate(predictions.items()):
+        sums, left = steps.parts_of(recipe, found).groupby("part").seconds.sum(), 0.0
+        for label in sorted(sums.index, key=[*colors].index):
+            if sums[label] > 0.002 * found.clock:
+                seen.add(label)
+            ax.barh(-place, sums[label], left=left, color=colors[label], height=0.75)
+            left += sums[label]
+    ax.set_yticks([-place for place in range(len(predictions))], [
+        f"{recipe.recipe} ({steps.real_tokens(recipe):,.0f}\nreal tokens)" for recipe in predictions])
     ax.set(title="One micro-step, by part of the model", xlabel="seconds")
     ax.grid(axis="y", visible=False)
-    shown = {f"waits: {label}" if label in WAITS else label: colors[label]
-             for label in colors if label in seen}
-    fig.legend([plt.Rectangle((0, 0), 1, 1, color=color) for color in shown.values()], shown,
-               loc="outside right", fontsize=8)
+    legend(fig, {label: color for label, color in colors.items() if label in seen})
     style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")
 
 

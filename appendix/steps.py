@@ -10,6 +10,7 @@ first where something is compiled.
 import dataclasses
 import datetime
 import gc
+import itertools
 import json
 import lzma
 import re
@@ -20,7 +21,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pandas as pd
 import qwix
@@ -39,8 +39,6 @@ from tpu_time import program as timing
 
 FOLDER = Path("data/dryrun")
 RANK, ALPHA = 64, 64.0         # 03's at size 31b, and the published ones
-SAMPLES = 10_000               # of the published run
-TOKENS_PER_SAMPLE = 922        # of its data, counted with Gemma 3's tokenizer (data_stats.csv)
 PUBLISHED_MODULES = (          # the pattern of the published script
     ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down_proj|.*up_proj")
 
@@ -142,9 +140,8 @@ def lower_ours(recipe, mesh, config):
     model = gemma.inject_lora(model, RANK, ALPHA, mesh, provider=provider)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_200)
     optimizer = train.make_optimizer(schedule, weight_decay=0.001, max_grad_norm=1.0)
-    loss_fn = train.make_loss(min(int(recipe.loss), recipe.sequence_length - 1))
     shape = (1, recipe.micro_batch, recipe.sequence_length)
-    return train.lower_step(model, optimizer, loss_fn, mesh, shape)
+    return train.lower_step(model, optimizer, train.make_loss(int(recipe.loss)), mesh, shape)
 
 
 def lower_published(recipe, mesh, config):
@@ -168,20 +165,19 @@ def lower_published(recipe, mesh, config):
     model = gemma.place(nnx.eval_shape(adapt, gemma.abstract_base(config, mesh)), mesh)
     config.remat_config = RematConfig[recipe.remat]
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_244)
-    options = peft_trainer.TrainingConfig(eval_every_n_steps=0, max_steps=1_244,
-                                          gradient_accumulation_steps=8)
     shape = (recipe.micro_batch, recipe.sequence_length)
     spec = NamedSharding(mesh, PartitionSpec("fsdp"))
     batch = peft_trainer.TrainingInput(jax.ShapeDtypeStruct(shape, jnp.int32, sharding=spec),
                                        jax.ShapeDtypeStruct(shape, bool, sharding=spec))
     with mesh:
-        return lower_tunix(model, mesh, optax.adamw(schedule, weight_decay=0.001), options,
-                           model_input, batch)
+        return lower_tunix(model, mesh, optax.adamw(schedule, weight_decay=0.001), model_input,
+                           batch, micro_batches=8)
 
 
-def lower_tunix(model, mesh, rule, options, model_input, batch):
+def lower_tunix(model, mesh, rule, model_input, batch, micro_batches=None):
     """The step of Tunix's own trainer for an abstract model and batch, lowered."""
-    trainers = []
+    trainers, options = [], peft_trainer.TrainingConfig(
+        eval_every_n_steps=1, gradient_accumulation_steps=micro_batches)
 
     def build(model):
         trainers.append(peft_trainer.PeftTrainer(model, rule, options))
@@ -333,6 +329,11 @@ def table_name(recipe):
     return f"{recipe.topology}_{recipe.size}" + (f"_{recipe.layers}layers" if recipe.layers else "")
 
 
+def table_path(recipe):
+    """The same as a path."""
+    return FOLDER / f"{table_name(recipe)}.csv"
+
+
 def stored(name):
     """A table of data/dryrun/."""
     return pd.read_csv(FOLDER / f"{name}.csv", dtype={"trainer": str})
@@ -350,23 +351,23 @@ def stored_rows(path):
             if path.exists() else [])
 
 
-def kept_path(recipe, folder=FOLDER):
+def kept_path(recipe):
     """Where a recipe's program is kept, as far as its time depends on it."""
     words = f"{table_name(recipe)} {recipe.recipe}".replace("-", "")
-    return Path(folder) / "programs" / (re.sub(r"\W+", "_", words).strip("_") + ".json.xz")
+    return FOLDER / "programs" / (re.sub(r"\W+", "_", words).strip("_") + ".json.xz")
 
 
-def keep(recipe, text, folder=FOLDER):
+def keep(recipe, text):
     """Keep a program's slice and its tape (`program.read`)."""
-    path, where = kept_path(recipe, folder), slice_of(recipe)
+    path, where = kept_path(recipe), slice_of(recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     held = [where.chip, where.shape, where.coordinates, timing.read(text, part_of)]
     path.write_bytes(lzma.compress(json.dumps(held, separators=(",", ":")).encode()))
 
 
-def predicted(recipe, folder=FOLDER):
+def predicted(recipe):
     """The `program.Prediction` of a program that is kept, or None."""
-    path = kept_path(recipe, folder)
+    path = kept_path(recipe)
     if not path.exists():
         return None
     chip, shape, places, tape = json.loads(lzma.decompress(path.read_bytes()))
@@ -374,39 +375,36 @@ def predicted(recipe, folder=FOLDER):
     return timing.play(tape, where)
 
 
-def run_table(recipes, folder=FOLDER):
+def run_table(recipes):
     """Compile the recipes that are not stored yet; each row is on disk as soon as it is known."""
     for number, recipe in enumerate(recipes, 1):
         wanted = key_of(dataclasses.asdict(recipe) | versions())
-        rows = stored_rows(Path(folder) / f"{table_name(recipe)}.csv")
-        if wanted in map(key_of, rows):
+        if wanted in map(key_of, stored_rows(table_path(recipe))):
             continue
         with phase(f"{number}/{len(recipes)} {recipe.topology} {recipe.size}: {recipe.recipe}",
                    every=60.0):
             compiled = compile_recipe(recipe)
             row = measure(recipe, *compiled)
             if compiled[0]:
-                keep(recipe, compiled[0].as_text(), folder)
-                row |= columns_of(recipe, predicted(recipe, folder))
-        store(recipe, row, folder)
+                keep(recipe, compiled[0].as_text())
+                row |= columns_of(recipe, predicted(recipe))
+        store(recipe, row)
         compiled = None  # a program of sixty layers takes gigabytes, as will the next one
         jax.clear_caches()
         gc.collect()
 
 
-def predict_again(recipes, folder=FOLDER):
+def predict_again(recipes):
     """Predict the programs that are kept by the rules of today: nothing is compiled."""
     for recipe in recipes:
-        if found := predicted(recipe, folder):
-            key = key_of(dataclasses.asdict(recipe) | versions())
-            for row in stored_rows(Path(folder) / f"{table_name(recipe)}.csv"):
-                if key_of(row) == key:
-                    store(recipe, row | columns_of(recipe, found), folder)
+        for row in stored_rows(table_path(recipe)):
+            if row["recipe"] == recipe.recipe and (found := predicted(recipe)):
+                store(recipe, row | columns_of(recipe, found))
 
 
-def store(recipe, row, folder=FOLDER):
+def store(recipe, row):
     """Put the row of a recipe into its table; one that stood there for it is replaced."""
-    path = Path(folder) / f"{table_name(recipe)}.csv"
+    path = table_path(recipe)
     rows = [old for old in stored_rows(path) if old["recipe"] != recipe.recipe]
 
     def text(value):
@@ -433,14 +431,6 @@ def show(table, columns):
         {"selector": ".col0", "props": "text-align: left; white-space: nowrap"}])
 
 
-def compared(live, stored, columns):
-    """Whether a live row is "the same as stored", in the columns that the stored one has."""
-    before = stored.reindex(columns=[*columns]).dropna(axis="columns")
-    same = before.size and np.allclose(
-        before.to_numpy(float), live[[*before]].to_numpy(float), rtol=1e-4)
-    return "the same as stored" if same else "not as stored: DRYRUN=full makes the table anew"
-
-
 def in_order(table, recipes):
     """A table's rows of these recipes, in their order."""
     order = [recipe.recipe for recipe in recipes]
@@ -448,79 +438,60 @@ def in_order(table, recipes):
         "recipe", key=lambda names: names.map(order.index), ignore_index=True)
 
 
-def ratio(table, recipe, base="published"):
-    """How many times as many real tokens per second as row `base`, both predicted."""
-    speed = table.set_index("recipe").tokens_per_second_predicted
-    return speed[recipe] / speed[base]
-
-
 def road(table):
-    """[(label, tokens per second before, after)] along `ROAD`; packing is a step of its own.
-
-    A row without a time shares the step of the next one.
-    """
-    speed, found, labels = table.set_index("recipe").tokens_per_second_predicted, [], []
-    before, *others = ROAD
-    for after in others:
-        labels.append(ROAD[after])
-        if np.isnan(speed.get(after.recipe, np.nan)):
-            continue
+    """[(label, tokens per second before, after)] along `ROAD`; packing is a step of its own."""
+    speed, found = table.set_index("recipe").tokens_per_second_predicted, []
+    for before, after in itertools.pairwise(ROAD):
         start, packing = speed[before.recipe], after.fill / before.fill
         if packing != 1:
             found.append(("packed rows", start, start * packing))
-        found.append((",\n".join(labels), start * packing, speed[after.recipe]))
-        before, labels = after, []
+        found.append((ROAD[after], start * packing, speed[after.recipe]))
     return found
 
 
-def by_part(found, spec, tokens):
-    """Milliseconds by part and pass, waits by kind of collective; the share of its own limit.
+def parts_of(recipe, found):
+    """`program.profile` of a prediction; a wait is a part of its own, named by what is waited for."""
+    rows = pd.DataFrame(timing.profile(found, SLICES[recipe.topology].chip))
+    rows["part"] = rows.part.where(rows.what == "compute", "waits: " + rows.what)
+    return rows
 
-    Args:
-      found: a `program.Prediction`.
-      spec: of the chip.
-      tokens: real tokens of the micro-step.
 
-    Returns:
-      A DataFrame: a row for each part, longest first. `at its limit` is the share of a part's time
-      that its products at the peak, or its bytes at the HBM's speed, would take.
+def show_parts(recipe, found):
+    """A `program.Prediction` in milliseconds: a row for each part and each wait, longest first.
+
+    `at its limit` is the share of a part's time that its products at the peak, or its bytes at the
+    HBM's speed, would take.
     """
-    rows = pd.DataFrame(timing.profile(found, spec))
-    compute = rows.what == "compute"
-    rows["part"] = rows.part.where(compute, "waits: " + rows.what)
+    rows, tokens = parts_of(recipe, found), real_tokens(recipe)
     table = 1e3 * rows.pivot_table(index="part", columns="direction", values="seconds",
                                    aggfunc="sum", fill_value=0.0)
     table = table.reindex(columns=[name for name in timing.DIRECTIONS if name in table])
     table["all"] = table.sum(axis=1)
     table["share"] = table["all"] / table["all"].sum()
     table["ms per 1,000 real tokens"] = table["all"] / tokens * 1e3
-    limit = 1e3 * rows[compute].groupby("part").at_peak.sum()
-    table["at its limit"] = limit.reindex(table.index) / table["all"]
-    return table.sort_values("all", ascending=False).rename_axis(index=None, columns=None)
-
-
-def show_parts(recipe, found):
-    """`by_part` as a table with a caption."""
-    tokens = real_tokens(recipe)
-    look = by_part(found, SLICES[recipe.topology].chip, tokens).style.format("{:,.1f}", na_rep="")
+    limit = rows[rows.what == "compute"].groupby("part").at_peak.sum()
+    table["at its limit"] = 1e3 * limit / table["all"]
+    table = table.sort_values("all", ascending=False).rename_axis(index=None, columns=None)
+    look = table.style.format("{:,.1f}", na_rep="")
     look = look.format("{:.0%}", na_rep="", subset=["share", "at its limit"])
     return look.set_caption(f"{recipe.recipe}: {found.seconds:.3f} s predicted for a micro-step of "
                             f"{tokens:,.0f} real tokens, {found.exposed:.3f} s of it waiting "
                             "for the links")
 
 
-def renters_table(rows, tokens, prices):
-    """One line for each slice and base dtype: what fits, how long a whole run takes, its price."""
+def renters_table(tokens, prices):
+    """One line for each slice and base dtype: what fits, how long a whole run takes, its price.
+
+    `tokens` are the run's real ones, `prices` your own: {slice: dollars an hour}.
+    """
     lines = []
-    for found, price in rows:
+    for found, price in fit.renters_rows():
         cost = fit.run_cost(found, tokens, prices.get(found.slice, price))
-        lines.append({
-            "slice": found.slice, "model": found.model, "base": found.base_dtype,
-            "fits": "yes" if found.fits else "no", "remat": found.remat,
-            "rows": f"{found.rows} x {found.row_length:,}", "GiB a chip": f"{found.total:.1f}",
-            "limit": f"{found.limit:.1f}", "from": "compiled" if found.compiled else "estimated",
-            "real tokens/s": found.pace, "whole run, h": cost["hours_text"],
-            "USD": cost["dollars_text"]})
-    table = pd.DataFrame(lines)
-    table.loc[table.fits == "no", ["real tokens/s", "whole run, h", "USD"]] = ""
-    return table
+        line = {"slice": found.slice, "model": found.model, "base": found.base_dtype,
+                "fits": "yes" if found.fits else "no", "remat": found.remat,
+                "rows": f"{found.rows} x {found.row_length:,}", "GiB a chip": f"{found.total:.1f}",
+                "limit": f"{found.limit:.1f}", "from": "compiled" if found.compiled else "estimated"}
+        spent = {"real tokens/s": found.pace, "whole run, h": cost["hours_text"],
+                 "USD": cost["dollars_text"]}
+        lines.append(line | (spent if found.fits else dict.fromkeys(spent, "")))
+    return pd.DataFrame(lines)

@@ -24,19 +24,19 @@ EQUAL = "args_gib", "hbm_gib", "seconds_predicted", "unknown_share"
 
 def row_of(recipe, folder):
     """A recipe's row in a folder, what should be equal of it."""
-    row = next(row for row in steps.stored_rows(folder / f"{steps.table_name(recipe)}.csv")
-               if row["recipe"] == recipe.recipe)
+    rows = steps.stored_rows(folder / steps.table_path(recipe).name)
+    row = next(row for row in rows if row["recipe"] == recipe.recipe)
     return [row[name] for name in EQUAL]
 
 
 if not compiler.start():
     sys.exit("the TPU's compiler is missing. Run: ./setup.sh dryrun")
 seed = int(sys.argv[1]) if sys.argv[1:] else random.randrange(1000)
-folder = Path(tempfile.gettempdir()) / f"remake_dryrun_{seed}"
+stored, steps.FOLDER = steps.FOLDER, Path(tempfile.gettempdir()) / f"remake_dryrun_{seed}"
 wrong = 0
 for recipe in random.Random(seed).sample(steps.RECIPES, 5):
-    steps.run_table([recipe], folder)
-    before, after = row_of(recipe, steps.FOLDER), row_of(recipe, folder)
+    steps.run_table([recipe])
+    before, after = row_of(recipe, stored), row_of(recipe, steps.FOLDER)
     wrong += before != after
     print(f"{recipe.topology} {recipe.size}, {recipe.recipe}: {', '.join(EQUAL)} stored {before}, "
           f"now {after}", flush=True)
