@@ -147,10 +147,10 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 #
 # ## 4. A sweep
 # Which rates? We let the server say. Two **bursts**, all requests at once, first a few and then many, tell
-# roughly how many it can finish per second. **Bisection** then encloses the rate where it stops keeping up, until two neighbours are
-# at most 25 % apart. More rates fill in the curve. Each is measured three times, in three rounds, so that a
-# slow change of the machine shows as spread. Finished points are files: interrupt it, and it goes on where
-# it was.
+# roughly how many it can finish per second. **Bisection** then encloses the rate where it stops keeping up,
+# until two neighbours are at most 25 % apart. More rates fill in the curve. Each is measured three times,
+# in three rounds, so that a slow change of the machine shows as spread. Finished points are files:
+# interrupt it, and it goes on where it was.
 
 # %%
 config = helpers.read_json(Path(options.model) / "config.json")

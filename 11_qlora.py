@@ -218,9 +218,10 @@ assert apart[0] < 0.05
 
 # %% [markdown]
 # The first number is the test. The second is what NF4 itself does. Training follows gradients, so these
-# count more. We compare the adapters' gradients, at a random B (at B = 0 that of A is zero), with those of
-# the unquantised model, kind by kind: 1 is the same direction. In the column *int8 arithmetic* the weights are multiplied as int8, too, forward
-# and backward, which a TPU does up to twice as fast; [08](08_dryrun.ipynb) tells that step.
+# count more. We compare the adapters' gradients, at a random B (at B = 0 that of A is zero), with those
+# of the unquantised model, kind by kind: 1 is the same direction. In the column *int8 arithmetic* the
+# weights are multiplied as int8, too, forward and backward, which a TPU does up to twice as fast;
+# [08](08_dryrun.ipynb) tells that step.
 
 # %%
 if not helpers.run_dir("data", "train").is_dir():
