@@ -15,7 +15,6 @@ from helpers.run import UserError, local_path, phase, room
 # Ordinary buckets only: gcsfs's other class asks for each bucket's kind by another protocol, up to a
 # minute a file where nobody answers. It chooses when it is imported.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-LARGER = "Point TMPDIR to a larger place (on a TPU VM: /dev/shm)."
 VERILOG_EVAL = "https://github.com/NVlabs/verilog-eval"
 COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
 FILES = ["*.json", "*.jinja", "tokenizer*"]  # of a model, beside its weights
@@ -57,7 +56,8 @@ def _look(source, target, weights):
     bucket = "://" in source
     size, fetch = (_in_bucket if bucket else _on_hub)(source, target, weights)
     here = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    room(target, size - here, f"the weights of {source}", LARGER)
+    room(target, size - here, f"the weights of {source}",
+         "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
     return size, fetch
 
 
