@@ -21,8 +21,7 @@ from helpers.run import (
     Progress, UserError, atomic_dir, changed, digest, hashes, read_json, room, run_dir, write_json)
 from tables import architecture
 
-FLOATS = ("BF16", "F16", "F32")  # what the sum can be rounded to
-BLOCK = 1_024                    # rows of a matrix that are in memory at a time
+BLOCK = 1_024  # rows of a matrix that are in memory at a time
 
 
 # ── What 03 left ──
@@ -103,9 +102,9 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
                 problems.append(f"{path} {letter} has NaN or Inf")
         for name, shape in wanted[path].names.items():
             tensor = tensors.get(f"{prefix}{name}.weight")
-            if tensor is None or tensor.shape != shape or tensor.dtype not in FLOATS:
+            if tensor is None or tensor.shape != shape or tensor.dtype not in weights.DTYPES:
                 problems.append(f"base {name} is {tensor and (tensor.dtype, tensor.shape)}, "
-                                f"expected {shape} in {', '.join(FLOATS)}")
+                                f"expected {shape} in {', '.join(weights.DTYPES)}")
     if not problems and not any(b.any() for _, b in adapters.values()):
         problems = ["every B is zero, so it was saved before the first step"]
     if problems:
