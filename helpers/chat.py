@@ -10,12 +10,11 @@ import functools
 import hashlib
 import itertools
 import re
-from pathlib import Path
 
 import numpy as np
 
 from helpers import remote
-from helpers.run import Progress, UserError, local_path
+from helpers.run import Progress, UserError
 
 TURN, TURN_END = "<|turn>", "<turn|>"
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
@@ -32,15 +31,11 @@ def load_tokenizer(path):
       UserError: nothing can be loaded there, or it lacks the turn tokens or a chat template.
     """
     from transformers import AutoTokenizer
-    if "://" in str(path):
-        path = remote.stage(path, weights=False)
-    if not Path(path).exists() and (local_path(path) or Path(path).parent.is_dir()):
-        raise UserError(f"No tokenizer at {path}: there is no such directory.")
+    folder = remote.stage(path, weights=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise UserError(f"No tokenizer could be loaded from {path}: {str(error).splitlines()[0]} "
-                        "(If the model asks for a licence: accept it on its page, set HF_TOKEN.)"
+        raise UserError(f"No tokenizer could be loaded from {path}: {str(error).splitlines()[0]}"
                         ) from error
     missing = [text for text in (TURN, TURN_END) if text not in special_ids(tokenizer)]
     if missing or tokenizer.bos_token is None:
