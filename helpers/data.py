@@ -103,7 +103,7 @@ def text_problem(values):
             return f"{name} is not text"
         if re.search("[\ud800-\udfff]", value):
             return f"{name} is not Unicode"
-        if name != "response" and not value.strip():
+        if not value.strip():
             return f"empty {name}"
     return ""
 
@@ -170,15 +170,15 @@ def clean(row, need_reasoning=False):
     """
     if not isinstance(row, dict):
         return None, "not a JSON object"
-    if not form_of(row):
+    form = form_of(row)
+    if not form:
         return None, f"no form that we know: {', '.join(sorted(map(str, row))) or 'no columns'}"
-    if form_of(row) == "CodeV-R1":
-        problem = text_problem({column: row[column] for column in ("prompt", "response")})
-        if problem:
-            return None, problem
-        reasoning, answer, problem = split_response(row["response"])
-        example = {"prompt": row["prompt"], "before": [{"role": "user", "content": row["prompt"]}],
-                   "reasoning": reasoning, "answer": answer}
+    if form == "CodeV-R1":
+        problem = text_problem({column: row[column] for column in FORMS[form]})
+        if not problem:
+            reasoning, answer, problem = split_response(row["response"])
+            example = {"prompt": row["prompt"], "reasoning": reasoning, "answer": answer,
+                       "before": [{"role": "user", "content": row["prompt"]}]}
     else:
         messages, problem = to_messages(row)
         if not problem:

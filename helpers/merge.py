@@ -234,14 +234,14 @@ def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
     scale, inputs = recipe["alpha"] / recipe["rank"], {
         "step": step, "base": weights.fingerprint(base), "recipe": digest(recipe),
         "adapters": digest(pairs)}
-    record = read_json(path) if path.exists() else {"inputs": None}
-    bad = {} if record["inputs"] != inputs else (
-        changed(merged, record["files"]) | changed(adapter, record["adapter_files"]))
-    if record["inputs"] == inputs and not bad:
-        print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
-        return record
-    for name, what in bad.items():
-        print(f"{name} is {what}: making all of it again")
+    record = read_json(path) if path.exists() else {}
+    if record.get("inputs") == inputs:
+        bad = changed(merged, record["files"]) | changed(adapter, record["adapter_files"])
+        if not bad:
+            print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
+            return record
+        for name, what in bad.items():
+            print(f"{name} is {what}: making all of it again")
     norms = merge_model(base, merged, plan_merge(targets, adapters, prefix), scale, as_trained)
     write_adapter(adapter, targets, adapters, recipe, prefix)
     record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "recipe": recipe,
