@@ -37,10 +37,9 @@ def load_tokenizer(path):
     except (OSError, ValueError) as error:
         raise UserError(f"No tokenizer could be loaded from {path}: {str(error).splitlines()[0]}"
                         ) from error
-    missing = [text for text in (TURN, TURN_END) if text not in special_ids(tokenizer)]
-    if missing or tokenizer.bos_token is None:
-        raise UserError(f"The tokenizer at {path} has no {' and no '.join(missing or ['<bos>'])}: "
-                        "it is not Gemma 4's. Gemma 3 and older have other turn tokens.")
+    if not {TURN, TURN_END} <= special_ids(tokenizer).keys() or tokenizer.bos_token is None:
+        raise UserError(f"The tokenizer at {path} lacks {TURN}, {TURN_END} or <bos>: it is not "
+                        "Gemma 4's. Gemma 3 and older have other turn tokens.")
     if not tokenizer.chat_template:
         raise UserError(f"The tokenizer at {path} has no chat template. Copy chat_template.jinja "
                         "of the instruction-tuned checkpoint (-it) into that directory.")

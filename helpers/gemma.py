@@ -246,11 +246,9 @@ class Float32Lora(SharedInputs):
     """
 
     def dot_general(self, lhs, *args, **kwargs):
-        """Of nnx.Linear: the MLP matrices."""
         return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
 
     def einsum(self, equation, lhs, *args, **kwargs):
-        """Of Tunix's Einsum: the attention matrices."""
         return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
 
@@ -267,7 +265,6 @@ class SameKey(nnx.Rngs):
     """
 
     def params(self):
-        """The key."""
         return jax.random.key(0)
 
 

@@ -66,7 +66,7 @@ def restore_adapters(folder, step):
         parts = [str(key.key) for key in keys if str(key.key) != "value"]
         path, which = ".".join(parts[:-1]), parts[-1].rpartition("_lora_")[2]
         adapters.setdefault(path, {})[which] = np.asarray(array, np.float32)
-    return step, {path: (pair.get("a"), pair.get("b")) for path, pair in adapters.items()}, recipe
+    return step, {path: (pair["a"], pair["b"]) for path, pair in adapters.items()}, recipe
 
 
 def targets_of(base, adapters, recipe):
@@ -95,9 +95,9 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
     for path in sorted(set(wanted) & set(adapters)):
         needed = wanted[path].adapter(recipe["rank"])
         for letter, array, shape in zip("AB", adapters[path], needed):
-            if array is None or array.shape != shape:
-                problems.append(f"{path} {letter} is {getattr(array, 'shape', 'missing')}, "
-                                f"rank {recipe['rank']} needs {shape}")
+            if array.shape != shape:
+                problems.append(f"{path} {letter} is {array.shape}, rank {recipe['rank']} needs "
+                                f"{shape}")
             elif not np.isfinite(array).all():
                 problems.append(f"{path} {letter} has NaN or Inf")
         for name, shape in wanted[path].names.items():

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from helpers import chat, gemma, remote
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
-from helpers.run import UserError, clock, phase, require, run_dir, same_size, write_text
+from helpers.run import UserError, clock, phase, run_dir, same_size, write_text
 from tables import described, setting
 from tables.hardware import chip_of
 
@@ -79,7 +79,7 @@ def what_02_left():
     Raises:
       UserError: a file is missing or changed, or the base model has another chat template now.
     """
-    data = require(run_dir("data"), "02_data.py")
+    data = run_dir("data")
     meta = check_data(data)  # every byte is what 02 wrote
     same_size(meta["size"], "02_data.py")
     with phase(f"base model {meta['base_path']}"):
