@@ -53,12 +53,6 @@ def special_ids(tokenizer):
     return {token.content: number for number, token in added if token.special}
 
 
-@functools.lru_cache(maxsize=8)
-def _special_pattern(tokenizer):
-    longest_first = sorted(special_ids(tokenizer), key=len, reverse=True)
-    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
-
-
 def template_sha256(tokenizer):
     """SHA-256 of the chat template: another template is another training set."""
     return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
@@ -90,8 +84,9 @@ def prompt_ids(tokenizer, messages, thinking=False):
 
 def render_prompts(tokenizer, chats, thinking):
     """`prompt_ids` for many chats, each with its `thinking`: much faster than one by one."""
-    pattern = _special_pattern(tokenizer)
-    control = {text: [number] for text, number in special_ids(tokenizer).items()}
+    special = special_ids(tokenizer)
+    longest_first = sorted(special, key=len, reverse=True)
+    pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
     pieces = []  # per chat: the template's control tokens and, between them, plain text
     for chat, thinks in zip(chats, thinking, strict=True):
         marker, marked = _mark_control_text(pattern, chat)
@@ -103,7 +98,7 @@ def render_prompts(tokenizer, chats, thinking):
     for row, thinks in zip(pieces, thinking, strict=True):  # the odd pieces are control tokens
         ids = []
         for place, piece in enumerate(row):
-            ids += control[piece] if place % 2 else plain[piece]
+            ids += [special[piece]] if place % 2 else plain[piece]
         rows.append(ids)
         _check_prompt(tokenizer, ids, thinks)
     return rows
