@@ -10,12 +10,11 @@ import functools
 import hashlib
 import itertools
 import re
-from pathlib import Path
 
 import numpy as np
 
 from helpers import remote
-from helpers.run import Progress, UserError, local_path
+from helpers.run import Progress, UserError
 
 TURN, TURN_END = "<|turn>", "<turn|>"
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
@@ -32,20 +31,15 @@ def load_tokenizer(path):
       UserError: nothing can be loaded there, or it lacks the turn tokens or a chat template.
     """
     from transformers import AutoTokenizer
-    if "://" in str(path):
-        path = remote.stage(path, weights=False)
-    if not Path(path).exists() and (local_path(path) or Path(path).parent.is_dir()):
-        raise UserError(f"No tokenizer at {path}: there is no such directory.")
+    folder = remote.stage(path, weights=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise UserError(f"No tokenizer could be loaded from {path}: {str(error).splitlines()[0]} "
-                        "(If the model asks for a licence: accept it on its page, set HF_TOKEN.)"
+        raise UserError(f"No tokenizer could be loaded from {path}: {str(error).splitlines()[0]}"
                         ) from error
-    missing = [text for text in (TURN, TURN_END) if text not in special_ids(tokenizer)]
-    if missing or tokenizer.bos_token is None:
-        raise UserError(f"The tokenizer at {path} has no {' and no '.join(missing or ['<bos>'])}: "
-                        "it is not Gemma 4's. Gemma 3 and older have other turn tokens.")
+    if not {TURN, TURN_END} <= special_ids(tokenizer).keys() or tokenizer.bos_token is None:
+        raise UserError(f"The tokenizer at {path} lacks {TURN}, {TURN_END} or <bos>: it is not "
+                        "Gemma 4's. Gemma 3 and older have other turn tokens.")
     if not tokenizer.chat_template:
         raise UserError(f"The tokenizer at {path} has no chat template. Copy chat_template.jinja "
                         "of the instruction-tuned checkpoint (-it) into that directory.")
@@ -57,12 +51,6 @@ def special_ids(tokenizer):
     """The control tokens of a tokenizer: their text and their id."""
     added = tokenizer.added_tokens_decoder.items()
     return {token.content: number for number, token in added if token.special}
-
-
-@functools.lru_cache(maxsize=8)
-def _special_pattern(tokenizer):
-    longest_first = sorted(special_ids(tokenizer), key=len, reverse=True)
-    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
 
 def template_sha256(tokenizer):
@@ -96,8 +84,9 @@ def prompt_ids(tokenizer, messages, thinking=False):
 
 def render_prompts(tokenizer, chats, thinking):
     """`prompt_ids` for many chats, each with its `thinking`: much faster than one by one."""
-    pattern = _special_pattern(tokenizer)
-    control = {text: [number] for text, number in special_ids(tokenizer).items()}
+    special = special_ids(tokenizer)
+    longest_first = sorted(special, key=len, reverse=True)
+    pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
     pieces = []  # per chat: the template's control tokens and, between them, plain text
     for chat, thinks in zip(chats, thinking, strict=True):
         marker, marked = _mark_control_text(pattern, chat)
@@ -109,7 +98,7 @@ def render_prompts(tokenizer, chats, thinking):
     for row, thinks in zip(pieces, thinking, strict=True):  # the odd pieces are control tokens
         ids = []
         for place, piece in enumerate(row):
-            ids += control[piece] if place % 2 else plain[piece]
+            ids += [special[piece]] if place % 2 else plain[piece]
         rows.append(ids)
         _check_prompt(tokenizer, ids, thinks)
     return rows

@@ -17,8 +17,9 @@ from helpers.run import UserError, local_path
 
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 # The forms of a row, by the columns that it must have.
-FORMS = {"chat": {"messages"}, "ShareGPT": {"conversations"}, "Alpaca": {"instruction", "output"},
-         "completion": {"prompt", "completion"}, "CodeV-R1": {"prompt", "response"}}
+FORMS = {"chat": ("messages",), "ShareGPT": ("conversations",),
+         "Alpaca": ("instruction", "output"), "completion": ("prompt", "completion"),
+         "CodeV-R1": ("prompt", "response")}
 # Who speaks, by the names that ShareGPT's files use for it.
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
 
@@ -102,19 +103,19 @@ def text_problem(values):
             return f"{name} is not text"
         if re.search("[\ud800-\udfff]", value):
             return f"{name} is not Unicode"
-        if name != "response" and not value.strip():
+        if not value.strip():
             return f"empty {name}"
     return ""
 
 
 def form_of(row):
     """Which form a row has, by its columns; "" if none that we know."""
-    return next((form for form, columns in FORMS.items() if columns <= row.keys()), "")
+    return next((form for form, columns in FORMS.items() if row.keys() >= set(columns)), "")
 
 
 def to_messages(row):
     """(messages, problem) of a row in chat, ShareGPT, Alpaca or completion form, unchecked."""
-    form = form_of(row)
+    form, problem = form_of(row), ""
     if form in ("chat", "ShareGPT"):
         column, speaker, text = {"chat": ("messages", "role", "content"),
                                  "ShareGPT": ("conversations", "from", "value")}[form]
@@ -122,22 +123,18 @@ def to_messages(row):
         if not (isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)):
             return None, f"{column} is not a list of objects"
         roles = [SPEAKERS.get(str(turn.get(speaker)), turn.get(speaker)) for turn in turns]
-        return _opened_by(row, [{**turn, "role": role, "content": turn.get(text)}
-                                for role, turn in zip(roles, turns)]), ""
-    asks, answers = ("prompt", "completion") if form == "completion" else ("instruction", "output")
-    more = row.get("input") if form == "Alpaca" else ""
-    problem = text_problem({asks: row[asks], answers: row[answers], "input": more or "none"})
-    asked = f"{row[asks]}\n\n{more}" if more else row[asks]
-    return _opened_by(row, [{"role": "user", "content": asked},
-                            {"role": "assistant", "content": row[answers]}]), problem
-
-
-def _opened_by(row, messages):
-    """The messages after the row's own `system` sentence, where it has one in that column."""
-    there = messages and messages[0]["role"] == "system"
-    if there or not row.get("system"):
-        return messages
-    return [{"role": "system", "content": row["system"]}, *messages]
+        messages = [{**turn, "role": role, "content": turn.get(text)}
+                    for role, turn in zip(roles, turns)]
+    else:
+        asks, answers = FORMS[form]
+        more = row.get("input") if form == "Alpaca" else ""
+        problem = text_problem({asks: row[asks], answers: row[answers], "input": more or "none"})
+        asked = f"{row[asks]}\n\n{more}" if more else row[asks]
+        messages = [{"role": "user", "content": asked},
+                    {"role": "assistant", "content": row[answers]}]
+    if row.get("system") and (not messages or messages[0]["role"] != "system"):
+        messages.insert(0, {"role": "system", "content": row["system"]})
+    return messages, problem
 
 
 def clean_chat(messages):
@@ -148,19 +145,20 @@ def clean_chat(messages):
     turns = messages[roles[0] == "system":]
     if roles[-len(turns):] != ["user", "assistant"] * (len(turns) // 2):
         return None, "user and assistant do not take turns"
+    said = []
     for message in messages:
-        problem = text_problem({message["role"] + " message": message.get("content")})
-        if problem:
+        role, content = message["role"], message.get("content")
+        if problem := text_problem({f"{role} message": content}):
             return None, problem
-    said = [{"role": m["role"], "content": split_reasoning(m["content"])[1].strip()
-             if m["role"] == "assistant" else m["content"]} for m in messages]
-    reasoning = messages[-1].get("reasoning") or split_reasoning(messages[-1]["content"])[0]
-    replies = [message["content"] for message in said if message["role"] == "assistant"]
-    problem = text_problem({"reasoning": reasoning or "none"}) or next(
-        ("unfinished reasoning" if "<think>" in reply else "empty answer"
-         for reply in replies if "<think>" in reply or not reply), "")
+        if role == "assistant":
+            thought, content = split_reasoning(content)
+            content = content.strip()
+            if "<think>" in content or not content:
+                return None, "unfinished reasoning" if "<think>" in content else "empty answer"
+        said.append({"role": role, "content": content})
+    reasoning = messages[-1].get("reasoning") or thought
     return {"prompt": turns[0]["content"], "before": said[:-1], "reasoning": reasoning,
-            "answer": said[-1]["content"]}, problem
+            "answer": content}, text_problem({"reasoning": reasoning or "none"})
 
 
 def clean(row, need_reasoning=False):
@@ -172,15 +170,15 @@ def clean(row, need_reasoning=False):
     """
     if not isinstance(row, dict):
         return None, "not a JSON object"
-    if not form_of(row):
+    form = form_of(row)
+    if not form:
         return None, f"no form that we know: {', '.join(sorted(map(str, row))) or 'no columns'}"
-    if form_of(row) == "CodeV-R1":
-        problem = text_problem({column: row[column] for column in ("prompt", "response")})
-        if problem:
-            return None, problem
-        reasoning, answer, problem = split_response(row["response"])
-        example = {"prompt": row["prompt"], "before": [{"role": "user", "content": row["prompt"]}],
-                   "reasoning": reasoning, "answer": answer}
+    if form == "CodeV-R1":
+        problem = text_problem({column: row[column] for column in FORMS[form]})
+        if not problem:
+            reasoning, answer, problem = split_response(row["response"])
+            example = {"prompt": row["prompt"], "reasoning": reasoning, "answer": answer,
+                       "before": [{"role": "user", "content": row["prompt"]}]}
     else:
         messages, problem = to_messages(row)
         if not problem:

@@ -51,8 +51,6 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
     kinds = tuple(AttentionType.GLOBAL if layer.kind == "full" else AttentionType.LOCAL_SLIDING
                   for layer in stack)
     count = len(stack)
-    period = next(n for n in range(1, count + 1)
-                  if all(kinds[i] == kinds[i % n] for i in range(count)))
     first = sum(layer.owns_kv for layer in stack)
     if any(layer.kv_from != first - (1 if layer.kind == "full" else 2) for layer in stack[first:]):
         raise UserError("the layers that share keys and values must start after a full-attention "
@@ -61,7 +59,7 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
     sliding, full = rope.get("sliding_attention", {}), rope.get("full_attention", {})
     config = ModelConfig(**{
         **{field: text.get(key) for field, key in SAME.items()},
-        "num_layers": count, "attention_pattern": kinds[:period],
+        "num_layers": count, "attention_pattern": kinds,
         "frac_shared_layers": (count - first) / count,
         "k_eq_v_global": bool(text.get("attention_k_eq_v")),
         "per_layer_input_dim": text.get("hidden_size_per_layer_input") or 0,
@@ -248,11 +246,9 @@ class Float32Lora(SharedInputs):
     """
 
     def dot_general(self, lhs, *args, **kwargs):
-        """Of nnx.Linear: the MLP matrices."""
         return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
 
     def einsum(self, equation, lhs, *args, **kwargs):
-        """Of Tunix's Einsum: the attention matrices."""
         return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
 
@@ -269,7 +265,6 @@ class SameKey(nnx.Rngs):
     """
 
     def params(self):
-        """The key."""
         return jax.random.key(0)
 
 

@@ -21,8 +21,7 @@ from helpers.run import (
     Progress, UserError, atomic_dir, changed, digest, hashes, read_json, room, run_dir, write_json)
 from tables import architecture
 
-FLOATS = ("BF16", "F16", "F32")  # what the sum can be rounded to
-BLOCK = 1_024                    # rows of a matrix that are in memory at a time
+BLOCK = 1_024  # rows of a matrix that are in memory at a time
 
 
 # ── What 03 left ──
@@ -67,7 +66,7 @@ def restore_adapters(folder, step):
         parts = [str(key.key) for key in keys if str(key.key) != "value"]
         path, which = ".".join(parts[:-1]), parts[-1].rpartition("_lora_")[2]
         adapters.setdefault(path, {})[which] = np.asarray(array, np.float32)
-    return step, {path: (pair.get("a"), pair.get("b")) for path, pair in adapters.items()}, recipe
+    return step, {path: (pair["a"], pair["b"]) for path, pair in adapters.items()}, recipe
 
 
 def targets_of(base, adapters, recipe):
@@ -96,16 +95,16 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
     for path in sorted(set(wanted) & set(adapters)):
         needed = wanted[path].adapter(recipe["rank"])
         for letter, array, shape in zip("AB", adapters[path], needed):
-            if array is None or array.shape != shape:
-                problems.append(f"{path} {letter} is {getattr(array, 'shape', 'missing')}, "
-                                f"rank {recipe['rank']} needs {shape}")
+            if array.shape != shape:
+                problems.append(f"{path} {letter} is {array.shape}, rank {recipe['rank']} needs "
+                                f"{shape}")
             elif not np.isfinite(array).all():
                 problems.append(f"{path} {letter} has NaN or Inf")
         for name, shape in wanted[path].names.items():
             tensor = tensors.get(f"{prefix}{name}.weight")
-            if tensor is None or tensor.shape != shape or tensor.dtype not in FLOATS:
+            if tensor is None or tensor.shape != shape or tensor.dtype not in weights.DTYPES:
                 problems.append(f"base {name} is {tensor and (tensor.dtype, tensor.shape)}, "
-                                f"expected {shape} in {', '.join(FLOATS)}")
+                                f"expected {shape} in {', '.join(weights.DTYPES)}")
     if not problems and not any(b.any() for _, b in adapters.values()):
         problems = ["every B is zero, so it was saved before the first step"]
     if problems:
@@ -235,14 +234,14 @@ def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
     scale, inputs = recipe["alpha"] / recipe["rank"], {
         "step": step, "base": weights.fingerprint(base), "recipe": digest(recipe),
         "adapters": digest(pairs)}
-    record = read_json(path) if path.exists() else {"inputs": None}
-    bad = {} if record["inputs"] != inputs else (
-        changed(merged, record["files"]) | changed(adapter, record["adapter_files"]))
-    if record["inputs"] == inputs and not bad:
-        print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
-        return record
-    for name, what in bad.items():
-        print(f"{name} is {what}: making all of it again")
+    record = read_json(path) if path.exists() else {}
+    if record.get("inputs") == inputs:
+        bad = changed(merged, record["files"]) | changed(adapter, record["adapter_files"])
+        if not bad:
+            print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
+            return record
+        for name, what in bad.items():
+            print(f"{name} is {what}: making all of it again")
     norms = merge_model(base, merged, plan_merge(targets, adapters, prefix), scale, as_trained)
     write_adapter(adapter, targets, adapters, recipe, prefix)
     record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "recipe": recipe,

@@ -15,10 +15,9 @@ from helpers.run import UserError, local_path, phase, room
 # Ordinary buckets only: gcsfs's other class asks for each bucket's kind by another protocol, up to a
 # minute a file where nobody answers. It chooses when it is imported.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-LARGER = "Point TMPDIR to a larger place (on a TPU VM: /dev/shm)."
 VERILOG_EVAL = "https://github.com/NVlabs/verilog-eval"
 COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
-FILES = ["*.json", "*.jinja", "tokenizer*"]  # of a model, beside its weights
+FILES, WEIGHTS = ["*.json", "*.jinja", "tokenizer*"], ["*.safetensors"]  # of a model
 
 
 def stage(source, weights=True, fetch=True):
@@ -33,6 +32,7 @@ def stage(source, weights=True, fetch=True):
       UserError: nothing is there, or there is no room.
     """
     from filelock import FileLock
+    from huggingface_hub.utils import filter_repo_objects
     text = str(source)
     if Path(text).is_dir():
         return Path(text)
@@ -43,27 +43,25 @@ def stage(source, weights=True, fetch=True):
     target.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
         if not done.exists():  # nobody fetched it while we waited
-            size, download = _look(text, target, weights)
+            sizes, download = (_in_bucket if "://" in text else _on_hub)(text, target)
+            if "config.json" not in sizes:
+                raise UserError(f"{text} is empty, or has no config.json: it holds no model.")
+            names = [*filter_repo_objects(sizes, allow_patterns=FILES + WEIGHTS * weights)]
+            size = sum(sizes[name] for name in names)
+            here = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+            room(target, size - here, f"the weights of {text}",
+                 "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
             if fetch:
-                with phase(f"staging {size / 1e9:.1f} GB of {source} in {target}"):
-                    download()
+                with phase(f"staging {size / 1e9:.1f} GB of {text} in {target}"):
+                    download(names)
                 if weights:
                     done.touch()
     return target
 
 
-def _look(source, target, weights):
-    """(Bytes that are missing here, a function that fetches them) of a model; with room for them."""
-    bucket = "://" in source
-    size, fetch = (_in_bucket if bucket else _on_hub)(source, target, weights)
-    here = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    room(target, size - here, f"the weights of {source}", LARGER)
-    return size, fetch
-
-
-def _on_hub(source, target, weights):
+def _on_hub(source, target):
+    """({file: bytes} of a model, a function that fetches some of them to `target`)."""
     import huggingface_hub
-    patterns = FILES + ["*.safetensors"] * weights
     try:
         info = huggingface_hub.HfApi().model_info(source, files_metadata=True)
     except (huggingface_hub.errors.HfHubHTTPError, OSError) as error:
@@ -71,25 +69,21 @@ def _on_hub(source, target, weights):
                         f"{' '.join(str(error).split())[:200]}\n"
                         "Log in with HF_TOKEN if it asks for a licence, or download it yourself "
                         "and pass the directory.") from error
-    files = huggingface_hub.utils.filter_repo_objects(
-        info.siblings, allow_patterns=patterns, key=lambda file: file.rfilename)
-    return sum(file.size or 0 for file in files), lambda: huggingface_hub.snapshot_download(
-        source, revision=info.sha, local_dir=target, allow_patterns=patterns)
+    return {file.rfilename: file.size or 0 for file in info.siblings}, lambda names: (
+        huggingface_hub.snapshot_download(source, revision=info.sha, local_dir=target,
+                                          allow_patterns=names))
 
 
-def _in_bucket(source, target, weights):
+def _in_bucket(source, target):
+    """As `_on_hub`."""
     storage, inner = bucket(source)
     with _refusals(source):
         found = storage.find(inner, detail=True)
-    if f"{inner}/config.json" not in found:
-        raise UserError(f"{source} is empty, or has no config.json: it holds no model.")
-    wanted = {path: entry["size"] for path, entry in found.items()
-              if weights or not path.endswith(".safetensors")}
 
-    def fetch():
+    def fetch(names):
         with _refusals(source):
-            storage.get([*wanted], [str(target / path.removeprefix(f"{inner}/")) for path in wanted])
-    return sum(wanted.values()), fetch
+            storage.get([f"{inner}/{name}" for name in names], [str(target / name) for name in names])
+    return {path.removeprefix(f"{inner}/"): there["size"] for path, there in found.items()}, fetch
 
 
 def checkout(folder):

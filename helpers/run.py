@@ -114,12 +114,12 @@ def _listed(names=SIZES):
 
 
 def same_size(there, source):
-    """Refuse to go on from what another page made at another size; None is any size.
+    """Refuse to go on from what another page made at another size.
 
     Raises:
       UserError: with the two ways out.
     """
-    if there not in (None, size()):
+    if there != size():
         raise UserError(f"{source} ran at size {there}, and this is size {size()}. Set "
                         f"os.environ[\"SIZE\"] = \"{there}\" in a cell before the first, or run "
                         f"{source} at size {size()}.")
@@ -243,7 +243,7 @@ def writing():
     except Timeout:
         raise UserError(f"{path.parent} is being written by another process. Wait until it is "
                         "done, or set RUN_DIR to another folder.") from None
-    except (OSError, NotImplementedError):  # some network mounts know no locks
+    except OSError:  # some network mounts know no locks
         if not os.access(path.parent, os.W_OK):
             raise
         return
@@ -290,7 +290,7 @@ def read_json(path):
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, IsADirectoryError) as error:  # ValueError: JSON and UTF-8
+    except ValueError as error:  # of JSON or of UTF-8
         raise UserError(f"{path} is not valid JSON ({error}). Delete it and run the notebook "
                         "that writes it again.") from error
 
@@ -304,29 +304,17 @@ def atomic_dir(path):
     beside.mkdir(parents=True)
     try:
         yield beside
-        for entry in (*beside.rglob("*"), beside):
-            _sync(entry)
-    except BaseException as error:
-        if what_to_do(error):  # a full disk gets its room back
-            shutil.rmtree(beside, ignore_errors=True)
+        for file in filter(Path.is_file, beside.rglob("*")):
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+    except BaseException:  # a full disk gets its room back
+        shutil.rmtree(beside, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         os.replace(path, old)
     os.replace(beside, path)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path):
-    """Wait until a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        if not Path(path).is_dir():  # network and FUSE mounts may not know this for directories
-            raise
-    finally:
-        os.close(descriptor)
 
 
 # -- What was it made from? ---------------------------------------------------------------------

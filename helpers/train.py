@@ -26,8 +26,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from helpers import chat, gemma, remote
 from helpers.gemma import gib
-from helpers.packing import check_data
-from helpers.run import UserError, clock, phase, require, run_dir, same_size, write_text
+from helpers.packing import COLUMNS, check_data
+from helpers.run import UserError, clock, phase, run_dir, same_size, write_text
 from tables import described, setting
 from tables.hardware import chip_of
 
@@ -79,7 +79,7 @@ def what_02_left():
     Raises:
       UserError: a file is missing or changed, or the base model has another chat template now.
     """
-    data = require(run_dir("data"), "02_data.py")
+    data = run_dir("data")
     meta = check_data(data)  # every byte is what 02 wrote
     same_size(meta["size"], "02_data.py")
     with phase(f"base model {meta['base_path']}"):
@@ -149,7 +149,7 @@ class PackedRows:
 
     def __init__(self, folder):
         self.arrays = {field: np.load(Path(folder) / f"{field}.npy", mmap_mode="r")
-                       for field in Batch.__dataclass_fields__}
+                       for field in COLUMNS}
 
     def __len__(self):
         return len(self.arrays["tokens"])
@@ -362,9 +362,8 @@ def lower_step(model, optimizer, loss_fn, mesh, shape):
     TPU the compiler will be asked for what `compiler_options` says.
     """
     state, frozen = start(model, optimizer, mesh)
-    batch = Batch(**{field: jax.ShapeDtypeStruct(
-        shape, bool if field == "loss_mask" else jnp.int32, sharding=NamedSharding(mesh, ROWS))
-        for field in Batch.__dataclass_fields__})
+    batch = Batch(**{field: jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, ROWS))
+                     for field, kind in COLUMNS.items()})
     with mesh:
         return jit_train_step(model, optimizer, loss_fn, state, compiler_options(mesh)).lower(
             state.adapters, state.opt_state, frozen, batch)
@@ -458,17 +457,12 @@ def start(model, optimizer, mesh):
 
 
 def open_checkpoints(folder, every, last, keep=3):
-    """Orbax's manager of a folder, local or gs://: keeps the newest few.
+    """Orbax's manager of a folder, an absolute path or gs://: keeps the newest few.
 
     It saves after the first step (Orbax does), then every few, and after the last.
     """
-    handlers = {"model_params": ocp.PyTreeCheckpointHandler(), "data": ocp.JsonCheckpointHandler(),
-                "optimizer_state": ocp.PyTreeCheckpointHandler()}
-    if "://" not in str(folder):  # Orbax wants an absolute path
-        folder = Path(folder).resolve()
-    return ocp.CheckpointManager(folder, item_handlers=handlers, options=(
-        ocp.CheckpointManagerOptions(save_interval_steps=every, save_on_steps=[last],
-                                     max_to_keep=keep, create=True)))
+    return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(
+        save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True))
 
 
 def save(manager, state, recipe):
@@ -506,9 +500,15 @@ def restore(manager, state, recipe):
     for step in steps:
         try:
             saved = manager.metadata(step).custom_metadata["recipe"]
-            differences = [f"{key}: {saved.get(key)} there, {value} here"
-                           for key, value in recipe.items() if saved.get(key) != value]
-            found = None if differences else manager.restore(step, args=items)
+            if differences := [f"{key}: {saved.get(key)} there, {value} here"
+                               for key, value in recipe.items() if saved.get(key) != value]:
+                raise UserError(
+                    f"{manager.directory} holds step {step} of another recipe: "
+                    f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
+                    "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
+            found = manager.restore(step, args=items)
+        except UserError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing or damaged
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
             if jax.process_count() > 1:  # the hosts have to go on from the same step
@@ -516,10 +516,6 @@ def restore(manager, state, recipe):
                                 "Delete it, and start all hosts again.") from error
             print(f"checkpoint {step} is damaged ({why}) and is left aside")
             continue
-        if differences:
-            raise UserError(f"{manager.directory} holds step {step} of another recipe: "
-                            f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
-                            "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
         for newer in steps[:steps.index(step)]:
             manager.delete(newer)
         return State(step, found["model_params"], found["optimizer_state"], found["data"])

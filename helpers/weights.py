@@ -16,9 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from helpers.run import UserError, read_json
 
-DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64,
-          "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
-          "BOOL": np.bool_}
+DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}  # that a merge can round to
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Tensor:
 
 
 def read_header(path):
-    """{name: `Tensor`} of a safetensors file, in the order of their bytes.
+    """{name: `Tensor`} of a safetensors file.
 
     Raises:
       UserError: the library finds lengths, offsets or dtypes that do not fit.
@@ -53,10 +51,9 @@ def read_header(path):
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
-    tensors = {name: Tensor(Path(path), entry["dtype"], tuple(entry["shape"]),
-                            *(8 + length + offset for offset in entry["data_offsets"]))
-               for name, entry in entries.items()}
-    return dict(sorted(tensors.items(), key=lambda item: item[1].start))
+    return {name: Tensor(path, entry["dtype"], tuple(entry["shape"]),
+                         *(8 + length + offset for offset in entry["data_offsets"]))
+            for name, entry in entries.items()}
 
 
 def open_model(folder):
@@ -76,13 +73,12 @@ def open_model(folder):
     if missing := [name for name in files if not (folder / name).exists()]:
         raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names. "
                         "Download it again.")
-    found = [(name, file, tensor) for file in files
-             for name, tensor in read_header(folder / file).items()]
-    where = {(name, file) for name, file, _ in found}
+    found = [item for file in files for item in read_header(folder / file).items()]
+    where = {(name, tensor.file.name) for name, tensor in found}
     if promised and (wrong := where ^ set(promised.items())):
         raise UserError(f"{folder}: index and shards disagree on {len(wrong)} entries, "
                         f"first {min(wrong)[0]}. Download it again.")
-    return {name: tensor for name, _, tensor in found}
+    return dict(found)
 
 
 def fingerprint(folder):

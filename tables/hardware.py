@@ -235,11 +235,9 @@ def _hosts(kind, chips):
     if not names and not os.environ.get("TPU_SKIP_MDS_QUERY"):
         names = _metadata("worker-network-endpoints")
         if not names:
-            accelerator_type = _metadata("accelerator-type")  # v5p-32
-            cores = re.fullmatch(r"\w+-(\d+)", accelerator_type)
-            if cores:
-                return max(1, int(cores[1]) // chip(kind).cores // chips)
-    return len([name for name in (names or "").split(",") if name.strip()]) or 1
+            cores = re.fullmatch(r"\w+-(\d+)", _metadata("accelerator-type"))  # such as v5p-32
+            return max(1, int(cores[1]) // chip(kind).cores // chips) if cores else 1
+    return names.count(",") + 1 if names else 1
 
 
 def _metadata(key):

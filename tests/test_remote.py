@@ -70,7 +70,7 @@ def test_a_model_in_a_bucket_is_staged_once(storage, model, tmp_path, monkeypatc
     assert {path.name for path in small.iterdir()} == {"config.json", "tokenizer.json"}
     whole = remote.stage(address)
     assert whole == small and (whole / "model-1.safetensors").read_text() == "model-1.safetensors"
-    monkeypatch.setattr(remote, "_look", lambda *_: pytest.fail("it is here already"))
+    monkeypatch.setattr(remote, "_in_bucket", lambda *_: pytest.fail("it is here already"))
     assert remote.stage(address) == whole
 
 
