@@ -3,7 +3,6 @@
 The client and the server are small stand-ins here; vLLM's own client measures in the series.
 """
 
-import collections
 import csv
 import json
 import math
@@ -235,7 +234,7 @@ class Queue:
 @pytest.fixture
 def idle(monkeypatch):
     """A server that is idle and has counters."""
-    monkeypatch.setattr(server, "counters", lambda record: collections.Counter())
+    monkeypatch.setattr(server, "counters", lambda record: server.collections.Counter())
 
 
 @pytest.mark.parametrize("capacity", [2.7, 16.0, 90.0])

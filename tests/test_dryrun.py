@@ -76,8 +76,7 @@ def test_the_factors_of_the_road_multiply_up_to_the_ratio():
     rows = steps.stored("v5p-8_31b")
     factors = {label: end / start for label, start, end in steps.road(rows)}
     speed = rows.set_index("recipe").tokens_per_second_predicted
-    whole = speed[list(steps.ROAD)[-1].recipe] / speed["published"]
-    assert np.prod(list(factors.values())) == pytest.approx(whole)
+    assert np.prod(list(factors.values())) == pytest.approx(speed[list(steps.ROAD)[-1].recipe] / speed["published"])
     assert factors["packed rows"] == pytest.approx(0.95 / 0.30)
 
 
