@@ -39,10 +39,10 @@ def stage(source, weights=True, fetch=True):
     if "://" not in text and (text.count("/") != 1 or local_path(text)):
         raise UserError(f"{text} is neither a directory, nor a hub id, nor a gs:// address.")
     target = Path(tempfile.gettempdir()) / "base" / text.rpartition("://")[2].strip("/")
-    done = target / ".complete"
+    marks = [target / ".complete", *[target / ".small"] * (not weights)]  # any says: it is here
     target.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
-        if not done.exists():  # nobody fetched it while we waited
+        if not any(mark.exists() for mark in marks):  # nobody fetched it while we waited
             sizes, download = (_in_bucket if "://" in text else _on_hub)(text, target)
             if "config.json" not in sizes:
                 raise UserError(f"{text} is empty, or has no config.json: it holds no model.")
@@ -54,24 +54,26 @@ def stage(source, weights=True, fetch=True):
             if fetch:
                 with phase(f"staging {size / 1e9:.1f} GB of {text} in {target}"):
                     download(names)
-                if weights:
-                    done.touch()
+                marks[-1].touch()
     return target
 
 
 def _on_hub(source, target):
     """({file: bytes} of a model, a function that fetches some of them to `target`)."""
+    import httpx
     import huggingface_hub
-    try:
-        info = huggingface_hub.HfApi().model_info(source, files_metadata=True)
-    except (huggingface_hub.errors.HfHubHTTPError, OSError) as error:
-        raise UserError(f"the Hugging Face hub does not give {source}: "
-                        f"{' '.join(str(error).split())[:200]}\n"
-                        "Log in with HF_TOKEN if it asks for a licence, or download it yourself "
-                        "and pass the directory.") from error
-    return {file.rfilename: file.size or 0 for file in info.siblings}, lambda names: (
-        huggingface_hub.snapshot_download(source, revision=info.sha, local_dir=target,
-                                          allow_patterns=names))
+
+    def ask(call, **more):
+        try:
+            return call(source, **more)
+        except (httpx.HTTPError, ConnectionError) as error:
+            raise UserError(f"the Hugging Face hub does not give {source}: "
+                            f"{' '.join(str(error).split())[:200]}\n"
+                            "Log in with HF_TOKEN if it asks for a licence, or download it yourself "
+                            "and pass the directory.") from error
+    info = ask(huggingface_hub.HfApi().model_info, files_metadata=True)
+    return {file.rfilename: file.size or 0 for file in info.siblings}, lambda names: ask(
+        huggingface_hub.snapshot_download, revision=info.sha, local_dir=target, allow_patterns=names)
 
 
 def _in_bucket(source, target):

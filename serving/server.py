@@ -1,6 +1,6 @@
 """One vLLM server per folder: its start, its record, its end, and questions to it.
 
-`<folder>/server.json` records it: process, port, name, command; `<folder>/server.log` is what it says.
+`<folder>/server.json` records it: process, address, name, command; `<folder>/server.log` is what it says.
 A second server beside it has a folder of its own. It outlives the Python that started it.
 """
 
@@ -219,7 +219,7 @@ def _free_port(host, port):
         with socket.create_server((host, port)) as probe:
             return probe.getsockname()[1]
     except OSError as error:
-        raise ValueError(f"port {port} on {host} is in use ({os.strerror(error.errno)}). See who: "
+        raise ValueError(f"port {port} on {host} is in use ({error.strerror}). See who: "
                          f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port (0: any).") from error
 
 

@@ -195,17 +195,19 @@ ROWS = [
 
 
 class Gated(http.server.BaseHTTPRequestHandler):
-    """A hub that wants its terms accepted."""
+    """A hub that wants its terms accepted, and says so where a file is asked for."""
 
     def do_GET(self):
-        self.send_response(403)
-        self.send_header("X-Error-Code", "GatedRepo")
+        listed = self.path.startswith("/api/models/") and "/tree/" not in self.path
+        self.send_response(200 if listed else 403)
+        self.send_header("Content-Type" if listed else "X-Error-Code", "application/json" if listed else "GatedRepo")
         self.end_headers()
+        if listed:
+            self.wfile.write(b'{"id": "google/tiny", "sha": "1234", "siblings": [{"rfilename": "config.json", "size": 9}]}')
 
     do_HEAD = do_GET
 
-    def log_message(self, *words):
-        pass
+    log_message = lambda *words: None
 
 
 @pytest.fixture(scope="module")

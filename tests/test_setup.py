@@ -30,8 +30,7 @@ def test_what_was_made_at_another_size_is_refused(monkeypatch):
 
 def test_a_users_mistake_has_no_traceback_in_a_notebook():
     from IPython.core.interactiveshell import InteractiveShell
-    shell = InteractiveShell.instance()
-    shown = []
+    shell, shown = InteractiveShell.instance(), []
     shell._showtraceback = lambda kind, error, lines: shown.extend(lines)
     shell.run_cell("import helpers\nraise helpers.UserError('no checkpoint')")
     InteractiveShell.clear_instance()
