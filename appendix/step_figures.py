@@ -55,8 +55,8 @@ def draw_memory(table):
         ax.barh(places, table[column].fillna(0), left=left, color=color, label=label)
         left += table[column].fillna(0)
     limit, refused = table.limit_gib.iloc[0], table.args_gib.isna()
-    ax.barh(places[refused], table.hbm_gib.fillna(1.08 * limit)[refused], color="white", edgecolor=style.GREY,
-            hatch="///", label="refused")
+    more = table.hbm_gib.fillna(1.08 * limit)[refused]  # the compiler does not always say how much
+    ax.barh(places[refused], more, color="white", edgecolor=style.GREY, hatch="///", label="refused")
     ax.axvline(limit, color=style.BLACK, lw=1)
     ax.annotate(f"limit {limit:.1f} GiB ", (limit, places[0] + 0.45), fontsize=9, va="bottom",
                 ha="right")

@@ -23,3 +23,7 @@ from helpers.run import (
     Progress, UserError, catch_up, changed, choose, phase, read_json, require, run_dir, same_size,
     sha256_file, size, write_json, write_text)
 from helpers.style import show_source
+
+__all__ = [
+    "Progress", "UserError", "catch_up", "changed", "choose", "machine", "phase", "read_json", "require",
+    "run_dir", "same_size", "sha256_file", "show_source", "size", "write_json", "write_text"]

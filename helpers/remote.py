@@ -31,18 +31,18 @@ def stage(source, weights=True, fetch=True):
     Raises:
       UserError: nothing is there, or there is no room.
     """
-    from filelock import FileLock
-    from huggingface_hub.utils import filter_repo_objects
     text = str(source)
     if Path(text).is_dir():
         return Path(text)
+    from filelock import FileLock
+    from huggingface_hub.utils import filter_repo_objects
     if "://" not in text and (text.count("/") != 1 or local_path(text)):
         raise UserError(f"{text} is neither a directory, nor a hub id, nor a gs:// address.")
     target = Path(tempfile.gettempdir()) / "base" / text.rpartition("://")[2].strip("/")
-    marks = [target / ".complete", *[target / ".small"] * (not weights)]  # any says: it is here
+    whole, small = target / ".complete", target / ".small"  # that it was fetched with, without weights
     target.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
-        if not any(mark.exists() for mark in marks):  # nobody fetched it while we waited
+        if not (whole.exists() or small.exists() and not weights):  # nobody fetched it while we waited
             sizes, download = (_in_bucket if "://" in text else _on_hub)(text, target)
             if "config.json" not in sizes:
                 raise UserError(f"{text} is empty, or has no config.json: it holds no model.")
@@ -54,7 +54,7 @@ def stage(source, weights=True, fetch=True):
             if fetch:
                 with phase(f"staging {size / 1e9:.1f} GB of {text} in {target}"):
                     download(names)
-                marks[-1].touch()
+                (whole if weights else small).touch()
     return target
 
 

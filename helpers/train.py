@@ -457,10 +457,12 @@ def start(model, optimizer, mesh):
 
 
 def open_checkpoints(folder, every, last, keep=3):
-    """Orbax's manager of a folder, an absolute path or gs://: keeps the newest few.
+    """Orbax's manager of a folder, local or gs://: keeps the newest few.
 
     It saves after the first step (Orbax does), then every few, and after the last.
     """
+    if "://" not in str(folder):  # Orbax wants an absolute path, and says so at the first save
+        folder = Path(folder).resolve()
     return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(
         save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True))
 

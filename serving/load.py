@@ -220,23 +220,25 @@ def sweep(client, options, load, folder):
     found, plans, guesses = {}, {}, {}
 
     def at(regime, rate, repeat):
-        """`rows` of what is measured of a regime, this point included."""
         key = regime, rate, repeat
-        if new := key not in found:
+        if key not in found:
             requests = load.seconds * min(2 * rate, guesses.get(regime, 0)) or 2 * load.min_requests
             found[key] = measure(client, options, load, folder, regime, rate,
                                  max(load.min_requests, math.ceil(requests)), repeat)
-        table = rows([result for (one, *_), result in found.items() if one == regime], load.slo)
-        if new:
-            print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s: {table.delivered_rps.iloc[-1]:.3g}/s delivered")
-        return table
+            delivered = table_of(regime).delivered_rps.iloc[-1]
+            print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s: {delivered:.3g}/s delivered")
+
+    def table_of(regime):
+        return rows([result for (one, *_), result in found.items() if one == regime], load.slo)
 
     for regime in load.regimes:
         for burst in ("first", "second"):
-            guesses[regime] = at(regime, INF, burst).delivered_rps.iloc[-1]
+            at(regime, INF, burst)
+            guesses[regime] = table_of(regime).delivered_rps.iloc[-1]
 
         def kept(rate, regime=regime):
-            return kept_up(at(regime, rate, 0))[0] >= rate
+            at(regime, rate, 0)
+            return kept_up(table_of(regime))[0] >= rate
         plans[regime] = [*spread(bracket(kept, guesses[regime]), load.rates), INF]
     for repeat in range(load.repeats):  # all rates once per repeat: a slow change shows as spread
         for regime, rates in plans.items():
@@ -285,9 +287,9 @@ def delivered_rate(result, lone):
     """Completed requests per second, corrected for both ends of the run.
 
     A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
-    the shortest latency of a request that was seen, while nothing arrives any more. Those seconds are no time
-    of load. A server with a queue is busy to the end, and the more so the less of the run saw
-    arrivals: `lone` counts by that share.
+    the shortest latency of a request that was seen, while nothing arrives any more. Those seconds
+    are no time of load. A server with a queue is busy to the end, and the more so the less of the
+    run saw arrivals: `lone` counts by that share.
 
     At the start it is the other way round. The client waits one random gap before its first
     request too, so n requests take n gaps, and who keeps up needs all of them. A server with a

@@ -135,7 +135,7 @@ def test_floors_chips_and_price_follow_the_servers_options():
     assert (two.system, two.peak, two.bandwidth) == ("v6e-8", 4 * v6e.flops, 4 * v6e.bandwidth)
     sliding, full_kv = 50 * 2 * 16 * 256, 10 * 2 * 4 * 512  # K and V, heads, size; 4 heads on 4 chips
     cache = lambda options: limits.step_bytes(CONFIG, options, 1, 4096) - limits.step_bytes(CONFIG, options)
-    assert cache(other) == sliding * 1024 + full_kv * 4096
+    assert cache(other) == sliding * 1024 + full_kv * 4096 and limits.step_bytes(CONFIG, other) == 2 * limits.step_bytes(CONFIG, second)
     assert cache(full) == 2 * (sliding * 1024 + 2 * full_kv * 4096), "bfloat16, 4 heads stored for 8 chips"
     alone, burst = limits.ttft_floors(CONFIG, 4096, [0.0] * 30, replace(two, bandwidth=math.inf))
     assert alone == pytest.approx(2 * 34.2e-3, rel=0.01), "half of the chips work on one request"
