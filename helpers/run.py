@@ -11,10 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 
 from tables import hardware
+from tables.errors import UserError
 
 # A new size is one entry here, and in `tables.hardware.SLICES` where it is taken by itself.
 SIZES = {
@@ -28,14 +28,6 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 # -- One line for what the reader can mend ------------------------------------------------------
 
-class UserError(ValueError):
-    """A mistake the reader can fix: shown as its one or two lines, without a traceback."""
-
-    def _render_traceback_(self):
-        """IPython calls this instead of printing a traceback."""
-        return [f"Error: {self}"]
-
-
 def one_line_errors():
     """Show what the reader can mend (a full disk, Ctrl-C) as one line, in a script or a kernel."""
     if shell := _shell():
@@ -47,8 +39,8 @@ def one_line_errors():
 def what_to_do(error):
     """The line of an error that a reader can mend; "" for any other.
 
-    Those are a `UserError`, a disk that is full or may not be written, and a ValueError or
-    RuntimeError that one of this repository's rooms raised itself.
+    Those are a `UserError`, and a disk that is full or may not be written. Everything else is a bug
+    and keeps its traceback.
     """
     if isinstance(error, UserError):
         return str(error)
@@ -58,10 +50,6 @@ def what_to_do(error):
         why = "No space left on device" if full else os.strerror(error.errno)
         return (f"{place} cannot be written ({why}). Free some space, or set RUN_DIR to a folder "
                 "of yours, then run this again.")
-    if type(error) in (ValueError, RuntimeError) and error.__traceback__:
-        place = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-        if place.parent.parent == _ROOT and place.parent.name != "tests":
-            return str(error)
     return ""
 
 

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 from pathlib import Path
 
+from tables.errors import UserError
 from serving import physics
 from serving.load import answered
 from serving.options import SHARE, VENV, Options
@@ -60,7 +61,7 @@ def machine_of(options, config=None, dollars_per_hour=0.0):
         probe = PROBE.replace("BYTES", str(int(step_bytes(config, options))))
         done = subprocess.run([VENV / "python", "-c", probe], capture_output=True, text=True)
         if done.returncode:
-            raise ValueError(f"calibrating failed: {done.stderr.strip().splitlines()[-1]}")
+            raise UserError(f"calibrating failed: {done.stderr.strip().splitlines()[-1]}")
         peak, bandwidth = (float(number) / options.data_parallel for number in done.stdout.split())
         return Machine(f"{os.cpu_count()} CPU cores", peak, bandwidth, dollars_per_hour or math.nan, options)
     chip = hardware.chip(options.chip)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from tables.errors import UserError
 from serving import server
 from serving.options import LAUNCHER, ROOT, VENV
 from serving.vllm_cpu import DONE
@@ -44,14 +45,14 @@ def check_prompts(path):
     """How many prompts a file has for `--dataset-name custom`: a JSON object with `prompt` per line.
 
     Raises:
-      ValueError: a line has no prompt.
+      UserError: a line has no prompt.
     """
     lines = Path(path).read_text(encoding="utf-8").splitlines() or [""]
     for number, line in enumerate(lines, 1):
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if json.loads(line)["prompt"]:
                 continue
-        raise ValueError(f"{path}, line {number}: no prompt. Each line is {{\"prompt\": \"...\"}}.")
+        raise UserError(f"{path}, line {number}: no prompt. Each line is {{\"prompt\": \"...\"}}.")
     return len(lines)
 
 
@@ -83,7 +84,7 @@ class Client(contextlib.AbstractContextManager):
         """Run `vllm <arguments>` and return the JSON that it saves.
 
         Raises:
-          ValueError: it failed; its last lines.
+          UserError: it failed; its last lines.
         """
         with tempfile.TemporaryDirectory() as folder, open(self.log, "ab", buffering=0) as log:
             log.write(f"\n$ vllm {shlex.join(arguments)}\n".encode())
@@ -102,7 +103,7 @@ class Client(contextlib.AbstractContextManager):
                     return json.loads(path.read_text())
                 log.write(line)
         code, self.process = self.process.wait(), None
-        raise ValueError(f"vllm bench serve failed ({code}):\n{server.last_lines(self.log)}")
+        raise UserError(f"vllm bench serve failed ({code}):\n{server.last_lines(self.log)}")
 
 
 def arguments(record, load, regime, rate, requests, seed, prompts=None):
@@ -137,7 +138,7 @@ def measure(client, options, load, folder, regime, rate, requests, repeat, promp
       prompts: a file of the reader's own requests (`check_prompts`).
 
     Raises:
-      ValueError: the server is not idle or has died; the client failed; or no request was answered.
+      UserError: the server is not idle or has died; the client failed; or no request was answered.
     """
     name = f"{regime[0]}-{regime[1]}_{rate:g}_{repeat}"
     made_by = {**options.measured(), "requests": requests, "cores": 0 if options.chip else os.cpu_count()}
@@ -153,7 +154,7 @@ def measure(client, options, load, folder, regime, rate, requests, repeat, promp
     after = server.counters(client.record)
     if not result.get("completed"):
         said = next((error for error in result.get("errors", []) if error), "no error text")
-        raise ValueError(f"none of {requests} requests was answered: {said.strip().splitlines()[-1][:200]}")
+        raise UserError(f"none of {requests} requests was answered: {said.strip().splitlines()[-1][:200]}")
     result["series"] = {
         "made_by": made_by, "input_len": regime[0], "output_len": regime[1], "repeat": repeat,
         "speculation": server.acceptance(before, after),
@@ -215,7 +216,7 @@ def sweep(client, options, load, folder):
     the knee.
 
     Raises:
-      ValueError: one of `measure`. What is finished is kept in `folder`.
+      UserError: one of `measure`. What is finished is kept in `folder`.
     """
     found, plans, guesses = {}, {}, {}
 

@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+from tables.errors import UserError
 from tables import hardware, setting
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,20 +95,20 @@ def read(folder):
     """The `Options` that `write` left.
 
     Raises:
-      ValueError: there are none, the file is broken, or the model's files have changed since.
+      UserError: there are none, the file is broken, or the model's files have changed since.
     """
     path = Path(folder) / "options.json"
     if not path.exists():
-        raise ValueError(f"{path} is missing: no server was ever started for this run directory. "
+        raise UserError(f"{path} is missing: no server was ever started for this run directory. "
                          "Run 05_serve_vllm first.")
     try:
         found = json.loads(path.read_text())
         files = found.pop("files")
         options = Options(**{**found, **{name: tuple(found[name]) for name in ("environment", "flags")}})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is not what 05_serve_vllm writes. Run 05 again.") from error
+        raise UserError(f"{path} is not what 05_serve_vllm writes. Run 05 again.") from error
     if not Path(options.model).is_dir() or file_states(options.model) != files:
-        raise ValueError(f"{options.model} is no longer what 05_serve_vllm checked and served. "
+        raise UserError(f"{options.model} is no longer what 05_serve_vllm checked and served. "
                          "Run 05 again.")
     return options
 
@@ -118,28 +119,28 @@ def check(options):
     """Raise unless these options can be served here.
 
     Raises:
-      ValueError: no chips for engine "tpu", a drafter that is none or of another tokenizer, or an
+      UserError: no chips for engine "tpu", a drafter that is none or of another tokenizer, or an
         adapter where there can be none; one line that says what would do.
     """
     if options.engine not in ENGINES:
-        raise ValueError(f"engine {options.engine!r} is unknown; there are {', '.join(ENGINES)}.")
+        raise UserError(f"engine {options.engine!r} is unknown; there are {', '.join(ENGINES)}.")
     if options.engine == "tpu" and not hardware.detect().accelerator.startswith("tpu"):
-        raise ValueError('engine="tpu" needs TPU chips, and this machine has none that it may open. '
+        raise UserError('engine="tpu" needs TPU chips, and this machine has none that it may open. '
                          'Serve with engine="cpu" here, or run this on a TPU VM.')
     if options.adapter and options.engine.startswith("tpu") and (
             options.implementation != "vllm" or options.data_parallel > 1):
-        raise ValueError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
+        raise UserError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
                          "untested with Gemma 4: merge it (04_merge) instead.")
     if options.drafter in ("", "ngram"):
         return
     drafter, model = Path(options.drafter), Path(options.model)
     if not (drafter / "config.json").exists():
-        raise ValueError(f"the drafter {drafter} is no folder of a model. Download it first: hf download "
+        raise UserError(f"the drafter {drafter} is no folder of a model. Download it first: hf download "
                          f"{drafter} --local-dir drafter")
     files = [folder / "tokenizer.json" for folder in (model, drafter)]
     ours, theirs = (json.loads(file.read_text())["model"]["vocab"] if file.exists() else None for file in files)
     if theirs and ours != theirs:
-        raise ValueError(f"the drafter {drafter} has another tokenizer than {model}: its tokens would all "
+        raise UserError(f"the drafter {drafter} has another tokenizer than {model}: its tokens would all "
                          "be wrong. Take the one that was made for this model.")
 
 
@@ -149,7 +150,7 @@ def command(options, container=CONTAINER):
     """The command that serves `options`, as a list for `subprocess`; `container` is Docker's name.
 
     Raises:
-      ValueError: a quantisation that the engine does not have.
+      UserError: a quantisation that the engine does not have.
     """
     here = {"model": options.model, "adapter": options.adapter,
             "drafter": options.drafter if options.drafter != "ngram" else ""}
@@ -209,7 +210,7 @@ def _quantization_flags(options):
         return ["--additional-config", json.dumps({"quantization": {"qwix": {"rules": [rule]}}})]
     if engine == "gpu-docker" and quantization == "fp8":
         return ["--quantization", "fp8"]
-    raise ValueError(f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on a "
+    raise UserError(f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on a "
                      "TPU, fp8 on gpu-docker.")
 
 

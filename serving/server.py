@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from tables.errors import UserError
 from serving.options import IMAGES, ROOT, check, command, container_of, file_states
 
 NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|MemoryError|"
@@ -60,14 +61,14 @@ def current(folder):
     """The record of the server that runs now.
 
     Raises:
-      ValueError: none was started, or it has ended, or it does not answer; says what to run.
+      UserError: none was started, or it has ended, or it does not answer; says what to run.
     """
     record = record_of(folder)
     if record is None:
-        raise ValueError(f"no server is recorded in {folder}. Run 05_serve_vllm first.")
+        raise UserError(f"no server is recorded in {folder}. Run 05_serve_vllm first.")
     alive = members(record)
     if not alive or not healthy(record):
-        raise ValueError(f"the server of {record['name']} (process {record['pid']}) "
+        raise UserError(f"the server of {record['name']} (process {record['pid']}) "
                          f"{'does not answer' if alive else 'has died'}. Run 05_serve_vllm again. It last "
                          f"said ({record['log']}):\n{last_lines(record['log'])}")
     return record
@@ -91,7 +92,7 @@ def last_lines(log):
 def prepare(*words):
     """Run what brings an environment or an image; once that is there, this takes a second."""
     if subprocess.run(words, cwd=ROOT).returncode:
-        raise ValueError(f"`{shlex.join(words)}` failed, see above.")
+        raise UserError(f"`{shlex.join(words)}` failed, see above.")
 
 
 def start(options, folder, wait=True):
@@ -105,7 +106,7 @@ def start(options, folder, wait=True):
       wait: False returns at once; the same call again, without it, waits.
 
     Raises:
-      ValueError: what `check` raises; the port is in use; or the server died or was not healthy in
+      UserError: what `check` raises; the port is in use; or the server died or was not healthy in
         time: its last lines.
     """
     folder, record = Path(folder), record_of(folder)
@@ -152,7 +153,7 @@ def _wait(record, folder, timeout):
             if not why and waited > timeout:
                 why = f"was not healthy within {timeout:.0f} s and was stopped"
             if why:
-                raise ValueError(f"the server {why}. It last said ({record['log']}):\n"
+                raise UserError(f"the server {why}. It last said ({record['log']}):\n"
                                  f"{last_lines(record['log'])}")
             if time.time() - said >= max(10.0, waited / 6):
                 said = time.time()
@@ -205,7 +206,7 @@ def stop(folder, patience=20.0):
                 os.waitpid(record["pid"], os.WNOHANG)
             time.sleep(0.1)
     if left := members(record):
-        raise ValueError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
+        raise UserError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
     (Path(folder) / "server.json").unlink(missing_ok=True)
     return ran
 
@@ -219,7 +220,7 @@ def _free_port(host, port):
         with socket.create_server((host, port)) as probe:
             return probe.getsockname()[1]
     except OSError as error:
-        raise ValueError(f"port {port} on {host} is in use ({error.strerror}). See who: "
+        raise UserError(f"port {port} on {host} is in use ({error.strerror}). See who: "
                          f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port (0: any).") from error
 
 
@@ -229,7 +230,7 @@ def request(record, path, payload=None, timeout=60.0):
     """The server's answer to a GET (or, with `payload`, a POST of JSON), as text.
 
     Raises:
-      ValueError: no server answers, or it refuses; its own message is repeated.
+      UserError: no server answers, or it refuses; its own message is repeated.
     """
     data = None if payload is None else json.dumps(payload).encode()
     query = urllib.request.Request(record["base_url"] + path, data,
@@ -242,9 +243,9 @@ def request(record, path, payload=None, timeout=60.0):
         text = error.read().decode(errors="replace")
         with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
             text = json.loads(text)["error"]["message"]
-        raise ValueError(f"{path}: HTTP {error.code}: {text[:300]}") from error
+        raise UserError(f"{path}: HTTP {error.code}: {text[:300]}") from error
     except OSError as error:
-        raise ValueError(f"no server answers at {record['base_url']} "
+        raise UserError(f"no server answers at {record['base_url']} "
                          f"({getattr(error, 'reason', error)}). Run 05_serve_vllm.") from error
 
 
@@ -317,6 +318,6 @@ def wait_idle(record, patience=60.0):
         if not any(busy):
             return found
         if time.monotonic() > end:
-            raise ValueError(f"the server is not idle: {busy[0]} requests run and {busy[1]} wait after "
+            raise UserError(f"the server is not idle: {busy[0]} requests run and {busy[1]} wait after "
                              f"{patience:.0f} s. Another client uses it: end that, then run this again.")
         time.sleep(0.2)

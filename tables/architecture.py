@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tables.errors import UserError
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -138,7 +140,7 @@ def read_config(source):
     """A config.json as a dict, from a model folder, the file itself, or such a dict.
 
     Raises:
-      ValueError: the file is missing, or no JSON.
+      UserError: the file is missing, or no JSON.
     """
     if isinstance(source, dict):
         return source
@@ -147,26 +149,26 @@ def read_config(source):
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing: {source} holds no Hugging Face model.") from error
+        raise UserError(f"{path} is missing: {source} holds no Hugging Face model.") from error
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). Download it again.") from error
+        raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
 
 
 def text_config(config):
     """The text part of a config.json, whether it is nested under `text_config` or flat.
 
     Raises:
-      ValueError: it does not describe a Gemma 4, or it is the mixture of experts.
+      UserError: it does not describe a Gemma 4, or it is the mixture of experts.
     """
     text = config.get("text_config") or config
     if text.get("model_type") not in FAMILIES:
-        raise ValueError("this config.json is not a Gemma 4's (31B, E2B, E4B or tiny): its "
+        raise UserError("this config.json is not a Gemma 4's (31B, E2B, E4B or tiny): its "
                         f"text part has model_type {text.get('model_type')}.")
     if text.get("enable_moe_block"):
-        raise ValueError("a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
+        raise UserError("a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
                          "router reads, and an approximate top-k). Take the 31B, E2B or E4B.")
     if text.get("per_layer_config") and not text.get("global_head_dim"):
-        raise ValueError("transformers 5.15 or newer saved this config.json again, with the head sizes "
+        raise UserError("transformers 5.15 or newer saved this config.json again, with the head sizes "
                          "in per_layer_config. Put the original one back: the weights are the same.")
     return text
 
@@ -177,7 +179,7 @@ def layers(config):
     The rules are those of transformers' `modeling_gemma4.py`; the tests build that model.
 
     Raises:
-      ValueError: not a Gemma 4.
+      UserError: not a Gemma 4.
     """
     text = text_config(config)
     kinds = ["full" if name == "full_attention" else "sliding" for name in text["layer_types"]]
@@ -258,9 +260,9 @@ def choose_mesh(config, devices):
     """(fsdp, tp) for a number of devices: the largest tensor parallelism that the heads allow.
 
     Raises:
-      ValueError: no mesh of them can hold this model.
+      UserError: no mesh of them can hold this model.
     """
     for tp in range(devices, 0, -1):
         if devices % tp == 0 and not mesh_problem(config, devices // tp, tp):
             return devices // tp, tp
-    raise ValueError(f"no mesh of {devices} devices fits: {mesh_problem(config, devices, 1)}")
+    raise UserError(f"no mesh of {devices} devices fits: {mesh_problem(config, devices, 1)}")

@@ -20,6 +20,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from tables.errors import UserError
+
 GIB = 2.0**30
 GOOGLE, NVIDIA = "0x1ae0", "0x10de"  # PCI vendors
 
@@ -130,10 +132,10 @@ def chip(name):
     """The `Chip` called v4, v5e, v5p, v6e, v7x or h100.
 
     Raises:
-      ValueError: there is none of that name in the table.
+      UserError: there is none of that name in the table.
     """
     if name not in CHIPS:
-        raise ValueError(f"no chip is called {name!r}; the list has {', '.join(CHIPS)}")
+        raise UserError(f"no chip is called {name!r}; the list has {', '.join(CHIPS)}")
     return CHIPS[name]
 
 
@@ -141,11 +143,11 @@ def slice_of(name):
     """The `Slice` of Google's name; one that is not in the table has its chips and nothing more.
 
     Raises:
-      ValueError: it is no such name, or its kind of chip is not in the table.
+      UserError: it is no such name, or its kind of chip is not in the table.
     """
     kind, _, cores = name.partition("-")
     if kind not in CHIPS or not cores.isdigit():
-        raise ValueError(f"{name!r} is no slice such as {', '.join(SLICES)}")
+        raise UserError(f"{name!r} is no slice such as {', '.join(SLICES)}")
     return SLICES.get(name) or Slice(name)
 
 

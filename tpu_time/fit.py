@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tables.errors import UserError
 from tables import architecture, hardware, stored
 from tables.hardware import chip, slice_name
 from tpu_time import bands
@@ -114,7 +115,7 @@ class Fit:
 def _config(model):
     path = ROOT / "data" / "configs" / f"gemma4_{model}.json"
     if model not in LENGTHS:
-        raise ValueError(f"model={model}: there are {', '.join(LENGTHS)}.")
+        raise UserError(f"model={model}: there are {', '.join(LENGTHS)}.")
     return architecture.read_config(path)
 
 
@@ -216,17 +217,17 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
       A `Fit`: compiled where data/dryrun/ has such a row (of several the fastest), else estimated.
 
     Raises:
-      ValueError: an unknown word, or a mesh or rows that cannot be.
+      UserError: an unknown word, or a mesh or rows that cannot be.
     """
     if base_dtype not in BASE_BYTES or remat not in REMATS:
-        raise ValueError(f"base_dtype={base_dtype}, remat={remat}: there are "
+        raise UserError(f"base_dtype={base_dtype}, remat={remat}: there are "
                         f"{', '.join(BASE_BYTES)} and {', '.join(REMATS)}.")
     name, spec = slice_name(kind, chips), chip(kind)
     fsdp, tp = mesh_of(model, chips)
     row_length = row_length or LENGTHS[model][0]
     rows = rows or max(fsdp * 2 if kind == "v5p" else fsdp, 1)
     if rows % fsdp:
-        raise ValueError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
+        raise UserError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
     wanted = (base_dtype, remat, rows, row_length)
     same = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
             if _shape(row) == wanted]

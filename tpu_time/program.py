@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tables.errors import UserError
 from tables.hardware import chip, slice_of
 
 # ── what a chip and a slice can do ──────────────────────────────────────────────────────────────
@@ -289,7 +290,7 @@ def _closing(text, start):
         depth += 1 if found[0] == "(" else -1
         if not depth:
             return found.start()
-    raise ValueError(f"no end of the parenthesis in {text[start:start + 80]!r}")
+    raise UserError(f"no end of the parenthesis in {text[start:start + 80]!r}")
 
 
 def _instruction(line):
@@ -308,13 +309,13 @@ class Program:
       text: `compiled.as_text()`.
 
     Raises:
-      ValueError: the text holds no scheduled program.
+      UserError: the text holds no scheduled program.
     """
 
     def __init__(self, text):
         header = text.split("\n", 1)[0]
         if "is_scheduled=true" not in header:
-            raise ValueError("the text is no scheduled program: compiled.as_text() gives one")
+            raise UserError("the text is no scheduled program: compiled.as_text() gives one")
         self.computations, self.entry, lines = {}, "", None
         tables = {"FileNames": {}, "FunctionNames": {}, "FileLocations": {}, "StackFrames": {}}
         table = None
@@ -334,7 +335,7 @@ class Program:
                 number, _, value = line.partition(" ")
                 table[int(number)] = value
         if not self.entry:
-            raise ValueError("the text has no ENTRY computation")
+            raise UserError("the text has no ENTRY computation")
         chips = re.search(r"num_partitions=(\d+)", header)
         self.chips = int(chips[1]) if chips else 1
         self.shapes = {name: {line.name: line.shape for line in lines}
@@ -808,7 +809,7 @@ def transfer_of(program, line, computation):
         role = "start"
     thread = line.attribute(r'async_execution_thread="([^"]+)"')
     if thread not in (None, "main", "sparsecore"):
-        raise ValueError(f"{line.name} runs beside the program on {thread!r}: no time is known")
+        raise UserError(f"{line.name} runs beside the program on {thread!r}: no time is known")
     if line.called:
         lines = program.computations.get(line.called, ())
         inner = [one for one in lines if one.opcode.removesuffix("-start") in COLLECTIVES]
@@ -835,7 +836,7 @@ def _job(found, shapes, fusion, chips):
                              for pair in re.findall(r"\{(\d+),(\d+)\}", text + "}")]]
     text = found.attribute(GROUPS)
     if text is None and "replica_groups=" in found.rest:
-        raise ValueError(f"groups in a notation that is not known: {found.rest[:200]}")
+        raise UserError(f"groups in a notation that is not known: {found.rest[:200]}")
     groups = read_groups(text or "{}", chips)
     if kind == "all-reduce" and "all-reduce-scatter" in fusion:
         kind = "reduce-scatter"
@@ -885,7 +886,7 @@ def predict(program, where, part_of=lambda *_: "other"):
       A `Prediction`.
 
     Raises:
-      ValueError: the program is not for so many chips.
+      UserError: the program is not for so many chips.
     """
     program = program if isinstance(program, Program) else Program(program)
     if isinstance(where, str):
@@ -893,7 +894,7 @@ def predict(program, where, part_of=lambda *_: "other"):
         sizes = tuple(int(size) for size in named.topology.split("x"))
         where = Box(named.kind, (*sizes, 1)[:3])
     if program.chips != math.prod(where.shape):
-        raise ValueError(f"the program is for {program.chips} chips, the slice has "
+        raise UserError(f"the program is for {program.chips} chips, the slice has "
                          f"{math.prod(where.shape)}")
     return play(read(program, part_of), where)
 

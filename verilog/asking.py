@@ -15,6 +15,8 @@ from pathlib import Path
 
 import openai
 
+from tables.errors import UserError
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -154,7 +156,7 @@ def ask_patiently(answer, patience):
             return answer()
         except openai.APIConnectionError as error:
             if time.monotonic() > end:
-                raise ValueError(
+                raise UserError(
                     f"the server has not answered for {patience:.0f} s. The answers so far are "
                     "saved: run this notebook again, and see serve/server.log.") from error
             time.sleep(1.0)
@@ -167,7 +169,7 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
     appended as it comes. Killed anywhere, the next call asks for what is missing and nothing else.
 
     Raises:
-      ValueError: a request failed, or the server has not answered for `cfg.patience` seconds.
+      UserError: a request failed, or the server has not answered for `cfg.patience` seconds.
     """
     samples, lock = read_samples(path, jobs), threading.Lock()
     missing = [place for place in jobs if place not in samples]
@@ -202,7 +204,7 @@ def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
     save()
     failed = [row["error"] for row in samples.values() if row["finish"] == "error"]
     if failed:
-        raise ValueError(f"{len(failed)} requests failed ({failed[0][:80]}). They are no answers, so "
+        raise UserError(f"{len(failed)} requests failed ({failed[0][:80]}). They are no answers, so "
                          "nothing is scored: run this again, it asks for these alone. The server's "
                          "side is in its log.")
     return samples

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tables.errors import UserError
 from verilog.sandbox import Limits, icarus_version, run_limited
 
 LONGEST = 1 << 20  # characters of an answer
@@ -264,7 +265,7 @@ def judge(problem, code, limits=Limits(), waves=None):
       waves: where to put the waveform file (VCD), if one is wanted.
 
     Raises:
-      ValueError: Icarus is missing or was killed, or TMPDIR is full: nothing that an answer could
+      UserError: Icarus is missing or was killed, or TMPDIR is full: nothing that an answer could
         be blamed for.
     """
     icarus_version()
@@ -286,7 +287,7 @@ def judge(problem, code, limits=Limits(), waves=None):
 def _room(folder, limits):
     """A compiler that finds no room writes half a file, and blames the answer for it."""
     if shutil.disk_usage(folder).free < limits.file:
-        raise ValueError(f"judging needs {limits.file >> 20} MiB for temporary files, and "
+        raise UserError(f"judging needs {limits.file >> 20} MiB for temporary files, and "
                          f"{Path(folder).parent} has less. Free some, or set TMPDIR elsewhere; then "
                          "run this again.")
 

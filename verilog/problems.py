@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tables.errors import UserError
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -21,19 +23,19 @@ def load_problems(folder):
     """The problems in a verilog-eval dataset folder, by name.
 
     Raises:
-      ValueError: there is no problem in it, or one lacks a file.
+      UserError: there is no problem in it, or one lacks a file.
     """
     folder, suffixes = Path(folder), ("_prompt.txt", "_ref.sv", "_test.sv")
     names = sorted({path.name.removesuffix(suffix) for suffix in suffixes
                     for path in folder.glob(f"*{suffix}")})
     if not names:
-        raise ValueError(f"{folder} holds no verilog-eval problem (*_prompt.txt, *_ref.sv, "
+        raise UserError(f"{folder} holds no verilog-eval problem (*_prompt.txt, *_ref.sv, "
                          "*_test.sv).")
 
     def read(name, suffix):
         path = folder / f"{name}{suffix}"
         if suffix in suffixes and not path.exists():
-            raise ValueError(f"{path} is missing. Each problem needs *_prompt.txt, *_ref.sv and "
+            raise UserError(f"{path} is missing. Each problem needs *_prompt.txt, *_ref.sv and "
                              "*_test.sv.")
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
@@ -69,7 +71,7 @@ def questions(path, score=contains):
       score: score(question, answer, reference) -> float from 0 to 1; your own, or `contains`.
 
     Raises:
-      ValueError: no line, or one without these two texts.
+      UserError: no line, or one without these two texts.
     """
     found = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
@@ -77,10 +79,10 @@ def questions(path, score=contains):
             row = json.loads(line)
             found.append(Problem(f"{number:05d}", str(row["question"]), str(row["answer"])))
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path}, line {number}: give each line as "
+            raise UserError(f"{path}, line {number}: give each line as "
                              '{"question": "...", "answer": "..."}.') from None
     if not found:
-        raise ValueError(f"{path} holds no question.")
+        raise UserError(f"{path} holds no question.")
     return Benchmark(tuple(found), lambda text, question: text.strip() or None,
                      lambda pairs: [score(question.prompt, answer, question.reference)
                                     if answer else 0.0 for question, answer in pairs])

@@ -12,6 +12,8 @@ import subprocess
 import time
 from dataclasses import dataclass
 
+from tables.errors import UserError
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -32,10 +34,10 @@ def icarus_version():
     """Icarus Verilog's version as a tuple, for example (11, 0).
 
     Raises:
-      ValueError: it is not installed.
+      UserError: it is not installed.
     """
     if not (shutil.which("iverilog") and shutil.which("vvp")):
-        raise ValueError("Icarus Verilog (iverilog, vvp) is missing. "
+        raise UserError("Icarus Verilog (iverilog, vvp) is missing. "
                          "Run: sudo apt-get install -y iverilog")
     answer = subprocess.run(["iverilog", "-V"], capture_output=True, text=True)
     found = re.search(r"Icarus Verilog version (\d+)\.(\d+)", answer.stdout)
@@ -75,7 +77,7 @@ def run_limited(command, folder, limits):
       (output, exit status, None or "time" or "output": the limit that ended it).
 
     Raises:
-      ValueError: somebody else killed it.
+      UserError: somebody else killed it.
     """
     words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh",
              str(math.ceil(limits.seconds)), str(limits.memory // 1024),
@@ -110,6 +112,6 @@ def run_limited(command, folder, limits):
         process.wait()
         process.stdout.close()
     if ended is None and process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        raise ValueError(f"{command[0]} was killed from outside (often: not enough memory). What is "
+        raise UserError(f"{command[0]} was killed from outside (often: not enough memory). What is "
                         "judged so far is kept where it was saved; run this again.")
     return output[:limits.output].decode("utf-8", "replace"), process.returncode, ended
