@@ -23,8 +23,7 @@ import optax
 import pandas as pd
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tpu_time import bands, compiler
-from tpu_time import program as timing
+from tpu_time import bands, clock, compiler, links
 
 RECIPES = "AI-Hypercomputer/tpu-recipes: microbenchmarks/"
 JAX_DOCS = "jax-ml/jax: docs/pallas/tpu/matmul.ipynb, XLA matmul"
@@ -81,14 +80,14 @@ def product(size):
 
 def psum():
     """Seconds of an all-reduce of 17,408 x 17,408 bfloat16 numbers over a v6e-256."""
-    grid = timing.Box("v6e", (16, 16))
-    return timing.collective_time("all-reduce", 17_408**2 * 2, [list(range(256))], grid)[0]
+    grid = links.Box("v6e", (16, 16))
+    return links.collective_time("all-reduce", 17_408**2 * 2, [list(range(256))], grid)[0]
 
 
 def ring():
     """Seconds of an all-gather of 10 MB over the 16 chips of a v5e-128's longer side."""
-    grid = timing.Box("v5e", (8, 16))
-    return timing.collective_time("all-gather", 10_000_000, [list(range(16))], grid)[0]
+    grid = links.Box("v5e", (8, 16))
+    return links.collective_time("all-gather", 10_000_000, [list(range(16))], grid)[0]
 
 
 def chunked_product(token_chunk, vocab_chunk, tokens=8_192, width=320, vocabulary=262_144):
@@ -222,7 +221,7 @@ def maxtext_step(layers=32, width=8_192, inner=28_672, heads=64, vocabulary=32_0
 
 def flash(layers=32, width=8_192, rows=6, length=2_048, share=0.5):
     """Seconds of causal attention's seven products at a share of a v5p's peak."""
-    return 7 * 2 * length**2 * width * layers * rows / 2 / (share * timing.chip("v5p").flops)
+    return 7 * 2 * length**2 * width * layers * rows / 2 / (share * links.chip("v5p").flops)
 
 
 def maxtext_flops(layers=32, width=8_192, inner=28_672, vocabulary=32_000, rows=6, length=2_048):
@@ -296,7 +295,7 @@ TOPOLOGIES = {"v5p-128": "v5p:4x4x4"}  # of slices that nobody here rents
 def grid_of(name, devices):
     """The slice of an anchor as the time model sees it: partitions in the mesh's order."""
     used = np.array([device.coords for device in devices])
-    return timing.Box(name.split("-")[0], tuple(int(size) for size in used.max(axis=0) + 1),
+    return links.Box(name.split("-")[0], tuple(int(size) for size in used.max(axis=0) + 1),
                         tuple(map(tuple, used.tolist())))
 
 
@@ -309,7 +308,7 @@ def measure(name):
         program = anchor.lower(devices).compile(compiler_options=anchor.options or None)
         chips = int(re.search(r"num_partitions=(\d+)|$", program.as_text())[1] or 1)
         mesh, _ = on(devices[:chips], (), anchor.mesh)
-        found = timing.predict(program.as_text(), grid_of(anchor.slice, mesh.devices.flat))
+        found = clock.predict(program.as_text(), grid_of(anchor.slice, mesh.devices.flat))
         seconds = found.seconds and seconds + found.seconds
     measured = anchor.milliseconds
     return {"name": name, "program": anchor.program, "slice": anchor.slice, "clock": anchor.clock,
