@@ -26,7 +26,7 @@ _FROM = {"band": "bands", "between": "bands", "run_cost": "fit", "will_it_fit": 
 __all__ = ["Box", "band", "between", "predict", "profile", "run_cost", "will_it_fit", "write_trace"]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     """The face's names when they are asked for: only what reads a program needs NumPy."""
     if name not in _FROM:
         raise AttributeError(f"tpu_time has no {name}")
