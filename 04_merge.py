@@ -88,6 +88,7 @@ scale = recipe["alpha"] / recipe["rank"]
 folder = recipe["checkpoints"]  # gs://..., or below RUN_DIR
 folder = folder if "://" in folder else helpers.run_dir(folder)
 step, adapters, notes = merge.restore_adapters(folder, cfg.step or recipe["final_step"])
+merge.check_digest(adapters, step, recipe, notes)  # not a byte has changed since
 print(f"{recipe['base_model']}, rank {recipe['rank']}, alpha {recipe['alpha']:g}, step {step}: "
       f"{len(adapters)} pairs, {sum(a.nbytes + b.nbytes for a, b in adapters.values()):,} bytes")
 for path, (a, b) in list(adapters.items())[:6]:
@@ -95,7 +96,8 @@ for path, (a, b) in list(adapters.items())[:6]:
 
 # %% [markdown]
 # These are the six pairs of the first layer. Now the base. `open_model` reads where each tensor
-# lies; nothing is loaded. A fingerprint says whether this is the base that 03 trained on.
+# lies; nothing is loaded. A fingerprint says whether this is the base that 03 trained on, and
+# `language_prefix` compares its tensors with its config.
 
 # %%
 base = remote.stage(cfg.base or recipe["base_path"])
@@ -103,8 +105,7 @@ if weights.fingerprint(base) != recipe["base_sha256"]:
     raise helpers.UserError(f"{base} is not the model that notebook 03 trained on. Set "
                             "Settings.base to that one, or run 03_train.py with this one.")
 tensors = weights.open_model(base)
-prefix = next(name for name in tensors if name.endswith("embed_tokens.weight"))
-prefix = prefix.removesuffix("embed_tokens.weight")
+prefix = weights.language_prefix(base, tensors, architecture.read_config(base))
 total = sum(tensor.stop - tensor.start for tensor in tensors.values())
 print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB; names start with {prefix!r}")
 

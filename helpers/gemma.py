@@ -4,16 +4,22 @@ Importing this file imports JAX but starts no device: notebooks call `helpers.ma
 Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
 """
 
+import contextlib
 import functools
 import math
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.models import safetensors_loader
 from tunix.models.gemma4 import model as gemma4
 from tunix.models.gemma4 import params_safetensors as tensor_names
@@ -21,10 +27,10 @@ from tunix.models.gemma4.model import K_MASK, AttentionType, ModelConfig, RematC
 from tunix.utils.sharding_utils import shard
 
 from helpers import remote
+from helpers.run import UserError
+from helpers.weights import Tensor, files_of, language_prefix, open_model
 from tables import architecture
 from tables.architecture import TARGETS
-from helpers.run import UserError
-from helpers.weights import open_model
 
 # Fields of Tunix's `ModelConfig` and the keys of a config.json that hold the same.
 SAME = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
@@ -33,9 +39,12 @@ SAME = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "in
         "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
         "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v",
         "per_layer_input_dim": "hidden_size_per_layer_input"}
+KINDS = {"full": AttentionType.GLOBAL, "sliding": AttentionType.LOCAL_SLIDING}
+ANY_PREFIX = r"(?:model\.language_model\.)?"  # how Tunix's patterns of tensor names begin
 
 
-def config_from_hf(source, dtype="bfloat16", **overrides):
+def config_from_hf(source: architecture.Config | str | Path, dtype: str = "bfloat16",
+                   **overrides: Any) -> ModelConfig:
     """Tunix's `ModelConfig` from a Hugging Face `config.json`: 31B, E2B, E4B or tiny.
 
     Args:
@@ -44,46 +53,65 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
       **overrides: further `ModelConfig` fields, for example `num_layers=2`.
 
     Raises:
-      UserError: the file is missing, it describes no Gemma 4, or one that Tunix computes wrongly.
+      UserError: the file is missing, it describes no Gemma 4, or one that Tunix computes otherwise.
     """
     text = architecture.text_config(architecture.read_config(source))
     stack = architecture.layers(text)
-    kinds = tuple(AttentionType.GLOBAL if layer.kind == "full" else AttentionType.LOCAL_SLIDING
-                  for layer in stack)
     count = len(stack)
-    first = sum(layer.owns_kv for layer in stack)
-    if any(layer.kv_from != first - (1 if layer.kind == "full" else 2) for layer in stack[first:]):
-        raise UserError("the layers that share keys and values must start after a full-attention "
-                        "layer: Tunix knows no other arrangement.")
-    rope = text.get("rope_parameters") or {}
-    sliding, full = rope.get("sliding_attention", {}), rope.get("full_attention", {})
-    config = ModelConfig(**{
-        **{field: text.get(key) for field, key in SAME.items()},
-        "num_layers": count, "attention_pattern": kinds,
-        "frac_shared_layers": (count - first) / count,
-        "k_eq_v_global": bool(text.get("attention_k_eq_v")),
-        "per_layer_input_dim": text.get("hidden_size_per_layer_input") or 0,
-        "override_kv_shared_ffw_hidden": stack[-1].mlp if stack[-1].mlp != stack[0].mlp else None,
-        "local_base_frequency": int(sliding.get("rope_theta", 10_000)),
-        "global_base_frequency": int(full.get("rope_theta", 1_000_000)),
-        "global_rope_proportion": float(full.get("partial_rotary_factor", 0.25)),
-        "dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(dtype), **overrides})
-    if first < count and int(count - config.frac_shared_layers * count) != first:
-        config.frac_shared_layers = (count - first - 0.25) / count  # Tunix cuts a rounded product
+    if stack[-1].kind != "full":
+        raise UserError("the last of config.json's layer_types must be full_attention: "
+                        "transformers makes it one anyway. Put the original file back.")
+    first_sharing = sum(layer.owns_kv for layer in stack)
+    for layer in stack[first_sharing:]:
+        if layer.kv_from != first_sharing - (1 if layer.kind == "full" else 2):
+            raise UserError("the layers that share keys and values must start after a "
+                            "full-attention layer: Tunix knows no other arrangement.")
+    fields = {field: text[key] for field, key in SAME.items()}
+    fields["num_layers"] = count
+    fields["attention_pattern"] = tuple(KINDS[layer.kind] for layer in stack)
+    fields["frac_shared_layers"] = (count - first_sharing) / count
+    fields["k_eq_v_global"] = bool(text["attention_k_eq_v"])
+    if not text["attention_k_eq_v"]:
+        fields["num_global_kv_heads"] = None  # transformers uses it where V = K, Tunix always
+    fields["per_layer_input_dim"] = text["hidden_size_per_layer_input"] or 0
+    if stack[-1].mlp != stack[0].mlp:
+        fields["override_kv_shared_ffw_hidden"] = stack[-1].mlp
+    sliding, full = (text["rope_parameters"][kind] for kind in architecture.ROPE)
+    fields["local_base_frequency"] = _whole_if_it_is(sliding["rope_theta"])
+    fields["global_base_frequency"] = _whole_if_it_is(full["rope_theta"])
+    fields["global_rope_proportion"] = float(full["partial_rotary_factor"])
+    fields["dtype"] = fields["param_dtype"] = jnp.dtype(dtype)
+    config = ModelConfig(**{**fields, **overrides})
+    if _unshared(count, config.frac_shared_layers) != first_sharing:
+        config.frac_shared_layers = (count - first_sharing - 0.25) / count
     config.shd_config = replace(config.shd_config, emb_vd=(("tp", "fsdp"), None))  # by vocabulary
     return config
 
 
-def _as_hf(config):
+def _whole_if_it_is(number: float) -> float:
+    """10000 for 10000.0, as Tunix writes it."""
+    return int(number) if number == int(number) else number
+
+
+def _unshared(count: int, share: float) -> int:
+    """How many layers have their own keys and values: Tunix cuts a rounded product."""
+    return int(count - share * count)
+
+
+def _as_hf(config: ModelConfig) -> architecture.Config:
     """The text part of a config.json for a Tunix `ModelConfig`: what `config_from_hf` read."""
     pattern = config.attention_pattern or gemma4.GEMMA4_ATTENTION_PATTERN
-    unshared = int(config.num_layers - config.frac_shared_layers * config.num_layers)
-    names = ["full_attention" if pattern[i % len(pattern)] == AttentionType.GLOBAL
-             else "sliding_attention" for i in range(config.num_layers)]
-    return {"model_type": "gemma4_text", "layer_types": names,
+    names = []
+    for index in range(config.num_layers):
+        is_full = pattern[index % len(pattern)] == AttentionType.GLOBAL
+        names.append("full_attention" if is_full else "sliding_attention")
+    text = {key: getattr(config, field) for field, key in SAME.items()}
+    unshared = _unshared(config.num_layers, config.frac_shared_layers)
+    return {**text, "model_type": "gemma4_text", "layer_types": names,
+            "num_hidden_layers": config.num_layers,
             "num_kv_shared_layers": config.num_layers - unshared,
-            "use_double_wide_mlp": config.override_kv_shared_ffw_hidden is not None,
-            **{key: getattr(config, field) for field, key in SAME.items()}}
+            "vocab_size_per_layer_input": config.num_embed,
+            "use_double_wide_mlp": config.override_kv_shared_ffw_hidden is not None}
 
 
 def expected_modules(config):
@@ -150,7 +178,7 @@ def gib(tree):
                for array in jax.tree.leaves(tree)) / 8 / 2**30
 
 
-def load_base(source, config, mesh):
+def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> gemma4.Gemma4:
     """The Tunix Gemma 4 with the weights of a Hugging Face directory, sharded over `mesh`.
 
     Args:
@@ -159,28 +187,79 @@ def load_base(source, config, mesh):
       mesh: from `make_mesh`.
 
     Raises:
-      UserError: there are no weights, or a tensor of the model is not among them.
+      UserError: there are no weights, or they are not exactly the tensors that the model has.
     """
     folder = remote.stage(source)
-    table = open_model(folder)
-    filler = {}  # keys' and values' weights that no layer uses: Tunix has them, not every file does
-    for layer in architecture.layers(_as_hf(config)):
-        path = f"layers.{layer.index}"
-        if not layer.owns_kv and not any(f"model.{path}.self_attn.k_proj." in name for name in table):
-            shape = (2, layer.kv_heads, layer.width, layer.head_dim)
-            filler[f"{path}.attn.kv_einsum.w"] = np.zeros(shape, np.float32)
-            filler[f"{path}.attn._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
+    architecture.text_config(architecture.read_config(folder))  # may refuse it
+    tensors = open_model(folder)
+    prefix = language_prefix(folder, tensors, _as_hf(config))
+    filler = _unused_weights(config, prefix, tensors)
+    stack_heads = tensor_names._make_preprocess_fn(config)
+
+    def arrange(loaded: dict[str, Any]) -> dict[str, np.ndarray]:
+        return {**filler, **jax.tree.map(np.asarray, stack_heads(loaded))}
+
+    def names_of(config: ModelConfig) -> dict[str, Any]:
+        """Tunix's map of names, for names that start with `prefix` and no others."""
+        theirs = tensor_names._get_key_and_transform_mapping(config)
+        own = re.escape(prefix)
+        return {name.replace(ANY_PREFIX, own): place for name, place in theirs.items()}
+
+    dtypes = {tensor.dtype for tensor in tensors.values()}  # Tunix's fast reader knows one
+    mode = "auto" if len(dtypes) == 1 else "original"
     # Tunix's public loader takes no tensors beside those of the files, so we call what it calls.
-    arrange = tensor_names._make_preprocess_fn(config)
-    dtypes = {tensor.dtype for tensor in table.values()}  # Tunix's fast reader assumes there is one
-    try:
+    with _folder_of(files_of(folder)) as exactly, _arrays_on_the_host():
         return safetensors_loader.load_and_create_model(
-            str(folder), gemma4.Gemma4, config, tensor_names._get_key_and_transform_mapping, mesh,
-            lambda tensors: {**filler, **arrange(tensors)}, config.param_dtype,
-            mode="auto" if len(dtypes) == 1 else "original")
-    except (AssertionError, ValueError) as error:
-        raise UserError(f"the weights in {folder} do not belong to its config.json: "
-                        f"{str(error)[:300]}") from error
+            exactly, gemma4.Gemma4, config, names_of, mesh, arrange, config.param_dtype, mode=mode)
+
+
+def _unused_weights(config: ModelConfig, prefix: str,
+                    tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Weights of keys and values that no layer uses: Tunix has them, not every file does."""
+    filler = {}
+    for layer in architecture.layers(_as_hf(config)):
+        if layer.owns_kv:
+            continue
+        path = f"layers.{layer.index}"
+        theirs = f"{prefix}{path}.self_attn"
+        name, shape = "kv_einsum", (2, layer.kv_heads, layer.width, layer.head_dim)
+        projections = ["k_proj", "v_proj"]
+        if layer.k_is_v:
+            name, shape, projections = "k_einsum", shape[1:], ["k_proj"]
+        if not all(f"{theirs}.{projection}.weight" in tensors for projection in projections):
+            filler[f"{path}.attn.{name}.w"] = np.zeros(shape, np.float32)
+        if f"{theirs}.k_norm.weight" not in tensors:
+            filler[f"{path}.attn._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
+    return filler
+
+
+@contextlib.contextmanager
+def _folder_of(files: Sequence[Path]) -> Iterator[str]:
+    """A folder that holds these files and nothing else, because Tunix takes all that it finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in files:
+            (Path(folder) / file.name).symlink_to(file.resolve())
+        yield folder
+
+
+@contextlib.contextmanager
+def _arrays_on_the_host() -> Iterator[None]:
+    """New arrays go into the host's memory, not onto the first chip.
+
+    Tunix transposes and stacks the queries, keys and values of all layers before it shards them: 10
+    GiB in the 31B, for which a chip of 16 GiB has no room beside its share of the weights. The
+    setting is JAX's global one, because Tunix's slow reader makes its arrays in threads.
+    """
+    before = jax.config.jax_default_device
+    try:
+        host = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS=tpu leaves JAX no CPU
+        host = before
+    jax.config.update("jax_default_device", host)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_default_device", before)
 
 
 def lora_a(key, shape, dtype):

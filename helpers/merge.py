@@ -5,6 +5,7 @@ r rank, [in, r] and [r, out] are the two matrices of an adapter.
 """
 
 import hashlib
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -18,7 +19,7 @@ from safetensors.numpy import save_file
 
 from helpers import weights
 from helpers.run import (
-    Progress, UserError, atomic_dir, changed, digest, hashes, read_json, room, run_dir, write_json)
+    Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
 from tables import architecture
 
 BLOCK = 1_024  # rows of a matrix that are in memory at a time
@@ -35,7 +36,8 @@ def restore_adapters(folder, step):
       step: of one of them; 0 is the newest.
 
     Returns:
-      (step, {module path: (A, B)} in float32, the recipe saved with the checkpoint).
+      (step, {module path: (A, B)} in float32, what 03 noted with the checkpoint: its recipe then,
+      and perhaps `adapter_sha256`).
 
     Raises:
       UserError: there is no such step, or it cannot be read.
@@ -56,7 +58,8 @@ def restore_adapters(folder, step):
             plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
             tree = manager.restore(step, args=ocp.args.Composite(
                 model_params=ocp.args.PyTreeRestore(restore_args=plan)))["model_params"]
-            recipe = (manager.metadata(step).custom_metadata or {}).get("recipe", {})
+            told = manager.metadata(step).custom_metadata or {}
+            notes = {**told, **told.get("recipe", {})}
         except (ValueError, OSError, KeyError, AttributeError, TypeError) as error:
             why = (str(error) or type(error).__name__).splitlines()[0][:150]
             raise UserError(f"step {step} in {folder} cannot be read: {why}\nSet Settings.step to "
@@ -66,7 +69,26 @@ def restore_adapters(folder, step):
         parts = [str(key.key) for key in keys if str(key.key) != "value"]
         path, which = ".".join(parts[:-1]), parts[-1].rpartition("_lora_")[2]
         adapters.setdefault(path, {})[which] = np.asarray(array, np.float32)
-    return step, {path: (pair["a"], pair["b"]) for path, pair in adapters.items()}, recipe
+    return step, {path: (pair["a"], pair["b"]) for path, pair in adapters.items()}, notes
+
+
+def check_digest(adapters, step, recipe, notes):
+    """Refuse adapters that aren't those that 03 saved: a damaged file can be restored, too.
+
+    Args:
+      adapters, step, notes: from `restore_adapters`.
+      recipe: 03's. It has the digest of the last step; `notes` may have the one of this step.
+
+    Raises:
+      UserError: the digest is another.
+    """
+    known = notes.get("adapter_sha256")
+    if not known and step == recipe["final_step"]:
+        known = recipe.get("adapter_sha256")
+    if known and weights.adapters_digest(adapters) != known:
+        raise UserError(f"the adapters of step {step} are not those that 03 saved: a file of this "
+                        "checkpoint has changed. Set Settings.step to another checkpoint, or run "
+                        "03_train.py again.")
 
 
 def targets_of(base, adapters, recipe):
@@ -135,6 +157,18 @@ def add_delta(rows, a, b, scale):
     return merged, np.array([np.vdot(part, part) for part in (base, delta, lost)], np.float64)
 
 
+def files_to_copy(base):
+    """The files of a base that the merged model needs: its weights, and all that isn't weights.
+
+    Raises:
+      UserError: see `weights.files_of`.
+    """
+    weighty = (".safetensors", ".bin", ".gguf")
+    rest = [path for path in Path(base).iterdir()
+            if path.is_file() and path.suffix not in weighty]
+    return sorted(rest + weights.files_of(base))
+
+
 def merge_model(base, out, plan, scale, as_trained=None):
     """Copy a model folder to `out`, then change the planned matrices in the copy.
 
@@ -153,8 +187,7 @@ def merge_model(base, out, plan, scale, as_trained=None):
       UserError: the disk is too small or full, or a matrix holds NaN or Inf.
     """
     base, tensors = Path(base), weights.open_model(base)
-    files = [path for path in sorted(base.iterdir())
-             if path.is_file() and path.suffix not in (".bin", ".gguf")]
+    files = files_to_copy(base)
     room(Path(out).parent, 1.01 * sum(path.stat().st_size for path in files), f"{out.name}/")
     norms, progress = [], Progress(len(plan), "matrices merged")
     with atomic_dir(out) as folder:
@@ -213,6 +246,19 @@ def write_adapter(out, targets, adapters, recipe, prefix):
         write_json(folder / "adapter_config.json", config)
 
 
+def finished(path):
+    """What merge.json holds, or {} if it is missing, torn or no record: then all is made again."""
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    needed = {"inputs": dict, "files": dict, "adapter_files": dict, "norms": list}
+    if isinstance(record, dict):
+        if all(isinstance(record.get(key), kind) for key, kind in needed.items()):
+            return record
+    return {}
+
+
 def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
     """Make `merged/`, `adapter/` and `merge.json` of the run directory, unless they are current.
 
@@ -234,7 +280,7 @@ def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
     scale, inputs = recipe["alpha"] / recipe["rank"], {
         "step": step, "base": weights.fingerprint(base), "recipe": digest(recipe),
         "adapters": digest(pairs)}
-    record = read_json(path) if path.exists() else {}
+    record = finished(path)
     if record.get("inputs") == inputs:
         bad = changed(merged, record["files"]) | changed(adapter, record["adapter_files"])
         if not bad:

@@ -40,7 +40,9 @@ def tensors(config, keep_unused=True):
     for i, kind in enumerate(c["layer_types"]):
         full = kind == "full_attention"
         size = c["global_head_dim"] if full else c["head_dim"]
-        kv = full and c["num_global_key_value_heads"] or c["num_key_value_heads"]
+        kv = c["num_key_value_heads"]
+        if full and c["attention_k_eq_v"]:
+            kv = c["num_global_key_value_heads"] or kv
         shared = i >= c["num_hidden_layers"] - c["num_kv_shared_layers"]
         wide = c["intermediate_size"] * (2 if shared and c["use_double_wide_mlp"] else 1)
         heads, layer = c["num_attention_heads"], f"layers.{i}."

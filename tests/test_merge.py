@@ -259,6 +259,32 @@ def test_damaged_checkpoint(world, tmp_path):
     assert len(str(error.value).splitlines()) <= 2 and len(str(error.value)) < 500
 
 
+@pytest.mark.parametrize("place", ["the recipe", "the checkpoint"])
+def test_other_numbers_than_03_saved_are_refused(world, place):
+    """A flipped bit in a checkpoint restores without a word: the digest notices."""
+    digest = weights.adapters_digest(world.adapters)
+    recipe, notes = world.recipe | {"final_step": 20}, dict(world.notes)
+    (recipe if place == "the recipe" else notes)["adapter_sha256"] = digest
+    merge.check_digest(world.adapters, 20, recipe, notes)
+    path, (a, b) = next(iter(world.adapters.items()))
+    flipped = b.copy()
+    flipped.view(np.uint8).reshape(-1)[7] ^= 1
+    damaged = world.adapters | {path: (a, flipped)}
+    with refused("adapters of step 20 are not those that 03 saved.*Set Settings.step to another"):
+        merge.check_digest(damaged, 20, recipe, notes)
+    merge.check_digest(damaged, 20, world.recipe | {"final_step": 20}, world.notes)  # none is known
+    if place == "the recipe":  # it is about the last step
+        merge.check_digest(damaged, 10, recipe, notes)
+
+
+def test_a_checkpoint_gives_the_digest_of_the_model_that_was_saved(world):
+    """03 takes it of its model, 04 of what Orbax restores."""
+    model, mesh = tunix(world.base)
+    model = adapted(model, mesh, RANK, ALPHA)
+    known = weights.adapters_digest(gemma.adapted_modules(model))
+    assert known == weights.adapters_digest(world.adapters)
+
+
 # ── The notebook as a whole ──
 @pytest.fixture(scope="module")
 def run(world, tmp_path_factory):
@@ -296,6 +322,19 @@ def test_the_notebook_writes_all_then_nothing_then_what_was_damaged(run, merged)
     assert third.returncode == 0 and f"{tensor.file.name} is changed" in third.stdout
     assert json.loads((run / "merge.json").read_text()) == record
     assert helpers.changed(run / "merged", record["files"]) == {}
+
+
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", "3", "null", "\xff", '{"inputs": 3}', '{"inputs": INPUTS}',
+    '{"inputs": INPUTS, "files": [], "adapter_files": {}, "norms": []}'])
+def test_a_torn_record_is_written_again(world, tmp_path, monkeypatch, text):
+    """04 writes merge.json, so no merge.json may stop it."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    things = (world.base, world.targets, world.adapters, 20, world.recipe, PREFIX)
+    whole = merge.run(*things)
+    torn = text.replace("INPUTS", json.dumps(whole["inputs"]))
+    (tmp_path / "merge.json").write_bytes(torn.encode("latin-1"))
+    assert merge.run(*things) == whole == json.loads((tmp_path / "merge.json").read_text())
 
 
 # ── What other engines say (slow) ──
@@ -395,6 +434,53 @@ def test_five_paths_agree_in_bfloat16(tmp_path, prompts):
     print(f"  the base's own HF-to-vLLM noise: mean {noise:.2e}")
     for name in ("HF adapter", "vLLM merged", "vLLM adapter", "Tunix with adapters"):
         assert np.abs(found[name] - found["HF merged"]).mean() <= 2 * noise, name
+
+
+@needs_serve
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["TINY", "E2B"])
+def test_a_base_that_transformers_saved_keeps_its_names(tmp_path, shape):
+    """Gemma4ForCausalLM names tensors model.layers…, and writes per_layer_config since 5.15."""
+    text, base = getattr(random_gemma, shape), tmp_path / "base"
+    code = """
+import json, sys, torch
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+torch.manual_seed(0)
+model = Gemma4ForCausalLM(Gemma4TextConfig(**json.loads(sys.argv[1])))
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+model.save_pretrained(sys.argv[2])
+"""
+    serve("-c", code, json.dumps(text), base)
+    prompts = np.random.default_rng(1).integers(3, text["vocab_size"], (2, 40))
+    model, mesh = tunix(base)
+    before = logits(model, mesh, prompts)
+    model = adapted(model, mesh, RANK, ALPHA)
+    save(tmp_path / "checkpoints", model, RANK, ALPHA, (1,))
+    config, tensors = architecture.read_config(base), weights.open_model(base)
+    prefix = weights.language_prefix(base, tensors, config)
+    assert prefix == "model."
+    _, adapters, notes = merge.restore_adapters(tmp_path / "checkpoints", 1)
+    targets = architecture.modules(config)
+    recipe = {"rank": RANK, "alpha": ALPHA, "base_model": "saved"}
+    merge.check(targets, adapters, tensors, prefix, recipe, notes)
+    plan = merge.plan_merge(targets, adapters, prefix)
+    merge.merge_model(base, tmp_path / "merged", plan, ALPHA / RANK)
+    merge.write_adapter(tmp_path / "adapter", targets, adapters, recipe, prefix)
+    assert list(weights.open_model(tmp_path / "merged")) == list(tensors)
+    job = {"dtype": "float32", "prompts": prompts.tolist(), **{
+        name: str(tmp_path / name) for name in ("base", "merged", "adapter")}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    serve("tests/merge_parity.py", tmp_path / "job.json", "hf", tmp_path / "hf.npz")
+    found = np.load(tmp_path / "hf.npz")
+    after = logits(model, mesh, prompts)
+    for name, ours in (("base", before), ("merged", after), ("adapter", after)):
+        scores = ours[:, :-1].reshape(-1, text["vocab_size"])
+        shifted = scores - scores.max(-1, keepdims=True)
+        ours = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        assert np.abs(ours - found[name]).max() < 1e-3, name
+    assert np.abs(found["merged"] - found["base"]).max() > 0.05, "the adapter changes nothing"
 
 
 @needs_serve
