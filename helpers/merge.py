@@ -8,8 +8,10 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,14 +23,18 @@ from helpers import weights
 from helpers.run import (
     Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
 from tables import architecture
+from tables.architecture import Module
 
+Adapters = dict[str, tuple[np.ndarray, np.ndarray]]  # (A, B) by a module's path or tensor's name
+# What Orbax raises for a step that is damaged; for some of its files it is a plain `Exception`.
+TORN = (ValueError, OSError, KeyError, AttributeError, TypeError)
 BLOCK = 1_024  # rows of a matrix that are in memory at a time
 
 
 # ── What 03 left ──
 
 
-def restore_adapters(folder, step):
+def restore_adapters(folder: str | Path, step: int) -> tuple[int, Adapters, dict[str, Any]]:
     """The adapters of a checkpoint, without a model, whatever devices wrote it.
 
     Args:
@@ -42,37 +48,50 @@ def restore_adapters(folder, step):
     Raises:
       UserError: there is no such step, or it cannot be read.
     """
-    handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
     if "://" not in str(folder):
         if not Path(folder).is_dir():
             raise UserError(f"{folder} is missing. Run 03_train.py first.")
         folder = Path(folder).resolve()
+    handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
     with ocp.CheckpointManager(folder, item_handlers=handlers) as manager:
         steps = sorted(manager.all_steps())
-        step = step or (steps[-1] if steps else 0)
+        step = step or max(steps, default=0)
         if step not in steps:
             raise UserError(f"{folder} has no finished step {step}; it has {steps}. Set "
                             "Settings.step to one of them, or run 03_train.py.")
         try:
-            shapes = manager.item_metadata(step)["model_params"].tree
-            plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
-            tree = manager.restore(step, args=ocp.args.Composite(
-                model_params=ocp.args.PyTreeRestore(restore_args=plan)))["model_params"]
-            told = manager.metadata(step).custom_metadata or {}
-            notes = {**told, **told.get("recipe", {})}
-        except (ValueError, OSError, KeyError, AttributeError, TypeError) as error:
+            tree, notes = _read(manager, step)
+        except Exception as error:
+            if type(error) is not Exception and not isinstance(error, TORN):
+                raise
             why = (str(error) or type(error).__name__).splitlines()[0][:150]
             raise UserError(f"step {step} in {folder} cannot be read: {why}\nSet Settings.step to "
                             f"another of {steps}, or run 03_train.py again.") from error
-    adapters = {}
+    return step, _pairs(tree), notes
+
+
+def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
+    """(tree of NumPy arrays, notes) of a step."""
+    shapes = manager.item_metadata(step)["model_params"].tree
+    plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+    wanted = ocp.args.Composite(model_params=ocp.args.PyTreeRestore(restore_args=plan))
+    tree = manager.restore(step, args=wanted)["model_params"]
+    noted = manager.metadata(step).custom_metadata or {}
+    return tree, {**noted, **noted.get("recipe", {})}
+
+
+def _pairs(tree: Any) -> Adapters:
+    """{module path: (A, B)} in float32 of a restored tree."""
+    matrices: dict[str, dict[str, np.ndarray]] = {}
     for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]:
         parts = [str(key.key) for key in keys if str(key.key) != "value"]
-        path, which = ".".join(parts[:-1]), parts[-1].rpartition("_lora_")[2]
-        adapters.setdefault(path, {})[which] = np.asarray(array, np.float32)
-    return step, {path: (pair["a"], pair["b"]) for path, pair in adapters.items()}, notes
+        module, letter = ".".join(parts[:-1]), parts[-1].rpartition("_lora_")[2]
+        matrices.setdefault(module, {})[letter] = np.asarray(array, np.float32)
+    return {module: (pair["a"], pair["b"]) for module, pair in matrices.items()}
 
 
-def check_digest(adapters, step, recipe, notes):
+def check_digest(adapters: Adapters, step: int, recipe: dict[str, Any],
+                 notes: dict[str, Any]) -> None:
     """Refuse adapters that aren't those that 03 saved: a damaged file can be restored, too.
 
     Args:
@@ -91,13 +110,16 @@ def check_digest(adapters, step, recipe, notes):
                         "03_train.py again.")
 
 
-def targets_of(base, adapters, recipe):
+def targets_of(base: str | Path, adapters: Adapters, recipe: dict[str, Any]) -> list[Module]:
     """The modules that get a delta: all of the config's, or those that 03 adapted on purpose."""
     listed = architecture.modules(architecture.read_config(base))
-    return [one for one in listed if not recipe.get("partial") or one.path in adapters]
+    if not recipe.get("partial"):
+        return listed
+    return [module for module in listed if module.path in adapters]
 
 
-def check(targets, adapters, tensors, prefix, recipe, notes):
+def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weights.Tensor],
+          prefix: str, recipe: dict[str, Any], notes: dict[str, Any]) -> None:
     """Refuse unless every adapter has its place, every place its adapter, and all shapes agree.
 
     Args:
@@ -111,40 +133,63 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
     """
     wanted = {target.path: target for target in targets}
     problems = [f"{path} has no adapter" for path in sorted(set(wanted) - set(adapters))]
-    problems += [f"adapter {path} has no place" for path in sorted(set(adapters) - set(wanted))]
-    problems += [f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}"
-                 for key in ("rank", "alpha") if notes.get(key, recipe[key]) != recipe[key]]
+    for path in sorted(set(adapters) - set(wanted)):
+        problems.append(f"adapter {path} has no place")
+    for key in ("rank", "alpha"):
+        if notes.get(key, recipe[key]) != recipe[key]:
+            problems.append(f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}")
     for path in sorted(set(wanted) & set(adapters)):
-        needed = wanted[path].adapter(recipe["rank"])
-        for letter, array, shape in zip("AB", adapters[path], needed):
-            if array.shape != shape:
-                problems.append(f"{path} {letter} is {array.shape}, rank {recipe['rank']} needs "
-                                f"{shape}")
-            elif not np.isfinite(array).all():
-                problems.append(f"{path} {letter} has NaN or Inf")
-        for name, shape in wanted[path].names.items():
-            tensor = tensors.get(f"{prefix}{name}.weight")
-            if tensor is None or tensor.shape != shape or tensor.dtype not in weights.DTYPES:
-                problems.append(f"base {name} is {tensor and (tensor.dtype, tensor.shape)}, "
-                                f"expected {shape} in {', '.join(weights.DTYPES)}")
+        problems += _adapter_problems(wanted[path], adapters[path], recipe["rank"])
+        problems += _base_problems(wanted[path], tensors, prefix)
     if not problems and not any(b.any() for _, b in adapters.values()):
         problems = ["every B is zero, so it was saved before the first step"]
     if problems:
-        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise UserError("checkpoint and base do not fit: " + "; ".join(problems[:3]) + more
-                        + ". Check Settings.base and Settings.step, or run 03_train.py.")
+        text = "; ".join(problems[:3])
+        if len(problems) > 3:
+            text += f" (and {len(problems) - 3} more)"
+        raise UserError(f"checkpoint and base do not fit: {text}. Check Settings.base and "
+                        "Settings.step, or run 03_train.py.")
+
+
+def _adapter_problems(target: Module, pair: tuple[np.ndarray, np.ndarray],
+                      rank: int) -> list[str]:
+    """What is wrong with the A and B of a module."""
+    problems = []
+    for letter, array, shape in zip("AB", pair, target.adapter(rank), strict=True):
+        if array.shape != shape:
+            problems.append(f"{target.path} {letter} is {array.shape}, rank {rank} needs {shape}")
+        elif not np.isfinite(array).all():
+            problems.append(f"{target.path} {letter} has NaN or Inf")
+    return problems
+
+
+def _base_problems(target: Module, tensors: Mapping[str, weights.Tensor],
+                   prefix: str) -> list[str]:
+    """What is wrong with the base's matrices of a module."""
+    problems = []
+    for name, shape in target.names.items():
+        tensor = tensors.get(f"{prefix}{name}.weight")
+        if tensor is None or tensor.shape != shape or tensor.dtype not in weights.DTYPES:
+            there = tensor and (tensor.dtype, tensor.shape)
+            problems.append(f"base {name} is {there}, expected {shape} in "
+                            f"{', '.join(weights.DTYPES)}")
+    return problems
 
 
 # ── The algebra ──
 
 
-def plan_merge(targets, adapters, prefix):
+def plan_merge(targets: list[Module], adapters: Adapters, prefix: str) -> Adapters:
     """{name of a tensor in the base: (A [in, r], B [r, out])}, every adapter exactly once."""
-    return {f"{prefix}{name}.weight": pair for target in targets
-            for name, pair in target.factors(*adapters[target.path]).items()}
+    plan = {}
+    for target in targets:
+        for name, pair in target.factors(*adapters[target.path]).items():
+            plan[f"{prefix}{name}.weight"] = pair
+    return plan
 
 
-def add_delta(rows, a, b, scale):
+def add_delta(rows: np.ndarray, a: np.ndarray, b: np.ndarray,
+              scale: float) -> tuple[np.ndarray, np.ndarray]:
     """rows [m, in] + scale · (a [in, r] b [r, m])ᵀ in float32, rounded once.
 
     Returns:
@@ -154,22 +199,25 @@ def add_delta(rows, a, b, scale):
     delta = np.float32(scale) * (b.T @ a.T)
     merged = (base + delta).astype(rows.dtype)
     lost = merged.astype(np.float32) - (base + delta)
-    return merged, np.array([np.vdot(part, part) for part in (base, delta, lost)], np.float64)
+    squares = [np.vdot(part, part) for part in (base, delta, lost)]
+    return merged, np.array(squares, np.float64)
 
 
-def files_to_copy(base):
+def files_to_copy(base: str | Path) -> list[Path]:
     """The files of a base that the merged model needs: its weights, and all that isn't weights.
 
     Raises:
       UserError: see `weights.files_of`.
     """
-    weighty = (".safetensors", ".bin", ".gguf")
-    rest = [path for path in Path(base).iterdir()
-            if path.is_file() and path.suffix not in weighty]
+    rest = []
+    for path in Path(base).iterdir():
+        if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf"):
+            rest.append(path)
     return sorted(rest + weights.files_of(base))
 
 
-def merge_model(base, out, plan, scale, as_trained=None):
+def merge_model(base: str | Path, out: str | Path, plan: Adapters, scale: float,
+                as_trained: Callable[[np.ndarray], np.ndarray] | None = None) -> pd.DataFrame:
     """Copy a model folder to `out`, then change the planned matrices in the copy.
 
     Every other byte is the base's. The folder appears when it is complete.
@@ -186,22 +234,19 @@ def merge_model(base, out, plan, scale, as_trained=None):
     Raises:
       UserError: the disk is too small or full, or a matrix holds NaN or Inf.
     """
-    base, tensors = Path(base), weights.open_model(base)
+    base, out = Path(base), Path(out)
+    tensors = weights.open_model(base)
     files = files_to_copy(base)
-    room(Path(out).parent, 1.01 * sum(path.stat().st_size for path in files), f"{out.name}/")
-    norms, progress = [], Progress(len(plan), "matrices merged")
+    bytes_needed = 1.01 * sum(path.stat().st_size for path in files)
+    room(out.parent, bytes_needed, f"{out.name}/")
+    norms = []
+    progress = Progress(len(plan), "matrices merged")
     with atomic_dir(out) as folder:
         for path in files:
             shutil.copyfile(path, folder / path.name)
         for name, (a, b) in plan.items():
-            there = replace(tensors[name], file=folder / tensors[name].file.name)
-            matrix = there.array("r+")
-            sums = np.zeros(3)
-            for first in range(0, len(matrix), BLOCK):
-                part = slice(first, first + BLOCK)
-                rows = as_trained(matrix[part]) if as_trained else matrix[part]
-                matrix[part], more = add_delta(rows, a, b[:, part], scale)
-                sums += more
+            copied = replace(tensors[name], file=folder / tensors[name].file.name)
+            sums = _merge_matrix(copied.array("r+"), a, b, scale, as_trained)
             if not np.isfinite(sums).all():
                 raise UserError(f"{base}: {name} has NaN or Inf. Download it again.")
             norms.append((name, *np.sqrt(sums).tolist()))
@@ -209,23 +254,41 @@ def merge_model(base, out, plan, scale, as_trained=None):
     return pd.DataFrame(norms, columns=["tensor", "base", "delta", "rounding"])
 
 
+def _merge_matrix(matrix: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float,
+                  as_trained: Callable[[np.ndarray], np.ndarray] | None) -> np.ndarray:
+    """Change a matrix [out, in] of a file in place; returns the squared norms of `add_delta`."""
+    sums = np.zeros(3)
+    for first in range(0, len(matrix), BLOCK):
+        part = slice(first, first + BLOCK)
+        rows = matrix[part]
+        if as_trained:
+            rows = as_trained(rows)
+        matrix[part], squares = add_delta(rows, a, b[:, part], scale)
+        sums += squares
+    return sums
+
+
 # ── What is written ──
 
 
-def peft_tensors(targets, adapters, prefix):
+def peft_tensors(targets: list[Module], adapters: Adapters,
+                 prefix: str) -> dict[str, np.ndarray]:
     """{name: array} of adapter_model.safetensors: lora_A [r, in] and lora_B [out, r] per matrix."""
     tensors = {}
     for target in targets:
         factors = target.factors(*adapters[target.path])
         if target.kind == "k_einsum":  # for vLLM, whose adapter for k_proj reaches K only
-            factors |= {name.replace("k_proj", "v_proj"): pair for name, pair in factors.items()}
+            for name, pair in list(factors.items()):
+                factors[name.replace("k_proj", "v_proj")] = pair
         for name, (a, b) in factors.items():
-            for letter, matrix in (("A", a.T), ("B", b.T)):
-                tensors[f"base_model.model.{prefix}{name}.lora_{letter}.weight"] = matrix.copy()
+            start = f"base_model.model.{prefix}{name}"
+            tensors[f"{start}.lora_A.weight"] = a.T.copy()
+            tensors[f"{start}.lora_B.weight"] = b.T.copy()
     return tensors
 
 
-def write_adapter(out, targets, adapters, recipe, prefix):
+def write_adapter(out: str | Path, targets: list[Module], adapters: Adapters,
+                  recipe: dict[str, Any], prefix: str) -> None:
     """Write the adapters as PEFT stores them.
 
     Args:
@@ -233,23 +296,26 @@ def write_adapter(out, targets, adapters, recipe, prefix):
       targets, adapters, prefix: as for `check`.
       recipe: 03's.
     """
+    pattern = architecture.PEFT_TARGETS  # the language model's layers only
+    if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
+        names = []
+        for target in targets:
+            names += [re.escape(name) for name in target.names]
+        pattern = rf"model\.(language_model\.)?({'|'.join(sorted(names))})"
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
               "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
               "base_model_name_or_path": recipe["base_model"], "inference_mode": True,
-              "target_modules": architecture.PEFT_TARGETS}  # the language model's layers only
-    if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
-        names = sorted(re.escape(name) for target in targets for name in target.names)
-        config["target_modules"] = rf"model\.(language_model\.)?({'|'.join(names)})"
+              "target_modules": pattern}
     with atomic_dir(out) as folder:
-        save_file(peft_tensors(targets, adapters, prefix),
-                  folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        tensors = peft_tensors(targets, adapters, prefix)
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         write_json(folder / "adapter_config.json", config)
 
 
-def finished(path):
+def finished(path: Path) -> dict[str, Any]:
     """What merge.json holds, or {} if it is missing, torn or no record: then all is made again."""
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
     needed = {"inputs": dict, "files": dict, "adapter_files": dict, "norms": list}
@@ -259,11 +325,14 @@ def finished(path):
     return {}
 
 
-def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
+def run(base: str | Path, targets: list[Module], adapters: Adapters, step: int,
+        recipe: dict[str, Any], prefix: str,
+        as_trained: Callable[[np.ndarray], np.ndarray] | None = None) -> dict[str, Any]:
     """Make `merged/`, `adapter/` and `merge.json` of the run directory, unless they are current.
 
     `merge.json` has what they were made from (`inputs`) and the SHA-256 of every file. It comes
-    last, so what it describes is finished.
+    last, so what it describes is finished. A folder whose files are whole isn't made again because
+    the other one's aren't.
 
     Args:
       base: the base's folder.
@@ -275,23 +344,35 @@ def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
       What `merge.json` holds.
     """
     path, merged, adapter = (run_dir(name) for name in ("merge.json", "merged", "adapter"))
-    pairs = {name: hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
-             for name, (a, b) in adapters.items()}
-    scale, inputs = recipe["alpha"] / recipe["rank"], {
-        "step": step, "base": weights.fingerprint(base), "recipe": digest(recipe),
-        "adapters": digest(pairs)}
+    scale = recipe["alpha"] / recipe["rank"]
+    inputs = inputs_of(base, adapters, step, recipe)
     record = finished(path)
+    norms = None
     if record.get("inputs") == inputs:
-        bad = changed(merged, record["files"]) | changed(adapter, record["adapter_files"])
-        if not bad:
+        bad = changed(merged, record["files"])
+        bad_adapter = changed(adapter, record["adapter_files"])
+        if not bad and not bad_adapter:
             print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
             return record
-        for name, what in bad.items():
-            print(f"{name} is {what}: making all of it again")
-    norms = merge_model(base, merged, plan_merge(targets, adapters, prefix), scale, as_trained)
+        for name, what in (bad | bad_adapter).items():
+            print(f"{name} is {what}: making all of its folder again")
+        if not bad:
+            norms = record["norms"]
+    if norms is None:
+        plan = plan_merge(targets, adapters, prefix)
+        norms = merge_model(base, merged, plan, scale, as_trained).to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
     record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "recipe": recipe,
-              "files": hashes(merged), "adapter_files": hashes(adapter),
-              "norms": norms.to_dict("records")}
+              "files": hashes(merged), "adapter_files": hashes(adapter), "norms": norms}
     write_json(path, record)
     return record
+
+
+def inputs_of(base: str | Path, adapters: Adapters, step: int,
+              recipe: dict[str, Any]) -> dict[str, Any]:
+    """What decides every byte that 04 writes: equal inputs give equal files."""
+    pairs = {}
+    for name, (a, b) in adapters.items():
+        pairs[name] = hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
+    return {"step": step, "base": weights.fingerprint(base), "recipe": digest(recipe),
+            "adapters": digest(pairs)}

@@ -148,31 +148,42 @@ def language_prefix(folder: str | Path, tensors: Mapping[str, Tensor],
       UserError: a tensor that the config asks for is missing, or has another shape or a dtype that
         isn't one of `DTYPES`; or there is one that no part of the model computes with.
     """
-    own = [name for name in tensors if not name.startswith(TOWERS)]
-    prefix = next((start for start in PREFIXES if f"{start}embed_tokens.weight" in tensors), None)
-    if prefix is None:
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(TOWERS)}
+    if "lm_head.weight" in own:
+        raise UserError(f"{folder} has an output matrix of its own (lm_head.weight), but we "
+                        "compute a Gemma 4's logits with its embedding. Take a base that has none.")
+    for prefix in PREFIXES:
+        if f"{prefix}embed_tokens.weight" in own:
+            break
+    else:
         raise UserError(f"{folder} has no {PREFIXES[0]}embed_tokens.weight (its first name is "
                         f"{min(own, default='none')}). Take a Gemma4ForCausalLM or "
                         "Gemma4ForConditionalGeneration as transformers saves it.")
-    if "lm_head.weight" in tensors:
-        raise UserError(f"{folder} has an output matrix of its own (lm_head.weight), but we "
-                        "compute a Gemma 4's logits with its embedding. Take a base that has none.")
-    needed, unused = architecture.tensors(config)
-    known = {**needed, **unused}
-    problems = [f"{prefix}{name} is missing" for name in needed if prefix + name not in tensors]
-    for name in own:
-        shape = known.get(name.removeprefix(prefix))
-        there = tensors[name]
-        if shape is None or not name.startswith(prefix):
-            problems.append(f"{name} is no part of the model that we compute")
-        elif there.shape != shape or there.dtype not in DTYPES:
-            problems.append(f"{name} is {there.dtype} {list(there.shape)} instead of "
-                            f"{list(shape)} in {', '.join(DTYPES)}")
+    problems = _differences(own, prefix, *architecture.tensors(config))
     if problems:
-        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise UserError(f"the weights in {folder} are not those of its config.json: "
-                        f"{'; '.join(problems[:3])}{more}. Take a base whose files fit together.")
+        text = "; ".join(problems[:3])
+        if len(problems) > 3:
+            text += f" (and {len(problems) - 3} more)"
+        raise UserError(f"the weights in {folder} are not those of its config.json: {text}. "
+                        "Take a base whose files fit together.")
     return prefix
+
+
+def _differences(tensors: Mapping[str, Tensor], prefix: str, needed: architecture.Shapes,
+                 unused: architecture.Shapes) -> list[str]:
+    """What is missing, what is too much, and what has another shape or dtype, in words."""
+    problems = []
+    for name in needed:
+        if prefix + name not in tensors:
+            problems.append(f"{prefix}{name} is missing")
+    shapes = {prefix + name: shape for name, shape in (needed | unused).items()}
+    for name, tensor in tensors.items():
+        if name not in shapes:
+            problems.append(f"{name} is no part of the model that we compute")
+        elif tensor.shape != shapes[name] or tensor.dtype not in DTYPES:
+            problems.append(f"{name} is {tensor.dtype} {list(tensor.shape)} instead of "
+                            f"{list(shapes[name])} in {', '.join(DTYPES)}")
+    return problems
 
 
 def fingerprint(folder: str | Path) -> str:

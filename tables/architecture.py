@@ -14,6 +14,7 @@ from typing import Any
 from tables.errors import UserError
 
 Config = dict[str, Any]  # a config.json, or its text part
+Shapes = dict[str, tuple[int, ...]]  # by the names of tensors
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,14 @@ class Kind:
     B [r, outputs].
     """
 
-    names: tuple   # of the HF matrices that it is; two of them are stacked along Tunix's axis `c`
-    inputs: str    # axes that it takes
-    outputs: str   # axes that it gives
-    weight: str    # axes of the frozen weight, as Tunix stores it
+    names: tuple[str, ...]  # of its HF matrices; two of them are stacked along Tunix's axis `c`
+    inputs: str     # axes that it takes
+    outputs: str    # axes that it gives
+    weight: str     # axes of the frozen weight, as Tunix stores it
     when: str = "always"  # or, by what a layer keeps: "keys and values", "keys alone"
 
     @property
-    def equation(self):
+    def equation(self) -> str:
         """What LoRA computes in training, for `einsum(…, x, A, B)`; t are tokens."""
         return f"t{self.inputs},{self.inputs}r,r{self.outputs}->t{self.outputs}"
 
@@ -63,39 +64,42 @@ class Module:
     path: str       # its name in Tunix, for example `layers.0.attn.q_einsum`
     layer: int      # the index of its layer
     how: Kind
-    inputs: tuple   # the sizes of its axes, such as (D,)
-    outputs: tuple  # such as (N, H)
+    inputs: tuple[int, ...]   # the sizes of its axes, such as (D,)
+    outputs: tuple[int, ...]  # such as (N, H)
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         """The last part of the path, a key of `KINDS`."""
         return self.path.rpartition(".")[2]
 
     @property
-    def size(self):
+    def size(self) -> int:
         """Numbers in it."""
         return math.prod(self.inputs) * math.prod(self.outputs)
 
     @property
-    def names(self):
+    def names(self) -> dict[str, tuple[int, int]]:
         """{HF module: (out, in)} of the matrices it is in a checkpoint, without their prefix."""
         shape = (math.prod(self.outputs) // len(self.how.names), math.prod(self.inputs))
         return {f"layers.{self.layer}.{name}": shape for name in self.how.names}
 
-    def adapter(self, rank):
+    def adapter(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of A and B: LoRA puts the rank between inputs and outputs."""
         return (*self.inputs, rank), (rank, *self.outputs)
 
-    def factors(self, a, b):
+    def factors(self, a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
         """{HF module: (A [in, r], B [r, out])}, two plain matrices for each of `names`.
 
         Heads fold into one axis, in the order that they have. Stacked matrices come apart; they
         share A. `a` and `b` are arrays with the shapes of `adapter`.
         """
         rank = a.shape[-1]
+        flat_a = a.reshape(-1, rank)
         parts = b.reshape(rank, len(self.how.names), -1)
-        return {name: (a.reshape(-1, rank), parts[:, place])
-                for place, name in enumerate(self.names)}
+        pairs = {}
+        for place, name in enumerate(self.names):
+            pairs[name] = flat_a, parts[:, place]
+        return pairs
 
 
 @dataclass(frozen=True)
@@ -112,30 +116,41 @@ class Layer:
     window: int | None  # how many keys a query sees at the most, itself included; None: all
     kv_from: int        # the layer whose keys and values it uses: itself or an earlier (E2B, E4B)
     k_is_v: bool        # whether the values are the keys' projection, which is stored once
-    family: dict = field(repr=False)  # one of `FAMILIES`
+    family: dict[str, Kind] = field(repr=False)  # one of `FAMILIES`
 
     @property
-    def owns_kv(self):
+    def owns_kv(self) -> bool:
         """Whether it has a projection to keys (and values) of its own."""
         return self.kv_from == self.index
 
-    def modules(self):
+    def modules(self) -> list[Module]:
         """Its matrices as `Module`s, in the order of the arithmetic."""
+        if not self.owns_kv:
+            keeps = "nothing"
+        elif self.k_is_v:
+            keeps = "keys alone"
+        else:
+            keeps = "keys and values"
+        listed = []
+        for path, kind in self.family.items():
+            if kind.when in ("always", keeps):
+                inputs, outputs = self._sizes(kind.inputs), self._sizes(kind.outputs)
+                name = f"layers.{self.index}.{path}"
+                listed.append(Module(name, self.index, kind, inputs, outputs))
+        return listed
+
+    def _sizes(self, axes: str) -> tuple[int, ...]:
+        """The sizes of axes that are named by letters, such as (N, H) for "NH"."""
         sizes = {"D": self.width, "N": self.heads, "K": self.kv_heads, "H": self.head_dim,
                  "F": self.mlp, "c": 2}
-        keeps = "keys alone" if self.k_is_v else "keys and values"
-        keeps = keeps if self.owns_kv else "nothing"
-        return [Module(f"layers.{self.index}.{path}", self.index, kind,
-                       tuple(sizes[axis] for axis in kind.inputs),
-                       tuple(sizes[axis] for axis in kind.outputs))
-                for path, kind in self.family.items() if kind.when in ("always", keeps)]
+        return tuple(sizes[axis] for axis in axes)
 
-    def pairs(self, tokens):
+    def pairs(self, tokens: int) -> int:
         """(query, key) pairs of a causal prompt: each token itself and what its window shows it."""
         seen = tokens if self.window is None else min(tokens, self.window)
         return seen * (seen + 1) // 2 + (tokens - seen) * seen
 
-    def keys(self, context):
+    def keys(self, context: int) -> int:
         """Keys that one new token looks at, and that the cache holds, after `context` tokens."""
         return context if self.window is None else min(context, self.window)
 
@@ -162,6 +177,7 @@ HARMLESS = {  # about experts, where there are none; about training from nothing
     "architectures", "transformers_version", "name_or_path", "return_dict", "output_attentions",
     "output_hidden_states", "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id",
     "num_labels", "problem_type", "auto_map", "tokenizer_class"}
+KNOWN = {*COMPUTED, *COMPUTED_APART, *FIXED, *HARMLESS, "quantization_config"}
 ROPE: dict[str, dict[str, tuple]] = {  # as FIXED, by a layer's kind; () is any value
     "sliding_attention": {"rope_type": ("default",), "rope_theta": (), "factor": (1.0, None),
                           "partial_rotary_factor": (1.0, None)},
@@ -210,11 +226,11 @@ def text_config(config: Config) -> Config:
     if text.get("enable_moe_block"):
         raise UserError("a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
                          "router reads, and an approximate top-k). Take the 31B, E2B or E4B.")
-    for part in (config, text):
-        if part.get("quantization_config"):
-            method = part["quantization_config"].get("quant_method", "with quantization_config")
-            raise UserError(f"this base is quantised ({method}), and adapters are trained beside "
-                            "bfloat16 weights. Take the original model; 11 quantises it itself.")
+    quantised = config.get("quantization_config") or text.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "with quantization_config")
+        raise UserError(f"this base is quantised ({method}), and adapters are trained beside "
+                        "bfloat16 weights. Take the original model; 11 quantises it itself.")
     _check_keys({"tie_word_embeddings": config.get("tie_word_embeddings", True)})
     _check_keys(text)
     complete = {**COMPUTED, **text}
@@ -237,13 +253,10 @@ def _other_arithmetic(key: str, value: Any, ours: tuple) -> UserError:
 def _check_keys(text: Config) -> None:
     """Refuse a value of a `FIXED` key that isn't ours, and a key that we don't know."""
     for key, value in text.items():
-        if key in FIXED:
-            if value not in FIXED[key]:
-                raise _other_arithmetic(key, value, FIXED[key])
-            continue
-        known = key in COMPUTED or key in COMPUTED_APART or key in HARMLESS
-        a_note = key.startswith(("_", "unsloth")) or key == "quantization_config"
-        if not known and not a_note and value is not None:
+        if key in FIXED and value not in FIXED[key]:
+            raise _other_arithmetic(key, value, FIXED[key])
+        is_a_note = key.startswith(("_", "unsloth"))
+        if key not in KNOWN and not is_a_note and value is not None:
             raise UserError(f"config.json has {key} {json.dumps(value)[:100]}, which no Gemma 4 "
                             "that we know has: it may change the arithmetic. If you know that it "
                             "doesn't, delete it from the file; else take the original model.")
@@ -254,8 +267,8 @@ def _layer_types(text: Config) -> list[str]:
     kinds = text.get("layer_types")
     if kinds is None:
         count = text.get("num_hidden_layers", 30)
-        kinds = ["sliding_attention" if index % 6 else "full_attention"
-                 for index in range(1, count + 1)]
+        pattern = ["sliding_attention"] * 5 + ["full_attention"]
+        kinds = [pattern[index % 6] for index in range(count)]
     if text.get("num_hidden_layers", len(kinds)) != len(kinds):
         raise UserError(f"config.json has {text['num_hidden_layers']} num_hidden_layers and "
                         f"{len(kinds)} layer_types. Put the original file back.")
@@ -272,9 +285,9 @@ def _rope(text: Config) -> dict[str, Config]:
     for kind, allowed in ROPE.items():
         settings = given.get(kind) or {}
         for key, value in settings.items():
-            if key not in allowed or allowed[key] and value not in allowed[key]:
-                raise _other_arithmetic(f"rope_parameters.{kind}.{key}", value,
-                                        allowed.get(key) or (None,))
+            ours = allowed.get(key, (None,))
+            if ours and value not in ours:  # () is any value
+                raise _other_arithmetic(f"rope_parameters.{kind}.{key}", value, ours)
         complete[kind] = {**ROPE_DEFAULTS[kind], **settings}
     for key in given.keys() - ROPE.keys():
         raise _other_arithmetic(f"rope_parameters.{key}", given[key], (None,))
@@ -343,9 +356,6 @@ def modules(config: Config) -> list[Module]:
     return listed
 
 
-Shapes = dict[str, tuple[int, ...]]
-
-
 def tensors(config: Config) -> tuple[Shapes, Shapes]:
     """What a checkpoint of this config holds of the language model, without its names' prefix.
 
@@ -364,26 +374,40 @@ def tensors(config: Config) -> tuple[Shapes, Shapes]:
         needed["per_layer_model_projection.weight"] = (columns, width)
         needed["per_layer_projection_norm.weight"] = (extra,)
     for layer in stack:
-        start = f"layers.{layer.index}"
-        for module in layer.modules():
-            for name, shape in module.names.items():
-                needed[f"{name}.weight"] = shape
-        keys = needed if layer.owns_kv else unused
-        keys[f"{start}.self_attn.k_norm.weight"] = (layer.head_dim,)
-        needed[f"{start}.self_attn.q_norm.weight"] = (layer.head_dim,)
-        needed[f"{start}.layer_scalar"] = (1,)
-        for norm in NORMS:
-            needed[f"{start}.{norm}_layernorm.weight"] = (width,)
-        if extra:
-            needed[f"{start}.per_layer_input_gate.weight"] = (extra, width)
-            needed[f"{start}.per_layer_projection.weight"] = (width, extra)
-            needed[f"{start}.post_per_layer_input_norm.weight"] = (width,)
-        if not layer.owns_kv:
-            shape = (layer.kv_heads * layer.head_dim, width)
-            unused[f"{start}.self_attn.k_proj.weight"] = shape
-            if not layer.k_is_v:
-                unused[f"{start}.self_attn.v_proj.weight"] = shape
+        needed |= _tensors_of(layer, extra)
+        keys_and_values = _keys_and_values_of(layer)
+        if layer.owns_kv:
+            needed |= keys_and_values
+        else:
+            unused |= keys_and_values
     return needed, unused
+
+
+def _tensors_of(layer: Layer, extra: int) -> Shapes:
+    """{name: shape} of a layer but for keys and values; `extra` inputs per layer, or 0."""
+    start, width = f"layers.{layer.index}", layer.width
+    shapes: Shapes = {f"{start}.layer_scalar": (1,),
+                      f"{start}.self_attn.q_norm.weight": (layer.head_dim,)}
+    for module in layer.modules():
+        for name, shape in module.names.items():
+            shapes[f"{name}.weight"] = shape
+    for norm in NORMS:
+        shapes[f"{start}.{norm}_layernorm.weight"] = (width,)
+    if extra:
+        shapes[f"{start}.per_layer_input_gate.weight"] = (extra, width)
+        shapes[f"{start}.per_layer_projection.weight"] = (width, extra)
+        shapes[f"{start}.post_per_layer_input_norm.weight"] = (width,)
+    return shapes
+
+
+def _keys_and_values_of(layer: Layer) -> Shapes:
+    """{name: shape} of a layer's projections to keys and values, and of the keys' norm."""
+    start = f"layers.{layer.index}.self_attn"
+    matrix = (layer.kv_heads * layer.head_dim, layer.width)
+    shapes: Shapes = {f"{start}.k_norm.weight": (layer.head_dim,), f"{start}.k_proj.weight": matrix}
+    if not layer.k_is_v:
+        shapes[f"{start}.v_proj.weight"] = matrix
+    return shapes
 
 
 def parameters(config: Config) -> dict[str, int]:

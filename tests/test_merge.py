@@ -259,6 +259,35 @@ def test_damaged_checkpoint(world, tmp_path):
     assert len(str(error.value).splitlines()) <= 2 and len(str(error.value)) < 500
 
 
+def damages(file):
+    """(what was done, bytes) of a file that a disk spoiled."""
+    data = file.read_bytes()
+    yield "emptied", b""
+    yield "cut in half", data[:len(data) // 2]
+    yield "overwritten", b"\0" * len(data)
+    yield "one bit", data[:-1] + bytes([data[-1] ^ 16])
+
+
+def test_whatever_happens_to_a_checkpoint_is_one_line_or_changes_nothing(world, tmp_path):
+    """Every file of a step, spoiled in four ways and taken away: restored whole, or refused."""
+    folder = shutil.copytree(world.folder / "checkpoints", tmp_path / "checkpoints")
+    recipe = world.recipe | {"final_step": 20,
+                             "adapter_sha256": weights.adapters_digest(world.adapters)}
+    refusals = 0
+    for file in sorted(path for path in (folder / "20").rglob("*") if path.is_file()):
+        whole = file.read_bytes()
+        for what, data in [*damages(file), ("taken away", None)]:
+            file.unlink() if data is None else file.write_bytes(data)
+            try:
+                step, adapters, notes = merge.restore_adapters(folder, 20)
+                merge.check_digest(adapters, step, recipe, notes)
+            except helpers.UserError as error:
+                refusals += 1
+                assert len(str(error).splitlines()) <= 2, (file, what)
+            file.write_bytes(whole)
+    assert refusals > 10
+
+
 @pytest.mark.parametrize("place", ["the recipe", "the checkpoint"])
 def test_other_numbers_than_03_saved_are_refused(world, place):
     """A flipped bit in a checkpoint restores without a word: the digest notices."""
