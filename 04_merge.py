@@ -154,13 +154,14 @@ assert apart < ml_dtypes.finfo(W.dtype).eps
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
-kinds = {target.kind: target for target in targets}
-display(pd.DataFrame([{
-    "Tunix": kind, "A": shapes[0], "B": shapes[1], "in training": target.how.equation,
-    "Hugging Face [out, in]": ", ".join(f"{name.rpartition('.')[2]} {shape}"
-                                        for name, shape in target.names.items())}
-    for kind, target in kinds.items() for shapes in [target.adapter(recipe["rank"])]]
-).set_index("Tunix"))
+kinds = {target.kind: target for target in targets}  # the last of each kind
+rows = []
+for kind, target in kinds.items():
+    a_shape, b_shape = target.adapter(recipe["rank"])
+    theirs = [f"{name.rpartition('.')[2]} {shape}" for name, shape in target.names.items()]
+    rows.append({"Tunix": kind, "A": a_shape, "B": b_shape, "in training": target.how.equation,
+                 "Hugging Face [out, in]": ", ".join(theirs)})
+display(pd.DataFrame(rows).set_index("Tunix"))
 
 # %% [markdown]
 # <details><summary><b>How do two HF matrices come out of one <code>kv_einsum</code>?</b></summary>
@@ -220,9 +221,12 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 # %%
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
     record = merge.run(base, targets, adapters, step, recipe, prefix)
-pd.DataFrame([(f"{folder}/{name}", f"{(helpers.run_dir(folder) / name).stat().st_size:,}")
-              for folder, files in (("merged", "files"), ("adapter", "adapter_files"))
-              for name in record[files]], columns=["file", "bytes"]).set_index("file")
+rows = []
+for folder, files in (("merged", record["files"]), ("adapter", record["adapter_files"])):
+    for name in files:
+        size = helpers.run_dir(folder, name).stat().st_size
+        rows.append({"file": f"{folder}/{name}", "bytes": f"{size:,}"})
+pd.DataFrame(rows).set_index("file")
 
 # %% [markdown]
 # `merge.json` has the hash of every file and of all that they were made from; 05 checks it before it
@@ -236,14 +240,15 @@ pd.DataFrame([(f"{folder}/{name}", f"{(helpers.run_dir(folder) / name).stat().st
 told = helpers.run_dir("train", "answers.json")
 if cfg.ask and told.exists():
     from helpers import chat, gemma, train
-    told, served = helpers.read_json(told), gemma.config_from_hf(helpers.run_dir("merged"))
-    mesh = gemma.make_mesh(served, (1, 1), jax.devices()[:1])
-    model = gemma.load_base(helpers.run_dir("merged"), served, mesh)
-    tokenizer = chat.load_tokenizer(helpers.run_dir("merged"))
+    told, merged_folder = helpers.read_json(told), helpers.run_dir("merged")
+    config = gemma.config_from_hf(merged_folder)
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    model = gemma.load_base(merged_folder, config, mesh)
+    tokenizer = chat.load_tokenizer(merged_folder)
     answer, = train.ask(model, tokenizer, [told["asked"]], told["limit"], mesh,
                         recipe["reasoning"] == "kept")
-    same = answer == told["after"]
-    print(f"{answer}\n\nthe answer in 03 was {'the same to the letter' if same else told['after']}")
+    before = "the same to the letter" if answer == told["after"] else told["after"]
+    print(f"{answer}\n\nthe answer in 03 was {before}")
 
 # %% [markdown]
 # ### The adapter alone

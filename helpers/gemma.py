@@ -33,12 +33,24 @@ from tables import architecture
 from tables.architecture import TARGETS
 
 # Fields of Tunix's `ModelConfig` and the keys of a config.json that hold the same.
-SAME = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
-        "num_heads": "num_attention_heads", "head_dim": "head_dim",
-        "num_kv_heads": "num_key_value_heads", "num_global_kv_heads": "num_global_key_value_heads",
-        "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
-        "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v",
-        "per_layer_input_dim": "hidden_size_per_layer_input"}
+SAME = {
+    "num_embed": "vocab_size",
+    "embed_dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "head_dim": "head_dim",
+    "num_kv_heads": "num_key_value_heads",
+    "num_global_kv_heads": "num_global_key_value_heads",
+    "global_key_size": "global_head_dim",
+    "sliding_window_size": "sliding_window",
+    "final_logit_softcap": "final_logit_softcapping",
+    "k_eq_v_global": "attention_k_eq_v",
+    "per_layer_input_dim": "hidden_size_per_layer_input",
+}
+Array = jax.Array
+Arrays = dict[str, Any]  # by Tunix's names
+Prompts = Sequence[Sequence[int]]  # token ids
+Cache = gemma4.LayerCache | None
 AnyModel = TypeVar("AnyModel", bound=nnx.Module)
 KINDS = {"full": AttentionType.GLOBAL, "sliding": AttentionType.LOCAL_SLIDING}
 ANY_PREFIX = r"(?:model\.language_model\.)?"  # how Tunix's patterns of tensor names begin
@@ -63,8 +75,9 @@ def config_from_hf(source: architecture.Config | str | Path, dtype: str = "bfloa
         raise UserError("the last of config.json's layer_types must be full_attention: "
                         "transformers makes it one anyway. Put the original file back.")
     first_sharing = sum(layer.owns_kv for layer in stack)
+    origin = {"full": first_sharing - 1, "sliding": first_sharing - 2}  # in Tunix
     for layer in stack[first_sharing:]:
-        if layer.kv_from != first_sharing - (1 if layer.kind == "full" else 2):
+        if layer.kv_from != origin[layer.kind]:
             raise UserError("the layers that share keys and values must start after a "
                             "full-attention layer: Tunix knows no other arrangement.")
     fields = {field: text[key] for field, key in SAME.items()}
@@ -77,7 +90,8 @@ def config_from_hf(source: architecture.Config | str | Path, dtype: str = "bfloa
     fields["per_layer_input_dim"] = text["hidden_size_per_layer_input"] or 0
     if stack[-1].mlp != stack[0].mlp:
         fields["override_kv_shared_ffw_hidden"] = stack[-1].mlp
-    sliding, full = (text["rope_parameters"][kind] for kind in architecture.ROPE)
+    sliding = text["rope_parameters"]["sliding_attention"]
+    full = text["rope_parameters"]["full_attention"]
     fields["local_base_frequency"] = _whole_if_it_is(sliding["rope_theta"])
     fields["global_base_frequency"] = _whole_if_it_is(full["rope_theta"])
     fields["global_rope_proportion"] = float(full["partial_rotary_factor"])
@@ -108,11 +122,15 @@ def _as_hf(config: ModelConfig) -> architecture.Config:
         names.append("full_attention" if is_full else "sliding_attention")
     text = {key: getattr(config, field) for field, key in SAME.items()}
     unshared = _unshared(config.num_layers, config.frac_shared_layers)
-    return {**text, "model_type": "gemma4_text", "layer_types": names,
-            "num_hidden_layers": config.num_layers,
-            "num_kv_shared_layers": config.num_layers - unshared,
-            "vocab_size_per_layer_input": config.num_embed,
-            "use_double_wide_mlp": config.override_kv_shared_ffw_hidden is not None}
+    return {
+        **text,
+        "model_type": "gemma4_text",
+        "layer_types": names,
+        "num_hidden_layers": config.num_layers,
+        "num_kv_shared_layers": config.num_layers - unshared,
+        "vocab_size_per_layer_input": config.num_embed,
+        "use_double_wide_mlp": config.override_kv_shared_ffw_hidden is not None,
+    }
 
 
 def expected_modules(config: ModelConfig) -> list[str]:
@@ -158,9 +176,7 @@ def on_mesh(tree: Any, mesh: Mesh) -> Any:
     """
 
     def put(array: Any, spec: Any) -> Any:
-        axes = []
-        for size, axis in zip(array.shape, spec or ()):
-            axes.append(None if size == 1 else axis)
+        axes = [None if size == 1 else axis for size, axis in zip(array.shape, spec or ())]
         while axes and axes[-1] is None:
             axes.pop()
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
@@ -204,39 +220,48 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> gemma4.Gem
     filler = _unused_weights(config, prefix, tensors)
     stack_heads = tensor_names._make_preprocess_fn(config)
 
-    def arrange(loaded: dict[str, Any]) -> dict[str, np.ndarray]:
-        return {**filler, **jax.tree.map(np.asarray, stack_heads(loaded))}
+    def arrange(loaded: Arrays) -> Arrays:
+        stacked = jax.tree.map(np.asarray, stack_heads(loaded))
+        return {**filler, **stacked}
 
     def names_of(config: ModelConfig) -> dict[str, Any]:
         """Tunix's map of names, for names that start with `prefix` and no others."""
-        theirs = tensor_names._get_key_and_transform_mapping(config)
         own = re.escape(prefix)
-        return {name.replace(ANY_PREFIX, own): place for name, place in theirs.items()}
+        places = tensor_names._get_key_and_transform_mapping(config)
+        return {name.replace(ANY_PREFIX, own): place for name, place in places.items()}
 
     dtypes = {tensor.dtype for tensor in tensors.values()}  # Tunix's fast reader knows one
     mode = "auto" if len(dtypes) == 1 else "original"
     # Tunix's public loader takes no tensors beside those of the files, so we call what it calls.
     with _folder_of(files_of(folder)) as exactly, _arrays_on_the_host():
         model = safetensors_loader.load_and_create_model(
-            exactly, gemma4.Gemma4, config, names_of, mesh, arrange, config.param_dtype, mode=mode)
+            exactly,
+            model_class=gemma4.Gemma4,
+            config=config,
+            key_mapping=names_of,
+            mesh=mesh,
+            preprocess_fn=arrange,
+            dtype=config.param_dtype,
+            mode=mode,
+        )
     return _with_named_parts(model)
 
 
-def _unused_weights(config: ModelConfig, prefix: str,
-                    tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+def _unused_weights(config: ModelConfig, prefix: str, tensors: Mapping[str, Tensor]) -> Arrays:
     """Weights of keys and values that no layer uses: Tunix has them, not every file does."""
-    filler = {}
+    filler: Arrays = {}
     for layer in architecture.layers(_as_hf(config)):
         if layer.owns_kv:
             continue
         path = f"layers.{layer.index}"
         theirs = f"{prefix}{path}.self_attn"
-        name, shape = "kv_einsum", (2, layer.kv_heads, layer.width, layer.head_dim)
-        projections = ["k_proj", "v_proj"]
-        if layer.k_is_v:
-            name, shape, projections = "k_einsum", shape[1:], ["k_proj"]
-        if not all(f"{theirs}.{projection}.weight" in tensors for projection in projections):
-            filler[f"{path}.attn.{name}.w"] = np.zeros(shape, np.float32)
+        one_matrix = (layer.kv_heads, layer.width, layer.head_dim)
+        has_keys = f"{theirs}.k_proj.weight" in tensors
+        has_values = f"{theirs}.v_proj.weight" in tensors
+        if layer.k_is_v and not has_keys:
+            filler[f"{path}.attn.k_einsum.w"] = np.zeros(one_matrix, np.float32)
+        if not layer.k_is_v and not (has_keys and has_values):
+            filler[f"{path}.attn.kv_einsum.w"] = np.zeros((2, *one_matrix), np.float32)
         if f"{theirs}.k_norm.weight" not in tensors:
             filler[f"{path}.attn._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
     return filler
@@ -277,7 +302,7 @@ def _arrays_on_the_host() -> Iterator[None]:
 class Norm(gemma4.RMSNorm):
     """Tunix's norm, named."""
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         with jax.named_scope("norm"):
             return super().__call__(x)
 
@@ -285,7 +310,7 @@ class Norm(gemma4.RMSNorm):
 class Mlp(gemma4.FeedForward):
     """Tunix's MLP, named."""
 
-    def block(self, x: jax.Array) -> jax.Array:
+    def block(self, x: Array) -> Array:
         """What is computed again where rematerialisation is on, so the name stands in here."""
         with jax.named_scope("mlp"):
             return super().block(x)
@@ -294,12 +319,12 @@ class Mlp(gemma4.FeedForward):
 class Embedder(gemma4.Embedder):
     """Tunix's embedding, named; `train.token_losses` names its use as the output matrix."""
 
-    def encode(self, x: jax.Array) -> jax.Array:
+    def encode(self, x: Array) -> Array:
         """Vectors [B, T, D] of token ids [B, T]."""
         with jax.named_scope("embed"):
             return super().encode(x)
 
-    def encode_per_layer_input(self, x: jax.Array, t: jax.Array) -> jax.Array:
+    def encode_per_layer_input(self, x: Array, t: Array) -> Array:
         """The second embedding, which E2B and E4B give each layer a slice of."""
         with jax.named_scope("embed"):
             return super().encode_per_layer_input(x, t)
@@ -308,7 +333,7 @@ class Embedder(gemma4.Embedder):
 class Projection(gemma4.Einsum):
     """A matrix of the attention, named."""
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         with jax.named_scope("projection"):
             return super().__call__(x)
 
@@ -336,7 +361,7 @@ def _with_named_parts(model: gemma4.Gemma4) -> gemma4.Gemma4:
 # ── LoRA ──
 
 
-def lora_a(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
+def lora_a(key: Array, shape: Sequence[int], dtype: Any) -> Array:
     """Uniform within sqrt(6 / inputs), in float32 whatever the base weight's dtype is.
 
     PEFT draws within 1 / sqrt(inputs), 2.45 times less: a learning rate of PEFT's differs here.
@@ -344,7 +369,7 @@ def lora_a(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
     return jax.nn.initializers.he_uniform()(key, shape, "float32")
 
 
-def lora_b(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
+def lora_b(key: Array, shape: Sequence[int], dtype: Any) -> Array:
     """Zeros, in float32: before the first step the adapters change nothing."""
     return jnp.zeros(shape, "float32")
 
@@ -352,11 +377,11 @@ def lora_b(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
 class _OfTheInput(qwix.PtqProvider):
     """The base product, of the input itself and not of the copy that LoRA reads."""
 
-    def dot_general(self, lhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         with jax.named_scope("base"):
             return super().dot_general(self.original(lhs), *args, **kwargs)
 
-    def einsum(self, equation: str, lhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         with jax.named_scope("base"):
             return super().einsum(equation, self.original(lhs), *args, **kwargs)
 
@@ -375,23 +400,23 @@ class SharedInputs(qwix.LoraProvider, _OfTheInput):
 
     _pair: tuple[Any, Any] = (None, None)  # the input and its copy
 
-    def dot_general(self, lhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of nnx.Linear: the MLP matrices."""
         with jax.named_scope("lora"):
             return super().dot_general(self.copy(lhs), *args, **kwargs)
 
-    def einsum(self, equation: str, lhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of Tunix's Einsum: the attention matrices."""
         with jax.named_scope("lora"):
             return super().einsum(equation, self.copy(lhs), *args, **kwargs)
 
-    def copy(self, lhs: jax.Array) -> jax.Array:
+    def copy(self, lhs: Array) -> Array:
         """The copy of an input; the same one for the same array."""
         if self._pair[0] is not lhs:
             self._pair = lhs, jnp.copy(lhs)
         return self._pair[1]
 
-    def original(self, lhs: jax.Array) -> jax.Array:
+    def original(self, lhs: Array) -> Array:
         """What `copy` copied."""
         return self._pair[0] if lhs is self._pair[1] else lhs
 
@@ -404,11 +429,11 @@ class Float32Lora(SharedInputs):
     dtype.
     """
 
-    def dot_general(self, lhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of nnx.Linear, in the dtype of its input."""
         return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
 
-    def einsum(self, equation: str, lhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of Tunix's Einsum, in the dtype of its input."""
         return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
@@ -425,7 +450,7 @@ class SameKey(nnx.Rngs):
     Flax counts the keys it gives out, and tracing each count takes time quadratic in the layers.
     """
 
-    def params(self) -> jax.Array:
+    def params(self) -> Array:
         """Always the same key."""
         return jax.random.key(0)
 
@@ -494,7 +519,8 @@ def inject_lora(model: nnx.Module, rank: int, alpha: float, mesh: Mesh, targets:
             text += " If that is meant, set partial=True."
         raise UserError(text)
     base = nnx.state(model)
-    if isinstance(jax.tree.leaves(base)[0], jax.ShapeDtypeStruct):
+    is_abstract = isinstance(jax.tree.leaves(base)[0], jax.ShapeDtypeStruct)
+    if is_abstract:
         return tuned
     nnx.update(tuned, base)
     keys = nnx.Rngs(seed)
@@ -509,7 +535,8 @@ def inject_lora(model: nnx.Module, rank: int, alpha: float, mesh: Mesh, targets:
 def adapted_modules(model: nnx.Module) -> dict[str, dict[str, nnx.Variable]]:
     """{module path: {"a": variable, "b": variable}} of all LoRA adapters of a model."""
     pairs: dict[str, dict[str, nnx.Variable]] = {}
-    for path, variable in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
+    state = nnx.state(model, nnx.LoRAParam)
+    for path, variable in nnx.to_flat_state(state):
         module = ".".join(map(str, path[:-1]))
         letter = path[-1][-1]
         pairs.setdefault(module, {})[letter] = variable
@@ -519,8 +546,8 @@ def adapted_modules(model: nnx.Module) -> dict[str, dict[str, nnx.Variable]]:
 # ── Attention by blocks ──
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array,
-           window: int | None, block: int) -> jax.Array:
+def attend(query: Array, key: Array, value: Array, mask: Array,
+           window: int | None, block: int) -> Array:
     """Softmax attention under a causal mask, `block` queries at a time; unseen keys are skipped.
 
     A block of queries meets only the keys that one of them may see: up to the block's end and, in a
@@ -543,7 +570,8 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array,
             first = max(0, start - window + 1) // 128 * 128  # 128: TPU lanes
         allowed = mask[:, start:end, first:end]
         if window is not None:
-            allowed &= jnp.arange(start, end)[:, None] - jnp.arange(first, end) < window
+            distance = jnp.arange(start, end)[:, None] - jnp.arange(first, end)
+            allowed &= distance < window
         scores = jnp.einsum("BQKGH,BSKH->BKGQS", grouped[:, start:end], key[:, first:end])
         scores = jnp.where(allowed[:, None, None], scores.astype(jnp.float32), K_MASK)
         weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
@@ -554,16 +582,15 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array,
 class BlockAttention(gemma4.Attention):
     """Tunix's attention layer with the same parameters, scores by blocks of `size` queries."""
 
-    def block(self, x: jax.Array, segment_pos: jax.Array, cache: gemma4.LayerCache | None,
-              attn_mask: jax.Array, kv_shared_cache: gemma4.LayerCache | None = None
-              ) -> tuple[gemma4.LayerCache, jax.Array, tuple[jax.Array, jax.Array]]:
+    def block(self, x: Array, segment_pos: Array, cache: Cache, attn_mask: Array,
+              kv_shared_cache: Cache = None) -> tuple[Cache, Array, tuple[Array, Array]]:
         """Tunix's `Attention.block`, whose arguments and results these are."""
         if cache is not None or x.shape[1] <= self.size:
             return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
-        config, heads = self.config, self.config.shd_config.act_btnh
+        config = self.config
         x = x.astype(config.dtype)
-        query = self._query_norm(shard(self.q_einsum(x), heads))
-        query = self._turned(query, segment_pos)
+        query = shard(self.q_einsum(x), config.shd_config.act_btnh)
+        query = self._turned(self._query_norm(query), segment_pos)
         if kv_shared_cache is not None:
             key, value = kv_shared_cache["k"], kv_shared_cache["v"]
         else:
@@ -577,13 +604,13 @@ class BlockAttention(gemma4.Attention):
         output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
         return {"k": key, "v": value}, output, (key, value)
 
-    def _turned(self, heads: jax.Array, positions: jax.Array) -> jax.Array:
+    def _turned(self, heads: Array, positions: Array) -> Array:
         """Queries or keys [B, T, N, H] with RoPE: turned by angles that grow with the position."""
         return gemma4.apply_rope(
             heads, positions, base_frequency=self.rope_base_frequency,
             scale_factor=self.rope_scale_factor, rope_proportion=self.rope_proportion)
 
-    def _keys_and_values(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _keys_and_values(self, x: Array, positions: Array) -> tuple[Array, Array]:
         """Keys and values [B, T, K, H] of the layer's own projections."""
         heads = self.config.shd_config.act_btnh
         if hasattr(self, "k_einsum"):  # K is V, too
@@ -591,7 +618,8 @@ class BlockAttention(gemma4.Attention):
         else:
             key, value = self.kv_einsum(x)
         key, value = shard(key, heads), shard(value, heads)
-        value *= jax.lax.rsqrt(jnp.mean(jnp.square(value), axis=-1, keepdims=True) + 1e-6)
+        mean_square = jnp.mean(jnp.square(value), axis=-1, keepdims=True)
+        value *= jax.lax.rsqrt(mean_square + 1e-6)
         return self._turned(self._key_norm(key), positions), value
 
 
@@ -627,9 +655,9 @@ def no_output_matrix(model: gemma4.Gemma4) -> Iterator[None]:
 # ── Text ──
 
 
-def greedy(model: nnx.Module, prompts: Sequence[Sequence[int]], max_new_tokens: int,
-           stop_ids: Collection[int], mesh: Mesh, temperatures: Sequence[float] | None = None,
-           seed: int = 0) -> list[list[int]]:
+def greedy(model: nnx.Module, prompts: Prompts, max_new_tokens: int, stop_ids: Collection[int],
+           mesh: Mesh, temperatures: Sequence[float] | None = None, seed: int = 0
+           ) -> list[list[int]]:
     """Continue prompts by the most likely token until a stop id; returns lists of new ids.
 
     One compiled loop with a KV cache. It also reads the prompt token by token: slower than a
@@ -645,13 +673,14 @@ def greedy(model: nnx.Module, prompts: Sequence[Sequence[int]], max_new_tokens: 
     """
     tokens, lengths = _rows_of(prompts, max_new_tokens, mesh.shape["fsdp"])
     rows, total = tokens.shape
-    heat = np.resize(np.asarray(temperatures or [0.0], np.float32), (rows, 1))  # [B, 1]
+    heat = np.asarray(temperatures or [0.0], np.float32)
+    heat = np.resize(heat, (rows, 1))  # [B, 1]
     graph, state = nnx.split(model)
     last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
     stops = np.array(sorted(stop_ids), np.int32)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))  # on every host
-    def loop(state: Any, tokens: jax.Array, lengths: jax.Array, last: jax.Array) -> jax.Array:
+    def loop(state: Any, tokens: Array, lengths: Array, last: Array) -> Array:
         def step(carry: tuple) -> tuple:
             at, tokens, cache, done = carry
             model = nnx.merge(graph, state)  # here, not outside: Qwix notes things on its modules
@@ -662,10 +691,12 @@ def greedy(model: nnx.Module, prompts: Sequence[Sequence[int]], max_new_tokens: 
                 noise = jax.random.gumbel(jax.random.key(seed * total + at), scores.shape)
                 scores += heat * noise
             new = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-            reading = at + 1 < lengths
-            new = jnp.where(reading, tokens[:, at + 1], jnp.where(done, 0, new))
-            done |= ~reading & (jnp.isin(new, stops) | (at + 1 >= last))
-            return at + 1, tokens.at[:, at + 1].set(new), cache, done
+            place = at + 1
+            reading = place < lengths
+            new = jnp.where(reading, tokens[:, place], jnp.where(done, 0, new))
+            is_last = jnp.isin(new, stops) | (place >= last)
+            done |= ~reading & is_last
+            return place, tokens.at[:, place].set(new), cache, done
 
         cache = nnx.merge(graph, state).init_cache(rows, total, model.config.dtype)
         carry = (0, tokens, cache, jnp.zeros(rows, bool))
@@ -676,12 +707,12 @@ def greedy(model: nnx.Module, prompts: Sequence[Sequence[int]], max_new_tokens: 
         filled = np.asarray(loop(state, tokens, lengths, last))
     answers = []
     for row, start in zip(filled[:len(prompts)], lengths):
-        answers.append(_until_stop(row[start:start + max_new_tokens].tolist(), stop_ids))
+        answer = row[start:start + max_new_tokens]
+        answers.append(_until_stop(answer.tolist(), stop_ids))
     return answers
 
 
-def _rows_of(prompts: Sequence[Sequence[int]], max_new_tokens: int,
-             parts: int) -> tuple[np.ndarray, np.ndarray]:
+def _rows_of(prompts: Prompts, max_new_tokens: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
     """(tokens [B, T], lengths [B]) of prompts, as many rows as `parts` divides.
 
     The last prompt fills the rows that are left over. T leaves room for the new tokens.

@@ -25,7 +25,11 @@ from helpers.run import (
 from tables import architecture
 from tables.architecture import Module
 
-Adapters = dict[str, tuple[np.ndarray, np.ndarray]]  # (A, B) by a module's path or tensor's name
+Folder = str | Path
+Recipe = dict[str, Any]  # `train/recipe.json`
+Pair = tuple[np.ndarray, np.ndarray]
+Adapters = dict[str, Pair]  # (A, B) by a module's path, or by a tensor's name
+RowsAsTrained = Callable[[np.ndarray], np.ndarray]
 # What Orbax raises for a step that is damaged; for some of its files it is a plain `Exception`.
 TORN = (ValueError, OSError, KeyError, AttributeError, TypeError)
 BLOCK = 1_024  # rows of a matrix that are in memory at a time
@@ -34,7 +38,7 @@ BLOCK = 1_024  # rows of a matrix that are in memory at a time
 # ── What 03 left ──
 
 
-def restore_adapters(folder: str | Path, step: int) -> tuple[int, Adapters, dict[str, Any]]:
+def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str, Any]]:
     """The adapters of a checkpoint, without a model, whatever devices wrote it.
 
     Args:
@@ -64,7 +68,8 @@ def restore_adapters(folder: str | Path, step: int) -> tuple[int, Adapters, dict
         except Exception as error:
             if type(error) is not Exception and not isinstance(error, TORN):
                 raise
-            why = (str(error) or type(error).__name__).splitlines()[0][:150]
+            text = str(error) or type(error).__name__
+            why = text.splitlines()[0][:150]
             raise UserError(f"step {step} in {folder} cannot be read: {why}\nSet Settings.step to "
                             f"another of {steps}, or run 03_train.py again.") from error
     return step, _pairs(tree), notes
@@ -84,13 +89,16 @@ def _pairs(tree: Any) -> Adapters:
     """{module path: (A, B)} in float32 of a restored tree."""
     matrices: dict[str, dict[str, np.ndarray]] = {}
     for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        parts = [str(key.key) for key in keys if str(key.key) != "value"]
-        module, letter = ".".join(parts[:-1]), parts[-1].rpartition("_lora_")[2]
+        parts = [str(key.key) for key in keys]
+        if parts[-1] == "value":
+            parts.pop()
+        module = ".".join(parts[:-1])
+        letter = parts[-1].rpartition("_lora_")[2]
         matrices.setdefault(module, {})[letter] = np.asarray(array, np.float32)
     return {module: (pair["a"], pair["b"]) for module, pair in matrices.items()}
 
 
-def check_digest(adapters: Adapters, step: int, recipe: dict[str, Any],
+def check_digest(adapters: Adapters, step: int, recipe: Recipe,
                  notes: dict[str, Any]) -> None:
     """Refuse adapters that aren't those that 03 saved: a damaged file can be restored, too.
 
@@ -110,7 +118,7 @@ def check_digest(adapters: Adapters, step: int, recipe: dict[str, Any],
                         "03_train.py again.")
 
 
-def targets_of(base: str | Path, adapters: Adapters, recipe: dict[str, Any]) -> list[Module]:
+def targets_of(base: Folder, adapters: Adapters, recipe: Recipe) -> list[Module]:
     """The modules that get a delta: all of the config's, or those that 03 adapted on purpose."""
     listed = architecture.modules(architecture.read_config(base))
     if not recipe.get("partial"):
@@ -119,7 +127,7 @@ def targets_of(base: str | Path, adapters: Adapters, recipe: dict[str, Any]) -> 
 
 
 def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weights.Tensor],
-          prefix: str, recipe: dict[str, Any], notes: dict[str, Any]) -> None:
+          prefix: str, recipe: Recipe, notes: dict[str, Any]) -> None:
     """Refuse unless every adapter has its place, every place its adapter, and all shapes agree.
 
     Args:
@@ -132,15 +140,18 @@ def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weigh
       UserError: names up to three differences.
     """
     wanted = {target.path: target for target in targets}
-    problems = [f"{path} has no adapter" for path in sorted(set(wanted) - set(adapters))]
-    for path in sorted(set(adapters) - set(wanted)):
+    problems = []
+    for path in sorted(wanted.keys() - adapters.keys()):
+        problems.append(f"{path} has no adapter")
+    for path in sorted(adapters.keys() - wanted.keys()):
         problems.append(f"adapter {path} has no place")
     for key in ("rank", "alpha"):
         if notes.get(key, recipe[key]) != recipe[key]:
             problems.append(f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}")
-    for path in sorted(set(wanted) & set(adapters)):
-        problems += _adapter_problems(wanted[path], adapters[path], recipe["rank"])
-        problems += _base_problems(wanted[path], tensors, prefix)
+    for path in sorted(wanted.keys() & adapters.keys()):
+        target = wanted[path]
+        problems += _adapter_problems(target, adapters[path], recipe["rank"])
+        problems += _base_problems(target, tensors, prefix)
     if not problems and not any(b.any() for _, b in adapters.values()):
         problems = ["every B is zero, so it was saved before the first step"]
     if problems:
@@ -151,7 +162,7 @@ def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weigh
                         "Settings.step, or run 03_train.py.")
 
 
-def _adapter_problems(target: Module, pair: tuple[np.ndarray, np.ndarray],
+def _adapter_problems(target: Module, pair: Pair,
                       rank: int) -> list[str]:
     """What is wrong with the A and B of a module."""
     problems = []
@@ -169,10 +180,10 @@ def _base_problems(target: Module, tensors: Mapping[str, weights.Tensor],
     problems = []
     for name, shape in target.names.items():
         tensor = tensors.get(f"{prefix}{name}.weight")
+        there = tensor and (tensor.dtype, tensor.shape)
         if tensor is None or tensor.shape != shape or tensor.dtype not in weights.DTYPES:
-            there = tensor and (tensor.dtype, tensor.shape)
-            problems.append(f"base {name} is {there}, expected {shape} in "
-                            f"{', '.join(weights.DTYPES)}")
+            dtypes = ", ".join(weights.DTYPES)
+            problems.append(f"base {name} is {there}, expected {shape} in {dtypes}")
     return problems
 
 
@@ -189,7 +200,7 @@ def plan_merge(targets: list[Module], adapters: Adapters, prefix: str) -> Adapte
 
 
 def add_delta(rows: np.ndarray, a: np.ndarray, b: np.ndarray,
-              scale: float) -> tuple[np.ndarray, np.ndarray]:
+              scale: float) -> Pair:
     """rows [m, in] + scale · (a [in, r] b [r, m])ᵀ in float32, rounded once.
 
     Returns:
@@ -203,21 +214,21 @@ def add_delta(rows: np.ndarray, a: np.ndarray, b: np.ndarray,
     return merged, np.array(squares, np.float64)
 
 
-def files_to_copy(base: str | Path) -> list[Path]:
+def files_to_copy(base: Folder) -> list[Path]:
     """The files of a base that the merged model needs: its weights, and all that isn't weights.
 
     Raises:
       UserError: see `weights.files_of`.
     """
-    rest = []
+    files = weights.files_of(base)
     for path in Path(base).iterdir():
         if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf"):
-            rest.append(path)
-    return sorted(rest + weights.files_of(base))
+            files.append(path)
+    return sorted(files)
 
 
-def merge_model(base: str | Path, out: str | Path, plan: Adapters, scale: float,
-                as_trained: Callable[[np.ndarray], np.ndarray] | None = None) -> pd.DataFrame:
+def merge_model(base: Folder, out: Folder, plan: Adapters, scale: float,
+                as_trained: RowsAsTrained | None = None) -> pd.DataFrame:
     """Copy a model folder to `out`, then change the planned matrices in the copy.
 
     Every other byte is the base's. The folder appears when it is complete.
@@ -234,28 +245,31 @@ def merge_model(base: str | Path, out: str | Path, plan: Adapters, scale: float,
     Raises:
       UserError: the disk is too small or full, or a matrix holds NaN or Inf.
     """
-    base, out = Path(base), Path(out)
+    out = Path(out)
     tensors = weights.open_model(base)
     files = files_to_copy(base)
-    bytes_needed = 1.01 * sum(path.stat().st_size for path in files)
-    room(out.parent, bytes_needed, f"{out.name}/")
+    total = sum(path.stat().st_size for path in files)
+    room(out.parent, 1.01 * total, f"{out.name}/")
     norms = []
     progress = Progress(len(plan), "matrices merged")
     with atomic_dir(out) as folder:
         for path in files:
             shutil.copyfile(path, folder / path.name)
         for name, (a, b) in plan.items():
-            copied = replace(tensors[name], file=folder / tensors[name].file.name)
-            sums = _merge_matrix(copied.array("r+"), a, b, scale, as_trained)
+            original = tensors[name]
+            copied = replace(original, file=folder / original.file.name)
+            matrix = copied.array("r+")
+            sums = _merge_matrix(matrix, a, b, scale, as_trained)
             if not np.isfinite(sums).all():
                 raise UserError(f"{base}: {name} has NaN or Inf. Download it again.")
-            norms.append((name, *np.sqrt(sums).tolist()))
+            lengths = np.sqrt(sums).tolist()
+            norms.append((name, *lengths))
             progress.update()
     return pd.DataFrame(norms, columns=["tensor", "base", "delta", "rounding"])
 
 
 def _merge_matrix(matrix: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float,
-                  as_trained: Callable[[np.ndarray], np.ndarray] | None) -> np.ndarray:
+                  as_trained: RowsAsTrained | None) -> np.ndarray:
     """Change a matrix [out, in] of a file in place; returns the squared norms of `add_delta`."""
     sums = np.zeros(3)
     for first in range(0, len(matrix), BLOCK):
@@ -287,8 +301,8 @@ def peft_tensors(targets: list[Module], adapters: Adapters,
     return tensors
 
 
-def write_adapter(out: str | Path, targets: list[Module], adapters: Adapters,
-                  recipe: dict[str, Any], prefix: str) -> None:
+def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
+                  recipe: Recipe, prefix: str) -> None:
     """Write the adapters as PEFT stores them.
 
     Args:
@@ -302,10 +316,17 @@ def write_adapter(out: str | Path, targets: list[Module], adapters: Adapters,
         for target in targets:
             names += [re.escape(name) for name in target.names]
         pattern = rf"model\.(language_model\.)?({'|'.join(sorted(names))})"
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
-              "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
-              "base_model_name_or_path": recipe["base_model"], "inference_mode": True,
-              "target_modules": pattern}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": recipe["rank"],
+        "lora_alpha": recipe["alpha"],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "base_model_name_or_path": recipe["base_model"],
+        "inference_mode": True,
+        "target_modules": pattern,
+    }
     with atomic_dir(out) as folder:
         tensors = peft_tensors(targets, adapters, prefix)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -325,9 +346,9 @@ def finished(path: Path) -> dict[str, Any]:
     return {}
 
 
-def run(base: str | Path, targets: list[Module], adapters: Adapters, step: int,
-        recipe: dict[str, Any], prefix: str,
-        as_trained: Callable[[np.ndarray], np.ndarray] | None = None) -> dict[str, Any]:
+def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
+        recipe: Recipe, prefix: str,
+        as_trained: RowsAsTrained | None = None) -> dict[str, Any]:
     """Make `merged/`, `adapter/` and `merge.json` of the run directory, unless they are current.
 
     `merge.json` has what they were made from (`inputs`) and the SHA-256 of every file. It comes
@@ -343,7 +364,9 @@ def run(base: str | Path, targets: list[Module], adapters: Adapters, step: int,
     Returns:
       What `merge.json` holds.
     """
-    path, merged, adapter = (run_dir(name) for name in ("merge.json", "merged", "adapter"))
+    path = run_dir("merge.json")
+    merged = run_dir("merged")
+    adapter = run_dir("adapter")
     scale = recipe["alpha"] / recipe["rank"]
     inputs = inputs_of(base, adapters, step, recipe)
     record = finished(path)
@@ -362,17 +385,29 @@ def run(base: str | Path, targets: list[Module], adapters: Adapters, step: int,
         plan = plan_merge(targets, adapters, prefix)
         norms = merge_model(base, merged, plan, scale, as_trained).to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
-    record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "recipe": recipe,
-              "files": hashes(merged), "adapter_files": hashes(adapter), "norms": norms}
+    record = {
+        "inputs": inputs,
+        "step": step,
+        "scale": scale,
+        "base": str(base),
+        "recipe": recipe,
+        "files": hashes(merged),
+        "adapter_files": hashes(adapter),
+        "norms": norms,
+    }
     write_json(path, record)
     return record
 
 
-def inputs_of(base: str | Path, adapters: Adapters, step: int,
-              recipe: dict[str, Any]) -> dict[str, Any]:
+def inputs_of(base: Folder, adapters: Adapters, step: int,
+              recipe: Recipe) -> dict[str, Any]:
     """What decides every byte that 04 writes: equal inputs give equal files."""
     pairs = {}
     for name, (a, b) in adapters.items():
         pairs[name] = hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
-    return {"step": step, "base": weights.fingerprint(base), "recipe": digest(recipe),
-            "adapters": digest(pairs)}
+    return {
+        "step": step,
+        "base": weights.fingerprint(base),
+        "recipe": digest(recipe),
+        "adapters": digest(pairs),
+    }

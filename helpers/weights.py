@@ -81,16 +81,19 @@ def files_of(folder: str | Path) -> list[Path]:
     index, single = folder / INDEX, folder / "model.safetensors"
     if not (folder / "config.json").exists() or not (index.exists() or single.exists()):
         raise UserError(f"{folder} is not a model folder (config.json and safetensors files).")
-    names = sorted(set(_index_of(folder).values())) if index.exists() else [single.name]
+    names = [single.name]
+    if index.exists():
+        names = sorted(set(_index_of(folder).values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names. "
                         "Download it again.")
-    others = [path.name for path in sorted(folder.glob("*.safetensors")) if path.name not in names]
-    if others:
-        of_the_model = INDEX if index.exists() else single.name
-        raise UserError(f"{folder} holds a second set of weights: {', '.join(others[:3])} beside "
-                        f"{of_the_model}. Move what isn't this model's to another folder.")
+    beside = {path.name for path in folder.glob("*.safetensors")}.difference(names)
+    if beside:
+        some = ", ".join(sorted(beside)[:3])
+        ours = INDEX if index.exists() else single.name
+        raise UserError(f"{folder} holds a second set of weights: {some} beside {ours}. Move what "
+                        "isn't this model's to another folder.")
     return [folder / name for name in names]
 
 
@@ -105,7 +108,8 @@ def _index_of(folder: Path) -> dict[str, str]:
     if not isinstance(places, dict) or not places:
         raise UserError(f"{path} has no weight_map, so it names no files. Download it again.")
     for name, file in places.items():
-        if Path(str(file)).name != file or not file.endswith(".safetensors"):
+        is_plain = Path(str(file)).name == file and file.endswith(".safetensors")
+        if not is_plain:
             raise UserError(f"{path} puts {name} into {file!r}, which is no safetensors file of "
                             "this folder. Download it again.")
     return places
@@ -148,7 +152,10 @@ def language_prefix(folder: str | Path, tensors: Mapping[str, Tensor],
       UserError: a tensor that the config asks for is missing, or has another shape or a dtype that
         isn't one of `DTYPES`; or there is one that no part of the model computes with.
     """
-    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(TOWERS)}
+    own = {}
+    for name, tensor in tensors.items():
+        if not name.startswith(TOWERS):
+            own[name] = tensor
     if "lm_head.weight" in own:
         raise UserError(f"{folder} has an output matrix of its own (lm_head.weight), but we "
                         "compute a Gemma 4's logits with its embedding. Take a base that has none.")
@@ -181,8 +188,9 @@ def _differences(tensors: Mapping[str, Tensor], prefix: str, needed: architectur
         if name not in shapes:
             problems.append(f"{name} is no part of the model that we compute")
         elif tensor.shape != shapes[name] or tensor.dtype not in DTYPES:
-            problems.append(f"{name} is {tensor.dtype} {list(tensor.shape)} instead of "
-                            f"{list(shapes[name])} in {', '.join(DTYPES)}")
+            there = f"{tensor.dtype} {list(tensor.shape)}"
+            ours = f"{list(shapes[name])} in {', '.join(DTYPES)}"
+            problems.append(f"{name} is {there} instead of {ours}")
     return problems
 
 
@@ -195,10 +203,12 @@ def fingerprint(folder: str | Path) -> str:
     Raises:
       UserError: see `files_of`.
     """
-    folder = Path(folder)
-    small = [path for path in folder.iterdir() if path.suffix in (".json", ".jinja", ".model")]
+    files = files_of(folder)
+    for path in Path(folder).iterdir():
+        if path.suffix in (".json", ".jinja", ".model"):
+            files.append(path)
     result = hashlib.sha256()
-    for path in sorted(small + files_of(folder)):
+    for path in sorted(files):
         size = path.stat().st_size
         result.update(f"{path.name} {size} ".encode())
         with open(path, "rb") as file:
@@ -242,5 +252,6 @@ def _arrays_of(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, np.ndarr
     else:
         parts = [part for part in path if part != "value"]  # where Orbax keeps a variable's array
         parts[-1] = parts[-1].rpartition("_lora_")[2]       # Qwix: w_lora_a, kernel_lora_a
-        value = tree.get_value() if hasattr(tree, "get_value") else tree
-        yield ".".join(parts), np.asarray(value)
+        if hasattr(tree, "get_value"):
+            tree = tree.get_value()
+        yield ".".join(parts), np.asarray(tree)

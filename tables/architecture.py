@@ -155,37 +155,66 @@ class Layer:
         return context if self.window is None else min(context, self.window)
 
 
-# What Gemma 4's text config may say. Every key of transformers' `Gemma4TextConfig` is in one of the
-# three tables: a value that we compute with, a value that is built in, or one that changes nothing.
+# What Gemma 4's text config may say. Every key of transformers' `Gemma4TextConfig` is in one of
+# these tables: a value that we compute with, a value that is built in, or one that changes nothing.
 COMPUTED: Config = {  # by key: what transformers takes where a config.json leaves it out
-    "vocab_size": 262_144, "hidden_size": 2_304, "intermediate_size": 9_216,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512,
-    "final_logit_softcapping": None, "hidden_size_per_layer_input": 256,
-    "vocab_size_per_layer_input": 262_144, "num_global_key_value_heads": None,
-    "global_head_dim": 512, "attention_k_eq_v": False, "num_kv_shared_layers": 0,
-    "use_double_wide_mlp": False}
+    "vocab_size": 262_144,
+    "hidden_size": 2_304,
+    "intermediate_size": 9_216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": None,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": False,
+    "sliding_window": 512,
+    "final_logit_softcapping": None,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+}
 COMPUTED_APART = {"num_hidden_layers", "layer_types", "rope_parameters", "per_layer_config"}
 FIXED: dict[str, tuple] = {  # by key: the values that mean what Tunix 0.1.7 computes
-    "hidden_activation": ("gelu_pytorch_tanh",), "rms_norm_eps": (1e-6,),
-    "attention_bias": (False,), "tie_word_embeddings": (True,), "enable_moe_block": (False, None),
-    "use_bidirectional_attention": (None, "vision")}  # "vision": image tokens alone, text is causal
-HARMLESS = {  # about experts, where there are none; about training from nothing; about tokens
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "rms_norm_eps": (1e-6,),
+    "attention_bias": (False,),
+    "tie_word_embeddings": (True,),
+    "enable_moe_block": (False, None),
+    "use_bidirectional_attention": (None, "vision"),  # image tokens alone: text is causal
+}
+HARMLESS = {
+    # about experts, where there are none
     "num_experts", "top_k_experts", "moe_intermediate_size", "expert_intermediate_size",
+    # about training from nothing, and about tokens
     "attention_dropout", "initializer_range", "max_position_embeddings", "use_cache",
-    "pad_token_id", "bos_token_id", "eos_token_id", "model_type", "dtype", "torch_dtype",
-    # and what any model's config.json may hold
-    "architectures", "transformers_version", "name_or_path", "return_dict", "output_attentions",
-    "output_hidden_states", "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id",
-    "num_labels", "problem_type", "auto_map", "tokenizer_class"}
+    "pad_token_id", "bos_token_id", "eos_token_id",
+    # what any model's config.json may hold
+    "model_type", "dtype", "torch_dtype", "architectures", "transformers_version",
+    "name_or_path", "return_dict", "output_attentions", "output_hidden_states",
+    "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "num_labels",
+    "problem_type", "auto_map", "tokenizer_class",
+}
 KNOWN = {*COMPUTED, *COMPUTED_APART, *FIXED, *HARMLESS, "quantization_config"}
-ROPE: dict[str, dict[str, tuple]] = {  # as FIXED, by a layer's kind; () is any value
-    "sliding_attention": {"rope_type": ("default",), "rope_theta": (), "factor": (1.0, None),
-                          "partial_rotary_factor": (1.0, None)},
-    "full_attention": {"rope_type": ("proportional",), "rope_theta": (), "factor": (1.0, None),
-                       "partial_rotary_factor": ()}}
+ANY: tuple = ()
+ROPE: dict[str, dict[str, tuple]] = {  # as FIXED, by a layer's kind
+    "sliding_attention": {
+        "rope_type": ("default",),
+        "rope_theta": ANY,
+        "partial_rotary_factor": (1.0, None),
+        "factor": (1.0, None),
+    },
+    "full_attention": {
+        "rope_type": ("proportional",),
+        "rope_theta": ANY,
+        "partial_rotary_factor": ANY,
+        "factor": (1.0, None),
+    },
+}
 ROPE_DEFAULTS: dict[str, Config] = {
     "sliding_attention": {"rope_theta": 10_000.0},
-    "full_attention": {"rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}}
+    "full_attention": {"rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+}
 
 
 def read_config(source: Config | str | Path) -> Config:
@@ -237,10 +266,9 @@ def text_config(config: Config) -> Config:
     complete["layer_types"] = _layer_types(text)
     complete["rope_parameters"] = _rope(text)
     complete |= _sizes_of_full_layers(text, complete["layer_types"])
-    embeds = complete["hidden_size_per_layer_input"]
-    if embeds and complete["vocab_size_per_layer_input"] != complete["vocab_size"]:
-        raise _other_arithmetic("vocab_size_per_layer_input",
-                                complete["vocab_size_per_layer_input"], (complete["vocab_size"],))
+    second, first = complete["vocab_size_per_layer_input"], complete["vocab_size"]
+    if complete["hidden_size_per_layer_input"] and second != first:
+        raise _other_arithmetic("vocab_size_per_layer_input", second, (first,))
     return complete
 
 
@@ -286,7 +314,7 @@ def _rope(text: Config) -> dict[str, Config]:
         settings = given.get(kind) or {}
         for key, value in settings.items():
             ours = allowed.get(key, (None,))
-            if ours and value not in ours:  # () is any value
+            if ours is not ANY and value not in ours:
                 raise _other_arithmetic(f"rope_parameters.{kind}.{key}", value, ours)
         complete[kind] = {**ROPE_DEFAULTS[kind], **settings}
     for key in given.keys() - ROPE.keys():
@@ -301,14 +329,17 @@ def _sizes_of_full_layers(text: Config, kinds: list[str]) -> Config:
         return {}
     full = {str(index) for index, kind in enumerate(kinds) if kind == "full_attention"}
     sizes = entries[min(entries)]
-    plain = set(entries) == full and all(entry == sizes for entry in entries.values())
-    ours = {"head_dim", "num_key_value_heads"} if text.get("attention_k_eq_v") else {"head_dim"}
-    old = {"global_head_dim": sizes.get("head_dim", text.get("head_dim", COMPUTED["head_dim"])),
-           "num_global_key_value_heads": sizes.get("num_key_value_heads")}
-    for key, value in old.items():
-        if text.get(key, value) != value:
-            plain = False
-    if not plain or not sizes.keys() <= ours:
+    alike = all(entry == sizes for entry in entries.values())
+    ours = {"head_dim"}
+    if text.get("attention_k_eq_v"):
+        ours.add("num_key_value_heads")
+    head_dim = text.get("head_dim", COMPUTED["head_dim"])
+    old = {
+        "global_head_dim": sizes.get("head_dim", head_dim),
+        "num_global_key_value_heads": sizes.get("num_key_value_heads"),
+    }
+    agrees = all(text.get(key, value) == value for key, value in old.items())
+    if set(entries) != full or not alike or not agrees or not sizes.keys() <= ours:
         raise UserError("transformers 5.15 or newer saved this config.json again, and its "
                         "per_layer_config has other sizes than one for all full-attention layers. "
                         "Put the original one back: the weights are the same.")
@@ -329,9 +360,11 @@ def layers(config: Config) -> list[Layer]:
     last_of_kind = {kind: index for index, kind in enumerate(kinds[:unshared])}
     stack = []
     for index, kind in enumerate(kinds):
-        is_full, is_shared = kind == "full_attention", index >= unshared
+        is_full = kind == "full_attention"
+        is_shared = index >= unshared
         k_is_v = is_full and bool(text["attention_k_eq_v"])
-        kv_heads, head_dim = text["num_key_value_heads"], text["head_dim"]
+        kv_heads = text["num_key_value_heads"]
+        head_dim = text["head_dim"]
         mlp = text["intermediate_size"]
         if k_is_v:
             kv_heads = text["num_global_key_value_heads"] or kv_heads
@@ -339,12 +372,20 @@ def layers(config: Config) -> list[Layer]:
             head_dim = text["global_head_dim"] or head_dim
         if is_shared and text["use_double_wide_mlp"]:
             mlp *= 2
-        stack.append(Layer(
-            index, "full" if is_full else "sliding", width=text["hidden_size"],
-            heads=text["num_attention_heads"], kv_heads=kv_heads, head_dim=head_dim, mlp=mlp,
+        layer = Layer(
+            index=index,
+            kind="full" if is_full else "sliding",
+            width=text["hidden_size"],
+            heads=text["num_attention_heads"],
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            mlp=mlp,
             window=None if is_full else text["sliding_window"],
-            kv_from=last_of_kind[kind] if is_shared else index, k_is_v=k_is_v,
-            family=FAMILIES[text["model_type"]]))
+            kv_from=last_of_kind[kind] if is_shared else index,
+            k_is_v=k_is_v,
+            family=FAMILIES[text["model_type"]],
+        )
+        stack.append(layer)
     return stack
 
 
@@ -436,10 +477,15 @@ def parameters(config: Config) -> dict[str, int]:
             unused += matrices * width * layer.head_dim * layer.kv_heads
     if extra:
         norms += depth * width + extra
-    count = {"embedding": text["vocab_size"] * width, "attention": attention, "mlp": mlp,
-             "per_layer_input": 3 * width * extra * depth,
-             "per_layer_table": text["vocab_size_per_layer_input"] * extra * depth,
-             "norms": norms, "unused": unused}
+    count = {
+        "embedding": text["vocab_size"] * width,
+        "attention": attention,
+        "mlp": mlp,
+        "per_layer_input": 3 * width * extra * depth,
+        "per_layer_table": text["vocab_size_per_layer_input"] * extra * depth,
+        "norms": norms,
+        "unused": unused,
+    }
     count["total"] = sum(count.values())
     count["matmul"] = attention + mlp + count["per_layer_input"]
     return count
@@ -454,12 +500,17 @@ def mesh_problem(config: Config, fsdp: int, tp: int) -> str:
     kv_heads = global_heads = text["num_key_value_heads"]
     if text["attention_k_eq_v"]:
         global_heads = text["num_global_key_value_heads"] or kv_heads
-    by_tp = {"query heads": text["num_attention_heads"],
-             "KV heads of the sliding layers": kv_heads,
-             "KV heads of the full-attention layers": global_heads,
-             "MLP columns": text["intermediate_size"], "vocabulary entries": text["vocab_size"]}
-    by_fsdp = {"embedding columns": text["hidden_size"],
-               "per-layer input columns": text["hidden_size_per_layer_input"] or 0}
+    by_tp = {
+        "query heads": text["num_attention_heads"],
+        "KV heads of the sliding layers": kv_heads,
+        "KV heads of the full-attention layers": global_heads,
+        "MLP columns": text["intermediate_size"],
+        "vocabulary entries": text["vocab_size"],
+    }
+    by_fsdp = {
+        "embedding columns": text["hidden_size"],
+        "per-layer input columns": text["hidden_size_per_layer_input"] or 0,
+    }
     for axis, parts, sizes in (("tp", tp, by_tp), ("fsdp", fsdp, by_fsdp)):
         for what, number in sizes.items():
             if number % parts:

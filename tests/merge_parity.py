@@ -2,11 +2,11 @@
 
     .venv-serve/bin/python tests/merge_parity.py JOB.json WHAT OUT.npz
 
-WHAT `bases` wants another JOB.json, {"folders": {name: folder}, "dtype", "prompts"}, and makes an array
-for each name. For the others it is JOB.json: {"base", "merged", "adapter", "adapter_k_only", "dtype", "prompts": [[id, ...], ...]}.
-WHAT is `hf` (arrays `base`, `merged`, `adapter`), `vllm-merged` (`merged`) or `vllm-adapter` (`base`,
-`adapter`, `adapter_k_only`). Each array is [positions, vocabulary]: for every prompt, every position
-but the first. Called by tests/test_merge.py, which also knows what Tunix says.
+JOB.json: {"base", "merged", "adapter", "adapter_k_only", "dtype", "prompts": [[id, ...], ...]}.
+WHAT is `hf` (arrays `base`, `merged`, `adapter`), `vllm-merged` (`merged`) or `vllm-adapter`
+(`base`, `adapter`, `adapter_k_only`). Each array is [positions, vocabulary]: for every prompt,
+every position but the first. Called by tests/test_merge.py, which also knows what Tunix says.
+WHAT `bases` takes {"folders": {name: folder}, "dtype", "prompts"} and makes an array per folder.
 """
 
 import json

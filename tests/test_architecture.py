@@ -39,7 +39,7 @@ for size, config in json.load(open(sys.argv[1])).items():
     with torch.device("meta"):
         model = Gemma4ForCausalLM(Gemma4TextConfig(**config))
     kept = [name for name in model.state_dict() if name.endswith("layer_scalar")]
-    tensors = {**dict(model.named_parameters()), **{name: model.state_dict()[name] for name in kept}}
+    tensors = dict(model.named_parameters()) | {name: model.state_dict()[name] for name in kept}
     layers = []
     for layer in model.model.layers:
         attention = layer.self_attn
@@ -104,9 +104,9 @@ def test_parameters_and_modules_are_those_of_tunix(size):
         name = module.path + (".kernel" if "mlp" in module.path else ".w")
         assert found[name] == module.size, name
     assert [m.path for m in architecture.modules(SIZES[size])] == gemma.expected_modules(shape)
-    assert [layer.kind == "full" for layer in layers] == [
-        kind == model.AttentionType.GLOBAL for kind in
-        (shape.attention_pattern[i % len(shape.attention_pattern)] for i in range(shape.num_layers))]
+    pattern = shape.attention_pattern * shape.num_layers
+    for layer, kind in zip(layers, pattern[:shape.num_layers], strict=True):
+        assert (layer.kind == "full") == (kind == model.AttentionType.GLOBAL)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -124,14 +124,16 @@ def test_tunix_config_there_and_back(size):
 
 
 def test_the_pattern_for_peft_reaches_nothing_else():
-    for other in ("model.vision_tower.encoder.layers.0.self_attn.q_proj", "model.layers.0.experts.down_proj",
-                  "model.language_model.layers.0.per_layer_projection", "model.layers.0.router.proj"):
+    for other in ("model.vision_tower.encoder.layers.0.self_attn.q_proj",
+                  "model.layers.0.experts.down_proj", "model.layers.0.router.proj",
+                  "model.language_model.layers.0.per_layer_projection"):
         assert not re.fullmatch(architecture.PEFT_TARGETS, other)
 
 
 def test_no_jax_in_what_counts():
     """05 to 07 count with these and must not start JAX beside a server."""
-    code = ("import sys; import serving, verilog; from helpers import weights; from verilog import asking; from tables import architecture; "
+    code = ("import sys; import serving, verilog; from helpers import weights; "
+            "from verilog import asking; from tables import architecture; "
             "assert 'jax' not in sys.modules and 'torch' not in sys.modules")
     assert program(sys.executable, "-c", code).returncode == 0
 
@@ -156,8 +158,12 @@ def test_plain_factors_are_the_einsum_of_training_in_any_family(family, monkeypa
         a, b = (draw.normal(size=shape) for shape in module.adapter(4))
         x = draw.normal(size=(3, *module.inputs))
         folded = module.factors(a, b)
-        assert {name: (two.shape[1], len(one)) for name, (one, two) in folded.items()} == module.names
-        ours = np.concatenate([x.reshape(3, -1) @ one @ two for one, two in folded.values()], axis=1)
+        shapes, parts = {}, []
+        for name, (flat_a, flat_b) in folded.items():
+            shapes[name] = flat_b.shape[1], len(flat_a)
+            parts.append(x.reshape(3, -1) @ flat_a @ flat_b)
+        assert shapes == module.names
+        ours = np.concatenate(parts, axis=1)
         theirs = np.einsum(module.how.equation, x, a, b).reshape(3, -1)
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
@@ -250,7 +256,7 @@ def test_the_tensors_of_a_config_are_its_parameters():
 
 
 def as_saved_since_5_15(config):
-    """transformers 5.15 and newer write the full layers' sizes as here (configuration_gemma4.py)."""
+    """As transformers 5.15 and newer write the full layers' sizes (configuration_gemma4.py)."""
     text = dict(config)
     sizes = {"head_dim": text.pop("global_head_dim")}
     heads = text.pop("num_global_key_value_heads")
@@ -326,3 +332,49 @@ def test_what_we_compute_is_what_transformers_computes(tmp_path):
             assert np.abs(theirs[key] - theirs["tiny"]).max() > 0.01, f"{key} changes nothing"
         with one_line(key):
             gemma.config_from_hf(folders[key])
+
+
+# ── Names of parts ──
+def lowered(shape, remat):
+    """A gradient with LoRA and blockwise attention, lowered: nothing is computed."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+    config = gemma.config_from_hf(shape, remat_config=gemma.RematConfig[remat])
+    mesh = gemma.make_mesh(config, (4, 1))
+    model = gemma.abstract_base(config, mesh)
+    gemma.use_block_attention(model, 16)
+    graph, adapters, rest = nnx.split(gemma.inject_lora(model, 4, 8.0, mesh), nnx.LoRAParam, ...)
+    tokens = jax.ShapeDtypeStruct((4, 64), jnp.int32)
+    mask = jax.ShapeDtypeStruct((4, 64, 64), jnp.bool_)
+
+    def total(adapters, rest, tokens, mask):
+        return nnx.merge(graph, adapters, rest)(tokens, tokens, None, mask)[0].sum()
+    with mesh:
+        return jax.jit(jax.grad(total)).lower(adapters, rest, tokens, mask)
+
+
+@pytest.mark.parametrize("remat", ["NONE", "BLOCK"])
+@pytest.mark.parametrize("shape", [random_gemma.SHALLOW, random_gemma.E2B], ids=["31b", "e2b"])
+def test_parts_have_names_and_the_program_is_the_same_without_them(shape, remat, monkeypatch):
+    import contextlib
+
+    import jax
+    named = lowered(shape, remat)
+    places = named.as_text(debug_info=True)
+    for name in ("norm", "mlp", "embed", "projection", "attention", "lora", "lora/base"):
+        assert re.search(rf'[/("]{name}[/)]', places), name
+    monkeypatch.setattr(jax, "named_scope", lambda name: contextlib.nullcontext())
+    bare = lowered(shape, remat)
+    assert bare.as_text() == named.as_text()
+    assert not re.search(r'[/("](mlp|norm|projection|lora/base)[/)]', bare.as_text(debug_info=True))
+
+
+def test_the_model_has_its_output_matrix_again_whatever_happens():
+    import types
+    model = types.SimpleNamespace(embedder=types.SimpleNamespace(), config=gemma.config_from_hf(
+        random_gemma.SHALLOW))
+    with pytest.raises(ZeroDivisionError), gemma.no_output_matrix(model):
+        assert model.embedder.decode(3) == 3 and model.config.final_logit_softcap is None
+        raise ZeroDivisionError
+    assert not vars(model.embedder) and model.config.final_logit_softcap == 30.0

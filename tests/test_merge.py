@@ -86,10 +86,11 @@ def make_world(folder, config):
     targets = architecture.modules(text)
     _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 20)
     recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets), "base_model": "random"}
-    return SimpleNamespace(folder=folder, base=base, prompts=prompts, before=before, targets=targets,
-                           after=logits(model, mesh, prompts), adapters=adapters, notes=notes,
-                           recipe=recipe, tensors=weights.open_model(base), scale=ALPHA / RANK,
-                           plan=merge.plan_merge(targets, adapters, PREFIX))
+    return SimpleNamespace(
+        folder=folder, base=base, prompts=prompts, before=before, targets=targets,
+        after=logits(model, mesh, prompts), adapters=adapters, notes=notes, recipe=recipe,
+        tensors=weights.open_model(base), scale=ALPHA / RANK,
+        plan=merge.plan_merge(targets, adapters, PREFIX))
 
 
 @pytest.fixture(scope="module")
@@ -233,9 +234,9 @@ def refused(match):
 
 
 def check_with(world, **changes):
-    parts = dict(targets=world.targets, adapters=world.adapters, tensors=world.tensors, prefix=PREFIX,
-                 recipe=world.recipe, notes=world.notes) | changes
-    merge.check(**parts)
+    parts = {"targets": world.targets, "adapters": world.adapters, "tensors": world.tensors,
+             "prefix": PREFIX, "recipe": world.recipe, "notes": world.notes}
+    merge.check(**parts | changes)
 
 
 def test_missing_and_unknown_modules(world):
@@ -243,7 +244,8 @@ def test_missing_and_unknown_modules(world):
     with refused("layers.5.attn.k_einsum has no adapter"):
         check_with(world, adapters=fewer)
     with refused("adapter layers.0.attn.rope has no place"):
-        check_with(world, adapters=world.adapters | {"layers.0.attn.rope": (np.ones(1), np.ones(1))})
+        stray = {"layers.0.attn.rope": (np.ones(1), np.ones(1))}
+        check_with(world, adapters=world.adapters | stray)
     zeros = {path: (a, 0 * b) for path, (a, b) in world.adapters.items()}
     with refused("every B is zero"):
         check_with(world, adapters=zeros)
@@ -323,7 +325,8 @@ def run(world, tmp_path_factory):
     base = shutil.copytree(world.base, folder / "base")
     helpers.write_json(folder / "train" / "recipe.json", world.recipe | {
         "base_path": str(base), "base_sha256": weights.fingerprint(base), "final_step": 20,
-        "size": "tiny", "checkpoints": "train/checkpoints", "adapter_dtype": "float32", "learning_rate": 1e-3})
+        "size": "tiny", "checkpoints": "train/checkpoints", "adapter_dtype": "float32",
+        "learning_rate": 1e-3})
     helpers.write_json(folder / "data" / "meta.json", {
         "source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped",
         "system": "s"})
@@ -386,9 +389,9 @@ def prompts():
     """Ten prompts of 100 tokens: problems of the tiny benchmark, in the tiny tokenizer."""
     from helpers import chat
     tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
-    texts = [path.read_text() for path in sorted((ROOT / "data" / "tiny_eval").glob("*_prompt.txt"))]
-    ids = [token for text in texts for token in
-           chat.prompt_ids(tokenizer, [{"role": "user", "content": text}])]
+    ids = []
+    for path in sorted((ROOT / "data" / "tiny_eval").glob("*_prompt.txt")):
+        ids += chat.prompt_ids(tokenizer, [{"role": "user", "content": path.read_text()}])
     assert len(ids) >= 1000
     return [ids[start:start + 100] for start in range(0, 1000, 100)]
 
@@ -426,8 +429,8 @@ def k_only(adapter, out):
     from safetensors.numpy import load_file, save_file
     shutil.copytree(adapter, out)
     arrays = load_file(out / "adapter_model.safetensors")
-    save_file({name: array for name, array in arrays.items() if "layers.5.self_attn.v_proj" not in name},
-              out / "adapter_model.safetensors", metadata={"format": "pt"})
+    kept = {name: array for name, array in arrays.items() if "5.self_attn.v_proj" not in name}
+    save_file(kept, out / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def report(found, reference, dtype):
@@ -530,10 +533,11 @@ from transformers import (Gemma4Config, Gemma4ForCausalLM, Gemma4ForConditionalG
 text, adapter = json.load(open(sys.argv[1])), sys.argv[2]
 vision = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
               num_key_value_heads=2, head_dim=16)
+both = Gemma4Config(text_config=text, vision_config=vision)
 saved = load_file(adapter + "/adapter_model.safetensors")
 for model, mapping in (
         (Gemma4ForCausalLM(Gemma4TextConfig(**text)), {"^model.language_model.": "model."}),
-        (Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, vision_config=vision)), None)):
+        (Gemma4ForConditionalGeneration(both), None)):
     names = [name for name, _ in model.named_modules()]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

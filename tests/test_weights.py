@@ -1,4 +1,4 @@
-"""helpers/weights.py: which files a model has, headers against the library, identity, what changed."""
+"""helpers/weights.py: which files a model has, headers against the library, identity."""
 
 import json
 
@@ -28,7 +28,8 @@ def test_fingerprint_sees_weights_tokenizer_and_config_but_not_place_or_time(tmp
     (again / "README.md").write_text("no part of the model")
     (again / ".complete").touch()
     assert weights.fingerprint(again) == first
-    assert weights.fingerprint(random_gemma.write(tmp_path / "c", random_gemma.TINY, seed=1)) != first
+    other = random_gemma.write(tmp_path / "c", random_gemma.TINY, seed=1)
+    assert weights.fingerprint(other) != first
     (again / "tokenizer.json").write_text("{}")
     with_tokenizer = weights.fingerprint(again)
     (again / "tokenizer.json").write_text("{ }")
@@ -37,7 +38,8 @@ def test_fingerprint_sees_weights_tokenizer_and_config_but_not_place_or_time(tmp
 
 def test_changed_files_are_named(tmp_path):
     for number in range(3):
-        (tmp_path / f"{number}.safetensors").write_bytes(np.random.default_rng(number).bytes(30_000))
+        data = np.random.default_rng(number).bytes(30_000)
+        (tmp_path / f"{number}.safetensors").write_bytes(data)
     hashes = run.hashes(tmp_path)
     assert run.changed(tmp_path, hashes) == {}
     (tmp_path / "0.safetensors").unlink()
@@ -108,7 +110,7 @@ def in_two(folder):
     (lambda folder: random_gemma.write(folder, random_gemma.SHALLOW), "._model.safetensors"),
     (in_two, "model.safetensors"), (in_two, "model-00003-of-00002.safetensors")])
 def test_a_second_set_of_weights_is_refused_by_all_who_read_a_model(tmp_path, make, stray):
-    """Not one of them may choose by itself: the loader took the last of the folder, 04 the index's."""
+    """None of them may choose by itself: the loader took the last of the folder, 04 the index's."""
     base = make(tmp_path / "base")
     known = {path.name for path in base.iterdir()}
     assert {path.name for path in merge.files_to_copy(base)} == known
