@@ -23,7 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.models import safetensors_loader
 from tunix.models.gemma4 import model as gemma4
 from tunix.models.gemma4 import params_safetensors as tensor_names
-from tunix.models.gemma4.model import K_MASK, AttentionType, ModelConfig, RematConfig
+from tunix.models.gemma4.model import (
+    K_MASK, AttentionType, Gemma4, ModelConfig, RematConfig)
 from tunix.utils.sharding_utils import shard
 
 from helpers import remote
@@ -50,7 +51,7 @@ SAME = {
 Array = jax.Array
 Arrays = dict[str, Any]  # by Tunix's names
 Prompts = Sequence[Sequence[int]]  # token ids
-Cache = gemma4.LayerCache | None
+Cache = dict[str, jax.Array] | None  # keys `k` and values `v`
 AnyModel = TypeVar("AnyModel", bound=nnx.Module)
 KINDS = {"full": AttentionType.GLOBAL, "sliding": AttentionType.LOCAL_SLIDING}
 ANY_PREFIX = r"(?:model\.language_model\.)?"  # how Tunix's patterns of tensor names begin
@@ -202,7 +203,7 @@ def gib(tree: Any) -> float:
     return bits / 8 / 2**30
 
 
-def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> gemma4.Gemma4:
+def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> Gemma4:
     """The Tunix Gemma 4 with the weights of a Hugging Face directory, sharded over `mesh`.
 
     Args:
@@ -236,7 +237,7 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> gemma4.Gem
     with _folder_of(files_of(folder)) as exactly, _arrays_on_the_host():
         model = safetensors_loader.load_and_create_model(
             exactly,
-            model_class=gemma4.Gemma4,
+            model_class=Gemma4,
             config=config,
             key_mapping=names_of,
             mesh=mesh,
@@ -284,7 +285,7 @@ def _arrays_on_the_host() -> Iterator[None]:
     GiB in the 31B, for which a chip of 16 GiB has no room beside its share of the weights. The
     setting is JAX's global one, because Tunix's slow reader makes its arrays in threads.
     """
-    before = jax.config.jax_default_device
+    before = jax.config.values["jax_default_device"]
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS=tpu leaves JAX no CPU
@@ -341,7 +342,7 @@ class Projection(gemma4.Einsum):
 NAMED = {gemma4.RMSNorm: Norm, gemma4.FeedForward: Mlp, gemma4.Embedder: Embedder}
 
 
-def _with_named_parts(model: gemma4.Gemma4) -> gemma4.Gemma4:
+def _with_named_parts(model: Gemma4) -> Gemma4:
     """The model, its parts of Tunix's classes turned into ours, in place.
 
     A name (`jax.named_scope`) is all that ours add: it becomes part of an operation's `op_name` and
@@ -455,9 +456,9 @@ class SameKey(nnx.Rngs):
         return jax.random.key(0)
 
 
-def abstract_base(config: ModelConfig, mesh: Mesh) -> gemma4.Gemma4:
+def abstract_base(config: ModelConfig, mesh: Mesh) -> Gemma4:
     """The model without memory: shapes, dtypes and shardings of every weight."""
-    model = nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=SameKey(0)))
+    model = nnx.eval_shape(lambda: Gemma4(config, rngs=SameKey(0)))
     return place(_with_named_parts(model), mesh)
 
 
@@ -472,7 +473,7 @@ def _without_remat(config: ModelConfig) -> Iterator[None]:
         config.remat_config = before
 
 
-def probe(model: nnx.Module, provider: qwix.QuantizationProvider, mesh: Mesh) -> nnx.Module:
+def probe(model: Gemma4, provider: qwix.QuantizationProvider, mesh: Mesh) -> Gemma4:
     """What Qwix makes of a model with a provider: abstract, on the mesh.
 
     Qwix finds the matrices by running the model on a dummy of two tokens (one would mean decoding).
@@ -481,7 +482,7 @@ def probe(model: nnx.Module, provider: qwix.QuantizationProvider, mesh: Mesh) ->
     """
     rows = mesh.shape["fsdp"]
 
-    def adapt(model: nnx.Module) -> nnx.Module:
+    def adapt(model: Gemma4) -> Gemma4:
         for _, module in model.iter_modules():
             module.__class__ = getattr(module, "_unquantized_type", type(module))
             vars(module).pop("qwix_rngs", None)  # a None, to which Flax would not let Qwix assign
@@ -497,9 +498,9 @@ def probe(model: nnx.Module, provider: qwix.QuantizationProvider, mesh: Mesh) ->
     return tuned
 
 
-def inject_lora(model: nnx.Module, rank: int, alpha: float, mesh: Mesh, targets: str = TARGETS,
+def inject_lora(model: Gemma4, rank: int, alpha: float, mesh: Mesh, targets: str = TARGETS,
                 seed: int = 0, partial: bool = False,
-                provider: qwix.QuantizationProvider | None = None) -> nnx.Module:
+                provider: qwix.QuantizationProvider | None = None) -> Gemma4:
     """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
 
     Works on an abstract model, too (`probe`). A quantised base (11) brings its own `provider`, made
@@ -538,7 +539,7 @@ def adapted_modules(model: nnx.Module) -> dict[str, dict[str, nnx.Variable]]:
     state = nnx.state(model, nnx.LoRAParam)
     for path, variable in nnx.to_flat_state(state):
         module = ".".join(map(str, path[:-1]))
-        letter = path[-1][-1]
+        letter = str(path[-1])[-1]
         pairs.setdefault(module, {})[letter] = variable
     return pairs
 
@@ -623,7 +624,7 @@ class BlockAttention(gemma4.Attention):
         return self._turned(self._key_norm(key), positions), value
 
 
-def use_block_attention(model: gemma4.Gemma4, size: int = 1_024) -> None:
+def use_block_attention(model: Gemma4, size: int = 1_024) -> None:
     """Let every layer of a Tunix Gemma 4 compute its scores `size` queries at a time, in place.
 
     In sliding layers it is half a window at most. Same parameters, same result up to rounding for a
@@ -637,7 +638,7 @@ def use_block_attention(model: gemma4.Gemma4, size: int = 1_024) -> None:
 
 
 @contextlib.contextmanager
-def no_output_matrix(model: gemma4.Gemma4) -> Iterator[None]:
+def no_output_matrix(model: Gemma4) -> Iterator[None]:
     """Inside the block the model returns what it would hand to its output matrix: [B, T, D].
 
     Its embedder's `decode` does nothing meanwhile, and the cap of the logits is off.
@@ -655,7 +656,7 @@ def no_output_matrix(model: gemma4.Gemma4) -> Iterator[None]:
 # ── Text ──
 
 
-def greedy(model: nnx.Module, prompts: Prompts, max_new_tokens: int, stop_ids: Collection[int],
+def greedy(model: Gemma4, prompts: Prompts, max_new_tokens: int, stop_ids: Collection[int],
            mesh: Mesh, temperatures: Sequence[float] | None = None, seed: int = 0
            ) -> list[list[int]]:
     """Continue prompts by the most likely token until a stop id; returns lists of new ids.
