@@ -89,8 +89,9 @@ folder = recipe["checkpoints"]  # gs://..., or below RUN_DIR
 folder = folder if "://" in folder else helpers.run_dir(folder)
 step, adapters, notes = merge.restore_adapters(folder, cfg.step or recipe["final_step"])
 merge.check_digest(adapters, step, recipe, notes)  # not a byte has changed since
+size = sum(a.nbytes + b.nbytes for a, b in adapters.values())
 print(f"{recipe['base_model']}, rank {recipe['rank']}, alpha {recipe['alpha']:g}, step {step}: "
-      f"{len(adapters)} pairs, {sum(a.nbytes + b.nbytes for a, b in adapters.values()):,} bytes")
+      f"{len(adapters)} pairs, {size:,} bytes")
 for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
 
@@ -125,8 +126,9 @@ x = np.random.default_rng(0).normal(size=(100, len(a)))
 together = x @ W.astype(np.float64).T + scale * (x @ a) @ b  # base and adapter, unrounded
 by_itself = x @ merged.astype(np.float64).T                  # what a server will compute
 apart = np.linalg.norm(by_itself - together) / np.linalg.norm(together)
-print(f"{path}: W {W.shape} {W.dtype} is {np.linalg.norm(W.astype(np.float32)):.1f} long, the "
-      f"change {np.linalg.norm(delta):.1f}; the outputs are {apart:.3%} apart")
+length, change = np.linalg.norm(W.astype(np.float32)), np.linalg.norm(delta)
+print(f"{path}: W {W.shape} {W.dtype} is {length:.1f} long, the change {change:.1f}; the outputs "
+      f"are {apart:.3%} apart")
 assert apart < ml_dtypes.finfo(W.dtype).eps
 
 # %% [markdown]
@@ -275,8 +277,9 @@ found = norms.tensor.str.extract(r"layers\.(?P<layer>\d+)\.\w+\.(?P<kind>\w+)_pr
 norms["layer"], norms["kind"] = found.layer.astype(int), found.kind
 norms["change, %"] = 100 * norms.delta / norms.base
 norms["rounding, % of it"] = 100 * norms.rounding / norms.delta
-display(norms.pivot(index="layer", columns="kind", values="change, %").style.format(
-    "{:.1f}", na_rep="").background_gradient(axis=None).set_caption("change, % of the matrix"))
+changes = norms.pivot(index="layer", columns="kind", values="change, %")
+styled = changes.style.format("{:.1f}", na_rep="").background_gradient(axis=None)
+display(styled.set_caption("change, % of the matrix"))
 norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round(2)
 
 # %% [markdown]

@@ -79,10 +79,10 @@ def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any
     """(tree of NumPy arrays, notes) of a step."""
     shapes = manager.item_metadata(step)["model_params"].tree
     plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
-    wanted = ocp.args.Composite(model_params=ocp.args.PyTreeRestore(restore_args=plan))
-    tree = manager.restore(step, args=wanted)["model_params"]
+    arrays = ocp.args.PyTreeRestore(restore_args=plan)
+    restored = manager.restore(step, args=ocp.args.Composite(model_params=arrays))
     noted = manager.metadata(step).custom_metadata or {}
-    return tree, {**noted, **noted.get("recipe", {})}
+    return restored["model_params"], {**noted, **noted.get("recipe", {})}
 
 
 def _pairs(tree: Any) -> Adapters:
@@ -152,8 +152,9 @@ def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weigh
         target = wanted[path]
         problems += _adapter_problems(target, adapters[path], recipe["rank"])
         problems += _base_problems(target, tensors, prefix)
-    if not problems and not any(b.any() for _, b in adapters.values()):
-        problems = ["every B is zero, so it was saved before the first step"]
+    trained = any(b.any() for _, b in adapters.values())
+    if not problems and not trained:
+        problems.append("every B is zero, so it was saved before the first step")
     if problems:
         text = "; ".join(problems[:3])
         if len(problems) > 3:
@@ -181,7 +182,8 @@ def _base_problems(target: Module, tensors: Mapping[str, weights.Tensor],
     for name, shape in target.names.items():
         tensor = tensors.get(f"{prefix}{name}.weight")
         there = tensor and (tensor.dtype, tensor.shape)
-        if tensor is None or tensor.shape != shape or tensor.dtype not in weights.DTYPES:
+        fits = tensor and tensor.shape == shape and tensor.dtype in weights.DTYPES
+        if not fits:
             dtypes = ", ".join(weights.DTYPES)
             problems.append(f"base {name} is {there}, expected {shape} in {dtypes}")
     return problems
@@ -314,8 +316,9 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
     if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
         names = []
         for target in targets:
-            names += [re.escape(name) for name in target.names]
-        pattern = rf"model\.(language_model\.)?({'|'.join(sorted(names))})"
+            names += map(re.escape, target.names)
+        one_of_them = "|".join(sorted(names))
+        pattern = rf"model\.(language_model\.)?({one_of_them})"
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -339,11 +342,13 @@ def finished(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
+    if not isinstance(record, dict):
+        return {}
     needed = {"inputs": dict, "files": dict, "adapter_files": dict, "norms": list}
-    if isinstance(record, dict):
-        if all(isinstance(record.get(key), kind) for key, kind in needed.items()):
-            return record
-    return {}
+    for key, kind in needed.items():
+        if not isinstance(record.get(key), kind):
+            return {}
+    return record
 
 
 def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
@@ -404,7 +409,8 @@ def inputs_of(base: Folder, adapters: Adapters, step: int,
     """What decides every byte that 04 writes: equal inputs give equal files."""
     pairs = {}
     for name, (a, b) in adapters.items():
-        pairs[name] = hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
+        both = a.tobytes() + b.tobytes()
+        pairs[name] = hashlib.sha256(both).hexdigest()
     return {
         "step": step,
         "base": weights.fingerprint(base),

@@ -20,7 +20,7 @@ from helpers.run import UserError
 from tables import architecture
 
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}  # a merge's results
-INDEX = "model.safetensors.index.json"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PREFIXES = ("model.language_model.", "model.")  # of the language model's tensors
 TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 
@@ -78,23 +78,23 @@ def files_of(folder: str | Path) -> list[Path]:
         missing, or a .safetensors file that it doesn't name.
     """
     folder = Path(folder)
-    index, single = folder / INDEX, folder / "model.safetensors"
-    if not (folder / "config.json").exists() or not (index.exists() or single.exists()):
+    source, names = SINGLE, [SINGLE]
+    if (folder / INDEX).exists():
+        places = _index_of(folder)
+        source, names = INDEX, sorted(set(places.values()))
+    is_a_model = (folder / "config.json").exists() and (folder / source).exists()
+    if not is_a_model:
         raise UserError(f"{folder} is not a model folder (config.json and safetensors files).")
-    names = [single.name]
-    if index.exists():
-        names = sorted(set(_index_of(folder).values()))
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names. "
-                        "Download it again.")
-    beside = {path.name for path in folder.glob("*.safetensors")}.difference(names)
-    if beside:
-        some = ", ".join(sorted(beside)[:3])
-        ours = INDEX if index.exists() else single.name
-        raise UserError(f"{folder} holds a second set of weights: {some} beside {ours}. Move what "
-                        "isn't this model's to another folder.")
-    return [folder / name for name in names]
+    files = [folder / name for name in names]
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{folder} lacks {file.name}, which its index names. "
+                            "Download it again.")
+    for path in sorted(folder.glob("*.safetensors")):
+        if path not in files:
+            raise UserError(f"{folder} holds a second set of weights: {path.name} beside {source}. "
+                            "Move what isn't this model's to another folder.")
+    return files
 
 
 def _index_of(folder: Path) -> dict[str, str]:
@@ -104,12 +104,14 @@ def _index_of(folder: Path) -> dict[str, str]:
         index = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
-    places = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(places, dict) or not places:
+    places = None
+    if isinstance(index, dict):
+        places = index.get("weight_map")
+    if not places or not isinstance(places, dict):
         raise UserError(f"{path} has no weight_map, so it names no files. Download it again.")
     for name, file in places.items():
-        is_plain = Path(str(file)).name == file and file.endswith(".safetensors")
-        if not is_plain:
+        is_in_folder = Path(str(file)).name == file
+        if not is_in_folder or not file.endswith(".safetensors"):
             raise UserError(f"{path} puts {name} into {file!r}, which is no safetensors file of "
                             "this folder. Download it again.")
     return places
@@ -123,16 +125,19 @@ def open_model(folder: str | Path) -> dict[str, Tensor]:
     """
     folder = Path(folder)
     tensors: dict[str, Tensor] = {}
-    where = set()
+    places = set()
     for file in files_of(folder):
-        header = read_header(file)
-        tensors |= header
-        where |= {(name, file.name) for name in header}
+        for name, tensor in read_header(file).items():
+            tensors[name] = tensor
+            places.add((name, file.name))
+    promised = places
     if (folder / INDEX).exists():
-        wrong = where ^ set(_index_of(folder).items())
-        if wrong:
-            raise UserError(f"{folder}: index and shards disagree on {len(wrong)} entries, "
-                            f"first {min(wrong)[0]}. Download it again.")
+        promised = set(_index_of(folder).items())
+    wrong = sorted(places ^ promised)
+    if wrong:
+        first_name, _ = wrong[0]
+        raise UserError(f"{folder}: index and shards disagree on {len(wrong)} entries, first "
+                        f"{first_name}. Download it again.")
     return tensors
 
 
@@ -236,7 +241,8 @@ def adapters_digest(adapters: Any) -> str:
     result = hashlib.sha256()
     for path in sorted(arrays):
         array = arrays[path]
-        result.update(f"{path} {array.dtype.name} {list(array.shape)}\n".encode())
+        title = f"{path} {array.dtype.name} {list(array.shape)}\n"
+        result.update(title.encode())
         result.update(array.tobytes())
     return result.hexdigest()
 
@@ -250,8 +256,9 @@ def _arrays_of(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, np.ndarr
         for letter, array in zip("ab", tree, strict=True):
             yield from _arrays_of(array, (*path, letter))
     else:
-        parts = [part for part in path if part != "value"]  # where Orbax keeps a variable's array
-        parts[-1] = parts[-1].rpartition("_lora_")[2]       # Qwix: w_lora_a, kernel_lora_a
+        if path[-1] == "value":  # Orbax keeps a variable's array there
+            path = path[:-1]
+        letter = path[-1].rpartition("_lora_")[2]  # Qwix: w_lora_a, kernel_lora_a
         if hasattr(tree, "get_value"):
             tree = tree.get_value()
-        yield ".".join(parts), np.asarray(tree)
+        yield ".".join((*path[:-1], letter)), np.asarray(tree)

@@ -216,3 +216,22 @@ def test_a_tensor_that_nobody_computes_with_is_refused(tmp_path, match):
         language_prefix(base)
     with one_line(match):
         gemma.load_base(base, config, mesh)
+
+
+def test_files_of_several_dtypes_load_as_those_of_one(tmp_path):
+    """Tunix has a second reader for them, and no array of either goes to a chip before it is cut."""
+    import jax
+    from flax import nnx
+    base = random_gemma.write(tmp_path / "base", random_gemma.SHALLOW)
+    config = gemma.config_from_hf(base)
+    mesh = gemma.make_mesh(config, (2, 1), jax.devices()[:2])
+    known = nnx.to_pure_dict(nnx.state(gemma.load_base(base, config, mesh)))
+    arrays = load_file(base / "model.safetensors")
+    flags = {"model.vision_tower.flags": np.ones(3, np.uint8)}
+    for name in arrays:
+        if name.endswith("norm.weight"):
+            arrays[name] = arrays[name].astype(np.float32)
+    save_file(arrays | flags, base / "model.safetensors")
+    again = nnx.to_pure_dict(nnx.state(gemma.load_base(base, config, mesh)))
+    assert jax.tree.all(jax.tree.map(np.array_equal, known, again))
+    assert jax.config.jax_default_device is None
