@@ -119,6 +119,7 @@ import os
 import numpy as np
 from IPython.display import display
 
+from appendix import parts
 from appendix import step_figures as figures
 from appendix import steps
 from tpu_time import predict, write_trace
@@ -145,7 +146,7 @@ found = steps.predicted(steps.LIVE)  # as it is stored
 if libtpu:
     with helpers.phase("compiling two layers of the 31B for a v5p-8", every=30.0):
         program, refusal, seconds = steps.compile_recipe(steps.LIVE)
-    found = predict(program.as_text(), steps.slice_of(steps.LIVE), steps.part_of)
+    found = predict(program.as_text(), steps.slice_of(steps.LIVE), parts.part_of)
     live = pd.DataFrame([steps.measure(steps.LIVE, program, refusal, seconds)
                          | steps.columns_of(steps.LIVE, found)])
     display(steps.show(live, steps.COUNTED | {"seconds_predicted": "s, predicted"}))

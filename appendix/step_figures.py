@@ -7,10 +7,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from tpu_time import report
-from appendix import steps
+from appendix import parts, steps
 from helpers import style
 
-COLORS = dict(zip(steps.PARTS, (
+COLORS = dict(zip(parts.PARTS, (
     style.BLUE, style.SKY, style.GREEN, style.ORANGE, style.PURPLE, style.YELLOW, style.GREY,
     style.BLACK, "#D0D0D0"), strict=True))
 WAITS = {"waits: reduce-scatter": "#8C2D04", "waits: all-gather": "#4A1500",

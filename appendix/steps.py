@@ -31,11 +31,11 @@ from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
 from appendix import quantized
+from appendix.parts import part_of
 from helpers import gemma, train
 from helpers.run import phase, write_text
 from tables.hardware import SLICES
-from tpu_time import compiler, fit
-from tpu_time import clock, links, report, tape
+from tpu_time import clock, compiler, fit, links, report, tape
 
 FOLDER = Path("data/dryrun")
 RANK, ALPHA = 64, 64.0         # 03's at size 31b, and the published ones
@@ -213,51 +213,6 @@ def compile_recipe(recipe):
             raise
         program, refusal = None, str(error)
     return program, refusal, time.process_time() - start
-
-
-# ── names of parts ────────────────────────────────────────────────────────────────────────────────
-
-PARTS = ("MLP", "output matrix", "projections", "attention", "LoRA", "norms", "conversions",
-         "optimizer", "other")
-# Of appendix/quantized.py: a stored base weight's own product.
-OWN_PRODUCTS = ("Dequantized.weight", "Int8Products.weight", "int8_dot", "int8_einsum")
-UPDATE = re.compile(r"^(Optimizer\.|MultiSteps|scale_by_|global_norm|clip_by_|apply_updates|tree_|"
-                    r"add_decayed|safe_increment|make_optimizer)")
-
-
-def part_of(stack, op_name, product, moves):
-    """The part of the model that an instruction belongs to, one of `PARTS`.
-
-    Args:
-      stack: from `Program.stack`.
-      op_name: JAX's name of the operation.
-      product: it contains a matrix product, or moves what one needs or made over the links.
-      moves: it only converts, copies or rearranges.
-    """
-    names = [function for _, function, _ in stack]
-    if any(UPDATE.match(name) for name in names):
-        return "optimizer"
-    provider = next((name for file, name, _ in stack if "Provider." in name or "Lora." in name), "")
-    equation = re.search(r"[\w,]+->\w+", op_name)
-    low_rank = bool(equation) and "r" in equation[0]
-    stored = any(name.startswith(OWN_PRODUCTS) for name in names)  # a quantised base's own product
-    adapter = product and "Lora" in provider and not stored
-    if low_rank or "_compute_lora_delta" in names or adapter:
-        return "LoRA"
-    if moves and not product:
-        return "conversions"
-    for name in names:
-        if name.startswith("RMSNorm"):
-            return "norms"
-        if name.startswith("FeedForward"):
-            return "MLP"
-        if name.startswith(("Embedder.decode", "_default_loss_fn", "make_loss", "token_losses",
-                            "make_micro_loss")):
-            return "output matrix"
-        if name.startswith(("Attention.", "BlockAttention.", "attend", "apply_rope")):
-            weight = provider and any(name.startswith("Einsum.__call__") for name in names)
-            return "projections" if product and weight else "attention"
-    return "output matrix" if "log_softmax" in op_name else "other"
 
 
 # ── a row of the table ────────────────────────────────────────────────────────────────────────────

@@ -317,6 +317,16 @@ class Mlp(gemma4.FeedForward):
             return super().block(x)
 
 
+class Attention(gemma4.Attention):
+    """Tunix's attention, named."""
+
+    def block(self, x: Array, segment_pos: Array, cache: Cache, attn_mask: Array,
+              kv_shared_cache: Cache = None) -> tuple[Cache, Array, tuple[Array, Array]]:
+        """What is computed again where rematerialisation is on, so the name stands in here."""
+        with jax.named_scope("attention"):
+            return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
+
+
 class Embedder(gemma4.Embedder):
     """Tunix's embedding, named; `train.token_losses` names its use as the output matrix."""
 
@@ -339,7 +349,8 @@ class Projection(gemma4.Einsum):
             return super().__call__(x)
 
 
-NAMED = {gemma4.RMSNorm: Norm, gemma4.FeedForward: Mlp, gemma4.Embedder: Embedder}
+NAMED = {gemma4.RMSNorm: Norm, gemma4.FeedForward: Mlp, gemma4.Attention: Attention,
+         gemma4.Embedder: Embedder}
 
 
 def _with_named_parts(model: Gemma4) -> Gemma4:
@@ -580,7 +591,7 @@ def attend(query: Array, key: Array, value: Array, mask: Array,
     return jnp.concatenate(mixed, axis=1).reshape(B, T, N, H)
 
 
-class BlockAttention(gemma4.Attention):
+class BlockAttention(Attention):
     """Tunix's attention layer with the same parameters, scores by blocks of `size` queries."""
 
     def block(self, x: Array, segment_pos: Array, cache: Cache, attn_mask: Array,
@@ -588,6 +599,12 @@ class BlockAttention(gemma4.Attention):
         """Tunix's `Attention.block`, whose arguments and results these are."""
         if cache is not None or x.shape[1] <= self.size:
             return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
+        with jax.named_scope("attention"):
+            return self._by_blocks(x, segment_pos, attn_mask, kv_shared_cache)
+
+    def _by_blocks(self, x: Array, segment_pos: Array, attn_mask: Array,
+                   kv_shared_cache: Cache) -> tuple[Cache, Array, tuple[Array, Array]]:
+        """As `block`, without a cache of its own."""
         config = self.config
         x = x.astype(config.dtype)
         query = shard(self.q_einsum(x), config.shd_config.act_btnh)
@@ -600,8 +617,7 @@ class BlockAttention(gemma4.Attention):
         if self.attn_type == AttentionType.LOCAL_SLIDING:
             window = config.sliding_window_size
             size = min(size, window // 2)  # few scores beyond the window
-        with jax.named_scope("attention"):  # a name in profiles, as in `train.make_loss`
-            mixed = attend(query, key, value, attn_mask, window, size)
+        mixed = attend(query, key, value, attn_mask, window, size)
         output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
         return {"k": key, "v": value}, output, (key, value)
 
