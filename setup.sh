@@ -70,7 +70,7 @@ train)
     python=.venv/bin/python
     install "$python" requirements/test.txt || stop "installing requirements/test.txt failed (see above)"
   fi
-  found="$("$python" tables/hardware.py)" || stop "tables/hardware.py could not look for TPU chips (see above)"
+  found="$("$python" -m tables.hardware)" || stop "tables/hardware.py could not look for TPU chips (see above)"
   case "$found" in ACCELERATOR=tpu*) file=requirements/tpu.txt ;; *) file=requirements/train.txt ;; esac
   install "$python" "$file" || stop "installing $file failed (see above)"
   need_icarus

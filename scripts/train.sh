@@ -33,7 +33,7 @@ if [ "$worker" = 0 ]; then
   (while sleep 300; do copy "$RUN_DIR" "$RUN"; done) >sync.log 2>&1 &
   trap 'kill $!' EXIT
 fi
-hosts="$(python3 tables/hardware.py | sed -n 's/^HOSTS=//p')"
+hosts="$(python3 -m tables.hardware | sed -n 's/^HOSTS=//p')"
 if [ "$hosts" = 1 ]; then
   ./run_all.sh 02 04
 else

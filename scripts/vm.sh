@@ -23,7 +23,7 @@ usage() {
   sed -n '2,10p' scripts/vm.sh | sed 's/^# \{0,1\}//' >&2
   exit 2
 }
-fact() { python3 tables/hardware.py --slice "$slice" | sed -n "s/^$1=//p"; }
+fact() { python3 -m tables.hardware --slice "$slice" | sed -n "s/^$1=//p"; }
 
 compute() { # compute MODEL: by the Compute Engine API, with a guard that deletes the machine
   local wait=()

@@ -3,8 +3,8 @@
 Python and the shell read the same table. Only the standard library is imported, nothing of this
 repository, so any Python from 3.7 on runs it before anything is installed:
 
-    python3 tables/hardware.py                 what is here, as KEY=VALUE lines for setup.sh
-    python3 tables/hardware.py --slice v5p-8   what that slice is, for scripts/vm.sh
+    python3 -m tables.hardware                 what is here, as KEY=VALUE lines for setup.sh
+    python3 -m tables.hardware --slice v5p-8   what that slice is, for scripts/vm.sh
 
 Detection looks at what the kernel shows (PCI ids under /sys, device files under /dev, open files
 under /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX is not started.
