@@ -314,7 +314,7 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
     """
     pattern = architecture.PEFT_TARGETS  # the language model's layers only
     if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
-        names = []
+        names: list[str] = []
         for target in targets:
             names += map(re.escape, target.names)
         one_of_them = "|".join(sorted(names))
