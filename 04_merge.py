@@ -88,14 +88,17 @@ scale = recipe["alpha"] / recipe["rank"]
 folder = recipe["checkpoints"]  # gs://..., or below RUN_DIR
 folder = folder if "://" in folder else helpers.run_dir(folder)
 step, adapters, notes = merge.restore_adapters(folder, cfg.step or recipe["final_step"])
+merge.check_digest(adapters, step, recipe, notes)  # not a byte has changed since
+size = sum(a.nbytes + b.nbytes for a, b in adapters.values())
 print(f"{recipe['base_model']}, rank {recipe['rank']}, alpha {recipe['alpha']:g}, step {step}: "
-      f"{len(adapters)} pairs, {sum(a.nbytes + b.nbytes for a, b in adapters.values()):,} bytes")
+      f"{len(adapters)} pairs, {size:,} bytes")
 for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
 
 # %% [markdown]
 # These are the six pairs of the first layer. Now the base. `open_model` reads where each tensor
-# lies; nothing is loaded. A fingerprint says whether this is the base that 03 trained on.
+# lies; nothing is loaded. A fingerprint says whether this is the base that 03 trained on, and
+# `language_prefix` compares its tensors with its config.
 
 # %%
 base = remote.stage(cfg.base or recipe["base_path"])
@@ -103,8 +106,7 @@ if weights.fingerprint(base) != recipe["base_sha256"]:
     raise helpers.UserError(f"{base} is not the model that notebook 03 trained on. Set "
                             "Settings.base to that one, or run 03_train.py with this one.")
 tensors = weights.open_model(base)
-prefix = next(name for name in tensors if name.endswith("embed_tokens.weight"))
-prefix = prefix.removesuffix("embed_tokens.weight")
+prefix = weights.language_prefix(base, tensors, architecture.read_config(base))
 total = sum(tensor.stop - tensor.start for tensor in tensors.values())
 print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB; names start with {prefix!r}")
 
@@ -124,8 +126,9 @@ x = np.random.default_rng(0).normal(size=(100, len(a)))
 together = x @ W.astype(np.float64).T + scale * (x @ a) @ b  # base and adapter, unrounded
 by_itself = x @ merged.astype(np.float64).T                  # what a server will compute
 apart = np.linalg.norm(by_itself - together) / np.linalg.norm(together)
-print(f"{path}: W {W.shape} {W.dtype} is {np.linalg.norm(W.astype(np.float32)):.1f} long, the "
-      f"change {np.linalg.norm(delta):.1f}; the outputs are {apart:.3%} apart")
+length, change = np.linalg.norm(W.astype(np.float32)), np.linalg.norm(delta)
+print(f"{path}: W {W.shape} {W.dtype} is {length:.1f} long, the change {change:.1f}; the outputs "
+      f"are {apart:.3%} apart")
 assert apart < ml_dtypes.finfo(W.dtype).eps
 
 # %% [markdown]
@@ -153,13 +156,14 @@ assert apart < ml_dtypes.finfo(W.dtype).eps
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
-kinds = {target.kind: target for target in targets}
-display(pd.DataFrame([{
-    "Tunix": kind, "A": shapes[0], "B": shapes[1], "in training": target.how.equation,
-    "Hugging Face [out, in]": ", ".join(f"{name.rpartition('.')[2]} {shape}"
-                                        for name, shape in target.names.items())}
-    for kind, target in kinds.items() for shapes in [target.adapter(recipe["rank"])]]
-).set_index("Tunix"))
+kinds = {target.kind: target for target in targets}  # the last of each kind
+rows = []
+for kind, target in kinds.items():
+    a_shape, b_shape = target.adapter(recipe["rank"])
+    theirs = [f"{name.rpartition('.')[2]} {shape}" for name, shape in target.names.items()]
+    rows.append({"Tunix": kind, "A": a_shape, "B": b_shape, "in training": target.how.equation,
+                 "Hugging Face [out, in]": ", ".join(theirs)})
+display(pd.DataFrame(rows).set_index("Tunix"))
 
 # %% [markdown]
 # <details><summary><b>How do two HF matrices come out of one <code>kv_einsum</code>?</b></summary>
@@ -219,9 +223,12 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 # %%
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
     record = merge.run(base, targets, adapters, step, recipe, prefix)
-pd.DataFrame([(f"{folder}/{name}", f"{(helpers.run_dir(folder) / name).stat().st_size:,}")
-              for folder, files in (("merged", "files"), ("adapter", "adapter_files"))
-              for name in record[files]], columns=["file", "bytes"]).set_index("file")
+rows = []
+for folder, files in (("merged", record["files"]), ("adapter", record["adapter_files"])):
+    for name in files:
+        size = helpers.run_dir(folder, name).stat().st_size
+        rows.append({"file": f"{folder}/{name}", "bytes": f"{size:,}"})
+pd.DataFrame(rows).set_index("file")
 
 # %% [markdown]
 # `merge.json` has the hash of every file and of all that they were made from; 05 checks it before it
@@ -235,14 +242,15 @@ pd.DataFrame([(f"{folder}/{name}", f"{(helpers.run_dir(folder) / name).stat().st
 told = helpers.run_dir("train", "answers.json")
 if cfg.ask and told.exists():
     from helpers import chat, gemma, train
-    told, served = helpers.read_json(told), gemma.config_from_hf(helpers.run_dir("merged"))
-    mesh = gemma.make_mesh(served, (1, 1), jax.devices()[:1])
-    model = gemma.load_base(helpers.run_dir("merged"), served, mesh)
-    tokenizer = chat.load_tokenizer(helpers.run_dir("merged"))
+    told, merged_folder = helpers.read_json(told), helpers.run_dir("merged")
+    config = gemma.config_from_hf(merged_folder)
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    model = gemma.load_base(merged_folder, config, mesh)
+    tokenizer = chat.load_tokenizer(merged_folder)
     answer, = train.ask(model, tokenizer, [told["asked"]], told["limit"], mesh,
                         recipe["reasoning"] == "kept")
-    same = answer == told["after"]
-    print(f"{answer}\n\nthe answer in 03 was {'the same to the letter' if same else told['after']}")
+    before = "the same to the letter" if answer == told["after"] else told["after"]
+    print(f"{answer}\n\nthe answer in 03 was {before}")
 
 # %% [markdown]
 # ### The adapter alone
@@ -269,8 +277,9 @@ found = norms.tensor.str.extract(r"layers\.(?P<layer>\d+)\.\w+\.(?P<kind>\w+)_pr
 norms["layer"], norms["kind"] = found.layer.astype(int), found.kind
 norms["change, %"] = 100 * norms.delta / norms.base
 norms["rounding, % of it"] = 100 * norms.rounding / norms.delta
-display(norms.pivot(index="layer", columns="kind", values="change, %").style.format(
-    "{:.1f}", na_rep="").background_gradient(axis=None).set_caption("change, % of the matrix"))
+changes = norms.pivot(index="layer", columns="kind", values="change, %")
+styled = changes.style.format("{:.1f}", na_rep="").background_gradient(axis=None)
+display(styled.set_caption("change, % of the matrix"))
 norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round(2)
 
 # %% [markdown]

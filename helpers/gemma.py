@@ -4,38 +4,61 @@ Importing this file imports JAX but starts no device: notebooks call `helpers.ma
 Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
 """
 
+import contextlib
 import functools
 import math
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.models import safetensors_loader
 from tunix.models.gemma4 import model as gemma4
 from tunix.models.gemma4 import params_safetensors as tensor_names
-from tunix.models.gemma4.model import K_MASK, AttentionType, ModelConfig, RematConfig
+from tunix.models.gemma4.model import (
+    K_MASK, AttentionType, Gemma4, ModelConfig, RematConfig)
 from tunix.utils.sharding_utils import shard
 
 from helpers import remote
+from helpers.run import UserError
+from helpers.weights import Tensor, files_of, language_prefix, open_model
 from tables import architecture
 from tables.architecture import TARGETS
-from helpers.run import UserError
-from helpers.weights import open_model
 
 # Fields of Tunix's `ModelConfig` and the keys of a config.json that hold the same.
-SAME = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
-        "num_heads": "num_attention_heads", "head_dim": "head_dim",
-        "num_kv_heads": "num_key_value_heads", "num_global_kv_heads": "num_global_key_value_heads",
-        "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
-        "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v",
-        "per_layer_input_dim": "hidden_size_per_layer_input"}
+SAME = {
+    "num_embed": "vocab_size",
+    "embed_dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "head_dim": "head_dim",
+    "num_kv_heads": "num_key_value_heads",
+    "num_global_kv_heads": "num_global_key_value_heads",
+    "global_key_size": "global_head_dim",
+    "sliding_window_size": "sliding_window",
+    "final_logit_softcap": "final_logit_softcapping",
+    "k_eq_v_global": "attention_k_eq_v",
+    "per_layer_input_dim": "hidden_size_per_layer_input",
+}
+Array = jax.Array
+Arrays = dict[str, Any]  # by Tunix's names
+Prompts = Sequence[Sequence[int]]  # token ids
+Cache = dict[str, jax.Array] | None  # keys `k` and values `v`
+AnyModel = TypeVar("AnyModel", bound=nnx.Module)
+KINDS = {"full": AttentionType.GLOBAL, "sliding": AttentionType.LOCAL_SLIDING}
+ANY_PREFIX = r"(?:model\.language_model\.)?"  # how Tunix's patterns of tensor names begin
 
 
-def config_from_hf(source, dtype="bfloat16", **overrides):
+def config_from_hf(source: architecture.Config | str | Path, dtype: str = "bfloat16",
+                   **overrides: Any) -> ModelConfig:
     """Tunix's `ModelConfig` from a Hugging Face `config.json`: 31B, E2B, E4B or tiny.
 
     Args:
@@ -44,54 +67,80 @@ def config_from_hf(source, dtype="bfloat16", **overrides):
       **overrides: further `ModelConfig` fields, for example `num_layers=2`.
 
     Raises:
-      UserError: the file is missing, it describes no Gemma 4, or one that Tunix computes wrongly.
+      UserError: the file is missing, it describes no Gemma 4, or one that Tunix computes otherwise.
     """
     text = architecture.text_config(architecture.read_config(source))
     stack = architecture.layers(text)
-    kinds = tuple(AttentionType.GLOBAL if layer.kind == "full" else AttentionType.LOCAL_SLIDING
-                  for layer in stack)
     count = len(stack)
-    first = sum(layer.owns_kv for layer in stack)
-    if any(layer.kv_from != first - (1 if layer.kind == "full" else 2) for layer in stack[first:]):
-        raise UserError("the layers that share keys and values must start after a full-attention "
-                        "layer: Tunix knows no other arrangement.")
-    rope = text.get("rope_parameters") or {}
-    sliding, full = rope.get("sliding_attention", {}), rope.get("full_attention", {})
-    config = ModelConfig(**{
-        **{field: text.get(key) for field, key in SAME.items()},
-        "num_layers": count, "attention_pattern": kinds,
-        "frac_shared_layers": (count - first) / count,
-        "k_eq_v_global": bool(text.get("attention_k_eq_v")),
-        "per_layer_input_dim": text.get("hidden_size_per_layer_input") or 0,
-        "override_kv_shared_ffw_hidden": stack[-1].mlp if stack[-1].mlp != stack[0].mlp else None,
-        "local_base_frequency": int(sliding.get("rope_theta", 10_000)),
-        "global_base_frequency": int(full.get("rope_theta", 1_000_000)),
-        "global_rope_proportion": float(full.get("partial_rotary_factor", 0.25)),
-        "dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(dtype), **overrides})
-    if first < count and int(count - config.frac_shared_layers * count) != first:
-        config.frac_shared_layers = (count - first - 0.25) / count  # Tunix cuts a rounded product
+    if stack[-1].kind != "full":
+        raise UserError("the last of config.json's layer_types must be full_attention: "
+                        "transformers makes it one anyway. Put the original file back.")
+    first_sharing = sum(layer.owns_kv for layer in stack)
+    origin = {"full": first_sharing - 1, "sliding": first_sharing - 2}  # in Tunix
+    for layer in stack[first_sharing:]:
+        if layer.kv_from != origin[layer.kind]:
+            raise UserError("the layers that share keys and values must start after a "
+                            "full-attention layer: Tunix knows no other arrangement.")
+    fields = {field: text[key] for field, key in SAME.items()}
+    fields["num_layers"] = count
+    fields["attention_pattern"] = tuple(KINDS[layer.kind] for layer in stack)
+    fields["frac_shared_layers"] = (count - first_sharing) / count
+    fields["k_eq_v_global"] = bool(text["attention_k_eq_v"])
+    if not text["attention_k_eq_v"]:
+        fields["num_global_kv_heads"] = None  # transformers uses it where V = K, Tunix always
+    fields["per_layer_input_dim"] = text["hidden_size_per_layer_input"] or 0
+    if stack[-1].mlp != stack[0].mlp:
+        fields["override_kv_shared_ffw_hidden"] = stack[-1].mlp
+    sliding = text["rope_parameters"]["sliding_attention"]
+    full = text["rope_parameters"]["full_attention"]
+    fields["local_base_frequency"] = _whole_if_it_is(sliding["rope_theta"])
+    fields["global_base_frequency"] = _whole_if_it_is(full["rope_theta"])
+    fields["global_rope_proportion"] = float(full["partial_rotary_factor"])
+    fields["dtype"] = fields["param_dtype"] = jnp.dtype(dtype)
+    config = ModelConfig(**{**fields, **overrides})
+    if _unshared(count, config.frac_shared_layers) != first_sharing:
+        config.frac_shared_layers = (count - first_sharing - 0.25) / count
     config.shd_config = replace(config.shd_config, emb_vd=(("tp", "fsdp"), None))  # by vocabulary
     return config
 
 
-def _as_hf(config):
+def _whole_if_it_is(number: float) -> float:
+    """10000 for 10000.0, as Tunix writes it."""
+    return int(number) if number == int(number) else number
+
+
+def _unshared(count: int, share: float) -> int:
+    """How many layers have their own keys and values: Tunix cuts a rounded product."""
+    return int(count - share * count)
+
+
+def _as_hf(config: ModelConfig) -> architecture.Config:
     """The text part of a config.json for a Tunix `ModelConfig`: what `config_from_hf` read."""
     pattern = config.attention_pattern or gemma4.GEMMA4_ATTENTION_PATTERN
-    unshared = int(config.num_layers - config.frac_shared_layers * config.num_layers)
-    names = ["full_attention" if pattern[i % len(pattern)] == AttentionType.GLOBAL
-             else "sliding_attention" for i in range(config.num_layers)]
-    return {"model_type": "gemma4_text", "layer_types": names,
-            "num_kv_shared_layers": config.num_layers - unshared,
-            "use_double_wide_mlp": config.override_kv_shared_ffw_hidden is not None,
-            **{key: getattr(config, field) for field, key in SAME.items()}}
+    names = []
+    for index in range(config.num_layers):
+        is_full = pattern[index % len(pattern)] == AttentionType.GLOBAL
+        names.append("full_attention" if is_full else "sliding_attention")
+    text = {key: getattr(config, field) for field, key in SAME.items()}
+    unshared = _unshared(config.num_layers, config.frac_shared_layers)
+    return {
+        **text,
+        "model_type": "gemma4_text",
+        "layer_types": names,
+        "num_hidden_layers": config.num_layers,
+        "num_kv_shared_layers": config.num_layers - unshared,
+        "vocab_size_per_layer_input": config.num_embed,
+        "use_double_wide_mlp": config.override_kv_shared_ffw_hidden is not None,
+    }
 
 
-def expected_modules(config):
+def expected_modules(config: ModelConfig) -> list[str]:
     """Paths of the modules that LoRA must reach: 360 for the 31B, from the config alone."""
     return [module.path for module in architecture.modules(_as_hf(config))]
 
 
-def make_mesh(config, shape=None, devices=None):
+def make_mesh(config: ModelConfig, shape: tuple[int, int] | None = None,
+              devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A JAX mesh with the axes `fsdp` (rows, shards of the weights) and `tp` (heads, MLP columns).
 
     Tunix looks for it in the context: call its models `with mesh:`.
@@ -105,17 +154,19 @@ def make_mesh(config, shape=None, devices=None):
       UserError: the shape does not fit the model or the devices; the message names the reason.
     """
     devices = jax.devices() if devices is None else devices
-    fsdp, tp = shape or architecture.choose_mesh(_as_hf(config), len(devices))
+    text = _as_hf(config)
+    fsdp, tp = shape or architecture.choose_mesh(text, len(devices))
     if fsdp * tp != len(devices):
         raise UserError(f"a ({fsdp}, {tp}) mesh needs {fsdp * tp} devices, there are "
                         f"{len(devices)}.")
-    if problem := architecture.mesh_problem(_as_hf(config), fsdp, tp):
+    problem = architecture.mesh_problem(text, fsdp, tp)
+    if problem:
         raise UserError(f"a ({fsdp}, {tp}) mesh is impossible here: {problem}.")
-    axis_types = (jax.sharding.AxisType.Auto,) * 2
+    axis_types = (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Auto)
     return jax.make_mesh((fsdp, tp), ("fsdp", "tp"), axis_types=axis_types, devices=devices)
 
 
-def on_mesh(tree, mesh):
+def on_mesh(tree: Any, mesh: Mesh) -> Any:
     """A tree of NNX variables and arrays, each on the sharding that its variable's metadata names.
 
     Trailing Nones are dropped: a step returns P('fsdp'), Qwix leaves P('fsdp', None), and for JAX
@@ -125,7 +176,7 @@ def on_mesh(tree, mesh):
     the same shardings.
     """
 
-    def put(array, spec):
+    def put(array: Any, spec: Any) -> Any:
         axes = [None if size == 1 else axis for size, axis in zip(array.shape, spec or ())]
         while axes and axes[-1] is None:
             axes.pop()
@@ -137,20 +188,22 @@ def on_mesh(tree, mesh):
     return jax.tree.map(put, tree, nnx.get_partition_spec(tree))
 
 
-def place(model, mesh):
+def place(model: AnyModel, mesh: Mesh) -> AnyModel:
     """`on_mesh` for all variables of an NNX module, in place; returns the module."""
     nnx.update(model, on_mesh(nnx.state(model), mesh))
     return model
 
 
-def gib(tree):
+def gib(tree: Any) -> float:
     """GiB that one device holds of a tree of arrays, real or abstract; two 4-bit numbers a byte."""
-    bits = jax.dtypes.itemsize_bits
-    return sum(math.prod(array.sharding.shard_shape(array.shape)) * bits(array.dtype)
-               for array in jax.tree.leaves(tree)) / 8 / 2**30
+    bits = 0
+    for array in jax.tree.leaves(tree):
+        piece = array.sharding.shard_shape(array.shape)
+        bits += math.prod(piece) * jax.dtypes.itemsize_bits(array.dtype)
+    return bits / 8 / 2**30
 
 
-def load_base(source, config, mesh):
+def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> Gemma4:
     """The Tunix Gemma 4 with the weights of a Hugging Face directory, sharded over `mesh`.
 
     Args:
@@ -159,31 +212,157 @@ def load_base(source, config, mesh):
       mesh: from `make_mesh`.
 
     Raises:
-      UserError: there are no weights, or a tensor of the model is not among them.
+      UserError: there are no weights, or they are not exactly the tensors that the model has.
     """
     folder = remote.stage(source)
-    table = open_model(folder)
-    filler = {}  # keys' and values' weights that no layer uses: Tunix has them, not every file does
-    for layer in architecture.layers(_as_hf(config)):
-        path = f"layers.{layer.index}"
-        if not layer.owns_kv and not any(f"model.{path}.self_attn.k_proj." in name for name in table):
-            shape = (2, layer.kv_heads, layer.width, layer.head_dim)
-            filler[f"{path}.attn.kv_einsum.w"] = np.zeros(shape, np.float32)
-            filler[f"{path}.attn._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
+    architecture.text_config(architecture.read_config(folder))  # may refuse it
+    tensors = open_model(folder)
+    prefix = language_prefix(folder, tensors, _as_hf(config))
+    filler = _unused_weights(config, prefix, tensors)
+    stack_heads = tensor_names._make_preprocess_fn(config)
+
+    def arrange(loaded: Arrays) -> Arrays:
+        stacked = jax.tree.map(np.asarray, stack_heads(loaded))
+        return {**filler, **stacked}
+
+    def names_of(config: ModelConfig) -> dict[str, Any]:
+        """Tunix's map of names, for names that start with `prefix` and no others."""
+        own = re.escape(prefix)
+        places = tensor_names._get_key_and_transform_mapping(config)
+        return {name.replace(ANY_PREFIX, own): place for name, place in places.items()}
+
+    dtypes = {tensor.dtype for tensor in tensors.values()}  # Tunix's fast reader knows one
+    mode = "auto" if len(dtypes) == 1 else "original"
     # Tunix's public loader takes no tensors beside those of the files, so we call what it calls.
-    arrange = tensor_names._make_preprocess_fn(config)
-    dtypes = {tensor.dtype for tensor in table.values()}  # Tunix's fast reader assumes there is one
+    with _folder_of(files_of(folder)) as exactly, _arrays_on_the_host():
+        model = safetensors_loader.load_and_create_model(
+            exactly,
+            model_class=Gemma4,
+            config=config,
+            key_mapping=names_of,
+            mesh=mesh,
+            preprocess_fn=arrange,
+            dtype=config.param_dtype,
+            mode=mode,
+        )
+    return _with_named_parts(model)
+
+
+def _unused_weights(config: ModelConfig, prefix: str, tensors: Mapping[str, Tensor]) -> Arrays:
+    """Weights of keys and values that no layer uses: Tunix has them, not every file does."""
+    filler: Arrays = {}
+    for layer in architecture.layers(_as_hf(config)):
+        if layer.owns_kv:
+            continue
+        path = f"layers.{layer.index}"
+        theirs = f"{prefix}{path}.self_attn"
+        one_matrix = (layer.kv_heads, layer.width, layer.head_dim)
+        has_keys = f"{theirs}.k_proj.weight" in tensors
+        has_values = f"{theirs}.v_proj.weight" in tensors
+        if layer.k_is_v and not has_keys:
+            filler[f"{path}.attn.k_einsum.w"] = np.zeros(one_matrix, np.float32)
+        if not layer.k_is_v and not (has_keys and has_values):
+            filler[f"{path}.attn.kv_einsum.w"] = np.zeros((2, *one_matrix), np.float32)
+        if f"{theirs}.k_norm.weight" not in tensors:
+            filler[f"{path}.attn._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
+    return filler
+
+
+@contextlib.contextmanager
+def _folder_of(files: Sequence[Path]) -> Iterator[str]:
+    """A folder that holds these files and nothing else, because Tunix takes all that it finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in files:
+            (Path(folder) / file.name).symlink_to(file.resolve())
+        yield folder
+
+
+@contextlib.contextmanager
+def _arrays_on_the_host() -> Iterator[None]:
+    """New arrays go into the host's memory, not onto the first chip.
+
+    Tunix transposes and stacks the queries, keys and values of all layers before it shards them: 10
+    GiB in the 31B, for which a chip of 16 GiB has no room beside its share of the weights. The
+    setting is JAX's global one, because Tunix's slow reader makes its arrays in threads.
+    """
+    before = jax.config.values["jax_default_device"]
     try:
-        return safetensors_loader.load_and_create_model(
-            str(folder), gemma4.Gemma4, config, tensor_names._get_key_and_transform_mapping, mesh,
-            lambda tensors: {**filler, **arrange(tensors)}, config.param_dtype,
-            mode="auto" if len(dtypes) == 1 else "original")
-    except (AssertionError, ValueError) as error:
-        raise UserError(f"the weights in {folder} do not belong to its config.json: "
-                        f"{str(error)[:300]}") from error
+        host = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS=tpu leaves JAX no CPU
+        host = before
+    jax.config.update("jax_default_device", host)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_default_device", before)
 
 
-def lora_a(key, shape, dtype):
+# ── Names of parts, for profiles and for the time model ──
+
+
+class Norm(gemma4.RMSNorm):
+    """Tunix's norm, named."""
+
+    def __call__(self, x: Array) -> Array:
+        with jax.named_scope("norm"):
+            return super().__call__(x)
+
+
+class Mlp(gemma4.FeedForward):
+    """Tunix's MLP, named."""
+
+    def block(self, x: Array) -> Array:
+        """What is computed again where rematerialisation is on, so the name stands in here."""
+        with jax.named_scope("mlp"):
+            return super().block(x)
+
+
+class Embedder(gemma4.Embedder):
+    """Tunix's embedding, named; `train.token_losses` names its use as the output matrix."""
+
+    def encode(self, x: Array) -> Array:
+        """Vectors [B, T, D] of token ids [B, T]."""
+        with jax.named_scope("embed"):
+            return super().encode(x)
+
+    def encode_per_layer_input(self, x: Array, t: Array) -> Array:
+        """The second embedding, which E2B and E4B give each layer a slice of."""
+        with jax.named_scope("embed"):
+            return super().encode_per_layer_input(x, t)
+
+
+class Projection(gemma4.Einsum):
+    """A matrix of the attention, named."""
+
+    def __call__(self, x: Array) -> Array:
+        with jax.named_scope("projection"):
+            return super().__call__(x)
+
+
+NAMED = {gemma4.RMSNorm: Norm, gemma4.FeedForward: Mlp, gemma4.Embedder: Embedder}
+
+
+def _with_named_parts(model: Gemma4) -> Gemma4:
+    """The model, its parts of Tunix's classes turned into ours, in place.
+
+    A name (`jax.named_scope`) is all that ours add: it becomes part of an operation's `op_name` and
+    changes nothing in the program. There is no other way in, because Tunix's model makes its parts
+    itself. Swapping the class of an object that exists is safe here: a subclass without fields of
+    its own has the same variables under the same paths.
+    """
+    for _, module in model.iter_modules():
+        module.__class__ = NAMED.get(type(module), type(module))
+    for layer in model.layers:
+        for name in ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum"):
+            if hasattr(layer.attn, name):
+                getattr(layer.attn, name).__class__ = Projection
+    return model
+
+
+# ── LoRA ──
+
+
+def lora_a(key: Array, shape: Sequence[int], dtype: Any) -> Array:
     """Uniform within sqrt(6 / inputs), in float32 whatever the base weight's dtype is.
 
     PEFT draws within 1 / sqrt(inputs), 2.45 times less: a learning rate of PEFT's differs here.
@@ -191,7 +370,7 @@ def lora_a(key, shape, dtype):
     return jax.nn.initializers.he_uniform()(key, shape, "float32")
 
 
-def lora_b(key, shape, dtype):
+def lora_b(key: Array, shape: Sequence[int], dtype: Any) -> Array:
     """Zeros, in float32: before the first step the adapters change nothing."""
     return jnp.zeros(shape, "float32")
 
@@ -199,11 +378,13 @@ def lora_b(key, shape, dtype):
 class _OfTheInput(qwix.PtqProvider):
     """The base product, of the input itself and not of the copy that LoRA reads."""
 
-    def dot_general(self, lhs, *args, **kwargs):
-        return super().dot_general(self.original(lhs), *args, **kwargs)
+    def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
+        with jax.named_scope("base"):
+            return super().dot_general(self.original(lhs), *args, **kwargs)
 
-    def einsum(self, equation, lhs, *args, **kwargs):
-        return super().einsum(equation, self.original(lhs), *args, **kwargs)
+    def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
+        with jax.named_scope("base"):
+            return super().einsum(equation, self.original(lhs), *args, **kwargs)
 
 
 class SharedInputs(qwix.LoraProvider, _OfTheInput):
@@ -214,25 +395,29 @@ class SharedInputs(qwix.LoraProvider, _OfTheInput):
     each other, and LoRA's follow. On a mesh each of the former is a sum over the chips, and XLA
     makes one sum of two only if nothing stands between them: a third fewer reduce-scatters in the
     backward pass (08, section 5).
+
+    Both products happen under the name `lora`, the base's under `lora/base`.
     """
 
-    _pair = (None, None)  # the input and its copy
+    _pair: tuple[Any, Any] = (None, None)  # the input and its copy
 
-    def dot_general(self, lhs, *args, **kwargs):
+    def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of nnx.Linear: the MLP matrices."""
-        return super().dot_general(self.copy(lhs), *args, **kwargs)
+        with jax.named_scope("lora"):
+            return super().dot_general(self.copy(lhs), *args, **kwargs)
 
-    def einsum(self, equation, lhs, *args, **kwargs):
+    def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of Tunix's Einsum: the attention matrices."""
-        return super().einsum(equation, self.copy(lhs), *args, **kwargs)
+        with jax.named_scope("lora"):
+            return super().einsum(equation, self.copy(lhs), *args, **kwargs)
 
-    def copy(self, lhs):
+    def copy(self, lhs: Array) -> Array:
         """The copy of an input; the same one for the same array."""
         if self._pair[0] is not lhs:
             self._pair = lhs, jnp.copy(lhs)
         return self._pair[1]
 
-    def original(self, lhs):
+    def original(self, lhs: Array) -> Array:
         """What `copy` copied."""
         return self._pair[0] if lhs is self._pair[1] else lhs
 
@@ -245,14 +430,16 @@ class Float32Lora(SharedInputs):
     dtype.
     """
 
-    def dot_general(self, lhs, *args, **kwargs):
+    def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
+        """Of nnx.Linear, in the dtype of its input."""
         return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
 
-    def einsum(self, equation, lhs, *args, **kwargs):
+    def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
+        """Of Tunix's Einsum, in the dtype of its input."""
         return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
 
 
-def lora_provider(rank, alpha, targets=TARGETS):
+def lora_provider(rank: int, alpha: float, targets: str = TARGETS) -> Float32Lora:
     """The provider that `inject_lora` hands to Qwix: float32 adapters, no dropout."""
     return Float32Lora(module_path=targets, rank=rank, alpha=alpha, dropout=0.0,
                        lora_a_initializer=lora_a, lora_b_initializer=lora_b)
@@ -264,16 +451,29 @@ class SameKey(nnx.Rngs):
     Flax counts the keys it gives out, and tracing each count takes time quadratic in the layers.
     """
 
-    def params(self):
+    def params(self) -> Array:
+        """Always the same key."""
         return jax.random.key(0)
 
 
-def abstract_base(config, mesh):
+def abstract_base(config: ModelConfig, mesh: Mesh) -> Gemma4:
     """The model without memory: shapes, dtypes and shardings of every weight."""
-    return place(nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=SameKey(0))), mesh)
+    model = nnx.eval_shape(lambda: Gemma4(config, rngs=SameKey(0)))
+    return place(_with_named_parts(model), mesh)
 
 
-def probe(model, provider, mesh):
+@contextlib.contextmanager
+def _without_remat(config: ModelConfig) -> Iterator[None]:
+    """The config asks for no rematerialisation inside the block."""
+    before = config.remat_config
+    config.remat_config = RematConfig.NONE
+    try:
+        yield
+    finally:
+        config.remat_config = before
+
+
+def probe(model: Gemma4, provider: qwix.QuantizationProvider, mesh: Mesh) -> Gemma4:
     """What Qwix makes of a model with a provider: abstract, on the mesh.
 
     Qwix finds the matrices by running the model on a dummy of two tokens (one would mean decoding).
@@ -282,24 +482,25 @@ def probe(model, provider, mesh):
     """
     rows = mesh.shape["fsdp"]
 
-    def adapt(model):
+    def adapt(model: Gemma4) -> Gemma4:
         for _, module in model.iter_modules():
             module.__class__ = getattr(module, "_unquantized_type", type(module))
             vars(module).pop("qwix_rngs", None)  # a None, to which Flax would not let Qwix assign
-        return qwix.apply_lora_to_model(
-            model, provider, jnp.ones((rows, 2), jnp.int32),
-            positions=jnp.tile(jnp.arange(2), (rows, 1)),
-            attention_mask=jnp.ones((rows, 2, 2), bool), rngs=SameKey(0))
+        tokens = jnp.ones((rows, 2), jnp.int32)
+        positions = jnp.tile(jnp.arange(2), (rows, 1))
+        mask = jnp.ones((rows, 2, 2), bool)
+        return qwix.apply_lora_to_model(model, provider, tokens, positions=positions,
+                                        attention_mask=mask, rngs=SameKey(0))
 
-    remat, model.config.remat_config = model.config.remat_config, RematConfig.NONE
-    with mesh:
+    with mesh, _without_remat(model.config):
         tuned = place(nnx.eval_shape(adapt, model), mesh)
-    model.config.remat_config = tuned.config.remat_config = remat
+    tuned.config.remat_config = model.config.remat_config
     return tuned
 
 
-def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, partial=False,
-                provider=None):
+def inject_lora(model: Gemma4, rank: int, alpha: float, mesh: Mesh, targets: str = TARGETS,
+                seed: int = 0, partial: bool = False,
+                provider: qwix.QuantizationProvider | None = None) -> Gemma4:
     """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
 
     Works on an abstract model, too (`probe`). A quantised base (11) brings its own `provider`, made
@@ -310,14 +511,17 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, partial=False
         out on purpose, is False; or not one module got any.
     """
     tuned = probe(model, provider or lora_provider(rank, alpha, targets), mesh)
-    adapted = set(adapted_modules(tuned))
-    missing = set(expected_modules(model.config)) - adapted
-    if missing and not (partial and adapted):
-        raise UserError(f"{len(missing)} modules got no adapter, for example {sorted(missing)[0]}: "
-                        "the pattern of LoRA targets does not match them."
-                        + " If that is meant, set partial=True." * bool(adapted))
+    adapters = adapted_modules(tuned)
+    missing = sorted(set(expected_modules(model.config)) - set(adapters))
+    if missing and not (partial and adapters):
+        text = (f"{len(missing)} modules got no adapter, for example {missing[0]}: the pattern of "
+                "LoRA targets does not match them.")
+        if adapters:
+            text += " If that is meant, set partial=True."
+        raise UserError(text)
     base = nnx.state(model)
-    if isinstance(jax.tree.leaves(base)[0], jax.ShapeDtypeStruct):
+    is_abstract = isinstance(jax.tree.leaves(base)[0], jax.ShapeDtypeStruct)
+    if is_abstract:
         return tuned
     nnx.update(tuned, base)
     keys = nnx.Rngs(seed)
@@ -329,7 +533,22 @@ def inject_lora(model, rank, alpha, mesh, targets=TARGETS, seed=0, partial=False
     return tuned
 
 
-def attend(query, key, value, mask, window, block):
+def adapted_modules(model: nnx.Module) -> dict[str, dict[str, nnx.Variable]]:
+    """{module path: {"a": variable, "b": variable}} of all LoRA adapters of a model."""
+    pairs: dict[str, dict[str, nnx.Variable]] = {}
+    state = nnx.state(model, nnx.LoRAParam)
+    for path, variable in nnx.to_flat_state(state):
+        module = ".".join(map(str, path[:-1]))
+        letter = str(path[-1])[-1]
+        pairs.setdefault(module, {})[letter] = variable
+    return pairs
+
+
+# ── Attention by blocks ──
+
+
+def attend(query: Array, key: Array, value: Array, mask: Array,
+           window: int | None, block: int) -> Array:
     """Softmax attention under a causal mask, `block` queries at a time; unseen keys are skipped.
 
     A block of queries meets only the keys that one of them may see: up to the block's end and, in a
@@ -343,13 +562,17 @@ def attend(query, key, value, mask, window, block):
       block: queries at a time.
     """
     B, T, N, H = query.shape
-    grouped, mixed = query.reshape(B, T, key.shape[2], -1, H), []
+    grouped = query.reshape(B, T, key.shape[2], -1, H)
+    mixed = []
     for start in range(0, T, block):
         end = min(start + block, T)
-        first = 0 if window is None else max(0, start - window + 1) // 128 * 128  # 128: TPU lanes
+        first = 0
+        if window is not None:
+            first = max(0, start - window + 1) // 128 * 128  # 128: TPU lanes
         allowed = mask[:, start:end, first:end]
         if window is not None:
-            allowed &= jnp.arange(start, end)[:, None] - jnp.arange(first, end) < window
+            distance = jnp.arange(start, end)[:, None] - jnp.arange(first, end)
+            allowed &= distance < window
         scores = jnp.einsum("BQKGH,BSKH->BKGQS", grouped[:, start:end], key[:, first:end])
         scores = jnp.where(allowed[:, None, None], scores.astype(jnp.float32), K_MASK)
         weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
@@ -360,52 +583,82 @@ def attend(query, key, value, mask, window, block):
 class BlockAttention(gemma4.Attention):
     """Tunix's attention layer with the same parameters, scores by blocks of `size` queries."""
 
-    def block(self, x, segment_pos, cache, attn_mask, kv_shared_cache=None):
+    def block(self, x: Array, segment_pos: Array, cache: Cache, attn_mask: Array,
+              kv_shared_cache: Cache = None) -> tuple[Cache, Array, tuple[Array, Array]]:
+        """Tunix's `Attention.block`, whose arguments and results these are."""
         if cache is not None or x.shape[1] <= self.size:
             return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
-        config, heads = self.config, self.config.shd_config.act_btnh
-        rope = {"base_frequency": self.rope_base_frequency,
-                "scale_factor": self.rope_scale_factor, "rope_proportion": self.rope_proportion}
+        config = self.config
         x = x.astype(config.dtype)
-        query = self._query_norm(shard(self.q_einsum(x), heads))
-        query = gemma4.apply_rope(query, segment_pos, **rope)
+        query = shard(self.q_einsum(x), config.shd_config.act_btnh)
+        query = self._turned(self._query_norm(query), segment_pos)
         if kv_shared_cache is not None:
             key, value = kv_shared_cache["k"], kv_shared_cache["v"]
         else:
-            lone = hasattr(self, "k_einsum")  # K is V, too
-            key, value = (self.k_einsum(x),) * 2 if lone else self.kv_einsum(x)
-            key, value = shard(key, heads), shard(value, heads)
-            value *= jax.lax.rsqrt(jnp.mean(jnp.square(value), axis=-1, keepdims=True) + 1e-6)
-            key = gemma4.apply_rope(self._key_norm(key), segment_pos, **rope)
-        sliding = self.attn_type == gemma4.AttentionType.LOCAL_SLIDING
-        window = config.sliding_window_size if sliding else None
-        size = min(self.size, window // 2) if sliding else self.size  # few scores beyond the window
+            key, value = self._keys_and_values(x, segment_pos)
+        window, size = None, self.size
+        if self.attn_type == AttentionType.LOCAL_SLIDING:
+            window = config.sliding_window_size
+            size = min(size, window // 2)  # few scores beyond the window
         with jax.named_scope("attention"):  # a name in profiles, as in `train.make_loss`
             mixed = attend(query, key, value, attn_mask, window, size)
         output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
         return {"k": key, "v": value}, output, (key, value)
 
+    def _turned(self, heads: Array, positions: Array) -> Array:
+        """Queries or keys [B, T, N, H] with RoPE: turned by angles that grow with the position."""
+        return gemma4.apply_rope(
+            heads, positions, base_frequency=self.rope_base_frequency,
+            scale_factor=self.rope_scale_factor, rope_proportion=self.rope_proportion)
 
-def use_block_attention(model, size=1_024):
+    def _keys_and_values(self, x: Array, positions: Array) -> tuple[Array, Array]:
+        """Keys and values [B, T, K, H] of the layer's own projections."""
+        heads = self.config.shd_config.act_btnh
+        if hasattr(self, "k_einsum"):  # K is V, too
+            key = value = self.k_einsum(x)
+        else:
+            key, value = self.kv_einsum(x)
+        key, value = shard(key, heads), shard(value, heads)
+        mean_square = jnp.mean(jnp.square(value), axis=-1, keepdims=True)
+        value *= jax.lax.rsqrt(mean_square + 1e-6)
+        return self._turned(self._key_norm(key), positions), value
+
+
+def use_block_attention(model: Gemma4, size: int = 1_024) -> None:
     """Let every layer of a Tunix Gemma 4 compute its scores `size` queries at a time, in place.
 
     In sliding layers it is half a window at most. Same parameters, same result up to rounding for a
     causal mask. Rows of at most `size` tokens and decoding take Tunix's own way. Call it before
-    `inject_lora`.
+    `inject_lora`. It swaps the class of each attention layer, as `_with_named_parts` does, for the
+    same reason.
     """
     for layer in model.layers:
-        layer.attn.__class__, layer.attn.size = BlockAttention, size
+        layer.attn.__class__ = BlockAttention
+        layer.attn.size = size
 
 
-def adapted_modules(model):
-    """{module path: {"a": variable, "b": variable}} of all LoRA adapters of a model."""
-    found = {}
-    for path, variable in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
-        found.setdefault(".".join(map(str, path[:-1])), {})[path[-1][-1]] = variable
-    return found
+@contextlib.contextmanager
+def no_output_matrix(model: Gemma4) -> Iterator[None]:
+    """Inside the block the model returns what it would hand to its output matrix: [B, T, D].
+
+    Its embedder's `decode` does nothing meanwhile, and the cap of the logits is off.
+    """
+    embedder, config = model.embedder, model.config
+    embedder.decode = lambda hidden: hidden
+    model.config = replace(config, final_logit_softcap=None)
+    try:
+        yield
+    finally:
+        model.config = config
+        del embedder.decode  # the class's own again
 
 
-def greedy(model, prompts, max_new_tokens, stop_ids, mesh, temperatures=None, seed=0):
+# ── Text ──
+
+
+def greedy(model: Gemma4, prompts: Prompts, max_new_tokens: int, stop_ids: Collection[int],
+           mesh: Mesh, temperatures: Sequence[float] | None = None, seed: int = 0
+           ) -> list[list[int]]:
     """Continue prompts by the most likely token until a stop id; returns lists of new ids.
 
     One compiled loop with a KV cache. It also reads the prompt token by token: slower than a
@@ -419,44 +672,66 @@ def greedy(model, prompts, max_new_tokens, stop_ids, mesh, temperatures=None, se
       mesh: the mesh that the model lives on.
       temperatures: one per prompt, to draw tokens instead (0: the most likely); `seed` decides.
     """
-    rows = -(-len(prompts) // mesh.shape["fsdp"]) * mesh.shape["fsdp"]
-    ids = list(prompts) + [prompts[-1]] * (rows - len(prompts))
-    lengths = np.array([len(row) for row in ids], np.int32)
-    heat = np.resize(np.asarray(temperatures or [0.0], np.float32), (rows, 1))  # [B, 1]
-    total = -(-(lengths.max() + max_new_tokens) // 64) * 64  # few different shapes to compile
-    tokens = np.zeros((rows, total), np.int32)
-    for row, known in zip(tokens, ids):
-        row[:len(known)] = known
+    tokens, lengths = _rows_of(prompts, max_new_tokens, mesh.shape["fsdp"])
+    rows, total = tokens.shape
+    heat = np.asarray(temperatures or [0.0], np.float32)
+    heat = np.resize(heat, (rows, 1))  # [B, 1]
     graph, state = nnx.split(model)
     last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
     stops = np.array(sorted(stop_ids), np.int32)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))  # on every host
-    def loop(state, tokens, lengths, last):
-        def step(carry):
+    def loop(state: Any, tokens: Array, lengths: Array, last: Array) -> Array:
+        def step(carry: tuple) -> tuple:
             at, tokens, cache, done = carry
             model = nnx.merge(graph, state)  # here, not outside: Qwix notes things on its modules
-            logits, cache = model(tokens[:, at][:, None], jnp.full((rows, 1), at), cache,
-                                  jnp.tile(jnp.arange(total) <= at, (rows, 1, 1)))
+            seen = jnp.tile(jnp.arange(total) <= at, (rows, 1, 1))
+            logits, cache = model(tokens[:, at][:, None], jnp.full((rows, 1), at), cache, seen)
             scores = logits[:, -1].astype(jnp.float32)
             if temperatures:  # the largest of scores plus such noise is a draw from their softmax
-                scores += heat * jax.random.gumbel(jax.random.key(seed * total + at), scores.shape)
+                noise = jax.random.gumbel(jax.random.key(seed * total + at), scores.shape)
+                scores += heat * noise
             new = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-            reading = at + 1 < lengths
-            new = jnp.where(reading, tokens[:, at + 1], jnp.where(done, 0, new))
-            done |= ~reading & (jnp.isin(new, stops) | (at + 1 >= last))
-            return at + 1, tokens.at[:, at + 1].set(new), cache, done
+            place = at + 1
+            reading = place < lengths
+            new = jnp.where(reading, tokens[:, place], jnp.where(done, 0, new))
+            is_last = jnp.isin(new, stops) | (place >= last)
+            done |= ~reading & is_last
+            return place, tokens.at[:, place].set(new), cache, done
 
         cache = nnx.merge(graph, state).init_cache(rows, total, model.config.dtype)
         carry = (0, tokens, cache, jnp.zeros(rows, bool))
-        at, tokens, _, _ = jax.lax.while_loop(lambda c: ~jnp.all(c[3]), step, carry)
+        _, tokens, _, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), step, carry)
         return tokens
 
     with mesh:
         filled = np.asarray(loop(state, tokens, lengths, last))
     answers = []
     for row, start in zip(filled[:len(prompts)], lengths):
-        answer = row[start:start + max_new_tokens].tolist()
-        ends = [i for i, token in enumerate(answer) if token in set(stop_ids)]
-        answers.append(answer[:ends[0] + 1] if ends else answer)
+        answer = row[start:start + max_new_tokens]
+        answers.append(_until_stop(answer.tolist(), stop_ids))
     return answers
+
+
+def _rows_of(prompts: Prompts, max_new_tokens: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens [B, T], lengths [B]) of prompts, as many rows as `parts` divides.
+
+    The last prompt fills the rows that are left over. T leaves room for the new tokens.
+    """
+    count = math.ceil(len(prompts) / parts) * parts
+    padded = list(prompts) + [prompts[-1]] * (count - len(prompts))
+    lengths = np.array([len(row) for row in padded], np.int32)
+    longest = int(lengths.max()) + max_new_tokens
+    total = math.ceil(longest / 64) * 64  # few different shapes to compile
+    tokens = np.zeros((count, total), np.int32)
+    for row, prompt in zip(tokens, padded):
+        row[:len(prompt)] = prompt
+    return tokens, lengths
+
+
+def _until_stop(answer: list[int], stop_ids: Collection[int]) -> list[int]:
+    """An answer's ids up to the first that ends a text, that one included."""
+    for index, token in enumerate(answer):
+        if token in stop_ids:
+            return answer[:index + 1]
+    return answer

@@ -5,10 +5,13 @@ r rank, [in, r] and [r, out] are the two matrices of an adapter.
 """
 
 import hashlib
+import json
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,16 +21,24 @@ from safetensors.numpy import save_file
 
 from helpers import weights
 from helpers.run import (
-    Progress, UserError, atomic_dir, changed, digest, hashes, read_json, room, run_dir, write_json)
+    Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
 from tables import architecture
+from tables.architecture import Module
 
+Folder = str | Path
+Recipe = dict[str, Any]  # `train/recipe.json`
+Pair = tuple[np.ndarray, np.ndarray]
+Adapters = dict[str, Pair]  # (A, B) by a module's path, or by a tensor's name
+RowsAsTrained = Callable[[np.ndarray], np.ndarray]
+# What Orbax raises for a step that is damaged; for some of its files it is a plain `Exception`.
+TORN = (ValueError, OSError, KeyError, AttributeError, TypeError)
 BLOCK = 1_024  # rows of a matrix that are in memory at a time
 
 
 # ── What 03 left ──
 
 
-def restore_adapters(folder, step):
+def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str, Any]]:
     """The adapters of a checkpoint, without a model, whatever devices wrote it.
 
     Args:
@@ -35,47 +46,88 @@ def restore_adapters(folder, step):
       step: of one of them; 0 is the newest.
 
     Returns:
-      (step, {module path: (A, B)} in float32, the recipe saved with the checkpoint).
+      (step, {module path: (A, B)} in float32, what 03 noted with the checkpoint: its recipe then,
+      and perhaps `adapter_sha256`).
 
     Raises:
       UserError: there is no such step, or it cannot be read.
     """
-    handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
     if "://" not in str(folder):
         if not Path(folder).is_dir():
             raise UserError(f"{folder} is missing. Run 03_train.py first.")
         folder = Path(folder).resolve()
+    handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
     with ocp.CheckpointManager(folder, item_handlers=handlers) as manager:
         steps = sorted(manager.all_steps())
-        step = step or (steps[-1] if steps else 0)
+        step = step or max(steps, default=0)
         if step not in steps:
             raise UserError(f"{folder} has no finished step {step}; it has {steps}. Set "
                             "Settings.step to one of them, or run 03_train.py.")
         try:
-            shapes = manager.item_metadata(step)["model_params"].tree
-            plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
-            tree = manager.restore(step, args=ocp.args.Composite(
-                model_params=ocp.args.PyTreeRestore(restore_args=plan)))["model_params"]
-            recipe = (manager.metadata(step).custom_metadata or {}).get("recipe", {})
-        except (ValueError, OSError, KeyError, AttributeError, TypeError) as error:
-            why = (str(error) or type(error).__name__).splitlines()[0][:150]
+            tree, notes = _read(manager, step)
+        except Exception as error:
+            if type(error) is not Exception and not isinstance(error, TORN):
+                raise
+            text = str(error) or type(error).__name__
+            why = text.splitlines()[0][:150]
             raise UserError(f"step {step} in {folder} cannot be read: {why}\nSet Settings.step to "
                             f"another of {steps}, or run 03_train.py again.") from error
-    adapters = {}
+    return step, _pairs(tree), notes
+
+
+def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
+    """(tree of NumPy arrays, notes) of a step."""
+    shapes = manager.item_metadata(step)["model_params"].tree
+    plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+    arrays = ocp.args.PyTreeRestore(restore_args=plan)
+    restored = manager.restore(step, args=ocp.args.Composite(model_params=arrays))
+    noted = manager.metadata(step).custom_metadata or {}
+    return restored["model_params"], {**noted, **noted.get("recipe", {})}
+
+
+def _pairs(tree: Any) -> Adapters:
+    """{module path: (A, B)} in float32 of a restored tree."""
+    matrices: dict[str, dict[str, np.ndarray]] = {}
     for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        parts = [str(key.key) for key in keys if str(key.key) != "value"]
-        path, which = ".".join(parts[:-1]), parts[-1].rpartition("_lora_")[2]
-        adapters.setdefault(path, {})[which] = np.asarray(array, np.float32)
-    return step, {path: (pair["a"], pair["b"]) for path, pair in adapters.items()}, recipe
+        parts = [str(key.key) for key in keys]
+        if parts[-1] == "value":
+            parts.pop()
+        module = ".".join(parts[:-1])
+        letter = parts[-1].rpartition("_lora_")[2]
+        matrices.setdefault(module, {})[letter] = np.asarray(array, np.float32)
+    return {module: (pair["a"], pair["b"]) for module, pair in matrices.items()}
 
 
-def targets_of(base, adapters, recipe):
+def check_digest(adapters: Adapters, step: int, recipe: Recipe,
+                 notes: dict[str, Any]) -> None:
+    """Refuse adapters that aren't those that 03 saved: a damaged file can be restored, too.
+
+    Args:
+      adapters, step, notes: from `restore_adapters`.
+      recipe: 03's. It has the digest of the last step; `notes` may have the one of this step.
+
+    Raises:
+      UserError: the digest is another.
+    """
+    known = notes.get("adapter_sha256")
+    if not known and step == recipe["final_step"]:
+        known = recipe.get("adapter_sha256")
+    if known and weights.adapters_digest(adapters) != known:
+        raise UserError(f"the adapters of step {step} are not those that 03 saved: a file of this "
+                        "checkpoint has changed. Set Settings.step to another checkpoint, or run "
+                        "03_train.py again.")
+
+
+def targets_of(base: Folder, adapters: Adapters, recipe: Recipe) -> list[Module]:
     """The modules that get a delta: all of the config's, or those that 03 adapted on purpose."""
     listed = architecture.modules(architecture.read_config(base))
-    return [one for one in listed if not recipe.get("partial") or one.path in adapters]
+    if not recipe.get("partial"):
+        return listed
+    return [module for module in listed if module.path in adapters]
 
 
-def check(targets, adapters, tensors, prefix, recipe, notes):
+def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weights.Tensor],
+          prefix: str, recipe: Recipe, notes: dict[str, Any]) -> None:
     """Refuse unless every adapter has its place, every place its adapter, and all shapes agree.
 
     Args:
@@ -88,41 +140,69 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
       UserError: names up to three differences.
     """
     wanted = {target.path: target for target in targets}
-    problems = [f"{path} has no adapter" for path in sorted(set(wanted) - set(adapters))]
-    problems += [f"adapter {path} has no place" for path in sorted(set(adapters) - set(wanted))]
-    problems += [f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}"
-                 for key in ("rank", "alpha") if notes.get(key, recipe[key]) != recipe[key]]
-    for path in sorted(set(wanted) & set(adapters)):
-        needed = wanted[path].adapter(recipe["rank"])
-        for letter, array, shape in zip("AB", adapters[path], needed):
-            if array.shape != shape:
-                problems.append(f"{path} {letter} is {array.shape}, rank {recipe['rank']} needs "
-                                f"{shape}")
-            elif not np.isfinite(array).all():
-                problems.append(f"{path} {letter} has NaN or Inf")
-        for name, shape in wanted[path].names.items():
-            tensor = tensors.get(f"{prefix}{name}.weight")
-            if tensor is None or tensor.shape != shape or tensor.dtype not in weights.DTYPES:
-                problems.append(f"base {name} is {tensor and (tensor.dtype, tensor.shape)}, "
-                                f"expected {shape} in {', '.join(weights.DTYPES)}")
-    if not problems and not any(b.any() for _, b in adapters.values()):
-        problems = ["every B is zero, so it was saved before the first step"]
+    problems = []
+    for path in sorted(wanted.keys() - adapters.keys()):
+        problems.append(f"{path} has no adapter")
+    for path in sorted(adapters.keys() - wanted.keys()):
+        problems.append(f"adapter {path} has no place")
+    for key in ("rank", "alpha"):
+        if notes.get(key, recipe[key]) != recipe[key]:
+            problems.append(f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}")
+    for path in sorted(wanted.keys() & adapters.keys()):
+        target = wanted[path]
+        problems += _adapter_problems(target, adapters[path], recipe["rank"])
+        problems += _base_problems(target, tensors, prefix)
+    trained = any(b.any() for _, b in adapters.values())
+    if not problems and not trained:
+        problems.append("every B is zero, so it was saved before the first step")
     if problems:
-        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise UserError("checkpoint and base do not fit: " + "; ".join(problems[:3]) + more
-                        + ". Check Settings.base and Settings.step, or run 03_train.py.")
+        text = "; ".join(problems[:3])
+        if len(problems) > 3:
+            text += f" (and {len(problems) - 3} more)"
+        raise UserError(f"checkpoint and base do not fit: {text}. Check Settings.base and "
+                        "Settings.step, or run 03_train.py.")
+
+
+def _adapter_problems(target: Module, pair: Pair,
+                      rank: int) -> list[str]:
+    """What is wrong with the A and B of a module."""
+    problems = []
+    for letter, array, shape in zip("AB", pair, target.adapter(rank), strict=True):
+        if array.shape != shape:
+            problems.append(f"{target.path} {letter} is {array.shape}, rank {rank} needs {shape}")
+        elif not np.isfinite(array).all():
+            problems.append(f"{target.path} {letter} has NaN or Inf")
+    return problems
+
+
+def _base_problems(target: Module, tensors: Mapping[str, weights.Tensor],
+                   prefix: str) -> list[str]:
+    """What is wrong with the base's matrices of a module."""
+    problems = []
+    for name, shape in target.names.items():
+        tensor = tensors.get(f"{prefix}{name}.weight")
+        there = tensor and (tensor.dtype, tensor.shape)
+        fits = tensor and tensor.shape == shape and tensor.dtype in weights.DTYPES
+        if not fits:
+            dtypes = ", ".join(weights.DTYPES)
+            problems.append(f"base {name} is {there}, expected {shape} in {dtypes}")
+    return problems
 
 
 # ── The algebra ──
 
 
-def plan_merge(targets, adapters, prefix):
+def plan_merge(targets: list[Module], adapters: Adapters, prefix: str) -> Adapters:
     """{name of a tensor in the base: (A [in, r], B [r, out])}, every adapter exactly once."""
-    return {f"{prefix}{name}.weight": pair for target in targets
-            for name, pair in target.factors(*adapters[target.path]).items()}
+    plan = {}
+    for target in targets:
+        for name, pair in target.factors(*adapters[target.path]).items():
+            plan[f"{prefix}{name}.weight"] = pair
+    return plan
 
 
-def add_delta(rows, a, b, scale):
+def add_delta(rows: np.ndarray, a: np.ndarray, b: np.ndarray,
+              scale: float) -> Pair:
     """rows [m, in] + scale · (a [in, r] b [r, m])ᵀ in float32, rounded once.
 
     Returns:
@@ -132,10 +212,25 @@ def add_delta(rows, a, b, scale):
     delta = np.float32(scale) * (b.T @ a.T)
     merged = (base + delta).astype(rows.dtype)
     lost = merged.astype(np.float32) - (base + delta)
-    return merged, np.array([np.vdot(part, part) for part in (base, delta, lost)], np.float64)
+    squares = [np.vdot(part, part) for part in (base, delta, lost)]
+    return merged, np.array(squares, np.float64)
 
 
-def merge_model(base, out, plan, scale, as_trained=None):
+def files_to_copy(base: Folder) -> list[Path]:
+    """The files of a base that the merged model needs: its weights, and all that isn't weights.
+
+    Raises:
+      UserError: see `weights.files_of`.
+    """
+    files = weights.files_of(base)
+    for path in Path(base).iterdir():
+        if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf"):
+            files.append(path)
+    return sorted(files)
+
+
+def merge_model(base: Folder, out: Folder, plan: Adapters, scale: float,
+                as_trained: RowsAsTrained | None = None) -> pd.DataFrame:
     """Copy a model folder to `out`, then change the planned matrices in the copy.
 
     Every other byte is the base's. The folder appears when it is complete.
@@ -152,47 +247,64 @@ def merge_model(base, out, plan, scale, as_trained=None):
     Raises:
       UserError: the disk is too small or full, or a matrix holds NaN or Inf.
     """
-    base, tensors = Path(base), weights.open_model(base)
-    files = [path for path in sorted(base.iterdir())
-             if path.is_file() and path.suffix not in (".bin", ".gguf")]
-    room(Path(out).parent, 1.01 * sum(path.stat().st_size for path in files), f"{out.name}/")
-    norms, progress = [], Progress(len(plan), "matrices merged")
+    out = Path(out)
+    tensors = weights.open_model(base)
+    files = files_to_copy(base)
+    total = sum(path.stat().st_size for path in files)
+    room(out.parent, 1.01 * total, f"{out.name}/")
+    norms = []
+    progress = Progress(len(plan), "matrices merged")
     with atomic_dir(out) as folder:
         for path in files:
             shutil.copyfile(path, folder / path.name)
         for name, (a, b) in plan.items():
-            there = replace(tensors[name], file=folder / tensors[name].file.name)
-            matrix = there.array("r+")
-            sums = np.zeros(3)
-            for first in range(0, len(matrix), BLOCK):
-                part = slice(first, first + BLOCK)
-                rows = as_trained(matrix[part]) if as_trained else matrix[part]
-                matrix[part], more = add_delta(rows, a, b[:, part], scale)
-                sums += more
+            original = tensors[name]
+            copied = replace(original, file=folder / original.file.name)
+            matrix = copied.array("r+")
+            sums = _merge_matrix(matrix, a, b, scale, as_trained)
             if not np.isfinite(sums).all():
                 raise UserError(f"{base}: {name} has NaN or Inf. Download it again.")
-            norms.append((name, *np.sqrt(sums).tolist()))
+            lengths = np.sqrt(sums).tolist()
+            norms.append((name, *lengths))
             progress.update()
     return pd.DataFrame(norms, columns=["tensor", "base", "delta", "rounding"])
+
+
+def _merge_matrix(matrix: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float,
+                  as_trained: RowsAsTrained | None) -> np.ndarray:
+    """Change a matrix [out, in] of a file in place; returns the squared norms of `add_delta`."""
+    sums = np.zeros(3)
+    for first in range(0, len(matrix), BLOCK):
+        part = slice(first, first + BLOCK)
+        rows = matrix[part]
+        if as_trained:
+            rows = as_trained(rows)
+        matrix[part], squares = add_delta(rows, a, b[:, part], scale)
+        sums += squares
+    return sums
 
 
 # ── What is written ──
 
 
-def peft_tensors(targets, adapters, prefix):
+def peft_tensors(targets: list[Module], adapters: Adapters,
+                 prefix: str) -> dict[str, np.ndarray]:
     """{name: array} of adapter_model.safetensors: lora_A [r, in] and lora_B [out, r] per matrix."""
     tensors = {}
     for target in targets:
         factors = target.factors(*adapters[target.path])
         if target.kind == "k_einsum":  # for vLLM, whose adapter for k_proj reaches K only
-            factors |= {name.replace("k_proj", "v_proj"): pair for name, pair in factors.items()}
+            for name, pair in list(factors.items()):
+                factors[name.replace("k_proj", "v_proj")] = pair
         for name, (a, b) in factors.items():
-            for letter, matrix in (("A", a.T), ("B", b.T)):
-                tensors[f"base_model.model.{prefix}{name}.lora_{letter}.weight"] = matrix.copy()
+            start = f"base_model.model.{prefix}{name}"
+            tensors[f"{start}.lora_A.weight"] = a.T.copy()
+            tensors[f"{start}.lora_B.weight"] = b.T.copy()
     return tensors
 
 
-def write_adapter(out, targets, adapters, recipe, prefix):
+def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
+                  recipe: Recipe, prefix: str) -> None:
     """Write the adapters as PEFT stores them.
 
     Args:
@@ -200,24 +312,53 @@ def write_adapter(out, targets, adapters, recipe, prefix):
       targets, adapters, prefix: as for `check`.
       recipe: 03's.
     """
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
-              "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
-              "base_model_name_or_path": recipe["base_model"], "inference_mode": True,
-              "target_modules": architecture.PEFT_TARGETS}  # the language model's layers only
+    pattern = architecture.PEFT_TARGETS  # the language model's layers only
     if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
-        names = sorted(re.escape(name) for target in targets for name in target.names)
-        config["target_modules"] = rf"model\.(language_model\.)?({'|'.join(names)})"
+        names: list[str] = []
+        for target in targets:
+            names += map(re.escape, target.names)
+        one_of_them = "|".join(sorted(names))
+        pattern = rf"model\.(language_model\.)?({one_of_them})"
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": recipe["rank"],
+        "lora_alpha": recipe["alpha"],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "base_model_name_or_path": recipe["base_model"],
+        "inference_mode": True,
+        "target_modules": pattern,
+    }
     with atomic_dir(out) as folder:
-        save_file(peft_tensors(targets, adapters, prefix),
-                  folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        tensors = peft_tensors(targets, adapters, prefix)
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         write_json(folder / "adapter_config.json", config)
 
 
-def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
+def finished(path: Path) -> dict[str, Any]:
+    """What merge.json holds, or {} if it is missing, torn or no record: then all is made again."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    if not isinstance(record, dict):
+        return {}
+    needed = {"inputs": dict, "files": dict, "adapter_files": dict, "norms": list}
+    for key, kind in needed.items():
+        if not isinstance(record.get(key), kind):
+            return {}
+    return record
+
+
+def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
+        recipe: Recipe, prefix: str,
+        as_trained: RowsAsTrained | None = None) -> dict[str, Any]:
     """Make `merged/`, `adapter/` and `merge.json` of the run directory, unless they are current.
 
     `merge.json` has what they were made from (`inputs`) and the SHA-256 of every file. It comes
-    last, so what it describes is finished.
+    last, so what it describes is finished. A folder whose files are whole isn't made again because
+    the other one's aren't.
 
     Args:
       base: the base's folder.
@@ -228,24 +369,51 @@ def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
     Returns:
       What `merge.json` holds.
     """
-    path, merged, adapter = (run_dir(name) for name in ("merge.json", "merged", "adapter"))
-    pairs = {name: hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
-             for name, (a, b) in adapters.items()}
-    scale, inputs = recipe["alpha"] / recipe["rank"], {
-        "step": step, "base": weights.fingerprint(base), "recipe": digest(recipe),
-        "adapters": digest(pairs)}
-    record = read_json(path) if path.exists() else {}
+    path = run_dir("merge.json")
+    merged = run_dir("merged")
+    adapter = run_dir("adapter")
+    scale = recipe["alpha"] / recipe["rank"]
+    inputs = inputs_of(base, adapters, step, recipe)
+    record = finished(path)
+    norms = None
     if record.get("inputs") == inputs:
-        bad = changed(merged, record["files"]) | changed(adapter, record["adapter_files"])
-        if not bad:
+        bad = changed(merged, record["files"])
+        bad_adapter = changed(adapter, record["adapter_files"])
+        if not bad and not bad_adapter:
             print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
             return record
-        for name, what in bad.items():
-            print(f"{name} is {what}: making all of it again")
-    norms = merge_model(base, merged, plan_merge(targets, adapters, prefix), scale, as_trained)
+        for name, what in (bad | bad_adapter).items():
+            print(f"{name} is {what}: making all of its folder again")
+        if not bad:
+            norms = record["norms"]
+    if norms is None:
+        plan = plan_merge(targets, adapters, prefix)
+        norms = merge_model(base, merged, plan, scale, as_trained).to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
-    record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "recipe": recipe,
-              "files": hashes(merged), "adapter_files": hashes(adapter),
-              "norms": norms.to_dict("records")}
+    record = {
+        "inputs": inputs,
+        "step": step,
+        "scale": scale,
+        "base": str(base),
+        "recipe": recipe,
+        "files": hashes(merged),
+        "adapter_files": hashes(adapter),
+        "norms": norms,
+    }
     write_json(path, record)
     return record
+
+
+def inputs_of(base: Folder, adapters: Adapters, step: int,
+              recipe: Recipe) -> dict[str, Any]:
+    """What decides every byte that 04 writes: equal inputs give equal files."""
+    pairs = {}
+    for name, (a, b) in adapters.items():
+        both = a.tobytes() + b.tobytes()
+        pairs[name] = hashlib.sha256(both).hexdigest()
+    return {
+        "step": step,
+        "base": weights.fingerprint(base),
+        "recipe": digest(recipe),
+        "adapters": digest(pairs),
+    }

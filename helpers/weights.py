@@ -7,16 +7,22 @@ back to back.
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from helpers.run import UserError, read_json
+from helpers.run import UserError
+from tables import architecture
 
-DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}  # that a merge can round to
+DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}  # a merge's results
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+PREFIXES = ("model.language_model.", "model.")  # of the language model's tensors
+TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 
 
 @dataclass(frozen=True)
@@ -25,17 +31,17 @@ class Tensor:
 
     file: Path
     dtype: str
-    shape: tuple
+    shape: tuple[int, ...]
     start: int
     stop: int
 
-    def array(self, mode="r"):
+    def array(self, mode: Literal["r", "r+"] = "r") -> np.ndarray:
         """The tensor as pages of its file: nothing is read yet. Mode "r+" writes to the file."""
         data = np.memmap(self.file, np.uint8, mode, self.start, (self.stop - self.start,))
         return data.view(DTYPES[self.dtype]).reshape(self.shape)
 
 
-def read_header(path):
+def read_header(path: Path) -> dict[str, Tensor]:
     """{name: `Tensor`} of a safetensors file.
 
     Raises:
@@ -51,53 +57,208 @@ def read_header(path):
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
-    return {name: Tensor(path, entry["dtype"], tuple(entry["shape"]),
-                         *(8 + length + offset for offset in entry["data_offsets"]))
-            for name, entry in entries.items()}
+    tensors = {}
+    for name, entry in entries.items():
+        start, stop = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        first_byte = 8 + length
+        tensors[name] = Tensor(path, entry["dtype"], shape, first_byte + start, first_byte + stop)
+    return tensors
 
 
-def open_model(folder):
-    """{name: `Tensor`} of a model folder, checked against its index.
+def files_of(folder: str | Path) -> list[Path]:
+    """A model's safetensors files, in the order of their names. This alone decides which they are.
 
-    A large model comes in several files (shards) and an index that says which tensor is in which.
+    A large model comes in several files (shards), and an index says which tensor is in which. Where
+    there is no index, it is model.safetensors. Files that lie beside these are refused, because
+    every program picks in its own way: one would train a model, the next would change another.
 
     Raises:
-      UserError: not a model folder, or a file is missing, damaged, or at odds with the index.
+      UserError: not a model folder, an index that cannot be used, a file that it names and that is
+        missing, or a .safetensors file that it doesn't name.
     """
     folder = Path(folder)
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if not (folder / "config.json").exists() or not (index.exists() or single.exists()):
+    source, names = SINGLE, [SINGLE]
+    if (folder / INDEX).exists():
+        places = _index_of(folder)
+        source, names = INDEX, sorted(set(places.values()))
+    is_a_model = (folder / "config.json").exists() and (folder / source).exists()
+    if not is_a_model:
         raise UserError(f"{folder} is not a model folder (config.json and safetensors files).")
-    promised = read_json(index)["weight_map"] if index.exists() else None
-    files = sorted(set(promised.values())) if promised else [single.name]
-    if missing := [name for name in files if not (folder / name).exists()]:
-        raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names. "
-                        "Download it again.")
-    found = [item for file in files for item in read_header(folder / file).items()]
-    where = {(name, tensor.file.name) for name, tensor in found}
-    if promised and (wrong := where ^ set(promised.items())):
-        raise UserError(f"{folder}: index and shards disagree on {len(wrong)} entries, "
-                        f"first {min(wrong)[0]}. Download it again.")
-    return dict(found)
+    files = [folder / name for name in names]
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{folder} lacks {file.name}, which its index names. "
+                            "Download it again.")
+    for path in sorted(folder.glob("*.safetensors")):
+        if path not in files:
+            raise UserError(f"{folder} holds a second set of weights: {path.name} beside {source}. "
+                            "Move what isn't this model's to another folder.")
+    return files
 
 
-def fingerprint(folder):
+def _index_of(folder: Path) -> dict[str, str]:
+    """{tensor: file} of a folder's index."""
+    path = folder / INDEX
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
+    places = None
+    if isinstance(index, dict):
+        places = index.get("weight_map")
+    if not places or not isinstance(places, dict):
+        raise UserError(f"{path} has no weight_map, so it names no files. Download it again.")
+    for name, file in places.items():
+        is_in_folder = Path(str(file)).name == file
+        if not is_in_folder or not file.endswith(".safetensors"):
+            raise UserError(f"{path} puts {name} into {file!r}, which is no safetensors file of "
+                            "this folder. Download it again.")
+    return places
+
+
+def open_model(folder: str | Path) -> dict[str, Tensor]:
+    """{name: `Tensor`} of a model folder, checked against its index.
+
+    Raises:
+      UserError: see `files_of`; or a file is damaged, or at odds with the index.
+    """
+    folder = Path(folder)
+    tensors: dict[str, Tensor] = {}
+    places = set()
+    for file in files_of(folder):
+        for name, tensor in read_header(file).items():
+            tensors[name] = tensor
+            places.add((name, file.name))
+    promised = places
+    if (folder / INDEX).exists():
+        promised = set(_index_of(folder).items())
+    wrong = sorted(places ^ promised)
+    if wrong:
+        first_name, _ = wrong[0]
+        raise UserError(f"{folder}: index and shards disagree on {len(wrong)} entries, first "
+                        f"{first_name}. Download it again.")
+    return tensors
+
+
+def language_prefix(folder: str | Path, tensors: Mapping[str, Tensor],
+                    config: architecture.Config) -> str:
+    """What the names of the language model's tensors start with, once all of them are checked.
+
+    That is `model.language_model.` in google's files, and `model.` in those of transformers'
+    `Gemma4ForCausalLM`. Towers for images and sound may lie beside the language model.
+
+    Args:
+      folder: the model's, for the messages.
+      tensors: from `open_model`.
+      config: a config.json.
+
+    Raises:
+      UserError: a tensor that the config asks for is missing, or has another shape or a dtype that
+        isn't one of `DTYPES`; or there is one that no part of the model computes with.
+    """
+    own = {}
+    for name, tensor in tensors.items():
+        if not name.startswith(TOWERS):
+            own[name] = tensor
+    if "lm_head.weight" in own:
+        raise UserError(f"{folder} has an output matrix of its own (lm_head.weight), but we "
+                        "compute a Gemma 4's logits with its embedding. Take a base that has none.")
+    for prefix in PREFIXES:
+        if f"{prefix}embed_tokens.weight" in own:
+            break
+    else:
+        raise UserError(f"{folder} has no {PREFIXES[0]}embed_tokens.weight (its first name is "
+                        f"{min(own, default='none')}). Take a Gemma4ForCausalLM or "
+                        "Gemma4ForConditionalGeneration as transformers saves it.")
+    problems = _differences(own, prefix, *architecture.tensors(config))
+    if problems:
+        text = "; ".join(problems[:3])
+        if len(problems) > 3:
+            text += f" (and {len(problems) - 3} more)"
+        raise UserError(f"the weights in {folder} are not those of its config.json: {text}. "
+                        "Take a base whose files fit together.")
+    return prefix
+
+
+def _differences(tensors: Mapping[str, Tensor], prefix: str, needed: architecture.Shapes,
+                 unused: architecture.Shapes) -> list[str]:
+    """What is missing, what is too much, and what has another shape or dtype, in words."""
+    problems = []
+    for name in needed:
+        if prefix + name not in tensors:
+            problems.append(f"{prefix}{name} is missing")
+    shapes = {prefix + name: shape for name, shape in (needed | unused).items()}
+    for name, tensor in tensors.items():
+        if name not in shapes:
+            problems.append(f"{name} is no part of the model that we compute")
+        elif tensor.shape != shapes[name] or tensor.dtype not in DTYPES:
+            there = f"{tensor.dtype} {list(tensor.shape)}"
+            ours = f"{list(shapes[name])} in {', '.join(DTYPES)}"
+            problems.append(f"{name} is {there} instead of {ours}")
+    return problems
+
+
+def fingerprint(folder: str | Path) -> str:
     """SHA-256 that tells models apart in a second, also for 62 GB: not a proof that all is whole.
 
-    It covers config, tokenizer, template, and of each safetensors file its name, its size and 64
-    evenly spread blocks of 16 KiB; neither the place nor the times of the files.
+    It covers config, tokenizer, template, and of each of the model's safetensors files its name,
+    its size and 64 evenly spread blocks of 16 KiB; neither the place nor the times of the files.
+
+    Raises:
+      UserError: see `files_of`.
     """
-    found = hashlib.sha256()
-    for path in sorted(Path(folder).iterdir()):
-        if path.suffix not in (".safetensors", ".json", ".jinja", ".model"):
-            continue
+    files = files_of(folder)
+    for path in Path(folder).iterdir():
+        if path.suffix in (".json", ".jinja", ".model"):
+            files.append(path)
+    result = hashlib.sha256()
+    for path in sorted(files):
         size = path.stat().st_size
-        found.update(f"{path.name} {size} ".encode())
+        result.update(f"{path.name} {size} ".encode())
         with open(path, "rb") as file:
             if path.suffix != ".safetensors":
-                found.update(file.read())
+                result.update(file.read())
                 continue
             for block in range(64):
                 file.seek(size * block // 64)
-                found.update(file.read(1 << 14))
-    return found.hexdigest()
+                result.update(file.read(1 << 14))
+    return result.hexdigest()
+
+
+def adapters_digest(adapters: Any) -> str:
+    """SHA-256 of a run's adapters: over every path, dtype, shape and byte, in the paths' order.
+
+    A damaged checkpoint restores without a word, with other numbers; this notices. What 03 holds
+    (`gemma.adapted_modules(model)`, or an NNX state) and what 04 restores from the checkpoint
+    (`merge.restore_adapters`) give the same digest for the same adapters.
+
+    Args:
+      adapters: {module path: (A, B)}, {module path: {"a": A, "b": B}}, or nested mappings whose
+        keys are the parts of the path. Each A and B is an array, or a variable with `get_value()`.
+    """
+    arrays = dict(_arrays_of(adapters, ()))
+    result = hashlib.sha256()
+    for path in sorted(arrays):
+        array = arrays[path]
+        title = f"{path} {array.dtype.name} {list(array.shape)}\n"
+        result.update(title.encode())
+        result.update(array.tobytes())
+    return result.hexdigest()
+
+
+def _arrays_of(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, np.ndarray]]:
+    """(path, array) of every array: `layers.0.attn.q_einsum.a`, however Qwix and Orbax spell it."""
+    if isinstance(tree, Mapping):
+        for key, branch in tree.items():
+            yield from _arrays_of(branch, (*path, str(key)))
+    elif isinstance(tree, tuple):
+        for letter, array in zip("ab", tree, strict=True):
+            yield from _arrays_of(array, (*path, letter))
+    else:
+        if path[-1] == "value":  # Orbax keeps a variable's array there
+            path = path[:-1]
+        letter = path[-1].rpartition("_lora_")[2]  # Qwix: w_lora_a, kernel_lora_a
+        if hasattr(tree, "get_value"):
+            tree = tree.get_value()
+        yield ".".join((*path[:-1], letter)), np.asarray(tree)

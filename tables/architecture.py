@@ -9,8 +9,12 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tables.errors import UserError
+
+Config = dict[str, Any]  # a config.json, or its text part
+Shapes = dict[str, tuple[int, ...]]  # by the names of tensors
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,14 @@ class Kind:
     B [r, outputs].
     """
 
-    names: tuple   # of the HF matrices that it is; two of them are stacked along Tunix's axis `c`
-    inputs: str    # axes that it takes
-    outputs: str   # axes that it gives
-    weight: str    # axes of the frozen weight, as Tunix stores it
+    names: tuple[str, ...]  # of its HF matrices; two of them are stacked along Tunix's axis `c`
+    inputs: str     # axes that it takes
+    outputs: str    # axes that it gives
+    weight: str     # axes of the frozen weight, as Tunix stores it
     when: str = "always"  # or, by what a layer keeps: "keys and values", "keys alone"
 
     @property
-    def equation(self):
+    def equation(self) -> str:
         """What LoRA computes in training, for `einsum(…, x, A, B)`; t are tokens."""
         return f"t{self.inputs},{self.inputs}r,r{self.outputs}->t{self.outputs}"
 
@@ -45,6 +49,7 @@ GEMMA4 = {
     "mlp.down_proj": Kind(("mlp.down_proj",), "F", "D", "FD"),
 }
 FAMILIES = {"gemma4_text": GEMMA4}  # by the `model_type` of a config.json's text part
+NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")  # of every layer
 KINDS = {path.rpartition(".")[2]: kind for path, kind in GEMMA4.items()}  # by Tunix's name
 # All of them as a pattern, for Qwix, and for PEFT, which must not reach into the vision tower.
 TARGETS = f".*({'|'.join(KINDS)})"
@@ -59,39 +64,42 @@ class Module:
     path: str       # its name in Tunix, for example `layers.0.attn.q_einsum`
     layer: int      # the index of its layer
     how: Kind
-    inputs: tuple   # the sizes of its axes, such as (D,)
-    outputs: tuple  # such as (N, H)
+    inputs: tuple[int, ...]   # the sizes of its axes, such as (D,)
+    outputs: tuple[int, ...]  # such as (N, H)
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         """The last part of the path, a key of `KINDS`."""
         return self.path.rpartition(".")[2]
 
     @property
-    def size(self):
+    def size(self) -> int:
         """Numbers in it."""
         return math.prod(self.inputs) * math.prod(self.outputs)
 
     @property
-    def names(self):
+    def names(self) -> dict[str, tuple[int, int]]:
         """{HF module: (out, in)} of the matrices it is in a checkpoint, without their prefix."""
         shape = (math.prod(self.outputs) // len(self.how.names), math.prod(self.inputs))
         return {f"layers.{self.layer}.{name}": shape for name in self.how.names}
 
-    def adapter(self, rank):
+    def adapter(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of A and B: LoRA puts the rank between inputs and outputs."""
         return (*self.inputs, rank), (rank, *self.outputs)
 
-    def factors(self, a, b):
+    def factors(self, a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
         """{HF module: (A [in, r], B [r, out])}, two plain matrices for each of `names`.
 
         Heads fold into one axis, in the order that they have. Stacked matrices come apart; they
         share A. `a` and `b` are arrays with the shapes of `adapter`.
         """
         rank = a.shape[-1]
+        flat_a = a.reshape(-1, rank)
         parts = b.reshape(rank, len(self.how.names), -1)
-        return {name: (a.reshape(-1, rank), parts[:, place])
-                for place, name in enumerate(self.names)}
+        pairs = {}
+        for place, name in enumerate(self.names):
+            pairs[name] = flat_a, parts[:, place]
+        return pairs
 
 
 @dataclass(frozen=True)
@@ -108,57 +116,137 @@ class Layer:
     window: int | None  # how many keys a query sees at the most, itself included; None: all
     kv_from: int        # the layer whose keys and values it uses: itself or an earlier (E2B, E4B)
     k_is_v: bool        # whether the values are the keys' projection, which is stored once
-    family: dict = field(repr=False)  # one of `FAMILIES`
+    family: dict[str, Kind] = field(repr=False)  # one of `FAMILIES`
 
     @property
-    def owns_kv(self):
+    def owns_kv(self) -> bool:
         """Whether it has a projection to keys (and values) of its own."""
         return self.kv_from == self.index
 
-    def modules(self):
+    def modules(self) -> list[Module]:
         """Its matrices as `Module`s, in the order of the arithmetic."""
+        if not self.owns_kv:
+            keeps = "nothing"
+        elif self.k_is_v:
+            keeps = "keys alone"
+        else:
+            keeps = "keys and values"
+        listed = []
+        for path, kind in self.family.items():
+            if kind.when in ("always", keeps):
+                inputs, outputs = self._sizes(kind.inputs), self._sizes(kind.outputs)
+                name = f"layers.{self.index}.{path}"
+                listed.append(Module(name, self.index, kind, inputs, outputs))
+        return listed
+
+    def _sizes(self, axes: str) -> tuple[int, ...]:
+        """The sizes of axes that are named by letters, such as (N, H) for "NH"."""
         sizes = {"D": self.width, "N": self.heads, "K": self.kv_heads, "H": self.head_dim,
                  "F": self.mlp, "c": 2}
-        keeps = "keys alone" if self.k_is_v else "keys and values"
-        keeps = keeps if self.owns_kv else "nothing"
-        return [Module(f"layers.{self.index}.{path}", self.index, kind,
-                       tuple(sizes[axis] for axis in kind.inputs),
-                       tuple(sizes[axis] for axis in kind.outputs))
-                for path, kind in self.family.items() if kind.when in ("always", keeps)]
+        return tuple(sizes[axis] for axis in axes)
 
-    def pairs(self, tokens):
+    def pairs(self, tokens: int) -> int:
         """(query, key) pairs of a causal prompt: each token itself and what its window shows it."""
         seen = tokens if self.window is None else min(tokens, self.window)
         return seen * (seen + 1) // 2 + (tokens - seen) * seen
 
-    def keys(self, context):
+    def keys(self, context: int) -> int:
         """Keys that one new token looks at, and that the cache holds, after `context` tokens."""
         return context if self.window is None else min(context, self.window)
 
 
-def read_config(source):
+# What Gemma 4's text config may say. Every key of transformers' `Gemma4TextConfig` is in one of
+# these tables: a value that we compute with, a value that is built in, or one that changes nothing.
+COMPUTED: Config = {  # by key: what transformers takes where a config.json leaves it out
+    "vocab_size": 262_144,
+    "hidden_size": 2_304,
+    "intermediate_size": 9_216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": None,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": False,
+    "sliding_window": 512,
+    "final_logit_softcapping": None,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+}
+COMPUTED_APART = {"num_hidden_layers", "layer_types", "rope_parameters", "per_layer_config"}
+FIXED: dict[str, tuple] = {  # by key: the values that mean what Tunix 0.1.7 computes
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "rms_norm_eps": (1e-6,),
+    "attention_bias": (False,),
+    "tie_word_embeddings": (True,),
+    "enable_moe_block": (False, None),
+    "use_bidirectional_attention": (None, "vision"),  # image tokens alone: text is causal
+}
+HARMLESS = {
+    # about experts, where there are none
+    "num_experts", "top_k_experts", "moe_intermediate_size", "expert_intermediate_size",
+    # about training from nothing, and about tokens
+    "attention_dropout", "initializer_range", "max_position_embeddings", "use_cache",
+    "pad_token_id", "bos_token_id", "eos_token_id",
+    # what any model's config.json may hold
+    "model_type", "dtype", "torch_dtype", "architectures", "transformers_version",
+    "name_or_path", "return_dict", "output_attentions", "output_hidden_states",
+    "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "num_labels",
+    "problem_type", "auto_map", "tokenizer_class",
+}
+KNOWN = {*COMPUTED, *COMPUTED_APART, *FIXED, *HARMLESS, "quantization_config"}
+ANY: tuple = ()
+ROPE: dict[str, dict[str, tuple]] = {  # as FIXED, by a layer's kind
+    "sliding_attention": {
+        "rope_type": ("default",),
+        "rope_theta": ANY,
+        "partial_rotary_factor": (1.0, None),
+        "factor": (1.0, None),
+    },
+    "full_attention": {
+        "rope_type": ("proportional",),
+        "rope_theta": ANY,
+        "partial_rotary_factor": ANY,
+        "factor": (1.0, None),
+    },
+}
+ROPE_DEFAULTS: dict[str, Config] = {
+    "sliding_attention": {"rope_theta": 10_000.0},
+    "full_attention": {"rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+}
+
+
+def read_config(source: Config | str | Path) -> Config:
     """A config.json as a dict, from a model folder, the file itself, or such a dict.
 
     Raises:
-      UserError: the file is missing, or no JSON.
+      UserError: the file is missing, or no JSON object.
     """
     if isinstance(source, dict):
         return source
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: {source} holds no Hugging Face model.") from error
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} holds no model's settings (no JSON object). Download it again.")
+    return config
 
 
-def text_config(config):
-    """The text part of a config.json, whether it is nested under `text_config` or flat.
+def text_config(config: Config) -> Config:
+    """The text part of a config.json, nested under `text_config` or flat, with all `COMPUTED` keys.
+
+    What the file leaves out has transformers' default. A file that transformers 5.15 or newer saved
+    has the full layers' sizes in `per_layer_config`; here they have their old names.
 
     Raises:
-      UserError: it does not describe a Gemma 4, or it is the mixture of experts.
+      UserError: it does not describe a Gemma 4, its weights are quantised, or a key has a value (or
+        we don't know a key) that may mean other arithmetic than ours.
     """
     text = config.get("text_config") or config
     if text.get("model_type") not in FAMILIES:
@@ -167,96 +255,270 @@ def text_config(config):
     if text.get("enable_moe_block"):
         raise UserError("a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
                          "router reads, and an approximate top-k). Take the 31B, E2B or E4B.")
-    if text.get("per_layer_config") and not text.get("global_head_dim"):
-        raise UserError("transformers 5.15 or newer saved this config.json again, with the head sizes "
-                         "in per_layer_config. Put the original one back: the weights are the same.")
-    return text
+    quantised = config.get("quantization_config") or text.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "with quantization_config")
+        raise UserError(f"this base is quantised ({method}), and adapters are trained beside "
+                        "bfloat16 weights. Take the original model; 11 quantises it itself.")
+    _check_keys({"tie_word_embeddings": config.get("tie_word_embeddings", True)})
+    _check_keys(text)
+    complete = {**COMPUTED, **text}
+    complete["layer_types"] = _layer_types(text)
+    complete["rope_parameters"] = _rope(text)
+    complete |= _sizes_of_full_layers(text, complete["layer_types"])
+    second, first = complete["vocab_size_per_layer_input"], complete["vocab_size"]
+    if complete["hidden_size_per_layer_input"] and second != first:
+        raise _other_arithmetic("vocab_size_per_layer_input", second, (first,))
+    return complete
 
 
-def layers(config):
-    """The decoder layers of a config.json (a dict) as a list of `Layer`.
+def _other_arithmetic(key: str, value: Any, ours: tuple) -> UserError:
+    computed = " or ".join(json.dumps(choice) for choice in ours)
+    return UserError(f"config.json has {key} {json.dumps(value)}, but training here computes "
+                     f"{computed}, so it would train another model. Take a base with {computed}.")
+
+
+def _check_keys(text: Config) -> None:
+    """Refuse a value of a `FIXED` key that isn't ours, and a key that we don't know."""
+    for key, value in text.items():
+        if key in FIXED and value not in FIXED[key]:
+            raise _other_arithmetic(key, value, FIXED[key])
+        is_a_note = key.startswith(("_", "unsloth"))
+        if key not in KNOWN and not is_a_note and value is not None:
+            raise UserError(f"config.json has {key} {json.dumps(value)[:100]}, which no Gemma 4 "
+                            "that we know has: it may change the arithmetic. If you know that it "
+                            "doesn't, delete it from the file; else take the original model.")
+
+
+def _layer_types(text: Config) -> list[str]:
+    """The kind of every layer; where the file has none, every sixth is a full one."""
+    kinds = text.get("layer_types")
+    if kinds is None:
+        count = text.get("num_hidden_layers", 30)
+        pattern = ["sliding_attention"] * 5 + ["full_attention"]
+        kinds = [pattern[index % 6] for index in range(count)]
+    if text.get("num_hidden_layers", len(kinds)) != len(kinds):
+        raise UserError(f"config.json has {text['num_hidden_layers']} num_hidden_layers and "
+                        f"{len(kinds)} layer_types. Put the original file back.")
+    for kind in kinds:
+        if kind not in ROPE:
+            raise _other_arithmetic("layer_types with", kind, tuple(ROPE))
+    return kinds
+
+
+def _rope(text: Config) -> dict[str, Config]:
+    """`rope_parameters`, checked and with transformers' defaults."""
+    given = text.get("rope_parameters") or {}
+    complete = {}
+    for kind, allowed in ROPE.items():
+        settings = given.get(kind) or {}
+        for key, value in settings.items():
+            ours = allowed.get(key, (None,))
+            if ours is not ANY and value not in ours:
+                raise _other_arithmetic(f"rope_parameters.{kind}.{key}", value, ours)
+        complete[kind] = {**ROPE_DEFAULTS[kind], **settings}
+    for key in given.keys() - ROPE.keys():
+        raise _other_arithmetic(f"rope_parameters.{key}", given[key], (None,))
+    return complete
+
+
+def _sizes_of_full_layers(text: Config, kinds: list[str]) -> Config:
+    """What `per_layer_config` says, under the keys that it replaced; {} where there is none."""
+    entries = text.get("per_layer_config")
+    if not entries:
+        return {}
+    full = {str(index) for index, kind in enumerate(kinds) if kind == "full_attention"}
+    sizes = entries[min(entries)]
+    alike = all(entry == sizes for entry in entries.values())
+    ours = {"head_dim"}
+    if text.get("attention_k_eq_v"):
+        ours.add("num_key_value_heads")
+    head_dim = text.get("head_dim", COMPUTED["head_dim"])
+    old = {
+        "global_head_dim": sizes.get("head_dim", head_dim),
+        "num_global_key_value_heads": sizes.get("num_key_value_heads"),
+    }
+    agrees = all(text.get(key, value) == value for key, value in old.items())
+    if set(entries) != full or not alike or not agrees or not sizes.keys() <= ours:
+        raise UserError("transformers 5.15 or newer saved this config.json again, and its "
+                        "per_layer_config has other sizes than one for all full-attention layers. "
+                        "Put the original one back: the weights are the same.")
+    return old
+
+
+def layers(config: Config) -> list[Layer]:
+    """The decoder layers of a config.json (a dict).
 
     The rules are those of transformers' `modeling_gemma4.py`; the tests build that model.
 
     Raises:
-      UserError: not a Gemma 4.
+      UserError: see `text_config`.
     """
     text = text_config(config)
-    kinds = ["full" if name == "full_attention" else "sliding" for name in text["layer_types"]]
-    unshared = len(kinds) - (text.get("num_kv_shared_layers") or 0)
-    origin = {kind: index for index, kind in enumerate(kinds[:unshared])}  # the last of each kind
-    found = []
+    kinds = text["layer_types"]
+    unshared = len(kinds) - (text["num_kv_shared_layers"] or 0)
+    last_of_kind = {kind: index for index, kind in enumerate(kinds[:unshared])}
+    stack = []
     for index, kind in enumerate(kinds):
-        full, shared = kind == "full", index >= unshared
-        k_is_v = full and bool(text.get("attention_k_eq_v"))
-        kv_heads = k_is_v and text.get("num_global_key_value_heads") or text["num_key_value_heads"]
-        wide = 2 if shared and text.get("use_double_wide_mlp") else 1
-        found.append(Layer(
-            index, kind, width=text["hidden_size"], heads=text["num_attention_heads"],
+        is_full = kind == "full_attention"
+        is_shared = index >= unshared
+        k_is_v = is_full and bool(text["attention_k_eq_v"])
+        kv_heads = text["num_key_value_heads"]
+        head_dim = text["head_dim"]
+        mlp = text["intermediate_size"]
+        if k_is_v:
+            kv_heads = text["num_global_key_value_heads"] or kv_heads
+        if is_full:
+            head_dim = text["global_head_dim"] or head_dim
+        if is_shared and text["use_double_wide_mlp"]:
+            mlp *= 2
+        layer = Layer(
+            index=index,
+            kind="full" if is_full else "sliding",
+            width=text["hidden_size"],
+            heads=text["num_attention_heads"],
             kv_heads=kv_heads,
-            head_dim=full and text.get("global_head_dim") or text["head_dim"],
-            mlp=wide * text["intermediate_size"],
-            window=None if full else text["sliding_window"],
-            kv_from=origin[kind] if shared else index, k_is_v=k_is_v,
-            family=FAMILIES[text["model_type"]]))
-    return found
+            head_dim=head_dim,
+            mlp=mlp,
+            window=None if is_full else text["sliding_window"],
+            kv_from=last_of_kind[kind] if is_shared else index,
+            k_is_v=k_is_v,
+            family=FAMILIES[text["model_type"]],
+        )
+        stack.append(layer)
+    return stack
 
 
-def modules(config):
+def modules(config: Config) -> list[Module]:
     """Every module that LoRA must reach: 360 in the 31B."""
-    return [module for layer in layers(config) for module in layer.modules()]
+    listed = []
+    for layer in layers(config):
+        listed += layer.modules()
+    return listed
 
 
-def parameters(config):
+def tensors(config: Config) -> tuple[Shapes, Shapes]:
+    """What a checkpoint of this config holds of the language model, without its names' prefix.
+
+    Returns:
+      ({name: shape} of what must be there, {name: shape} of what may be there and is never used:
+      keys and values of layers that take those of an earlier layer, as in google's E2B and E4B).
+    """
+    text = text_config(config)
+    stack = layers(config)
+    width, extra = text["hidden_size"], text["hidden_size_per_layer_input"] or 0
+    needed: Shapes = {"embed_tokens.weight": (text["vocab_size"], width), "norm.weight": (width,)}
+    unused: Shapes = {}
+    if extra:
+        columns = len(stack) * extra
+        needed["embed_tokens_per_layer.weight"] = (text["vocab_size_per_layer_input"], columns)
+        needed["per_layer_model_projection.weight"] = (columns, width)
+        needed["per_layer_projection_norm.weight"] = (extra,)
+    for layer in stack:
+        needed |= _tensors_of(layer, extra)
+        keys_and_values = _keys_and_values_of(layer)
+        if layer.owns_kv:
+            needed |= keys_and_values
+        else:
+            unused |= keys_and_values
+    return needed, unused
+
+
+def _tensors_of(layer: Layer, extra: int) -> Shapes:
+    """{name: shape} of a layer but for keys and values; `extra` inputs per layer, or 0."""
+    start, width = f"layers.{layer.index}", layer.width
+    shapes: Shapes = {f"{start}.layer_scalar": (1,),
+                      f"{start}.self_attn.q_norm.weight": (layer.head_dim,)}
+    for module in layer.modules():
+        for name, shape in module.names.items():
+            shapes[f"{name}.weight"] = shape
+    for norm in NORMS:
+        shapes[f"{start}.{norm}_layernorm.weight"] = (width,)
+    if extra:
+        shapes[f"{start}.per_layer_input_gate.weight"] = (extra, width)
+        shapes[f"{start}.per_layer_projection.weight"] = (width, extra)
+        shapes[f"{start}.post_per_layer_input_norm.weight"] = (width,)
+    return shapes
+
+
+def _keys_and_values_of(layer: Layer) -> Shapes:
+    """{name: shape} of a layer's projections to keys and values, and of the keys' norm."""
+    start = f"layers.{layer.index}.self_attn"
+    matrix = (layer.kv_heads * layer.head_dim, layer.width)
+    shapes: Shapes = {f"{start}.k_norm.weight": (layer.head_dim,), f"{start}.k_proj.weight": matrix}
+    if not layer.k_is_v:
+        shapes[f"{start}.v_proj.weight"] = matrix
+    return shapes
+
+
+def parameters(config: Config) -> dict[str, int]:
     """Parameter counts of the text model by kind.
 
     Returns:
       dict with `embedding`, `attention`, `mlp`, `per_layer_input` (its matrices), `per_layer_table`
-      (its embedding table), `norms`, `unused` (K and V matrices that google's E2B and E4B files hold
-      for layers that share), `total` (their sum), and `matmul`: what one token is multiplied with
-      inside the layers.
+      (its embedding table), `norms`, `unused` (K and V matrices that google's E2B and E4B files
+      hold for layers that share), `total` (their sum), and `matmul`: what one token is multiplied
+      with inside the layers.
     """
     text, stack = text_config(config), layers(config)
     width, depth = text["hidden_size"], len(stack)
-    extra = text.get("hidden_size_per_layer_input") or 0
-    found = [module for layer in stack for module in layer.modules()]
+    extra = text["hidden_size_per_layer_input"] or 0
+    attention = mlp = unused = 0
+    norms = depth * (4 * width + 1) + width
+    for layer in stack:
+        for module in layer.modules():
+            if ".attn." in module.path:
+                attention += module.size
+            else:
+                mlp += module.size
+        norms += 2 * layer.head_dim
+        if not layer.owns_kv:
+            matrices = 1 if layer.k_is_v else 2
+            unused += matrices * width * layer.head_dim * layer.kv_heads
+    if extra:
+        norms += depth * width + extra
     count = {
         "embedding": text["vocab_size"] * width,
-        "attention": sum(module.size for module in found if ".attn." in module.path),
-        "mlp": sum(module.size for module in found if ".mlp." in module.path),
+        "attention": attention,
+        "mlp": mlp,
         "per_layer_input": 3 * width * extra * depth,
-        "per_layer_table": (text.get("vocab_size_per_layer_input") or 0) * extra * depth,
-        "norms": (depth * ((5 if extra else 4) * width + 1) + width + extra
-                  + sum(2 * layer.head_dim for layer in stack)),
-        "unused": sum(width * layer.head_dim * (2 - layer.k_is_v) * layer.kv_heads
-                      for layer in stack if not layer.owns_kv),
+        "per_layer_table": text["vocab_size_per_layer_input"] * extra * depth,
+        "norms": norms,
+        "unused": unused,
     }
     count["total"] = sum(count.values())
-    count["matmul"] = count["attention"] + count["mlp"] + count["per_layer_input"]
+    count["matmul"] = attention + mlp + count["per_layer_input"]
     return count
 
 
-def mesh_problem(config, fsdp, tp):
+def mesh_problem(config: Config, fsdp: int, tp: int) -> str:
     """Why a (fsdp, tp) mesh cannot hold this model, or an empty string if it can.
 
     Tensor parallelism deals out heads, MLP columns and the vocabulary; `fsdp` cuts the width.
     """
     text = text_config(config)
-    kv_heads = text["num_key_value_heads"]
+    kv_heads = global_heads = text["num_key_value_heads"]
+    if text["attention_k_eq_v"]:
+        global_heads = text["num_global_key_value_heads"] or kv_heads
     by_tp = {
-        "query heads": text["num_attention_heads"], "KV heads of the sliding layers": kv_heads,
-        "KV heads of the full-attention layers": text.get("num_global_key_value_heads") or kv_heads,
-        "MLP columns": text["intermediate_size"], "vocabulary entries": text["vocab_size"]}
-    by_fsdp = {"embedding columns": text["hidden_size"],
-               "per-layer input columns": text.get("hidden_size_per_layer_input") or 0}
-    for axis, size, parts in (("tp", tp, by_tp), ("fsdp", fsdp, by_fsdp)):
-        for what, number in parts.items():
-            if number % size:
-                return f"{axis}={size} does not divide the {number} {what}"
+        "query heads": text["num_attention_heads"],
+        "KV heads of the sliding layers": kv_heads,
+        "KV heads of the full-attention layers": global_heads,
+        "MLP columns": text["intermediate_size"],
+        "vocabulary entries": text["vocab_size"],
+    }
+    by_fsdp = {
+        "embedding columns": text["hidden_size"],
+        "per-layer input columns": text["hidden_size_per_layer_input"] or 0,
+    }
+    for axis, parts, sizes in (("tp", tp, by_tp), ("fsdp", fsdp, by_fsdp)):
+        for what, number in sizes.items():
+            if number % parts:
+                return f"{axis}={parts} does not divide the {number} {what}"
     return ""
 
 
-def choose_mesh(config, devices):
+def choose_mesh(config: Config, devices: int) -> tuple[int, int]:
     """(fsdp, tp) for a number of devices: the largest tensor parallelism that the heads allow.
 
     Raises:

@@ -3,9 +3,10 @@
     .venv-serve/bin/python tests/merge_parity.py JOB.json WHAT OUT.npz
 
 JOB.json: {"base", "merged", "adapter", "adapter_k_only", "dtype", "prompts": [[id, ...], ...]}.
-WHAT is `hf` (arrays `base`, `merged`, `adapter`), `vllm-merged` (`merged`) or `vllm-adapter` (`base`,
-`adapter`, `adapter_k_only`). Each array is [positions, vocabulary]: for every prompt, every position
-but the first. Called by tests/test_merge.py, which also knows what Tunix says.
+WHAT is `hf` (arrays `base`, `merged`, `adapter`), `vllm-merged` (`merged`) or `vllm-adapter`
+(`base`, `adapter`, `adapter_k_only`). Each array is [positions, vocabulary]: for every prompt,
+every position but the first. Called by tests/test_merge.py, which also knows what Tunix says.
+WHAT `bases` takes {"folders": {name: folder}, "dtype", "prompts"} and makes an array per folder.
 """
 
 import json
@@ -26,9 +27,11 @@ def from_hf(job):
     from transformers import AutoModelForCausalLM
 
     def run(model):
+        rows = []
         with torch.no_grad():
-            rows = [torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1].float(), -1).numpy()
-                    for ids in job["prompts"]]
+            for ids in job["prompts"]:
+                logits = model(torch.tensor([ids])).logits[0, :-1]
+                rows.append(torch.log_softmax(logits.float(), -1).numpy())
         return np.concatenate(rows)
 
     def load(folder):
@@ -36,6 +39,8 @@ def from_hf(job):
             folder, dtype=getattr(torch, job["dtype"]), key_mapping=MAPPING,
             attn_implementation="eager").eval()
 
+    if "folders" in job:
+        return {name: run(load(folder)) for name, folder in job["folders"].items()}
     results = {"merged": run(load(job["merged"])), "base": run(load(job["base"]))}
     adapted = PeftModel.from_pretrained(load(job["base"]), job["adapter"], key_mapping=MAPPING)
     return {**results, "adapter": run(adapted.eval())}
@@ -72,5 +77,8 @@ def from_vllm(job, adapters):
 
 if __name__ == "__main__":
     wanted, job_of_run = sys.argv[2], json.loads(Path(sys.argv[1]).read_text())
-    np.savez(sys.argv[3], **(from_hf(job_of_run) if wanted == "hf" else
-                             from_vllm(job_of_run, wanted == "vllm-adapter")))
+    if wanted in ("hf", "bases"):
+        arrays = from_hf(job_of_run)
+    else:
+        arrays = from_vllm(job_of_run, wanted == "vllm-adapter")
+    np.savez(sys.argv[3], **arrays)

@@ -86,10 +86,11 @@ def make_world(folder, config):
     targets = architecture.modules(text)
     _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 20)
     recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets), "base_model": "random"}
-    return SimpleNamespace(folder=folder, base=base, prompts=prompts, before=before, targets=targets,
-                           after=logits(model, mesh, prompts), adapters=adapters, notes=notes,
-                           recipe=recipe, tensors=weights.open_model(base), scale=ALPHA / RANK,
-                           plan=merge.plan_merge(targets, adapters, PREFIX))
+    return SimpleNamespace(
+        folder=folder, base=base, prompts=prompts, before=before, targets=targets,
+        after=logits(model, mesh, prompts), adapters=adapters, notes=notes, recipe=recipe,
+        tensors=weights.open_model(base), scale=ALPHA / RANK,
+        plan=merge.plan_merge(targets, adapters, PREFIX))
 
 
 @pytest.fixture(scope="module")
@@ -233,9 +234,9 @@ def refused(match):
 
 
 def check_with(world, **changes):
-    parts = dict(targets=world.targets, adapters=world.adapters, tensors=world.tensors, prefix=PREFIX,
-                 recipe=world.recipe, notes=world.notes) | changes
-    merge.check(**parts)
+    parts = {"targets": world.targets, "adapters": world.adapters, "tensors": world.tensors,
+             "prefix": PREFIX, "recipe": world.recipe, "notes": world.notes}
+    merge.check(**parts | changes)
 
 
 def test_missing_and_unknown_modules(world):
@@ -243,7 +244,8 @@ def test_missing_and_unknown_modules(world):
     with refused("layers.5.attn.k_einsum has no adapter"):
         check_with(world, adapters=fewer)
     with refused("adapter layers.0.attn.rope has no place"):
-        check_with(world, adapters=world.adapters | {"layers.0.attn.rope": (np.ones(1), np.ones(1))})
+        stray = {"layers.0.attn.rope": (np.ones(1), np.ones(1))}
+        check_with(world, adapters=world.adapters | stray)
     zeros = {path: (a, 0 * b) for path, (a, b) in world.adapters.items()}
     with refused("every B is zero"):
         check_with(world, adapters=zeros)
@@ -259,6 +261,61 @@ def test_damaged_checkpoint(world, tmp_path):
     assert len(str(error.value).splitlines()) <= 2 and len(str(error.value)) < 500
 
 
+def damages(file):
+    """(what was done, bytes) of a file that a disk spoiled."""
+    data = file.read_bytes()
+    yield "emptied", b""
+    yield "cut in half", data[:len(data) // 2]
+    yield "overwritten", b"\0" * len(data)
+    yield "one bit", data[:-1] + bytes([data[-1] ^ 16])
+
+
+def test_whatever_happens_to_a_checkpoint_is_one_line_or_changes_nothing(world, tmp_path):
+    """Every file of a step, spoiled in four ways and taken away: restored whole, or refused."""
+    folder = shutil.copytree(world.folder / "checkpoints", tmp_path / "checkpoints")
+    recipe = world.recipe | {"final_step": 20,
+                             "adapter_sha256": weights.adapters_digest(world.adapters)}
+    refusals = 0
+    for file in sorted(path for path in (folder / "20").rglob("*") if path.is_file()):
+        whole = file.read_bytes()
+        for what, data in [*damages(file), ("taken away", None)]:
+            file.unlink() if data is None else file.write_bytes(data)
+            try:
+                step, adapters, notes = merge.restore_adapters(folder, 20)
+                merge.check_digest(adapters, step, recipe, notes)
+            except helpers.UserError as error:
+                refusals += 1
+                assert len(str(error).splitlines()) <= 2, (file, what)
+            file.write_bytes(whole)
+    assert refusals > 10
+
+
+@pytest.mark.parametrize("place", ["the recipe", "the checkpoint"])
+def test_other_numbers_than_03_saved_are_refused(world, place):
+    """A flipped bit in a checkpoint restores without a word: the digest notices."""
+    digest = weights.adapters_digest(world.adapters)
+    recipe, notes = world.recipe | {"final_step": 20}, dict(world.notes)
+    (recipe if place == "the recipe" else notes)["adapter_sha256"] = digest
+    merge.check_digest(world.adapters, 20, recipe, notes)
+    path, (a, b) = next(iter(world.adapters.items()))
+    flipped = b.copy()
+    flipped.view(np.uint8).reshape(-1)[7] ^= 1
+    damaged = world.adapters | {path: (a, flipped)}
+    with refused("adapters of step 20 are not those that 03 saved.*Set Settings.step to another"):
+        merge.check_digest(damaged, 20, recipe, notes)
+    merge.check_digest(damaged, 20, world.recipe | {"final_step": 20}, world.notes)  # none is known
+    if place == "the recipe":  # it is about the last step
+        merge.check_digest(damaged, 10, recipe, notes)
+
+
+def test_a_checkpoint_gives_the_digest_of_the_model_that_was_saved(world):
+    """03 takes it of its model, 04 of what Orbax restores."""
+    model, mesh = tunix(world.base)
+    model = adapted(model, mesh, RANK, ALPHA)
+    known = weights.adapters_digest(gemma.adapted_modules(model))
+    assert known == weights.adapters_digest(world.adapters)
+
+
 # ── The notebook as a whole ──
 @pytest.fixture(scope="module")
 def run(world, tmp_path_factory):
@@ -268,7 +325,8 @@ def run(world, tmp_path_factory):
     base = shutil.copytree(world.base, folder / "base")
     helpers.write_json(folder / "train" / "recipe.json", world.recipe | {
         "base_path": str(base), "base_sha256": weights.fingerprint(base), "final_step": 20,
-        "size": "tiny", "checkpoints": "train/checkpoints", "adapter_dtype": "float32", "learning_rate": 1e-3})
+        "size": "tiny", "checkpoints": "train/checkpoints", "adapter_dtype": "float32",
+        "learning_rate": 1e-3})
     helpers.write_json(folder / "data" / "meta.json", {
         "source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped",
         "system": "s"})
@@ -298,6 +356,19 @@ def test_the_notebook_writes_all_then_nothing_then_what_was_damaged(run, merged)
     assert helpers.changed(run / "merged", record["files"]) == {}
 
 
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", "3", "null", "\xff", '{"inputs": 3}', '{"inputs": INPUTS}',
+    '{"inputs": INPUTS, "files": [], "adapter_files": {}, "norms": []}'])
+def test_a_torn_record_is_written_again(world, tmp_path, monkeypatch, text):
+    """04 writes merge.json, so no merge.json may stop it."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    things = (world.base, world.targets, world.adapters, 20, world.recipe, PREFIX)
+    whole = merge.run(*things)
+    torn = text.replace("INPUTS", json.dumps(whole["inputs"]))
+    (tmp_path / "merge.json").write_bytes(torn.encode("latin-1"))
+    assert merge.run(*things) == whole == json.loads((tmp_path / "merge.json").read_text())
+
+
 # ── What other engines say (slow) ──
 def tiny_base(folder, dtype):
     """assets/tiny_gemma4, cast to dtype."""
@@ -318,9 +389,9 @@ def prompts():
     """Ten prompts of 100 tokens: problems of the tiny benchmark, in the tiny tokenizer."""
     from helpers import chat
     tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
-    texts = [path.read_text() for path in sorted((ROOT / "data" / "tiny_eval").glob("*_prompt.txt"))]
-    ids = [token for text in texts for token in
-           chat.prompt_ids(tokenizer, [{"role": "user", "content": text}])]
+    ids = []
+    for path in sorted((ROOT / "data" / "tiny_eval").glob("*_prompt.txt")):
+        ids += chat.prompt_ids(tokenizer, [{"role": "user", "content": path.read_text()}])
     assert len(ids) >= 1000
     return [ids[start:start + 100] for start in range(0, 1000, 100)]
 
@@ -358,8 +429,8 @@ def k_only(adapter, out):
     from safetensors.numpy import load_file, save_file
     shutil.copytree(adapter, out)
     arrays = load_file(out / "adapter_model.safetensors")
-    save_file({name: array for name, array in arrays.items() if "layers.5.self_attn.v_proj" not in name},
-              out / "adapter_model.safetensors", metadata={"format": "pt"})
+    kept = {name: array for name, array in arrays.items() if "5.self_attn.v_proj" not in name}
+    save_file(kept, out / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def report(found, reference, dtype):
@@ -399,6 +470,53 @@ def test_five_paths_agree_in_bfloat16(tmp_path, prompts):
 
 @needs_serve
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", ["TINY", "E2B"])
+def test_a_base_that_transformers_saved_keeps_its_names(tmp_path, shape):
+    """Gemma4ForCausalLM names tensors model.layers…, and writes per_layer_config since 5.15."""
+    text, base = getattr(random_gemma, shape), tmp_path / "base"
+    code = """
+import json, sys, torch
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+torch.manual_seed(0)
+model = Gemma4ForCausalLM(Gemma4TextConfig(**json.loads(sys.argv[1])))
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+model.save_pretrained(sys.argv[2])
+"""
+    serve("-c", code, json.dumps(text), base)
+    prompts = np.random.default_rng(1).integers(3, text["vocab_size"], (2, 40))
+    model, mesh = tunix(base)
+    before = logits(model, mesh, prompts)
+    model = adapted(model, mesh, RANK, ALPHA)
+    save(tmp_path / "checkpoints", model, RANK, ALPHA, (1,))
+    config, tensors = architecture.read_config(base), weights.open_model(base)
+    prefix = weights.language_prefix(base, tensors, config)
+    assert prefix == "model."
+    _, adapters, notes = merge.restore_adapters(tmp_path / "checkpoints", 1)
+    targets = architecture.modules(config)
+    recipe = {"rank": RANK, "alpha": ALPHA, "base_model": "saved"}
+    merge.check(targets, adapters, tensors, prefix, recipe, notes)
+    plan = merge.plan_merge(targets, adapters, prefix)
+    merge.merge_model(base, tmp_path / "merged", plan, ALPHA / RANK)
+    merge.write_adapter(tmp_path / "adapter", targets, adapters, recipe, prefix)
+    assert list(weights.open_model(tmp_path / "merged")) == list(tensors)
+    job = {"dtype": "float32", "prompts": prompts.tolist(), **{
+        name: str(tmp_path / name) for name in ("base", "merged", "adapter")}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    serve("tests/merge_parity.py", tmp_path / "job.json", "hf", tmp_path / "hf.npz")
+    found = np.load(tmp_path / "hf.npz")
+    after = logits(model, mesh, prompts)
+    for name, ours in (("base", before), ("merged", after), ("adapter", after)):
+        scores = ours[:, :-1].reshape(-1, text["vocab_size"])
+        shifted = scores - scores.max(-1, keepdims=True)
+        ours = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        assert np.abs(ours - found[name]).max() < 1e-3, name
+    assert np.abs(found["merged"] - found["base"]).max() > 0.05, "the adapter changes nothing"
+
+
+@needs_serve
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["all", "attention"])
 def test_adapter_loads_on_the_text_and_the_multimodal_class(world, tmp_path, which):
     """PEFT attaches every matrix except the copies of k_proj, and nothing in the vision tower."""
@@ -415,10 +533,11 @@ from transformers import (Gemma4Config, Gemma4ForCausalLM, Gemma4ForConditionalG
 text, adapter = json.load(open(sys.argv[1])), sys.argv[2]
 vision = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
               num_key_value_heads=2, head_dim=16)
+both = Gemma4Config(text_config=text, vision_config=vision)
 saved = load_file(adapter + "/adapter_model.safetensors")
 for model, mapping in (
         (Gemma4ForCausalLM(Gemma4TextConfig(**text)), {"^model.language_model.": "model."}),
-        (Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, vision_config=vision)), None)):
+        (Gemma4ForConditionalGeneration(both), None)):
     names = [name for name, _ in model.named_modules()]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
