@@ -157,7 +157,7 @@ def merge_model(base, out, plan, scale, as_trained=None):
              if path.is_file() and path.suffix not in (".bin", ".gguf")]
     room(Path(out).parent, 1.01 * sum(path.stat().st_size for path in files), f"{out.name}/")
     norms, progress = [], Progress(len(plan), "matrices merged")
-    with atomic_dir(out) as folder:
+    with atomic_dir(out, ours="config.json") as folder:
         for path in files:
             shutil.copyfile(path, folder / path.name)
         for name, (a, b) in plan.items():
@@ -207,7 +207,7 @@ def write_adapter(out, targets, adapters, recipe, prefix):
     if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
         names = sorted(re.escape(name) for target in targets for name in target.names)
         config["target_modules"] = rf"model\.(language_model\.)?({'|'.join(names)})"
-    with atomic_dir(out) as folder:
+    with atomic_dir(out, ours="adapter_config.json") as folder:
         save_file(peft_tensors(targets, adapters, prefix),
                   folder / "adapter_model.safetensors", metadata={"format": "pt"})
         write_json(folder / "adapter_config.json", config)

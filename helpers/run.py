@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tables import hardware
@@ -23,6 +24,8 @@ SIZES = {
     "31b": "google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
 }
 CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+# Folders of a run that are replaced as a whole, with a file by which we know that one is ours.
+REPLACED = {"data": "meta.json", "merged": "config.json", "adapter": "adapter_config.json"}
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -218,10 +221,12 @@ def writing():
     open is in nobody's way. The operating system's lock ends with the process, however that ends.
 
     Raises:
-      UserError: another process is writing.
+      UserError: another process is writing, or a folder that we would replace isn't ours.
     """
     global _lock
     path = run_dir(".lock").resolve()
+    for folder, ours in REPLACED.items():  # now, rather than after hours of work
+        _only_ours(path.with_name(folder), ours)
     if os.environ.get("RUN_DIR_LOCKED") == str(path) or _lock:  # held for us by who started us
         return
     from filelock import FileLock, Timeout  # not before it is installed
@@ -284,25 +289,52 @@ def read_json(path):
 
 
 @contextlib.contextmanager
-def atomic_dir(path):
-    """Yield a fresh directory beside `path`; it becomes `path` only when the block succeeds."""
+def atomic_dir(path: Path | str, ours: str) -> Iterator[Path]:
+    """Yield a fresh directory beside `path`; it becomes `path` only when the block succeeds.
+
+    Args:
+      path: the folder to make. One that is there already is replaced if we made it.
+      ours: the name of a file that every such folder of ours holds. A folder without it is somebody
+        else's work, and stays.
+
+    Raises:
+      UserError: `path` holds files and isn't one of ours. Nothing was changed.
+    """
     path = Path(path)
-    beside, old = (path.with_name(f".{path.name}.{end}") for end in ("partial", "old"))
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    _only_ours(path, ours)
+    fresh = path.with_name(f".{path.name}.partial")
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
     try:
-        yield beside
-        for file in filter(Path.is_file, beside.rglob("*")):
-            with open(file, "rb") as written:
-                os.fsync(written.fileno())
+        yield fresh
+        _flush(fresh)
     except BaseException:  # a full disk gets its room back
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         os.replace(path, old)
-    os.replace(beside, path)
+    os.replace(fresh, path)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _only_ours(path: Path, ours: str) -> None:
+    """Refuse a folder that holds something, but not the file that every such folder of ours holds."""
+    if not path.exists() or (path / ours).exists():
+        return
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    raise UserError(f"{path.resolve()} was not made by this series: it holds no {ours}. Rename it, "
+                    "or set RUN_DIR to another folder, then run this again.")
+
+
+def _flush(folder: Path) -> None:
+    """Have the disk write all files of a folder now."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
 
 
 # -- What was it made from? ---------------------------------------------------------------------

@@ -26,6 +26,7 @@ from conftest import ROOT, RUN, page, program
 from test_hardware import tpu, tree
 
 from helpers import packing, run
+from tables.errors import UserError
 
 HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
           "#       format_name: percent\n# ---\n\n")
@@ -248,7 +249,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_half(tmp_path):
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
     code = (PRELUDE + "run.write_text(run.run_dir('kept'), 'old')\n"
-            "with run.atomic_dir(run.run_dir('data')) as folder:\n"
+            "with run.atomic_dir(run.run_dir('data'), ours='tokens') as folder:\n"
             "    (folder / 'tokens').write_bytes(bytes(10**6))\n")
     script = (f"mount -t tmpfs -o size=256k none {tmp_path} && {sys.executable} -c \"$CODE\"; "
               f"echo $?; ls -A {tmp_path}; cat {tmp_path}/kept")
@@ -345,12 +346,33 @@ def test_run_all_says_what_is_wrong_with_a_range(project, tmp_path):
 
 def test_a_whole_folder_appears_at_once(tmp_path):
     """Killed in the middle of a write, a folder is as it was before."""
-    code = (PRELUDE + f"with run.atomic_dir({str(tmp_path / 'data')!r}) as folder:\n"
+    code = (PRELUDE + f"with run.atomic_dir({str(tmp_path / 'data')!r}, ours='old') as folder:\n"
             "    (folder / 'new').write_text('1'); import os; os.kill(os.getpid(), 9)")
-    with run.atomic_dir(tmp_path / "data") as folder:
+    with run.atomic_dir(tmp_path / "data", ours="old") as folder:
         (folder / "old").write_text("1")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT)
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["old"]
-    with run.atomic_dir(tmp_path / "data") as folder:
+    with run.atomic_dir(tmp_path / "data", ours="old") as folder:
         (folder / "newer").write_text("1")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["newer"]
+
+
+# ── What the reader has is the reader's ──
+
+def test_a_folder_that_we_did_not_make_is_never_replaced(tmp_path, monkeypatch):
+    """RUN_DIR is a project of the reader's with a `data` of its own: 02 used to delete it."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/thesis.txt").write_text("three years")
+    with pytest.raises(UserError, match="data was not made by this series: it holds no meta.json"):
+        run.writing()
+    with pytest.raises(UserError, match="Rename it, or set RUN_DIR"):
+        with run.atomic_dir(tmp_path / "data", ours="meta.json"):
+            pytest.fail("refused before anything is made")
+    assert (tmp_path / "data/thesis.txt").read_text() == "three years"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    (tmp_path / "data/thesis.txt").unlink()  # an empty folder is nobody's work
+    with run.atomic_dir(tmp_path / "data", ours="meta.json") as folder:
+        (folder / "meta.json").write_text("{}")
+    with run.atomic_dir(tmp_path / "data", ours="meta.json") as folder:
+        (folder / "meta.json").write_text("{}")

@@ -72,6 +72,18 @@ def test_outputs_older_than_the_results_they_show_are_made_again(project):
     assert "'2'" in (project / "notebooks" / "01_one.ipynb").read_text()
 
 
+def test_only_notebooks_of_pages_that_are_gone_are_deleted(project):
+    tool(project)
+    folder = project / "notebooks"
+    shutil.copy(folder / "01_one.ipynb", folder / "02_gone.ipynb")
+    own = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("my = 'work'")])
+    for name in ("my_experiment.ipynb", "03_mine.ipynb"):
+        nbformat.write(own, folder / name)
+    assert tool(project).stdout == "removed notebooks/02_gone.ipynb\n"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "01_one.ipynb", "03_mine.ipynb", "my_experiment.ipynb"]
+
+
 def test_check_refuses_orphans_errors_and_absolute_paths(project):
     (project / "notebooks").mkdir()
     (project / "notebooks" / "02_gone.ipynb").write_text("{}")

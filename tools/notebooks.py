@@ -108,13 +108,22 @@ def text_of(notebook):
     return nbformat.writes(notebook) + "\n"
 
 
+def made_by_us(path: Path) -> bool:
+    """Did `build` make this notebook? Its cells' ids begin with a hash of their text."""
+    notebook = stored(path)
+    if notebook is None or not re.fullmatch(r"\d\d_\w+", path.stem):
+        return False
+    return all(re.fullmatch(r"[0-9a-f]{8}-\d+", cell.get("id", "")) for cell in notebook.cells)
+
+
 def update():
-    """Rewrite the notebooks whose text changed, delete orphans, and say so."""
+    """Rewrite the notebooks whose text changed, delete those of pages that are gone, and say so."""
     wanted = {target_of(source): text_of(current(source)) for source in sources()}
     FOLDER.mkdir(exist_ok=True)
     for orphan in sorted(set(FOLDER.glob("*.ipynb")) - set(wanted)):
-        orphan.unlink()
-        print(f"removed {shown(orphan)}")
+        if made_by_us(orphan):
+            orphan.unlink()
+            print(f"removed {shown(orphan)}")
     for target, text in wanted.items():
         if not target.exists() or target.read_bytes() != text.encode():
             write(target, text)
