@@ -12,9 +12,6 @@ from pathlib import Path
 
 from helpers.run import UserError, atomic_dir, local_path, phase, room
 
-# Ordinary buckets only: gcsfs's other class asks for each bucket's kind by another protocol, up to a
-# minute a file where nobody answers. It chooses when it is imported.
-os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 VERILOG_EVAL = "https://github.com/NVlabs/verilog-eval"
 COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
 OUR_COPY = Path("runs/verilog-eval")
@@ -133,6 +130,9 @@ def _fetch_verilog_eval(target: Path) -> None:
 def bucket(address):
     """(fsspec's file system, the path in it) of an address such as gs://bucket/path."""
     import fsspec
+    # Ordinary buckets only: gcsfs's other class asks for each bucket's kind by another protocol, up to
+    # a minute a file where nobody answers. It chooses when it is imported, which the next lines do.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     # STORAGE_EMULATOR_HOST names another server than Google's, which asks for no login.
     login = {"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {}
     return fsspec.core.url_to_fs(str(address).rstrip("/"), use_listings_cache=False,

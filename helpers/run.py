@@ -411,6 +411,23 @@ def digest(value):
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def commit_of(folder: Path, *words: str) -> str:
+    """The commit of a checkout as git names it, such as "1a2b3c4"; "" without git, or in none.
+
+    Args:
+      folder: the checkout. A repository around it is not looked at.
+      words: what git is asked, such as "describe", "--always"; by default the short hash.
+    """
+    words = words or ("rev-parse", "--short", "HEAD")
+    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True,
+                              env=env)
+    except OSError:  # there is no git on this machine
+        return ""
+    return done.stdout.strip()
+
+
 # -- Progress -----------------------------------------------------------------------------------
 
 def clock(seconds):

@@ -201,6 +201,8 @@ ROWS = [
         "run.run_dir()", env=(("RUN_DIR", "{folder}/file/run"),), prepare=a_file("file", "")),
     Row("a run directory in nobody's home", "RUN_DIR=~nobody-here names the home of nobody",
         "run.run_dir()", env=(("RUN_DIR", "~nobody-here"),)),
+    Row("a predicted time without anchors", "no range without. Get the file back .git checkout data/anchors",
+        "from tpu_time import bands; bands.ANCHORS = bands.ROOT / 'no.csv'; bands.band(1.0)"),
     Row("an error of a room", "is no slice such as",
         "from tables import hardware; hardware.slice_of('nonsense')"),
 ]

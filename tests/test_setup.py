@@ -37,6 +37,21 @@ def test_a_users_mistake_has_no_traceback_in_a_notebook():
     assert shown == ["Error: no checkpoint"]
 
 
+@pytest.mark.parametrize("path", [None, "/nowhere"], ids=["no repository", "no git"])
+def test_a_folder_without_git_has_no_commit(tmp_path, monkeypatch, path):
+    """Neither a traceback, nor the commit of a repository that lies around the folder."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    subprocess.run(["git", "-C", tmp_path, *identity, "commit", "-q", "--allow-empty", "-m", "theirs"],
+                   check=True)
+    (tmp_path / "copy").mkdir()
+    assert helpers.run.commit_of(tmp_path)
+    if path:
+        monkeypatch.setenv("PATH", path)
+        assert helpers.run.commit_of(tmp_path) == ""
+    assert helpers.run.commit_of(tmp_path / "copy") == ""
+
+
 # ── The opening ──
 
 def copy_rooms(target):
