@@ -31,16 +31,16 @@ METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "na
             "language_info": {"name": "python"}}
 INPUTS = ("data", "assets")  # what a page reads below these is part of what its outputs show
 # Runs in the kernel before a page: write down which files Python opens there, whoever asks for them.
-RECORDER = """exec('''
+RECORDER = """
 import os, sys
-log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 seen = set()
 def record(event, args):
     if event == "open" and isinstance(args[0], str) and args[0] not in seen:
         seen.add(args[0])
-        os.write(log, (os.path.abspath(args[0]) + "\\n").encode(errors="surrogateescape"))
+        os.write(log, os.fsencode(os.path.abspath(args[0]) + os.linesep))
 sys.addaudithook(record)
-''', {{}})"""
+"""
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|content|tmp|work|private|var/folders)/[\w.-]+")
 
@@ -246,7 +246,7 @@ class Client(NotebookClient):
     async def async_start_new_kernel_client(self):
         client = await super().async_start_new_kernel_client()
         if self.opened:
-            code = RECORDER.format(log=str(self.opened))
+            code = f"exec({RECORDER!r}, {{'LOG': {str(self.opened)!r}}})"
             await client.execute(code, silent=True, store_history=False, reply=True)
         return client
 
