@@ -254,7 +254,7 @@ def merge_model(base: Folder, out: Folder, plan: Adapters, scale: float,
     room(out.parent, 1.01 * total, f"{out.name}/")
     norms = []
     progress = Progress(len(plan), "matrices merged")
-    with atomic_dir(out) as folder:
+    with atomic_dir(out, ours="config.json") as folder:
         for path in files:
             shutil.copyfile(path, folder / path.name)
         for name, (a, b) in plan.items():
@@ -330,7 +330,7 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
         "inference_mode": True,
         "target_modules": pattern,
     }
-    with atomic_dir(out) as folder:
+    with atomic_dir(out, ours="adapter_config.json") as folder:
         tensors = peft_tensors(targets, adapters, prefix)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         write_json(folder / "adapter_config.json", config)

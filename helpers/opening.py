@@ -48,15 +48,13 @@ def machine(devices=0, always=""):
 def start(devices=0, always=""):
     """The part of `machine` that installs nothing; arguments and errors as there."""
     quiet()
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-                            capture_output=True, text=True).stdout.strip()
     if always:
         os.environ["SIZE"] = always
     print(f"python {platform.python_version()} | {os.cpu_count()} cores | "
           f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB memory | "
           f"{shutil.disk_usage(tempfile.gettempdir()).free / 2**30:.0f} GiB free in "
           f"{tempfile.gettempdir()} | "
-          f"commit {commit or 'no git'}")
+          f"commit {run.commit_of(ROOT) or 'no git'}")
     versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
     print("\n".join(" | ".join(versions[place:place + 4]) for place in range(0, 12, 4)))
     print(f"{hardware.here()} | size {size()} | results in {run_dir()}")

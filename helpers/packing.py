@@ -86,7 +86,7 @@ def save_data(folder, parts, samples, facts):
       samples: held-out examples, for `samples.json`.
       facts: for `meta.json`, which also gets the SHA-256 of every file.
     """
-    with atomic_dir(folder) as beside:
+    with atomic_dir(folder, ours="meta.json") as beside:
         for part, columns in parts.items():
             (beside / part).mkdir()
             for name, column in columns.items():

@@ -10,13 +10,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from helpers.run import UserError, local_path, phase, room
+from helpers.run import UserError, atomic_dir, local_path, phase, room
 
-# Ordinary buckets only: gcsfs's other class asks for each bucket's kind by another protocol, up to a
-# minute a file where nobody answers. It chooses when it is imported.
-os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 VERILOG_EVAL = "https://github.com/NVlabs/verilog-eval"
 COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
+OUR_COPY = Path("runs/verilog-eval")
 FILES, WEIGHTS = ["*.json", "*.jinja", "tokenizer*"], ["*.safetensors"]  # of a model
 
 
@@ -38,7 +36,10 @@ def stage(source, weights=True, fetch=True):
     from huggingface_hub.utils import filter_repo_objects
     if "://" not in text and (text.count("/") != 1 or local_path(text)):
         raise UserError(f"{text} is neither a directory, nor a hub id, nor a gs:// address.")
-    target = Path(tempfile.gettempdir()) / "base" / text.rpartition("://")[2].strip("/")
+    inner = text.rpartition("://")[2].strip("/")
+    if ".." in Path(inner).parts:  # it would lead out of the folder that is ours
+        raise UserError(f"{text} has .. in it. Write the address without.")
+    target = Path(tempfile.gettempdir()) / "base" / inner
     whole, small = target / ".complete", target / ".small"  # that it was fetched with, without weights
     target.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
@@ -88,27 +89,50 @@ def _in_bucket(source, target):
     return {path.removeprefix(f"{inner}/"): there["size"] for path, there in found.items()}, fetch
 
 
-def checkout(folder):
-    """A folder of verilog-eval; one commit of that is fetched around it if it is missing.
+def checkout(folder: str) -> Path:
+    """A folder of problems in verilog-eval's layout; only our own copy of verilog-eval is fetched.
 
-    `{checkout}` in its name stands for `VERILOG_EVAL_DIR`, by default `runs/verilog-eval`.
+    `{checkout}` in the name stands for `VERILOG_EVAL_DIR`. Where that isn't set, it stands for
+    `runs/verilog-eval`, and that folder is the only one that is ever made: one commit of verilog-eval
+    is fetched into it, whole or not at all. A folder that the reader names is read and never written.
 
     Raises:
-      UserError: git cannot fetch it.
+      UserError: the folder is missing or holds no problem, or git can't fetch verilog-eval.
     """
-    folder = Path(folder.format(checkout=os.environ.get("VERILOG_EVAL_DIR") or "runs/verilog-eval"))
-    if not folder.is_dir():
-        target = folder.parent
-        for words in (["init", "-q", target], ["-C", target, "fetch", "-q", "--depth=1", VERILOG_EVAL,
-                      COMMIT], ["-C", target, "checkout", "-q", "FETCH_HEAD"]):
-            if subprocess.run(["git", *map(str, words)]).returncode:
-                raise UserError(f"{VERILOG_EVAL} could not be fetched. Put a checkout at {target}.")
-    return folder
+    named = os.environ.get("VERILOG_EVAL_DIR")
+    path = Path(folder.replace("{checkout}", named or str(OUR_COPY)))
+    if "{checkout}" in folder and not named and not OUR_COPY.exists():
+        _fetch_verilog_eval(OUR_COPY)
+    if not path.is_dir():
+        cause = f" (VERILOG_EVAL_DIR is {named})" if named and "{checkout}" in folder else ""
+        raise UserError(f"there is no folder {path}{cause}. Name one with problems in verilog-eval's "
+                        "layout (*_prompt.txt, *_ref.sv, *_test.sv).")
+    if not any(path.glob("*_prompt.txt")):
+        raise UserError(f"{path} holds no problem in verilog-eval's layout: no *_prompt.txt is there.")
+    return path
+
+
+def _fetch_verilog_eval(target: Path) -> None:
+    """Fetch one commit of verilog-eval; `target` is there when all of it is."""
+    with atomic_dir(target, ours=".git") as folder:
+        for words in (["init", "-q"], ["fetch", "-q", "--depth=1", VERILOG_EVAL, COMMIT],
+                      ["checkout", "-q", "FETCH_HEAD"]):
+            try:
+                done = subprocess.run(["git", "-C", str(folder), *words])
+            except FileNotFoundError:
+                raise UserError("git is missing, and it fetches verilog-eval. Install it (sudo apt-get "
+                                "install -y git), or set VERILOG_EVAL_DIR to a copy.") from None
+            if done.returncode:
+                raise UserError(f"{VERILOG_EVAL} could not be fetched (see above). Set "
+                                "VERILOG_EVAL_DIR to a copy of it.")
 
 
 def bucket(address):
     """(fsspec's file system, the path in it) of an address such as gs://bucket/path."""
     import fsspec
+    # Ordinary buckets only: gcsfs's other class asks for each bucket's kind by another protocol, up to
+    # a minute a file where nobody answers. It chooses when it is imported, which the next lines do.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     # STORAGE_EMULATOR_HOST names another server than Google's, which asks for no login.
     login = {"token": "anon"} if os.environ.get("STORAGE_EMULATOR_HOST") else {}
     return fsspec.core.url_to_fs(str(address).rstrip("/"), use_listings_cache=False,

@@ -9,8 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tables import hardware
@@ -22,7 +24,16 @@ SIZES = {
     "e2b": "google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)",
     "31b": "google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
 }
-CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+# What to do where the system lets us not write, by its reason. `setting` names that place.
+CURES = {
+    errno.ENOSPC: "Free some space there, or set {setting} to a larger disk",
+    errno.EDQUOT: "Your quota is used up: delete something there, or set {setting} to another disk",
+    errno.EROFS: "Set {setting} to a disk that can be written",
+    errno.EACCES: "Make it yours (sudo chown -R $USER), or set {setting} to a folder of yours",
+    errno.EPERM: "It is protected from changes. Set {setting} to a folder of yours",
+}
+# Folders of a run that are replaced as a whole, with a file by which we know that one is ours.
+REPLACED = {"data": "meta.json", "merged": "config.json", "adapter": "adapter_config.json"}
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -36,21 +47,38 @@ def one_line_errors():
     sys.excepthook = _show_in_script
 
 
-def what_to_do(error):
+def what_to_do(error: BaseException) -> str:
     """The line of an error that a reader can mend; "" for any other.
 
-    Those are a `UserError`, and a disk that is full or may not be written. Everything else is a bug
-    and keeps its traceback.
+    Those are a `UserError`, and a place of ours (`_setting_of`) that is full or that we may not write.
+    Everything else is a bug and keeps its traceback.
     """
     if isinstance(error, UserError):
         return str(error)
-    full = "No space left on device" in str(error)  # Orbax and safetensors pass it on as text
-    if full or getattr(error, "errno", None) in CANNOT_BE_WRITTEN:
-        place = getattr(error, "filename", None) or os.environ.get("RUN_DIR") or "the run directory"
-        why = "No space left on device" if full else os.strerror(error.errno)
-        return (f"{place} cannot be written ({why}). Free some space, or set RUN_DIR to a folder "
-                "of yours, then run this again.")
-    return ""
+    number = getattr(error, "errno", None)
+    place = getattr(error, "filename", None)
+    if "No space left on device" in str(error):  # Orbax and safetensors pass it on as text
+        number = errno.ENOSPC
+    if number == errno.ENOSPC and place is None:  # a file that was open already
+        place = os.environ.get("RUN_DIR") or "runs"
+        setting = "RUN_DIR"
+    else:
+        setting = _setting_of(place)
+    if number not in CURES or not setting:
+        return ""
+    cure = CURES[number].format(setting=setting)
+    return f"{place} cannot be written ({os.strerror(number)}). {cure}, then run this again."
+
+
+def _setting_of(name: object) -> str:
+    """The setting that says where a file of ours is, RUN_DIR or TMPDIR; "" for a file elsewhere."""
+    if not isinstance(name, (str, bytes, os.PathLike)):
+        return ""
+    path = Path(os.fsdecode(name)).absolute()
+    with contextlib.suppress(UserError):
+        if path.is_relative_to(_run_folder().absolute()):
+            return "RUN_DIR"
+    return "TMPDIR" if path.is_relative_to(tempfile.gettempdir()) else ""
 
 
 def _shell():
@@ -133,23 +161,40 @@ def choose(settings):
 
 # -- Places -------------------------------------------------------------------------------------
 
-def run_dir(*parts):
+def run_dir(*parts: str) -> Path:
     """A path under the run directory: `RUN_DIR`, else `runs/<size>` in the repository.
 
     The directory is created; the path below it is not. It is short if it is below this one.
 
     Raises:
-      UserError: it holds more than a run, such as the repository itself.
-      OSError: it cannot be made; `what_to_do` says what then.
+      UserError: it holds more than a run, such as the repository itself, or it can't be made.
     """
-    base = Path(os.environ.get("RUN_DIR") or Path("runs") / size()).expanduser()
+    base = _run_folder()
     if _ROOT.is_relative_to(base.resolve()) or base.resolve() == Path.home():
         raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
                         f"{base / 'runs' / 'mine'}.")
-    base.mkdir(parents=True, exist_ok=True)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"{error.strerror}: {error.filename}"
+        if base.is_symlink() and not base.exists():
+            why = f"it is a link to {os.readlink(base)}, which does not exist"
+        elif base.exists():
+            why = "it is a file"
+        raise UserError(f"no folder for the run can be made at {base} ({why}). Set RUN_DIR to "
+                        "another place.") from None
     if base.is_relative_to(Path.cwd()):
         base = base.relative_to(Path.cwd())
     return base.joinpath(*parts)
+
+
+def _run_folder() -> Path:
+    """Where the run directory is or would be."""
+    chosen = Path(os.environ.get("RUN_DIR") or Path("runs") / size())
+    try:
+        return chosen.expanduser()
+    except RuntimeError:  # the ~name of nobody here
+        raise UserError(f"RUN_DIR={chosen} names the home of nobody on this machine.") from None
 
 
 def room(folder, size, what, instead="Set RUN_DIR elsewhere."):
@@ -218,10 +263,12 @@ def writing():
     open is in nobody's way. The operating system's lock ends with the process, however that ends.
 
     Raises:
-      UserError: another process is writing.
+      UserError: another process is writing, or a folder that we would replace isn't ours.
     """
     global _lock
     path = run_dir(".lock").resolve()
+    for folder, ours in REPLACED.items():  # now, rather than after hours of work
+        _only_ours(path.with_name(folder), ours)
     if os.environ.get("RUN_DIR_LOCKED") == str(path) or _lock:  # held for us by who started us
         return
     from filelock import FileLock, Timeout  # not before it is installed
@@ -284,25 +331,52 @@ def read_json(path):
 
 
 @contextlib.contextmanager
-def atomic_dir(path):
-    """Yield a fresh directory beside `path`; it becomes `path` only when the block succeeds."""
+def atomic_dir(path: Path | str, ours: str) -> Iterator[Path]:
+    """Yield a fresh directory beside `path`; it becomes `path` only when the block succeeds.
+
+    Args:
+      path: the folder to make. One that is there already is replaced if we made it.
+      ours: the name of a file that every such folder of ours holds. A folder without it is somebody
+        else's work, and stays.
+
+    Raises:
+      UserError: `path` holds files and isn't one of ours. Nothing was changed.
+    """
     path = Path(path)
-    beside, old = (path.with_name(f".{path.name}.{end}") for end in ("partial", "old"))
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    _only_ours(path, ours)
+    fresh = path.with_name(f".{path.name}.partial")
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
     try:
-        yield beside
-        for file in filter(Path.is_file, beside.rglob("*")):
-            with open(file, "rb") as written:
-                os.fsync(written.fileno())
+        yield fresh
+        _flush(fresh)
     except BaseException:  # a full disk gets its room back
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         os.replace(path, old)
-    os.replace(beside, path)
+    os.replace(fresh, path)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _only_ours(path: Path, ours: str) -> None:
+    """Refuse a folder that holds something, but not the file that every such folder of ours holds."""
+    if not path.exists() or (path / ours).exists():
+        return
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    raise UserError(f"{path.resolve()} was not made by this series: it holds no {ours}. Rename it, "
+                    "or set RUN_DIR to another folder, then run this again.")
+
+
+def _flush(folder: Path) -> None:
+    """Have the disk write all files of a folder now."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
 
 
 # -- What was it made from? ---------------------------------------------------------------------
@@ -335,6 +409,23 @@ def changed(folder, expected):
 def digest(value):
     """SHA-256 of anything that JSON can hold, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def commit_of(folder: Path, *words: str) -> str:
+    """The commit of a checkout as git names it, such as "1a2b3c4"; "" without git, or in none.
+
+    Args:
+      folder: the checkout. A repository around it is not looked at.
+      words: what git is asked, such as "describe", "--always"; by default the short hash.
+    """
+    words = words or ("rev-parse", "--short", "HEAD")
+    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True,
+                              env=env)
+    except OSError:  # there is no git on this machine
+        return ""
+    return done.stdout.strip()
 
 
 # -- Progress -----------------------------------------------------------------------------------

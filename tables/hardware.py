@@ -143,11 +143,14 @@ def slice_of(name):
     """The `Slice` of Google's name; one that is not in the table has its chips and nothing more.
 
     Raises:
-      UserError: it is no such name, or its kind of chip is not in the table.
+      UserError: it is no such name, its kind of chip is not in the table, or it has no whole chip.
     """
     kind, _, cores = name.partition("-")
-    if kind not in CHIPS or not cores.isdigit():
+    if kind not in CHIPS or not re.fullmatch("[1-9][0-9]*", cores):
         raise UserError(f"{name!r} is no slice such as {', '.join(SLICES)}")
+    if int(cores) % CHIPS[kind].cores:
+        raise UserError(f"{name!r} is no slice: the number counts TensorCores, and a {kind} chip has "
+                        f"{CHIPS[kind].cores}. One chip is a {slice_name(kind, 1)}.")
     return SLICES.get(name) or Slice(name)
 
 

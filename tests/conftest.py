@@ -87,6 +87,24 @@ def serve(*words):
     return done.stdout
 
 
+def never_shown():
+    """{variable: value} of the secrets with which run_tests.sh runs the series."""
+    lines = (ROOT / "tests/never_shown.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
+def files_with_secrets(folder):
+    """Which file below a folder holds the value of which variable, as text."""
+    found = []
+    for path in sorted(Path(folder).rglob("*")):
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        found += [f"{path} shows {name}" for name, value in never_shown().items()
+                  if value.encode() in content]
+    return found
+
+
 def page(source, folder, *words, **env):
     """A notebook as a script, at the tiny size, with this run directory and a reader's own flags."""
     told = {"SIZE": "tiny", "RUN_DIR": str(folder), "MPLBACKEND": "agg", "XLA_FLAGS": None, **env}

@@ -12,9 +12,9 @@ import pytest
 from conftest import ROOT, program
 
 import helpers
-from tables import hardware
+from tables import hardware, published
+from tables.errors import UserError
 from tables.hardware import chip
-from tables import published
 
 GVNIC = ("0x1ae0", "0x0042", "0x020000")  # Google's network card: its vendor, and no TPU
 
@@ -247,6 +247,19 @@ def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, ca
 
 
 # ── The list of chips ──
+
+@pytest.mark.parametrize("name", ["v5p-1", "v5p-3", "v4-1", "v5e-0", "v6e-²", "v6e-", "v6e-08", "v5p"])
+def test_a_slice_has_whole_chips(name, capsys, monkeypatch):
+    """`--slice v5p-1` once had 0 chips, for 0.00 dollars an hour."""
+    with pytest.raises(UserError, match="is no slice"):
+        hardware.slice_of(name)
+    monkeypatch.setattr(sys, "argv", ["hardware", "--slice", name])
+    with pytest.raises(SystemExit):
+        hardware.main()
+    said = capsys.readouterr()
+    assert said.out == "" and "is no slice" in said.err
+    assert all(hardware.slice_of(one.name).chips >= 1 for one in hardware.SLICES.values())
+
 
 def test_chips_are_those_of_the_spec_sheets():
     sheet = published("spec_sheet_reference", "item")

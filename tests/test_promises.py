@@ -6,6 +6,7 @@ test looks whether they are there.
 """
 
 import ast
+import errno
 import http.server
 import os
 import re
@@ -13,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -26,6 +28,7 @@ from conftest import ROOT, RUN, page, program
 from test_hardware import tpu, tree
 
 from helpers import packing, run
+from tables.errors import UserError
 
 HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
           "#       format_name: percent\n# ---\n\n")
@@ -189,6 +192,17 @@ ROWS = [
         "run.read_json(run.run_dir('data/meta.json'))", prepare=a_file("run/data/meta.json", "{")),
     Row("a run directory that is not one", "holds more than a run. Name a folder of its own",
         "run.run_dir()", env=(("RUN_DIR", str(ROOT)),)),
+    Row("a run directory that is a file", "can be made at .*/file .it is a file.. Set RUN_DIR",
+        "run.run_dir()", env=(("RUN_DIR", "{folder}/file"),), prepare=a_file("file", "")),
+    Row("a run directory that is a dead link", "it is a link to /no/where, which does not exist",
+        "run.run_dir()", env=(("RUN_DIR", "{folder}/link"),),
+        prepare=lambda folder: (folder / "link").symlink_to("/no/where")),
+    Row("a run directory below a file", "Not a directory: .*/file/run.. Set RUN_DIR",
+        "run.run_dir()", env=(("RUN_DIR", "{folder}/file/run"),), prepare=a_file("file", "")),
+    Row("a run directory in nobody's home", "RUN_DIR=~nobody-here names the home of nobody",
+        "run.run_dir()", env=(("RUN_DIR", "~nobody-here"),)),
+    Row("a predicted time without anchors", "no range without. Get the file back .git checkout data/anchors",
+        "from tpu_time import bands; bands.ANCHORS = bands.ROOT / 'no.csv'; bands.band(1.0)"),
     Row("an error of a room", "is no slice such as",
         "from tables import hardware; hardware.slice_of('nonsense')"),
 ]
@@ -248,14 +262,52 @@ def test_a_full_disk_leaves_the_old_file_and_no_half(tmp_path):
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
     code = (PRELUDE + "run.write_text(run.run_dir('kept'), 'old')\n"
-            "with run.atomic_dir(run.run_dir('data')) as folder:\n"
+            "with run.atomic_dir(run.run_dir('data'), ours='tokens') as folder:\n"
             "    (folder / 'tokens').write_bytes(bytes(10**6))\n")
     script = (f"mount -t tmpfs -o size=256k none {tmp_path} && {sys.executable} -c \"$CODE\"; "
               f"echo $?; ls -A {tmp_path}; cat {tmp_path}/kept")
     done = program("unshare", "-rm", "bash", "-c", script, RUN_DIR=str(tmp_path), CODE=code)
     assert done.stdout.split() == ["1", "kept", "old"], done.stdout
     assert done.stderr.count("\n") == 1 and "No space left on device" in done.stderr, done.stderr
-    assert "set RUN_DIR to a folder of yours" in done.stderr
+    assert "Free some space there, or set RUN_DIR to a larger disk" in done.stderr
+
+
+def test_a_disk_that_is_read_only_is_named(tmp_path):
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
+    script = (f"mount -t tmpfs none {tmp_path} && mount -o remount,ro {tmp_path} && "
+              f"{sys.executable} -c \"$CODE\"")
+    code = PRELUDE + "run.write_text(run.run_dir('kept'), 'new')"
+    done = program("unshare", "-rm", "bash", "-c", script, RUN_DIR=str(tmp_path), CODE=code)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "(Read-only file system). Set RUN_DIR to a disk that can be written" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "place", "says"), [
+    (errno.EACCES, "{run}/merged/x", "Make it yours .sudo chown -R .USER., or set RUN_DIR to a folder"),
+    (errno.EPERM, "{run}/x", "is protected from changes. Set RUN_DIR"),
+    (errno.EDQUOT, "{run}/x", "quota is used up: delete something there, or set RUN_DIR"),
+    (errno.EACCES, "{tmp}/base/google", "or set TMPDIR to a folder of yours"),
+    (errno.ENOSPC, None, "/run cannot be written .No space left.*Free some space there, or set RUN_DIR"),
+    (errno.EACCES, None, ""), (errno.EPERM, "/proc/1/mem", ""), (errno.EACCES, "/root/own.jsonl", ""),
+    (errno.EACCES, "/dev/vfio/0", ""), (errno.ENOENT, "{run}/x", ""), (errno.EACCES, 3, ""),
+])
+def test_what_the_system_refuses_is_a_line_only_where_we_write(tmp_path, monkeypatch, number, place,
+                                                               says):
+    """Any refusal, of a chip's device file too, was "cannot be written ... free some space"."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    if isinstance(place, str):
+        place = place.format(run=tmp_path / "run", tmp=tmp_path / "tmp")
+    line = run.what_to_do(OSError(number, os.strerror(number), place))
+    assert re.search(says, line) if says else line == ""
+
+
+def test_a_bug_keeps_its_traceback(tmp_path):
+    """Also where a room calls a builtin that raises the same class as ours."""
+    for code in ("min([])", "run.clock(float('nan'))", "open('/proc/1/mem', 'r+b').read(1)"):
+        done = program(sys.executable, "-c", PRELUDE + code, RUN_DIR=str(tmp_path))
+        assert done.returncode == 1 and "Traceback" in done.stderr, (code, done.stderr)
 
 
 WRITER = PRELUDE + "run.writing(); print('writes', flush=True); input()"
@@ -338,19 +390,41 @@ def test_a_signal_to_run_all_leaves_no_process(project, tmp_path, number):
 
 def test_run_all_says_what_is_wrong_with_a_range(project, tmp_path):
     (project / "06_step.py").write_text(HEADER + "# %%\nprint(1)\n")
-    for words, says in ((("06", "01"), "06 comes after 01"), (("44",), "the notebooks are 01, 06")):
+    for words, says in ((("06", "01"), "06 comes after 01"), (("44",), "the notebooks are 01, 06"),
+                        (("01", "06", "06"), "name one notebook, or the first and the last")):
         done = program("./run_all.sh", *words, cwd=project, RUN_DIR=str(tmp_path / "run"), SIZE="tiny")
         assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_whole_folder_appears_at_once(tmp_path):
     """Killed in the middle of a write, a folder is as it was before."""
-    code = (PRELUDE + f"with run.atomic_dir({str(tmp_path / 'data')!r}) as folder:\n"
+    code = (PRELUDE + f"with run.atomic_dir({str(tmp_path / 'data')!r}, ours='old') as folder:\n"
             "    (folder / 'new').write_text('1'); import os; os.kill(os.getpid(), 9)")
-    with run.atomic_dir(tmp_path / "data") as folder:
+    with run.atomic_dir(tmp_path / "data", ours="old") as folder:
         (folder / "old").write_text("1")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT)
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["old"]
-    with run.atomic_dir(tmp_path / "data") as folder:
+    with run.atomic_dir(tmp_path / "data", ours="old") as folder:
         (folder / "newer").write_text("1")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["newer"]
+
+
+# ── What the reader has is the reader's ──
+
+def test_a_folder_that_we_did_not_make_is_never_replaced(tmp_path, monkeypatch):
+    """RUN_DIR is a project of the reader's with a `data` of its own: 02 used to delete it."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/thesis.txt").write_text("three years")
+    with pytest.raises(UserError, match="data was not made by this series: it holds no meta.json"):
+        run.writing()
+    with pytest.raises(UserError, match="Rename it, or set RUN_DIR"):
+        with run.atomic_dir(tmp_path / "data", ours="meta.json"):
+            pytest.fail("refused before anything is made")
+    assert (tmp_path / "data/thesis.txt").read_text() == "three years"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    (tmp_path / "data/thesis.txt").unlink()  # an empty folder is nobody's work
+    with run.atomic_dir(tmp_path / "data", ours="meta.json") as folder:
+        (folder / "meta.json").write_text("{}")
+    with run.atomic_dir(tmp_path / "data", ours="meta.json") as folder:
+        (folder / "meta.json").write_text("{}")

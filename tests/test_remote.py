@@ -8,12 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 from conftest import ROOT
 
 from helpers import remote, train
+from tables.errors import UserError
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +87,78 @@ def test_a_bucket_that_is_missing_or_holds_no_model_is_one_line(storage, tmp_pat
         remote.stage("gs://runs/nothing")
     with pytest.raises(ValueError, match="neither a directory, nor a hub id, nor a gs:// address"):
         remote.stage("./nothing/there")
+
+
+def tree(folder):
+    """{path: its bytes} of all files below a folder, git's own among them."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def verilog_eval(tmp_path, monkeypatch):
+    """A repository with one problem stands for NVIDIA's; we are in an empty folder beside it."""
+    origin, here = tmp_path / "origin", tmp_path / "here"
+    (origin / "dataset_spec").mkdir(parents=True)
+    (origin / "dataset_spec/Prob001_prompt.txt").write_text("Invert a bit.")
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "problems"]):
+        subprocess.run(["git", "-C", origin, *words], check=True)
+    commit = subprocess.run(["git", "-C", origin, "rev-parse", "HEAD"], check=True, text=True,
+                            capture_output=True).stdout.strip()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("VERILOG_EVAL_DIR", raising=False)
+    monkeypatch.setattr(remote, "VERILOG_EVAL", origin.as_uri())
+    monkeypatch.setattr(remote, "COMMIT", commit)
+    return here
+
+
+def test_verilog_eval_is_fetched_into_a_folder_of_ours_and_once(verilog_eval, monkeypatch):
+    folder = remote.checkout("{checkout}/dataset_spec")
+    assert str(folder) == "runs/verilog-eval/dataset_spec"
+    assert (folder / "Prob001_prompt.txt").read_text() == "Invert a bit."
+    monkeypatch.setattr(remote, "VERILOG_EVAL", "file:///nowhere")
+    assert remote.checkout("{checkout}/dataset_spec") == folder
+    with pytest.raises(UserError, match="no folder runs/verilog-eval/dataset_typo"):
+        remote.checkout("{checkout}/dataset_typo")
+
+
+@pytest.mark.parametrize(("name", "own", "says"), [
+    ("my_problems", None, "no folder my_problems. Name one with problems in verilog-eval's layout"),
+    ("data/tiny_evla", None, "no folder data/tiny_evla"),
+    ("data", None, "data holds no problem in verilog-eval's layout"),
+    ("a{b}/c", None, "no folder a.b./c"),
+    ("{checkout}/dataset_spec", "/no/checkout", r"VERILOG_EVAL_DIR is /no/checkout"),
+    ("{checkout}/dataset_spec", "data", "no folder data/dataset_spec"),
+])
+def test_a_folder_that_the_reader_names_is_never_written(verilog_eval, monkeypatch, name, own, says):
+    """A mistyped name once switched this repository to verilog-eval's files."""
+    if own:
+        monkeypatch.setenv("VERILOG_EVAL_DIR", own)
+    subprocess.run(["git", "init", "-q"], check=True)
+    Path("data").mkdir()
+    Path("data/mine.txt").write_text("mine")
+    before = tree(verilog_eval)
+    with pytest.raises(UserError, match=says):
+        remote.checkout(name)
+    assert tree(verilog_eval) == before and not list(verilog_eval.glob("data/.git"))
+
+
+def test_a_fetch_that_fails_leaves_nothing(verilog_eval, monkeypatch):
+    monkeypatch.setattr(remote, "COMMIT", "0" * 40)
+    with pytest.raises(UserError, match="could not be fetched .see above.. Set VERILOG_EVAL_DIR"):
+        remote.checkout("{checkout}/dataset_spec")
+    monkeypatch.setenv("PATH", str(verilog_eval))
+    with pytest.raises(UserError, match="git is missing.*apt-get install -y git"):
+        remote.checkout("{checkout}/dataset_spec")
+    assert tree(verilog_eval) == {} and not Path("runs/verilog-eval").exists()
+
+
+def test_an_address_cannot_lead_out_of_the_folder_for_bases(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    with pytest.raises(UserError, match="has .. in it. Write the address without"):
+        remote.stage("gs://runs/../../mine")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_that_stage_one_model_fetch_it_once(model, tmp_path):

@@ -11,7 +11,7 @@ import nbformat
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, RUN, needs_serve, serve
+from conftest import ROOT, RUN, files_with_secrets, needs_serve, serve
 
 from helpers import chat, gemma, packing
 
@@ -40,6 +40,11 @@ def test_the_quickstart_taught_the_model_to_write_modules_that_pass():
     passed = dict(re.findall(r"(base|tuned): (\d+) of 38 modules pass", said))
     assert int(passed["base"]) == 0 and int(passed["tuned"]) >= 15
     assert len(code) <= 10
+
+
+def test_no_secret_is_shown():
+    """run_tests.sh ran the series with recognisable values in the variables that hold secrets."""
+    assert files_with_secrets(RUN) == []
 
 
 def test_files_between_notebooks():

@@ -179,8 +179,7 @@ def main():
         raise UserError(f"{machine}: {machine.trouble}.")
     os.environ["SIZE"] = size()
     folder = run_dir("first_hour").resolve()
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"],
-                            capture_output=True, text=True).stdout.strip() or "no git"
+    commit = run.commit_of(ROOT, "describe", "--always", "--dirty", "--exclude=*") or "no git"
     about = {**asdict(machine), "slice": machine.slice, "size": size(), "commit": commit}
     print(f"{machine}, size {size()}: at most {chosen.minutes:g} minutes; results in {folder}")
     report = measure(stages(machine, size(), folder / "run"), folder, about, chosen.minutes)

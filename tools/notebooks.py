@@ -29,10 +29,18 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
-# Stored results that a notebook shows: its outputs are as old as they were when it was executed.
-SHOWS = {"01": ("data/dryrun", "data/published"), "03": ("data/dryrun",), "05": ("data/published",),
-         "08": ("data/dryrun", "data/anchors"), "10": ("data/published",),
-         "11": ("data/dryrun", "data/qlora"), "12": ("data/nca",), "13": ("data/rl",)}
+INPUTS = ("data", "assets")  # what a page reads below these is part of what its outputs show
+# Runs in the kernel before a page: write down which files Python opens there, whoever asks for them.
+RECORDER = """
+import os, sys
+log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+seen = set()
+def record(event, args):
+    if event == "open" and isinstance(args[0], str) and args[0] not in seen:
+        seen.add(args[0])
+        os.write(log, os.fsencode(os.path.abspath(args[0]) + os.linesep))
+sys.addaudithook(record)
+"""
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|content|tmp|work|private|var/folders)/[\w.-]+")
 
@@ -108,13 +116,22 @@ def text_of(notebook):
     return nbformat.writes(notebook) + "\n"
 
 
+def made_by_us(path: Path) -> bool:
+    """Did `build` make this notebook? Its cells' ids begin with a hash of their text."""
+    notebook = stored(path)
+    if notebook is None or not re.fullmatch(r"\d\d_\w+", path.stem):
+        return False
+    return all(re.fullmatch(r"[0-9a-f]{8}-\d+", cell.get("id", "")) for cell in notebook.cells)
+
+
 def update():
-    """Rewrite the notebooks whose text changed, delete orphans, and say so."""
+    """Rewrite the notebooks whose text changed, delete those of pages that are gone, and say so."""
     wanted = {target_of(source): text_of(current(source)) for source in sources()}
     FOLDER.mkdir(exist_ok=True)
     for orphan in sorted(set(FOLDER.glob("*.ipynb")) - set(wanted)):
-        orphan.unlink()
-        print(f"removed {shown(orphan)}")
+        if made_by_us(orphan):
+            orphan.unlink()
+            print(f"removed {shown(orphan)}")
     for target, text in wanted.items():
         if not target.exists() or target.read_bytes() != text.encode():
             write(target, text)
@@ -122,22 +139,38 @@ def update():
 
 
 # ── Outputs ──
-def made_from(source):
-    """{folder of stored results: hash of its tables} for those that a notebook shows."""
-    found = {}
-    for name in SHOWS.get(source.stem[:2], ()):
+def inputs_in(log: Path) -> list[str]:
+    """The folders of stored results and assets that a page has read, such as data/anchors."""
+    found = set()
+    for line in log.read_text(errors="surrogateescape").splitlines():
+        path = Path(line)
+        if not path.is_relative_to(ROOT) or path.suffix in (".py", ".pyc"):
+            continue
+        parts = path.relative_to(ROOT).parts
+        if parts[0] in INPUTS and len(parts) > 2:
+            found.add("/".join(parts[:2]))
+    return sorted(found)
+
+
+def made_from(folders: list[str]) -> dict[str, str]:
+    """{folder: hash of its files}; prose about them and code that made them are left out."""
+    hashes = {}
+    for name in folders:
         digest = hashlib.sha256()
         for file in sorted((ROOT / name).rglob("*")):
-            if file.suffix in (".csv", ".json"):
+            if file.is_file() and file.suffix not in (".md", ".py", ".pyc"):
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
-        found[name] = digest.hexdigest()[:12]
-    return found
+        hashes[name] = digest.hexdigest()[:12]
+    return hashes
 
 
-def outdated(source, notebook):
-    """The stored results that have changed since a notebook was executed."""
-    then = notebook.metadata.get("made_from", {})
-    return [name for name, digest in made_from(source).items() if then.get(name) != digest]
+def outdated(notebook: nbformat.NotebookNode) -> list[str]:
+    """The folders that have changed since a notebook was executed, which read something there."""
+    then = notebook.metadata.get("made_from")
+    if then is None:
+        return ["what it reads was recorded, or one of its inputs"]
+    now = made_from(list(then))
+    return [name for name in then if then[name] != now[name]]
 
 
 def outputs(notebook):
@@ -185,7 +218,7 @@ def problems():
             found.append(f"out of date: {shown(target)}")
         elif not outputs(old):
             found.append(f"without outputs: {shown(target)}")
-        elif changed := outdated(source, old):
+        elif changed := outdated(old):
             found.append(f"executed before {' and '.join(changed)} changed: {shown(target)}")
         if has_error(old):
             found.append(f"holds an error output: {shown(target)}")
@@ -199,6 +232,7 @@ class Client(NotebookClient):
     """Executes a notebook and repeats what its cells print, as they print it."""
 
     child = guard = None  # the kernel's process, which leads a group, and the pipe of its guard
+    opened = None  # a file that gets the name of every file that the kernel opens
 
     async def async_start_new_kernel(self, **options):
         await super().async_start_new_kernel(**options)
@@ -208,6 +242,13 @@ class Client(NotebookClient):
         subprocess.Popen(["sh", "-c", "read word || kill -s KILL -- -$0", str(self.child.pid)],
                          stdin=end, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(end)
+
+    async def async_start_new_kernel_client(self):
+        client = await super().async_start_new_kernel_client()
+        if self.opened:
+            code = f"exec({RECORDER!r}, {{'LOG': {str(self.opened)!r}}})"
+            await client.execute(code, silent=True, store_history=False, reply=True)
+        return client
 
     def output(self, outs, msg, display_id, cell_index):
         if msg["msg_type"] == "stream":
@@ -249,13 +290,16 @@ def execute(source, folder):
     Raises:
       SystemExit: a cell failed. The copy, with the error in it, is written all the same.
     """
-    notebook, stored_results = build(source), made_from(source)
+    notebook = build(source)
     folder.mkdir(parents=True, exist_ok=True)
     copy, kernel_log = folder / f"{source.stem}.ipynb", folder / "kernel.log"
+    opened = folder / f".{source.stem}.opened"
+    opened.write_text("")
     print(f"== {source.stem} ==", flush=True)
     start, failed = time.perf_counter(), None
     client = Client(notebook, timeout=None, kernel_name="python3", record_timing=False,
                     resources={"metadata": {"path": str(ROOT)}})
+    client.opened = opened.resolve()
     pool = ThreadPoolExecutor(1)  # signals then reach the main thread, and not nbclient
     with open(kernel_log, "wb") as log:  # what a kernel says when it crashes
         try:
@@ -272,8 +316,8 @@ def execute(source, folder):
             pool.shutdown(wait=False)
     took = time.perf_counter() - start
     tidy(notebook)
-    if stored_results:
-        notebook.metadata["made_from"] = stored_results
+    notebook.metadata["made_from"] = made_from(inputs_in(opened))
+    opened.unlink()
     write(copy, text_of(notebook))
     if failed:
         print(f"\n{failed}\n\n{source.stem} failed after {took:.0f} s: {shown(copy)}",
@@ -286,15 +330,15 @@ def execute(source, folder):
 def execute_stored(every, folder):
     """Store outputs for the notebooks that have none (or all), from a run at the tiny size.
 
-    One that shows stored results counts as having none once they change. A copy that `run_all.sh`
+    One that read a file of INPUTS counts as having none once that changes. A copy that `run_all.sh`
     executed counts as a run, if its code is that of the source.
     """
     os.environ["SIZE"] = "tiny"
     for source in sources():
         notebook, copy = current(source), stored(folder / f"{source.stem}.ipynb")
-        if not every and outputs(notebook) and not outdated(source, notebook):
+        if not every and outputs(notebook) and not outdated(notebook):
             continue
-        ran = copy and not has_error(copy) and not outdated(source, copy) and all(
+        ran = copy and not has_error(copy) and not outdated(copy) and all(
             cell.execution_count for cell in code_cells(copy))
         if ran and not every and keep_outputs(notebook, copy):
             print(f"outputs of {source.stem} as `run_all.sh` executed it -> {shown(FOLDER)}")

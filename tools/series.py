@@ -43,7 +43,9 @@ def chosen(words):
     Raises:
       UserError: there is none, or the range is upside down.
     """
-    first, last = (words * 2 if len(words) == 1 else words) or ("01", "07")
+    if len(words) > 2:
+        raise UserError(f"{' '.join(words)}: name one notebook, or the first and the last of a range.")
+    first, last = (words[0], words[-1]) if words else ("01", "07")
     numbers = [source.name[:2] for source in notebooks.sources()]
     if not {first, last} <= set(numbers):
         raise UserError(f"{first} to {last}: the notebooks are {', '.join(numbers)}.")

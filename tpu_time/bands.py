@@ -14,6 +14,8 @@ import csv
 import math
 from pathlib import Path
 
+from tables.errors import UserError
+
 ROOT = Path(__file__).resolve().parent.parent
 ANCHORS = ROOT / "data" / "anchors" / "anchors.csv"
 
@@ -27,9 +29,16 @@ def anchors():
 
 
 def typical_miss():
-    """The root mean square of log(predicted / measured), as the rule above says."""
+    """The root mean square of log(predicted / measured), as the rule above says.
+
+    Raises:
+      UserError: no stored row has a prediction, so nobody can say how far one may be off.
+    """
     logs = [math.log(float(row["predicted_ms"]) / float(row["measured_ms"]))
             for row in anchors() if row["predicted_ms"]]
+    if not logs:
+        raise UserError(f"{ANCHORS} holds no prediction beside a measurement, and a predicted time has "
+                        "no range without. Get the file back (git checkout data/anchors).")
     return math.sqrt(sum(one * one for one in logs) / len(logs))
 
 
