@@ -17,6 +17,8 @@ import jax, jax.numpy as jnp, numpy as np, optax, orbax.checkpoint as ocp, qwix 
 from filelock import FileLock
 from flax import nnx
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 from tunix.models.gemma4 import model as gemma4, params_safetensors
@@ -45,7 +47,20 @@ def need(condition: object, text: str) -> None:
 # ── Data: an example is prompt and answer, a row holds several of them ──
 MARK = "\ufdd0"  # one of Unicode's noncharacters: never in a text
 TURNS = re.compile("(system )?(user assistant )+")
-FOREIGN = re.compile(r"<eos>|</s>|<(?:start|end)_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|</?think>")
+FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
+
+def problem_of(chat: list[dict]) -> str:
+    """Why a chat can't be trained on, or ""."""
+    roles = "".join(f"{turn['role']} " for turn in chat)
+    if "tool " in roles or any(turn.get("tool_calls") for turn in chat):
+        return "a tool is called"  # without the call it would teach the model to stop there
+    if not TURNS.fullmatch(roles):
+        return "user and assistant don't take turns, up to an answer"
+    texts = [turn["content"].encode().strip() for turn in chat]  # no text raises an error here
+    weights = {turn.get("weight") for turn in chat} | {turn.get("train") for turn in chat}
+    if not all(texts) or not weights <= {None, 0, 1}:  # True is 1
+        return "an empty text, or a weight that isn't 0 or 1"
+    return ""
 
 def read_chats(path: Path, share: float) -> tuple[list, list]:
     """(trained, held out) chats, parted by their first question's words; prints what isn't used."""
@@ -54,32 +69,27 @@ def read_chats(path: Path, share: float) -> tuple[list, list]:
     for line in filter(str.strip, content.decode("utf-8-sig").split("\n")):
         try:
             row = json.loads(line)
-            chat, roles = row["messages"], "".join(f"{turn['role']} " for turn in row["messages"])
-            called = "tool " in roles or any(turn.get("tool_calls") for turn in chat)
-            texts = [] if called else [turn["content"].encode().strip() for turn in chat]
+            chat, problem = row["messages"], problem_of(row["messages"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            counts["left out: no object with messages that hold text"] += 1
-            continue
-        if called or not all(texts) or not TURNS.fullmatch(roles):
-            # A call that isn't trained would teach the model to stop where it has to call.
-            reason = "a tool is called" if called else "no text, or user and assistant not in turn"
-            counts[f"left out: {reason}"] += 1
+            problem = "no object with messages that hold text"
+        if problem:
+            counts[f"left out: {problem}"] += 1
             continue
         unused = {key for part in (row, *chat) for key in part if part[key]}
         unused -= {"messages", "role", "content", "weight", "train"}
         counts.update(f"kept, but not used: {key}" for key in unused)
         counts.update(f"kept, read as letters: {word}" for word in set(FOREIGN.findall(line)))
-        question = chat[roles.startswith("system")]["content"].lower()
-        words = " ".join(re.findall(r"\w+|[^\w\s]", question))
+        question = next(turn["content"] for turn in chat if turn["role"] == "user")
+        words = " ".join(re.findall(r"\w+|[^\w\s]", question.lower()))
         number = int(hashlib.sha256(words.encode()).hexdigest()[:16], 16)
-        (held_out if number < share * 2**64 else trained).append(chat)
-    for reason, count in counts.items():
-        print(f"{count} rows {reason!a}", flush=True)
+        (held_out if number < share * 2**64 else trained).append(chat)  # as 02 chooses
+    for what, count in counts.items():
+        print(f"{count} rows {what!a}", flush=True)
     return trained, held_out
 
 def render(tokenizer, chats: list, length: int) -> list[tuple[list[int], list[int]]]:
-    """(ids, mask) of every answer of at most `length` tokens, with the prompt a server would send."""
-    plain = {"add_special_tokens": False, "split_special_tokens": True}  # spelled, <turn|> is letters
+    """(ids, mask) of every answer behind the prompt that a server sends, if `length` has room."""
+    plain = {"add_special_tokens": False, "split_special_tokens": True}  # <turn|> stays letters
     added = tokenizer.added_tokens_decoder.items()
     control = {token.content: number for number, token in added if token.special}
     pattern, examples = re.compile(f"({'|'.join(map(re.escape, control))})"), []
@@ -87,7 +97,8 @@ def render(tokenizer, chats: list, length: int) -> list[tuple[list[int], list[in
         before = []  # for the template: with a mark in all that only spells a control token
         for turn in chat:
             if turn["role"] == "assistant" and 0 not in (turn.get("weight"), turn.get("train")):
-                prompt, text = [], tokenizer.apply_chat_template(
+                prompt = []
+                text = tokenizer.apply_chat_template(
                     before, tokenize=False, add_generation_prompt=True)
                 for piece in pattern.split(text):
                     prompt += ([control[piece]] if piece in control else
@@ -122,10 +133,12 @@ RENAMED = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": 
            "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
            "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v"}
 COMPUTED = {  # by Tunix 0.1.7, whatever a config.json asks for
-    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    "full_attention": {
+        "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "model_type": "gemma4_text",
     "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
     "enable_moe_block": False, "per_layer_config": None}
+TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 
 def files_of(folder: Path) -> list[Path]:
     """The base's files, decided once: what is loaded, copied and merged is one set of weights."""
@@ -147,6 +160,9 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]
     full, sliding = gemma4.AttentionType.GLOBAL, gemma4.AttentionType.LOCAL_SLIDING
     kinds = tuple(full if name == "full_attention" else sliding for name in text["layer_types"])
     shared = text.get("num_kv_shared_layers") or 0  # the last layers of E2B and E4B reuse K and V
+    own = kinds[:len(kinds) - shared]
+    need(not shared or own[-2:] == (sliding, full), f"{folder}: Tunix can't share K, V of {own}")
+    need(text.get("use_bidirectional_attention") != "all", f"{folder} sees what comes later")
     wide = 2 * text["intermediate_size"] if shared and text.get("use_double_wide_mlp") else None
     config = gemma4.ModelConfig(
         **{name: text.get(key) for name, key in RENAMED.items()},
@@ -157,15 +173,17 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]
     tp = math.gcd(config.num_kv_heads, config.num_global_kv_heads or 0, jax.device_count())
     mesh = jax.make_mesh((jax.device_count() // tp, tp), ("fsdp", "tp"),
                          axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    tensors, towers = {}, ("__metadata__", "model.vision", "model.audio", "model.embed_")
+    held, dtypes = 0, set()
     for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:  # its head: 8 bytes with the length of a JSON, then the JSON
-            tensors |= json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    sizes = [math.prod(tensors[name]["shape"]) for name in tensors if not name.startswith(towers)]
+        with safe_open(path, "np") as file:
+            for name in file.keys():
+                tensor = file.get_slice(name)
+                dtypes.add(tensor.get_dtype())
+                held += 0 if name.startswith(TOWERS) else math.prod(tensor.get_shape())
     model = nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=nnx.Rngs(0)))
     wanted = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
-    need(sum(sizes) == wanted, f"{folder} holds {sum(sizes):,} numbers, config.json wants {wanted:,}")
-    dtypes = {tensor.get("dtype") for name, tensor in tensors.items() if name != "__metadata__"}
+    need(held == wanted, f"{folder} holds {held:,} numbers of the language model, and its "
+         f"config.json describes {wanted:,}: a part of it would go unused, or is missing")
     mode = "auto" if len(dtypes) == 1 else "original"  # the fast reader takes one dtype for granted
     return params_safetensors.create_model_from_safe_tensors(
         str(folder), config, mesh, config.param_dtype, mode), mesh
@@ -212,22 +230,24 @@ def make_steps(model, optimizer, places: int) -> tuple:
         ((loss, tokens), gradients), _ = jax.lax.scan(add, zero, batch)
         gradients = jax.tree.map(lambda array: array / tokens, gradients)
         updates, moments = optimizer.update(gradients, moments, adapters)
-        return optax.apply_updates(adapters, updates), moments, loss / tokens
+        adapters = optax.apply_updates(adapters, updates)
+        return adapters, moments, loss / tokens, optax.global_norm(gradients)
     return jax.jit(train, donate_argnums=(0, 1)), jax.jit(evaluate)
 
 # ── Checkpoints and merge: W + alpha / rank · (A B)ᵀ, in float32, rounded once ──
 def sha256_of(adapters) -> str:
     """Of their numbers: kept with a checkpoint, so that a bit that flips on the disk shows."""
-    return hashlib.sha256(b"".join(np.asarray(array).tobytes() for array in jax.tree.leaves(adapters))).hexdigest()
+    numbers = [np.asarray(array).tobytes() for array in jax.tree.leaves(adapters)]
+    return hashlib.sha256(b"".join(numbers)).hexdigest()
 
-def restore(manager, state: tuple) -> tuple:
+def restore(manager: ocp.CheckpointManager, state: tuple) -> tuple:
     """(step, state) of the newest whole checkpoint; damaged ones are renamed and left aside."""
     for step in sorted(manager.all_steps(), reverse=True):
+        why = "its numbers have changed"
         try:
             found = manager.restore(step, args=ocp.args.StandardRestore(state))
             if manager.metadata(step).custom_metadata["sha256"] == sha256_of(found[0]):
                 return step, found
-            why = "its numbers have changed"
         except Exception as error:  # noqa: BLE001  Orbax raises many kinds
             why = str(error)[:150]
         print(f"checkpoint {step} is damaged and left aside: {why!a}", flush=True)
@@ -279,31 +299,41 @@ def main(argv: list[str] | None = None) -> None:
     for name, (value, meaning) in CONSTANTS.items():
         parser.add_argument(f"--{name}", type=type(value), default=value, help=meaning)
     cfg = parser.parse_args(argv)
+    need(min(cfg.rank, cfg.rows_per_step, cfg.every, cfg.epochs) > 0 and 0 <= cfg.validation < 1,
+         "rank, rows_per_step, every and epochs are more than 0, validation is less than 1")
+    need(cfg.data.is_file() and cfg.data.name.endswith((".jsonl", ".jsonl.gz")),
+         f"{cfg.data} is no file that ends in .jsonl or .jsonl.gz")
     try:
         cfg.out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(cfg.out / "one_run_at_a_time.lock", timeout=0).acquire()
         base = cfg.model if cfg.model.is_dir() else Path(snapshot_download(str(cfg.model)))
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"Error: {error}") from None
-    with lock:
-        run(cfg, base)
+        with lock:
+            run(cfg, base, files_of(base))
+    except (OSError, HFValidationError, SafetensorError) as error:
+        raise SystemExit(f"Error: {error}") from None  # a folder, a right, a lock, room, the network
 
-def run(cfg: argparse.Namespace, base: Path) -> None:
-    """The same, with a base on this disk, while nobody else writes to OUT."""
-    files, note = files_of(base), cfg.out / "recipe.txt"
-    need(cfg.data.is_file() and cfg.data.name.endswith((".jsonl", ".jsonl.gz")),
-         f"{cfg.data} is no file that ends in .jsonl or .jsonl.gz")
-    recipe = {name: value for name, value in vars(cfg).items() if name not in ("model", "data", "out")}
-    for path in (cfg.data, *files):  # what they hold counts, not where they are
+def identity(cfg: argparse.Namespace, files: list[Path]) -> str:
+    """What decides the result, a line each: settings, and hashes of what the files hold."""
+    lines = [f"{name}: {value}" for name, value in vars(cfg).items() if not isinstance(value, Path)]
+    for path in (cfg.data, *files):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        recipe["data" if path == cfg.data else path.name] = digest
-    lines = [f"{name}: {value}" for name, value in recipe.items()]
-    known = note.read_text("utf-8").splitlines() if note.exists() else lines
-    odd = sorted(set(lines) - set(known))
-    need(not odd, f"{note} is of another recipe, data or base; here {odd}. Choose another --out")
-    strange = [name for name in ("adapter", "merged", "partial") if (cfg.out / name).exists()]
-    need(note.exists() or not strange, f"{cfg.out} has {strange} of its own: choose another --out")
+        lines.append(f"{'data' if path == cfg.data else path.name}: {digest}")
+    return "\n".join(lines)
+
+def check_out(out: Path, recipe: str) -> None:
+    """Refuse a folder with another recipe's work, or with folders that no recipe made."""
+    note = out / "recipe.txt"
+    if note.exists():
+        odd = sorted(set(recipe.splitlines()) - set(note.read_text("utf-8").splitlines()))
+        need(not odd, f"{note} is of another recipe, data or base: here {odd}. Choose another --out")
+    else:
+        own = [name for name in ("adapter", "merged", "partial") if (out / name).exists()]
+        need(not own, f"{out} has {own} that would be replaced: choose another --out")
+
+def run(cfg: argparse.Namespace, base: Path, files: list[Path]) -> None:
+    """The same, with a base on this disk, while nobody else writes to OUT."""
+    check_out(cfg.out, recipe := identity(cfg, files))
     tokenizer = AutoTokenizer.from_pretrained(base)
     sides = [render(tokenizer, side, cfg.sequence_length)
              for side in read_chats(cfg.data, cfg.validation)]
@@ -333,16 +363,17 @@ def run(cfg: argparse.Namespace, base: Path) -> None:
     done, state = restore(manager, state)
     size = sum(file.stat().st_size for file in files)
     size += 0 if done else 10 * sum(array.nbytes for array in jax.tree.leaves(adapters))
-    free = shutil.disk_usage(cfg.out).free  # for merged/, adapter/, and three checkpoints with Adam's
+    free = shutil.disk_usage(cfg.out).free  # for merged/, adapter/, three checkpoints with Adam
     need(free > size, f"{cfg.out} has {free / 1e9:.2f} GB free, this run needs {size / 1e9:.2f}")
-    note.write_text("\n".join(lines), "utf-8")
+    (cfg.out / "recipe.part").write_text(recipe, "utf-8")
+    (cfg.out / "recipe.part").rename(cfg.out / "recipe.txt")
     print(f"{len(sides[0])} answers in {count} rows, steps {done + 1} to {steps}", flush=True)
     with mesh:
         for step in range(done + 1, steps + 1):
             batch = jax.device_put(rows[order[step - 1]], split)
-            *state, loss = train(*state, frozen, batch)
+            *state, loss, norm = train(*state, frozen, batch)
             losses = {"loss": float(loss)}
-            need(math.isfinite(losses["loss"]), f"step {step}: {losses}. Lower --learning_rate")
+            need(jnp.isfinite(norm), f"step {step}: {losses}, gradient {norm}: lower the rate")
             if exam.size and (step % cfg.every == 0 or step == steps):
                 total, tokens = np.sum([evaluate(state[0], frozen, part) for part in exam], axis=0)
                 losses["held-out loss"] = float(total / tokens)
