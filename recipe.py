@@ -55,11 +55,11 @@ def problem_of(chat: list[dict]) -> str:
     if "tool " in roles or any(turn.get("tool_calls") for turn in chat):
         return "a tool is called"  # without the call it would teach the model to stop there
     if not TURNS.fullmatch(roles):
-        return "user and assistant don't take turns, up to an answer"
+        return "user and assistant do not take turns, up to an answer"
     texts = [turn["content"].encode().strip() for turn in chat]  # no text raises an error here
     weights = {turn.get("weight") for turn in chat} | {turn.get("train") for turn in chat}
     if not all(texts) or not weights <= {None, 0, 1}:  # True is 1
-        return "an empty text, or a weight that isn't 0 or 1"
+        return "an empty text, or a weight that is not 0 or 1"
     return ""
 
 def read_chats(path: Path, share: float) -> tuple[list, list]:
