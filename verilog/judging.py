@@ -4,11 +4,10 @@ A problem is three files, `*_prompt.txt`, `*_ref.sv` (RefModule) and `*_test.sv`
 compiles them together with the answer, so an answer can read the reference, stop the simulation or
 print the winning line. Here the answer never meets them:
 
-1. *The questions* (once per problem): testbench and reference run without any answer, and every
-   change of TopModule's inputs is written down.
-2. *The exam*: the answer runs alone with a bench that replays these inputs and writes down its
-   outputs. There is nothing to copy: neither reference nor testbench are in this program.
-3. *The marking*: testbench and reference run again, and in the answer's place stands a module that
+1. *The exam*: the testbench asks its questions, the answer answers, and its outputs are written
+   down. There is nothing to copy: no reference is in this program, and what the testbench has is
+   out of reach (`verilog.programs`).
+2. *The marking*: testbench and reference run, and in the answer's place stands a module that
    replays the outputs. Only this run decides, and no text of the answer is in it.
 """
 
@@ -17,13 +16,17 @@ import contextlib
 import functools
 import os
 import re
+import secrets
 import shutil
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tables.errors import UserError
+from verilog import programs
+from verilog.problems import Problem
 from verilog.sandbox import Limits, icarus_version, run_limited
 
 LONGEST = 1 << 20  # characters of an answer
@@ -94,118 +97,71 @@ def _verdict(letter, why, code, log, count=None):
     return Verdict(category, why, letter, *(count or (None, None)), log)
 
 
-# ---- The three programs: questions, exam, marking ----
-
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
-_SCALE = re.compile(r"`timescale\s+\d+\s*[munpf]?s\s*/\s*(\d+)\s*([munpf]?s)")
-_UNITS = ("s", "ms", "us", "ns", "ps", "fs")
-_PORT = re.compile(r'\.port_info \d+ /(\w+) (\d+) "((?:[^"\\]|\\.)*)"')
-
-# Compiled behind the answer: what an open comment, condition or macro of it swallows is missed.
-END = "module EndOfExam; logic end_of_exam; endmodule\n"
-
+# ---- What all answers to one problem share ----
 
 @dataclass(frozen=True)
 class _Exam:
-    """What all answers to one problem share, or the verdict on all where the problem is broken."""
+    """What all answers to one problem share."""
 
-    broken: Verdict | None = None
-    files: dict | None = None
-    marking: str = ""
-    calls: dict | None = None
-
-
-def _connected(testbench):
-    """How the testbench connects TopModule: [(port, ...)] names, None for `.*` or by position."""
-    found = re.search(r"\bTopModule\b\s*(?:#\s*\([^;]*?\)\s*)?\w+\s*\(([^;]*)\)\s*;",
-                      _COMMENT.sub(" ", testbench))
-    text = found[1] if found else ""
-    return None if "." not in text or re.search(r"\.\s*\*", text) else \
-        re.findall(r"\.\s*(\w+)", re.sub(r"\((?:[^()]|\([^()]*\))*\)", "", text))
+    bench: str             # all of the exam's program but the answer, with `SECRET` in its names
+    marking: str           # the compiled program that marks
+    calls: collections.Counter  # the bench's own system calls
+    end: int               # the time at which the testbench ends
 
 
-def _write_programs(problem, ports):
-    """Sources of the three programs, and of an empty answer, for [(direction, width, name)]."""
-    units = [(_UNITS.index(unit), -int(number), f"{number}{unit}")
-             for number, unit in _SCALE.findall(problem.testbench + problem.reference)]
-    ins, outs = ([port for port in ports if (port[0] == "INPUT") == wanted]
-                 for wanted in (True, False))
-    listed, read = (", ".join(name for _, _, name in each) for each in (outs, ins))
-    by_name = _connected(problem.testbench) is not None
-    listing = read or "1'b0"
-
-    def kind(name):  # unlike a wire, a `logic` of the testbench bears no second driver
-        wire = re.search(rf"\bwire\b[^;]*\b{re.escape(name)}(_dut)?\b", _COMMENT.sub(" ", problem.testbench))
-        return "wire" if wire else "logic"
-    note = f'$fdisplay(file, "%0d %b", $time, {{{listing}}});'
-    words = {
-        "unit": " timeunit {0}; timeprecision {0};".format(max(units)[2]) if units else "",
-        "ports": ", ".join(f"{'input' if way == 'INPUT' else 'output reg'} [{width - 1}:0] {name}"
-                           for way, width, name in ports),
-        "note": note, "ever": "forever" if ins else "if (0)",
-        "at_edges": "\n  ".join(f"always @({edge} {name}) {note}" for _, width, name in ins
-                                if width == 1 for edge in ("posedge", "negedge")),
-        "at_ins": f"@({read.replace(',', ' or')})" if ins else "#1",
-        "ins": read or "no_input", "outs": listed or "1'b0",
-        "wide": max(0, sum(width for _, width, _ in ins) - 1),
-        "many": max(0, sum(width for _, width, _ in outs) - 1),
-        "nets": "\n  ".join(
-            f"reg [{width - 1}:0] {name} = vector[{sum(w for _, w, _ in ins[place:]) - 1} -: {width}];"
-            for place, (_, width, name) in enumerate(ins)) + "".join(
-            f"\n  {kind(name)} [{width - 1}:0] {name};" for _, width, name in outs),
-        "connections": ", ".join(f".{name}({name})" if by_name else name for _, _, name in ports)}
-    trusted = _COMMENT.sub(" ", problem.testbench + problem.reference)
-    taken = "".join(f"module {name}; endmodule\n" for name in sorted(
-        {*re.findall(r"\bmodule\s+(\w+)", trusted)} - {"TopModule"}))
-
-    def filled(name):
-        text = (Path(__file__).parent / name).read_text(encoding="utf-8")
-        return re.sub(r"@(\w+)@", lambda found: str(words[found[1]]), text)
-    return {"questions.sv": filled("questions.sv"), "bench.sv": filled("exam.sv") + taken,
-            "marking.sv": filled("marking.sv"), "end.sv": END,
-            "top.sv": f"module TopModule({words['ports']}); endmodule\n"}
+_PREPARING: dict[Problem, threading.Lock] = {}
+_PREPARING_GUARD = threading.Lock()
 
 
-def _ports_of(problem):
-    """Ports of the reference: ((direction, width, name), ...); () where it does not compile."""
-    with _folder() as folder:
-        (folder / "ref.sv").write_text(problem.reference, encoding="utf-8")
-        run_limited(["iverilog", "-g2012", "-s", "RefModule", "-o", "ref", "ref.sv"], folder,
-                    Limits())
-        listing = _read(folder / "ref")
-    found = re.search(r'^S_\w+ \.scope module, "RefModule".*?(?=^S_|\Z)', listing,
-                      re.MULTILINE | re.DOTALL)
-    ports = _PORT.findall(found[0]) if found else ()
-    return tuple((way, int(width), name) for way, width, name in ports)
+def _prepare(problem: Problem) -> _Exam:
+    """The `_Exam` of a problem, made once, however many threads ask for it."""
+    with _PREPARING_GUARD:
+        lock = _PREPARING.setdefault(problem, threading.Lock())
+    with lock:
+        return _prepare_once(problem)
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepare(problem):
-    """Run the questions, and compile what all answers share: an `_Exam`."""
-    named, by_reference = _connected(problem.testbench), _ports_of(problem)
-    known = {name: (way, width, name) for way, width, name in by_reference}
-    ports = by_reference if named is None else \
-        [known.get(name, ("OUTPUT", 1, name)) for name in named]
-    if not ports:
-        return _Exam(Verdict("compile", "the reference does not compile, or no TopModule is tested"))
-    texts = _write_programs(problem, ports)
+def _prepare_once(problem: Problem) -> _Exam:
+    """Compile the marking, and run both programs with an empty answer."""
+    limits = Limits()
     with _folder() as folder:
-        _write(folder, {**texts, "test.sv": problem.testbench, "ref.sv": problem.reference})
-        for name in ("questions", "marking"):
-            said, status, ended = run_limited(
-                ["iverilog", "-g2012", "-s", "tb", "-o", name, f"{name}.sv", "test.sv", "ref.sv"],
-                folder, Limits())
-            if status or ended:
-                return _Exam(Verdict("compile", "the problem's own files do not compile: "
-                                     + said.partition("\n")[0][:150]))
-        run_limited(["vvp", "-n", "questions", "-none"], folder, Limits())
-        _compile(folder, Limits())
-        lines = _read(folder / "questions.txt").splitlines()
-        asked = [line for line, last in zip(lines, ["", *lines], strict=False) if line != last]
-        shared = {"bench.sv": texts["bench.sv"], "end.sv": END,
-                  "questions.txt": "\n".join([*asked, *lines[-1:], ""])}
-        return _Exam(None, shared, _read(folder / "marking"),
-                     collections.Counter(_CALL.findall(_read(folder / "exam"))))
+        _room(folder, limits)
+        _write(folder, {"test.sv": problem.testbench, "ref.sv": problem.reference})
+        _own_files(problem, folder, "-s", "RefModule", "-o", "ref", "ref.sv")
+        ports = programs.tested_ports(problem.testbench, programs.reference_ports(_read(folder / "ref")))
+        _write(folder, {"marking.sv": programs.marking(problem, ports)})
+        _own_files(problem, folder, "-s", "tb", "-o", "marking", "marking.sv", "test.sv", "ref.sv")
+        _own_files(problem, folder, "-E", "-o", "plain.sv", "test.sv")
+        marking = _read(folder / "marking")
+        bench = programs.exam(problem, _read(folder / "plain.sv"), ports,
+                              programs.scope_names(marking))
+        log, status, ended = _compile(folder, bench, programs.empty_answer(ports), limits)
+        if status or ended:
+            raise _broken(problem, f"its testbench doesn't compile without the reference: {log}")
+        calls = system_calls(_read(folder / "exam"))
+        _, status, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, limits)
+        recording = _LAST_LINE.search(_read(folder / "answers.txt"))
+        printed, _, _ = run_limited(["vvp", "-n", "marking", "-none"], folder, limits)
+    if ended or not recording:
+        raise _broken(problem, "its testbench doesn't come to an end")
+    if analyse(printed)[2] is None:
+        raise _broken(problem, 'its testbench prints no line "Mismatches: 0 in 9 samples"')
+    return _Exam(bench, marking, calls, int(recording[1]))
+
+
+def _own_files(problem: Problem, folder: Path, *words: str) -> None:
+    """Run the compiler on the problem's own files; where it fails, the problem is broken."""
+    log, status, ended = run_limited(["iverilog", "-g2012", *words], folder, Limits())
+    if status or ended:
+        raise _broken(problem, f"Icarus can't compile its own files: {log}")
+
+
+def _broken(problem: Problem, why: str) -> UserError:
+    """An error about a problem's own files, of which no answer is guilty."""
+    first_line = why.strip().partition("\n")[0]
+    return UserError(f"The problem {problem.name} can't be judged: {first_line[:300]}. Mend its "
+                     "*_ref.sv or *_test.sv, or take it out of the folder.")
 
 
 # ---- What an answer may call ----
@@ -216,17 +172,50 @@ _CALL = re.compile(r'(?:%vpi_call|%vpi_func|\.sfunc)[^"]*"([^"]*)"')
 _HARMLESS = frozenset((Path(__file__).parent / "harmless.txt").read_text().split())
 _METHOD = re.compile(r"\$ivl_\w*method\$\w+$")  # what Icarus makes of x.size() and enum.next()
 
+# These are harmless with a fixed first argument alone: the terminal, or a file that isn't there.
+_CALL_LINE = r"^ *%vpi_call(?:/\w)? \d+ \d+ "
+_TERMINAL = r"(?:32'sb0{31}1|32'b0{31}1|32'(?:sb|b)10{29}(?:01|10))"
+_TO_TERMINAL = re.compile(
+    _CALL_LINE + rf'"(\$(?:fdisplay|fwrite|fstrobe|fmonitor)[bho]?|\$fflush)", {_TERMINAL}[ ,]',
+    re.MULTILINE)
+_FLUSH_ALL = re.compile(_CALL_LINE + r'"(\$fflush)" \{', re.MULTILINE)
+_MEMORY_FILE = re.compile(_CALL_LINE + r'"(\$readmem[bh])", "(\w[\w.-]*)",', re.MULTILINE)
+_OUR_FILES = frozenset(("bench.sv", "top.sv", "end.sv", "exam", "files", "answers.txt", "marking"))
 
-def forbidden_call(program, known):
+
+def system_calls(program: str) -> collections.Counter:
+    """How often a compiled program makes each system call that isn't harmless by its argument."""
+    calls = collections.Counter(_CALL.findall(program))
+    calls.subtract(_TO_TERMINAL.findall(program) + _FLUSH_ALL.findall(program))
+    for name, file in _MEMORY_FILE.findall(program):
+        if file not in _OUR_FILES:  # the exam's folder has no other: Icarus warns, and goes on
+            calls[name] -= 1
+    return calls
+
+
+def forbidden_call(program: str, known: collections.Counter | dict) -> str | None:
     """A system call of a compiled program that is neither harmless nor one of the bench's; or None.
 
     Args:
       program: Icarus's vvp text.
-      known: `Counter` of the bench's calls. Whatever trick was used to spell one, here it is plain.
+      known: the bench's `system_calls`. Whatever trick was used to spell one, here it is plain.
     """
-    more = collections.Counter(_CALL.findall(program)) - collections.Counter(known)
-    return next((name for name in sorted(more)
-                 if name not in _HARMLESS and not _METHOD.match(name)), None)
+    unknown = system_calls(program) - collections.Counter(known)
+    for name in sorted(unknown):
+        if name not in _HARMLESS and not _METHOD.match(name):
+            return name
+    return None
+
+
+def unbalanced_line(program: str) -> str | None:
+    """A line of a compiled program whose quotes don't balance; or None.
+
+    Icarus 11 writes some names as they are, so a quote in one could end the text that it stands in.
+    """
+    for line in program.split("\n"):
+        if line.count('"') % 2 and re.sub(r"\\.", "", line).count('"') % 2:
+            return line
+    return None
 
 
 def foreign_file(listed):
@@ -234,9 +223,13 @@ def foreign_file(listed):
     return next((name for name in listed.split("\n") if name and name not in SOURCES), None)
 
 
-def cut_short(status, answers):
-    """Whether an exam did not come to its end, by the simulator's status and the recording."""
-    return bool(status) or not re.search(r"^\d+ 2 0$", answers[-10_000:], re.MULTILINE)
+_LAST_LINE = re.compile(r"^(\d+) 2 0 0$\n?\Z", re.MULTILINE)
+
+
+def cut_short(status: int, answers: str, end: int) -> bool:
+    """Whether an exam ended before its testbench did, by the simulator's status and the recording."""
+    last = _LAST_LINE.search(answers[-1000:])
+    return bool(status) or not last or int(last[1]) < end
 
 
 # ---- Judging ----
@@ -274,8 +267,6 @@ def judge(problem, code, limits=Limits(), waves=None):
     if len(code) > LONGEST:
         return Verdict("refused", f"the answer is longer than {LONGEST} characters")
     exam = _prepare(problem)
-    if exam.broken:
-        return exam.broken
     with _folder() as folder:
         _room(folder, limits)
         verdict = _judge_in(folder, exam, code, limits, waves)
@@ -297,16 +288,25 @@ SOURCES = ["bench.sv", "top.sv", "end.sv"]
 COMPILER = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012"]  # verilog-eval's options
 
 
-def _compile(folder, limits):
-    """Compile the exam: (what was printed, exit status, limit)."""
-    return run_limited([*COMPILER, "-s", "ExamOfTopModule", "-s", "EndOfExam", "-Mall=files", "-o",
-                        "exam", *SOURCES], folder, limits)
+def drawn_letters() -> str:
+    """What stands behind each name of the testbench in one exam: 64 bits that nobody can guess."""
+    return "_" + secrets.token_hex(8)
+
+
+def _compile(folder: Path, bench: str, code: str, limits: Limits) -> tuple[str, int, str | None]:
+    """Compile the exam, with names drawn anew: (what was printed, exit status, limit)."""
+    letters = drawn_letters()
+    end = f"module End{letters}; logic end_of_exam; endmodule\n"
+    _write(folder, {"bench.sv": bench.replace(programs.SECRET, letters), "top.sv": code, "end.sv": end})
+    log, status, ended = run_limited(
+        [*COMPILER, "-s", f"tb{letters}", "-s", f"End{letters}", "-Mall=files", "-o", "exam", *SOURCES],
+        folder, limits)
+    return log.replace(letters, ""), status, ended
 
 
 def _judge_in(folder, exam, code, limits, waves):
     """The `Verdict` of one answer, in a folder of its own."""
-    _write(folder, {**exam.files, "top.sv": code})
-    log, status, ended = _compile(folder, limits)
+    log, status, ended = _compile(folder, exam.bench, code, limits)
     if ended:
         return _ended(ended, "compiling", limits, log)
     # The compiler's words are half the answer's own: they may condemn it, and never acquit it.
@@ -317,14 +317,17 @@ def _judge_in(folder, exam, code, limits, waves):
         return _verdict(letter, why, code, log)
     if other := foreign_file(_read(folder / "files")):
         return Verdict("refused", f"reads another file: {other}", log=log)
-    if call := forbidden_call(_read(folder / "exam"), exam.calls):
+    program = _read(folder / "exam")
+    if call := forbidden_call(program, exam.calls):
         return Verdict("refused", f"calls {call}", log=log)
+    if unbalanced_line(program):
+        return Verdict("refused", "has a name with a quote in it", log=log)
     _, status, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, limits)
     if ended:
         return _ended(ended, "simulating", limits, log)
     if status not in (0, 1):
         return _verdict("R", f"vvp ended with {status}", code, log)
-    if cut_short(status, _read(folder / "answers.txt")):
+    if cut_short(status, _read(folder / "answers.txt"), exam.end):
         return Verdict("refused", "ends the simulation itself", log=log)
     _write(folder, {"marking": exam.marking})
     marked, status, ended = run_limited(

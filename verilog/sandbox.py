@@ -82,7 +82,8 @@ def run_limited(command, folder, limits):
     words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh",
              str(math.ceil(limits.seconds)), str(limits.memory // 1024),
              str(-(-limits.file // 512)), *command]
-    environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": str(folder), "LC_ALL": "C"}
+    # "." and not the folder's path: iverilog puts TMPDIR into a shell's command, where a `$` counts.
+    environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": ".", "LC_ALL": "C"}
     process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                start_new_session=True)

@@ -13,7 +13,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from verilog import judging as judge, problems as exams, sandbox
+from verilog import problems as exams, programs, sandbox
+
+
+KNOWN = "_0"  # what stands behind each name of the testbench, once a test gives the secret away
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def facts(problem):
     connected = re.findall(r"\.\s*(\w+)\s*(?:\(\s*(\w+)\s*\))?", re.search(
         r"\bRefModule\s+\w+\s*\(([^;]*)\)\s*;", problem.testbench)[1])
     seen = {name: net or name for name, net in connected}
-    ports = judge._ports_of(problem)
+    ports = programs.reference_ports(text)
     return Facts(ports, instances["RefModule"], instances.get(stimulus, "stim1"), stimulus,
                  tuple(owned.get(("tb", "var"), ())),
                  tuple(owned.get(("RefModule", "param"), ())),
@@ -211,23 +214,28 @@ def saying():
 
 
 def against_the_bench():
-    """What only this judge has: the bench around an answer, its files and its variables."""
-    bench = "ExamOfTopModule"
-    for name in ("given", "found", "now", "next", "vector", "settled", "noted"):
-        yield f"force {name}", f"initial force {bench}.{name} = 0;"
-    for call in (f'$fdisplay({bench}.answers, "9 2 0")', f"$fclose({bench}.answers)",
-                 f"$fclose({bench}.questions)", f"$rewind({bench}.questions)",
-                 f"$fscanf({bench}.questions, \"%d\", r)", '$fdisplay(32\'h80000004, "9 2 0")',
-                 f"$fflush({bench}.answers)", f"$ungetc(50, {bench}.questions)"):
+    """What only this judge has: the listener beside an answer, its files and its variables.
+
+    Its names are drawn for each exam. These attacks guess `KNOWN`, and a test lets them be right.
+    """
+    listener = f"tb{KNOWN}.recorder{KNOWN}"
+    for name in ("step_", "walked_", "moment_", "by_inputs_", "noted_", "before_", "last_"):
+        yield f"force {name}", f"initial force {listener}.{name} = 0;"
+    for call in (f'$fdisplay({listener}.answers_, "9 2 0 0")', f"$fclose({listener}.answers_)",
+                 f"$rewind({listener}.answers_)", "$fdisplay(32'h80000003, \"9 2 0 0\")",
+                 "$fdisplay(32'h80000004, \"9 2 0 0\")", f"$fflush({listener}.answers_)",
+                 f"$ungetc(50, {listener}.answers_)"):
         yield call, f"integer r; initial begin #1 r = 0; {call}; end"
-    yield "end at once", f"initial begin {bench}.found = 0; {bench}.next = 0; end"
-    yield "stand still", f"initial #1 forever #0 {bench}.now = 0;"
-    yield "disable", f"initial #3 disable {bench};"
+    yield "note nothing", f"initial {listener}.noted_ = 1;"
+    yield "stand still", f"initial #1 forever #0 {listener}.step_ = 0;"
+    yield "disable", f"initial #3 disable {listener};"
+    yield "disable its task", f"initial #3 disable {listener}.walk_;"
+    yield "end at once", f"initial begin force tb{KNOWN}.clk = 0; $finish; end"
 
 
 def reading_files(problem):
     """Finding the reference where it lies on this machine, by paths that an answer could guess."""
-    places = ["ref.sv", "marking", "questions.txt", f"/proc/self/cwd/../{problem.name}_ref.sv",
+    places = ["ref.sv", "marking", "answers.txt", "bench.sv", f"/proc/self/cwd/../{problem.name}_ref.sv",
               f"data/tiny_eval/{problem.name}_ref.sv", "/dev/stdin"]
     for place in places:
         yield f"$fopen {place}", (f'integer f, c; initial begin f = $fopen("{place}", "r"); '
