@@ -36,7 +36,8 @@ LONGEST = 1 << 20  # characters of an answer
 class Verdict:
     """What became of one answer."""
 
-    category: str     # pass, mismatch, timeout, runtime, compile, syntax, refused or no code
+    category: str     # pass, mismatch, timeout, runtime, compile, syntax, refused, no code, or
+                      # "broken problem": its own files don't compile, and no answer is guilty of it
     detail: str = ""  # one line: why; equal answers have equal details
     letter: str = ""  # verilog-eval's own, finer category; "" where it has none
     mismatches: int | None = None  # samples unlike the reference's; None: the bench did not get there
@@ -113,8 +114,14 @@ _PREPARING: dict[Problem, threading.Lock] = {}
 _PREPARING_GUARD = threading.Lock()
 
 
-def _prepare(problem: Problem) -> _Exam:
-    """The `_Exam` of a problem, made once, however many threads ask for it."""
+def _prepare(problem: Problem) -> _Exam | Verdict:
+    """The `_Exam` of a problem, made once, however many threads ask for it.
+
+    verilog-eval has problems that Icarus can't compile. There it's the verdict on all answers.
+
+    Raises:
+      UserError: the compiler fails otherwise, or the testbench doesn't end, or reports nothing.
+    """
     with _PREPARING_GUARD:
         lock = _PREPARING.setdefault(problem, threading.Lock())
     with lock:
@@ -122,8 +129,20 @@ def _prepare(problem: Problem) -> _Exam:
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepare_once(problem: Problem) -> _Exam:
+def _prepare_once(problem: Problem) -> _Exam | Verdict:
     """Compile the marking, and run both programs with an empty answer."""
+    try:
+        return _made(problem)
+    except _DoesNotCompile as error:
+        why = "the problem's own files don't compile: " + str(error).partition("\n")[0][:150]
+        return Verdict("broken problem", why, "C", log=str(error))
+
+
+class _DoesNotCompile(Exception):
+    """Icarus's words about a line of a problem's own files."""
+
+
+def _made(problem: Problem) -> _Exam:
     limits = Limits()
     with _folder() as folder:
         _room(folder, limits)
@@ -151,10 +170,18 @@ def _prepare_once(problem: Problem) -> _Exam:
 
 
 def _own_files(problem: Problem, folder: Path, *words: str) -> None:
-    """Run the compiler on the problem's own files; where it fails, the problem is broken."""
+    """Run the compiler on the problem's own files.
+
+    Raises:
+      _DoesNotCompile: it names a line of theirs, or a module that isn't there.
+      UserError: it fails for another reason.
+    """
     log, status, ended = run_limited(["iverilog", "-g2012", *words], folder, Limits())
-    if status or ended:
-        raise _broken(problem, f"Icarus can't compile its own files: {log}")
+    if not status and not ended:
+        return
+    if re.search(r"^(?:test|ref)\.sv:\d+: |Unable to find the root module", log, re.MULTILINE):
+        raise _DoesNotCompile(log)
+    raise _broken(problem, f"Icarus can't compile its own files: {log}")
 
 
 def _broken(problem: Problem, why: str) -> UserError:
@@ -267,6 +294,8 @@ def judge(problem, code, limits=Limits(), waves=None):
     if len(code) > LONGEST:
         return Verdict("refused", f"the answer is longer than {LONGEST} characters")
     exam = _prepare(problem)
+    if isinstance(exam, Verdict):
+        return exam
     with _folder() as folder:
         _room(folder, limits)
         verdict = _judge_in(folder, exam, code, limits, waves)
