@@ -22,8 +22,10 @@ import pytest
 from conftest import ROOT, program
 
 import generate
+import mutants
 
-from verilog import judging as judge, problems as exams, sandbox
+from tables.errors import UserError
+from verilog import judging as judge, problems as exams, programs, sandbox
 
 FIXTURES = ROOT / "tests" / "fixtures"
 PROBLEMS = {p.name: p for p in exams.load_problems(FIXTURES / "verilog_eval")}
@@ -107,6 +109,13 @@ STANDING = {"say": (), "stop or hold time": ("to the end",), "touch files": ("ca
             "reach by name": ()}
 
 
+def knowing(problem, attack):
+    """The same attack by somebody who knows what stands behind each name of the testbench."""
+    names = set(re.findall(rf"([\w$]+){programs.SECRET}", judge._prepare(problem).bench))
+    code = programs.renamed(attack.code, names).replace(programs.SECRET, generate.KNOWN)
+    return dataclasses.replace(attack, how=attack.how + ", names known", code=code)
+
+
 def passing(attacks):
     """The attacks that the judge lets pass."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -126,6 +135,7 @@ def test_each_wall_stops_its_class_alone(kind, monkeypatch):
     attacks = [(problem, attack) for attack in generate.others(problem, found) if attack.kind in KINDS[kind]]
     if kind == "reach by name":
         attacks += [(problem, attack) for attack in generate.attacks(problem, 3, 12) if attack.kind == "read"]
+    attacks += [(problem, knowing(problem, attack)) for _, attack in attacks]
     assert len(attacks) >= 20 and passing(attacks) == []
 
 
@@ -308,12 +318,130 @@ def test_references_of_the_fixtures_and_of_the_tiny_benchmark_pass():
     assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
 
 
+# ---- What happens inside a time step ----
+
+def unlike(results):
+    """What the judge said otherwise than one program, of `mutants.measure`."""
+    return [(candidate.problem.name, candidate.bench, candidate.mutation, candidate.clock, candidate.inputs,
+             candidate.outputs, one, ours, candidate.code) for candidate, one, ours in results if one != ours]
+
+
+def test_mutated_and_wrapped_references_are_judged_as_in_one_program():
+    """To the number of mismatches. A replay of recorded inputs judged 22 of these 82 otherwise."""
+    results = mutants.measure([candidate for problem in mutants.shipped()
+                               for candidate in itertools.islice(mutants.candidates(problem, 17), 5, 7)])
+    assert len(results) >= 70 and sum(one[0] == "pass" for _, one, _ in results) >= 10
+    assert unlike(results) == []
+
+
+@pytest.mark.parametrize("clock", mutants.CLOCKS)
+def test_every_clock_is_the_testbench_s_own(clock):
+    """Where the testbench assigns at the edge, it depends on the way of the clock what a flip-flop sees."""
+    problem = TINY["Prob031_updown"]
+    found, candidates = generate.facts(problem), []
+    for outputs in ("as it is", "glitch and #0", "with the clock"):
+        code = mutants.wrapped(found, problem.reference, clock, "as it is", outputs)
+        for bench in (problem, mutants.blocking(problem)):
+            candidates.append(mutants.Candidate(bench, "", "none", clock, "as it is", outputs, code))
+    assert unlike(mutants.measure(candidates)) == []
+
+
+def test_a_pulse_of_no_width_arrives():
+    """The inputs go up and down in one time step: an answer that counts edges counts this one, too."""
+    bench = """`timescale 1 ps/1 ps
+module tb;
+  reg a = 0; wire [7:0] n_ref, n_dut; integer errors = 0, samples = 0;
+  RefModule good1(.a, .n(n_ref));
+  TopModule top_module1(.a, .n(n_dut));
+  initial begin
+    repeat (20) begin
+      #5 a = 1; #0 a = 0;
+      #5 samples = samples + 1;
+      if (n_ref !== n_dut) errors = errors + 1;
+    end
+    $display("Mismatches: %1d in %1d samples", errors, samples);
+  end
+endmodule"""
+    problem = exams.Problem("p", "p", "module RefModule(input a, output reg [7:0] n);\n  initial n = 0;\n"
+                            "  always @(posedge a) n <= n + 1;\nendmodule\n", bench)
+    for code in (right(problem), right(problem).replace("pos", "neg"), right(problem).replace("n + 1", "n + 2"),
+                 right(problem).replace("@(posedge a)", "@(a) if (a)")):
+        verdict, (category, count) = judge.judge(problem, code, QUICK), together(problem, code)
+        assert (verdict.category, verdict.mismatches) == (category, count[0]), code
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")
+def test_three_thousand_mutants_are_judged_as_in_one_program():
+    results = mutants.measure(mutants.everything(CHECKOUT, 17))
+    assert len(results) >= 3000 and unlike(results) == []
+    if sandbox.icarus_version()[0] == 11:
+        stored = [line.split(",") for line in mutants.RESULT.read_text().splitlines()[1:]]
+        assert [[str(cell) for cell in row] for row in mutants.table(results)] == stored
+
+
+# ---- Names, and calls that harm nobody ----
+
+@pytest.mark.parametrize("name", ["EndOfExam", "ExamOfTopModule", "Recorder", "end_of_exam"])
+def test_a_helper_may_have_any_name(name):
+    problem = PROBLEMS["Prob041_dff8r"]
+    helper = f"module {name}; endmodule\n"
+    assert judge.judge(problem, f"{right(problem)}\n{helper}", QUICK).passed
+    assert judge.judge(problem, f"{right(problem)}\n{helper}/*", QUICK).category == "compile"
+
+
+@pytest.mark.parametrize("call", [
+    "$display($simtime);", "$deposit(a, 3);", "$fflush;", "$fflush(1);", "$q_initialize(1, 2, 3, r);",
+    '$fdisplay(1, "x");', "$fwrite(32'h8000_0002, \"x\");", "$fstrobe(32'h8000_0001, r);",
+    '$readmemh("rom.hex", m);', '$readmemb("rom.bin", m, 0, 2);'])
+def test_harmless_calls_are_judged_as_in_one_program(call):
+    problem = PROBLEMS["Prob041_dff8r"]
+    body = f"reg [7:0] a, m [0:3]; integer r = 1;\n  initial begin {call} end"
+    code = right(problem).replace("endmodule", f"  {body}\nendmodule")
+    assert judge.judge(problem, code, QUICK).category == together(problem, code)[0] == "pass"
+
+
+@pytest.mark.parametrize("call", [
+    '$readmemh("bench.sv", m);', '$readmemh("/etc/hostname", m);', '$readmemb("../x", m);', "$readmemh(name, m);",
+    '$readmemh("answers.txt", m);', "$fdisplay(r, 1);", "$fdisplay(32'h8000_0003, 1);", "$fdisplay(2, 1);",
+    "$fflush(r);", "$fwrite(1 + r, 1);"])
+def test_the_same_calls_with_a_file_are_refused(call):
+    problem = PROBLEMS["Prob041_dff8r"]
+    body = f'reg [63:0] name = "ref.sv"; reg [7:0] m [0:3]; integer r = 1;\n  initial begin {call} end'
+    verdict = judge.judge(problem, right(problem).replace("endmodule", f"  {body}\nendmodule"), QUICK)
+    assert verdict.category == "refused" and verdict.detail.startswith("calls $"), verdict
+
+
+def test_a_line_whose_quotes_do_not_balance_is_refused(monkeypatch):
+    problem = PROBLEMS["Prob041_dff8r"]
+    quoted = right(problem).replace("endmodule", '  wire \\a"b = clk;\nendmodule')
+    assert judge.judge(problem, quoted, QUICK).passed  # Icarus escapes this one
+    assert judge.unbalanced_line('v0 .net "a\\"b", 0 0;\nv1 .net "c", 0 0;') is None
+    assert judge.unbalanced_line('v1 .net "c", 0 0;\nv0 .net "a"b", 0 0;') == 'v0 .net "a"b", 0 0;'
+    read = judge._read
+    monkeypatch.setattr(judge, "_read", lambda path: read(path).replace('a\\"b', 'a"b'))
+    assert judge.judge(problem, quoted, QUICK).category == "refused"
+
+
+def test_an_answer_does_not_reach_the_testbench():
+    """It runs in the answer's program; its modules, instances and tasks have other names in each exam."""
+    problem = PROBLEMS["Prob140_fsm_hdlc"]
+    for body in ("wire x = tb.stim1.reset;", "wire x = stim1.reset;", "wire x = tb.clk;", "stimulus_gen s(.clk(clk));",
+                 "initial tb.wait_for_end_of_timestep;", "initial wait_for_end_of_timestep;", "wire x = good1.clk;"):
+        code = right(problem).replace("endmodule", f"  {body}\nendmodule", 1)
+        assert together(problem, code)[0] == "pass" or "stimulus_gen" in body, body
+        assert judge.judge(problem, code, QUICK).category == "compile", body
+    assert judge._prepare(problem).bench.count(programs.SECRET) > 10
+    details = {judge.judge(problem, code, QUICK).detail for _ in range(3)}
+    assert len(details) == 1 and programs.SECRET not in details.pop()
+
+
 # ---- The room stands alone ----
 
 def test_the_example_of_the_room_runs_from_an_empty_folder(tmp_path):
     """Its docstring's five lines, with nothing else of this repository."""
     import verilog
-    for name in ("verilog", "data/tiny_eval"):
+    for name in ("tables", "verilog", "data/tiny_eval"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     example = re.search(r"(?:^    .*\n)+", verilog.__doc__, re.MULTILINE)[0]
     found = program(sys.executable, "-c", re.sub("^    ", "", example, flags=re.MULTILINE), cwd=tmp_path,
@@ -360,6 +488,52 @@ def test_answers_that_are_none_and_problems_that_are_incomplete():
     start = time.monotonic()
     verdict = judge.judge(problem, right(problem) + " " * (100 << 20))
     assert verdict.category == "refused" and "longer than" in verdict.detail and time.monotonic() - start < 5
+
+
+def test_a_broken_problem_is_no_verdict_on_an_answer():
+    """verilog-eval has a testbench that Icarus cannot compile: the category says whose fault it is."""
+    problem = PROBLEMS["Prob041_dff8r"]
+    broken = dataclasses.replace(problem, reference=problem.reference.replace("output", "outpt"))
+    verdict = judge.judge(broken, right(problem))
+    assert (verdict.category, verdict.letter) == ("broken problem", "C") and "ref.sv:" in verdict.detail
+    assert judge.judge(dataclasses.replace(problem, testbench=""), "x").category == "broken problem"
+    silent = dataclasses.replace(problem, testbench="module tb; TopModule t(); endmodule")
+    with pytest.raises(UserError, match="Prob041_dff8r can't be judged: its testbench prints no line"):
+        judge.judge(silent, right(problem))
+
+
+def test_a_compiler_that_fails_is_no_verdict_on_an_answer(tmp_path, monkeypatch):
+    for name in ("iverilog", "vvp"):
+        (tmp_path / name).write_text("#!/bin/sh\necho 'sh: 1: Syntax error: Unterminated quoted string'\nexit 2\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    judge._prepare_once.cache_clear()
+    with pytest.raises(UserError, match="can't be judged"):
+        judge.judge(PROBLEMS["Prob041_dff8r"], right(PROBLEMS["Prob041_dff8r"]))
+
+
+@pytest.mark.parametrize("name", ["a b", "a,b", "a:b", "a=b", "[a]", "100%", "$HOME", "$", "it's", 'a"b', "Müll", "a;b", "`a`"])
+def test_temporary_files_may_lie_anywhere(name, tmp_path, monkeypatch):
+    """Once a `$` in TMPDIR made every answer a "compile": Icarus's own shell took it for a variable."""
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    judge._prepare_once.cache_clear()
+    assert judge.judge(PROBLEMS["Prob041_dff8r"], right(PROBLEMS["Prob041_dff8r"]), QUICK).passed
+
+
+def test_threads_prepare_a_problem_once(monkeypatch):
+    prepared, made = [], judge._made
+
+    def slow(problem):
+        prepared.append(problem)
+        time.sleep(0.2)
+        return made(problem)
+    monkeypatch.setattr(judge, "_made", slow)
+    judge._prepare_once.cache_clear()
+    problem = PROBLEMS["Prob041_dff8r"]
+    with ThreadPoolExecutor(8) as pool:
+        verdicts = list(pool.map(lambda _: judge.judge(problem, right(problem), QUICK), range(8)))
+    assert prepared == [problem] and all(verdict.passed for verdict in verdicts)
 
 
 @pytest.mark.parametrize("noise", ["(" * 200_000, "begin " * 200_000, "\0\udcff", "[" * 200_000])

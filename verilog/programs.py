@@ -193,7 +193,7 @@ def exam(problem: Problem, testbench: str, ports: Ports, scopes: set[str]) -> st
     """
     testbench = _with_listener(_without_comments(testbench))
     reference = f"module RefModule({ports.header('input', 'output')}); endmodule\n"
-    names = scopes - {port.name for port in ports.every}
+    names = (scopes | {"RefModule"}) - {port.name for port in ports.every}
     hidden = renamed(testbench + "\n" + reference, names)
     hidden = _with_own_random_numbers(hidden)
     # An answer that names one of these modules has the names that verilog-eval's compiler knows.
