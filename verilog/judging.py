@@ -451,7 +451,8 @@ def _mark(folder: Path, exam: _Exam, code: str, recorded: _Recorded, limits: Lim
     # The compiler's words are half the answer's own: they may condemn it, and never acquit it.
     if recorded.letter not in ".R":
         return _verdict(recorded.letter, recorded.why, code, log, count)
-    if letter == "." and (count[1] == 0 or status):
+    nothing_compared = count is not None and count[1] == 0
+    if letter == "." and (nothing_compared or status):
         why = f"no sample compared, or vvp ended with {status}"
         return _verdict("R", why, code, log)
     return _verdict(letter, why, code, log, count)

@@ -2,15 +2,16 @@
 
 The exam is the problem's own testbench, with the answer, without the reference, and with a listener
 beside the answer (exam.sv) that notes its outputs. So what happens inside a time step happens in the
-testbench's own order: a clock that changes before the data does so here, too. The marking is
+testbench's own order: where the clock changes before the data, it does so here, too. The marking is
 testbench and reference, and a module that replays those notes in the answer's place (marking.sv).
 
-An answer shares the exam with the testbench, so all that could be reached by name there has a name
+An answer shares the exam with the testbench, so whatever it could reach there by name has a name
 that it can't know: every scope of the testbench ends in `SECRET`, which is drawn for each exam.
 """
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,14 +20,21 @@ from verilog.problems import Problem
 
 SECRET = "@secret@"  # stands in an exam's text where letters are drawn for each answer
 
-_COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
 _TEXT = r'"(?:[^"\\\n]|\\.)*"'
+_COMMENT_OR_TEXT = re.compile(rf"//[^\n]*|/\*.*?(?:\*/|\Z)|{_TEXT}", re.DOTALL)
 _SCALE = re.compile(r"`timescale\s+\d+\s*[munpf]?s\s*/\s*(\d+)\s*([munpf]?s)")
 _UNITS = ("s", "ms", "us", "ns", "ps", "fs")
-_PORT = re.compile(r'\.port_info \d+ /(\w+) (\d+) "((?:[^"\\]|\\.)*)"')
-_SCOPE = re.compile(r'^(S_\w+) \.scope \w+, "((?:[^"\\]|\\.)*)" "((?:[^"\\]|\\.)*)"'
-                    r"[^\n]*?(?:, (S_\w+))?;$", re.MULTILINE)
 _INSTANCE = re.compile(r"\bTopModule\b\s*(?:#\s*\([^;]*?\)\s*)?\w+\s*\(([^;]*)\)\s*;")
+_IN_BRACKETS = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
+
+# Lines of a compiled program. A scope's text goes on until the next scope begins.
+_NAME = r'"((?:[^"\\]|\\.)*)"'
+_SCOPE = re.compile(rf"^(S_\w+) \.scope \w+, {_NAME} {_NAME}[^\n]*?(?:, (S_\w+))?;$", re.MULTILINE)
+_REFERENCE = re.compile(r'^S_\w+ \.scope module, "[^"]*" "RefModule".*?(?=^S_|\Z)',
+                        re.MULTILINE | re.DOTALL)
+_UNIT = re.compile(r'^S_\w+ \.scope package, "\$unit".*?(?=^S_|\Z)', re.MULTILINE | re.DOTALL)
+_PORT = re.compile(rf"\.port_info \d+ /(\w+) (\d+) {_NAME}")
+_DECLARED = re.compile(r'^\S+ \.(?:var|net|param)\S* +\*?"(\w+)', re.MULTILINE)
 
 
 class Port(NamedTuple):
@@ -39,7 +47,7 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True)
 class Ports:
-    """The ports of TopModule, in the order of the header, and the words that the programs need."""
+    """The ports of TopModule, in the order of its header."""
 
     every: tuple[Port, ...]
 
@@ -62,14 +70,18 @@ class Ports:
         return ", ".join(declared)
 
 
-def _names(ports: list[Port], otherwise: str, separator: str = ", ") -> str:
+def _joined(ports: Sequence[Port], separator: str, otherwise: str) -> str:
     """The ports' names in one text; `otherwise` where there is none."""
-    return separator.join(port.name for port in ports) or otherwise
+    names = [port.name for port in ports]
+    return separator.join(names) or otherwise
 
 
-def _total(ports: list[Port]) -> int:
-    """How many bits the ports have together, and at least 1."""
-    return max(1, sum(port.width for port in ports))
+def _last_bit(ports: Sequence[Port]) -> int:
+    """The number of the last bit of a vector that holds all ports, and at least one bit."""
+    width = 0
+    for port in ports:
+        width += port.width
+    return max(width, 1) - 1
 
 
 def _without_comments(text: str) -> str:
@@ -86,22 +98,23 @@ def _code_alone(text: str) -> str:
 
 def reference_ports(program: str) -> tuple[Port, ...]:
     """The ports of RefModule in a compiled program; () where there is no RefModule."""
-    scope = re.search(r'^S_\w+ \.scope module, "[^"]*" "RefModule".*?(?=^S_|\Z)', program,
-                      re.MULTILINE | re.DOTALL)
-    if not scope:
-        return ()
-    return tuple(Port(direction, int(width), name)
-                 for direction, width, name in _PORT.findall(scope[0]))
+    scope = _REFERENCE.search(program)
+    ports = []
+    if scope is not None:
+        for direction, width, name in _PORT.findall(scope[0]):
+            ports.append(Port(direction, int(width), name))
+    return tuple(ports)
 
 
 def connected_ports(testbench: str) -> list[str] | None:
     """The names of the ports that a testbench connects; None for `.*` or a list without names."""
     instance = _INSTANCE.search(_code_alone(testbench))
-    text = instance[1] if instance else ""
-    if "." not in text or re.search(r"\.\s*\*", text):
+    if instance is None:
         return None
-    without_values = re.sub(r"\((?:[^()]|\([^()]*\))*\)", "", text)
-    return re.findall(r"\.\s*(\w+)", without_values)
+    names = _IN_BRACKETS.sub("", instance[1])
+    if "." not in names or re.search(r"\.\s*\*", names):
+        return None
+    return re.findall(r"\.\s*(\w+)", names)
 
 
 def tested_ports(testbench: str, reference: tuple[Port, ...]) -> Ports:
@@ -113,7 +126,10 @@ def tested_ports(testbench: str, reference: tuple[Port, ...]) -> Ports:
     if names is None:
         return Ports(reference)
     known = {port.name: port for port in reference}
-    return Ports(tuple(known.get(name, Port("OUTPUT", 1, name)) for name in names))
+    ports = []
+    for name in names:
+        ports.append(known.get(name, Port("OUTPUT", 1, name)))
+    return Ports(tuple(ports))
 
 
 def scope_names(program: str) -> set[str]:
@@ -122,24 +138,21 @@ def scope_names(program: str) -> set[str]:
     These are its modules, instances, tasks, functions and named blocks, and what it declares outside
     of modules. What lies inside of RefModule and TopModule isn't the testbench's.
     """
-    scopes = {label: (name, kind, parent) for label, name, kind, parent in _SCOPE.findall(program)}
-
-    def inside_of_a_module_under_test(label: str) -> bool:
-        while label in scopes:
-            _, kind, label = scopes[label]
-            if kind in ("RefModule", "TopModule"):
-                return True
-        return False
-
-    names = set()
-    for name, kind, parent in scopes.values():
-        if not inside_of_a_module_under_test(parent):
-            names.update((name.partition("[")[0], kind.partition("[")[0]))
-    unit = re.search(r'^S_\w+ \.scope package, "\$unit".*?(?=^S_|\Z)', program,
-                     re.MULTILINE | re.DOTALL)
-    if unit:
-        names.update(re.findall(r'^\S+ \.(?:var|net|param)\S* +\*?"(\w+)', unit[0], re.MULTILINE))
-    return {name for name in names if name and not name.startswith("$")} - {"TopModule"}
+    under_test = set()  # labels of scopes in RefModule and TopModule, with everything below
+    names = {"RefModule"}
+    for label, name, module, parent in _SCOPE.findall(program):  # a parent comes before its children
+        if parent in under_test:
+            under_test.add(label)
+            continue
+        if module in ("RefModule", "TopModule"):
+            under_test.add(label)
+        names.add(name.partition("[")[0])  # of `row[3]`, an instance of many
+        names.add(module.partition("[")[0])
+    unit = _UNIT.search(program)
+    if unit is not None:
+        names.update(_DECLARED.findall(unit[0]))
+    names -= {"", "TopModule"}
+    return {name for name in names if not name.startswith("$")}
 
 
 # ---- The programs ----
@@ -148,10 +161,11 @@ def _unit(problem: Problem) -> str:
     """The declaration of the finest time unit that the problem's files name."""
     units = []
     for number, unit in _SCALE.findall(problem.testbench + problem.reference):
-        units.append((_UNITS.index(unit), -int(number), number + unit))
+        fineness = _UNITS.index(unit)
+        units.append((fineness, -int(number), number + unit))
     if not units:
         return ""
-    finest = max(units)[2]
+    _, _, finest = max(units)
     return f" timeunit {finest}; timeprecision {finest};"
 
 
@@ -167,11 +181,16 @@ def _filled(name: str, problem: Problem, ports: Ports) -> str:
         "unit": _unit(problem),
         "ports": ports.header("input", "output reg"),
         "listening": ports.header("input", "input"),
-        "ins": _names(inputs, "no_input_"), "inputs": _names(inputs, "no_input_", " or "),
-        "outs": _names(outputs, "1'b0"), "outputs": _names(outputs, "no_input_", " or "),
-        "anything": _names(inputs + outputs, "no_input_", " or "),
-        "wide": _total(inputs) - 1, "many": _total(outputs) - 1, "secret": SECRET}
-    return re.sub(r"@(\w+)@", lambda match: str(words[match[1]]), _template(name))
+        "ins": _joined(inputs, ", ", "no_input_"),
+        "outs": _joined(outputs, ", ", "1'b0"),
+        "inputs": _joined(inputs, " or ", "no_input_"),
+        "outputs": _joined(outputs, " or ", "no_input_"),
+        "anything": _joined(ports.every, " or ", "no_input_"),
+        "wide": str(_last_bit(inputs)),
+        "many": str(_last_bit(outputs)),
+        "secret": SECRET,
+    }
+    return re.sub(r"@(\w+)@", lambda match: words[match[1]], _template(name))
 
 
 def marking(problem: Problem, ports: Ports) -> str:
@@ -193,29 +212,40 @@ def exam(problem: Problem, testbench: str, ports: Ports, scopes: set[str]) -> st
     """
     testbench = _with_listener(_without_comments(testbench))
     reference = f"module RefModule({ports.header('input', 'output')}); endmodule\n"
-    names = (scopes | {"RefModule"}) - {port.name for port in ports.every}
-    hidden = renamed(testbench + "\n" + reference, names)
+    names_of_ports = {port.name for port in ports.every}
+    hidden = renamed(f"{testbench}\n{reference}", scopes - names_of_ports)
     hidden = _with_own_random_numbers(hidden)
-    # An answer that names one of these modules has the names that verilog-eval's compiler knows.
-    modules = re.findall(r"\bmodule\s+(\w+)", _code_alone(problem.testbench + problem.reference))
-    taken = [f"module {name}; endmodule\n" for name in sorted({*modules} - {"TopModule"})]
-    return hidden + _filled("exam.sv", problem, ports) + "".join(taken) + "`resetall\n"
+    listener = _filled("exam.sv", problem, ports)
+    return f"{hidden}{listener}{_taken_names(problem)}`resetall\n"
 
 
 def _with_listener(testbench: str) -> str:
     """A testbench that connects the listener as it connects the answer."""
     instance = _INSTANCE.search(testbench)
-    if not instance:
+    if instance is None:
         return testbench
+    end = instance.end()
     listener = f" Recorder{SECRET} recorder{SECRET} ({instance[1]});"
-    return testbench[:instance.end()] + listener + testbench[instance.end():]
+    return testbench[:end] + listener + testbench[end:]
+
+
+def _taken_names(problem: Problem) -> str:
+    """Empty modules under the names of the problem's own.
+
+    In verilog-eval's one program these names are taken: an answer that uses one doesn't compile.
+    """
+    code = _code_alone(problem.testbench + problem.reference)
+    names = set(re.findall(r"\bmodule\s+(\w+)", code)) - {"TopModule"}
+    lines = [f"module {name}; endmodule\n" for name in sorted(names)]
+    return "".join(lines)
 
 
 def renamed(text: str, names: set[str]) -> str:
     """Verilog in which all `names` end in `SECRET`, outside of texts in quotes."""
     if not names:
         return text
-    listed = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    escaped = map(re.escape, sorted(names, key=len, reverse=True))
+    listed = "|".join(escaped)
     pattern = re.compile(rf"{_TEXT}|(?<![\w$'])(?:{listed})(?![\w$])")
     return pattern.sub(lambda match: match[0] if match[0][0] == '"' else match[0] + SECRET, text)
 
@@ -223,12 +253,12 @@ def renamed(text: str, names: set[str]) -> str:
 def _with_own_random_numbers(testbench: str) -> str:
     """A testbench whose random numbers stay the same when an answer draws some, too.
 
-    Icarus's $random and $urandom start from the seed 0, one for each, and all modules share them.
-    ($urandom_range takes no seed: a testbench with it keeps the common ones.)
+    Icarus's $random and $urandom each start from the seed 0, and all modules share them. So the
+    testbench gets seeds of its own. ($urandom_range takes none: with it, they stay shared.)
     """
     if "$urandom_range" in testbench:
         return testbench
-    text = testbench
     for call in ("random", "urandom"):
-        text = re.sub(rf"\${call}\b(?:\s*\(\s*\))?(?!\s*\()", f"${call}({call}{SECRET})", text)
-    return f"integer random{SECRET} = 0, urandom{SECRET} = 0;\n{text}"
+        without_seed = rf"\${call}\b(?:\s*\(\s*\))?(?!\s*\()"
+        testbench = re.sub(without_seed, f"${call}({call}{SECRET})", testbench)
+    return f"integer random{SECRET} = 0, urandom{SECRET} = 0;\n{testbench}"
