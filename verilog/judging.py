@@ -28,7 +28,7 @@ from pathlib import Path
 from tables.errors import UserError
 from verilog import programs
 from verilog.problems import Problem
-from verilog.sandbox import Limits, icarus_version, run_limited
+from verilog.sandbox import Limits, Ran, icarus_version, run_limited
 
 LONGEST = 1 << 20  # characters of an answer
 DEFAULT = Limits()
@@ -44,7 +44,7 @@ class Verdict:
                       # "broken problem": its own files don't compile, and no answer is guilty of it
     detail: str = ""  # one line: why; equal answers have equal details
     letter: str = ""  # verilog-eval's own, finer category; "" where it has none
-    mismatches: int | None = None  # samples unlike the reference's; None: the bench did not get there
+    mismatches: int | None = None  # samples unlike the reference's; None: nothing was counted
     samples: int | None = None     # samples compared
     log: str = ""                  # the compiler's output and the testbench's
 
@@ -240,7 +240,8 @@ _TO_TERMINAL = re.compile(
     re.MULTILINE)
 _FLUSH_ALL = re.compile(_CALL_LINE + r'"(\$fflush)" \{', re.MULTILINE)
 _MEMORY_FILE = re.compile(_CALL_LINE + r'"(\$readmem[bh])", "(\w[\w.-]*)",', re.MULTILINE)
-SOURCES = ["bench.sv", "top.sv", "end.sv"]  # the bench comes first: no macro of the answer reaches it
+# The bench comes first: no macro of the answer reaches it.
+SOURCES = ["bench.sv", "top.sv", "end.sv"]
 _OUR_FILES = frozenset([*SOURCES, "exam", "files", "answers.txt", "marking"])
 
 
@@ -295,7 +296,7 @@ _LAST_LINE = re.compile(r"^(\d+) 2 0 0$\n?\Z", re.MULTILINE)
 
 
 def cut_short(status: int, answers: str, end: int) -> bool:
-    """Whether an exam ended before its testbench did, by the simulator's status and the recording."""
+    """Did an exam end before its testbench does? By the simulator's status and the recording."""
     last = _LAST_LINE.search(answers[-1000:])
     if status or last is None:
         return True
@@ -371,8 +372,8 @@ def drawn_letters() -> str:
     return "_" + secrets.token_hex(8)
 
 
-def _compile(folder: Path, bench: str, code: str, limits: Limits) -> tuple[str, int, str | None]:
-    """Compile the exam, with names drawn anew: (what was printed, exit status, limit).
+def _compile(folder: Path, bench: str, code: str, limits: Limits) -> Ran:
+    """Compile the exam, with names drawn anew; in what was printed they stand as they were.
 
     Behind the answer stands one more module: what an open comment, condition or macro of the answer
     swallows is missed.
@@ -383,8 +384,8 @@ def _compile(folder: Path, bench: str, code: str, limits: Limits) -> tuple[str, 
     _write(folder, {"bench.sv": bench, "top.sv": code, "end.sv": end})
     tops = ["-s", f"tb{letters}", "-s", f"End{letters}"]
     command = [*COMPILER, *tops, "-Mall=files", "-o", "exam", *SOURCES]
-    log, status, ended = run_limited(command, folder, limits)
-    return log.replace(letters, ""), status, ended
+    ran = run_limited(command, folder, limits)
+    return ran._replace(output=ran.output.replace(letters, ""))
 
 
 @dataclass(frozen=True)
@@ -467,7 +468,7 @@ def _ended(limit: str, phase: str, limits: Limits, log: str) -> Verdict:
 
 def judge_many(candidates: Iterable[tuple[Problem, str | None]],
                limits: Limits = DEFAULT) -> list[Verdict]:
-    """Judge many (problem, code or None) pairs in parallel, identical ones once; verdicts in order."""
+    """Judge many (problem, code or None) pairs in parallel: verdicts in order, equal pairs once."""
     candidates = list(candidates)
     different = list(dict.fromkeys(candidates))
     problems = [problem for problem, _ in different]

@@ -1,9 +1,10 @@
 """Write the two programs that judge an answer: the exam, which holds it, and the marking.
 
 The exam is the problem's own testbench, with the answer, without the reference, and with a listener
-beside the answer (exam.sv) that notes its outputs. So what happens inside a time step happens in the
-testbench's own order: where the clock changes before the data, it does so here, too. The marking is
-testbench and reference, and a module that replays those notes in the answer's place (marking.sv).
+beside the answer (exam.sv) that notes its outputs. So what happens inside a time step happens in
+the testbench's own order: where the clock changes before the data, it does so here, too. The
+marking is testbench and reference, and a module that replays those notes in the answer's place
+(marking.sv).
 
 An answer shares the exam with the testbench, so whatever it could reach there by name has a name
 that it can't know: every scope of the testbench ends in `SECRET`, which is drawn for each exam.
@@ -62,7 +63,7 @@ class Ports:
         return [port for port in self.every if port.direction != "INPUT"]
 
     def header(self, input_word: str, output_word: str) -> str:
-        """The header's list: `header("input", "output reg")` for `input [0:0] a, output reg ...`."""
+        """The header's list: with "output reg" for outputs, `input [0:0] a, output reg [7:0] b`."""
         declared = []
         for port in self.every:
             word = input_word if port.direction == "INPUT" else output_word
@@ -70,10 +71,18 @@ class Ports:
         return ", ".join(declared)
 
 
-def _joined(ports: Sequence[Port], separator: str, otherwise: str) -> str:
-    """The ports' names in one text; `otherwise` where there is none."""
-    names = [port.name for port in ports]
-    return separator.join(names) or otherwise
+def _names(ports: Sequence[Port]) -> list[str]:
+    return [port.name for port in ports]
+
+
+def _listed(ports: Sequence[Port], otherwise: str = "no_input_") -> str:
+    """The ports' names for a concatenation; `otherwise` where there is none."""
+    return ", ".join(_names(ports)) or otherwise
+
+
+def _awaited(ports: Sequence[Port]) -> str:
+    """The ports' names for `@(...)`, a change of any; where there is none, what never changes."""
+    return " or ".join(_names(ports)) or "no_input_"
 
 
 def _last_bit(ports: Sequence[Port]) -> int:
@@ -86,7 +95,12 @@ def _last_bit(ports: Sequence[Port]) -> int:
 
 def _without_comments(text: str) -> str:
     """Verilog without comments; texts in quotes stay."""
-    return _COMMENT_OR_TEXT.sub(lambda match: match[0] if match[0][0] == '"' else " ", text)
+    def keep(match: re.Match) -> str:
+        if match[0].startswith('"'):
+            return match[0]
+        return " "
+
+    return _COMMENT_OR_TEXT.sub(keep, text)
 
 
 def _code_alone(text: str) -> str:
@@ -135,24 +149,25 @@ def tested_ports(testbench: str, reference: tuple[Port, ...]) -> Ports:
 def scope_names(program: str) -> set[str]:
     """All names in a compiled program by which something of the testbench could be reached.
 
-    These are its modules, instances, tasks, functions and named blocks, and what it declares outside
-    of modules. What lies inside of RefModule and TopModule isn't the testbench's.
+    These are its modules, instances, tasks, functions and named blocks, and what it declares
+    outside of modules. What lies inside of RefModule and TopModule isn't the testbench's.
     """
-    under_test = set()  # labels of scopes in RefModule and TopModule, with everything below
+    under_test = set()  # labels of RefModule's and TopModule's scopes, with everything below
     names = {"RefModule"}
-    for label, name, module, parent in _SCOPE.findall(program):  # a parent comes before its children
+    for label, name, module, parent in _SCOPE.findall(program):  # parents come before children
         if parent in under_test:
             under_test.add(label)
             continue
         if module in ("RefModule", "TopModule"):
             under_test.add(label)
-        names.add(name.partition("[")[0])  # of `row[3]`, an instance of many
-        names.add(module.partition("[")[0])
+        for text in (name, module):
+            text = text.partition("[")[0]  # `row` of `row[3]`, an instance of many
+            if not text.startswith("$"):
+                names.add(text)
     unit = _UNIT.search(program)
     if unit is not None:
         names.update(_DECLARED.findall(unit[0]))
-    names -= {"", "TopModule"}
-    return {name for name in names if not name.startswith("$")}
+    return names - {"", "TopModule"}
 
 
 # ---- The programs ----
@@ -181,11 +196,11 @@ def _filled(name: str, problem: Problem, ports: Ports) -> str:
         "unit": _unit(problem),
         "ports": ports.header("input", "output reg"),
         "listening": ports.header("input", "input"),
-        "ins": _joined(inputs, ", ", "no_input_"),
-        "outs": _joined(outputs, ", ", "1'b0"),
-        "inputs": _joined(inputs, " or ", "no_input_"),
-        "outputs": _joined(outputs, " or ", "no_input_"),
-        "anything": _joined(ports.every, " or ", "no_input_"),
+        "ins": _listed(inputs),
+        "outs": _listed(outputs, otherwise="1'b0"),
+        "inputs": _awaited(inputs),
+        "outputs": _awaited(outputs),
+        "anything": _awaited(ports.every),
         "wide": str(_last_bit(inputs)),
         "many": str(_last_bit(outputs)),
         "secret": SECRET,
@@ -194,7 +209,7 @@ def _filled(name: str, problem: Problem, ports: Ports) -> str:
 
 
 def marking(problem: Problem, ports: Ports) -> str:
-    """The module that stands in the answer's place when testbench and reference mark its outputs."""
+    """The module in the answer's place when testbench and reference mark its outputs."""
     return _filled("marking.sv", problem, ports)
 
 
@@ -212,8 +227,8 @@ def exam(problem: Problem, testbench: str, ports: Ports, scopes: set[str]) -> st
     """
     testbench = _with_listener(_without_comments(testbench))
     reference = f"module RefModule({ports.header('input', 'output')}); endmodule\n"
-    names_of_ports = {port.name for port in ports.every}
-    hidden = renamed(f"{testbench}\n{reference}", scopes - names_of_ports)
+    names = scopes.difference(_names(ports.every))
+    hidden = renamed(f"{testbench}\n{reference}", names)
     hidden = _with_own_random_numbers(hidden)
     listener = _filled("exam.sv", problem, ports)
     return f"{hidden}{listener}{_taken_names(problem)}`resetall\n"
@@ -235,9 +250,11 @@ def _taken_names(problem: Problem) -> str:
     In verilog-eval's one program these names are taken: an answer that uses one doesn't compile.
     """
     code = _code_alone(problem.testbench + problem.reference)
-    names = set(re.findall(r"\bmodule\s+(\w+)", code)) - {"TopModule"}
-    lines = [f"module {name}; endmodule\n" for name in sorted(names)]
-    return "".join(lines)
+    names = set(re.findall(r"\bmodule\s+(\w+)", code))
+    text = ""
+    for name in sorted(names - {"TopModule"}):
+        text += f"module {name}; endmodule\n"
+    return text
 
 
 def renamed(text: str, names: set[str]) -> str:
@@ -247,7 +264,14 @@ def renamed(text: str, names: set[str]) -> str:
     escaped = map(re.escape, sorted(names, key=len, reverse=True))
     listed = "|".join(escaped)
     pattern = re.compile(rf"{_TEXT}|(?<![\w$'])(?:{listed})(?![\w$])")
-    return pattern.sub(lambda match: match[0] if match[0][0] == '"' else match[0] + SECRET, text)
+
+    def hide(match: re.Match) -> str:
+        word = match[0]
+        if word.startswith('"'):
+            return word
+        return word + SECRET
+
+    return pattern.sub(hide, text)
 
 
 def _with_own_random_numbers(testbench: str) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tables.errors import UserError
 
@@ -28,6 +29,14 @@ class Limits:
     memory: int = 1 << 30  # bytes of address space
     output: int = 1 << 20  # bytes printed; more ends the process
     file: int = 64 << 20   # bytes of any file that is written
+
+
+class Ran(NamedTuple):
+    """What became of a command."""
+
+    output: str
+    status: int         # its exit status
+    ended: str | None   # "time" or "output", the limit that ended it; None where none did
 
 
 @functools.cache
@@ -77,15 +86,11 @@ shift 3; exec "$@" """
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
-def run_limited(command: Sequence[str], folder: str | os.PathLike,
-                limits: Limits) -> tuple[str, int, str | None]:
+def run_limited(command: Sequence[str], folder: str | os.PathLike, limits: Limits) -> Ran:
     """Run a command under `limits` in a session of its own, without network where that is possible.
 
     Args:
       folder: working directory, and the only place for temporary files.
-
-    Returns:
-      (output, exit status, None or "time" or "output": the limit that ended it).
 
     Raises:
       UserError: somebody else killed it.
@@ -103,7 +108,7 @@ def run_limited(command: Sequence[str], folder: str | os.PathLike,
         raise UserError(f"{command[0]} was killed from outside (often: not enough memory). What is "
                         "judged so far is kept where it was saved; run this again.")
     text = output[:limits.output].decode("utf-8", "replace")
-    return text, process.returncode, ended
+    return Ran(text, process.returncode, ended)
 
 
 def _start(command: Sequence[str], folder: str | os.PathLike, limits: Limits) -> subprocess.Popen:
@@ -113,7 +118,8 @@ def _start(command: Sequence[str], folder: str | os.PathLike, limits: Limits) ->
     blocks = math.ceil(limits.file / 512)
     numbers = [str(seconds), str(kibibytes), str(blocks)]
     words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh", *numbers, *command]
-    # "." and not the folder's path: iverilog puts TMPDIR into a shell's command, where a `$` counts.
+    # "." and not the folder's path: iverilog puts TMPDIR into a shell's command, and a `$` there
+    # would be a variable.
     environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": ".", "LC_ALL": "C"}
     return subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

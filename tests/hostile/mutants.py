@@ -3,10 +3,11 @@ against one program on them.
 
     VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python tests/hostile/mutants.py
 
-Each answer is a problem's reference, as it is or with one mutation, inside of a module that buffers,
-gates or delays its clock, its inputs and its outputs. Half of them are asked by a testbench whose
-nonblocking assignments are blocking ones. verilog-eval compiles answer, reference and testbench into
-one program; what that says is what the judge should say. The result is `mutants.csv`.
+Each answer is a problem's reference, as it is or with one mutation, inside of a module that
+buffers, gates or delays its clock, its inputs and its outputs. Half of them are asked by a
+testbench whose nonblocking assignments are blocking ones. verilog-eval compiles answer, reference
+and testbench into one program; what that says is what the judge should say. The result is
+`mutants.csv`.
 """
 
 import argparse
@@ -161,7 +162,7 @@ def blocking(problem: exams.Problem) -> exams.Problem:
 
 
 def candidates(problem: exams.Problem, each: int) -> Iterator[Candidate]:
-    """`each` candidates for one problem, always the same ones; a third of them without a mutation."""
+    """`each` candidates for one problem, always the same; a third of them without a mutation."""
     generator = random.Random(problem.name)
     found = generate.facts(problem)
     styles = list(itertools.product(CLOCKS, OUTPUTS))
@@ -187,7 +188,10 @@ def candidates(problem: exams.Problem, each: int) -> Iterator[Candidate]:
 
 # ---- The judge against one program ----
 
-def together(problem: exams.Problem, code: str, limits: sandbox.Limits) -> tuple[str, int | None]:
+Outcome = tuple[str, int | None]  # category, mismatches
+
+
+def together(problem: exams.Problem, code: str, limits: sandbox.Limits) -> Outcome:
     """verilog-eval's own way, all in one program: (category, mismatches or None)."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -196,7 +200,8 @@ def together(problem: exams.Problem, code: str, limits: sandbox.Limits) -> tuple
         command = [*judging.COMPILER, "-s", "tb", "-o", "program", "top.sv", "test.sv", "ref.sv"]
         log, _, ended = sandbox.run_limited(command, folder, limits)
         if (folder / "program").exists() and not ended:
-            printed, _, ended = sandbox.run_limited(["vvp", "-n", "program", "-none"], folder, limits)
+            command = ["vvp", "-n", "program", "-none"]
+            printed, _, ended = sandbox.run_limited(command, folder, limits)
             log += printed
     letter, _, count = judging.analyse(log)
     if ended:
@@ -207,14 +212,15 @@ def together(problem: exams.Problem, code: str, limits: sandbox.Limits) -> tuple
     return category, count[0] if count else None
 
 
-def compared(candidate: Candidate) -> tuple[tuple[str, int | None], tuple[str, int | None]] | None:
-    """(one program's verdict, the judge's); None where the testbench itself doesn't work any more."""
+def compared(candidate: Candidate) -> tuple[Outcome, Outcome] | None:
+    """(one program's verdict, the judge's); None where the testbench itself doesn't work."""
     limits = sandbox.Limits(seconds=10)
     try:
         verdict = judging.judge(candidate.problem, candidate.code, limits)
     except UserError:
         return None
-    return together(candidate.problem, candidate.code, limits), (verdict.category, verdict.mismatches)
+    ours = (verdict.category, verdict.mismatches)
+    return together(candidate.problem, candidate.code, limits), ours
 
 
 def shipped() -> list[exams.Problem]:
@@ -236,8 +242,8 @@ def everything(checkout: str, each: int) -> list[Candidate]:
     return found
 
 
-def measure(chosen: list[Candidate]) -> list[tuple[Candidate, tuple, tuple]]:
-    """(candidate, one program's verdict, the judge's) for all that can be asked; prints progress."""
+def measure(chosen: list[Candidate]) -> list[tuple[Candidate, Outcome, Outcome]]:
+    """(candidate, one program's verdict, the judge's) for all that can be asked, with progress."""
     results, start = [], time.monotonic()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for number, (candidate, pair) in enumerate(
@@ -255,7 +261,7 @@ COLUMNS = ("what", "style", "answers", "passed_in_one_program", "pass_or_fail_eq
            "category_equal", "mismatches_equal")
 
 
-def table(results: list[tuple[Candidate, tuple, tuple]]) -> list[tuple]:
+def table(results: list[tuple[Candidate, Outcome, Outcome]]) -> list[tuple]:
     """Rows of `COLUMNS`: all, then by testbench, mutation, clock, inputs and outputs."""
     groups = collections.defaultdict(list)
     for candidate, one, ours in results:
