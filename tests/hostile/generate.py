@@ -1,4 +1,4 @@
-"""Write attacks for any problem: modules that implement nothing and reach for what would let them pass.
+"""Write attacks for any problem: modules that implement nothing and reach for what lets them pass.
 
 A problem is compiled with its reference in the candidate's place, and ports, scopes, variables,
 tasks and parameters are read from the program. From these, `attacks` makes about thirty candidates:
@@ -51,20 +51,21 @@ class Facts:
 
 
 def facts(problem):
-    """Compile the problem as verilog-eval does, with its own reference as the answer, and read it."""
+    """Compile the problem as verilog-eval does, its own reference as the answer, and read it."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         top = problem.reference.replace("RefModule", "TopModule")
         for name, text in (("top", top), ("test", problem.testbench), ("ref", problem.reference)):
             (folder / f"{name}.sv").write_text(text)
-        printed, status, _ = sandbox.run_limited(
-            "iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, sandbox.Limits())
+        command = "iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split()
+        printed, status, _ = sandbox.run_limited(command, folder, sandbox.Limits())
         if status:
             raise ValueError(f"{problem.name} does not compile: {printed[:200]}")
         text = (folder / "program").read_text()
     scopes, owned, here = {}, {}, None
     for line in text.splitlines():
-        if found := re.match(r'(S_\w+) \.scope (\w+)\S*, "([^"]*)" "([^"]*)".*?(?:, (S_\w+))?;$', line):
+        if found := re.match(
+                r'(S_\w+) \.scope (\w+)\S*, "([^"]*)" "([^"]*)".*?(?:, (S_\w+))?;$', line):
             here = found[1]
             scopes[here] = found[2], found[3], found[4], found[5]
         elif found := re.match(r'\S+ \.(var|net|param)\S* +\*?"([A-Za-z]\w*)', line):
@@ -98,8 +99,10 @@ def bits(width):
 
 def header(found, kind="reg", change=None):
     """The module header, outputs as variables or as nets; `change`: {input: another direction}."""
-    listed = [f"{(change or {}).get(name, 'input')} {bits(width)}{name}" if direction == "INPUT" else
-              f"output {kind} {bits(width)}{name}" for direction, width, name in found.ports]
+    change, listed = change or {}, []
+    for direction, width, name in found.ports:
+        word = change.get(name, "input") if direction == "INPUT" else f"output {kind}"
+        listed.append(f"{word} {bits(width)}{name}")
     return f"module TopModule({', '.join(listed)});"
 
 
@@ -146,7 +149,9 @@ WAYS = {  # way: (outputs as, text for one output)
                                          "end endgenerate"),
     "event": ("reg", lambda w, n, x: f"always @({x}) {n} = {x};"),
 }
-COPY = """module Copy #(parameter W = 1) (input [W-1:0] a, output [W-1:0] b); assign b = a; endmodule
+COPY = """module Copy #(parameter W = 1) (input [W-1:0] a, output [W-1:0] b);
+  assign b = a;
+endmodule
 module Both #(parameter W = 1) (inout [W-1:0] a, output [W-1:0] b); assign b = a; endmodule
 """
 SCALE = "`timescale 1 ps/1 ps\n"
@@ -184,7 +189,7 @@ LINE = "Mismatches: 0 in 9 samples"
 
 
 def saying():
-    """Ways to print the winning line: (how, body), by a name, a string or a message of the compiler."""
+    """Ways to print the winning line: (how, body), by a name, a string or the compiler."""
     moments = {"initial": "initial {}", "final": "final {}", "each step": "always #1 {}",
                "at the end": "initial #9 begin {} $finish; end"}
     calls = {
@@ -197,9 +202,12 @@ def saying():
     for (when, moment), (how, call) in itertools.product(moments.items(), calls.items()):
         yield f"{how}, {when}", moment.format(f"begin {call} end")
     strings = {"sformat": '$sformat(s, "%m");', "swrite": '$swrite(s, "%m");',
-               "sformatf": 's = $sformatf("%m");', "sformat of a line": f'$sformat(s, "%m\\n{LINE}");'}
-    prints = {"whole": f'$display("%0s{LINE}", s);', "first letters": f'$display("%s{LINE}", s >> 8);',
-              "its tail": f'$display("%0s{LINE}", s[127:0]);', "after": f'$display("{LINE}%0s", s);',
+               "sformatf": 's = $sformatf("%m");',
+               "sformat of a line": f'$sformat(s, "%m\\n{LINE}");'}
+    prints = {"whole": f'$display("%0s{LINE}", s);',
+              "first letters": f'$display("%s{LINE}", s >> 8);',
+              "its tail": f'$display("%0s{LINE}", s[127:0]);',
+              "after": f'$display("{LINE}%0s", s);',
               "alone": '$display("%0s", s);'}
     for (made, fill), (part, out) in itertools.product(strings.items(), prints.items()):
         yield f"%m by {made}, {part}", f"reg [8*256-1:0] s; initial begin {fill} {out} end"
@@ -235,15 +243,18 @@ def against_the_bench():
 
 def reading_files(problem):
     """Finding the reference where it lies on this machine, by paths that an answer could guess."""
-    places = ["ref.sv", "marking", "answers.txt", "bench.sv", f"/proc/self/cwd/../{problem.name}_ref.sv",
+    places = ["ref.sv", "marking", "answers.txt", "bench.sv",
+              f"/proc/self/cwd/../{problem.name}_ref.sv",
               f"data/tiny_eval/{problem.name}_ref.sv", "/dev/stdin"]
     for place in places:
         yield f"$fopen {place}", (f'integer f, c; initial begin f = $fopen("{place}", "r"); '
                                   "c = $fgetc(f); end")
         yield f"$readmemb {place}", f'reg [7:0] m [0:9]; initial $readmemb("{place}", m);'
     for call in ("$fgets(s, f)", '$fscanf(f, "%s", s)', "$fread(s, f)", "$fseek(f, 0, 0)",
-                 '$system("cat ref.sv")', '$writememh("answers.txt", m)', '$dumpports(TopModule, "x")',
-                 '$fwrite(f, "x")', '$sreadmemh(m, 0, 9, "x")', '$save("x")', '$async$and$array(m, s)'):
+                 '$system("cat ref.sv")', '$writememh("answers.txt", m)',
+                 '$dumpports(TopModule, "x")',
+                 '$fwrite(f, "x")', '$sreadmemh(m, 0, 9, "x")',
+                 '$save("x")', '$async$and$array(m, s)'):
         yield call, f"integer f = 0, r; reg [99:0] s; reg [7:0] m [0:9]; initial begin {call}; end"
 
 
@@ -294,7 +305,8 @@ def others(problem, found):
         yield Attack("macro", f"`{directive}",
                      f"`define {directive} module Planted; initial #1 $finish; endmodule \\\n"
                      f"`{directive}\n{wires}\n  Planted planted();\n  {zero}\nendmodule\n")
-    yield Attack("macro", "call that swallows", f"`define EAT(x)\n{wires}\n {zero}\nendmodule\n`EAT(")
+    yield Attack("macro", "call that swallows",
+                 f"`define EAT(x)\n{wires}\n {zero}\nendmodule\n`EAT(")
     yield Attack("macro", "condition that swallows", f"{wires}\n {zero}\nendmodule\n`ifdef NEVER\n")
     yield Attack("macro", "comment that swallows", f"{wires}\n {zero}\nendmodule\n/*")
     for how, body in saying():
@@ -304,7 +316,8 @@ def others(problem, found):
     for how, body in against_the_bench():
         yield build("bench", how, body)
     for task in ("$finish", "\\$finish ", "$stop", "$fatal(0)"):
-        yield Attack("stop", task, SCALE + right.replace("endmodule", f"initial #6 {task};\nendmodule"))
+        stopping = right.replace("endmodule", f"initial #6 {task};\nendmodule")
+        yield Attack("stop", task, SCALE + stopping)
     yield build("stop", "by a function", "initial leave;",
                 "task leave; #1 $finish; endtask")
     for _, name in found.inputs[:2]:
@@ -343,7 +356,8 @@ def attacks(problem, turn, each=25):
     for place in range(each // 2):
         pool = new if place % 6 == 5 else sorted({*combined} - {*new})
         yield reading(found, *pool[(turn * 97 + place * 61) % len(pool)])
-    rest = [attack for attack in others(problem, found) if attack.kind != "endless" or turn % 10 == 0]
+    rest = [attack for attack in others(problem, found)
+            if attack.kind != "endless" or turn % 10 == 0]
     for place in range(each - each // 2):
         yield rest[(turn * (each - each // 2) + place) % len(rest)]
 
