@@ -65,13 +65,12 @@ from pathlib import Path
 
 import pandas as pd
 from IPython.display import display
-from openai import OpenAI
 
 from helpers import chat, style
-from serving import draw, limits, load, physics, server
+from serving import asking, draw, limits, load, results, server
 from serving import options as serve
 from serving.load import Client, Load, sweep
-from tables import hardware
+from tables import hardware, physics, texts
 
 INF = math.inf
 FULL = Load(regimes=((1024, 256), (4096, 512), (15360, 512)), warmups=4)
@@ -89,15 +88,17 @@ print(cfg)
 folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
 options = serve.read(folder)
 record = server.start(options, folder)
-openai = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
+openai = asking.openai_client(record)
 recipe = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))["recipe"]
+system, thinking = recipe["system"], recipe["reasoning"] == "kept"  # how training asked
 counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
-request = server.chat_request(counter, recipe, model=record["name"], stream=True,
-                              max_tokens=record["max_model_len"] // 2)
+request = asking.chat_request(counter, system, thinking, model=record.name, stream=True,
+                              max_tokens=record.max_model_len // 2)
 
 # %% [markdown]
-# We note when each piece of the answer arrives, five times, and draw the median run. **Where does the time
-# go: before the first token, or after it?**
+# We note when each piece of the answer arrives, five times, and draw the median run. A first run isn't
+# counted, because there the client still loads code and opens its connection. **Where does the time go:
+# before the first token, or after it?**
 
 # %%
 def timed():
@@ -109,12 +110,18 @@ def timed():
     return arrivals
 
 
+timed()
+before = asking.counters(record)
 arrivals = sorted((timed() for _ in range(5)), key=lambda run: run[-1])[2]
+made = asking.seconds_per_token(before, asking.counters(record))  # by the server's own clock
+gap, doubt = limits.pace(arrivals, made)
 fig, ax = style.figure(9, 1.9)
-draw.timeline(ax, arrivals)
+draw.timeline(ax, arrivals, gap)
 ax.set_title(f"One request alone: {1e3 * arrivals[-1]:.0f} ms, "
              f"{arrivals[0] / arrivals[-1]:.0%} of it before the first token")
 style.finish(fig, "06_timeline", f"measured, {options.engine}")
+if doubt:
+    print(doubt)
 
 # %% [markdown]
 # Orange is the time to first token (TTFT), the prefill; blue the time per output token (TPOT), one decode
@@ -161,22 +168,26 @@ print(f"{count} measurements and {len(cfg.regimes)} long runs: about {60 * hours
       + (f", {hours * machine.dollars_per_hour:.0f} USD" if options.chip else ""))
 
 # %%
-results = sweep(client, options, cfg, results_in)
+measured = sweep(client, options, cfg, results_in)
 
 # %%
-table = load.rows(results, cfg.slo, machine.dollars_per_hour)
-table = table.join(pd.DataFrame([limits.floors(result, machine, config) for result in results]))
+table = results.rows(measured, cfg.slo, machine.dollars_per_hour)
+table = table.join(pd.DataFrame([limits.floors(one, machine, config) for one in measured]))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 shown = {"requests": "requests", "failed": "failed",
          "delivered_rps": "delivered /s", "goodput_rps": "goodput /s",
          "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
          "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}
 middle = table.groupby(["input_len", "output_len", "rate"]).median(numeric_only=True)
-display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
+middle["state"] = ""
+for (inputs, outputs), part in table.groupby(["input_len", "output_len"]):
+    for rate, state in results.states(part).items():
+        middle.loc[(inputs, outputs, rate), "state"] = state
+display(middle[["state", *shown]].rename(columns=shown).style.format(precision=1)
         .format(precision=2, subset=["delivered /s", "goodput /s"]))
 
 # %% [markdown]
-# Medians of three repeats; latencies in milliseconds, of all completed requests, so also of those while the
+# Medians of the repeats; latencies in milliseconds, of all completed requests, so also of those while the
 # load builds up and drains. `delivered` is requests per second; the time that the last one would need alone
 # is left out, since nothing new arrives then. `goodput` is `delivered` times the share of requests that
 # kept the objective; vLLM's own divides by the whole run.
@@ -194,7 +205,7 @@ display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
 # %%
 fig, ax = style.figure(8, 4.2)
 draw.curves(ax, table, "delivered_rps", "rate", "delivered, requests/s")
-knees = {key: load.kept_up(part) for key, part in table.groupby(["input_len", "output_len"])}
+knees = {key: results.kept_up(part) for key, part in table.groupby(["input_len", "output_len"])}
 ax.set_title("It keeps up with "
              + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items()))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; median, bars: smallest and "
@@ -213,12 +224,11 @@ for (inputs, outputs), part in table.groupby(["input_len", "output_len"]):
 # **Compare no latencies beyond the knee. Why?** We draw every request of the largest rate:
 
 # %%
-finite = [result for result in results if float(result["request_rate"]) < INF]
-one = max(finite, key=lambda result: float(result["request_rate"]))
+finite = [measurement for measurement in measured if measurement.rate < INF]
+fastest = max(finite, key=lambda measurement: measurement.rate)
 fig, ax = style.figure(9, 3.6)
-draw.requests(ax, one)
-ax.set_title(f"At {float(one['request_rate']):.3g}/s the slowest waits "
-             f"{max(one['latencies']):.1f} s")
+draw.requests(ax, fastest)
+ax.set_title(f"At {fastest.rate:.3g}/s the slowest waits {max(fastest.latencies):.1f} s")
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 
 # %% [markdown]
@@ -278,8 +288,8 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyo
 
 # %%
 confirmed = load.confirm(client, options, cfg, results_in, table)
-for (inputs, outputs), (rate, result) in confirmed.items():
-    row = load.rows([result], cfg.slo, machine.dollars_per_hour).iloc[0]
+for (inputs, outputs), (rate, measurement) in confirmed.items():
+    row = results.rows([measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
     each = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
     print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {each:.3g} {unit} per million output tokens, "
           f"{each * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {each / 0.3:.3g} a million")
@@ -309,18 +319,17 @@ if confirmed and log.exists() and made.exists():
 # %%
 tokenizer = chat.load_tokenizer(options.model)
 own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set the path, drop the rest of the cell
-asked = [server.chat_request(path.read_text(), recipe)["messages"]
+asked = [asking.chat_request(path.read_text(), system, thinking)["messages"]
          for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))]
-ids = sorted((chat.prompt_ids(tokenizer, messages, server.as_trained(recipe)[0])
-              for messages in asked), key=len)[-8:]
-sent = {"model": record["name"], "prompt": tokenizer.decode(ids[0])}
-own_bos = server.post(record, "/tokenize", sent)["tokens"] != ids[0]  # the server adds <bos>
+ids = sorted((chat.prompt_ids(tokenizer, messages, thinking) for messages in asked), key=len)[-8:]
+sent = {"model": record.name, "prompt": tokenizer.decode(ids[0])}
+own_bos = asking.post(record, "/tokenize", sent)["tokens"] != ids[0]  # the server adds <bos>
 texts = [tokenizer.decode(each[own_bos:]) for each in ids]
 helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
 
 # %%
-sent = [json.loads(line) | {"model": record["name"]} for line in own.read_text().splitlines()]
-lengths = [len(server.post(record, "/tokenize", each)["tokens"]) for each in sent]
+sent = [line.value | {"model": record.name} for line in texts.json_lines(own.read_bytes())]
+lengths = [len(asking.post(record, "/tokenize", each)["tokens"]) for each in sent]
 own_regime = (max(lengths), 128)  # the most tokens of a prompt and of an answer
 quarter = float(f"{table.delivered_rps.max() / 4:.2g}")  # of what it can take, per second
 traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
@@ -335,15 +344,15 @@ with server.running(warm, place):
     client.record = server.current(place)
     found["cache on"] = load.measure(client, warm, cfg, results_in, own_regime, repeat="own-warm",
                                      **traffic)
-    block = server.counters(client.record)["cache"]["block_size"]
+    block = asking.counters(client.record)["cache"]["block_size"]
 client.close()
-assert found["cache off"]["total_input_tokens"] == sum(lengths), "other prompts were sent"
+assert found["cache off"].raw["total_input_tokens"] == sum(lengths), "other prompts were sent"
 print(f"one block is {block} tokens")
 pd.DataFrame({name: {
-    "prompt tokens": r["total_input_tokens"], "of them cached": r["series"]["cached_tokens"],
-    "answer tokens, mean": r["total_output_tokens"] / r["completed"],
-    "TTFT p50, ms": r["p50_ttft_ms"], "TPOT p50, ms": r["p50_tpot_ms"]}
-    for name, r in found.items()}).style.format(precision=1)
+    "prompt tokens": own_run.raw["total_input_tokens"], "of them cached": own_run.series.cached_tokens,
+    "answer tokens, mean": own_run.raw["total_output_tokens"] / own_run.completed,
+    "TTFT p50, ms": own_run.percentile("ttft", 50), "TPOT p50, ms": own_run.percentile("tpot", 50)}
+    for name, own_run in found.items()}).style.format(precision=1)
 
 # %% [markdown]
 # A cache keeps whole blocks only, and only what was asked before. For users who share a long system message,
@@ -363,7 +372,7 @@ for batch in (1, 16, 64, 91):
                       for tokens, checked in ((1, 1), (3, 5)))
     print(f"{batch:3} requests at once: {plain:5.1f} ms a token, with a drafter {drafted:5.1f}: "
           f"{plain / drafted:.1f} times")
-print("this server:", results[0]["series"]["speculation"] or "has no drafter")
+print("this server:", measured[0].series.speculation or "has no drafter")
 
 # %% [markdown]
 # As many as fit (91, by 05's cache): each step still waits for memory, so the gain is all three tokens. It is

@@ -11,6 +11,6 @@ FOLDER`, where FOLDER has the options.json that notebook 05 left.
 """
 
 from serving.options import Options
-from serving.server import running, start, stop
+from serving.server import is_alive, running, start, stop
 
-__all__ = ["Options", "running", "start", "stop"]
+__all__ = ["Options", "is_alive", "running", "start", "stop"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tables.hardware import chip
-from serving import physics
+from tables import physics
 from tables import architecture
 
 

@@ -20,9 +20,11 @@ import pytest
 from conftest import ROOT, SERVE, load, needs_serve, program
 
 import serving
-from serving import Options, flags, server
+from serving import Options, asking, commands, environment, flags, processes, records, server
 from serving import load as bench
 from serving import options as serve
+from serving.records import ServerRecord
+from tables.errors import UserError
 
 MODEL = "/dev/shm/run/merged"
 PAGE = dict(zip(("FULL", "SECOND", "E2B", "TINY"), load("05_serve_vllm.py", "FULL", "SECOND", "E2B", "TINY"),
@@ -94,28 +96,30 @@ def every_command(adapter, drafter):
         "fp8": replace(two, quantization="fp8"), "gpu fp8": replace(gpu, quantization="fp8"),
         "pip": replace(tpu, engine="tpu", quantization="int8", prefix_caching=True),
         "drafted": replace(tpu, drafter=drafter, draft_tokens=3)}
-    return {name: serve.command(options) for name, options in found.items()}
+    return {name: commands.command(options) for name, options in found.items()}
 
 
 def vllm_part(command):
     return command[command.index("serve"):]
 
 
-RECORD = {"base_url": "http://127.0.0.1:1", "name": "name", "model": "m"}
+RECORD = ServerRecord(pid=1, born=1.0, started=1.0, base_url="http://127.0.0.1:1", name="name",
+                      model="m", engine="cpu", max_model_len=1024, container="", log="x", command=[],
+                      environment=[], files=[])
 
 
 @needs_serve
 def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter):
     sent = [bench.arguments(RECORD, bench.Load(slo=(500, 30)), (256, 64), rate, 30, 7, prompts)
             for rate in (4, float("inf")) for prompts in (None, "own.jsonl")]
-    commands = every_command(adapter, drafter)
-    job = json.dumps({"serve": [vllm_part(command) for command in commands.values()], "bench": sent,
-                      "wrong": vllm_part(commands["tpu"])[1:] + ["--limit-mm-please", "x"]})
+    made = every_command(adapter, drafter)
+    job = json.dumps({"serve": [vllm_part(command) for command in made.values()], "bench": sent,
+                      "wrong": vllm_part(made["tpu"])[1:] + ["--limit-mm-please", "x"]})
     done = program(SERVE, "-c", PARSE, stdin=job)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "unrecognized arguments" in done.stderr and done.stdout.rstrip().endswith("refused")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in "[{"]
-    read, load_lines = dict(zip(commands, lines)), lines[len(commands):]
+    read, load_lines = dict(zip(made, lines)), lines[len(made):]
     assert [(each["tp"], each["dp"], each["length"]) for each in read.values()][:4] == [
         (8, 1, 16384), (4, 2, 16384), (2, 1, 1024), (1, 1, 1024)]
     assert {name for name, each in read.items() if each["lora"]} == {"gpu", "cpu", "torchax"}
@@ -146,34 +150,35 @@ def test_the_client_ends_when_nobody_waits_for_it():
 
 
 def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter, drafter):
-    commands = every_command(adapter, drafter)
-    commands |= {name: serve.command(replace(cfg, model=MODEL)) for name, cfg in PAGE.items()}
-    for command in commands.values():
-        text = serve.shown(command)
+    made = every_command(adapter, drafter)
+    made |= {name: commands.command(replace(cfg, model=MODEL)) for name, cfg in PAGE.items()}
+    for command in made.values():
+        text = commands.shown(command)
         assert shlex.split(text.replace("\\\n", "")) == [p.replace(f"{ROOT}/", "") for p in command]
         table = flags.explain(command)
         unknown = table.why.str.contains(flags.YOURS)
         assert list(unknown[unknown].index) == ["--max-num-seqs"] * ("--max-num-seqs" in command)
     own = replace(PAGE["FULL"], model=MODEL, flags=("--speed-up=9",), environment=("A=1",))
-    table = flags.explain(serve.command(own))
+    table = flags.explain(commands.command(own))
     assert table.why["--speed-up"] == flags.YOURS and f"A: {flags.YOURS}" in table.why["-e"]
 
 
 def test_a_container_gets_the_merged_model_and_keeps_the_compile_cache(adapter, drafter):
-    commands = every_command(adapter, drafter)
-    tpu, gpu, drafted, pip = (commands[name] for name in ("tpu", "gpu", "drafted", "pip"))
+    made = every_command(adapter, drafter)
+    tpu, gpu, drafted, pip = (made[name] for name in ("tpu", "gpu", "drafted", "pip"))
     assert tpu[tpu.index("--entrypoint"):][:5] == [
         "--entrypoint", "vllm", serve.IMAGES["tpu-docker"], "serve", "/model"]
-    assert f"{MODEL}:/model:ro" in tpu and "vllm-xla-cache:/xla_cache" in tpu
+    assert f"type=bind,source={MODEL},target=/model,readonly" in tpu
+    assert "vllm-xla-cache:/xla_cache" in tpu
     assert "VLLM_XLA_CACHE_PATH=/xla_cache" in tpu and "--privileged" in tpu
     assert "--gpus" in gpu and "--privileged" not in gpu
     assert gpu[gpu.index("--max-lora-rank") + 1] == "64", "the next rank that vLLM accepts"
-    assert f"{drafter}:/drafter:ro" in drafted
+    assert f"type=bind,source={drafter},target=/drafter,readonly" in drafted
     assert pip[0] == "env" and pip[pip.index("serve") - 1].endswith(".venv-serve-tpu/bin/vllm")
-    assert all(command[command.index("--host") + 1] == "127.0.0.1" for command in commands.values())
+    assert all(command[command.index("--host") + 1] == "127.0.0.1" for command in made.values())
     for engine in ("gpu-docker", "cpu"):
         with pytest.raises(ValueError, match=f"'int8' is not for {engine}"):
-            serve.command(Options(engine=engine, model=MODEL, quantization="int8"))
+            commands.command(Options(engine=engine, model=MODEL, quantization="int8"))
 
 
 # -- What must hold before a server starts -------------------------------------------------------
@@ -206,9 +211,10 @@ def test_what_05_decides_is_what_06_and_07_find(tmp_path):
     serve.write(decided, tmp_path / "serve")
     found = serve.read(tmp_path / "serve")
     assert found == decided and found.chips == 8
-    ours, base = serve.command(decided), serve.command(replace(found, model=str(tmp_path / "base")))
+    ours, base = commands.command(decided), commands.command(replace(found, model=str(tmp_path / "base")))
+    mount = "type=bind,source={},target=/model,readonly"
     assert [(a, b) for a, b in zip(ours, base, strict=True) if a != b] == [
-        (f"{merged}:/model:ro", f"{tmp_path}/base:/model:ro")]
+        (mount.format(merged), mount.format(tmp_path / "base"))]
     assert "model" not in found.measured() and found.measured()["kv_cache_dtype"] == "fp8"
     (Path(merged) / "config.json").write_text('{"merged": "again"}')
     with pytest.raises(ValueError, match="no longer what 05_serve_vllm checked and served. Run 05 again"):
@@ -221,20 +227,26 @@ def test_options_that_are_none_say_what_to_run(tmp_path):
     serve.write(Options(model=str(tmp_path)), tmp_path)
     path = tmp_path / "options.json"
     good = path.read_text()
-    for broken in (good[:100], "[]", "{}", "null", good.replace('"engine"', '"motor"')):
+    for broken in (good[:100], "[]", "{}", "null", "3", good.replace('"engine"', '"motor"'),
+                   good.replace('"port": 0', '"port": "0"'), good.replace('"flags": []', '"flags": 3'),
+                   good.replace('"files"', '"filed"'), "[" * 100_000, "\x00"):
         path.write_text(broken)
-        with pytest.raises(ValueError, match="not what 05_serve_vllm writes. Run 05 again"):
+        with pytest.raises(UserError, match="Run 05.* again") as caught:
             serve.read(tmp_path)
+        assert "options.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
 # -- The life of a server, with a stand-in for vLLM -----------------------------------------------
 
 FAKE = """
-import http.server, os, signal, sys, time
+import http.server, json, os, signal, sys, time
 port = int(sys.argv[sys.argv.index("--port") + 1])
 mode = os.environ.get("FAKE_MODE", "")
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path == "/environment":
+            self.send_response(200); self.end_headers()
+            return self.wfile.write(json.dumps(dict(os.environ)).encode())
         self.send_response(200); self.end_headers(); self.wfile.write(b"{}")
     def log_message(self, *_): pass
 if mode == "dies":
@@ -255,8 +267,8 @@ def fake(tmp_path, monkeypatch):
     """(options, folder): a server that is a small script."""
     script = tmp_path / "fake.py"
     script.write_text(FAKE)
-    monkeypatch.setattr(serve, "LAUNCHER", script)
-    monkeypatch.setattr(serve, "VENV", Path(sys.executable).parent)
+    monkeypatch.setattr(commands, "LAUNCHER", script)
+    monkeypatch.setattr(commands, "VENV", Path(sys.executable).parent)
     monkeypatch.setattr(server, "prepare", lambda *words: None)
     folder = tmp_path / "serve"
     yield Options(model=folder_of(tmp_path / "model", config={}), name="fake", timeout=20.0), folder
@@ -271,41 +283,41 @@ def alive(pid):
 def test_a_server_is_started_found_reused_replaced_and_ended(fake, capsys):
     options, folder = fake
     record = serving.start(options, folder)
-    family = server.members(record)
-    assert len(family) == 2 and server.current(folder)["pid"] == record["pid"]
-    assert serving.start(options, folder)["pid"] == record["pid"]
+    family = processes.members(record)
+    assert len(family) == 2 and server.current(folder).pid == record.pid
+    assert serving.start(options, folder).pid == record.pid
     assert "runs already" in capsys.readouterr().out
     other = serving.start(replace(options, max_model_len=2048), folder)
-    assert other["pid"] != record["pid"] and not any(map(alive, family)), "two do not fit"
+    assert other.pid != record.pid and not any(map(alive, family)), "two do not fit"
     (Path(options.model) / "config.json").write_text('{"merged": "again"}')
     again = serving.start(replace(options, max_model_len=2048), folder)
-    assert again["pid"] != other["pid"], "other files are another model"
+    assert again.pid != other.pid, "other files are another model"
     assert serving.stop(folder) and not serving.stop(folder)
-    assert not any(map(alive, server.members(again))) and not (folder / "server.json").exists()
+    assert not any(map(alive, processes.members(again))) and not (folder / "server.json").exists()
 
 
 def test_two_servers_have_two_folders_and_may_start_together(fake):
     options, folder = fake
     started = serving.start(options, folder, wait=False)
     with serving.running(replace(options, name="second"), folder / "beside") as url:
-        assert serving.start(options, folder)["pid"] == started["pid"]
-        assert url != started["base_url"] and server.current(folder / "beside")["name"] == "second"
-    assert server.record_of(folder / "beside") is None and server.healthy(started)
+        assert serving.start(options, folder).pid == started.pid
+        assert url != started.base_url and server.current(folder / "beside").name == "second"
+    assert ServerRecord.load(folder / "beside") is None and asking.healthy(started)
 
 
 def test_a_worker_that_outlives_its_server_is_ended(fake):
     options, folder = fake
     record = serving.start(options, folder)
-    os.kill(record["pid"], signal.SIGKILL)
-    os.waitpid(record["pid"], 0)
-    left = server.members(record)
+    os.kill(record.pid, signal.SIGKILL)
+    os.waitpid(record.pid, 0)
+    left = processes.members(record)
     assert len(left) == 1 and serving.stop(folder) and not alive(left[0])
 
 
-def test_a_server_that_ignores_sigterm_is_killed(fake, monkeypatch):
-    monkeypatch.setenv("FAKE_MODE", "stubborn")
+def test_a_server_that_ignores_sigterm_is_killed(fake):
     options, folder = fake
-    family = server.members(serving.start(options, folder))
+    options = replace(options, environment=("FAKE_MODE=stubborn",))
+    family = processes.members(serving.start(options, folder))
     assert server.stop(folder, patience=0.5) and not any(map(alive, family))
 
 
@@ -313,17 +325,17 @@ def test_a_number_given_to_another_process_is_left_alone(fake):
     _, folder = fake
     sleeper = subprocess.Popen(["sleep", "60"], start_new_session=True)
     folder.mkdir()
-    (folder / "server.json").write_text(json.dumps(
-        {"pid": sleeper.pid, "born": 1.0, "base_url": "http://127.0.0.1:9", "container": "", "log": "x"}))
+    replace(RECORD, pid=sleeper.pid).save(folder)
+    assert not serving.is_alive(folder)
     assert not server.stop(folder) and sleeper.poll() is None
     sleeper.kill()
     sleeper.wait()
 
 
 @pytest.mark.parametrize("mode, words", [("dies", r"ended after \d+ s"), ("never", "was not healthy within 2 s")])
-def test_a_server_that_does_not_start_shows_its_last_lines_and_leaves_nothing(fake, monkeypatch, mode, words):
-    monkeypatch.setenv("FAKE_MODE", mode)
+def test_a_server_that_does_not_start_shows_its_last_lines_and_leaves_nothing(fake, mode, words):
     options, folder = fake
+    options = replace(options, environment=(f"FAKE_MODE={mode}",))
     with pytest.raises(ValueError, match=words) as caught:
         serving.start(replace(options, timeout=2.0), folder)
     lines = str(caught.value).splitlines()
@@ -351,10 +363,12 @@ WAITING = """
 import sys
 from pathlib import Path
 import serving
-from serving import options, server
-options.LAUNCHER, options.VENV, server.prepare = Path(sys.argv[1]), Path(sys.executable).parent, lambda *_: None
+from serving import commands, server
+commands.LAUNCHER, commands.VENV = Path(sys.argv[1]), Path(sys.executable).parent
+server.prepare = lambda *_: None
+options = serving.Options(model=sys.argv[2], name="fake", environment=(f"FAKE_MODE={sys.argv[4]}",))
 print("go", flush=True)
-with serving.running(serving.Options(model=sys.argv[2], name="fake"), sys.argv[3]):
+with serving.running(options, sys.argv[3]):
     print("up", flush=True)
     import time; time.sleep(600)
 """
@@ -366,16 +380,16 @@ def test_ctrl_c_and_sigterm_leave_no_server(fake, tmp_path, sign, mode):
     """While it starts, and while it runs in a `with` block."""
     options, folder = fake
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITING, serve.LAUNCHER, options.model, folder], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "FAKE_MODE": mode})
+        [sys.executable, "-c", WAITING, commands.LAUNCHER, options.model, folder, mode], cwd=ROOT,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 30
-    while (record := server.record_of(folder)) is None or not mode and not server.healthy(record):
+    while (record := ServerRecord.load(folder)) is None or not mode and not asking.healthy(record):
         assert time.monotonic() < end
         time.sleep(0.1)
     time.sleep(0.3)
     process.send_signal(sign)
     process.wait(timeout=30)
-    assert not server.members(record) and server.record_of(folder) is None
+    assert not processes.members(record) and ServerRecord.load(folder) is None
 
 
 # -- Docker, by a stand-in -----------------------------------------
@@ -414,17 +428,17 @@ def docker(fake, tmp_path, monkeypatch):
 def test_a_container_outlives_its_client_and_is_removed_all_the_same(docker):
     options, folder, state = docker
     record = serving.start(options, folder)
-    inside = int((state / record["container"]).read_text())
-    os.kill(record["pid"], signal.SIGKILL)  # the `docker run` client
-    os.waitpid(record["pid"], 0)
+    inside = int((state / record.container).read_text())
+    os.kill(record.pid, signal.SIGKILL)  # the `docker run` client
+    os.waitpid(record.pid, 0)
     assert alive(inside)
     with pytest.raises(ValueError, match="has died"):
         server.current(folder)
     serving.stop(folder)
     assert not alive(inside)
-    inside = int((state / serving.start(options, folder)["container"]).read_text())
+    inside = int((state / serving.start(options, folder).container).read_text())
     (folder / "server.json").write_text("{")  # its record is lost: the next start ends it by its name
-    assert serving.start(options, folder)["pid"] and not alive(inside)
+    assert serving.start(options, folder).pid and not alive(inside)
 
 
 # -- The counters of vLLM ---------------------------------------------------------------------------
@@ -437,11 +451,11 @@ def test_acceptance_is_what_the_counters_say(monkeypatch):
             ("num_accepted_tokens", "", first + second),
             ("num_accepted_tokens_per_pos", ',position="0"', first),
             ("num_accepted_tokens_per_pos", ',position="1"', second)))
-        monkeypatch.setattr(server, "request", lambda *_: text + "\n")
-        return server.counters({})
+        monkeypatch.setattr(asking, "request", lambda *_: text + "\n")
+        return asking.counters({})
     before, after = page(5, 5, 0), page(15, 14, 4)
-    assert server.acceptance(before, after) == {"drafts": 10, "by position": [0.9, 0.4], "tokens per step": 2.3}
-    assert server.acceptance(after, after) is None
+    assert asking.acceptance(before, after) == {"drafts": 10, "by position": [0.9, 0.4], "tokens per step": 2.3}
+    assert asking.acceptance(after, after) is None
 
 
 # -- The real thing ------------------------------------------------------------------------------
@@ -462,26 +476,26 @@ def test_real_server_ids_stops_and_end(tmp_path):
                           {"role": "user", "content": "größer ≥ 3; \t tabs"},
                           {"role": "assistant", "content": "```verilog\nmodule a; endmodule\n```"},
                           {"role": "user", "content": "again"}]):
-            theirs = server.post(record, "/tokenize", {"model": "tiny", "messages": messages})
+            theirs = asking.post(record, "/tokenize", {"model": "tiny", "messages": messages})
             assert theirs["tokens"] == [int(i) for i in chat.prompt_ids(tokenizer, messages)]
-            kept = server.post(record, "/tokenize", {
+            kept = asking.post(record, "/tokenize", {
                 "model": "tiny", "messages": messages, "chat_template_kwargs": {"enable_thinking": True}})
             assert kept["tokens"] == chat.prompt_ids(tokenizer, messages, thinking=True) != theirs["tokens"]
         ids, end = theirs["tokens"], chat.special_ids(tokenizer)[chat.TURN_END]
         body = {"model": "tiny", "prompt": ids, "max_tokens": 20, "temperature": 0}
-        forced = server.post(record, "/v1/completions", {**body, "logit_bias": {str(end): 100}})
+        forced = asking.post(record, "/v1/completions", {**body, "logit_bias": {str(end): 100}})
         assert forced["choices"][0]["finish_reason"] == "stop" and forced["usage"]["completion_tokens"] == 1
         with pytest.raises(ValueError, match="404.*does not exist"):
-            server.post(record, "/v1/completions", {**body, "model": "other"})
+            asking.post(record, "/v1/completions", {**body, "model": "other"})
         with pytest.raises(ValueError, match="timed out"):  # a client that goes away
-            server.post(record, "/v1/completions", {**body, "max_tokens": 600, "ignore_eos": True}, 0.5)
-        assert server.wait_idle(record, patience=120.0)["cache"]["enable_prefix_caching"] == "False"
-        family = server.members(record)
+            asking.post(record, "/v1/completions", {**body, "max_tokens": 600, "ignore_eos": True}, 0.5)
+        assert asking.wait_idle(record, patience=120.0)["cache"]["enable_prefix_caching"] == "False"
+        family = processes.members(record)
         assert len(family) >= 3
         for pid in family[1:]:
             os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 60
-        while server.healthy(record) and time.monotonic() < end:
+        while asking.healthy(record) and time.monotonic() < end:
             time.sleep(0.5)
         with pytest.raises(ValueError):
             server.current(tmp_path)
