@@ -4,14 +4,19 @@ The life-cycle tests start a small stand-in process instead of vLLM, so they tak
 server is started by the tests marked `slow` and by the series.
 """
 
+import glob
+import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,7 +253,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.send_response(200); self.end_headers()
             return self.wfile.write(json.dumps(dict(os.environ)).encode())
         self.send_response(200); self.end_headers(); self.wfile.write(b"{}")
+    def do_POST(self):
+        self.send_response(401); self.end_headers(); self.wfile.write(os.environ["HF_TOKEN"].encode())
     def log_message(self, *_): pass
+if mode == "tells":
+    print("Error: the token is", os.environ["HF_TOKEN"], flush=True)
 if mode == "dies":
     print("ValueError: no such thing"); [print("line", n) for n in range(30)]
     sys.exit(3)
@@ -390,6 +399,356 @@ def test_ctrl_c_and_sigterm_leave_no_server(fake, tmp_path, sign, mode):
     process.send_signal(sign)
     process.wait(timeout=30)
     assert not processes.members(record) and ServerRecord.load(folder) is None
+
+
+# -- What the shell says, and what is shown of it ---------------------------------------------------
+
+PREPARE = server.prepare  # the stand-in below has none
+SECRETS = {"HF_TOKEN": "hf_recognisable1", "VLLM_API_KEY": "sk-recognisable2",
+           "OPENAI_API_KEY": "sk-recognisable3", "WANDB_API_KEY": "wandb-recognisable4"}
+
+
+class Proxy:
+    """A proxy on loopback that counts who comes, and answers everybody."""
+
+    def __init__(self):
+        self.asked = 0
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = "http://127.0.0.1:{}".format(self.socket.getsockname()[1])
+        threading.Thread(target=self.answer, daemon=True).start()
+
+    def answer(self):
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            self.asked += 1
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    """A `Proxy` that every variable of the shell names."""
+    found = Proxy()
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, found.address)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    urllib.request.build_opener().open("http://127.0.0.1:9/")  # the variables do work
+    assert found.asked == 1
+    found.asked = 0
+    yield found
+    found.socket.close()
+
+
+BENCH_SESSION = """
+import asyncio, sys, aiohttp
+async def main():
+    async with aiohttp.ClientSession(trust_env=True) as session:  # as vLLM's benchmark makes it
+        async with session.get(sys.argv[1] + "/health") as answer:
+            print(answer.status)
+asyncio.run(main())
+"""
+
+
+def test_no_client_of_ours_goes_through_a_proxy(fake, proxy):
+    options, folder = fake
+    record = serving.start(options, folder)
+    asking.request(record, "/health")
+    assert asking.openai_client(record).get("/models", cast_to=str) == "{}"
+    with pytest.raises(UserError, match="no server answers at"):
+        asking.request(replace(record, base_url="http://127.0.0.1:1"), "/dead")
+    assert proxy.asked == 0
+    seen = json.loads(asking.request(record, "/environment"))
+    assert not [name for name in seen if name.lower().endswith("_proxy") and seen[name] != "*"]
+
+
+@needs_serve
+def test_the_child_that_measures_goes_past_a_proxy(fake, proxy):
+    """`vllm bench serve` trusts its environment, so its environment is ours."""
+    record = serving.start(*fake)
+    for env, asked in ((dict(os.environ), 1), (environment.for_child(), 0)):
+        proxy.asked = 0
+        done = subprocess.run([SERVE, "-c", BENCH_SESSION, record.base_url], env=env, text=True,
+                              capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert proxy.asked == asked
+
+
+def test_the_server_knows_of_the_shell_what_it_needs_and_no_key_or_token(fake, monkeypatch):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VLLM_USE_V1", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    options, folder = fake
+    seen = json.loads(asking.request(serving.start(options, folder), "/environment"))
+    assert not set(SECRETS) & set(seen) and "VLLM_USE_V1" not in seen
+    assert seen["PATH"] == os.environ["PATH"] and seen["OMP_NUM_THREADS"] == "2"
+    own = replace(options, environment=("VLLM_API_KEY", "VLLM_USE_V1=1"))
+    record = serving.start(own, folder)
+    seen = json.loads(asking.request(record, "/environment"))
+    assert seen["VLLM_API_KEY"] == SECRETS["VLLM_API_KEY"] and seen["VLLM_USE_V1"] == "1"
+    assert asking.openai_client(record).api_key == SECRETS["VLLM_API_KEY"], "who asks for it, gets it"
+
+
+def test_secrets_are_in_nothing_that_is_shown_logged_or_kept(fake, monkeypatch, capfd):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    options, folder = fake
+    options = replace(options, environment=("HF_TOKEN", "VLLM_API_KEY", "FAKE_MODE=tells"))
+    serve.write(options, folder)
+    record = serving.start(options, folder)
+    told = [commands.shown(commands.command(options)), server.last_lines(record.log)]
+    for engine in ("tpu-docker", "gpu-docker", "tpu"):
+        told.append(commands.shown(commands.command(replace(options, engine=engine))))
+    assert "-e HF_TOKEN" in told[2] and "$HF_TOKEN" in told[1]
+    with pytest.raises(UserError) as caught:
+        asking.post(record, "/refuse", {})
+    told.append(str(caught.value))
+    with pytest.raises(UserError) as caught:
+        PREPARE("false", SECRETS["HF_TOKEN"])
+    told += [str(caught.value), *capfd.readouterr()]
+    told += [(folder / name).read_text() for name in ("options.json", "server.json")]
+    assert not [(value, text) for value in SECRETS.values() for text in told if value in text]
+
+
+@pytest.mark.parametrize("changed, words", [
+    ({"environment": ("HF_TOKEN=hf_recognisable1",)}, r'value of HF_TOKEN.*environment=\("HF_TOKEN",\)'),
+    ({"environment": ("NOT_IN_THE_SHELL",)}, "takes NOT_IN_THE_SHELL from the shell"),
+    ({"flags": ("--api-key", "sk-recognisable2")}, "flags has --api-key, whose value"),
+    ({"flags": ("--api-key=sk-recognisable2",)}, "flags has --api-key, whose value")])
+def test_a_secret_among_the_settings_is_refused_without_repeating_it(fake, changed, words):
+    options, folder = fake
+    with pytest.raises(UserError, match=words) as caught:
+        serving.start(replace(options, **changed), folder)
+    assert "recognisable" not in str(caught.value) and not folder.exists()
+    serve.check(replace(options, flags=("--max-num-batched-tokens", "8", "--ssl-keyfile", "x")))
+
+
+# -- Names of folders -------------------------------------------------------------------------------
+
+STRANGE = ["a b", "a,b", "a:b", "a=b", "a[b]", "a%sb", "a$HOME", "a'b\"c", "größe", "a*?", "-x --y"]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_folder_may_be_called_anything(fake, tmp_path, name):
+    """vLLM's way to find weights is `glob.glob`; it runs in the repository."""
+    options, _ = fake
+    place = tmp_path / name
+    weights = Path(folder_of(place / "merged", model={})) / "model.safetensors"
+    weights.write_text("")
+    adapter = folder_of(place / "adapter", adapter_config={"r": 16})
+    options = replace(options, model=str(weights.parent), adapter=adapter)
+    record = serving.start(options, place / "serve")
+    words = record.command
+    served = words[words.index("serve") + 1]
+    assert [Path(path).resolve() for path in glob.glob(served + "/*.safetensors")] == [weights]
+    module = json.loads(words[words.index("--lora-modules") + 1])
+    assert module["name"] == "fake-adapter" and Path(module["path"]).samefile(adapter)
+    shown = shlex.split(commands.shown(commands.command(options)).replace("\\\n", ""))
+    assert served in shown and json.dumps(module) in shown
+    assert server.current(place / "serve") == record
+    serve.write(options, place / "serve")
+    assert serve.read(place / "serve") == options and serving.stop(place / "serve")
+
+
+@pytest.mark.skipif(not shutil.which("docker"), reason="no docker to read the words")
+@pytest.mark.parametrize("name", STRANGE)
+def test_docker_itself_reads_a_mount_of_any_name(tmp_path, name):
+    """Without a daemon it fails all the same, but only after it has read its words."""
+    model = folder_of(tmp_path / name / "merged", config={})
+    command = commands.command(Options(engine="gpu-docker", model=model))
+    env = {"PATH": os.environ["PATH"], "DOCKER_HOST": "tcp://127.0.0.1:1"}
+    done = subprocess.run(command, text=True, capture_output=True, env=env)
+    assert done.returncode and "connect" in done.stderr and "invalid" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("config, words", [
+    ({"r": 1024}, "has rank 1024, and vLLM serves at most 512"), ({"r": "16"}, "names no rank"),
+    ([], "names no rank"), (None, "cannot be read")])
+def test_a_rank_that_vllm_does_not_serve_is_one_line_before_the_start(fake, tmp_path, config, words):
+    options, folder = fake
+    files = {"adapter_config": config} if config is not None else {}
+    adapter = folder_of(tmp_path / "other", **files)
+    with pytest.raises(UserError, match=words) as caught:
+        serving.start(replace(options, adapter=adapter), folder)
+    assert "\n" not in str(caught.value) and "04_merge" in str(caught.value) and not folder.exists()
+
+
+# -- Machines that fail -----------------------------------------------------------------------------
+
+def stand_ins():
+    """How many processes run the stand-in for vLLM of this test, whoever knows of them."""
+    commands_of_all = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+    return sum(str(commands.LAUNCHER) in words for words in commands_of_all)
+
+
+def test_a_dead_leader_is_no_living_server(fake):
+    """Its worker is still in the group, as Python's resource tracker is."""
+    options, folder = fake
+    record = serving.start(options, folder)
+    assert serving.is_alive(folder)
+    os.kill(record.pid, signal.SIGKILL)
+    os.waitpid(record.pid, 0)
+    assert len(processes.members(record)) == 1 and not serving.is_alive(folder)
+    with pytest.raises(UserError, match="has died"):
+        server.current(folder)
+    begin = time.monotonic()
+    again = serving.start(options, folder)
+    assert again.pid != record.pid and time.monotonic() - begin < 10
+    assert processes.members(record) == [], "what was left is ended"
+
+
+def test_a_leader_that_dies_while_it_is_waited_for_is_noticed_at_once(fake):
+    options, folder = fake
+    options = replace(options, environment=("FAKE_MODE=never",))
+    record = serving.start(options, folder, wait=False)
+    time.sleep(0.3)
+    threading.Timer(1.0, lambda: os.kill(record.pid, signal.SIGKILL)).start()
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="the server ended after"):
+        serving.start(options, folder)
+    assert time.monotonic() - begin < 6
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import serving
+from serving import commands, server
+commands.LAUNCHER, commands.VENV = Path(sys.argv[1]), Path(sys.executable).parent
+server.prepare = lambda *_: None
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))  # a write beyond fails, as on a full disk
+try:
+    serving.start(serving.Options(model=sys.argv[2], name="fake"), sys.argv[3])
+except serving.server.UserError as error:
+    print(error)
+"""
+
+
+def test_a_record_that_cannot_be_written_starts_no_server(fake, tmp_path):
+    options, folder = fake
+    done = program(sys.executable, "-c", FULL_DISK, commands.LAUNCHER, options.model, folder)
+    assert done.returncode == 0, done.stderr
+    assert "server.json cannot be written" in done.stdout and "Free some space" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+    assert stand_ins() == 0
+
+
+def test_who_dies_before_the_record_is_written_leaves_no_server(fake, monkeypatch):
+    """A kill -9 between the start of the process and its record: the process never begins."""
+    options, folder = fake
+    starter = os.fork()
+    if starter == 0:
+        ServerRecord.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        serving.start(options, folder)
+    os.waitpid(starter, 0)
+    end = time.monotonic() + 10
+    while processes.speakers(folder / "server.log") and time.monotonic() < end:
+        time.sleep(0.1)
+    assert processes.speakers(folder / "server.log") == [] and not (folder / "server.json").exists()
+
+
+def test_two_starts_at_once_make_one_server(fake):
+    options, folder = fake
+    together = threading.Barrier(4)
+    found = []
+
+    def start():
+        together.wait()
+        found.append(serving.start(options, folder))
+
+    starters = [threading.Thread(target=start) for _ in range(4)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join()
+    assert len({record.pid for record in found}) == 1 and len(found) == 4
+    assert stand_ins() == 2, "a leader and its worker"
+
+
+@pytest.mark.parametrize("content", ["3", "[]", "{}", "null", "{", '{"pid": 1}', "[" * 10**5, "\x00"])
+def test_a_damaged_record_is_one_line_and_hides_no_server(fake, content):
+    options, folder = fake
+    record = serving.start(options, folder)
+    (folder / "server.json").write_text(content)
+    for ask in (serving.is_alive, server.current):
+        with pytest.raises(UserError, match="server.json.*Run 05_serve_vllm again") as caught:
+            ask(folder)
+        assert "\n" not in str(caught.value)
+    again = serving.start(options, folder)
+    assert again.pid != record.pid and not alive(record.pid), "found by the log that it writes"
+    (folder / "server.json").write_text(content)
+    assert serving.stop(folder) and not alive(again.pid)
+
+
+def test_a_record_has_fields_of_its_types(tmp_path):
+    RECORD.save(tmp_path)
+    good = json.loads((tmp_path / "server.json").read_text())
+    assert ServerRecord.load(tmp_path) == RECORD
+    for name, value in (("pid", "7"), ("pid", True), ("born", None), ("command", "x"), ("more", 1)):
+        assert name in records.problem_of(ServerRecord, {**good, name: value})
+    for name in good:
+        rest = {key: value for key, value in good.items() if key != name}
+        assert name in records.problem_of(ServerRecord, rest)
+
+
+def test_no_clock_that_is_set_ends_or_prolongs_the_waiting(fake, monkeypatch):
+    options, folder = fake
+    hours = itertools.count(step=3600.0)
+    monkeypatch.setattr(time, "time", lambda: 1e9 + next(hours))
+    serving.start(replace(options, timeout=15.0), folder)
+    hours = itertools.count(step=-3600.0)
+    with pytest.raises(UserError, match="not healthy within 1 s"):
+        serving.start(replace(options, environment=("FAKE_MODE=never",), timeout=1.0), folder)
+
+
+COMMAND_LINE = """
+import sys
+from pathlib import Path
+from serving import __main__, commands, server
+commands.LAUNCHER, commands.VENV = Path(sys.argv.pop(1)), Path(sys.executable).parent
+server.prepare = lambda *_: None
+__main__.main(sys.argv[1:])
+"""
+
+
+def by_hand(*words):
+    """`python -m serving` with the stand-in for vLLM."""
+    return [sys.executable, "-c", COMMAND_LINE, str(commands.LAUNCHER), *map(str, words)]
+
+
+def test_ctrl_c_at_the_command_line_is_one_line_and_leaves_nothing(fake):
+    options, folder = fake
+    serve.write(replace(options, environment=("FAKE_MODE=never",)), folder)
+    process = subprocess.Popen(by_hand("start", folder), cwd=ROOT, text=True, stderr=subprocess.PIPE,
+                               stdout=subprocess.PIPE)
+    end = time.monotonic() + 30
+    while not processes.speakers(folder / "server.log") and time.monotonic() < end:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert told == "interrupted: no server was left running\n" and process.returncode == 130
+    assert processes.speakers(folder / "server.log") == [] and not (folder / "server.json").exists()
+
+
+def test_a_server_by_hand(fake):
+    options, folder = fake
+    serve.write(options, folder)
+    say = lambda word: subprocess.run(by_hand(word, folder), cwd=ROOT, text=True, capture_output=True)
+    assert say("start").stdout.splitlines()[-1] == ServerRecord.load(folder).base_url
+    assert f"process {ServerRecord.load(folder).pid}, log" in say("status").stdout
+    os.kill(ServerRecord.load(folder).pid, signal.SIGKILL)
+    died = say("status")
+    assert died.returncode == 1 and "has died. Run 05_serve_vllm again" in died.stderr
+    (folder / "server.json").write_text("3")
+    assert "is not the record of a server: it holds 3" in say("status").stderr
+    assert say("stop").stdout == "stopped\n" and say("stop").stdout == "no server was running\n"
+    assert "python -m serving start|status|stop FOLDER" in say("restart").stderr
 
 
 # -- Docker, by a stand-in -----------------------------------------
