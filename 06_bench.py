@@ -324,8 +324,8 @@ asked = [asking.chat_request(path.read_text(), system, thinking)["messages"]
 ids = sorted((chat.prompt_ids(tokenizer, messages, thinking) for messages in asked), key=len)[-8:]
 sent = {"model": record.name, "prompt": tokenizer.decode(ids[0])}
 own_bos = asking.post(record, "/tokenize", sent)["tokens"] != ids[0]  # the server adds <bos>
-texts = [tokenizer.decode(each[own_bos:]) for each in ids]
-helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
+own_texts = [tokenizer.decode(each[own_bos:]) for each in ids]
+helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * own_texts))
 
 # %%
 sent = [line.value | {"model": record.name} for line in texts.json_lines(own.read_bytes())]

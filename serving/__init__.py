@@ -6,8 +6,8 @@
         results = load.sweep(client, options, load.Load(seconds=1, repeats=1), "bench")
     print(url, len(results), limits.floors(results[0], limits.machine_of(options)))
 
-It needs no other part of this repository but `tables/`. By hand: `python -m serving start|status|stop
-FOLDER`, where FOLDER has the options.json that notebook 05 left.
+It needs no other part of this repository but `tables/`. By hand: `python -m serving
+start|status|stop FOLDER`, where FOLDER has the options.json that notebook 05 left.
 """
 
 from serving.options import Options

@@ -1,4 +1,5 @@
-"""Questions to a recorded server over HTTP, and what it counts. No question goes through a proxy."""
+"""Questions to a recorded server over HTTP, and what it counts. No question goes through a
+proxy."""
 
 import collections
 import contextlib
@@ -17,7 +18,7 @@ from tables.errors import UserError
 if TYPE_CHECKING:
     import openai
 
-Counters = collections.Counter  # of a metric's name, and of (name, position) per draft token
+Counters = collections.defaultdict[Any, Any]  # by a metric's name, or (name, position)
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -25,7 +26,7 @@ ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 TOKEN_TIME = "vllm:inter_token_latency_seconds"  # a histogram, on the server's own clock
 
 
-# -- HTTP ------------------------------------------------------------------------------------------------
+# -- HTTP ------------------------------------------------------------------------------------------
 
 def _direct() -> urllib.request.OpenerDirector:
     """An opener that asks the server itself, whatever HTTP_PROXY says."""
@@ -82,16 +83,19 @@ def healthy(record: ServerRecord) -> bool:
 
 
 def openai_client(record: ServerRecord) -> "openai.OpenAI":
-    """OpenAI's own client for this server: no proxy, no second try, and a key if the server asks for one."""
+    """OpenAI's own client for this server: no proxy, no second try, and a key if the server asks
+    for one."""
     import openai  # a second to import, and a sweep doesn't need it
-    key = environment.api_key(record.environment) or "unused"
-    direct = openai.DefaultHttpxClient(trust_env=False)
-    return openai.OpenAI(base_url=f"{record.base_url}/v1", api_key=key, max_retries=0,
-                         http_client=direct)
+    return openai.OpenAI(
+        base_url=f"{record.base_url}/v1",
+        api_key=environment.api_key(record.environment) or "unused",
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(trust_env=False))
 
 
 def template_arguments(thinking: bool) -> dict:
-    """What a chat request has to hold so that the template renders prompts with or without thinking."""
+    """What a chat request has to hold so that the template renders prompts with or without
+    thinking."""
     return {"chat_template_kwargs": {"enable_thinking": thinking}}
 
 
@@ -106,17 +110,21 @@ def chat_request(text: str, system: str, thinking: bool, **more: object) -> dict
     messages = [{"role": "user", "content": text.strip()}]
     if system:
         messages.insert(0, {"role": "system", "content": system})
-    return {"messages": messages, "temperature": 0, "extra_body": template_arguments(thinking), **more}
+    request = {"messages": messages, "temperature": 0}
+    request["extra_body"] = template_arguments(thinking)
+    return request | more
 
 
-# -- What it counts --------------------------------------------------------------------------------------
+# -- What it counts --------------------------------------------------------------------------------
 
 def counters(record: ServerRecord) -> Counters:
-    """The server's metrics: name -> sum over its labels, and (name, position) -> sum per draft token.
+    """The server's metrics: name -> sum over its labels, and (name, position) -> sum per draft
+    token.
 
-    Prometheus' names: a counter ends in `_total`. "cache" has the labels of vLLM's cache_config_info.
+    Prometheus' names: a counter ends in `_total`. "cache" has the labels of vLLM's
+    cache_config_info.
     """
-    found: Counters = collections.Counter()
+    found: Counters = collections.defaultdict(float)
     for family in text_string_to_metric_families(request(record, "/metrics")):
         for sample in family.samples:
             found[sample.name] += sample.value
@@ -132,7 +140,8 @@ def acceptance(before: Counters, after: Counters) -> dict | None:
 
     Returns:
       {"drafts": ..., "by position": share of drafts whose token at this position was accepted,
-      "tokens per step": accepted tokens and the one that every step gives}, or None without a draft.
+      "tokens per step": accepted tokens and the one that every step gives}, or None without a
+      draft.
     """
     drafts = after[DRAFTS] - before[DRAFTS]
     accepted = after[ACCEPTED] - before[ACCEPTED]
@@ -144,7 +153,8 @@ def acceptance(before: Counters, after: Counters) -> dict | None:
 
 
 def seconds_per_token(before: Counters, after: Counters) -> float:
-    """Seconds between two tokens of an answer on the server's own clock, on average; nan without any.
+    """Seconds between two tokens of an answer on the server's own clock, on average; nan without
+    any.
 
     Args:
       before, after: answers of `counters`, around the requests that count.
@@ -171,6 +181,7 @@ def wait_idle(record: ServerRecord, patience: float = 60.0) -> Counters:
         if not running and not waiting:
             return found
         if time.monotonic() > deadline:
-            raise UserError(f"the server is not idle: {running} requests run and {waiting} wait after "
-                            f"{patience:.0f} s. Another client uses it: end that, then run this again.")
+            raise UserError(
+                f"the server is not idle: {running} requests run and {waiting} wait after "
+                f"{patience:.0f} s. Another client uses it: end that, then run this again.")
         time.sleep(0.2)

@@ -38,7 +38,7 @@ class Folders(NamedTuple):
     drafter: str
 
 
-# -- Names for folders ---------------------------------------------------------------------------------
+# -- Names for folders -----------------------------------------------------------------------------
 
 def _mark(folder: str | Path) -> str:
     return hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:8]
@@ -77,7 +77,7 @@ def folders_of(options: Options) -> Folders:
     return Folders(options.model, options.adapter, drafter)
 
 
-# -- What every engine is told -------------------------------------------------------------------------
+# -- What every engine is told ---------------------------------------------------------------------
 
 def _shared(options: Options, folders: Folders) -> list[str]:
     """vLLM's arguments, the same on every engine."""
@@ -109,8 +109,9 @@ def _quantization(options: Options) -> list[str]:
         return ["--additional-config", json.dumps({"quantization": {"qwix": {"rules": [rule]}}})]
     if engine == "gpu-docker" and quantization == "fp8":
         return ["--quantization", "fp8"]
-    raise UserError(f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on a "
-                    "TPU, fp8 on gpu-docker.")
+    raise UserError(
+        f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on a TPU, "
+        "fp8 on gpu-docker.")
 
 
 def _method_of(drafter: str) -> str:
@@ -119,7 +120,9 @@ def _method_of(drafter: str) -> str:
     kind = Path(drafter).name
     if path.exists():
         kind = json.loads(path.read_text())["model_type"]
-    return "mtp" if kind.endswith("assistant") else "draft_model"  # Gemma 4's own is called assistant
+    if kind.endswith("assistant"):  # as Gemma 4's own is called
+        return "mtp"
+    return "draft_model"
 
 
 def _speculation(options: Options, served: str) -> list[str]:
@@ -139,18 +142,26 @@ def _adapter(options: Options, served: str) -> list[str]:
     if not options.adapter:
         return []
     rank = adapter_rank(options.adapter)
-    module = {"name": f"{options.name}-adapter", "path": served}
     fitting = [allowed for allowed in RANKS if allowed >= rank]
-    return ["--enable-lora", "--lora-modules", json.dumps(module), "--max-lora-rank", str(min(fitting))]
+    module = {"name": f"{options.name}-adapter", "path": served}
+    return ["--enable-lora",
+            "--lora-modules", json.dumps(module),
+            "--max-lora-rank", str(min(fitting))]
 
 
-# -- One function per engine ---------------------------------------------------------------------------
+# -- One function per engine -----------------------------------------------------------------------
 
 def _cpu(options: Options, container: str) -> Parts:
     folders = Folders(*map(plain_name, folders_of(options)))
     settings = ["VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", *options.environment]
-    return Parts(settings, [str(VENV / "python"), str(LAUNCHER), *_shared(options, folders),
-                            "--enforce-eager", *options.flags])
+    program = [str(VENV / "python"), str(LAUNCHER)]
+    arguments = [*_shared(options, folders), "--enforce-eager", *options.flags]
+    return Parts(settings, program + arguments)
+
+
+def _rest(options: Options) -> list[str]:
+    """The last arguments where there is an accelerator."""
+    return ["--limit-mm-per-prompt", TEXT_ONLY, *options.flags]
 
 
 def _model_code(options: Options) -> list[str]:
@@ -162,15 +173,15 @@ def _model_code(options: Options) -> list[str]:
 def _tpu(options: Options, container: str) -> Parts:
     folders = Folders(*map(plain_name, folders_of(options)))
     settings = ["HF_HUB_OFFLINE=1", *_model_code(options), *options.environment]
-    return Parts(settings, [str(TPU_VENV / "vllm"), *_shared(options, folders),
-                            "--limit-mm-per-prompt", TEXT_ONLY, *options.flags])
+    program = [str(TPU_VENV / "vllm")]
+    return Parts(settings, program + _shared(options, folders) + _rest(options))
 
 
 def _mount(source: str, target: str) -> list[str]:
     """A folder of this machine, read-only in the container.
 
-    `-v SOURCE:TARGET` ends the source at its first colon. The fields of `--mount` are those of a line
-    of CSV, which may hold everything once they are quoted.
+    `-v SOURCE:TARGET` ends the source at its first colon. The fields of `--mount` are those of a
+    line of CSV, which may hold everything once they are quoted.
     """
     field = f"source={Path(source).resolve()}"
     if "," in field or '"' in field:
@@ -188,17 +199,21 @@ def _docker(options: Options, container: str, more: list[str], volumes: list[str
       devices: those that hand the accelerator in.
     """
     inside = Folders("/model", "/adapter", "/drafter")
-    variables = ["HF_HUB_OFFLINE=1", "VLLM_ENGINE_READY_TIMEOUT_S=3600", *options.environment, *more]
-    words = ["docker", "run", "--rm", "--name", container, "--network", "host", "--shm-size", "16g"]
+    variables = ["HF_HUB_OFFLINE=1", "VLLM_ENGINE_READY_TIMEOUT_S=3600"]
+    words = ["docker", "run", "--rm",
+             "--name", container,
+             "--network", "host",
+             "--shm-size", "16g"]
     for source, target in zip(folders_of(options), inside, strict=True):
         if source:
             words += _mount(source, target)
     words += volumes
-    for variable in variables:
+    for variable in [*variables, *options.environment, *more]:
         words += ["-e", variable]
     words += [*devices, "--entrypoint", "vllm", options.image or IMAGES[options.engine]]
-    words += [*_shared(options, inside), "--limit-mm-per-prompt", TEXT_ONLY, *options.flags]
-    return Parts([name for name in options.environment if "=" not in name], words)
+    words += _shared(options, inside) + _rest(options)
+    from_shell = [name for name in options.environment if "=" not in name]
+    return Parts(from_shell, words)
 
 
 def _tpu_docker(options: Options, container: str) -> Parts:
@@ -234,17 +249,17 @@ def command(options: Options, container: str = CONTAINER) -> list[str]:
     return ["env", *given, *words] if given else words
 
 
-# -- To read -------------------------------------------------------------------------------------------
+# -- To read ---------------------------------------------------------------------------------------
 
 def shown(command: list[str]) -> str:
     """A command as one could type it in the repository, one option per line, without secrets."""
     text = ""
     for word in command:
         begins_option = re.match(r"--?[a-zA-Z]", word)
-        between = " \\\n    " if begins_option else " "
+        between = " \\\n    " if begins_option and text else " "
         plain = environment.without_secrets(word.removeprefix(f"{ROOT}/"))
-        text += (between if text else "") + shlex.quote(plain)
-    return text
+        text += between + shlex.quote(plain)
+    return text.lstrip()
 
 
 def news(command: list[str], known: list[str]) -> str:

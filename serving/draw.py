@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator
 
 from serving.results import INF, Measurement, kept_up, states
 
-BLUE, ORANGE, SKY, GREEN, BLACK, GREY = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#222222", "#8A8A8A"
-COLORS, MARKERS = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY), "osD^vP"  # grey prints, too
+BLUE, ORANGE, SKY, GREEN = "#0072B2", "#E69F00", "#56B4E9", "#009E73"
+BLACK, GREY = "#222222", "#8A8A8A"
+COLORS = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY)
+MARKERS = "osD^vP"  # for a print without colours
 
 
 def label(ax: Axes, x: float, y: float, text: str, color: str, **more: Any) -> None:
@@ -59,7 +62,7 @@ def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
     ax.barh(0, first, color=ORANGE, height=0.5)
     ax.barh(0, last - first, left=first, color=SKY, height=0.5)
     ax.vlines(ms, -0.25, 0.25, color="white", lw=0.7)
-    bold = {"fontsize": 10, "weight": "bold"}
+    bold: dict[str, Any] = {"fontsize": 10, "weight": "bold"}
     ax.text(0.004 * last, 0.36, f"TTFT: {first:.0f} ms", color=ORANGE, **bold)
     pace = f"{1e3 * gap:.1f} ms, {len(ms) - 1} times" if np.isfinite(gap) else "not measured"
     ax.text(last, 0.36, f"TPOT: {pace}", color=BLUE, ha="right", **bold)
@@ -87,12 +90,13 @@ def requests(ax: Axes, measurement: Measurement) -> None:
 
 def plain_log(ax: Axes, which: str = "y") -> None:
     """Make an axis ("x" or "y") logarithmic, with a few plain numbers; call it last."""
+    axis: Axis = ax.yaxis
     if which == "x":
         ax.set_xscale("log")
-        axis, (low, high) = ax.xaxis, ax.get_xlim()
+        axis = ax.xaxis
     else:
         ax.set_yscale("log")
-        axis, (low, high) = ax.yaxis, ax.get_ylim()
+    low, high = sorted(axis.get_view_interval())
     subs = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7)
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axis.set_major_formatter("{x:g}")
@@ -113,7 +117,8 @@ def _range(values: pd.DataFrame) -> list[pd.Series]:
 
 
 def curves(ax: Axes, table: pd.DataFrame, column: str, dashed: str, words: str) -> None:
-    """A column over the offered rates, by regime: medians, range of the repeats, hollow beyond the knee.
+    """A column over the offered rates, by regime: medians, range of the repeats, hollow beyond the
+    knee.
 
     Args:
       dashed: the column of the line that it may reach, and no more.
@@ -170,7 +175,8 @@ def _cost_of_regime(ax: Axes, part: pd.DataFrame, column: str, name: str, color:
 
 
 def cost(ax: Axes, table: pd.DataFrame, slo: float, unit: str = "hours of the machine") -> None:
-    """What a million output tokens cost against the wait of the unluckiest tenth; the corner to aim at.
+    """What a million output tokens cost against the wait of the unluckiest tenth; the corner to aim
+    at.
 
     The line joins the rates that were kept up with. Overloaded points stand alone: there the wait
     measures the length of the test. Bars are the range of the repeats.

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Mapping
 
 from tables.errors import UserError
 
-NAMES = frozenset((
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
-    "LD_PRELOAD", "SSH_AUTH_SOCK", "HF_HOME", "HF_HUB_CACHE", "NUMBA_CACHE_DIR"))
-PREFIXES = ("LC_", "XDG_", "DOCKER_", "CUDA_", "NVIDIA_", "TPU_", "LIBTPU_", "PJRT_", "JAX_", "XLA_",
-            "OMP_", "MKL_", "KMP_", "TORCH", "TRITON_")
+# A child inherits these, and what begins with one of the prefixes.
+NAMES = (
+    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH LD_PRELOAD SSH_AUTH_SOCK "
+    "HF_HOME HF_HUB_CACHE NUMBA_CACHE_DIR").split()
+PREFIXES = tuple((
+    "LC_ XDG_ DOCKER_ CUDA_ NVIDIA_ TPU_ LIBTPU_ PJRT_ JAX_ XLA_ OMP_ MKL_ KMP_ TORCH "
+    "TRITON_").split())
+NO_SECRETS = ("SSH_AUTH_SOCK", "TPU_PROCESS_KEY")  # whatever their names say
 SECRET = re.compile(r"(?i)(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASS|PAT|CREDENTIALS?|AUTH)($|_)")
 SHORTEST = 6  # a shorter value, such as "1" or "true", is no secret: it would blacken every text
 API_KEY = "VLLM_API_KEY"  # with it, vLLM asks every client for this key
@@ -23,7 +26,9 @@ API_KEY = "VLLM_API_KEY"  # with it, vLLM asks every client for this key
 
 def is_secret(name: str) -> bool:
     """Whether a variable of this name holds something that nobody else may read."""
-    return name not in ("SSH_AUTH_SOCK", "TPU_PROCESS_KEY") and bool(SECRET.search(name))
+    if name in NO_SECRETS:
+        return False
+    return SECRET.search(name) is not None
 
 
 def secrets() -> dict[str, str]:
@@ -32,7 +37,8 @@ def secrets() -> dict[str, str]:
     for name, value in os.environ.items():
         if is_secret(name) and len(value) >= SHORTEST:
             found[value] = name
-    return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))
+    longest_first = sorted(found, key=len, reverse=True)
+    return {value: found[value] for value in longest_first}
 
 
 def without_secrets(text: str) -> str:
@@ -51,12 +57,13 @@ def check_settings(settings: Iterable[str]) -> None:
     for setting in settings:
         name, equals, _ = setting.partition("=")
         if equals and is_secret(name):
-            raise UserError(f"environment holds the value of {name}, and options.json would keep it. "
-                            f'Write environment=("{name}",) and set {name} in the shell: the server '
-                            "then gets it from there.")
+            raise UserError(
+                f"environment holds the value of {name}, and options.json would keep it. Write "
+                f'environment=("{name}",) and set {name} in the shell: the server gets it there.')
         if not equals and name not in os.environ:
-            raise UserError(f'environment=("{name}",) takes {name} from the shell, and it is not set '
-                            f"there. Run: export {name}=...")
+            raise UserError(
+                f'environment=("{name}",) takes {name} from the shell, and it is not set there. '
+                f"Run: export {name}=...")
 
 
 def values_of(settings: Iterable[str]) -> dict[str, str]:
@@ -86,5 +93,6 @@ def for_child(settings: Iterable[str] = ()) -> dict[str, str]:
 
 def api_key(settings: Iterable[str], shell: Mapping[str, str] = os.environ) -> str:
     """The key that a server with these settings asks for; "" if it asks for none."""
-    wants_key = API_KEY in settings
-    return shell.get(API_KEY, "") if wants_key else ""
+    if API_KEY not in settings:
+        return ""
+    return shell.get(API_KEY, "")

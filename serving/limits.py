@@ -1,13 +1,11 @@
 """What a server cannot beat: least times from its options, its model's config and its machine."""
 
-import json
 import math
 import os
 import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from serving import environment
 from serving.commands import VENV
@@ -50,12 +48,13 @@ class Machine:
     options: Options
 
 
-def machine_of(options: Options, config: dict | None = None, dollars_per_hour: float = 0.0) -> Machine:
+def machine_of(options: Options, config: dict | None = None,
+               dollars_per_hour: float = 0.0) -> Machine:
     """The `Machine` that the server's options describe.
 
-    An accelerator's peak and bandwidth are its data sheet's. For a CPU: the fastest matrix product and
-    the fastest read of a model-sized array that one core manages in many attempts, times the cores, which
-    errs on the high side.
+    An accelerator's peak and bandwidth are its data sheet's. For a CPU: the fastest matrix product
+    and the fastest read of a model-sized array that one core manages in many attempts, times the
+    cores, which errs on the high side.
 
     Args:
       config: the model's config.json; None reads it from the options' folder.
@@ -93,7 +92,8 @@ def _this_cpu(options: Options, config: dict, dollars_per_hour: float) -> Machin
 
 
 def step_bytes(config: dict, options: Options, batch: int = 0, context: int = 0) -> int:
-    """Bytes that one decode step of one copy must read: of each number one if it is quantised, else two."""
+    """Bytes that one decode step of one copy must read: of each number one if it is quantised, else
+    two."""
     weight = 1 if options.quantization else 2
     cached = 1 if "8" in options.kv_cache_dtype else 2
     return physics.decode_bytes(config, batch, context, weight, cached, options.tensor_parallel)
@@ -152,10 +152,11 @@ def floors(measurement: Measurement, machine: Machine, config: dict | None = Non
 
 
 def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
-    """The time between two pieces of a streamed answer, and why it cannot be believed, if it cannot.
+    """The time between two pieces of a streamed answer, and why it cannot be believed, if it
+    cannot.
 
-    Nobody can receive tokens faster than they are made. Where that seems so, this client was late: it
-    was still starting, or short of CPU, and read many pieces at once that had waited for it.
+    Nobody can receive tokens faster than they are made. Where that seems so, this client was late:
+    it was still starting, or short of CPU, and read many pieces at once that had waited for it.
 
     Args:
       arrivals: seconds from sending the request to each piece.
@@ -178,8 +179,8 @@ def memory_plan(config: dict, chip_bytes: float, tp: int, dp: int, kv_dtype_byte
                 stored: float) -> dict[str, float]:
     """HBM per chip and the requests that fit, for one layout; sizes are per chip, in GiB.
 
-    Every layer keeps all tokens: vLLM's TPU package 0.32.0 sets `sliding_window = None` in its cache
-    (`runner/kv_cache_manager.py`).
+    Every layer keeps all tokens: vLLM's TPU package 0.32.0 sets `sliding_window = None` in its
+    cache (`runner/kv_cache_manager.py`).
 
     Args:
       stored: bytes of the weights of one copy.

@@ -1,7 +1,8 @@
 """Load a server with vLLM's own client, find the rate where its queue begins, and confirm a price.
 
-A *regime* is a prompt length and an answer length, a *point* a regime at one request rate. Each point is
-measured several times; every measurement is one JSON file that is kept and read again by a later run.
+A *regime* is a prompt length and an answer length, a *point* a regime at one request rate. Each
+point is measured several times; every measurement is one JSON file that is kept and read again by a
+later run.
 """
 
 import contextlib
@@ -39,18 +40,19 @@ class Load:
     """What 06 measures."""
 
     regimes: tuple[Regime, ...] = ((256, 32),)
-    rates: int = 7                 # how many are seen around the knee, beside all at once
-    repeats: int = 3               # measurements of each point
-    again: int = 2                 # further ones at the most, of a point that noise disturbed
-    seconds: float = 60.0          # at all that the server can take; a smaller rate: up to twice as long
-    min_requests: int = 12         # per point, however slow the server
-    long: float = 600.0            # seconds of the run that confirms a price; at the least 20 latencies
-    warmups: int = 1               # requests before each point, not counted
-    slo: Slo = (2000, 60)          # the objective: milliseconds to the first token, per further token
+    rates: int = 7          # how many are seen around the knee, beside all at once
+    repeats: int = 3        # measurements of each point
+    again: int = 2          # further ones at the most, of a point that noise disturbed
+    seconds: float = 60.0   # at all that the server can take; a smaller rate: up to twice as long
+    min_requests: int = 12  # per point, however slow the server
+    long: float = 600.0     # seconds of the run that confirms a price; at the least 20 latencies
+    warmups: int = 1        # requests before each point, not counted
+    slo: Slo = (2000, 60)   # the objective: milliseconds to the first token, per further token
 
 
 def check_prompts(path: str | Path) -> int:
-    """How many prompts a file has for `--dataset-name custom`: a JSON object with `prompt` per line.
+    """How many prompts a file has for `--dataset-name custom`: a JSON object with `prompt` per
+    line.
 
     Raises:
       UserError: the file cannot be read, or a line has no prompt.
@@ -71,7 +73,7 @@ def check_prompts(path: str | Path) -> int:
     return count
 
 
-# -- One measurement ---------------------------------------------------------------------------------------
+# -- One measurement -------------------------------------------------------------------------------
 
 class Runner(Protocol):
     """What measures: a `Client`, or a stand-in in the tests."""
@@ -85,7 +87,8 @@ class Runner(Protocol):
 class Client(contextlib.AbstractContextManager):
     """`vllm bench serve` for a recorded server, also for one in a container: it only sends HTTP.
 
-    One process of vLLM's CPU build does all runs, because importing vLLM takes ten seconds on two cores.
+    One process of vLLM's CPU build does all runs, because importing vLLM takes ten seconds on two
+    cores.
 
     Attributes:
       record: the running server's; another one may take its place.
@@ -127,7 +130,8 @@ class Client(contextlib.AbstractContextManager):
                     return json.loads(path.read_text())
                 log.write(line)
         self.process = None
-        raise UserError(f"vllm bench serve failed ({process.wait()}):\n{server.last_lines(self.log)}")
+        last = server.last_lines(self.log)
+        raise UserError(f"vllm bench serve failed ({process.wait()}):\n{last}")
 
     def _begin(self, log: Any) -> subprocess.Popen:
         """Start the process; it knows the server's key, if there is one, and no proxy."""
@@ -142,30 +146,48 @@ class Client(contextlib.AbstractContextManager):
         return self.process
 
 
-def arguments(record: ServerRecord, load: Load, regime: Regime, rate: float, requests: int, seed: int,
-              prompts: str | Path | None = None) -> list[str]:
+def arguments(record: ServerRecord, load: Load, regime: Regime, rate: float, requests: int,
+              seed: int, prompts: str | Path | None = None) -> list[str]:
     """The arguments of `vllm` for one point at the server of `record`.
 
     Args:
-      regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may have.
-      rate: requests per second, or inf.
-      prompts: a file from which the requests come; answers end where they end. Nothing is sent before
-        them: it would be the first of them, which a prefix cache then knows.
+      regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may
+        have. rate: requests per second, or inf. prompts: a file from which the requests come;
+        answers end where they end. Nothing is sent before them: it would be the first of them,
+        which a prefix cache then knows.
     """
     inputs, outputs = map(str, regime)
     if prompts:
-        source = ["--dataset-name", "custom", "--dataset-path", str(prompts),
-                  "--custom-output-len", outputs, "--skip-chat-template", "--disable-shuffle",
-                  "--num-warmups", "0", "--ready-check-timeout-sec", "0"]
+        source = ["--dataset-name", "custom",
+                  "--dataset-path", str(prompts),
+                  "--custom-output-len", outputs,
+                  "--skip-chat-template",
+                  "--disable-shuffle",
+                  "--num-warmups", "0",
+                  "--ready-check-timeout-sec", "0"]
     else:
-        source = ["--dataset-name", "random", "--random-input-len", inputs,
-                  "--random-output-len", outputs, "--ignore-eos", "--num-warmups", str(load.warmups)]
-    return ["bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions",
-            "--base-url", record.base_url, "--model", record.name, "--tokenizer", record.model,
-            *source, "--request-rate", str(rate), "--num-prompts", str(requests), "--seed", str(seed),
-            "--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el",
-            "--metric-percentiles", "50,90,99", "--goodput", f"ttft:{load.slo[0]}", f"tpot:{load.slo[1]}",
-            "--disable-tqdm", "--save-result", "--save-detailed"]
+        source = ["--dataset-name", "random",
+                  "--random-input-len", inputs,
+                  "--random-output-len", outputs,
+                  "--ignore-eos",
+                  "--num-warmups", str(load.warmups)]
+    return ["bench", "serve",
+            "--backend", "openai",
+            "--endpoint", "/v1/completions",
+            "--base-url", record.base_url,
+            "--model", record.name,
+            "--tokenizer", record.model,
+            *source,
+            "--request-rate", str(rate),
+            "--num-prompts", str(requests),
+            "--seed", str(seed),
+            "--temperature", "0",
+            "--percentile-metrics", "ttft,tpot,itl,e2el",
+            "--metric-percentiles", "50,90,99",
+            "--goodput", f"ttft:{load.slo[0]}", f"tpot:{load.slo[1]}",
+            "--disable-tqdm",
+            "--save-result",
+            "--save-detailed"]
 
 
 def _belongs_to(options: Options, load: Load, requests: int, prompts: str | Path | None) -> dict:
@@ -218,7 +240,12 @@ def measure(client: Runner, options: Options, load: Load, folder: str | Path, re
     return measurement
 
 
-# -- The sweep ---------------------------------------------------------------------------------------------
+# -- The sweep -------------------------------------------------------------------------------------
+
+def at_rate(regime: Regime, rate: float) -> str:
+    """The name of a point, to print."""
+    return f"{regime[0]}/{regime[1]} at {rate:.3g}/s"
+
 
 def rounded(rate: float) -> float:
     """A rate with three digits, as file names and pages show it."""
@@ -258,7 +285,8 @@ def bracket(kept: Callable[[float], bool], guess: float) -> list[float]:
 
 
 def spread(rates: list[float], count: int) -> list[float]:
-    """The same rates and more, until there are `count`: half the smallest, then the widest gaps' middles."""
+    """The same rates and more, until there are `count`: half the smallest, then the widest gaps'
+    middles."""
     rates = sorted(rates)
     if len(rates) < count:
         rates = [rounded(rates[0] / 2), *rates]
@@ -293,15 +321,22 @@ class _Sweep:
         key = regime, rate, repeat
         if key in self.found:
             return
-        load = self.load
-        requests = load.seconds * min(2 * rate, self.guesses.get(regime, 0)) or 2 * load.min_requests
-        count = max(load.min_requests, math.ceil(requests))
-        self.found[key] = measure(self.client, self.options, load, self.folder, regime, rate, count,
-                                  repeat)
+        self.found[key] = measure(
+            self.client, self.options, self.load, self.folder, regime, rate,
+            self.requests_at(regime, rate), repeat)
         delivered = self.table_of(regime).delivered_rps.iloc[-1]
-        overloaded = rate < INF and is_overloaded(rate, delivered)
-        more = ": overloaded" if overloaded else ""
-        print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s: {delivered:.3g}/s delivered{more}")
+        more = ""
+        if rate < INF and is_overloaded(rate, delivered):
+            more = ": overloaded"
+        print(f"{at_rate(regime, rate)}: {delivered:.3g}/s delivered{more}")
+
+    def requests_at(self, regime: Regime, rate: float) -> int:
+        """How many requests a point has: `seconds` of all that the server can take, or of twice the
+        rate."""
+        if regime not in self.guesses:
+            return 2 * self.load.min_requests
+        per_second = min(2 * rate, self.guesses[regime])
+        return max(self.load.min_requests, math.ceil(self.load.seconds * per_second))
 
     def plan(self, regime: Regime) -> list[float]:
         """Look for the knee; the rates to measure."""
@@ -317,12 +352,14 @@ class _Sweep:
 
 
 def sweep(client: Runner, options: Options, load: Load, folder: str | Path) -> list[Measurement]:
-    """Measure every regime at rates around its knee, each `load.repeats` times; returns the results.
+    """Measure every regime at rates around its knee, each `load.repeats` times; returns the
+    results.
 
-    Two bursts say how fast the server is, the second as long as a point, since a few requests do not
-    fill it; bisection encloses the knee, and further rates show the curve. Rates from half of what the
-    burst was answered with send equally many requests, because latencies grow with the number beyond
-    the knee. What contradicts itself (`results.noisy`) is measured again, up to `load.again` times.
+    Two bursts say how fast the server is, the second as long as a point, since a few requests do
+    not fill it; bisection encloses the knee, and further rates show the curve. Rates from half of
+    what the burst was answered with send equally many requests, because latencies grow with the
+    number beyond the knee. What contradicts itself (`results.noisy`) is measured again, up to
+    `load.again` times.
 
     Raises:
       UserError: one of `measure`. What is finished is kept in `folder`.
@@ -336,11 +373,11 @@ def sweep(client: Runner, options: Options, load: Load, folder: str | Path) -> l
     for repeat in range(load.repeats, load.repeats + load.again):
         for regime in plans:
             for rate in noisy(made.table_of(regime, guesses_too=False)):
-                print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s is noisy, so once more")
+                print(f"{at_rate(regime, rate)} is noisy, so once more")
                 made.at(regime, rate, repeat)
     kept = []
-    for (*_, repeat), measurement in made.found.items():
-        if isinstance(repeat, int):
+    for (_, _, name), measurement in made.found.items():
+        if isinstance(name, int):  # the bursts that only served to guess have words
             kept.append(measurement)
     return kept
 
@@ -360,8 +397,8 @@ def _long_run(client: Runner, options: Options, load: Load, folder: str | Path, 
             more = ", less than it has shown that it can: something else took the machine"
         elif is_overloaded(rate, delivered):
             more = ": overloaded"
-        print(f"{regime[0]}/{regime[1]} at {rate:.3g}/s for {measurement.duration:.0f} s: {kept:.0%} "
-              f"within the objective, {delivered:.3g}/s delivered{more}")
+        print(f"{at_rate(regime, rate)} for {measurement.duration:.0f} s: {kept:.0%} within the "
+              f"objective, {delivered:.3g}/s delivered{more}")
         if not disturbed:
             break
     return measurement, kept >= KEPT and not is_overloaded(rate, delivered)

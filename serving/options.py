@@ -1,4 +1,5 @@
-"""What a vLLM server is: its options, how they travel between pages, and what must hold before a start."""
+"""What a vLLM server is: its options, how they travel between pages, and what must hold before a
+start."""
 
 import dataclasses
 import json
@@ -22,31 +23,35 @@ FileStates = list[list]  # [name, bytes, nanoseconds of the last change] of each
 class Options:
     """Everything that says what a server is; 06 and 07 follow what 05 decided here."""
 
-    engine: str = setting("cpu", '"tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from '
-                          'PyPI) or "cpu" (vLLM\'s CPU build), the last two in environments of their '
-                          "own, which `start` makes")
+    engine: str = setting(
+        "cpu", '"tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from PyPI) or "cpu" '
+        "(vLLM's CPU build), the last two in environments of their own, which `start` makes")
     model: str = setting("", "the served folder, in Hugging Face's layout")
     name: str = setting("gemma4-verilog", "what clients ask for")
     host: str = setting("127.0.0.1", "127.0.0.1 is only this machine")
     port: int = setting(0, "0 takes any free one")
     max_model_len: int = setting(1024, "prompt and answer, in tokens")
-    max_num_batched_tokens: int = setting(2048, "tokens of one step at the most; a longer prompt takes "
-                                          "several steps")
+    max_num_batched_tokens: int = setting(
+        2048, "tokens of one step at the most; a longer prompt takes several steps")
     tensor_parallel: int = setting(1, "chips that share every matrix")
     data_parallel: int = setting(1, "copies of the model")
     kv_cache_dtype: str = setting("auto", 'the model\'s own, bfloat16; or "fp8"')
     quantization: str = setting("", 'of weights: "" (bfloat16), "int8" or "fp8"')
-    prefix_caching: bool = setting(False, "whether prompts that share a beginning are computed once")
-    drafter: str = setting("", '"" for none, "ngram", or the folder of a smaller model that proposes tokens')
+    prefix_caching: bool = setting(
+        False, "whether prompts that share a beginning are computed once")
+    drafter: str = setting(
+        "", '"" for none, "ngram", or the folder of a smaller model that proposes tokens')
     draft_tokens: int = setting(4, "how many it proposes at a time")
     adapter: str = setting("", "a PEFT folder that is served beside the model, as `<name>-adapter`")
-    implementation: str = setting("", 'MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" '
-                                  "(torchax)")
-    environment: tuple[str, ...] = setting((), 'further variables of the server\'s process, as "NAME=value", or '
-                                 '"NAME" for one that the shell has (a token, for example)')
+    implementation: str = setting(
+        "", 'MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" (torchax)')
+    environment: tuple[str, ...] = setting(
+        (), 'further variables of the server\'s process, as "NAME=value", or "NAME" for one that '
+        "the shell has (a token, for example)")
     flags: tuple[str, ...] = setting((), "further flags of `vllm serve`")
     image: str = setting("", 'the container\'s image; "": the one in `IMAGES`')
-    chip: str = setting("", 'a name of `tables.hardware.CHIPS`; "" where there is no data sheet (a CPU)')
+    chip: str = setting(
+        "", 'a name of `tables.hardware.CHIPS`; "" where there is no data sheet (a CPU)')
     timeout: float = setting(600.0, "seconds until healthy; a TPU compiles first")
     base: str = setting("", "for 07, the model that it compares with: a path, hub id or gs://; "
                         '"": that of the training')
@@ -75,7 +80,7 @@ class Options:
         return json.loads(json.dumps(values))
 
 
-# -- In a file --------------------------------------------------------------------------------------
+# -- In a file -------------------------------------------------------------------------------------
 
 def file_states(*folders: str) -> FileStates:
     """Names, sizes and times of the served files: a model that was merged again is another one.
@@ -89,8 +94,9 @@ def file_states(*folders: str) -> FileStates:
     states = []
     for folder in filter(None, folders):
         if not Path(folder).is_dir():
-            raise UserError(f"{folder} is no folder, so it cannot be served. Run 04_merge, which writes "
-                            "merged/ and adapter/, or correct the path.")
+            raise UserError(
+                f"{folder} is no folder, so it cannot be served. Run 04_merge, which writes "
+                "merged/ and adapter/, or correct the path.")
         for path in sorted(Path(folder).iterdir()):
             if path.is_file():
                 state = path.stat()
@@ -131,15 +137,15 @@ def read(folder: str | Path) -> Options:
     return options
 
 
-# -- What must hold before a server starts -----------------------------------------------------------
+# -- What must hold before a server starts ---------------------------------------------------------
 
 def check(options: Options) -> None:
     """Raise unless these options can be served here.
 
     Raises:
-      UserError: no chips for engine "tpu"; a drafter that is none or of another tokenizer; an adapter
-        where there can be none, or of a rank that vLLM doesn't take; a secret among the settings. One
-        line that says what would do.
+      UserError: no chips for engine "tpu"; a drafter that is none or of another tokenizer; an
+        adapter where there can be none, or of a rank that vLLM doesn't take; a secret among the
+        settings. One line that says what would do.
     """
     if options.engine not in ENGINES:
         raise UserError(f"engine {options.engine!r} is unknown; there are {', '.join(ENGINES)}.")
@@ -156,11 +162,12 @@ def check(options: Options) -> None:
 
 def _check_flags(flags: tuple[str, ...]) -> None:
     for flag in flags:
-        name = flag.partition("=")[0].lstrip("-").replace("-", "_")
-        if flag.startswith("--") and environment.is_secret(name):
-            raise UserError(f"flags has {flag.partition('=')[0]}, whose value every process list shows. "
-                            f'Write environment=("{environment.API_KEY}",) instead, and set '
-                            f"{environment.API_KEY} in the shell.")
+        name = flag.partition("=")[0]
+        variable = name.lstrip("-").replace("-", "_")
+        if name.startswith("--") and environment.is_secret(variable):
+            raise UserError(
+                f"flags has {name}, whose value every process list shows. Write environment="
+                f'("{environment.API_KEY}",) instead, and set {environment.API_KEY} in the shell.')
 
 
 def adapter_rank(folder: str) -> int:
@@ -175,8 +182,9 @@ def adapter_rank(folder: str) -> int:
     if not isinstance(rank, int) or rank < 1:
         raise UserError(f"{path} names no rank r. Run 04_merge again: it writes the adapter.")
     if rank > max(RANKS):
-        raise UserError(f"the adapter {folder} has rank {rank}, and vLLM serves at most {max(RANKS)}. "
-                        "Serve the merged model instead (04_merge): its rank doesn't matter.")
+        raise UserError(
+            f"the adapter {folder} has rank {rank}, and vLLM serves at most {max(RANKS)}. Serve "
+            "the merged model instead (04_merge): its rank doesn't matter.")
     return rank
 
 
@@ -199,9 +207,11 @@ def _vocabulary(folder: Path) -> dict | None:
 
 def _check_drafter(drafter: Path, model: Path) -> None:
     if not (drafter / "config.json").exists():
-        raise UserError(f"the drafter {drafter} is no folder of a model. Download it first: hf download "
-                        f"{drafter} --local-dir drafter")
+        raise UserError(
+            f"the drafter {drafter} is no folder of a model. Download it first: hf download "
+            f"{drafter} --local-dir drafter")
     vocabulary = _vocabulary(drafter)
     if vocabulary and vocabulary != _vocabulary(model):
-        raise UserError(f"the drafter {drafter} has another tokenizer than {model}: its tokens would all "
-                        "be wrong. Take the one that was made for this model.")
+        raise UserError(
+            f"the drafter {drafter} has another tokenizer than {model}: its tokens would all be "
+            "wrong. Take the one that was made for this model.")

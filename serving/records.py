@@ -1,4 +1,5 @@
-"""The records that a server's folder keeps: typed, checked when they are read, written in one piece."""
+"""The records that a server's folder keeps: typed, checked when they are read, written in one
+piece."""
 
 import json
 import os
@@ -65,8 +66,9 @@ def write_json(path: Path, value: object) -> None:
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({error.strerror}). Free some space there, or set "
-                        "RUN_DIR to another disk.") from error
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}). Free some space there, or set RUN_DIR "
+            "to another disk.") from error
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""What measurements say: their record, what was delivered, the knee, and which of them are noise."""
+"""What measurements say: their record, what was delivered, the knee, and which of them are
+noise."""
 
 import json
 import math
@@ -137,8 +138,8 @@ def delivered_rate(measurement: Measurement, lone: float) -> float:
 def share_kept(measurement: Measurement, slo: Slo) -> float:
     """Share of the completed requests whose times kept the objective (TTFT and TPOT, in ms).
 
-    A client short of CPU reads tokens late, and several at once: TTFT is then too long, TPOT too short.
-    Who passes all the same had the last token no later than the objective promises it.
+    A client short of CPU reads tokens late, and several at once: TTFT is then too long, TPOT too
+    short. Who passes all the same had the last token no later than the objective promises it.
     """
     done = measurement.answered()
     further = (done.tokens - 1).clip(lower=1)
@@ -191,14 +192,14 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
     return frame
 
 
-# -- The knee, and what is noise -----------------------------------------------------------------------
+# -- The knee, and what is noise -------------------------------------------------------------------
 
 def kept_up(part: pd.DataFrame) -> tuple[float, float]:
     """The knee of one regime: (last rate that was kept up with, the next one that was seen).
 
-    Kept up with: in the middle of its repeats at least 90 % of the rate, and of every smaller one, was
-    delivered, and it is no more than the most that was ever delivered: a rate 8 % above the limit is
-    delivered to 92 %, and its queue grows for ever.
+    Kept up with: in the middle of its repeats at least 90 % of the rate, and of every smaller one,
+    was delivered, and it is no more than the most that was ever delivered: a rate 8 % above the
+    limit is delivered to 92 %, and its queue grows for ever.
 
     The last is 0 if even the smallest was too much; the next is at most inf, all at once.
 
@@ -214,26 +215,29 @@ def kept_up(part: pd.DataFrame) -> tuple[float, float]:
 
 
 def within(part: pd.DataFrame) -> pd.Series:
-    """By rate of one regime: True up to the knee where, in the middle of the repeats, nine requests in
-    ten kept the objective.
+    """By rate of one regime: True up to the knee where, in the middle of the repeats, nine requests
+    in ten kept the objective.
 
-    A request counts only if its TTFT *and* its TPOT were within it: two p90s that are each within it may
-    leave out 20 % of the requests.
+    A request counts only if its TTFT *and* its TPOT were within it: two p90s that are each within
+    it may leave out 20 % of the requests.
     """
     share = (part.goodput_rps / part.delivered_rps).groupby(part.rate).median()
     return (share >= KEPT) & (share.index <= kept_up(part)[0])
 
 
 def is_overloaded(rate: float, delivered: float) -> bool:
-    """Whether one measurement delivered too little of its rate: a queue grew, or noise took the time."""
+    """Whether one measurement delivered too little of its rate: a queue grew, or noise took the
+    time."""
     return delivered < KEPT * rate
 
 
 def is_contradicted(rate: float, delivered: float, part: pd.DataFrame) -> bool:
-    """Whether the server delivered far less than it has shown that it can, so something disturbed it.
+    """Whether the server delivered far less than it has shown that it can, so something disturbed
+    it.
 
-    It was shown to deliver `most` in the middle of the repeats of some rate. Offered as much or more, a
-    server is busy all the time, and delivers that again; offered less, it delivers what is offered.
+    It was shown to deliver `most` in the middle of the repeats of some rate. Offered as much or
+    more, a server is busy all the time, and delivers that again; offered less, it delivers what is
+    offered.
     """
     most = part.groupby("rate").delivered_rps.median().max()
     return delivered < CONTRADICTED * min(rate, most)
@@ -242,9 +246,9 @@ def is_contradicted(rate: float, delivered: float, part: pd.DataFrame) -> bool:
 def noisy(part: pd.DataFrame) -> list[float]:
     """The rates of one regime whose measurements contradict each other, or those of another rate.
 
-    Three things cannot be, on a machine that serves and does nothing else: a server that delivers less
-    than it has shown that it can (`is_contradicted`); repeats of a rate it keeps up with that lie more
-    than a fifth apart; and a wait for the first token that falls while the load grows.
+    Three things cannot be, on a machine that serves and does nothing else: a server that delivers
+    less than it has shown that it can (`is_contradicted`); repeats of a rate it keeps up with that
+    lie more than a fifth apart; and a wait for the first token that falls while the load grows.
     """
     found = set()
     last, _ = kept_up(part)
@@ -261,7 +265,8 @@ def noisy(part: pd.DataFrame) -> list[float]:
 
 
 def states(part: pd.DataFrame) -> dict[float, str]:
-    """What each rate of one regime is, in words: "kept up", "overloaded", and whether it is noisy."""
+    """What each rate of one regime is, in words: "kept up", "overloaded", and whether it is
+    noisy."""
     last, _ = kept_up(part)
     doubtful = noisy(part)
     found = {}

@@ -34,11 +34,12 @@ COLOURS = re.compile(r"\x1b\[[\d;]*m")
 # before, the pipe closes, `read` fails, and nothing was started that nobody knows of.
 GATE = 'read -r word && exec "$@" </dev/null'
 
-# What its options, the free port aside, and its files make of a server; another one is another server.
+# What its options, the free port aside, and its files make of a server; another one is another
+# server.
 Identity = tuple[list[str], list[str], FileStates]
 
 
-# -- What runs -----------------------------------------------------------------------------------------
+# -- What runs -------------------------------------------------------------------------------------
 
 def current(folder: str | Path) -> ServerRecord:
     """The record of the server that runs now.
@@ -53,14 +54,15 @@ def current(folder: str | Path) -> ServerRecord:
         return record
     trouble = "does not answer" if processes.leads(record) else "has died"
     raise UserError(f"the server of {record.name} (process {record.pid}) {trouble}. "
-                    f"Run 05_serve_vllm again. It last said ({record.log}):\n{last_lines(record.log)}")
+                    f"Run 05_serve_vllm again. It last said ({record.log}):\n"
+                    f"{last_lines(record.log)}")
 
 
 def is_alive(folder: str | Path) -> bool:
     """Whether the server of a folder lives; it may still be starting.
 
-    Cheap, and without a question to the server: ask it while you wait for an answer, and a server that
-    died is noticed at once.
+    Cheap, and without a question to the server: ask it while you wait for an answer, and a server
+    that died is noticed at once.
 
     Raises:
       UserError: its record is damaged.
@@ -86,7 +88,7 @@ def last_lines(log: str | Path) -> str:
     return "\n".join(told)
 
 
-# -- Start ---------------------------------------------------------------------------------------------
+# -- Start -----------------------------------------------------------------------------------------
 
 def prepare(*words: str) -> None:
     """Run what brings an environment or an image; once that is there, this takes a second.
@@ -112,17 +114,18 @@ def _prepare_engine(options: Options) -> None:
 def start(options: Options, folder: str | Path, wait: bool = True) -> ServerRecord:
     """Serve `options`, wait until the server is healthy, and return its record.
 
-    A healthy server of the same options and files is reused, and one that is still starting is waited
-    for, also if another process is starting it at this moment. Another one of this folder is stopped
-    first: two do not fit into an accelerator's memory. However else this ends, no server is left.
+    A healthy server of the same options and files is reused, and one that is still starting is
+    waited for, also if another process is starting it at this moment. Another one of this folder is
+    stopped first: two do not fit into an accelerator's memory. However else this ends, no server is
+    left.
 
     Args:
       folder: where the record and the log go.
       wait: False returns at once; the same call again, without it, waits.
 
     Raises:
-      UserError: what `check` raises; the port is in use; the record cannot be written; or the server
-        died or was not healthy in time: its last lines.
+      UserError: what `check` raises; the port is in use; the record cannot be written; or the
+        server died or was not healthy in time: its last lines.
     """
     folder = Path(folder)
     check(options)
@@ -193,8 +196,9 @@ def _writable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}). Free some space there, or set "
-                        "RUN_DIR to another disk.") from error
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}). Free some space there, or set RUN_DIR "
+            "to another disk.") from error
 
 
 @contextlib.contextmanager
@@ -243,13 +247,15 @@ def _free_port(host: str, port: int) -> int:
         with socket.create_server((host, port)) as probe:
             return probe.getsockname()[1]
     except OSError as error:
-        raise UserError(f"port {port} on {host} is in use ({error.strerror}). See who: "
-                        f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port (0: any).") from error
+        raise UserError(
+            f"port {port} on {host} is in use ({error.strerror}). See who: ss -ltnp "
+            f"'sport = :{port}'. Stop it, or choose another port (0: any).") from error
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM as an exception, so that what is to be cleaned up is; only a main thread can have that."""
+    """SIGTERM as an exception, so that what is to be cleaned up is; only a main thread can have
+    that."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -260,11 +266,12 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# -- Stop ----------------------------------------------------------------------------------------------
+# -- Stop ------------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def running(options: Options, folder: str | Path) -> Iterator[str]:
-    """A server for the length of a `with` block; gives its URL. However the block ends, it is stopped."""
+    """A server for the length of a `with` block; gives its URL. However the block ends, it is
+    stopped."""
     with _terminable():
         try:
             yield start(options, folder).base_url

