@@ -156,8 +156,12 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 # Which rates? We let the server say. Two **bursts**, all requests at once, first a few and then many, tell
 # roughly how many it can finish per second. **Bisection** then encloses the rate where it stops keeping up,
 # until two neighbours are at most 25 % apart. More rates fill in the curve. Each is measured three times,
-# in three rounds, so that a slow change of the machine shows as spread. Finished points are files:
-# interrupt it, and it goes on where it was.
+# in three rounds, so that a slow change of the machine shows as spread.
+#
+# Some results can't be, on a machine that does nothing else: a wait that gets shorter while the load grows,
+# a rate whose repeats lie a fifth apart, less delivered than at another rate. Then something disturbed us.
+# Such a rate is measured again, up to twice, and if its results still contradict each other, the table
+# calls it *noisy*. Finished points are files: interrupt the sweep, and it goes on where it was.
 
 # %%
 config = helpers.read_json(Path(options.model) / "config.json")
@@ -187,10 +191,11 @@ display(middle[["state", *shown]].rename(columns=shown).style.format(precision=1
         .format(precision=2, subset=["delivered /s", "goodput /s"]))
 
 # %% [markdown]
-# Medians of the repeats; latencies in milliseconds, of all completed requests, so also of those while the
-# load builds up and drains. `delivered` is requests per second; the time that the last one would need alone
-# is left out, since nothing new arrives then. `goodput` is `delivered` times the share of requests that
-# kept the objective; vLLM's own divides by the whole run.
+# Beyond the knee (section 5) a rate is *overloaded*. All numbers are medians of the repeats, latencies in
+# milliseconds, of all completed requests, so also of those while the load builds up and drains. `delivered`
+# is requests per second; the time that the last one would need alone is left out, since nothing new arrives
+# then. `goodput` is `delivered` times the share of requests that kept the objective; vLLM's own divides by
+# the whole run.
 #
 # ## 5. The knee
 # **Up to which rate would you promise anything?** Look at `delivered` and TTFT before you open the answer.
@@ -271,7 +276,8 @@ print(*(sorted(set(table.flag) - {""}) or ["nothing is below its floor"]), sep="
 #
 # ## 8. What a token costs
 # A machine costs the same whether it works or not, so a token is cheapest when the machine is full, and there
-# users queue. Each point is one rate:
+# users queue. Each point is one rate, the bars are the range of its repeats. The line joins the rates that
+# the server keeps up with. Overloaded ones stand apart, because there the wait measures our test:
 
 # %%
 unit = "USD" if machine.dollars_per_hour == machine.dollars_per_hour else "hours of the machine"
@@ -283,8 +289,8 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyo
 # %% [markdown]
 # Which of them may be promised? The largest rate up to the knee at which nine requests in ten kept the
 # objective. But a run of seconds cannot see a queue that grows slowly. So the price of a rate counts only
-# after **one long run**, at least twenty times as long as a request takes. If the rate does not hold, the
-# next lower one is tried.
+# after **one long run**, at least twenty times as long as a request takes. If the rate doesn't hold, we try
+# the next lower one. A run that delivers far less than the sweep has shown is noise, so it's made once more.
 
 # %%
 confirmed = load.confirm(client, options, cfg, results_in, table)

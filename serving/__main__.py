@@ -24,8 +24,11 @@ def status(folder: str) -> str:
 def stop(folder: str) -> str:
     """End every server whose folder is this one, or is in it."""
     folders = {path.parent for path in Path(folder).rglob("server.*")}
-    stopped = [place for place in sorted(folders) if server.stop(place)]
-    return "stopped" if stopped else "no server was running"
+    said = "no server was running"
+    for place in sorted(folders):
+        if server.stop(place):
+            said = "stopped"
+    return said
 
 
 WORDS = {"start": start, "status": status, "stop": stop}
@@ -45,8 +48,10 @@ def main(words: list[str]) -> None:
     except UserError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
-        what = "no server was left running" if word == "start" else "run it again to be sure"
-        print(f"interrupted: {what}", file=sys.stderr)
+        told = "interrupted: run it again to be sure"
+        if word == "start":
+            told = "interrupted: no server was left running"
+        print(told, file=sys.stderr)
         sys.exit(130)
 
 

@@ -41,7 +41,9 @@ class Folders(NamedTuple):
 # -- Names for folders -----------------------------------------------------------------------------
 
 def _mark(folder: str | Path) -> str:
-    return hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:8]
+    """Eight letters that this folder alone has."""
+    place = str(Path(folder).resolve())
+    return hashlib.sha256(place.encode()).hexdigest()[:8]
 
 
 def container_of(folder: str | Path) -> str:
@@ -64,11 +66,12 @@ def link_plain_names(options: Options) -> None:
     """Make the links that `plain_name` speaks of, for the folders of these options."""
     for folder in folders_of(options):
         name = plain_name(folder)
-        if name != folder:
-            link = ROOT / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(Path(folder).resolve())
+        if name == folder:
+            continue
+        link = ROOT / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(folder).resolve())
 
 
 def folders_of(options: Options) -> Folders:
@@ -81,7 +84,9 @@ def folders_of(options: Options) -> Folders:
 
 def _shared(options: Options, folders: Folders) -> list[str]:
     """vLLM's arguments, the same on every engine."""
-    caching = "--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching"
+    caching = "--no-enable-prefix-caching"
+    if options.prefix_caching:
+        caching = "--enable-prefix-caching"
     return [
         "serve", folders.model,
         "--served-model-name", options.name,
@@ -95,8 +100,10 @@ def _shared(options: Options, folders: Folders) -> list[str]:
         "--data-parallel-size", str(options.data_parallel),
         caching,
         "--disable-uvicorn-access-log",
-        *_quantization(options), *_speculation(options, folders.drafter),
-        *_adapter(options, folders.adapter)]
+        *_quantization(options),
+        *_speculation(options, folders.drafter),
+        *_adapter(options, folders.adapter),
+    ]
 
 
 def _quantization(options: Options) -> list[str]:
@@ -106,7 +113,8 @@ def _quantization(options: Options) -> list[str]:
     if engine.startswith("tpu") and quantization in QWIX:  # quantised after it has been loaded
         qtype = QWIX[quantization]
         rule = {"module_path": ".*", "weight_qtype": qtype, "act_qtype": qtype}
-        return ["--additional-config", json.dumps({"quantization": {"qwix": {"rules": [rule]}}})]
+        config = {"quantization": {"qwix": {"rules": [rule]}}}
+        return ["--additional-config", json.dumps(config)]
     if engine == "gpu-docker" and quantization == "fp8":
         return ["--quantization", "fp8"]
     raise UserError(
@@ -127,14 +135,18 @@ def _method_of(drafter: str) -> str:
 
 def _speculation(options: Options, served: str) -> list[str]:
     """The drafter's arguments; `served` is its folder as the process sees it."""
-    tokens = {"num_speculative_tokens": options.draft_tokens}
     if not options.drafter:
         return []
+    config: dict[str, str | int]
     if options.drafter == "ngram":
-        told = {"method": "ngram", **tokens, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+        config = {"method": "ngram"}
     else:
-        told = {"method": _method_of(options.drafter), "model": served, **tokens}
-    return ["--speculative-config", json.dumps(told)]
+        config = {"method": _method_of(options.drafter), "model": served}
+    config["num_speculative_tokens"] = options.draft_tokens
+    if options.drafter == "ngram":
+        config["prompt_lookup_max"] = 4
+        config["prompt_lookup_min"] = 2
+    return ["--speculative-config", json.dumps(config)]
 
 
 def _adapter(options: Options, served: str) -> list[str]:

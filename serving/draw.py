@@ -34,13 +34,17 @@ def memory(ax: Axes, plans: dict[str, dict], chip_bytes: float, share: float) ->
     """
     edge = chip_bytes / 2.0**30
     for place, plan in enumerate(plans.values()):
-        weights = plan["weights, GiB/chip"]
-        count = plan["requests of 16,384"] // plan["dp"]
-        size = plan["one of 16,384, GiB/chip"]
-        ax.barh(place, weights, color=GREY)
-        lefts = weights + size * np.arange(count)
-        ax.barh([place] * count, size, left=lefts, color=SKY, edgecolor="white")
-        text = f"{plan['dp']} × {count}" if plan["dp"] > 1 else str(count)
+        copies = plan["dp"]
+        count = plan["requests of 16,384"] // copies
+        left = plan["weights, GiB/chip"]
+        ax.barh(place, left, color=GREY)
+        for _ in range(count):
+            size = plan["one of 16,384, GiB/chip"]
+            ax.barh(place, size, left=left, color=SKY, edgecolor="white")
+            left += size
+        text = str(count)
+        if copies > 1:
+            text = f"{copies} × {count}"
         ax.text(edge + 0.4, place, text, va="center", fontsize=10)
     ax.axvline(share * edge, color=BLACK, lw=1)
     ax.text(edge + 0.4, -0.62, "requests", va="bottom", fontsize=10, weight="bold")
@@ -64,7 +68,9 @@ def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
     ax.vlines(ms, -0.25, 0.25, color="white", lw=0.7)
     bold: dict[str, Any] = {"fontsize": 10, "weight": "bold"}
     ax.text(0.004 * last, 0.36, f"TTFT: {first:.0f} ms", color=ORANGE, **bold)
-    pace = f"{1e3 * gap:.1f} ms, {len(ms) - 1} times" if np.isfinite(gap) else "not measured"
+    pace = "not measured"
+    if np.isfinite(gap):
+        pace = f"{1e3 * gap:.1f} ms, {len(ms) - 1} times"
     ax.text(last, 0.36, f"TPOT: {pace}", color=BLUE, ha="right", **bold)
     ax.set_yticks([])
     ax.set_ylim(-0.35, 0.75)
@@ -75,14 +81,16 @@ def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
 
 def requests(ax: Axes, measurement: Measurement) -> None:
     """One measurement, request by request: sent, first token (orange until then), last token."""
-    sent = np.array(measurement.start_times) - min(measurement.start_times)
-    first, total = np.array(measurement.ttfts), np.array(measurement.latencies)
-    rows = np.arange(len(sent))
-    ax.barh(rows, first, left=sent, color=ORANGE, height=0.8)
-    ax.barh(rows, total - first, left=sent + first, color=SKY, height=0.8)
+    sent = np.array(measurement.start_times)
+    sent -= sent.min()
+    wait = np.array(measurement.ttfts)
+    answer = np.array(measurement.latencies) - wait
+    count = len(sent)
+    ax.barh(range(count), wait, left=sent, color=ORANGE, height=0.8)
+    ax.barh(range(count), answer, left=sent + wait, color=SKY, height=0.8)
     ax.axvline(sent.max(), color=BLACK, lw=1, ls=":")
-    ax.text(sent.max(), 1.045 * len(rows), " last one sent", fontsize=9, va="center")
-    ax.set_ylim(1.08 * len(rows), -1)
+    ax.text(sent.max(), 1.045 * count, " last one sent", fontsize=9, va="center")
+    ax.set_ylim(1.08 * count, -1)
     ax.set_xlabel("seconds")
     ax.set_ylabel("request")
     ax.grid(axis="y", visible=False)
@@ -111,9 +119,11 @@ def _regimes(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, str, str]
         yield f"{inputs}/{outputs}", part, color, marker
 
 
-def _range(values: pd.DataFrame) -> list[pd.Series]:
-    """Error bars, below and above the median, that end at the smallest and the largest repeat."""
-    return [values["median"] - values["min"], values["max"] - values["median"]]
+def _range(row: pd.Series) -> list[list[float]]:
+    """An error bar, below and above the median, that ends at the smallest and the largest repeat."""
+    below = row["median"] - row["min"]
+    above = row["max"] - row["median"]
+    return [[below], [above]]
 
 
 def curves(ax: Axes, table: pd.DataFrame, column: str, dashed: str, words: str) -> None:
@@ -132,24 +142,32 @@ def curves(ax: Axes, table: pd.DataFrame, column: str, dashed: str, words: str) 
         stats = by_rate[column].agg(["median", "min", "max"])
         limit = by_rate[dashed].median()
         knee, _ = kept_up(part)
+        middle = stats["median"]
         x = stats.index.map(place)
         is_rate = stats.index < INF  # all at once is no rate: it stands alone
-        ax.plot(x[is_rate], stats["median"][is_rate], color=color)
-        for chosen, fill in ((stats.index <= knee, color), (stats.index > knee, "white")):
-            some = stats[chosen]
-            ax.errorbar(x[chosen], some["median"], _range(some), fmt=marker, color=color, mfc=fill,
-                        capsize=3, zorder=3)
+        ax.plot(x[is_rate], middle[is_rate], color=color)
         ax.plot(x[is_rate], limit[is_rate], "--", color=color, lw=1.2)
         ax.plot(x[~is_rate], limit[~is_rate], "_", color=color, lw=1.2)
-        label(ax, x[-1], stats["median"].iloc[-1], name, color, xytext=(9, 0))
-    ax.set_xscale("log")
-    names = [f"{rate:.3g}" for rate in finite]
-    ax.set_xticks(list(place.values()), [*names, "all at\nonce"], fontsize=8)
-    ax.xaxis.minorticks_off()
+        for rate, row in stats.iterrows():
+            fill = color if rate <= knee else "white"
+            ax.errorbar(place[rate], row["median"], yerr=_range(row), fmt=marker, color=color,
+                        mfc=fill, capsize=3, zorder=3)
+        label(ax, x[-1], middle.iloc[-1], name, color, xytext=(9, 0))
+    _rates_as_ticks(ax, place)
     ax.set_xlabel("offered rate, requests/s")
     ax.set_ylabel(words)
     ax.margins(x=0.12)
     plain_log(ax)
+
+
+def _rates_as_ticks(ax: Axes, place: dict[float, float]) -> None:
+    """A tick at every rate that was measured; `place` says where "all at once" stands."""
+    names = []
+    for rate in place:
+        names.append(f"{rate:.3g}" if rate < INF else "all at\nonce")
+    ax.set_xscale("log")
+    ax.set_xticks(list(place.values()), names, fontsize=8)
+    ax.xaxis.minorticks_off()
 
 
 def _cost_of_regime(ax: Axes, part: pd.DataFrame, column: str, name: str, color: str,
@@ -160,18 +178,19 @@ def _cost_of_regime(ax: Axes, part: pd.DataFrame, column: str, name: str, color:
     prices = by_rate[column].median()
     knee, _ = kept_up(part)
     kept = waits.index <= knee
-    ax.plot(waits["median"][kept], prices[kept], color=color, lw=1)
+    middle = waits["median"]
+    ax.plot(middle[kept], prices[kept], color=color, lw=1)
     words = states(part)
     for rate, wait in waits.iterrows():
         fill = color if rate <= knee else "white"
-        below_and_above = [[wait["median"] - wait["min"]], [wait["max"] - wait["median"]]]
-        ax.errorbar(wait["median"], prices[rate], xerr=below_and_above, fmt=marker, color=color,
-                    mfc=fill, elinewidth=0.7, capsize=2)
+        price = prices[rate]
+        ax.errorbar(middle[rate], price, xerr=_range(wait), fmt=marker, color=color, mfc=fill,
+                    elinewidth=0.7, capsize=2)
         text = "all at once" if rate == INF else f"{rate:.3g}/s"
-        state = words[rate].removeprefix("kept up").removeprefix(", ")
-        text += f", {state}" if state else ""
-        label(ax, wait["median"], prices[rate], text, color, xytext=(5, 7), fontsize=8)
-    label(ax, waits["median"].iloc[0], prices.iloc[0], name, color, ha="right", xytext=(-8, 0))
+        if words[rate] != "kept up":
+            text += ", " + words[rate].removeprefix("kept up, ")
+        label(ax, middle[rate], price, text, color, xytext=(5, 7), fontsize=8)
+    label(ax, middle.iloc[0], prices.iloc[0], name, color, ha="right", xytext=(-8, 0))
 
 
 def cost(ax: Axes, table: pd.DataFrame, slo: float, unit: str = "hours of the machine") -> None:

@@ -18,15 +18,16 @@ def explain(command: list[str]) -> pd.DataFrame:
 
     Docker's `-e` has the reasons of the variables that it sets.
     """
-    begin = command.index("run" if "run" in command else "serve") + 1
+    first = "run" if "run" in command else "serve"
+    begin = command.index(first) + 1
     values: dict[str, list[str]] = {}
     flag = ""
     for part in command[begin:]:
         if part.startswith("-"):
             flag, equals, value = part.partition("=")
-            values.setdefault(flag, [])
+            known = values.setdefault(flag, [])
             if equals:
-                values[flag].append(value)
+                known.append(value)
         elif flag:
             values[flag].append(part)
     reasons = _reasons()
@@ -37,5 +38,6 @@ def explain(command: list[str]) -> pd.DataFrame:
     reasons["-e"] = "; ".join(variables)
     table = []
     for flag, given in values.items():
-        table.append((flag, " ".join(given), reasons.get(flag, YOURS)))
-    return pd.DataFrame(table, columns=["flag", "value", "why"]).set_index("flag")
+        why = reasons.get(flag, YOURS)
+        table.append({"flag": flag, "value": " ".join(given), "why": why})
+    return pd.DataFrame(table).set_index("flag")

@@ -70,25 +70,34 @@ def machine_of(options: Options, config: dict | None = None,
         name = f"{options.chips} x {options.chip}"
     else:
         name = hardware.slice_name(options.chip, options.chips)
-    fast = ("int8", "fp8") if options.chip == "h100" else ("int8",)  # fp8 is as fast there
+    fast = ["int8"]
+    if options.chip == "h100":  # fp8 is as fast there
+        fast.append("fp8")
     peak = chip.int8 if options.quantization in fast else chip.flops
     price = (chip.dollars_per_hour or math.nan) * options.chips
-    return Machine(name, peak * options.tensor_parallel, chip.bandwidth * options.tensor_parallel,
-                   dollars_per_hour or price, options)
+    return Machine(
+        system=name,
+        peak=peak * options.tensor_parallel,
+        bandwidth=chip.bandwidth * options.tensor_parallel,
+        dollars_per_hour=dollars_per_hour or price,
+        options=options)
 
 
 def _this_cpu(options: Options, config: dict, dollars_per_hour: float) -> Machine:
     """The machine that we run on, measured for a second and a half."""
-    probe = PROBE.replace("BYTES", str(int(step_bytes(config, options))))
-    done = subprocess.run([VENV / "python", "-c", probe], capture_output=True, text=True,
-                          env=environment.for_child())
+    size = step_bytes(config, options)
+    words = [str(VENV / "python"), "-c", PROBE.replace("BYTES", str(size))]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment.for_child())
     if done.returncode:
         last = environment.without_secrets(done.stderr.strip().splitlines()[-1])
         raise UserError(f"calibrating failed: {last}")
     peak, bandwidth = map(float, done.stdout.split())
-    copies = options.data_parallel
-    return Machine(f"{os.cpu_count()} CPU cores", peak / copies, bandwidth / copies,
-                   dollars_per_hour or math.nan, options)
+    return Machine(
+        system=f"{os.cpu_count()} CPU cores",
+        peak=peak / options.data_parallel,
+        bandwidth=bandwidth / options.data_parallel,
+        dollars_per_hour=dollars_per_hour or math.nan,
+        options=options)
 
 
 def step_bytes(config: dict, options: Options, batch: int = 0, context: int = 0) -> int:
@@ -103,7 +112,8 @@ def ttft_floors(config: dict, input_len: int, starts: Sequence[float],
                 machine: Machine) -> tuple[float, float]:
     """Least possible TTFT in seconds: (one request alone, median of arrivals at `starts`)."""
     work = physics.prefill_flops(config, input_len) / machine.peak
-    alone = max(work, step_bytes(config, machine.options) / machine.bandwidth)
+    reading = step_bytes(config, machine.options) / machine.bandwidth
+    alone = max(work, reading)
     copies = machine.options.data_parallel
     in_order = sorted(starts)
     waits: list[float] = []
@@ -122,7 +132,8 @@ def tpot_floor(config: dict, input_len: int, machine: Machine, batch: int = 1, t
     """
     moved = step_bytes(config, machine.options, batch, input_len)
     flops = checked * physics.decode_flops(config, batch, input_len)
-    return physics.tpot_floor(moved, machine.bandwidth, flops, machine.peak) / tokens
+    step = physics.tpot_floor(moved, machine.bandwidth, flops, machine.peak)
+    return step / tokens
 
 
 def floors(measurement: Measurement, machine: Machine, config: dict | None = None) -> dict:
@@ -138,17 +149,26 @@ def floors(measurement: Measurement, machine: Machine, config: dict | None = Non
     alone, queued = ttft_floors(config, series.input_len, list(done.start), machine)
     drafted = series.speculation or {"tokens per step": 1.0}
     step = tpot_floor(config, series.input_len, machine, tokens=drafted["tokens per step"])
-    compared = (("TTFT, the fastest request,", 1e3 * done.ttft.min(), 1e3 * alone),
-                ("TTFT, first come first served,", 1e3 * done.ttft.median(), 1e3 * queued),
-                ("TPOT", measurement.percentile("tpot", 50), 1e3 * step))
-    flag = ""
-    if series.cached_tokens > 0:
+    ttft = 1e3 * done.ttft
+    tpot = measurement.percentile("tpot", 50)
+    flag = (_impossible("TTFT, the fastest request,", ttft.min(), 1e3 * alone)
+            or _impossible("TTFT, first come first served,", ttft.median(), 1e3 * queued)
+            or _impossible("TPOT", tpot, 1e3 * step))
+    if not flag and series.cached_tokens > 0:
         flag = f"{series.cached_tokens:.0f} prompt tokens came from the prefix cache"
-    for what, measured, floor in reversed(compared):  # the first of them is told
-        if measured < floor:
-            flag = f"impossible: {what} {measured:.4g} ms is below the floor of {floor:.4g} ms"
-    return {"ttft_floor_ms": 1e3 * alone, "ttft_queue_floor_ms": 1e3 * queued,
-            "tpot_floor_ms": 1e3 * step, "flag": flag}
+    return {
+        "ttft_floor_ms": 1e3 * alone,
+        "ttft_queue_floor_ms": 1e3 * queued,
+        "tpot_floor_ms": 1e3 * step,
+        "flag": flag,
+    }
+
+
+def _impossible(what: str, measured: float, floor: float) -> str:
+    """Why a measured time cannot be, in milliseconds; "" if it can."""
+    if measured >= floor:
+        return ""
+    return f"impossible: {what} {measured:.4g} ms is below the floor of {floor:.4g} ms"
 
 
 def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
@@ -170,8 +190,9 @@ def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
         return math.nan, "one piece has no gap"
     gap = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1)
     if gap < 0.8 * made:
-        return math.nan, (f"one piece every {1e3 * gap:.2g} ms cannot be: making a token takes "
-                          f"{1e3 * made:.2g} ms here. This client read late, and many at once")
+        return math.nan, (
+            f"one piece every {1e3 * gap:.2g} ms cannot be: making a token takes {1e3 * made:.2g} "
+            "ms here. This client read late, and many at once")
     return gap, ""
 
 
@@ -190,6 +211,11 @@ def memory_plan(config: dict, chip_bytes: float, tp: int, dp: int, kv_dtype_byte
     if kv_dtype_bytes == 1 and tp >= 4:  # one global head per chip: its K and V fill half of a
         per_token["full"] *= 2           # 32-bit word, which holds four fp8 numbers
     token = sum(per_token.values()) / tp
-    return {"dp": dp, "weights, GiB/chip": stored / tp / GIB, "tokens": dp * int(left / token),
-            "one of 16,384, GiB/chip": LONG * token / GIB,
-            "requests of 16,384": dp * int(left / (LONG * token))}
+    request = LONG * token
+    return {
+        "dp": dp,
+        "weights, GiB/chip": stored / tp / GIB,
+        "tokens": dp * int(left / token),
+        "one of 16,384, GiB/chip": request / GIB,
+        "requests of 16,384": dp * int(left / request),
+    }

@@ -23,16 +23,14 @@ import pandas as pd
 from serving import asking, commands, environment, server
 from serving.options import Options
 from serving.records import ServerRecord
-from serving.results import (INF, KEPT, Measurement, Slo, is_contradicted, is_overloaded, kept_up,
-                             noisy, rows, share_kept, within)
+from serving.results import (INF, KEPT, Measurement, Regime, Slo, is_contradicted, is_overloaded,
+                             kept_up, noisy, rows, share_kept, within)
 from serving.vllm_cpu import DONE
 from tables import texts
 from tables.errors import UserError
 
 WITHIN = 1.25  # the knee is looked for until two rates this far apart enclose it
 CACHED = "vllm:prefix_cache_hits_total"
-
-Regime = tuple[int, int]  # (prompt, answer) lengths in tokens
 
 
 @dataclass(frozen=True)
@@ -232,9 +230,13 @@ def measure(client: Runner, options: Options, load: Load, folder: str | Path, re
     if not result.get("completed"):
         raise UserError(f"none of {requests} requests was answered: {_first_error(result)}")
     result["series"] = {
-        "made_by": made_by, "input_len": regime[0], "output_len": regime[1], "repeat": repeat,
+        "made_by": made_by,
+        "input_len": regime[0],
+        "output_len": regime[1],
+        "repeat": repeat,
         "speculation": asking.acceptance(before, after),
-        "cached_tokens": after[CACHED] - before[CACHED]}
+        "cached_tokens": after[CACHED] - before[CACHED],
+    }
     measurement = Measurement.of(result)
     measurement.save(path)
     return measurement
@@ -270,11 +272,14 @@ def bracket(kept: Callable[[float], bool], guess: float) -> list[float]:
             tried[rate] = bool(kept(rate))
         return tried[rate]
 
-    low, high = 0.6 * guess, 1.4 * guess
+    low = 0.6 * guess
+    high = 1.4 * guess
     while not keeps(low) and len(tried) < 6:
-        low, high = low / 2, low
+        high = low
+        low /= 2
     while keeps(high) and len(tried) < 12:
-        low, high = high, high * 1.6
+        low = high
+        high *= 1.6
     while high / low > WITHIN:
         middle = math.sqrt(low * high)
         if keeps(middle):

@@ -15,11 +15,14 @@ from serving.records import write_json
 INF = math.inf
 KEPT = 0.9        # of a rate: a server that delivers this much keeps up
 CONTRADICTED = 0.8  # of what the server has shown that it can: who delivers less was disturbed
+APART = 0.2       # of the median: repeats of a rate that lie further from each other are noise
 FALLS = 1.5       # a wait that shrinks by this much while the load grows is noise
 KINDS = ("ttft", "tpot", "itl", "e2el")  # vLLM's names for its times
 PERCENTILES = (50, 90, 99)
+PER_REQUEST = ("start_times", "ttfts", "latencies", "output_lens", "errors")
 
-Slo = Sequence[float]  # milliseconds to the first token, and per further token
+Regime = tuple[int, int]  # tokens of a prompt, and of an answer
+Slo = Sequence[float]     # milliseconds to the first token, and per further token
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class Series:
     repeat: int | str      # a number, or a word for a measurement beside the repeats
     speculation: dict | None  # of `asking.acceptance`
     cached_tokens: float   # prompt tokens that came from the prefix cache
+
+    @property
+    def regime(self) -> Regime:
+        """What the measurement is of."""
+        return self.input_len, self.output_len
 
 
 @dataclass(frozen=True)
@@ -61,18 +69,22 @@ class Measurement:
           ValueError: it is none.
         """
         try:
-            series = raw["series"]
-            names = ("completed", "failed", "duration", "start_times", "ttfts", "latencies",
-                     "output_lens", "errors")
-            values = {name: raw[name] for name in names}
-            found = cls(raw=raw, series=Series(**series), rate=float(raw["request_rate"]), **values)
-            counts = {len(values[name]) for name in names[3:]}
-        except (KeyError, TypeError, AttributeError) as error:
+            series = Series(**raw["series"])
+            lists = {name: raw[name] for name in PER_REQUEST}
+            counts = {len(values) for values in lists.values()}
+            found = cls(
+                raw=raw, series=series, rate=float(raw["request_rate"]),
+                completed=int(raw["completed"]), failed=int(raw["failed"]),
+                duration=float(raw["duration"]), **lists)
+            for name in ("num_prompts", "total_input_tokens", "total_output_tokens"):
+                int(raw[name])
+            for kind in KINDS:
+                for p in PERCENTILES:
+                    found.percentile(kind, p)
+        except (KeyError, TypeError) as error:
             raise ValueError(f"no measurement: {error!r}") from error
-        wanted = [f"p{p}_{kind}_ms" for kind in KINDS for p in PERCENTILES]
-        missing = [name for name in (*wanted, "total_output_tokens") if name not in raw]
-        if missing or len(counts) != 1 or found.completed < 1:
-            raise ValueError(f"no measurement: {missing or counts}")
+        if len(counts) != 1 or found.completed < 1:
+            raise ValueError(f"no measurement: {found.completed} answers in lists of {counts}")
         return found
 
     @classmethod
@@ -100,12 +112,16 @@ class Measurement:
 
     def percentile(self, kind: str, p: int) -> float:
         """vLLM's own percentile in milliseconds, of "ttft", "tpot", "itl" or "e2el"."""
-        return self.raw[f"p{p}_{kind}_ms"]
+        return float(self.raw[f"p{p}_{kind}_ms"])
 
     def answered(self) -> pd.DataFrame:
         """One row per completed request: start, ttft, latency (seconds), tokens."""
-        table = pd.DataFrame({"start": self.start_times, "ttft": self.ttfts,
-                              "latency": self.latencies, "tokens": self.output_lens})
+        table = pd.DataFrame({
+            "start": self.start_times,
+            "ttft": self.ttfts,
+            "latency": self.latencies,
+            "tokens": self.output_lens,
+        })
         fine = [not error for error in self.errors]
         return table[fine].reset_index(drop=True)
 
@@ -125,7 +141,8 @@ def delivered_rate(measurement: Measurement, lone: float) -> float:
     It errs on the low side, by up to a fifth near the limit of a run that is a few latencies long
     (simulated in the tests), and never says more than the server can do.
     """
-    first, last = min(measurement.start_times), max(measurement.start_times)
+    first = min(measurement.start_times)
+    last = max(measurement.start_times)
     pairs = zip(measurement.start_times, measurement.latencies, strict=True)
     end = max(start + latency for start, latency in pairs)
     lead = max(0.0, measurement.duration - (end - first))
@@ -144,8 +161,9 @@ def share_kept(measurement: Measurement, slo: Slo) -> float:
     done = measurement.answered()
     further = (done.tokens - 1).clip(lower=1)
     tpot = (done.latency - done.ttft) / further
-    within_both = (1e3 * done.ttft <= slo[0]) & (1e3 * tpot <= slo[1])
-    return float(within_both.mean())
+    begins_in_time = 1e3 * done.ttft <= slo[0]
+    goes_on_in_time = 1e3 * tpot <= slo[1]
+    return float((begins_in_time & goes_on_in_time).mean())
 
 
 def _row(measurement: Measurement, lone: float, slo: Slo) -> dict:
@@ -153,9 +171,14 @@ def _row(measurement: Measurement, lone: float, slo: Slo) -> dict:
     series, raw = measurement.series, measurement.raw
     delivered = delivered_rate(measurement, lone)
     row: dict[str, Any] = {
-        "input_len": series.input_len, "output_len": series.output_len, "rate": measurement.rate,
-        "repeat": series.repeat, "requests": raw["num_prompts"], "failed": measurement.failed,
-        "delivered_rps": delivered}
+        "input_len": series.input_len,
+        "output_len": series.output_len,
+        "rate": measurement.rate,
+        "repeat": series.repeat,
+        "requests": raw["num_prompts"],
+        "failed": measurement.failed,
+        "delivered_rps": delivered,
+    }
     for kind in KINDS:
         for p in PERCENTILES:
             row[f"{kind}_p{p}_ms"] = measurement.percentile(kind, p)
@@ -174,16 +197,16 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
       slo: as in `load.Load`.
       dollars_per_hour: of all chips; nan where nobody has a price.
     """
-    shortest: dict[tuple[int, int], float] = {}
+    shortest: dict[Regime, float] = {}
     for measurement in measurements:
-        regime = measurement.series.input_len, measurement.series.output_len
+        regime = measurement.series.regime
         latency = measurement.answered().latency.min()
         shortest[regime] = min(latency, shortest.get(regime, INF))
     table = []
     for measurement in measurements:
-        regime = measurement.series.input_len, measurement.series.output_len
-        # A burst keeps the server busy to its end.
-        lone = shortest[regime] if measurement.rate < INF else 0.0
+        lone = shortest[measurement.series.regime]
+        if measurement.rate == INF:
+            lone = 0.0  # a burst keeps the server busy to its end
         table.append(_row(measurement, lone, slo))
     frame = pd.DataFrame(table)
     frame["dollars_per_hour"] = dollars_per_hour
@@ -207,11 +230,13 @@ def kept_up(part: pd.DataFrame) -> tuple[float, float]:
       part: the rows of one regime, of `rows`.
     """
     middle = part.groupby("rate").delivered_rps.median()
-    fine = (middle >= KEPT * middle.index) & (middle.index <= 1.02 * part.delivered_rps.max())
-    below = fine.cummin()
-    last = max(below.index[below], default=0.0)
-    beyond = [rate for rate in middle.index if rate > last]
-    return last, min(beyond, default=INF)
+    most = 1.02 * part.delivered_rps.max()
+    last = 0.0
+    for rate, delivered in middle.items():  # ascending
+        if delivered < KEPT * rate or rate > most:
+            return last, rate
+        last = rate
+    return last, INF
 
 
 def within(part: pd.DataFrame) -> pd.Series:
@@ -221,26 +246,27 @@ def within(part: pd.DataFrame) -> pd.Series:
     A request counts only if its TTFT *and* its TPOT were within it: two p90s that are each within
     it may leave out 20 % of the requests.
     """
-    share = (part.goodput_rps / part.delivered_rps).groupby(part.rate).median()
-    return (share >= KEPT) & (share.index <= kept_up(part)[0])
+    knee, _ = kept_up(part)
+    kept = part.goodput_rps / part.delivered_rps
+    share = kept.groupby(part.rate).median()
+    return (share >= KEPT) & (share.index <= knee)
 
 
 def is_overloaded(rate: float, delivered: float) -> bool:
-    """Whether one measurement delivered too little of its rate: a queue grew, or noise took the
-    time."""
+    """Whether a measurement delivered too little of its rate: a queue grew, or noise took time."""
     return delivered < KEPT * rate
 
 
 def is_contradicted(rate: float, delivered: float, part: pd.DataFrame) -> bool:
-    """Whether the server delivered far less than it has shown that it can, so something disturbed
-    it.
+    """Whether the server delivered far less than it can, so that something disturbed it.
 
     It was shown to deliver `most` in the middle of the repeats of some rate. Offered as much or
     more, a server is busy all the time, and delivers that again; offered less, it delivers what is
     offered.
     """
-    most = part.groupby("rate").delivered_rps.median().max()
-    return delivered < CONTRADICTED * min(rate, most)
+    middle = part.groupby("rate").delivered_rps.median()
+    expected = min(rate, middle.max())
+    return delivered < CONTRADICTED * expected
 
 
 def noisy(part: pd.DataFrame) -> list[float]:
@@ -255,9 +281,12 @@ def noisy(part: pd.DataFrame) -> list[float]:
     delivered = part.groupby("rate").delivered_rps.agg(["median", "min", "max"])
     for rate, row in delivered.iterrows():
         apart = (row["max"] - row["min"]) / row["median"]
-        if is_contradicted(rate, row["median"], part) or rate <= last and apart > 1 - CONTRADICTED:
+        if rate <= last and apart > APART:
             found.add(rate)
-    waits = part[part.rate <= last].groupby("rate").ttft_p90_ms.median()
+        if is_contradicted(rate, row["median"], part):
+            found.add(rate)
+    below = part[part.rate <= last]
+    waits = below.groupby("rate").ttft_p90_ms.median()
     for slower, faster in zip(waits.index, waits.index[1:], strict=False):
         if waits[slower] > FALLS * waits[faster]:
             found.add(slower)
@@ -271,6 +300,7 @@ def states(part: pd.DataFrame) -> dict[float, str]:
     doubtful = noisy(part)
     found = {}
     for rate in sorted(set(part.rate)):
-        word = "kept up" if rate <= last else "overloaded"
-        found[rate] = f"{word}, noisy" if rate in doubtful else word
+        found[rate] = "kept up" if rate <= last else "overloaded"
+        if rate in doubtful:
+            found[rate] += ", noisy"
     return found

@@ -21,10 +21,12 @@ def _flops(config: dict, tokens: int, pairs: Callable[[Layer], int], logits: int
       logits: tokens for which the whole vocabulary is scored.
     """
     count = parameters(config)
-    attention = 0
+    flops = 2 * count["matmul"] * tokens
+    flops += 2 * count["embedding"] * logits
     for layer in layers(config):
-        attention += 4 * layer.heads * layer.head_dim * pairs(layer)
-    return 2 * count["matmul"] * tokens + attention + 2 * count["embedding"] * logits
+        width = layer.heads * layer.head_dim
+        flops += 4 * width * pairs(layer)
+    return flops
 
 
 def prefill_flops(config: dict, tokens: int) -> int:
@@ -57,7 +59,8 @@ def kv_bytes(config: dict, context: int, dtype_bytes: int = 2, tp: int = 1) -> i
     """Bytes of one sequence's cache: sliding layers hold a window, full layers everything."""
     per_token = kv_bytes_per_token(config, dtype_bytes, tp)
     window = text_config(config)["sliding_window"]
-    return per_token["sliding"] * min(context, window) + per_token["full"] * context
+    sliding = per_token["sliding"] * min(context, window)
+    return sliding + per_token["full"] * context
 
 
 def decode_bytes(config: dict, batch: int, context: int, dtype_bytes: int = 2,
