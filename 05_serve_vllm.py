@@ -311,8 +311,9 @@ template = asking.template_arguments(thinking)
 chats = [request["messages"], *(sample["messages"] for sample in samples)]
 for messages in chats:
     trained = chat.prompt_ids(tokenizer, messages, thinking)
-    theirs = asking.post(record, "/tokenize", {"model": cfg.name, "messages": messages, **template})
-    assert trained == theirs["tokens"], (trained[:20], theirs["tokens"][:20])
+    question = {"model": cfg.name, "messages": messages, **template}
+    served = asking.post(record, "/tokenize", question)["tokens"]
+    assert trained == served, (trained[:20], served[:20])
 ids = chat.prompt_ids(tokenizer, chats[0], thinking)
 print(f"{len(chats)} prompts, equal id by id; the counter has {len(ids)}: {ids[:6]} ... {ids[-6:]}")
 
@@ -396,8 +397,9 @@ print(commands.news(commands.command(assisted), tpu))
 def logprobs(where, name):
     """The log-probability of each token of the merged model's answer."""
     whole = ids + first["token_ids"]
-    entries = complete(whole, where, name, max_tokens=1, prompt_logprobs=0)["prompt_logprobs"]
-    return [entries[k][str(whole[k])]["logprob"] for k in range(len(ids), len(whole))]
+    answer = complete(whole, where, name, max_tokens=1, prompt_logprobs=0)
+    entries = zip(answer["prompt_logprobs"], whole, strict=True)
+    return [entry[str(token)]["logprob"] for entry, token in list(entries)[len(ids):]]
 
 
 if beside:

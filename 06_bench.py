@@ -64,7 +64,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from IPython.display import display
 
 from helpers import chat, style
 from serving import asking, draw, limits, load, results, server
@@ -166,29 +165,34 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 # %%
 config = helpers.read_json(Path(options.model) / "config.json")
 machine = limits.machine_of(options, config, PRICE)
-count = len(cfg.regimes) * (cfg.repeats * (cfg.rates + 1) + 2)
-hours = (count * 1.4 * cfg.seconds + len(cfg.regimes) * cfg.long) / 3600
-print(f"{count} measurements and {len(cfg.regimes)} long runs: about {60 * hours:.0f} min"
-      + (f", {hours * machine.dollars_per_hour:.0f} USD" if options.chip else ""))
+regimes = len(cfg.regimes)
+count = regimes * (cfg.repeats * (cfg.rates + 1) + 2)
+hours = (count * 1.4 * cfg.seconds + regimes * cfg.long) / 3600
+print(f"{count} measurements and {regimes} long runs: about {60 * hours:.0f} min")
+if options.chip:
+    print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
 # %%
 measured = sweep(client, options, cfg, results_in)
 
 # %%
 table = results.rows(measured, cfg.slo, machine.dollars_per_hour)
-table = table.join(pd.DataFrame([limits.floors(one, machine, config) for one in measured]))
+floors = [limits.floors(measurement, machine, config) for measurement in measured]
+table = table.join(pd.DataFrame(floors))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
-shown = {"requests": "requests", "failed": "failed",
+
+REGIME = ["input_len", "output_len"]
+middle = table.groupby([*REGIME, "rate"]).median(numeric_only=True)
+middle.insert(0, "state", "")
+for (inputs, outputs), part in table.groupby(REGIME):
+    for rate, state in results.states(part).items():
+        middle.loc[(inputs, outputs, rate), "state"] = state
+names = {"state": "state", "requests": "requests", "failed": "failed",
          "delivered_rps": "delivered /s", "goodput_rps": "goodput /s",
          "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
          "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}
-middle = table.groupby(["input_len", "output_len", "rate"]).median(numeric_only=True)
-middle["state"] = ""
-for (inputs, outputs), part in table.groupby(["input_len", "output_len"]):
-    for rate, state in results.states(part).items():
-        middle.loc[(inputs, outputs, rate), "state"] = state
-display(middle[["state", *shown]].rename(columns=shown).style.format(precision=1)
-        .format(precision=2, subset=["delivered /s", "goodput /s"]))
+view = middle[list(names)].rename(columns=names).style.format(precision=1)
+view.format(precision=2, subset=["delivered /s", "goodput /s"])
 
 # %% [markdown]
 # Beyond the knee (section 5) a rate is *overloaded*. All numbers are medians of the repeats, latencies in
@@ -210,13 +214,15 @@ display(middle[["state", *shown]].rename(columns=shown).style.format(precision=1
 # %%
 fig, ax = style.figure(8, 4.2)
 draw.curves(ax, table, "delivered_rps", "rate", "delivered, requests/s")
-knees = {key: results.kept_up(part) for key, part in table.groupby(["input_len", "output_len"])}
-ax.set_title("It keeps up with "
-             + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items()))
+knees = {regime: results.kept_up(part) for regime, part in table.groupby(REGIME)}
+kept = [f"{low:.3g}/s of {inputs}/{outputs}" for (inputs, outputs), (low, _) in knees.items()]
+ax.set_title("It keeps up with " + ", ".join(kept))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; median, bars: smallest and "
-             f"largest of {cfg.repeats}; hollow: beyond the knee")
-for (inputs, outputs), part in table.groupby(["input_len", "output_len"]):
-    (last, above), most = knees[inputs, outputs], part.groupby("repeat").delivered_rps.max()
+             f"largest of {cfg.repeats} or more; hollow: beyond the knee")
+whole_rounds = table[table["repeat"] < cfg.repeats]  # in the further ones only noisy rates were seen
+for (inputs, outputs), part in whole_rounds.groupby(REGIME):
+    last, above = knees[inputs, outputs]
+    most = part.groupby("repeat").delivered_rps.max()
     print(f"{inputs}/{outputs}: knee between {last:.3g} and {above:.3g}/s; at most "
           f"{most.median():.3g}/s ({most.min():.3g} to {most.max():.3g}) delivered")
 
@@ -254,14 +260,22 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 print(f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
       f"a prompt of {regime[0]} takes {physics.prefill_flops(config, regime[0]) / 1e9:.3g} GFLOP")
 fig, (left, right) = style.figure(9.5, 4, columns=2)
+
+
+def two_digits(value):
+    """A number to read, such as 13,000."""
+    return f"{float(f'{value:.2g}'):,g}"
+
+
 for ax, kind, floor in ((left, "ttft", "ttft_queue_floor_ms"), (right, "tpot", "tpot_floor_ms")):
     draw.curves(ax, table, f"{kind}_p50_ms", floor, "milliseconds (log scale)")
     times = middle[f"{kind}_p50_ms"] / middle[floor]
-    least, most = (f"{float(f'{value:.2g}'):,g}" for value in (times.min(), times.max()))
+    least, most = two_digits(times.min()), two_digits(times.max())
     ax.set_title(f"{kind.upper()}: {least} to {most} times its floor")
 style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; "
              "dashed: floors")
-print(*(sorted(set(table.flag) - {""}) or ["nothing is below its floor"]), sep="\n")
+flags = sorted(set(table.flag) - {""})
+print("\n".join(flags) or "nothing is below its floor")
 
 # %% [markdown]
 # The tiny model is far above: its arithmetic is nothing beside the Python around it. The published GPU, cold
@@ -280,7 +294,7 @@ print(*(sorted(set(table.flag) - {""}) or ["nothing is below its floor"]), sep="
 # the server keeps up with. Overloaded ones stand apart, because there the wait measures our test:
 
 # %%
-unit = "USD" if machine.dollars_per_hour == machine.dollars_per_hour else "hours of the machine"
+unit = "hours of the machine" if math.isnan(machine.dollars_per_hour) else "USD"
 fig, ax = style.figure(8, 4.2)
 draw.cost(ax, table, cfg.slo[0], unit)
 ax.set_title("A full machine makes cheap tokens, and queues")
@@ -296,9 +310,9 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyo
 confirmed = load.confirm(client, options, cfg, results_in, table)
 for (inputs, outputs), (rate, measurement) in confirmed.items():
     row = results.rows([measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
-    each = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
-    print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {each:.3g} {unit} per million output tokens, "
-          f"{each * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {each / 0.3:.3g} a million")
+    price = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
+    print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {price:.3g} {unit} per million output tokens, "
+          f"{price * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {price / 0.3:.3g} a million")
 if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
@@ -306,15 +320,19 @@ if not confirmed:
 # Training is paid once, serving every hour. After how many tokens has serving cost as much as 03?
 
 # %%
-log, made = helpers.run_dir("train", "log.jsonl"), helpers.run_dir("train", "machine.json")
-if confirmed and log.exists() and made.exists():
-    made = helpers.read_json(made)
-    steps = sum(json.loads(line).get("seconds", 0.0) for line in log.read_text().splitlines())
-    cost = (steps + max(made["load_seconds"], made["compile_seconds"])) / 3600  # hours
-    name = hardware.chip_of(made["device_kind"])
-    dollars = cost * made["devices"] * hardware.chip(name).dollars_per_hour if name else math.nan
-    cost = dollars if unit == "USD" else cost
-    print(f"training: {cost:.3g} {unit}, as much as {cost / each:.3g} million output tokens")
+log, trainer = helpers.run_dir("train", "log.jsonl"), helpers.run_dir("train", "machine.json")
+if confirmed and log.exists() and trainer.exists():
+    trainer = helpers.read_json(trainer)
+    seconds = max(trainer["load_seconds"], trainer["compile_seconds"])
+    for line in texts.json_lines(log.read_bytes()):
+        if isinstance(line.value, dict):  # a line that a crash cut off is no step
+            seconds += line.value.get("seconds", 0.0)
+    cost = seconds / 3600
+    if unit == "USD":
+        name = hardware.chip_of(trainer["device_kind"])
+        per_hour = hardware.chip(name).dollars_per_hour if name else math.nan
+        cost *= trainer["devices"] * per_hour
+    print(f"training: {cost:.3g} {unit}, as much as {cost / price:.3g} million output tokens")
 
 # %% [markdown]
 # ## 9. Your own traffic
@@ -325,17 +343,27 @@ if confirmed and log.exists() and made.exists():
 # %%
 tokenizer = chat.load_tokenizer(options.model)
 own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set the path, drop the rest of the cell
-asked = [asking.chat_request(path.read_text(), system, thinking)["messages"]
-         for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))]
-ids = sorted((chat.prompt_ids(tokenizer, messages, thinking) for messages in asked), key=len)[-8:]
-sent = {"model": record.name, "prompt": tokenizer.decode(ids[0])}
-own_bos = asking.post(record, "/tokenize", sent)["tokens"] != ids[0]  # the server adds <bos>
-own_texts = [tokenizer.decode(each[own_bos:]) for each in ids]
-helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * own_texts))
+ids = []
+for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt")):
+    messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
+    ids.append(chat.prompt_ids(tokenizer, messages, thinking))
+ids = sorted(ids, key=len)[-8:]
+
+
+def tokens_of(prompt):
+    """The ids that the server makes of a text."""
+    return asking.post(record, "/tokenize", {"model": record.name, "prompt": prompt})["tokens"]
+
+
+if tokens_of(tokenizer.decode(ids[0])) != ids[0]:  # the server adds <bos> itself
+    ids = [prompt[1:] for prompt in ids]
+lines = [json.dumps({"prompt": tokenizer.decode(prompt)}) + "\n" for prompt in ids]
+helpers.write_text(own, "".join(2 * lines))
 
 # %%
-sent = [line.value | {"model": record.name} for line in texts.json_lines(own.read_bytes())]
-lengths = [len(asking.post(record, "/tokenize", each)["tokens"]) for each in sent]
+lengths = []
+for line in texts.json_lines(own.read_bytes()):
+    lengths.append(len(tokens_of(line.value["prompt"])))
 own_regime = (max(lengths), 128)  # the most tokens of a prompt and of an answer
 quarter = float(f"{table.delivered_rps.max() / 4:.2g}")  # of what it can take, per second
 traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
@@ -344,21 +372,23 @@ traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
 warm = replace(options, prefix_caching=True, port=0)
 # Chips have room for one server.
 place = folder if options.chip else helpers.run_dir("serve", "warm")
-found = {"cache off": load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold",
-                                   **traffic)}
+cold_run = load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold", **traffic)
 with server.running(warm, place):
     client.record = server.current(place)
-    found["cache on"] = load.measure(client, warm, cfg, results_in, own_regime, repeat="own-warm",
-                                     **traffic)
+    warm_run = load.measure(client, warm, cfg, results_in, own_regime, repeat="own-warm", **traffic)
     block = asking.counters(client.record)["cache"]["block_size"]
 client.close()
-assert found["cache off"].raw["total_input_tokens"] == sum(lengths), "other prompts were sent"
+assert cold_run.raw["total_input_tokens"] == sum(lengths), "other prompts were sent"
 print(f"one block is {block} tokens")
-pd.DataFrame({name: {
-    "prompt tokens": own_run.raw["total_input_tokens"], "of them cached": own_run.series.cached_tokens,
-    "answer tokens, mean": own_run.raw["total_output_tokens"] / own_run.completed,
-    "TTFT p50, ms": own_run.percentile("ttft", 50), "TPOT p50, ms": own_run.percentile("tpot", 50)}
-    for name, own_run in found.items()}).style.format(precision=1)
+columns = {}
+for name, run in (("cache off", cold_run), ("cache on", warm_run)):
+    columns[name] = {
+        "prompt tokens": run.raw["total_input_tokens"],
+        "of them cached": run.series.cached_tokens,
+        "answer tokens, mean": run.raw["total_output_tokens"] / run.completed,
+        "TTFT p50, ms": run.percentile("ttft", 50),
+        "TPOT p50, ms": run.percentile("tpot", 50)}
+pd.DataFrame(columns).style.format(precision=1)
 
 # %% [markdown]
 # A cache keeps whole blocks only, and only what was asked before. For users who share a long system message,
@@ -374,8 +404,8 @@ pd.DataFrame({name: {
 big = helpers.read_json("data/configs/gemma4_31b.json")
 v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
 for batch in (1, 16, 64, 91):
-    plain, drafted = (1e3 * limits.tpot_floor(big, 2048, v6e8, batch, tokens, checked)
-                      for tokens, checked in ((1, 1), (3, 5)))
+    plain = 1e3 * limits.tpot_floor(big, 2048, v6e8, batch)
+    drafted = 1e3 * limits.tpot_floor(big, 2048, v6e8, batch, tokens=3, checked=5)
     print(f"{batch:3} requests at once: {plain:5.1f} ms a token, with a drafter {drafted:5.1f}: "
           f"{plain / drafted:.1f} times")
 print("this server:", measured[0].series.speculation or "has no drafter")

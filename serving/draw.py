@@ -120,7 +120,7 @@ def _regimes(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, str, str]
 
 
 def _range(row: pd.Series) -> list[list[float]]:
-    """An error bar, below and above the median, that ends at the smallest and the largest repeat."""
+    """An error bar around the median that ends at the smallest and at the largest repeat."""
     below = row["median"] - row["min"]
     above = row["max"] - row["median"]
     return [[below], [above]]

@@ -821,13 +821,24 @@ def test_acceptance_is_what_the_counters_say(monkeypatch):
 
 @needs_serve
 @pytest.mark.slow
-def test_real_server_ids_stops_and_end(tmp_path):
-    """The base model through vLLM: ids as rendered, a forced turn end, a kill -9 of the engine."""
+def test_real_server_ids_stops_and_end(tmp_path, proxy, monkeypatch):
+    """The base model through vLLM: ids as rendered, a forced turn end, a kill -9 of the engine.
+
+    Its folder has the worst of names, and the shell names proxies and a key that aren't the server's.
+    """
     from helpers import chat
-    model = ROOT / "assets" / "tiny_gemma4"
+    monkeypatch.setenv("VLLM_API_KEY", SECRETS["VLLM_API_KEY"])
+    model = tmp_path / "a b,c:d=e[f]%s$'ü" / "merged"
+    shutil.copytree(ROOT / "assets" / "tiny_gemma4", model)
     options = Options(model=str(model), name="tiny", timeout=900.0)
     record = serving.start(options, tmp_path)
     try:
+        with bench.Client(tmp_path) as client:
+            point = bench.arguments(record, bench.Load(), (64, 8), 4, 4, seed=1)
+            assert client.run(point)["completed"] == 4 and proxy.asked == 0
+            before = asking.counters(record)
+            client.run(point)
+            assert 1e-5 < asking.seconds_per_token(before, asking.counters(record)) < 10
         tokenizer = chat.load_tokenizer(model)
         for messages in (*([{"role": "user", "content": text}] for text in (
                              "a 2-bit counter\n\n```verilog\n```", "é😀 \t x\r\n", "", "\ufdd0 \x00")),
