@@ -62,11 +62,13 @@ def request(record: ServerRecord, path: str, payload: object = None, timeout: fl
         with _direct().open(question, timeout=timeout) as answer:
             return answer.read().decode()
     except urllib.error.HTTPError as error:
-        told = environment.without_secrets(_message_of(error.read().decode(errors="replace")))
+        body = error.read().decode(errors="replace")
+        told = environment.without_secrets(_message_of(body))
         raise UserError(f"{path}: HTTP {error.code}: {told[:300]}") from error
     except OSError as error:
-        raise UserError(f"no server answers at {record.base_url} "
-                        f"({getattr(error, 'reason', error)}). Run 05_serve_vllm.") from error
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"no server answers at {record.base_url} ({reason}). Run 05_serve_vllm.") from error
 
 
 def post(record: ServerRecord, path: str, payload: object, timeout: float = 600.0) -> Any:
@@ -129,7 +131,8 @@ def counters(record: ServerRecord) -> Counters:
         for sample in family.samples:
             found[sample.name] += sample.value
             if "position" in sample.labels:
-                found[sample.name, int(sample.labels["position"])] += sample.value
+                position = int(sample.labels["position"])
+                found[sample.name, position] += sample.value
             if sample.name == "vllm:cache_config_info":
                 found["cache"] = sample.labels
     return found
@@ -149,7 +152,11 @@ def acceptance(before: Counters, after: Counters) -> dict | None:
         return None
     positions = sorted(key for key in after if key[0] == ACCEPTED_AT)
     shares = [(after[key] - before[key]) / drafts for key in positions]
-    return {"drafts": int(drafts), "by position": shares, "tokens per step": 1 + accepted / drafts}
+    return {
+        "drafts": int(drafts),
+        "by position": shares,
+        "tokens per step": 1 + accepted / drafts,
+    }
 
 
 def seconds_per_token(before: Counters, after: Counters) -> float:

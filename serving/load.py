@@ -225,7 +225,8 @@ def measure(client: Runner, options: Options, load: Load, folder: str | Path, re
         return kept
     seed = zlib.crc32(name.encode())  # another one for each: equal seeds send equal prompts
     before = asking.wait_idle(client.record)
-    result = client.run(arguments(client.record, load, regime, rate, requests, seed, prompts))
+    words = arguments(client.record, load, regime, rate, requests, seed, prompts)
+    result = client.run(words)
     after = asking.counters(client.record)
     if not result.get("completed"):
         raise UserError(f"none of {requests} requests was answered: {_first_error(result)}")
@@ -290,14 +291,14 @@ def bracket(kept: Callable[[float], bool], guess: float) -> list[float]:
 
 
 def spread(rates: list[float], count: int) -> list[float]:
-    """The same rates and more, until there are `count`: half the smallest, then the widest gaps'
-    middles."""
+    """The same rates and more, until there are `count`: half the smallest, then middles of gaps."""
     rates = sorted(rates)
     if len(rates) < count:
         rates = [rounded(rates[0] / 2), *rates]
     while len(rates) < count:
         widest = max(range(1, len(rates)), key=lambda k: rates[k] / rates[k - 1])
-        rates.insert(widest, rounded(math.sqrt(rates[widest - 1] * rates[widest])))
+        middle = math.sqrt(rates[widest - 1] * rates[widest])
+        rates.insert(widest, rounded(middle))
     return rates
 
 
@@ -350,8 +351,14 @@ class _Sweep:
             self.guesses[regime] = self.table_of(regime).delivered_rps.iloc[-1]
 
         def kept(rate: float) -> bool:
-            self.at(regime, rate, 0)
-            return kept_up(self.table_of(regime))[0] >= rate
+            for repeat in range(self.load.repeats):  # the next one only if noise disturbed this
+                self.at(regime, rate, repeat)
+                table = self.table_of(regime)
+                if not is_contradicted(rate, table.delivered_rps.iloc[-1], table):
+                    break
+            last, _ = kept_up(table)
+            return last >= rate
+
         rates = bracket(kept, self.guesses[regime])
         return [*spread(rates, self.load.rates), INF]
 
@@ -390,12 +397,15 @@ def sweep(client: Runner, options: Options, load: Load, folder: str | Path) -> l
 def _long_run(client: Runner, options: Options, load: Load, folder: str | Path, part: pd.DataFrame,
               regime: Regime, rate: float) -> tuple[Measurement, bool]:
     """One long run at a rate, a second one where noise disturbed the first; and whether it held."""
-    latency = part[part.rate == rate].e2el_p50_ms.median() / 1e3
-    requests = math.ceil(rate * max(load.long, 20 * latency))
+    at_this_rate = part[part.rate == rate]
+    latency = at_this_rate.e2el_p50_ms.median() / 1e3
+    seconds = max(load.long, 20 * latency)
+    requests = math.ceil(rate * seconds)
     for name in ("long", "long-again"):
         measurement = measure(client, options, load, folder, regime, rate, requests, name)
         kept = share_kept(measurement, load.slo)
-        delivered = float(rows([measurement], load.slo).delivered_rps[0])
+        table = rows([measurement], load.slo)
+        delivered = float(table.delivered_rps.iloc[0])
         disturbed = is_contradicted(rate, delivered, part)
         more = ""
         if disturbed:

@@ -20,7 +20,8 @@ def born(pid: int) -> float:
     Raises:
       psutil.Error: there is no such process.
     """
-    return round(psutil.Process(pid).create_time() - psutil.boot_time(), 1)
+    created = psutil.Process(pid).create_time()
+    return round(created - psutil.boot_time(), 1)
 
 
 def _has_ended(process: psutil.Process) -> bool:
@@ -39,8 +40,10 @@ def leads(record: ServerRecord) -> bool:
 
     What it leaves behind when it dies, such as Python's resource tracker, makes no living server.
     """
+    if _is_another(record):
+        return False
     with contextlib.suppress(psutil.Error):
-        return not _is_another(record) and not _has_ended(psutil.Process(record.pid))
+        return not _has_ended(psutil.Process(record.pid))
     return False
 
 
@@ -93,7 +96,8 @@ def end(living: Callable[[], list[int]], patience: float) -> None:
             _reap(pids)
             time.sleep(0.1)
     if left := living():
-        raise UserError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
+        numbers = " ".join(map(str, left))
+        raise UserError(f"the server did not end; run: kill -9 {numbers}")
 
 
 def remove_container(container: str) -> None:

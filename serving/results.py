@@ -108,11 +108,16 @@ class Measurement:
         Raises:
           UserError: the file cannot be written.
         """
-        write_json(path, self.raw)
+        write_json(path, self.raw, indent=None)
 
     def percentile(self, kind: str, p: int) -> float:
         """vLLM's own percentile in milliseconds, of "ttft", "tpot", "itl" or "e2el"."""
         return float(self.raw[f"p{p}_{kind}_ms"])
+
+    def shortest_latency(self) -> float:
+        """Seconds of the request that was answered fastest."""
+        pairs = zip(self.latencies, self.errors, strict=True)
+        return min(latency for latency, error in pairs if not error)
 
     def answered(self) -> pd.DataFrame:
         """One row per completed request: start, ttft, latency (seconds), tokens."""
@@ -158,12 +163,18 @@ def share_kept(measurement: Measurement, slo: Slo) -> float:
     A client short of CPU reads tokens late, and several at once: TTFT is then too long, TPOT too
     short. Who passes all the same had the last token no later than the objective promises it.
     """
-    done = measurement.answered()
-    further = (done.tokens - 1).clip(lower=1)
-    tpot = (done.latency - done.ttft) / further
-    begins_in_time = 1e3 * done.ttft <= slo[0]
-    goes_on_in_time = 1e3 * tpot <= slo[1]
-    return float((begins_in_time & goes_on_in_time).mean())
+    longest_ttft, longest_tpot = slo
+    requests = zip(measurement.ttfts, measurement.latencies, measurement.output_lens,
+                   measurement.errors, strict=True)
+    answered = kept = 0
+    for ttft, latency, tokens, error in requests:
+        if error:
+            continue
+        answered += 1
+        tpot = (latency - ttft) / max(tokens - 1, 1)
+        if 1e3 * ttft <= longest_ttft and 1e3 * tpot <= longest_tpot:
+            kept += 1
+    return kept / answered
 
 
 def _row(measurement: Measurement, lone: float, slo: Slo) -> dict:
@@ -200,7 +211,7 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
     shortest: dict[Regime, float] = {}
     for measurement in measurements:
         regime = measurement.series.regime
-        latency = measurement.answered().latency.min()
+        latency = measurement.shortest_latency()
         shortest[regime] = min(latency, shortest.get(regime, INF))
     table = []
     for measurement in measurements:

@@ -626,6 +626,15 @@ def test_a_disturbed_point_of_a_sweep_is_measured_again(idle, tmp_path, capsys):
     assert "noisy" in results.states(table)[hit], "and it is told as such"
 
 
+def test_noise_while_the_knee_is_looked_for_does_not_move_it(idle, tmp_path):
+    """The third run, the first rate of the bisection, has a third of the machine."""
+    load = replace(TINY, seconds=20.0)
+    client = Disturbed(1 / 16, lambda number, rate: number == 2)
+    table = results.rows(bench.sweep(client, CPU, load, tmp_path), load.slo)
+    last, above = results.kept_up(table)
+    assert 13 < last <= 1.02 * 16 and 16 <= 1.12 * above
+
+
 def test_a_long_run_that_noise_disturbed_is_made_again_before_it_counts(idle, tmp_path, capsys):
     table = repeats_of({4.0: [4.0] * 3, 7.0: [7.0] * 3, INF: [9.0] * 3})
     load = replace(TINY, slo=(5000, 300), long=60.0)
