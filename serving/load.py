@@ -351,12 +351,12 @@ class _Sweep:
             self.guesses[regime] = self.table_of(regime).delivered_rps.iloc[-1]
 
         def kept(rate: float) -> bool:
-            for repeat in range(self.load.repeats):  # the next one only if noise disturbed this
-                self.at(regime, rate, repeat)
-                table = self.table_of(regime)
-                if not is_contradicted(rate, table.delivered_rps.iloc[-1], table):
-                    break
-            last, _ = kept_up(table)
+            self.at(regime, rate, 0)
+            table = self.table_of(regime)
+            if is_contradicted(rate, table.delivered_rps.iloc[-1], table):
+                for repeat in range(1, self.load.repeats):  # noise: the middle of all decides
+                    self.at(regime, rate, repeat)
+            last, _ = kept_up(self.table_of(regime))
             return last >= rate
 
         rates = bracket(kept, self.guesses[regime])
