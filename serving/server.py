@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from serving import commands, environment, processes
 from serving.asking import healthy
@@ -169,32 +170,49 @@ def _launch(options: Options, folder: Path, wanted: Identity) -> ServerRecord:
     settings, words = commands.parts(dataclasses.replace(options, port=port),
                                      commands.container_of(folder))
     commands.link_plain_names(options)
-    log = folder / "server.log"
-    with _writable(log), open(log, "wb") as output:
+    with _opened(folder / "server.log") as log:
         process = subprocess.Popen(
             ["sh", "-c", GATE, "server", *words], cwd=commands.ROOT, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
             env=environment.for_child(settings))
     assert process.stdin
     with process.stdin as gate:
-        reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-        command, known_settings, files = wanted
-        record = ServerRecord(
-            pid=process.pid, born=processes.born(process.pid), started=time.monotonic(),
-            base_url=f"http://{reach}:{port}", name=options.name, model=options.model,
-            engine=options.engine, max_model_len=options.max_model_len,
-            container=commands.container_of(folder) if options.docker else "",
-            log=str(log), command=command, environment=known_settings, files=files)
+        record = _record_of(process.pid, port, options, folder, wanted)
         record.save(folder)
         gate.write(b"begin\n")
     return record
 
 
-@contextlib.contextmanager
-def _writable(path: Path) -> Iterator[None]:
-    """One line instead of an OSError while a file is opened."""
+def _record_of(pid: int, port: int, options: Options, folder: Path,
+               wanted: Identity) -> ServerRecord:
+    """The record of a server that was started this moment."""
+    reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
+    command, settings, files = wanted
+    return ServerRecord(
+        pid=pid,
+        born=processes.born(pid),
+        started=time.monotonic(),
+        base_url=f"http://{reach}:{port}",
+        name=options.name,
+        model=options.model,
+        engine=options.engine,
+        max_model_len=options.max_model_len,
+        container=commands.container_of(folder) if options.docker else "",
+        log=str(folder / "server.log"),
+        command=command,
+        environment=settings,
+        files=files)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file to write, in a folder that is made for it.
+
+    Raises:
+      UserError: it cannot be written.
+    """
     try:
-        yield
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open(path, "wb")
     except OSError as error:
         raise UserError(
             f"{path} cannot be written ({error.strerror}). Free some space there, or set RUN_DIR "
@@ -204,12 +222,9 @@ def _writable(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One process at a time decides what runs in this folder; another one waits here."""
-    lock = folder / ".server.lock"
-    with _writable(lock):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(lock, "wb")
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _opened(folder / ".server.lock") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
