@@ -101,18 +101,18 @@ request = asking.chat_request(counter, system, thinking, model=record.name, stre
 
 # %%
 def timed():
-    """Seconds from sending the request to each piece of its answer."""
+    """Seconds from sending the request to each piece of its answer, and the server's own per token."""
+    before = asking.counters(record)
     start, arrivals = time.perf_counter(), []
     for piece in openai.chat.completions.create(**request):
         if piece.choices and piece.choices[0].delta.content:
             arrivals.append(time.perf_counter() - start)
-    return arrivals
+    return arrivals, asking.seconds_per_token(before, asking.counters(record))
 
 
 timed()
-before = asking.counters(record)
-arrivals = sorted((timed() for _ in range(5)), key=lambda run: run[-1])[2]
-made = asking.seconds_per_token(before, asking.counters(record))  # by the server's own clock
+runs = sorted((timed() for _ in range(5)), key=lambda run: run[0][-1])
+arrivals, made = runs[2]
 gap, doubt = limits.pace(arrivals, made)
 fig, ax = style.figure(9, 1.9)
 draw.timeline(ax, arrivals, gap)
