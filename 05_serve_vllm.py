@@ -68,12 +68,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from openai import OpenAI
 
 from helpers import chat, remote, style
-from serving import Options, draw, flags, limits, physics, server
+from serving import Options, asking, commands, draw, flags, limits, server
 from serving import options as serve
-from tables import described, published
+from tables import described, physics, published
 from tables.hardware import chip
 
 pd.set_option("display.max_colwidth", None)
@@ -109,6 +108,7 @@ def check_merged(folder, hashes):
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
 recipe = merge["recipe"]
+system, thinking = recipe["system"], recipe["reasoning"] == "kept"  # how training asked
 count = check_merged(merged, merge["files"])
 options = replace(cfg, model=str(merged), model_hash=helpers.run.digest(merge["files"]))
 remote.stage(cfg.base or recipe["base_path"], fetch=False)  # raises where 07 could not have it
@@ -138,9 +138,9 @@ serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
 # ## 3. Talk to it
-# vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it; the key that it wants
-# is not used. `chat_request` asks as training asked: the same system message, thinking only if the
-# training answers did, and **greedy**, that is always the likeliest token.
+# vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it. `openai_client` points
+# it at our server and past every proxy. `chat_request` asks as training asked: the same system message,
+# thinking only if the training answers did, and **greedy**, that is always the likeliest token.
 
 # %%
 longest = cfg.max_model_len // 2  # tokens of an answer, at the most
@@ -148,9 +148,9 @@ longest = cfg.max_model_len // 2  # tokens of an answer, at the most
 
 def ask(text, record=record, name=cfg.name):
     """The answer of a server to one request, as text."""
-    client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
+    client = asking.openai_client(record)
     reply = client.chat.completions.create(
-        **server.chat_request(text, recipe, model=name, max_tokens=longest))
+        **asking.chat_request(text, system, thinking, model=name, max_tokens=longest))
     return reply.choices[0].message.content
 
 
@@ -172,7 +172,7 @@ All ports are one bit unless otherwise specified.
 
 The output result is the bitwise AND of a and b."""  # ← your own request
 
-columns = {"base": ask(MINE, other, "gemma4-base")} if other and server.healthy(other) else {}
+columns = {"base": ask(MINE, other, "gemma4-base")} if other and asking.healthy(other) else {}
 style.side_by_side({**columns, "tuned": ask(MINE)}, MINE)
 
 # %% [markdown]
@@ -186,15 +186,27 @@ style.side_by_side({**columns, "tuned": ask(MINE)}, MINE)
 # </details>
 
 # %%
-client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
-request = server.chat_request(counter, recipe, model=cfg.name, max_tokens=longest)
-start, arrivals, text = time.perf_counter(), [], ""
-for piece in client.chat.completions.create(**request, stream=True):
-    if piece.choices and piece.choices[0].delta.content:
-        arrivals.append(time.perf_counter() - start)
-        text += piece.choices[0].delta.content
-gap = (arrivals[-1] - arrivals[0]) / max(len(arrivals) - 1, 1)
-print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then one every {1e3 * gap:.1f} ms")
+client = asking.openai_client(record)
+request = asking.chat_request(counter, system, thinking, model=cfg.name, max_tokens=longest)
+
+
+def read_along():
+    """Seconds from sending the request to each piece of its answer, and the whole answer."""
+    start, arrivals, text = time.perf_counter(), [], ""
+    for piece in client.chat.completions.create(**request, stream=True):
+        if piece.choices and piece.choices[0].delta.content:
+            arrivals.append(time.perf_counter() - start)
+            text += piece.choices[0].delta.content
+    return arrivals, text
+
+
+read_along()  # untimed: a client's first stream also loads code and opens a connection
+before = asking.counters(record)
+arrivals, text = read_along()
+made = asking.seconds_per_token(before, asking.counters(record))  # by the server's own clock
+gap, doubt = limits.pace(arrivals, made)
+print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then",
+      doubt or f"one every {1e3 * gap:.1f} ms; the server made one every {1e3 * made:.1f} ms")
 
 # %% [markdown]
 # ## 4. The command, on four engines
@@ -202,8 +214,8 @@ print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then one every {1e3 * gap:
 # for every flag, first Docker's, then vLLM's:
 
 # %%
-tpu = serve.command(replace(FULL, model="/dev/shm/run/merged"))
-print(serve.shown(tpu))
+tpu = commands.command(replace(FULL, model="/dev/shm/run/merged"))
+print(commands.shown(tpu))
 
 # %%
 style.words(flags.explain(tpu).reset_index())
@@ -302,12 +314,13 @@ for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
 # %%
 samples = helpers.read_json(helpers.require(helpers.run_dir("data", "samples.json"), "02_data.py"))
 tokenizer = chat.load_tokenizer(merged)
-thinking, template = server.as_trained(recipe)
+template = asking.template_arguments(thinking)
 chats = [request["messages"], *(sample["messages"] for sample in samples)]
 for messages in chats:
     trained = chat.prompt_ids(tokenizer, messages, thinking)
-    theirs = server.post(record, "/tokenize", {"model": cfg.name, "messages": messages, **template})
-    assert trained == theirs["tokens"], (trained[:20], theirs["tokens"][:20])
+    question = {"model": cfg.name, "messages": messages, **template}
+    served = asking.post(record, "/tokenize", question)["tokens"]
+    assert trained == served, (trained[:20], served[:20])
 ids = chat.prompt_ids(tokenizer, chats[0], thinking)
 print(f"{len(chats)} prompts, equal id by id; the counter has {len(ids)}: {ids[:6]} ... {ids[-6:]}")
 
@@ -326,7 +339,7 @@ def complete(ids, where=record, model=cfg.name, **more):
     """Send token ids; get the first choice of /v1/completions with the ids of its text."""
     body = {"model": model, "prompt": ids, "temperature": 0, "max_tokens": longest,
             "return_token_ids": True, **more}
-    return server.post(where, "/v1/completions", body)["choices"][0]
+    return asking.post(where, "/v1/completions", body)["choices"][0]
 
 
 first = complete(ids)
@@ -351,12 +364,12 @@ assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 # %%
 def answers(where, name):
     """The ids of ten greedy answers, and what vLLM counted meanwhile."""
-    before, found = server.counters(where), []
+    before, found = asking.counters(where), []
     for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))[:10]:
-        messages = server.chat_request(path.read_text(), recipe)["messages"]
+        messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
         prompt = chat.prompt_ids(tokenizer, messages, thinking)
         found.append(complete(prompt, where, name, max_tokens=128)["token_ids"])
-    return found, server.acceptance(before, server.counters(where))
+    return found, asking.acceptance(before, asking.counters(where))
 
 
 if beside:
@@ -378,7 +391,7 @@ if beside:
 # %%
 # first: hf download google/gemma-4-31B-it-assistant --local-dir /dev/shm/gemma-4-31B-it-assistant
 assisted = replace(FULL, model="/dev/shm/run/merged", drafter="/dev/shm/gemma-4-31B-it-assistant")
-print(serve.news(serve.command(assisted), tpu))
+print(commands.news(commands.command(assisted), tpu))
 
 # %% [markdown]
 # ## 10. The adapter without merging
@@ -391,8 +404,9 @@ print(serve.news(serve.command(assisted), tpu))
 def logprobs(where, name):
     """The log-probability of each token of the merged model's answer."""
     whole = ids + first["token_ids"]
-    entries = complete(whole, where, name, max_tokens=1, prompt_logprobs=0)["prompt_logprobs"]
-    return [entries[k][str(whole[k])]["logprob"] for k in range(len(ids), len(whole))]
+    answer = complete(whole, where, name, max_tokens=1, prompt_logprobs=0)
+    entries = zip(answer["prompt_logprobs"], whole, strict=True)
+    return [entry[str(token)]["logprob"] for entry, token in list(entries)[len(ids):]]
 
 
 if beside:

@@ -71,7 +71,7 @@ from scipy import stats
 
 from helpers import style
 from verilog.scores import interval, sign_flip_p
-from serving import physics
+from tables import physics
 from tables.hardware import chip as chip_of
 
 PROMPTS = 30           # requests per point of the sweep (S8.1)
@@ -137,7 +137,7 @@ print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", 
 # the peak that is 0.136 seconds.
 # </details>
 #
-# `serving/physics.py` counts this from the model's config: all matrices, causal attention, a window
+# `tables/physics.py` counts this from the model's config: all matrices, causal attention, a window
 # of 1,024 in 50 of 60 layers, the logits of one token. Divided by the machine's peak it is a *floor*
 # under TTFT, whatever the software.
 

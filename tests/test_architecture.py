@@ -12,7 +12,7 @@ import random_gemma
 from conftest import ROOT, SERVE, program, serve
 
 from helpers import gemma
-from serving import physics
+from tables import physics
 from tables import architecture
 from tables.errors import UserError
 

@@ -299,7 +299,7 @@ INVENTED = hardware.Chip("v9z", "0x0099", ("TPU v9z",), "v9z", 2, 1e15, 2e15, 10
 
 def test_a_new_chip_is_one_row(alone, tmp_path):
     """Detection, slices, the floors of a server and the question of what fits accept it."""
-    from serving import physics
+    from tables import physics
     from tpu_time import fit
     alone.setitem(hardware.CHIPS, "v9z", INVENTED)
     alone.setenv("HARDWARE_ROOT", str(tree(tmp_path / "root", **tpu("0x0099", 4))))

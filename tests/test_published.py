@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from conftest import ROOT, load, page
 
-from serving import physics
+from tables import physics
 from tables.hardware import chip
 
 NOTEBOOK = "10_published.py"

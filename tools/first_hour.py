@@ -94,6 +94,7 @@ def serve():
                              tensor_parallel=8 if size() == "31b" else 1)
     try:
         record = server.start(chosen, run_dir("serve"))
+        ready_seconds = round(record.age(), 1)
         with load.Client(run_dir("serve")) as client:
             found = client.run(load.arguments(record, load.Load(warmups=2), (prompt, answer), rate,
                                               count, seed=0))
@@ -101,7 +102,7 @@ def serve():
         server.stop(run_dir("serve"))
     kept = ("completed", "output_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms")
     write_json(run_dir("serve.json"), {
-        "engine": record["engine"], "ready_seconds": record.get("ready_seconds"),
+        "engine": record.engine, "ready_seconds": ready_seconds,
         "prompt_tokens": prompt, "answer_tokens": answer, "requests_per_second": rate,
         **{key: found.get(key) for key in kept}})
 
