@@ -20,7 +20,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from tunix.models.gemma4 import model as gemma4, params_safetensors
 
 CONSTANTS = {  # each is an option of the command, too: --rank 16
@@ -46,6 +46,7 @@ def need(condition: object, text: str) -> None:
 
 # ── Data: an example is prompt and answer, a row holds several of them ──
 MARK = "\ufdd0"  # one of Unicode's noncharacters: never in a text
+Example = tuple[list[int], list[int]]  # ids, and 1 where an id is trained
 TURNS = re.compile("(system )?(user assistant )+")
 FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
 
@@ -87,7 +88,7 @@ def read_chats(path: Path, share: float) -> tuple[list, list]:
         print(f"{count} rows {what!a}", flush=True)
     return trained, held_out
 
-def render(tokenizer, chats: list, length: int) -> list[tuple[list[int], list[int]]]:
+def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int) -> list[Example]:
     """(ids, mask) of every answer behind the prompt that a server sends, if `length` has room."""
     plain = {"add_special_tokens": False, "split_special_tokens": True}  # <turn|> stays letters
     added = tokenizer.added_tokens_decoder.items()
@@ -111,7 +112,7 @@ def render(tokenizer, chats: list, length: int) -> list[tuple[list[int], list[in
     print(f"{len(fitting)} answers; {len(examples) - len(fitting)} more are too long", flush=True)
     return fitting
 
-def pack(examples: list, length: int, multiple: int) -> np.ndarray:
+def pack(examples: list[Example], length: int, multiple: int) -> np.ndarray:
     """int32 [rows, 4, T]: tokens, mask, segment (1, 2, ...; 0 is padding), position in it."""
     rows, used = [], []
     for ids, mask in examples:
@@ -188,7 +189,8 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]
     return params_safetensors.create_model_from_safe_tensors(
         str(folder), config, mesh, config.param_dtype, mode), mesh
 
-def add_lora(model, mesh, rank: int, alpha: float, seed: int) -> tuple:
+def add_lora(model: nnx.Module, mesh: jax.sharding.Mesh, rank: int, alpha: float,
+             seed: int) -> tuple[nnx.Module, nnx.State, nnx.State]:
     """(model, adapters, frozen weights). A is uniform (Kaiming He), B zero: nothing changes."""
     draw, rows = jax.nn.initializers.he_uniform(), mesh.shape["fsdp"]
     provider = qwix.LoraProvider(
@@ -204,7 +206,7 @@ def add_lora(model, mesh, rank: int, alpha: float, seed: int) -> tuple:
     return model, adapters, frozen
 
 # ── Loss and step: every trained token counts the same, whatever row it stands in ──
-def make_steps(model, optimizer, places: int) -> tuple:
+def make_steps(model: nnx.Module, optimizer: optax.GradientTransformation, places: int) -> tuple:
     """(train, evaluate), compiled, for rows of at most `places` trained tokens."""
     dtype, cap = model.config.dtype, model.config.final_logit_softcap
     model.config.final_logit_softcap = None  # below, on the logits that are needed
@@ -224,8 +226,8 @@ def make_steps(model, optimizer, places: int) -> tuple:
         return jnp.sum(loss * weight), jnp.sum(weight)
     def train(adapters, moments, frozen, batch):  # [M, B, 4, T] -> ..., mean loss
         def add(total, rows):
-            one = jax.value_and_grad(evaluate, has_aux=True)(adapters, frozen, rows)
-            return jax.tree.map(jnp.add, total, one), None
+            more = jax.value_and_grad(evaluate, has_aux=True)(adapters, frozen, rows)
+            return jax.tree.map(jnp.add, total, more), None
         zero = ((0.0, 0), jax.tree.map(jnp.zeros_like, adapters))
         ((loss, tokens), gradients), _ = jax.lax.scan(add, zero, batch)
         gradients = jax.tree.map(lambda array: array / tokens, gradients)
@@ -235,7 +237,7 @@ def make_steps(model, optimizer, places: int) -> tuple:
     return jax.jit(train, donate_argnums=(0, 1)), jax.jit(evaluate)
 
 # ── Checkpoints and merge: W + alpha / rank · (A B)ᵀ, in float32, rounded once ──
-def sha256_of(adapters) -> str:
+def sha256_of(adapters: nnx.State) -> str:
     """Of their numbers: kept with a checkpoint, so that a bit that flips on the disk shows."""
     numbers = [np.asarray(array).tobytes() for array in jax.tree.leaves(adapters)]
     return hashlib.sha256(b"".join(numbers)).hexdigest()
@@ -255,7 +257,7 @@ def restore(manager: ocp.CheckpointManager, state: tuple) -> tuple:
         manager.reload()
     return 0, state
 
-def factors(path: str, a, b) -> dict:
+def factors(path: str, a: np.ndarray, b: np.ndarray) -> dict[str, tuple]:
     """{Hugging Face matrix: (A [in, r], B [r, out])} of one Tunix module."""
     block, kind = path.replace(".attn.", ".self_attn.").rsplit(".", 1)
     if kind in ("kv_einsum", "k_einsum"):  # B [r, 2, K, H]; [r, K, H] where the values are the keys
@@ -328,7 +330,8 @@ def check_out(out: Path, recipe: str) -> None:
         odd = sorted(set(recipe.splitlines()) - set(note.read_text("utf-8").splitlines()))
         need(not odd, f"{note} is of another recipe, data or base: here {odd}. Choose another --out")
     else:
-        own = [name for name in ("adapter", "merged", "partial") if (out / name).exists()]
+        ours = ("adapter", "checkpoints", "merged", "partial")
+        own = [name for name in ours if (out / name).exists()]
         need(not own, f"{out} has {own} that would be replaced: choose another --out")
 
 def run(cfg: argparse.Namespace, base: Path, files: list[Path]) -> None:
@@ -355,6 +358,8 @@ def run(cfg: argparse.Namespace, base: Path, files: list[Path]) -> None:
     train, evaluate = make_steps(model, optimizer, places)
     split = jax.NamedSharding(mesh, jax.P(None, "fsdp"))  # of batches [M, B, 4, T]
     exam = jax.device_put(held_out.reshape(-1, at_once, *held_out.shape[1:]), split)
+    (cfg.out / "recipe.part").write_text(recipe, "utf-8")
+    (cfg.out / "recipe.part").rename(cfg.out / "recipe.txt")
     manager = ocp.CheckpointManager(
         (cfg.out / "checkpoints").resolve(), options=ocp.CheckpointManagerOptions(
             save_interval_steps=cfg.every, save_on_steps=[steps], max_to_keep=2))
@@ -365,8 +370,6 @@ def run(cfg: argparse.Namespace, base: Path, files: list[Path]) -> None:
     size += 0 if done else 10 * sum(array.nbytes for array in jax.tree.leaves(adapters))
     free = shutil.disk_usage(cfg.out).free  # for merged/, adapter/, three checkpoints with Adam
     need(free > size, f"{cfg.out} has {free / 1e9:.2f} GB free, this run needs {size / 1e9:.2f}")
-    (cfg.out / "recipe.part").write_text(recipe, "utf-8")
-    (cfg.out / "recipe.part").rename(cfg.out / "recipe.txt")
     print(f"{len(sides[0])} answers in {count} rows, steps {done + 1} to {steps}", flush=True)
     with mesh:
         for step in range(done + 1, steps + 1):
