@@ -108,7 +108,7 @@ request = asking.chat_request(counter, system, thinking, model=record.name, stre
 
 # %%
 def timed():
-    """Seconds from sending the request to each piece of its answer, and the server's own per token."""
+    """Seconds from sending to each piece of the answer, and those the server took per token."""
     before = asking.counters(record)
     start, arrivals = time.perf_counter(), []
     for piece in openai.chat.completions.create(**request):
@@ -226,7 +226,7 @@ kept = [f"{low:.3g}/s of {inputs}/{outputs}" for (inputs, outputs), (low, _) in 
 ax.set_title("It keeps up with " + ", ".join(kept))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; median, bars: smallest and "
              f"largest of {cfg.repeats} or more; hollow: beyond the knee")
-whole_rounds = table[table["repeat"] < cfg.repeats]  # in the further ones only noisy rates were seen
+whole_rounds = table[table["repeat"] < cfg.repeats]  # further ones saw only the noisy rates
 for (inputs, outputs), part in whole_rounds.groupby(REGIME):
     last, above = knees[inputs, outputs]
     most = part.groupby("repeat").delivered_rps.max()
@@ -319,7 +319,8 @@ for (inputs, outputs), (rate, measurement) in confirmed.items():
     row = results.rows([measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
     price = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
     print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {price:.3g} {unit} per million output tokens, "
-          f"{price * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {price / 0.3:.3g} a million")
+          f"{price * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {price / 0.3:.3g} "
+          "a million")
 if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
