@@ -129,13 +129,15 @@ def _start(command: Sequence[str], folder: str | os.PathLike, limits: Limits) ->
 def _collect(process: subprocess.Popen, deadline: float, most: int) -> tuple[bytes, str | None]:
     """Read what a process prints until it closes its output: (that, the limit that it broke)."""
     output = b""
+    pipe = process.stdout
+    assert pipe is not None  # `_start` asked for it
     with selectors.DefaultSelector() as ready:
-        ready.register(process.stdout, selectors.EVENT_READ)
+        ready.register(pipe, selectors.EVENT_READ)
         while True:
             patience = max(0.0, deadline - time.monotonic())
             if not ready.select(patience):
                 return output, "time"
-            chunk = os.read(process.stdout.fileno(), 1 << 16)
+            chunk = os.read(pipe.fileno(), 1 << 16)
             if not chunk:
                 return output, None
             output += chunk
@@ -160,4 +162,5 @@ def _end_session(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    process.stdout.close()
+    if process.stdout is not None:
+        process.stdout.close()
