@@ -73,8 +73,9 @@ from openai import OpenAI
 from helpers import chat, remote, style
 from serving import Options, draw, flags, limits, physics, server
 from serving import options as serve
-from tables import described, published
+from tables import published
 from tables.hardware import chip
+from tables.settings import described
 
 pd.set_option("display.max_colwidth", None)
 

@@ -8,7 +8,8 @@ import shlex
 from pathlib import Path
 
 from tables.errors import UserError
-from tables import hardware, setting
+from tables import hardware
+from tables.settings import setting
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
