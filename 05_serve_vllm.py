@@ -72,8 +72,9 @@ import pandas as pd
 from helpers import chat, remote, style
 from serving import Options, asking, commands, draw, flags, limits, server
 from serving import options as serve
-from tables import described, physics, published
+from tables import physics, published
 from tables.hardware import chip
+from tables.settings import described
 
 pd.set_option("display.max_colwidth", None)
 

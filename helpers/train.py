@@ -28,8 +28,8 @@ from helpers import chat, gemma, remote
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.run import UserError, clock, phase, run_dir, same_size, write_text
-from tables import described, setting
 from tables.hardware import chip_of
+from tables.settings import described, setting
 
 # ── What a run starts with ──
 

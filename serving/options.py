@@ -7,8 +7,9 @@ from pathlib import Path
 
 from serving import environment
 from serving.records import problem_of, read_json, write_json
-from tables import hardware, setting
+from tables import hardware
 from tables.errors import UserError
+from tables.settings import setting
 
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
 ENGINES = (*IMAGES, "tpu", "cpu")

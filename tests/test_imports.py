@@ -1,4 +1,4 @@
-"""The walls between the rooms, and the budgets of tools/budget.py that are held today."""
+"""The walls between the rooms, and that importing one changes nothing."""
 
 import importlib
 import sys
@@ -29,13 +29,6 @@ def test_a_room_has_a_small_face(room):
     face = importlib.import_module(room)
     assert face.__doc__ and 1 <= len(face.__all__) <= 8
     assert all(callable(getattr(face, name)) for name in face.__all__)
-
-
-def test_budgets_that_are_held():
-    assert sum(map(budget.lines, (ROOT / "tpu_time").rglob("*.py"))) <= budget.LINES["tpu_time"]
-    for number in ("01", "03", "04", "05", "06", "07"):
-        behind = budget.behind(next(ROOT.glob(f"{number}_*.py")))
-        assert sum(map(budget.lines, behind)) <= budget.IMPORTED[number], number
 
 
 IMPORT = """
