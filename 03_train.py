@@ -76,7 +76,7 @@ import pandas as pd
 from etils import epath
 from flax import nnx
 
-from helpers import chat, gemma, pictures, style, train, weights
+from helpers import chat, gemma, pictures, records, style, train, weights
 from tables import architecture
 from tables.stored import settings_here
 
@@ -87,7 +87,7 @@ from tables.stored import settings_here
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
-length = meta["sequence_length"]
+length = meta.sequence_length
 FULL = train.Settings(**settings_here("31b", length))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
                      **{"rows_per_device": 1} | settings_here("e2b", length))
@@ -142,7 +142,7 @@ ahead = train.compile_ahead(lowered)
 
 # %%
 began = time.perf_counter()
-with helpers.phase(f"loading {meta['base_model']} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
+with helpers.phase(f"loading {meta.base_model} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
     model = gemma.place(gemma.load_base(base, config, mesh), mesh)
     jax.block_until_ready(nnx.state(model))
 load_seconds = time.perf_counter() - began
@@ -156,12 +156,11 @@ print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB pe
 # %%
 samples = helpers.read_json(data / "samples.json")
 counter = samples[0]["messages"][-1]["content"]
-if meta["evaluation"]:  # the series' own data
+if meta.evaluation:  # the series' own data
     counter = open("data/tiny_eval/Prob031_updown_prompt.txt").read().strip()
-system = [{"role": "system", "content": meta["system"]}] if meta["system"] else []
-chats = [[*system, {"role": "user", "content": counter}],
+chats = [[*meta.system_messages, {"role": "user", "content": counter}],
          *(sample["messages"] for sample in samples)]
-thinking = meta["reasoning"] == "kept"
+thinking = meta.thinking
 with helpers.phase("four answers of the base model"):
     before = train.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
@@ -255,9 +254,9 @@ if steps < 20 and not cfg.max_steps:
 
 # %%
 recipe = train.recipe_of(cfg) | {
-    "base_model": meta["base_model"], "base_sha256": weights.fingerprint(base), "steps": steps,
-    "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
-    "template_sha256": meta["template_sha256"]}
+    "base_model": meta.base_model, "base_sha256": weights.fingerprint(base), "steps": steps,
+    "rows_per_step": rows_per_step, "data_sha256": meta.data_sha256,
+    "template_sha256": meta.template_sha256}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
 if cfg.fresh and checkpoints.exists() and jax.process_index() == 0:
     checkpoints.rmtree()
@@ -345,14 +344,13 @@ print(f"{ended} of {len(after)} tuned answers end with their fence closed; of {l
 
 # %%
 val = pd.read_json(log_file, lines=True).dropna(subset="val_loss").set_index("step").val_loss
-helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
-    "size": helpers.size(), "base_path": meta["base_path"], "adapter_dtype": "float32",
-    "n_modules": len(modules), "trainable_parameters": trainable, "partial": cfg.partial,
-    "mesh": {"fsdp": fsdp, "tp": tp}, "checkpoints": cfg.checkpoints or "train/checkpoints",
-    "final_step": state.step, "epochs": cfg.epochs, "system": meta["system"],
-    "reasoning": meta["reasoning"],
-    "val_loss_before": float(val.get(0, np.nan)), "val_loss_after": float(val.iloc[-1]),
-    "examples_per_step": rows_per_step * meta["examples_per_row"]})
+records.Recipe(
+    **recipe, size=helpers.size(), base_path=meta.base_path, adapter_dtype="float32",
+    n_modules=len(modules), trainable_parameters=trainable, partial=cfg.partial,
+    mesh={"fsdp": fsdp, "tp": tp}, checkpoints=cfg.checkpoints or "train/checkpoints",
+    final_step=state.step, epochs=cfg.epochs, system=meta.system, reasoning=meta.reasoning,
+    val_loss_before=float(val.get(0, np.nan)), val_loss_after=float(val.iloc[-1]),
+    examples_per_step=rows_per_step * meta.examples_per_row).save()
 helpers.write_json(helpers.run_dir("train", "answers.json"), {
     "asked": chats[0], "limit": cfg.answer_tokens, "before": before[0], "after": after[0]})
 helpers.write_json(helpers.run_dir("train", "machine.json"), {

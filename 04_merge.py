@@ -60,7 +60,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import merge, remote, weights
+from helpers import merge, records, remote, weights
 from tables import architecture
 
 
@@ -82,13 +82,13 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # no model is built.
 
 # %%
-recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
-helpers.same_size(recipe["size"], "03_train.py")
-scale = recipe["alpha"] / recipe["rank"]
-folder = recipe["checkpoints"]  # gs://..., or below RUN_DIR
+recipe = records.Recipe.load()
+helpers.same_size(recipe.size, "03_train.py")
+scale = recipe.scale
+folder = recipe.checkpoints  # gs://..., or below RUN_DIR
 folder = folder if "://" in folder else helpers.run_dir(folder)
-step, adapters, notes = merge.restore_adapters(folder, cfg.step or recipe["final_step"])
-print(f"{recipe['base_model']}, rank {recipe['rank']}, alpha {recipe['alpha']:g}, step {step}: "
+step, adapters, notes = merge.restore_adapters(folder, cfg.step or recipe.final_step)
+print(f"{recipe.base_model}, rank {recipe.rank}, alpha {recipe.alpha:g}, step {step}: "
       f"{len(adapters)} pairs, {sum(a.nbytes + b.nbytes for a, b in adapters.values()):,} bytes")
 for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
@@ -98,8 +98,8 @@ for path, (a, b) in list(adapters.items())[:6]:
 # lies; nothing is loaded. A fingerprint says whether this is the base that 03 trained on.
 
 # %%
-base = remote.stage(cfg.base or recipe["base_path"])
-if weights.fingerprint(base) != recipe["base_sha256"]:
+base = remote.stage(cfg.base or recipe.base_path)
+if weights.fingerprint(base) != recipe.base_sha256:
     raise helpers.UserError(f"{base} is not the model that notebook 03 trained on. Set "
                             "Settings.base to that one, or run 03_train.py with this one.")
 tensors = weights.open_model(base)
@@ -158,7 +158,7 @@ display(pd.DataFrame([{
     "Tunix": kind, "A": shapes[0], "B": shapes[1], "in training": target.how.equation,
     "Hugging Face [out, in]": ", ".join(f"{name.rpartition('.')[2]} {shape}"
                                         for name, shape in target.names.items())}
-    for kind, target in kinds.items() for shapes in [target.adapter(recipe["rank"])]]
+    for kind, target in kinds.items() for shapes in [target.adapter(recipe.rank)]]
 ).set_index("Tunix"))
 
 # %% [markdown]
@@ -220,8 +220,8 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
     record = merge.run(base, targets, adapters, step, recipe, prefix)
 pd.DataFrame([(f"{folder}/{name}", f"{(helpers.run_dir(folder) / name).stat().st_size:,}")
-              for folder, files in (("merged", "files"), ("adapter", "adapter_files"))
-              for name in record[files]], columns=["file", "bytes"]).set_index("file")
+              for folder, files in (("merged", record.files), ("adapter", record.adapter_files))
+              for name in files], columns=["file", "bytes"]).set_index("file")
 
 # %% [markdown]
 # `merge.json` has the hash of every file and of all that they were made from; 05 checks it before it
@@ -240,7 +240,7 @@ if cfg.ask and told.exists():
     model = gemma.load_base(helpers.run_dir("merged"), served, mesh)
     tokenizer = chat.load_tokenizer(helpers.run_dir("merged"))
     answer, = train.ask(model, tokenizer, [told["asked"]], told["limit"], mesh,
-                        recipe["reasoning"] == "kept")
+                        recipe.thinking)
     same = answer == told["after"]
     print(f"{answer}\n\nthe answer in 03 was {'the same to the letter' if same else told['after']}")
 
@@ -264,7 +264,7 @@ if cfg.ask and told.exists():
 # `‖ΔW‖ / ‖W‖`, and what rounding the sum cost, relative to the change.
 
 # %%
-norms = pd.DataFrame(record["norms"])
+norms = pd.DataFrame(record.norms)
 found = norms.tensor.str.extract(r"layers\.(?P<layer>\d+)\.\w+\.(?P<kind>\w+)_proj")
 norms["layer"], norms["kind"] = found.layer.astype(int), found.kind
 norms["change, %"] = 100 * norms.delta / norms.base
@@ -315,18 +315,18 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 # A card says what the model was made from and how to ask it.
 
 # %%
-data = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
+data = records.DataMeta.load()
 card = f"""---
-base_model: {recipe['base_model']}
+base_model: {recipe.base_model}
 base_model_relation: finetune
 ---
-# {recipe['base_model']}, tuned
-- **Data**: {data['source']}, {data['train_examples']:,} examples,
-  {data['trained_tokens']:,} trained tokens.
-- **Ask it as it was trained**: system message {json.dumps(data['system'])},
-  reasoning {data['reasoning']}.
-- **Training**: LoRA rank {recipe['rank']}, alpha {recipe['alpha']:g} on {len(targets)} modules,
-  {step} steps, learning rate {recipe['learning_rate']:g}; added in float32, rounded once.
+# {recipe.base_model}, tuned
+- **Data**: {data.source}, {data.train_examples:,} examples,
+  {data.trained_tokens:,} trained tokens.
+- **Ask it as it was trained**: system message {json.dumps(data.system)},
+  reasoning {data.reasoning}.
+- **Training**: LoRA rank {recipe.rank}, alpha {recipe.alpha:g} on {len(targets)} modules,
+  {step} steps, learning rate {recipe.learning_rate:g}; added in float32, rounded once.
 """
 helpers.write_text(helpers.run_dir("model_card.md"), card)
 print(card)

@@ -67,7 +67,7 @@ import pandas as pd
 from IPython.display import display
 from openai import OpenAI
 
-from helpers import chat, style
+from helpers import chat, records, style
 from serving import draw, limits, load, physics, server
 from serving import options as serve
 from serving.load import Client, Load, sweep
@@ -90,7 +90,7 @@ folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
 options = serve.read(folder)
 record = server.start(options, folder)
 openai = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
-recipe = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))["recipe"]
+recipe = records.Merge.load().recipe
 counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
 request = server.chat_request(counter, recipe, model=record["name"], stream=True,
                               max_tokens=record["max_model_len"] // 2)

@@ -17,8 +17,9 @@ import pandas as pd
 from safetensors.numpy import save_file
 
 from helpers import weights
+from helpers.records import Merge
 from helpers.run import (
-    Progress, UserError, atomic_dir, changed, digest, hashes, read_json, room, run_dir, write_json)
+    Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
 from tables import architecture
 
 BLOCK = 1_024  # rows of a matrix that are in memory at a time
@@ -72,7 +73,7 @@ def restore_adapters(folder, step):
 def targets_of(base, adapters, recipe):
     """The modules that get a delta: all of the config's, or those that 03 adapted on purpose."""
     listed = architecture.modules(architecture.read_config(base))
-    return [one for one in listed if not recipe.get("partial") or one.path in adapters]
+    return [one for one in listed if not recipe.partial or one.path in adapters]
 
 
 def check(targets, adapters, tensors, prefix, recipe, notes):
@@ -90,13 +91,14 @@ def check(targets, adapters, tensors, prefix, recipe, notes):
     wanted = {target.path: target for target in targets}
     problems = [f"{path} has no adapter" for path in sorted(set(wanted) - set(adapters))]
     problems += [f"adapter {path} has no place" for path in sorted(set(adapters) - set(wanted))]
-    problems += [f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}"
-                 for key in ("rank", "alpha") if notes.get(key, recipe[key]) != recipe[key]]
+    for key, ours in (("rank", recipe.rank), ("alpha", recipe.alpha)):
+        if notes.get(key, ours) != ours:
+            problems.append(f"recipe says {key} {ours}, the checkpoint {notes[key]}")
     for path in sorted(set(wanted) & set(adapters)):
-        needed = wanted[path].adapter(recipe["rank"])
+        needed = wanted[path].adapter(recipe.rank)
         for letter, array, shape in zip("AB", adapters[path], needed):
             if array.shape != shape:
-                problems.append(f"{path} {letter} is {array.shape}, rank {recipe['rank']} needs "
+                problems.append(f"{path} {letter} is {array.shape}, rank {recipe.rank} needs "
                                 f"{shape}")
             elif not np.isfinite(array).all():
                 problems.append(f"{path} {letter} has NaN or Inf")
@@ -200,11 +202,11 @@ def write_adapter(out, targets, adapters, recipe, prefix):
       targets, adapters, prefix: as for `check`.
       recipe: 03's.
     """
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe["rank"],
-              "lora_alpha": recipe["alpha"], "lora_dropout": 0.0, "bias": "none",
-              "base_model_name_or_path": recipe["base_model"], "inference_mode": True,
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": recipe.rank,
+              "lora_alpha": recipe.alpha, "lora_dropout": 0.0, "bias": "none",
+              "base_model_name_or_path": recipe.base_model, "inference_mode": True,
               "target_modules": architecture.PEFT_TARGETS}  # the language model's layers only
-    if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
+    if recipe.partial:  # else PEFT would make random adapters for what was left out
         names = sorted(re.escape(name) for target in targets for name in target.names)
         config["target_modules"] = rf"model\.(language_model\.)?({'|'.join(names)})"
     with atomic_dir(out) as folder:
@@ -226,26 +228,26 @@ def run(base, targets, adapters, step, recipe, prefix, as_trained=None):
       as_trained: as for `merge_model`.
 
     Returns:
-      What `merge.json` holds.
+      The `Merge`.
     """
     path, merged, adapter = (run_dir(name) for name in ("merge.json", "merged", "adapter"))
     pairs = {name: hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
              for name, (a, b) in adapters.items()}
-    scale, inputs = recipe["alpha"] / recipe["rank"], {
-        "step": step, "base": weights.fingerprint(base), "recipe": digest(recipe),
-        "adapters": digest(pairs)}
-    record = read_json(path) if path.exists() else {}
-    if record.get("inputs") == inputs:
-        bad = changed(merged, record["files"]) | changed(adapter, record["adapter_files"])
+    inputs = {"step": step, "base": weights.fingerprint(base), "recipe": digest(recipe.to_json()),
+              "adapters": digest(pairs)}
+    record = Merge.load_if_whole(path)  # a damaged one is written again, here
+    if record and record.inputs == inputs:
+        bad = changed(merged, record.files) | changed(adapter, record.adapter_files)
         if not bad:
             print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
             return record
         for name, what in bad.items():
             print(f"{name} is {what}: making all of it again")
-    norms = merge_model(base, merged, plan_merge(targets, adapters, prefix), scale, as_trained)
+    norms = merge_model(base, merged, plan_merge(targets, adapters, prefix), recipe.scale,
+                        as_trained)
     write_adapter(adapter, targets, adapters, recipe, prefix)
-    record = {"inputs": inputs, "step": step, "scale": scale, "base": str(base), "recipe": recipe,
-              "files": hashes(merged), "adapter_files": hashes(adapter),
-              "norms": norms.to_dict("records")}
-    write_json(path, record)
+    record = Merge(inputs=inputs, step=step, scale=recipe.scale, base=str(base), recipe=recipe,
+                   files=hashes(merged), adapter_files=hashes(adapter),
+                   norms=norms.to_dict("records"))
+    record.save(path)
     return record

@@ -81,11 +81,11 @@ def what_02_left():
     """
     data = run_dir("data")
     meta = check_data(data)  # every byte is what 02 wrote
-    same_size(meta["size"], "02_data.py")
-    with phase(f"base model {meta['base_path']}"):
-        base = remote.stage(meta["base_path"])
+    same_size(meta.size, "02_data.py")
+    with phase(f"base model {meta.base_path}"):
+        base = remote.stage(meta.base_path)
     tokenizer = chat.load_tokenizer(base)
-    if chat.template_sha256(tokenizer) != meta["template_sha256"]:
+    if chat.template_sha256(tokenizer) != meta.template_sha256:
         raise UserError("The base model's chat template changed: these rows were made by another "
                         "tokenizer. Run 02_data.py again.")
     return data, meta, base, tokenizer

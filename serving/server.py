@@ -264,14 +264,12 @@ def healthy(record):
 
 def as_trained(recipe):
     """(thinking, what to add to a chat request) so that prompts are those of notebook 02."""
-    thinking = recipe["reasoning"] == "kept"
-    return thinking, {"chat_template_kwargs": {"enable_thinking": thinking}}
+    return recipe.thinking, {"chat_template_kwargs": {"enable_thinking": recipe.thinking}}
 
 
 def chat_request(text, recipe, **more):
     """Arguments for `client.chat.completions.create`: `text` asked as training asked, greedy."""
-    system = [{"role": "system", "content": recipe["system"]}] if recipe["system"] else []
-    return {"messages": [*system, {"role": "user", "content": text.strip()}], "temperature": 0,
+    return {"messages": [*recipe.system_messages, {"role": "user", "content": text.strip()}], "temperature": 0,
             "extra_body": as_trained(recipe)[1], **more}
 
 
