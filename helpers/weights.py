@@ -7,8 +7,10 @@ back to back.
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -101,3 +103,38 @@ def fingerprint(folder):
                 file.seek(size * block // 64)
                 found.update(file.read(1 << 14))
     return found.hexdigest()
+
+
+def adapters_digest(adapters: Any) -> str:
+    """SHA-256 of a run's adapters: over every path, dtype, shape and byte, in the paths' order.
+
+    A damaged checkpoint restores without a word, with other numbers; this notices. What 03 holds
+    (`gemma.adapted_modules(model)`, or an NNX state) and what 04 restores from the checkpoint
+    (`merge.restore_adapters`) give the same digest for the same adapters.
+
+    Args:
+      adapters: {module path: (A, B)}, {module path: {"a": A, "b": B}}, or nested mappings whose keys
+        are the parts of the path. Each A and B is an array, or a variable with `get_value()`.
+    """
+    arrays = dict(_arrays_of(adapters, ()))
+    result = hashlib.sha256()
+    for path in sorted(arrays):
+        array = arrays[path]
+        result.update(f"{path} {array.dtype.name} {list(array.shape)}\n".encode())
+        result.update(array.tobytes())
+    return result.hexdigest()
+
+
+def _arrays_of(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, np.ndarray]]:
+    """(path, array) of every array: `layers.0.attn.q_einsum.a`, however Qwix and Orbax spell it."""
+    if isinstance(tree, Mapping):
+        for key, branch in tree.items():
+            yield from _arrays_of(branch, (*path, str(key)))
+    elif isinstance(tree, tuple):
+        for letter, array in zip("ab", tree, strict=True):
+            yield from _arrays_of(array, (*path, letter))
+    else:
+        parts = [part for part in path if part != "value"]  # where Orbax keeps a variable's array
+        parts[-1] = parts[-1].rpartition("_lora_")[2]       # Qwix: w_lora_a, kernel_lora_a
+        value = tree.get_value() if hasattr(tree, "get_value") else tree
+        yield ".".join(parts), np.asarray(value)
