@@ -2,7 +2,6 @@
 
 import matplotlib
 import numpy as np
-import pandas as pd
 
 from helpers import style
 
@@ -46,9 +45,14 @@ def packed_row(row, allowed):
                  "white: padding; light: read, not trained")
 
 
-def draw_loss(path, steps, clip):
-    """The figure of a `log.jsonl`: losses; beside them learning rate and gradient norm (and `clip`)."""
-    log = pd.read_json(path, lines=True)
+def draw_loss(log, steps, clip):
+    """The figure of a run: losses; beside them learning rate and gradient norm (and `clip`).
+
+    Args:
+      log: `train.read_log` of its `log.jsonl`.
+      steps: of the whole run.
+      clip: the norm that a gradient is clipped to.
+    """
     run, val = log.dropna(subset="loss"), log.dropna(subset="val_loss")
     fig, (left, middle, right) = style.figure(10, 3.4, columns=3, width_ratios=[2.4, 1, 1])
     left.plot(run.step, run.loss, color=style.BLUE, alpha=0.3, lw=1)
@@ -56,7 +60,7 @@ def draw_loss(path, steps, clip):
     left.plot(run.step, smooth, color=style.BLUE, lw=2, label="training, mean of 10 steps")
     left.plot(val.step, val.val_loss, "o-", color=style.GREEN, ms=5, label="held-out rows")
     left.set(ylabel="nats per trained token", yscale="log",
-             title=f"Held-out loss: {val.val_loss.iloc[0]:.3g} at step 0, "
+             title=f"Held-out loss: {val.val_loss.iloc[0]:.3g} at step {int(val.step.iloc[0])}, "
                    f"{val.val_loss.iloc[-1]:.3g} at step {int(val.step.iloc[-1])}")
     left.yaxis.set_major_formatter("{x:g}")
     left.legend()

@@ -7,6 +7,7 @@ positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested co
 
 import contextlib
 import json
+import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +25,13 @@ import pandas as pd
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from helpers import chat, gemma, remote
+from helpers import chat, gemma, remote, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
-from helpers.run import UserError, clock, phase, run_dir, same_size, write_text
+from helpers.run import UserError, clock, digest, phase, run_dir, same_size, write_text
 from tables import described, setting
 from tables.hardware import chip_of
+from tables.texts import json_lines
 
 # ── What a run starts with ──
 
@@ -59,7 +61,7 @@ class Settings:
     validation_rows: int = setting(64, "held-out rows of a validation")
     checkpoint_every: int = setting(100, "steps")
     checkpoints_kept: int = setting(3, "the newest")
-    checkpoints: str = setting("", "gs://...; empty: below RUN_DIR")
+    checkpoints: str = setting("", "gs://... for several hosts; empty: below RUN_DIR")
     answer_tokens: int = setting(512, "of the answers shown before and after")
     fresh: bool = setting(False, "True throws this run's checkpoints and log away")
     seed: int = setting(42, "of A and of the order of the rows")
@@ -68,6 +70,26 @@ class Settings:
         """All settings with what they mean."""
         return pd.DataFrame(described(self),
                             columns=["setting", "value", "what it is"]).set_index("setting")
+
+
+def from_environment() -> dict:
+    """The settings that the environment changes: those of MAX_STEPS and CHECKPOINTS that are set.
+
+    `scripts/train.sh` and `first_hour.sh` set them, because they don't edit a page. Where one is
+    unset or empty, the setting keeps what the page says.
+
+    Raises:
+      UserError: MAX_STEPS isn't a number of steps.
+    """
+    changes = {}
+    if steps := os.environ.get("MAX_STEPS", "").strip():
+        if not steps.isdecimal():
+            raise UserError(f"MAX_STEPS={steps} isn't a number of steps. Unset it, or set it to "
+                            "one, such as 20.")
+        changes["max_steps"] = int(steps)
+    if address := os.environ.get("CHECKPOINTS", "").strip():
+        changes["checkpoints"] = address
+    return changes
 
 
 def what_02_left():
@@ -126,6 +148,14 @@ def ask(model, tokenizer, chats, limit, mesh, thinking=False):
     prompts = [chat.prompt_ids(tokenizer, messages, thinking) for messages in chats]
     found = gemma.greedy(model, prompts, limit, stops, mesh)
     return [tokenizer.decode(row, skip_special_tokens=True) for row in found]
+
+
+def one_cpu() -> list:
+    """A CPU device in a list; with JAX_PLATFORMS=tpu, which leaves the CPU out, the first chip."""
+    try:
+        return jax.local_devices(backend="cpu")[:1]
+    except RuntimeError:
+        return jax.local_devices()[:1]
 
 
 # ── Batches ──
@@ -467,9 +497,42 @@ def open_checkpoints(folder, every, last, keep=3):
         save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True))
 
 
+@jax.jit
+def word_sum(array: jax.Array) -> jax.Array:
+    """One uint32 that changes with any single word of an array, on whatever mesh the array lies.
+
+    The words are mixed with their places (the last steps of MurmurHash3, which map 32 bits to 32
+    bits one to one) and added modulo 2^32, so the order of the sum doesn't matter.
+    """
+    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    bits = array.astype(kind) if array.dtype == bool else jax.lax.bitcast_convert_type(array, kind)
+    place = jnp.zeros(array.shape, jnp.uint32)
+    for axis, length in enumerate(array.shape):
+        place = place * length + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    mixed = bits.astype(jnp.uint32) + place * jnp.uint32(0x9E3779B1)
+    mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
+    return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
+
+
+def digests_of(state: State, recipe: dict) -> dict[str, str]:
+    """What a checkpoint is compared with when it's read again: {part of it: hexadecimal digest}.
+
+    The devices add up their own arrays: nothing of them travels to the host.
+    """
+    def of_arrays(tree):
+        sums = [word_sum(array) for array in jax.tree.leaves(tree)]
+        return digest([int(total) for total in sums])
+    return {"adapters": of_arrays(state.adapters), "optimizer state": of_arrays(state.opt_state),
+            "position in the data": digest(state.data), "recipe": digest(recipe)}
+
+
 def save(manager, state, recipe):
     """Write a checkpoint if this step is due; the files are written while the next steps run."""
-    manager.save(state.step, custom_metadata={"recipe": recipe}, args=ocp.args.Composite(
+    if not manager.should_save(state.step):
+        return
+    notes = {"recipe": recipe, "digests": digests_of(state, recipe)}
+    manager.save(state.step, custom_metadata=notes, args=ocp.args.Composite(
         model_params=ocp.args.PyTreeSave(state.adapters),
         optimizer_state=ocp.args.PyTreeSave(state.opt_state), data=ocp.args.JsonSave(state.data)))
 
@@ -484,50 +547,110 @@ def recipe_of(cfg):
 def restore(manager, state, recipe):
     """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
 
-    A torn one is named, left aside, and removed once an older one has been restored, because its
-    steps are about to be computed and saved again. Without any checkpoint this is `state` itself.
+    A torn or changed one is named, left aside, and removed once an older one has been restored,
+    because its steps are about to be computed and saved again. Without any checkpoint this is
+    `state` itself.
 
     Raises:
       UserError: it was trained by another recipe, and how they differ; or none of the checkpoints
-        restores; or one of several hosts meets a torn one.
+        restores; or one of several hosts meets a damaged one.
     """
-    def like(tree):
-        plan = ocp.checkpoint_utils.construct_restore_args(tree)
-        return ocp.args.PyTreeRestore(item=tree, restore_args=plan)
-
-    items = ocp.args.Composite(
-        model_params=like(state.adapters), optimizer_state=like(state.opt_state),
-        data=ocp.args.JsonRestore())
     steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
         try:
-            saved = manager.metadata(step).custom_metadata["recipe"]
-            if differences := [f"{key}: {saved.get(key)} there, {value} here"
-                               for key, value in recipe.items() if saved.get(key) != value]:
-                raise UserError(
-                    f"{manager.directory} holds step {step} of another recipe: "
-                    f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
-                    "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
-            found = manager.restore(step, args=items)
+            found = _restore_step(manager, step, state, recipe)
         except UserError:
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing or damaged
+        except Exception as error:  # noqa: BLE001  Orbax's own for torn files is a plain Exception
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                raise  # that's this machine's trouble, not the checkpoint's
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
             if jax.process_count() > 1:  # the hosts have to go on from the same step
                 raise UserError(f"checkpoint {step} in {manager.directory} is damaged ({why}). "
                                 "Delete it, and start all hosts again.") from error
             print(f"checkpoint {step} is damaged ({why}) and is left aside")
+            for name in ("asyncio", "concurrent.futures"):  # print what the failed reads left behind
+                logging.getLogger(name).setLevel(logging.CRITICAL + 1)
             continue
         for newer in steps[:steps.index(step)]:
             manager.delete(newer)
-        return State(step, found["model_params"], found["optimizer_state"], found["data"])
+        return found
     if steps:
         raise UserError(f"none of the checkpoints {steps} in {manager.directory} can be restored. "
                         "Bring back a copy of one, or set fresh=True to start over.")
     return state
 
 
+def _restore_step(manager, step, state, recipe):
+    """The `State` of one checkpoint, each array on the sharding that `state` has it on.
+
+    Raises:
+      UserError: it's whole, and was trained by another recipe.
+      Exception: it's damaged. What Orbax and TensorStore raise depends on the file and the damage.
+    """
+    notes = manager.metadata(step).custom_metadata
+    theirs, known = notes["recipe"], notes.get("digests", {})  # earlier versions kept no digests
+    if known and digest(theirs) != known["recipe"]:
+        raise DamagedError("its recipe isn't the one that was saved")
+    differences = [f"{key}: {theirs.get(key)} there, {value} here"
+                   for key, value in recipe.items() if theirs.get(key) != value]
+    if differences:
+        raise UserError(f"{manager.directory} holds step {step} of another recipe: "
+                        f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
+                        "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
+
+    def like(tree):
+        plan = ocp.checkpoint_utils.construct_restore_args(tree)
+        return ocp.args.PyTreeRestore(item=tree, restore_args=plan)
+
+    read = manager.restore(step, args=ocp.args.Composite(
+        model_params=like(state.adapters), optimizer_state=like(state.opt_state),
+        data=ocp.args.JsonRestore()))
+    found = State(step, read["model_params"], read["optimizer_state"], read["data"])
+    for ours, restored in zip(jax.tree.leaves((state.adapters, state.opt_state)),
+                              jax.tree.leaves((found.adapters, found.opt_state)), strict=True):
+        if ours.shape != restored.shape or ours.dtype != restored.dtype:
+            raise DamagedError(f"an array is {restored.dtype}{restored.shape}, not "
+                               f"{ours.dtype}{ours.shape}")
+    if known:
+        digests = digests_of(found, theirs)
+        changed = [part for part, value in digests.items() if known[part] != value]
+        if changed:
+            raise DamagedError(f"other bytes than were saved: {', '.join(changed)}")
+    return found
+
+
+class DamagedError(Exception):
+    """A checkpoint that can be read, and isn't what was saved."""
+
+
+def adapters_sha256(adapters) -> str:
+    """`weights.adapters_digest` of a state's adapters, also where they're spread over hosts."""
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+        adapters = multihost_utils.process_allgather(adapters, tiled=True)
+    return weights.adapters_digest(adapters)
+
+
 # ── Log and loop ──
+
+
+STEP_FIELDS = ("loss", "learning_rate", "grad_norm", "seconds", "real_tokens")
+
+
+def _is_record(value) -> bool:
+    """Whether a value from `log.jsonl` is what `StepLog` writes: of a step, or of a validation."""
+    if not isinstance(value, dict) or type(value.get("step")) is not int:
+        return False
+    if any(type(number) not in (int, float) for number in value.values()):
+        return False
+    return set(value) - {"step"} in ({"val_loss"}, set(STEP_FIELDS))
+
+
+def read_log(path) -> pd.DataFrame:
+    """`log.jsonl` as a table: `step`, `val_loss` and what a step has; NaN where a line has none."""
+    records = [line.value for line in json_lines(Path(path).read_bytes()) if _is_record(line.value)]
+    return pd.DataFrame(records, columns=["step", "val_loss", *STEP_FIELDS], dtype=float)
 
 
 class StepLog:
@@ -543,9 +666,17 @@ class StepLog:
         self.path, self.steps, self.every = Path(path), steps, every
 
     def rewind(self, step):
-        """Keep what happened up to a checkpoint; a killed run may have left half a line."""
-        text = self.path.read_text() if step and self.path.exists() else ""
-        records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        """Keep what happened up to a checkpoint.
+
+        A killed run may have left half a line, and a disk can do worse: a line that is no record
+        of a step is left out, and said.
+        """
+        content = self.path.read_bytes() if step and self.path.exists() else b""
+        lines = list(json_lines(content))
+        records = [line.value for line in lines if _is_record(line.value)]
+        if damaged := [line.number for line in lines if not _is_record(line.value)]:
+            print(f"{self.path}: {len(damaged)} damaged lines are left out, the first is line "
+                  f"{damaged[0]}; training isn't touched by it")
         records = [record for record in records if record["step"] <= step]
         self.validations = [record["val_loss"] for record in records if "val_loss" in record]
         self.first = step
@@ -600,8 +731,8 @@ def train(state, frozen, train_step, validate, dataset, mesh, log, manager, reci
     if state.data is not None:
         batches.set_state(state.data)
     log.rewind(state.step)
-    if state.step == 0:
-        log.validation(0, validate(state.adapters))
+    if not log.validations and state.step in (0, log.steps):  # at the end: its log was lost
+        log.validation(state.step, validate(state.adapters))
     batch = to_mesh(next(batches), mesh)
     for step in range(state.step + 1, log.steps + 1):
         began, position = time.perf_counter(), batches.get_state()
