@@ -75,7 +75,7 @@ import pandas as pd
 from etils import epath
 from flax import nnx
 
-from helpers import chat, gemma, pictures, records, style, train, weights
+from helpers import answers, chat, gemma, pictures, records, style, train, weights
 from tables import architecture
 from tables.stored import settings_here
 
@@ -160,7 +160,7 @@ chats = [[*meta.system_messages, {"role": "user", "content": counter}],
          *(sample["messages"] for sample in samples)]
 thinking = meta.thinking
 with helpers.phase("four answers of the base model"):
-    before = train.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
+    before = answers.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
@@ -287,10 +287,12 @@ log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every)
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
 evaluate = jax.jit(train.make_eval_step(model, loss_fn))
+run = train.Run(
+    train_step=compiled, frozen=frozen, dataset=dataset, mesh=mesh,
+    validate=lambda adapters: float(evaluate(adapters, frozen, held_out)),
+    validate_every=cfg.validate_every, log=log, manager=manager, recipe=recipe)
 with mesh, train.within_memory():
-    state = train.train(
-        state, frozen, compiled, lambda adapters: float(evaluate(adapters, frozen, held_out)),
-        dataset, mesh, log, manager, recipe, cfg.validate_every)
+    state = train.train(run, state)
 nnx.update(model, state.adapters)
 manager.close()  # after the last checkpoint is written
 
@@ -340,7 +342,7 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 
 # %% tags=["raises-exception"]
 with helpers.phase("four answers of the tuned model"):
-    after = train.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
+    after = answers.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
 style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 
 # %% [markdown]

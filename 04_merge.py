@@ -234,12 +234,12 @@ pd.DataFrame([(f"{folder}/{name}", f"{(helpers.run_dir(folder) / name).stat().st
 # %%
 told = helpers.run_dir("train", "answers.json")
 if cfg.ask and told.exists():
-    from helpers import chat, gemma, train
+    from helpers import answers, chat, gemma
     told, served = helpers.read_json(told), gemma.config_from_hf(helpers.run_dir("merged"))
     mesh = gemma.make_mesh(served, (1, 1), jax.devices()[:1])
     model = gemma.load_base(helpers.run_dir("merged"), served, mesh)
     tokenizer = chat.load_tokenizer(helpers.run_dir("merged"))
-    answer, = train.ask(model, tokenizer, [told["asked"]], told["limit"], mesh,
+    answer, = answers.ask(model, tokenizer, [told["asked"]], told["limit"], mesh,
                         recipe.thinking)
     same = answer == told["after"]
     print(f"{answer}\n\nthe answer in 03 was {'the same to the letter' if same else told['after']}")

@@ -19,6 +19,7 @@ from flax import nnx
 import verilog
 from appendix import runs
 from helpers import chat, gemma, style, train
+from helpers.answers import ask
 from helpers.records import DataMeta
 from helpers.run import atomic_file, run_dir
 from verilog.asking import messages_for
@@ -77,7 +78,7 @@ def passed(model, mesh, system):
     """How many of the problems of data/tiny_eval a model solves at the first, greedy try."""
     problems = verilog.load_problems("data/tiny_eval")
     chats = [messages_for(problem, "ours", system) for problem in problems]
-    answers = train.ask(model, chat.load_tokenizer(BASE), chats, ANSWER_TOKENS, mesh)
+    answers = ask(model, chat.load_tokenizer(BASE), chats, ANSWER_TOKENS, mesh)
     codes = [verilog.extract_code(text)[0] for text in answers]
     return sum(verdict.passed for verdict in verilog.judge_many(list(zip(problems, codes))))
 

@@ -1,4 +1,4 @@
-"""The files that travel between pages, as records: what 02, 03 and 04 leave for the pages after them.
+"""The files that travel between pages, as records: what 02, 03 and 04 leave for later pages.
 
 A record is read with `load`, which checks it, and written with `save`. On disk it's a JSON object
 that people can read, with the same names. Standard library only: 05, 06 and 07 read it, too.
@@ -99,10 +99,10 @@ class Record:
         """
         kinds = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not _fits(value, kinds[field.name]):
-                raise TypeError(f"{type(self).__name__}.{field.name} is {_shown(value)}, which should "
-                                f"be {_named(kinds[field.name])}")
+            value, kind = getattr(self, field.name), kinds[field.name]
+            if not _fits(value, kind):
+                raise TypeError(f"{type(self).__name__}.{field.name} is {_shown(value)}, which "
+                                f"should be {_named(kind)}")
         write_json(where or run_dir(*self.PLACE), self.to_json())
 
 

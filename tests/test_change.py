@@ -35,16 +35,17 @@ def test_every_field_of_the_table_exists():
     assert rows()
     for what, where in rows().items():
         places = re.split(r"\b(\d\d) (?=`)", where)[1:]
-        for number, fields in zip(places[::2], places[1::2], strict=True):
+        for number, listed in zip(places[::2], places[1::2], strict=True):
             source = next(ROOT.glob(f"{number}_*.py"))
             own = ["Settings"] if "class Settings" in source.read_text() else []
             settings = load(source.name, *own, "TINY", "FULL", length=512)[-1]
-            named = set(re.findall(r"`(\w+)`", fields))
+            named = set(re.findall(r"`(\w+)`", listed))
             assert named and named <= set(settings.__dataclass_fields__), (what, number, named)
 
 
 # ── What the reader sets is what the page uses ──
-PAGES = [path.name for path in sorted(ROOT.glob("0*.py")) if "cfg = helpers.choose" in path.read_text()]
+PAGES = [path.name for path in sorted(ROOT.glob("0*.py"))
+         if "cfg = helpers.choose" in path.read_text()]
 
 
 def marked(settings):
@@ -105,7 +106,7 @@ def test_every_field_of_the_chosen_settings_is_what_the_page_uses(source, monkey
 
 def rooms():
     """The files that a page hands its settings to."""
-    return [path for room in ("helpers", "serving", "verilog") for path in ROOT.glob(f"{room}/*.py")]
+    return [*ROOT.glob("helpers/*.py"), *ROOT.glob("serving/*.py"), *ROOT.glob("verilog/*.py")]
 
 
 def test_the_environment_changes_what_is_set_there_and_nothing_else(monkeypatch):

@@ -31,7 +31,7 @@ PUBLISHED_TARGETS = ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """(tuned, mesh, config, base): a small random 31B-like model in float32, adapters with B random."""
+    """(tuned, mesh, config, base): a small random 31B-like model in float32, B random, too."""
     folder = random_gemma.write(tmp_path_factory.mktemp("base"), random_gemma.SHALLOW)
     config = gemma.config_from_hf(folder, dtype="float32")
     mesh = gemma.make_mesh(config)
@@ -76,14 +76,18 @@ def test_shared_layers_survive_tunix_rounding(count, shared):
 # ── Mesh ──
 
 def test_mesh_choices_and_refusals():
-    found = architecture.read_config(CONFIGS / "gemma4_31b.json")
-    assert [architecture.choose_mesh(found, n) for n in (1, 4, 8, 16)] == [(1, 1), (1, 4), (2, 4), (4, 4)]
-    assert architecture.choose_mesh(architecture.read_config(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
-    for file in (CONFIGS / f"gemma4_{name}.json" for name in ("31b", "e2b", "e4b")):  # through Tunix, too
-        assert all(architecture.choose_mesh(gemma._as_hf(gemma.config_from_hf(file)), n)
-                   == architecture.choose_mesh(architecture.read_config(file), n) for n in (1, 4, 8, 16))
-    assert "4 KV heads of the full-attention layers" in architecture.mesh_problem(found, 1, 8)
-    assert "16 KV heads of the sliding layers" in architecture.mesh_problem(found, 1, 32)
+    read, choose = architecture.read_config, architecture.choose_mesh
+    big = read(CONFIGS / "gemma4_31b.json")
+    chosen = {1: (1, 1), 4: (1, 4), 8: (2, 4), 16: (4, 4)}
+    assert {devices: choose(big, devices) for devices in chosen} == chosen
+    assert choose(read(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
+    for name in ("31b", "e2b", "e4b"):
+        file = CONFIGS / f"gemma4_{name}.json"
+        through_tunix = gemma._as_hf(gemma.config_from_hf(file))
+        for devices in chosen:
+            assert choose(through_tunix, devices) == choose(read(file), devices), name
+    assert "4 KV heads of the full-attention layers" in architecture.mesh_problem(big, 1, 8)
+    assert "16 KV heads of the sliding layers" in architecture.mesh_problem(big, 1, 32)
     with pytest.raises(ValueError, match="needs 8 devices"):
         gemma.make_mesh(gemma.config_from_hf(CONFIGS / "gemma4_31b.json"), (2, 4), jax.devices())
 
@@ -123,7 +127,8 @@ def test_zero_b_changes_nothing_and_random_b_does(tiny):
     tuned, mesh, _, base = tiny
     tokens = np.random.default_rng(0).integers(3, 320, (1, 40)).astype(np.int32)
     before = forward(base, mesh, tokens)
-    np.testing.assert_array_equal(before, forward(gemma.inject_lora(base, 4, 8.0, mesh), mesh, tokens))
+    fresh = gemma.inject_lora(base, 4, 8.0, mesh)
+    np.testing.assert_array_equal(before, forward(fresh, mesh, tokens))
     assert np.abs(before - forward(tuned, mesh, tokens)).max() > 0.01
 
 
@@ -219,7 +224,8 @@ def test_one_step_is_tunixs_trainers_where_micro_batches_train_equally_many_toke
     equal = train.Batch(data["tokens"].reshape(whole.shape), whole == 0, whole + 1,
                         whole + np.arange(32, dtype=np.int32))
     late = (equal.positions >= 24) | [[[False]], [[True]]]  # in the first micro-batch
-    for name, rows in (("equal", equal), ("uneven", equal.replace(loss_mask=equal.loss_mask & late))):
+    uneven = equal.replace(loss_mask=equal.loss_mask & late)
+    for name, rows in (("equal", equal), ("uneven", uneven)):
         student = nnx.clone(model)
         trainer = peft_trainer.PeftTrainer(student, sgd, peft_trainer.TrainingConfig(
             eval_every_n_steps=1_000, gradient_accumulation_steps=2))
@@ -400,7 +406,8 @@ def test_a_checkpoint_continues_on_another_number_of_devices(bfloat16, tmp_path)
 def save_all(manager, run, *steps):
     """A checkpoint of each of the steps, all of the same arrays."""
     for step in steps:
-        train.save(manager, dataclasses.replace(run.state, step=step, data={"next": step}), {"rank": 4})
+        state = dataclasses.replace(run.state, step=step, data={"next": step})
+        train.save(manager, state, {"rank": 4})
     manager.wait_until_finished()
 
 
@@ -572,14 +579,14 @@ def test_a_damaged_line_of_the_log_is_left_out_and_said(tmp_path, capsys, line, 
 
 
 def test_a_finished_run_whose_log_is_lost_measures_once_more(tmp_path, capsys):
-    train_driver.go(train_driver.build(tmp_path, steps=2))
+    train_driver.go(train_driver.build(tmp_path, steps=3))
     last = read_log(tmp_path)[-1]
     for lost in (lambda path: path.unlink(), lambda path: path.write_bytes(b"\x00" * 99)):
         lost(tmp_path / "log.jsonl")
-        train_driver.go(train_driver.build(tmp_path, steps=2))
-        assert read_log(tmp_path) == [last] and last["step"] == 2
-        fig = pictures.draw_loss(train.read_log(tmp_path / "log.jsonl"), 2, 1.0)
-        assert "at step 2" in fig.axes[0].get_title()
+        train_driver.go(train_driver.build(tmp_path, steps=3))
+        assert read_log(tmp_path) == [last] and last["step"] == 3
+        fig = pictures.draw_loss(train.read_log(tmp_path / "log.jsonl"), 3, 1.0)
+        assert "at step 3" in fig.axes[0].get_title()
 
 
 def lose_moments(step):
@@ -603,7 +610,8 @@ def test_the_newest_checkpoint_that_restores_is_taken(bfloat16, tmp_path, capsys
         save_all(manager, run, 1, 2, 3)
     damage(tmp_path / "3")
     with train.open_checkpoints(tmp_path, 1, 3) as manager:
-        with pytest.raises(ValueError, match="holds step . of another recipe: rank: 4 there, 8 here"):
+        other = "holds step . of another recipe: rank: 4 there, 8 here"
+        with pytest.raises(ValueError, match=other):
             train.restore(manager, run.state, {"rank": 8})
         found = train.restore(manager, run.state, {"rank": 4})
         assert found.step == 2 and found.data == {"next": 2}
@@ -635,19 +643,22 @@ def test_a_gradient_that_is_not_finite_stops_before_anything_is_written(bfloat16
     with train.open_checkpoints(tmp_path / "checkpoints", 1, 4) as manager:
         def broken(adapters, opt_state, frozen, batch):
             return adapters, opt_state, {"loss": jnp.nan, "grad_norm": jnp.nan, "real_tokens": 1}
+        parts = train.Run(
+            train_step=broken, frozen=run.frozen, validate=lambda adapters: 1.0, validate_every=3,
+            dataset=run.dataset, mesh=run.mesh, log=train.StepLog(tmp_path / "log.jsonl", 4, 1),
+            manager=manager, recipe={})
         with pytest.raises(ValueError, match="step 1: loss nan.*Lower learning_rate"):
-            train.train(run.state, run.frozen, broken, lambda adapters: 1.0, run.dataset, run.mesh,
-                        train.StepLog(tmp_path / "log.jsonl", 4, 1), manager, {}, 3)
+            train.train(parts, run.state)
         assert not manager.all_steps()
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [
         {"step": 0, "val_loss": 1.0}]
 
 
 def run_driver(folder, steps, kill_when=None):
-    """Run the driver; `kill_when(folder)` decides when it gets SIGKILL. Returns whether it was killed."""
+    """Run the driver; `kill_when(folder)` decides when it gets SIGKILL. Was it killed?"""
+    driver = [sys.executable, "-W", "ignore", ROOT / "tests/train_driver.py", folder, str(steps)]
     with open(folder / "out.txt", "a") as out:
-        process = subprocess.Popen([sys.executable, "-W", "ignore", ROOT / "tests" / "train_driver.py",
-                                    folder, str(steps)], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT)
+        process = subprocess.Popen(driver, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT)
         while process.poll() is None:
             if kill_when and kill_when(folder):
                 process.send_signal(signal.SIGKILL)
@@ -707,10 +718,13 @@ def test_one_optimizer_step_equals_torch_and_peft(tmp_path):
     # The first moment of the first step is (1 - b1) times the clipped gradient.
     run = train_driver.make(model, mesh, train.make_optimizer(lambda step: 1e-3, 0.01, 1.0))
     batch = packed()
-    flat = {f"{path}.{side}": np.asarray(variable.get_value())
-            for path, pair in gemma.adapted_modules(model).items() for side, variable in pair.items()}
-    np.savez(tmp_path / "in.npz", **{f"batch.{k}": np.asarray(v) for k, v in vars(batch).items()}, **flat)
-    serve("tests/torch_step.py", "step", folder, tmp_path / "in.npz", tmp_path / "out.npz", 4, 8.0, 1e-3, 0.01, 1.0)
+    given = {f"batch.{field}": np.asarray(array) for field, array in vars(batch).items()}
+    for path, pair in gemma.adapted_modules(model).items():
+        for side, variable in pair.items():
+            given[f"{path}.{side}"] = np.asarray(variable.get_value())
+    np.savez(tmp_path / "in.npz", **given)
+    serve("tests/torch_step.py", "step", folder, tmp_path / "in.npz", tmp_path / "out.npz",
+          4, 8.0, 1e-3, 0.01, 1.0)
     adapters, opt_state, metrics = one_step(run, batch)
     nnx.update(model, adapters)
     moments = optax.tree_utils.tree_get(opt_state, "mu")
