@@ -65,7 +65,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from helpers import chat, data, gemma, packing, style, train
+from helpers import answers, chat, data, gemma, packing, style, train
 import verilog
 
 BASE = "assets/tiny_gemma4"
@@ -89,7 +89,7 @@ def answer(model, requests):
     """The model's answers to a list of requests, decoded together."""
     chats = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": request}]
              for request in requests]
-    return train.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
+    return answers.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
 problems = verilog.load_problems("data/tiny_eval")

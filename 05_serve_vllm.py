@@ -69,7 +69,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from helpers import chat, remote, style
+from helpers import chat, records, remote, style
 from serving import Options, asking, commands, draw, flags, limits, server
 from serving import options as serve
 from tables import physics, published
@@ -107,14 +107,14 @@ def check_merged(folder, hashes):
 
 
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
-merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
-recipe = merge["recipe"]
-system, thinking = recipe["system"], recipe["reasoning"] == "kept"  # how training asked
-count = check_merged(merged, merge["files"])
-options = replace(cfg, model=str(merged), model_hash=helpers.run.digest(merge["files"]))
-remote.stage(cfg.base or recipe["base_path"], fetch=False)  # raises where 07 could not have it
-print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
-      f"base {recipe['base_model']}, model {options.model_hash[:12]}")
+merge = records.Merge.load()
+recipe = merge.recipe
+system, thinking = recipe.system, recipe.thinking  # how training asked
+count = check_merged(merged, merge.files)
+options = replace(cfg, model=str(merged), model_hash=helpers.run.digest(merge.files))
+remote.stage(cfg.base or recipe.base_path, fetch=False)  # raises where 07 could not have it
+print(f"{count} files as merged: step {merge.step}, rank {recipe.rank}, "
+      f"base {recipe.base_model}, model {options.model_hash[:12]}")
 
 # %% [markdown]
 # `server.start` runs the command of section 4 in the background, records it in `serve/server.json`, and
@@ -125,8 +125,8 @@ print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
 # %%
 folder, side = helpers.run_dir("serve"), helpers.run_dir("serve", "beside")
 if beside:
-    check_merged(helpers.run_dir("adapter"), merge["adapter_files"])
-    both = replace(cfg, model=merge.get("adapter_base", recipe["base_path"]), name="gemma4-base",
+    check_merged(helpers.run_dir("adapter"), merge.adapter_files)
+    both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
                    adapter=str(helpers.run_dir("adapter")), drafter="ngram")
     server.start(both, side, wait=False)  # both load at the same time
 try:

@@ -72,7 +72,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from helpers import chat, style
+from helpers import chat, records, style
 from serving import asking, draw, limits, load, results, server
 from serving import options as serve
 from serving.load import Client, Load, sweep
@@ -95,8 +95,8 @@ folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
 options = serve.read(folder)
 record = server.start(options, folder)
 openai = asking.openai_client(record)
-recipe = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))["recipe"]
-system, thinking = recipe["system"], recipe["reasoning"] == "kept"  # how training asked
+recipe = records.Merge.load().recipe
+system, thinking = recipe.system, recipe.thinking  # how training asked
 counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
 request = asking.chat_request(counter, system, thinking, model=record.name, stream=True,
                               max_tokens=record.max_model_len // 2)

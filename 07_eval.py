@@ -72,7 +72,7 @@ from IPython.display import SVG, display
 
 import serving
 import verilog
-from helpers import chat, remote, style, weights
+from helpers import chat, records, remote, style, weights
 from serving import options as serve_options
 from verilog import asking, extraction, sandbox, scores
 from verilog.asking import Plan
@@ -237,23 +237,20 @@ for task, each in tasks.items():
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
-merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
-meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
-recipe = merge["recipe"]
-if bad := helpers.changed(merged, merge["files"]):
+merge, meta = records.Merge.load(), records.DataMeta.load()
+if bad := helpers.changed(merged, merge.files):
     raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
-prompt = "system", "reasoning", "template_sha256"
-if changed := [key for key in prompt if meta[key] != recipe[key]]:
+if changed := merge.recipe.asked_otherwise(meta):
     raise helpers.UserError(f"02 changed {changed} after 03: run 03, 04 and 05 again.")
 options = replace(serve_options.read(helpers.run_dir("serve")), prefix_caching=True)
-models = {"tuned": merged, "base": remote.stage(options.base or recipe["base_path"])}
+models = {"tuned": merged, "base": remote.stage(options.base or merge.recipe.base_path)}
 
 # %%
 tokenizer = chat.load_tokenizer(merged)
 prompts = asking.all_prompts(
-    tasks, cfg.plans, meta["system"],
+    tasks, cfg.plans, meta.system,
     lambda messages, thinking: chat.prompt_ids(
-        tokenizer, messages, thinking or meta["reasoning"] == "kept"),
+        tokenizer, messages, thinking or meta.thinking),
     lambda text: [tokenizer.bos_token_id, *chat.encode_texts(tokenizer, [text])[0]])
 for wording in dict.fromkeys(plan.prompt for plan in cfg.plans):
     shown = tokenizer.decode(prompts[wording, False, tasks["spec-to-rtl"][30]])

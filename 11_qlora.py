@@ -337,7 +337,7 @@ for (plan, name), row in table.iterrows():
 #
 # ```python
 # merge.run(base, targets, adapters, step, recipe, prefix,
-#           quantized.as_trained("nf4", recipe["dtype"]))
+#           quantized.as_trained("nf4", recipe.dtype))
 # ```
 #
 # In our first runs neither base scored higher (no p below 0.4). The result is bfloat16 and is served like

@@ -5,7 +5,6 @@ r rank, [in, r] and [r, out] are the two matrices of an adapter.
 """
 
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,13 +19,13 @@ import pandas as pd
 from safetensors.numpy import save_file
 
 from helpers import weights
+from helpers.records import Merge, Recipe
 from helpers.run import (
     Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
 from tables import architecture
 from tables.architecture import Module
 
 Folder = str | Path
-Recipe = dict[str, Any]  # `train/recipe.json`
 Pair = tuple[np.ndarray, np.ndarray]
 Adapters = dict[str, Pair]  # (A, B) by a module's path, or by a tensor's name
 RowsAsTrained = Callable[[np.ndarray], np.ndarray]
@@ -109,9 +108,9 @@ def check_digest(adapters: Adapters, step: int, recipe: Recipe,
     Raises:
       UserError: the digest is another.
     """
-    known = notes.get("adapter_sha256")
-    if not known and step == recipe["final_step"]:
-        known = recipe.get("adapter_sha256")
+    known = notes.get("digests", {}).get("adapters")
+    if not known and step == recipe.final_step:
+        known = recipe.adapter_sha256
     if known and weights.adapters_digest(adapters) != known:
         raise UserError(f"the adapters of step {step} are not those that 03 saved: a file of this "
                         "checkpoint has changed. Set Settings.step to another checkpoint, or run "
@@ -121,7 +120,7 @@ def check_digest(adapters: Adapters, step: int, recipe: Recipe,
 def targets_of(base: Folder, adapters: Adapters, recipe: Recipe) -> list[Module]:
     """The modules that get a delta: all of the config's, or those that 03 adapted on purpose."""
     listed = architecture.modules(architecture.read_config(base))
-    if not recipe.get("partial"):
+    if not recipe.partial:
         return listed
     return [module for module in listed if module.path in adapters]
 
@@ -145,12 +144,12 @@ def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weigh
         problems.append(f"{path} has no adapter")
     for path in sorted(adapters.keys() - wanted.keys()):
         problems.append(f"adapter {path} has no place")
-    for key in ("rank", "alpha"):
-        if notes.get(key, recipe[key]) != recipe[key]:
-            problems.append(f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}")
+    for key, ours in (("rank", recipe.rank), ("alpha", recipe.alpha)):
+        if notes.get(key, ours) != ours:
+            problems.append(f"recipe says {key} {ours}, the checkpoint {notes[key]}")
     for path in sorted(wanted.keys() & adapters.keys()):
         target = wanted[path]
-        problems += _adapter_problems(target, adapters[path], recipe["rank"])
+        problems += _adapter_problems(target, adapters[path], recipe.rank)
         problems += _base_problems(target, tensors, prefix)
     trained = any(b.any() for _, b in adapters.values())
     if not problems and not trained:
@@ -313,7 +312,7 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
       recipe: 03's.
     """
     pattern = architecture.PEFT_TARGETS  # the language model's layers only
-    if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
+    if recipe.partial:  # else PEFT would make random adapters for what was left out
         names: list[str] = []
         for target in targets:
             names += map(re.escape, target.names)
@@ -322,11 +321,11 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": recipe["rank"],
-        "lora_alpha": recipe["alpha"],
+        "r": recipe.rank,
+        "lora_alpha": recipe.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "base_model_name_or_path": recipe["base_model"],
+        "base_model_name_or_path": recipe.base_model,
         "inference_mode": True,
         "target_modules": pattern,
     }
@@ -336,24 +335,9 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
         write_json(folder / "adapter_config.json", config)
 
 
-def finished(path: Path) -> dict[str, Any]:
-    """What merge.json holds, or {} if it is missing, torn or no record: then all is made again."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    needed = {"inputs": dict, "files": dict, "adapter_files": dict, "norms": list}
-    for key, kind in needed.items():
-        if not isinstance(record.get(key), kind):
-            return {}
-    return record
-
-
 def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
         recipe: Recipe, prefix: str,
-        as_trained: RowsAsTrained | None = None) -> dict[str, Any]:
+        as_trained: RowsAsTrained | None = None) -> Merge:
     """Make `merged/`, `adapter/` and `merge.json` of the run directory, unless they are current.
 
     `merge.json` has what they were made from (`inputs`) and the SHA-256 of every file. It comes
@@ -367,40 +351,32 @@ def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
       as_trained: as for `merge_model`.
 
     Returns:
-      What `merge.json` holds.
+      The `Merge`.
     """
     path = run_dir("merge.json")
     merged = run_dir("merged")
     adapter = run_dir("adapter")
-    scale = recipe["alpha"] / recipe["rank"]
+    scale = recipe.scale
     inputs = inputs_of(base, adapters, step, recipe)
-    record = finished(path)
+    record = Merge.load_if_whole(path)  # a damaged one is written again, here
     norms = None
-    if record.get("inputs") == inputs:
-        bad = changed(merged, record["files"])
-        bad_adapter = changed(adapter, record["adapter_files"])
+    if record and record.inputs == inputs:
+        bad = changed(merged, record.files)
+        bad_adapter = changed(adapter, record.adapter_files)
         if not bad and not bad_adapter:
             print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
             return record
         for name, what in (bad | bad_adapter).items():
             print(f"{name} is {what}: making all of its folder again")
         if not bad:
-            norms = record["norms"]
+            norms = record.norms
     if norms is None:
         plan = plan_merge(targets, adapters, prefix)
         norms = merge_model(base, merged, plan, scale, as_trained).to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
-    record = {
-        "inputs": inputs,
-        "step": step,
-        "scale": scale,
-        "base": str(base),
-        "recipe": recipe,
-        "files": hashes(merged),
-        "adapter_files": hashes(adapter),
-        "norms": norms,
-    }
-    write_json(path, record)
+    record = Merge(inputs=inputs, step=step, scale=scale, base=str(base), recipe=recipe,
+                   files=hashes(merged), adapter_files=hashes(adapter), norms=norms)
+    record.save(path)
     return record
 
 
@@ -414,6 +390,6 @@ def inputs_of(base: Folder, adapters: Adapters, step: int,
     return {
         "step": step,
         "base": weights.fingerprint(base),
-        "recipe": digest(recipe),
+        "recipe": digest(recipe.to_json()),
         "adapters": digest(pairs),
     }

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from helpers import style
-from helpers.run import (
-    UserError, atomic_dir, changed, digest, hashes, read_json, require, write_json)
+from helpers.records import DataMeta
+from helpers.run import UserError, atomic_dir, changed, digest, hashes, write_json
 
 COLUMNS = {"tokens": np.int32, "loss_mask": bool, "segment_ids": np.int32, "positions": np.int32}
 
@@ -94,15 +94,16 @@ def save_data(folder, parts, samples, facts):
         write_json(beside / "samples.json", samples)
         files = hashes(beside)
         write_json(beside / "meta.json", {**facts, "files": files, "data_sha256": digest(files)})
+        DataMeta.load(beside / "meta.json")  # what 02 writes, the pages after it can read
 
 
 def check_data(folder):
-    """`meta.json` of packed rows, which are byte for byte those that 02 wrote.
+    """The `DataMeta` of packed rows, which are byte for byte those that 02 wrote.
 
     Raises:
       UserError: something is missing or has changed since; names it.
     """
-    meta = read_json(require(Path(folder) / "meta.json", "02_data.py"))
-    if wrong := changed(folder, meta["files"]):
+    meta = DataMeta.load(Path(folder) / "meta.json")
+    if wrong := changed(folder, meta.files):
         raise UserError(f"{folder} is not what 02 wrote: {wrong}. Run 02_data.py again.")
     return meta

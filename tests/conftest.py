@@ -136,3 +136,30 @@ def load(source, *names, **given):
     exec(compile(ast.Module(body, []), str(path), "exec"), space)
     found = [space[name] for name in names]
     return found[0] if len(found) == 1 else found
+
+
+def a_recipe(**changes):
+    """A `Recipe` as 03 leaves it, of a model that nobody trained, with some fields changed."""
+    from helpers import records
+    return records.Recipe(**{
+        "optimizer": "adamw", "rank": 4, "alpha": 8.0, "targets": ".*", "learning_rate": 1e-3,
+        "warmup_steps": 10, "weight_decay": 0.001, "max_grad_norm": 1.0, "dtype": "float32",
+        "seed": 42, "base_model": "random", "base_sha256": "b", "steps": 20, "rows_per_step": 4,
+        "data_sha256": "d", "template_sha256": "t", "size": "tiny", "base_path": "base",
+        "adapter_dtype": "float32", "n_modules": 42, "trainable_parameters": 1_000,
+        "partial": False, "mesh": {"fsdp": 1, "tp": 1}, "checkpoints": "train/checkpoints",
+        "final_step": 20, "epochs": 1.0, "system": "s", "reasoning": "stripped",
+        "val_loss_before": 2.0, "val_loss_after": 1.0, "examples_per_step": 12.5} | changes)
+
+
+def a_data_meta(**changes):
+    """A `DataMeta` as 02 leaves it, of data that nobody made, with some fields changed."""
+    from helpers import records
+    return records.DataMeta(**{
+        "source": "a set", "system": "s", "base": "base", "rows": 4_000, "max_tokens": 384,
+        "sequence_length": 512, "reasoning": "stripped", "validation": 0.05, "evaluation": "",
+        "seed": 42, "size": "tiny", "rows_in": 4, "rows_kept": 3, "dropped": {"too long": 1},
+        "tokens": 2_000, "fill": 0.9, "trained_tokens": 1_234, "examples_per_row": 3.0,
+        "template_sha256": "t", "tokenizer": "base", "base_model": "random", "base_path": "base",
+        "train_examples": 3, "val_examples": 1, "train_rows": 1, "val_rows": 1, "files": {},
+        "data_sha256": "d"} | changes)

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 import helpers
 import verilog
-from helpers import data, packing
+from helpers import data, packing, records
 from tables import architecture
 from verilog import asking, scores
 
@@ -99,16 +99,16 @@ def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
         "/content", str(tmp_path)) + small))
     assert "60 of 61 rows are usable" in said
     meta = packing.check_data(drive / "gemma4" / "data")
-    assert meta["rows_kept"] == 60 and meta["system"] == "You answer questions about our products."
-    assert meta["val_examples"] > 0
+    assert meta.rows_kept == 60 and meta.system == "You answer questions about our products."
+    assert meta.val_examples > 0
 
     choose = re.search(r"^cfg = helpers\.choose\(.*?\)\n", (ROOT / "03_train.py").read_text(), re.M)[0]
     said = run("03_train.py", tmp_path,
         (r"helpers\.machine\(devices=4\)", "helpers.machine(devices=1)"),  # one chip
         (re.escape(choose), f"{choose}{IN_03}cfg = replace(cfg, rank=4, answer_tokens=4)\n"))
     assert "asked:\nWhat is" in said, "the running example is one of one's own"
-    recipe = helpers.read_json(drive / "gemma4" / "train" / "recipe.json")
-    assert recipe["epochs"] == 3.0 and recipe["final_step"] == 2 and recipe["system"] == meta["system"]
+    recipe = records.Recipe.load(drive / "gemma4")
+    assert recipe.epochs == 3.0 and recipe.final_step == 2 and recipe.system == meta.system
 
     run("04_merge.py", tmp_path)
     before = load_file(base / "model.safetensors")

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, RUN, page, program
+from conftest import ROOT, RUN, a_data_meta, page, program
 from test_hardware import tpu, tree
 
 from helpers import packing, run
@@ -121,8 +121,8 @@ def packed_rows(folder):
     """What 02 leaves, of two rows; its facts name another chat template than the tiny model's."""
     column = np.ones((1, 4), np.int32)
     parts = {part: dict.fromkeys(packing.COLUMNS, column) for part in ("train", "val")}
-    packing.save_data(folder / "run/data", parts, [], {
-        "size": "tiny", "base_path": "assets/tiny_gemma4", "template_sha256": "another"})
+    packing.save_data(folder / "run/data", parts, [], a_data_meta(
+        base_path="assets/tiny_gemma4", template_sha256="another").to_json())
 
 
 def changed_rows(folder):

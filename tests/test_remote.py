@@ -1,6 +1,5 @@
 """Models and checkpoints in a bucket, through fsspec against a local Google Cloud Storage."""
 
-import json
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from conftest import ROOT
 
-from helpers import remote, train
+from helpers import records, remote, train
 from tables.errors import UserError
 
 
@@ -220,6 +219,6 @@ def test_checkpoints_in_a_bucket_outlive_the_machine(storage, tmp_path):
         assert found in said, said[-3000:]
     assert not (run / "train" / "checkpoints").exists() and remote.bucket("gs://runs")[0].find("runs/jax_cache")
     notebook("04_merge.py", run, **own)
-    recipe = json.loads((run / "train" / "recipe.json").read_text())
-    assert recipe["checkpoints"] == there["CHECKPOINTS"] and recipe["base_path"] == base
-    assert json.loads((run / "merge.json").read_text())
+    recipe = records.Recipe.load(run)
+    assert recipe.checkpoints == there["CHECKPOINTS"] and recipe.base_path == base
+    assert records.Merge.load(run)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from conftest import ROOT, RUN, files_with_secrets, needs_serve, serve
 
-from helpers import chat, gemma, packing
+from helpers import chat, gemma, packing, records
 
 pytestmark = [pytest.mark.series, pytest.mark.skipif(
     not (RUN / "notebooks").is_dir(), reason=f"no run in {RUN}: ./run_all.sh makes one")]
@@ -80,9 +80,9 @@ def test_the_loss_fell_and_the_recipe_travelled():
     log = [json.loads(line) for line in (RUN / "train/log.jsonl").read_text().splitlines()]
     losses = [row["val_loss"] for row in log if "val_loss" in row]
     assert len(losses) >= 3 and losses[-1] < 0.8 * losses[0]
-    meta, recipe = read("data/meta.json"), read("train/recipe.json")
-    assert recipe["data_sha256"] == meta["data_sha256"]
-    assert recipe["template_sha256"] == meta["template_sha256"]
+    meta, recipe = records.DataMeta.load(RUN), records.Recipe.load(RUN)
+    assert recipe.data_sha256 == meta.data_sha256
+    assert recipe.template_sha256 == meta.template_sha256
 
 
 def test_no_server_is_left_and_memory_stayed_small():
@@ -98,14 +98,12 @@ def test_no_server_is_left_and_memory_stayed_small():
 def test_greedy_text_of_the_merged_model_is_the_same_in_vllm_and_in_jax(tmp_path):
     """Ten prompts, bfloat16 weights, both engines computing in float32."""
     tokenizer = chat.load_tokenizer(RUN / "merged")
-    system = read("data/meta.json")["system"]
+    system = records.DataMeta.load(RUN).system_messages
     problems = sorted((ROOT / "data" / "tiny_eval").glob("*_prompt.txt"))[::3][:10]
     assert len(problems) == 10
     prompts = []
     for path in problems:
-        messages = [{"role": "user", "content": path.read_text()}]
-        if system:
-            messages.insert(0, {"role": "system", "content": system})
+        messages = [*system, {"role": "user", "content": path.read_text()}]
         prompts.append([int(i) for i in chat.prompt_ids(tokenizer, messages)])
     job = tmp_path / "job.json"
     job.write_text(json.dumps({"model": str(RUN / "merged"), "prompts": prompts,

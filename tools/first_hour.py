@@ -84,9 +84,9 @@ def training(folder):
 
 def serve():
     """Serve the base model, load it once, stop it; the result goes to serve.json."""
-    from helpers import remote
+    from helpers import records, remote
     from serving import load, options, server
-    base = remote.stage(read_json(run_dir("data", "meta.json"))["base_path"])
+    base = remote.stage(records.DataMeta.load().base_path)
     prompt, answer, rate, count = LOAD[size()]
     tiny = size() == "tiny"
     chosen = options.Options(engine="cpu" if tiny else "tpu-docker", model=str(base), name="base",
