@@ -105,7 +105,7 @@ order = np.random.default_rng(cfg.seed).permutation(len(everything))[:cfg.rows]
 rows = [everything[int(place)] for place in order]
 print(f"{len(rows):,} of {len(everything):,} rows. One of them:\n")
 counter = next((row for row in rows if "goes up when" in str(row)), rows[0])
-print(json.dumps(counter, indent=2)[:1_500].replace("\\n", "\n"))
+print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 
 # %% [markdown]
 # ## 2. Your own data
@@ -202,6 +202,7 @@ print(f"{len(examples):,} of {len(rows):,} rows are usable")
 if not examples:
     raise helpers.UserError(f"No row of {cfg.source} is usable: {dict(dropped)}. Section 2 of 02 "
                             "shows the forms that a row can have.")
+print(*data.remarks(examples), sep="\n")
 pd.DataFrame([(problem, count, shown[problem]) for problem, count in dropped.items()],
              columns=["dropped because", "rows", "the end of one of them"])
 
@@ -253,9 +254,13 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 # The picture to keep, our counter as the model sees it:
 
 # %%
+def letters(messages):
+    return sum(len(message["content"]) for message in messages)
+
+
 chats = [data.as_messages(example, cfg.system, cfg.reasoning) for example in examples]
-running = next((messages for messages in chats if "goes up when" in messages[-2]["content"]),
-               min(chats, key=lambda messages: sum(len(m["content"]) for m in messages)))
+counters = [messages for messages in chats if "goes up when" in messages[-2]["content"]]
+running = counters[0] if counters else min(chats, key=letters)
 ids, mask = chat.render(tokenizer, running)
 style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_counter",
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
@@ -269,16 +274,43 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 # > ([10](10_published.ipynb) has the rest):
 
 # %%
+def published_row(tokenizer, prompt, answer):
+    """Ids and mask the published way: tokenise all, then each piece again, and add up lengths."""
+    def encode(text):  # the adapter's default adds both, whatever the caller asks for
+        inside = tokenizer.encode(text, add_special_tokens=False)
+        return [tokenizer.bos_token_id, *inside, tokenizer.eos_token_id]
+
+    pieces = ["<|turn>user\n", f"{prompt}<turn|>\n", "<|turn>model\n", f"{answer}<turn|>\n"]
+    ids = encode("".join(pieces))
+    ends = 1 + np.cumsum([len(encode(piece)) for piece in pieces])
+    places = np.arange(len(ids))
+    return ids, ((ends[2] <= places) & (places < ends[3])).tolist()
+
+
+def answer_places(numbers, target):
+    """True where `target` stands for the first time: what should be trained."""
+    should = [False] * len(numbers)
+    for first in range(len(numbers)):
+        if numbers[first:first + len(target)] == target:
+            should[first:first + len(target)] = [True] * len(target)
+            break
+    return should
+
+
+shown = running
+if len(running) > 3 or "tools" in running[0]:  # the published recipe knows no such chat
+    shown = understood[0]
+asked, answered = shown[-2]["content"], shown[-1]["content"]
+ways = {"The published way": published_row(tokenizer, asked, answered),
+        "Ours": chat.render(tokenizer, shown)}
+target = [*chat.encode_texts(tokenizer, [answered])[0], special[chat.TURN_END]]
 fig, axes = style.figure(11, 5.4, columns=2)
-target = [*chat.encode_texts(tokenizer, [running[-1]["content"]])[0], special[chat.TURN_END]]
-theirs = data.published_row(tokenizer, running[-2]["content"], running[-1]["content"])
-for ax, (numbers, on), name in zip(axes, (theirs, (ids, mask)), ("The published way", "Ours")):
-    first = next(place for place in range(len(numbers))
-                 if numbers[place:place + len(target)] == target)
-    should = [first <= place < first + len(target) for place in range(len(numbers))]
+for ax, (name, (numbers, trained)) in zip(axes, ways.items()):
+    should = answer_places(numbers, target)
     pieces = [tokenizer.decode([number]) for number in numbers]
-    style.draw_tokens(ax, pieces, on, should, columns=70)
-    ax.set_title(f"{name}: {sum(map(all, zip(on, should)))} of {len(target)} answer tokens trained")
+    style.draw_tokens(ax, pieces, trained, should, columns=70)
+    rightly = sum(np.logical_and(trained, should))
+    ax.set_title(f"{name}: {rightly} of {len(target)} answer tokens trained")
 for ax in axes:
     ax.set_ylim(max(other.get_ylim()[0] for other in axes), 0)
 handles = [axes[0].bar(0, 0, color=box, label=name) for name, box, _ in style.TOKEN_LOOK.values()]
@@ -294,8 +326,12 @@ style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed abo
 # %%
 exams = {}
 if cfg.evaluation:
-    exams = {path.name.removesuffix("_prompt.txt"): path.read_text()
-             for path in sorted(remote.checkout(cfg.evaluation).glob("*_prompt.txt"))}
+    folder = remote.checkout(cfg.evaluation)
+    for path in sorted(folder.glob("*_prompt.txt")):
+        exams[path.name.removesuffix("_prompt.txt")] = path.read_text(encoding="utf-8")
+    if not exams:
+        raise helpers.UserError(f"evaluation={cfg.evaluation!r} holds no *_prompt.txt, so there is "
+                                "nothing to compare with. Name another folder, or set it to \"\".")
 asked = [(place, message["content"]) for place, example in enumerate(examples)
          for message in example["before"] if message["role"] == "user"]
 exact, closest = data.overlap([text for _, text in asked], exams)
@@ -389,8 +425,8 @@ alone = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 
 alone = {name: np.concatenate([one[name] for one in alone]) for name in train}
 fig, axes = style.figure(9, 4.6, rows=2)
 real = (alone["segment_ids"] > 0).mean()
-packing.draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")
-packing.draw_rows(axes[1], train, f"Packed: {fill:.1%} real tokens")
+style.draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")
+style.draw_rows(axes[1], train, f"Packed: {fill:.1%} real tokens")
 axes[1].set(xlabel="place in the row (white is padding; light: context, dark: trained)")
 style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 
@@ -418,8 +454,11 @@ meta = asdict(cfg) | {
 
 # %%
 by_length = sorted(parts["val"], key=lambda place: (lengths[place], place))
-samples = [{"messages": chats[place][:-1], "answer": examples[place]["answer"]}
-           for place in (by_length[len(by_length) * share // 4] for share in (1, 2, 3))]
+samples = []
+for share in (1, 2, 3):
+    place = by_length[len(by_length) * share // 4]
+    answer = examples[place]["answer"] or json.dumps(examples[place]["tool_calls"])
+    samples.append({"messages": chats[place][:-1], "answer": answer})
 packing.save_data(helpers.run_dir("data"), arrays, samples, meta)
 for path in sorted(helpers.run_dir("data").rglob("*.*")):
     print(f"{path.stat().st_size / 1e3:10,.1f} kB  {path.relative_to(helpers.run_dir())}")

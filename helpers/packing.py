@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from helpers import style
 from helpers.run import (
     UserError, atomic_dir, changed, digest, hashes, read_json, require, write_json)
 
@@ -58,20 +57,6 @@ def length_study(lengths, limits, length, seed):
         table.append((limit, len(kept) / len(lengths), 1 - kept.mean() / limit, packed))
     return pd.DataFrame(table, columns=["longest kept", "examples kept", "padding, one per row",
                                         "real tokens, packed"]).set_index("longest kept")
-
-
-def draw_rows(ax, packed, title):
-    """Draw the first ten rows as bars: a colour for each example, pale where it is only context."""
-    for row in range(min(10, len(packed["tokens"]))):
-        segments, trained = packed["segment_ids"][row], packed["loss_mask"][row]
-        for segment in range(1, segments.max() + 1):
-            here = segments == segment
-            for mask, alpha in ((here, 0.35), (here & trained, 1)):
-                runs = np.flatnonzero(np.diff(np.pad(mask.astype(int), 1))).reshape(-1, 2)
-                ax.broken_barh([(first, end - first) for first, end in runs], (row - 0.4, 0.8),
-                               color=style.CYCLE[segment % len(style.CYCLE)], alpha=alpha, lw=0)
-    ax.set(xlim=(0, packed["tokens"].shape[1]), ylim=(9.7, -0.7), yticks=[], title=title)
-    ax.grid(False)
 
 
 # ── What 02 leaves for 03 ──

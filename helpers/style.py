@@ -90,6 +90,30 @@ def show_tokens(pieces, mask, name, title=""):
     finish(fig, name)
 
 
+def draw_rows(ax, packed, title):
+    """Draw the first ten packed rows as bars: a colour for each example, pale where it is context.
+
+    Args:
+      packed: the four arrays of `packing.pack_arrays`.
+    """
+    for row in range(min(10, len(packed["tokens"]))):
+        segments = packed["segment_ids"][row]
+        trained = packed["loss_mask"][row]
+        for segment in range(1, segments.max() + 1):
+            colour = CYCLE[segment % len(CYCLE)]
+            _bars(ax, row, segments == segment, colour, alpha=0.35)
+            _bars(ax, row, (segments == segment) & trained, colour, alpha=1)
+    ax.set(xlim=(0, packed["tokens"].shape[1]), ylim=(9.7, -0.7), yticks=[], title=title)
+    ax.grid(False)
+
+
+def _bars(ax, row, on, colour, alpha):
+    import numpy as np
+    edges = np.flatnonzero(np.diff(np.pad(on.astype(int), 1)))
+    bars = [(first, end - first) for first, end in edges.reshape(-1, 2)]
+    ax.broken_barh(bars, (row - 0.4, 0.8), color=colour, alpha=alpha, lw=0)
+
+
 def show_source(*functions):
     """Show the source of helper functions, for what a reader should still see."""
     from IPython.display import Markdown, display

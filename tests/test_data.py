@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import ROOT, needs_serve, serve
+from conftest import ROOT, load, needs_serve, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -344,7 +344,7 @@ def test_validation_split_follows_the_prompt():
 def test_the_published_mask_is_six_ids_late():
     """6 ids late, and into the <eos>; counted here without the function's own arithmetic."""
     tokenizer, answer = TOKENIZERS["tiny"], "```verilog\nmodule m;\nendmodule\n```"
-    ids, mask = data.published_row(tokenizer, "question", answer)
+    ids, mask = load("02_data.py", "published_row")(tokenizer, "question", answer)
     target = chat.encode_texts(tokenizer, [answer])[0]
     start = next(i for i in range(len(ids)) if ids[i:i + len(target)] == target)
     assert mask.index(True) == start + 6 and mask[-1] and ids[-1] == tokenizer.eos_token_id
