@@ -39,8 +39,10 @@ def gemma_like():
     """A tokenizer built like the real one: SentencePiece spaces, bytes as a fallback, and merges
     across line breaks, so that "model\\n" and what follows could share a token."""
     names = [f"<unused{i}>" for i in range(107)]
-    for number, text in ((0, "<pad>"), (1, "<eos>"), (2, "<bos>"), (3, "<unk>"), (98, "<|think|>"),
-                         (100, "<|channel>"), (101, "<channel|>"), (105, "<|turn>"), (106, "<turn|>")):
+    for number, text in ((0, "<pad>"), (1, "<eos>"), (2, "<bos>"), (3, "<unk>"), (46, "<|tool>"),
+                         (47, "<tool|>"), (48, "<|tool_call>"), (49, "<tool_call|>"),
+                         (50, "<|tool_response>"), (51, "<tool_response|>"), (52, '<|"|>'),
+                         (98, "<|think|>"), (100, "<|channel>"), (101, "<channel|>"), (105, "<|turn>"), (106, "<turn|>")):
         names[number] = text
     built = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     built.normalizer = normalizers.Replace(" ", "▁")
@@ -401,11 +403,13 @@ def test_a_chat_with_tools_is_trained_as_it_happened(name, messages, reasoning, 
     assert DECLARED in tokenizer.decode(ids)
     spans = [tokenizer.decode([number for number, _ in group]) for on, group in itertools.groupby(
         zip(ids, mask), key=lambda pair: pair[1]) if on]
-    assert spans == trained or name == "Gemma-like" and all(map(str.endswith, trained, spans))
+    assert len(spans) == len(trained)
+    for span, wanted in zip(spans, trained):  # there, an id may span "model\n" and the first letters
+        assert span == wanted or name == "Gemma-like" and wanted.endswith(span)
     thinking = reasoning == "kept"
     prompt = chat.prompt_ids(tokenizer, chat_of_it[:-1], thinking)
     assert ids[:len(prompt)] == prompt and not mask[len(prompt) - 1] and all(mask[len(prompt):])
-    if "spells" not in str(messages) and "<turn|>" not in str(messages):
+    if "<turn|>" not in str(messages):  # which transformers take for control tokens
         head, *rest = chat_of_it[:-1]
         theirs = tokenizer.apply_chat_template(
             [{key: head[key] for key in ("role", "content")}, *rest], tools=TOOLS,
