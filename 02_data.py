@@ -153,7 +153,29 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
 # %% [markdown]
 # Blue tokens are trained, grey ones only read: both answers, with the `<turn|>` that ends each.
 # (Ignore `thought` until section 4.) A chat with a system message of its own keeps it; the others
-# get `cfg.system`.
+# get `cfg.system`. A message with `"weight": 0` or `"train": false` is read and not learned.
+#
+# **What should a model learn from a chat with tools?** It writes the call, but somebody else writes
+# the result.
+
+# %%
+add = {"name": "add", "description": "Adds two numbers.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}
+calls = [{"id": "1", "function": {"name": "add", "arguments": {"a": 4, "b": 8}}}]
+with_tools = {"tools": [add], "messages": [
+    {"role": "user", "content": "How wide is the bus?"},
+    {"role": "assistant", "content": None, "tool_calls": calls},
+    {"role": "tool", "tool_call_id": "1", "content": "12"},
+    {"role": "assistant", "content": "The bus is 12 bits wide."}]}
+example, _ = data.clean(with_tools)
+ids, mask = chat.render(tokenizer, data.as_messages(example, None))
+style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_tools",
+                  f"A call and an answer: {sum(mask)} of {len(ids)} tokens are trained")
+
+# %% [markdown]
+# The call is trained, and so is the `<|tool_response>` after it: that's where the model stops and
+# waits. The result is only read. Then the same turn goes on with the answer. **Everything that the
+# model writes is trained, and nothing else.**
 #
 # At size tiny a chat may have about 600 letters, because this tokenizer knows only Verilog: look at
 # your rows with it, then train Gemma 4 E2B.
@@ -190,8 +212,9 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 #
 # </details>
 #
-# Now all rows. A line that is no JSON, a missing column, a value that is not text: each is a counted
-# drop, too, shown with one example.
+# Now all rows. Malformed JSON drops a row too, and so does a missing column or a value that isn't
+# text. Every reason is counted and shown with one example. Of the rows that we keep, the line above
+# the table names what we don't use, so that nothing disappears without a word.
 
 # %%
 cleaned = [data.clean(row, cfg.reasoning == "kept") for row in rows]

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 import helpers
 import verilog
-from helpers import data, packing
+from helpers import chat, data, packing
 from tables import architecture
 from verilog import asking, scores
 
@@ -36,6 +36,16 @@ sys.modules["google.colab"] = types.SimpleNamespace(drive=types.SimpleNamespace(
 
 def test_every_form_on_the_page_is_understood():
     assert [data.form_of(row) for row in FORMS] == ["chat", "ShareGPT", "Alpaca", "completion"]
+
+
+def test_the_pages_chat_with_tools_is_trained_as_it_happened():
+    tools = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.S)[1])
+    example, problem = data.clean(tools)
+    assert not problem and not example["unused"] and not example["odd"]
+    tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
+    ids, mask = chat.render(tokenizer, data.as_messages(example, None))
+    assert tokenizer.decode([number for number, on in zip(ids, mask) if on]) == (
+        '<|tool_call>call:stock{item:<|"|>...<|"|>}<tool_call|><|tool_response>...<turn|>')
 
 
 def test_the_comparison_runs_as_it_stands(tmp_path, monkeypatch, capsys):
