@@ -91,7 +91,8 @@ def split_thought(text: str) -> Thought:
       fences, it ends at the first: a fence that the thought left open may seem to hide it.
     - Several thoughts in a row count as one.
     - If the prompt has already opened the thought, the text has a closing tag and no opening one.
-      That tag counts where it stands alone on its line or right before `<answer>`, outside of fences.
+      That tag counts where it stands alone on its line or right before `<answer>`, outside of fences
+      and with no opening tag before it.
     """
     thoughts = []
     rest = text
@@ -130,6 +131,8 @@ def _end_of_thought(inside: str, closing: str) -> int:
 def _opened_by_the_prompt(text: str) -> Thought:
     spans = fences(text)
     for match in LONE_CLOSING.finditer(text):
+        if "<think>" in text[:match.start()]:
+            break
         if not _inside(match.start(), spans):
             return Thought(text[:match.start()].strip(), text[match.end():], closed=True)
     return Thought("", text, closed=True)

@@ -583,6 +583,7 @@ def test_chats_that_were_rendered_before_are_counted(user, answer, odd):
     ("Write <think> first.", "", "Write <think> first."),
     (FENCED.replace("a;", "a; // after </think>"), "", FENCED.replace("a;", "a; // after </think>")),
     ("```\n</think>\n```", "", "```\n</think>\n```"),
+    ("Well. <think>\na\n</think>\nb", "", "Well. <think>\na\n</think>\nb"),
     ("why\n</think>\n\nb", "why", "\n\nb"),  # the prompt opened it
     ("why</think>\n<answer>b", "why", "\n<answer>b"),
     ("<think>try\n```v\n// </think>\n```\nso</think>b", "try\n```v\n// </think>\n```\nso", "b"),
