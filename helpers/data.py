@@ -9,32 +9,48 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from helpers import tools
 from helpers.run import UserError, local_path
-from tables.texts import fences, json_lines, places_outside, split_thought
+from tables.texts import fences, json_lines, places_outside, split_thought, text_problem
 
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+MODULE = re.compile(r"\bmodule\b.*\bendmodule\b", re.DOTALL)
 # The forms of a row, by the columns that it must have.
-FORMS = {"chat": ("messages",), "ShareGPT": ("conversations",),
-         "Alpaca": ("instruction", "output"), "completion": ("prompt", "completion"),
-         "CodeV-R1": ("prompt", "response")}
+FORMS = {
+    "chat": ("messages",),
+    "ShareGPT": ("conversations",),
+    "Alpaca": ("instruction", "output"),
+    "completion": ("prompt", "completion"),
+    "CodeV-R1": ("prompt", "response"),
+}
 # What else is used of a row of that form.
-MORE_COLUMNS = {"chat": ("system", "tools"), "ShareGPT": ("system", "tools"),
-                "Alpaca": ("input", "system", "tools"), "completion": ("system", "tools"),
-                "CodeV-R1": ()}
-# What is used of a message, by who speaks; beside the keys for its role and its content.
+MORE_COLUMNS = {
+    "chat": ("system", "tools"),
+    "ShareGPT": ("system", "tools"),
+    "Alpaca": ("input", "system", "tools"),
+    "completion": ("system", "tools"),
+    "CodeV-R1": (),
+}
+# The keys of a message that are used, by who speaks.
+ROLE, TEXT = ("role", "from"), ("content", "value")
 WEIGHTS = ("weight", "train")
 REASONING = ("reasoning", "reasoning_content", "thinking")
-MORE_KEYS = {"assistant": (*WEIGHTS, *REASONING, "tool_calls"), "tool": ("tool_call_id", "name")}
+MORE_KEYS = {
+    "assistant": (*WEIGHTS, *REASONING, "tool_calls"),
+    "tool": ("tool_call_id", "name"),
+}
 # Who speaks, by the names that ShareGPT's files use for it.
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
-# What chats end with, or hold, that were rendered for a model before: here it's plain letters.
-AN_END = re.compile(r"(<eos>|</s>|<end_of_turn>|<turn\|>|<\|im_end\|>|<\|eot_id\|>"
-                    r"|<\|end_of_text\|>|<\|endoftext\|>)\s*$")
-RENDERED = re.compile(r"<start_of_turn>|<\|turn>|\[INST\]|<\|im_start\|>|<\|start_header_id\|>")
+# What answers end with, and prompts hold, that were rendered before: here it's plain letters.
+ENDS = re.compile(
+    r"(<eos>|</s>|<end_of_turn>|<turn\|>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>"
+    r"|<\|endoftext\|>)\s*$")
+RENDERED = re.compile(
+    r"<start_of_turn>|<\|turn>|\[INST\]|<\|im_start\|>|<\|start_header_id\|>")
 
 Row = dict[str, Any]
 
@@ -112,130 +128,81 @@ def _hub_rows(source: str) -> Any:
 
 def form_of(row: Row) -> str:
     """Which form a row has, by the columns that it fills; "" if none that we know."""
-    def has(columns: Sequence[str]) -> bool:
-        return row.keys() >= set(columns)
-
-    for form, columns in FORMS.items():
-        if has(columns) and all(row[column] not in (None, []) for column in columns):
+    possible = [form for form, columns in FORMS.items() if row.keys() >= set(columns)]
+    for form in possible:
+        empty = [column for column in FORMS[form] if row[column] in (None, [])]
+        if not empty:
             return form
-    for form, columns in FORMS.items():  # an empty one: its reason names the column
-        if has(columns):
-            return form
-    return ""
+    return possible[0] if possible else ""  # nothing is filled: the reason names the column
 
 
-def text_problem(values: dict[str, Any]) -> str:
-    """The first of the named values that cannot be used as text, and why; "" if all can."""
-    for name, value in values.items():
-        if not isinstance(value, str):
-            return f"{name} is not text"
-        if re.search("[\ud800-\udfff]", value):
-            return f"{name} is not Unicode"
-        if not value.strip():
-            return f"empty {name}"
-    return ""
-
-
-def to_messages(row: Row) -> tuple[list[Row] | None, str]:
+def to_messages(row: Row) -> tuple[list[Row], str]:
     """(messages, problem) of a row in chat, ShareGPT, Alpaca or completion form, unchecked."""
     form = form_of(row)
-    problem = ""
     if form in ("chat", "ShareGPT"):
-        column, = FORMS[form]
-        turns = row[column]
-        if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-            return None, f"{column} is not a list of objects"
-        messages = [_message(turn) for turn in turns]
+        messages, problem = _messages_of_turns(row, FORMS[form][0])
     else:
-        asks, answers = FORMS[form]
-        more = row.get("input") if form == "Alpaca" else None
-        if isinstance(more, str) and not more.strip():
-            more = None
-        problem = text_problem({asks: row[asks], answers: row[answers], "input": more or "none"})
-        asked = f"{row[asks]}\n\n{more}" if more else row[asks]
-        messages = [{"role": "user", "content": asked},
-                    {"role": "assistant", "content": row[answers]}]
-    if messages and messages[0]["role"] == "system" and _blank(messages[0]["content"]):
+        messages, problem = _question_and_answer(row, form)
+    if problem:
+        return [], problem
+    if _opens_with_system(messages) and _blank(messages[0]["content"]):
         del messages[0]
-    has_system = bool(messages) and messages[0]["role"] == "system"
-    if not _blank(row.get("system")) and not has_system:
-        messages.insert(0, {"role": "system", "content": row["system"]})
+    system = row.get("system")
+    if not _blank(system) and not _opens_with_system(messages):
+        messages.insert(0, {"role": "system", "content": system})
+    return messages, ""
+
+
+def _messages_of_turns(row: Row, column: str) -> tuple[list[Row], str]:
+    turns = row[column]
+    if not isinstance(turns, list):
+        return [], f"{column} is not a list of objects"
+    messages = []
+    for turn in turns:
+        if not isinstance(turn, dict):
+            return [], f"{column} is not a list of objects"
+        messages.append(_message(turn))
+    return messages, ""
+
+
+def _question_and_answer(row: Row, form: str) -> tuple[list[Row], str]:
+    asks, answers = FORMS[form]
+    question = row[asks]
+    answer = row[answers]
+    problem = text_problem({asks: question, answers: answer})
+    more = row.get("input") if form == "Alpaca" else None
+    if not problem and not _blank(more):
+        problem = text_problem({"input": more})
+        question = f"{question}\n\n{more}"
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return messages, problem
 
 
 def _message(turn: Row) -> Row:
     """A turn with `role` and `content`, whichever names the file has for them."""
-    speaker = turn.get("from") if turn.get("role") is None else turn["role"]
-    text = turn.get("value") if turn.get("content") is None else turn["content"]
-    known = {key: turn[key] for key in turn if key not in ("role", "from", "content", "value")}
-    return {"role": SPEAKERS.get(str(speaker), speaker), "content": text, **known}
+    speaker = _first_of(turn, ROLE)
+    message = {"role": SPEAKERS.get(str(speaker), speaker), "content": _first_of(turn, TEXT)}
+    for key, value in turn.items():
+        if key not in ROLE + TEXT:
+            message[key] = value
+    return message
+
+
+def _first_of(turn: Row, names: Sequence[str]) -> Any:
+    for name in names:
+        if turn.get(name) is not None:
+            return turn[name]
+    return None
 
 
 def _blank(value: Any) -> bool:
-    return value is None or isinstance(value, str) and not value.strip()
+    if isinstance(value, str):
+        return not value.strip()
+    return not value
 
 
-# ── Tools ──
-
-
-def tools_of(row: Row) -> tuple[list[Row], str]:
-    """(tools, problem) of a row's column `tools`, each as {"type": "function", "function": ...}.
-
-    Files also hold them as one JSON text, or without the outer object.
-    """
-    tools = _from_json(row.get("tools")) or []
-    if not isinstance(tools, list):
-        return [], "tools are not a list"
-    known = []
-    for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or text_problem({"": function.get("name")}):
-            return [], "a tool without a name"
-        known.append({"type": "function", "function": _without_nulls(function)})
-    return known, _unicode_problem("tools", known)
-
-
-def _calls_of(message: Row) -> tuple[list[Row], str]:
-    """(calls, problem) of a message, with arguments as an object and an `id` for each."""
-    if message.get("function_call"):
-        return [], "function_call, the old form of tool_calls"
-    calls = _from_json(message.get("tool_calls")) or []
-    if not isinstance(calls, list):
-        return [], "tool_calls are not a list"
-    known = []
-    for place, call in enumerate(calls):
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or text_problem({"": function.get("name")}):
-            return [], "a call without a name"
-        arguments = _from_json(function.get("arguments")) or {}
-        if not isinstance(arguments, dict):
-            return [], "a call's arguments are not an object"
-        known.append({"type": "function", "id": call.get("id") or f"call {place}",
-                      "function": {"name": function["name"], "arguments": arguments}})
-    return known, _unicode_problem("tool_calls", known)
-
-
-def _from_json(value: Any) -> Any:
-    """What a JSON text says; any other value, and a text that isn't JSON, as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value.strip()
-
-
-def _without_nulls(value: Any) -> Any:
-    """A schema without its nulls: tables of the hub fill in the keys that another row has."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [_without_nulls(inner) for inner in value]
-    return value
-
-
-def _unicode_problem(name: str, value: Any) -> str:
-    return text_problem({name: json.dumps(value, ensure_ascii=False, default=str)})
+def _opens_with_system(messages: Sequence[Row]) -> bool:
+    return bool(messages) and messages[0]["role"] == "system"
 
 
 # ── Cleaning ──
@@ -250,9 +217,11 @@ def split_response(response: str) -> tuple[str, str, str]:
     codes = FENCE.findall(inside)
     if len(codes) > 1:
         return "", "", "several code fences"
+    if not codes and "```" in inside:
+        return "", "", "unfinished code fence"
     if not codes:
-        return "", "", "unfinished code fence" if "```" in inside else "no code fence"
-    if not re.search(r"\bmodule\b.*\bendmodule\b", codes[0], re.DOTALL):
+        return "", "", "no code fence"
+    if not MODULE.search(codes[0]):
         return "", "", "no module in the fence"
     code = codes[0].strip("\n").rstrip()
     return reasoning, f"```verilog\n{code}\n```", ""
@@ -261,51 +230,82 @@ def split_response(response: str) -> tuple[str, str, str]:
 def _inside_answer_tags(text: str) -> str:
     """What the last <answer> holds, or the whole text; in code the tags are a comment's letters."""
     spans = fences(text)
-    openings = places_outside(text, "<answer>", spans)
-    first = openings[-1] + len("<answer>") if openings else 0
+    first = 0
+    for opening in places_outside(text, "<answer>", spans):
+        first = opening + len("<answer>")
     for closing in places_outside(text, "</answer>", spans):
         if closing >= first:
             return text[first:closing]
     return text[first:]
 
 
-def _order_problem(messages: list[Row]) -> str:
-    """Do question and answer take turns, and does each call have its result?"""
-    roles = [message.get("role") for message in messages]
-    if roles[-1:] != ["assistant"]:
-        return "no answer at the end"
-    turns = messages[1:] if roles[0] == "system" else messages
-    expected, results = "user", 0
-    for turn in turns:
-        if turn["role"] != expected:
-            if "tool" in (turn["role"], expected):
-                return "calls and results do not belong together"
-            return "user and assistant do not take turns"
-        if expected == "user":
-            expected = "assistant"
-        elif expected == "assistant":
-            results = len(turn["tool_calls"])
-            expected = "tool" if results else "user"
-        else:
-            results -= 1
-            expected = "tool" if results else "assistant"
-    return ""
+def clean_chat(messages: Sequence[Row], functions: Sequence[Row] = ()) -> tuple[Row | None, str]:
+    """(example, problem) of a chat; its answers are trained as they stand.
 
-
-def _name_results(messages: list[Row]) -> str:
-    """Give every result the `tool_call_id` and the name of its call; the problem, if there is one."""
-    waiting: dict[str, str] = {}
+    Args:
+      messages: from `to_messages`.
+      functions: from `tools.tools_of`: what the chat may call.
+    """
+    complete = []
     for message in messages:
-        if message["role"] == "assistant":
-            waiting = {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
-            if len(waiting) != len(message["tool_calls"]):
-                return "two calls with one id"
-        elif message["role"] == "tool":
-            wanted = message.get("tool_call_id") or next(iter(waiting))
-            if wanted not in waiting:
-                return "calls and results do not belong together"
-            message["tool_call_id"], message["name"] = wanted, waiting.pop(wanted)
-    return ""
+        calls, problem = tools.calls_of(message)
+        if problem:
+            return None, problem
+        complete.append({**message, "tool_calls": calls})
+    problem = tools.order_problem(complete) or tools.name_results(complete)
+    if problem:
+        return None, problem
+    cleaned = []
+    for message in complete:
+        kept, problem = _clean_message(message)
+        if problem:
+            return None, problem
+        cleaned.append(kept)
+    while cleaned and not cleaned[-1].get("train"):  # what follows the last trained answer
+        cleaned.pop()
+    if not cleaned:
+        return None, "nothing to train: weight 0"
+    return _example(cleaned, functions), ""
+
+
+def _clean_message(message: Row) -> tuple[Row, str]:
+    """(message, problem): what is used of it."""
+    role = message["role"]
+    content = message["content"]
+    if role == "assistant":
+        return _clean_answer(message)
+    kept = {"role": role, "content": content}
+    if role == "tool":
+        kept["tool_call_id"] = message["tool_call_id"]
+        kept["name"] = message["name"]
+        if content == "":  # a tool may return nothing
+            return kept, ""
+    return kept, text_problem({f"{role} message": content})
+
+
+def _clean_answer(message: Row) -> tuple[Row, str]:
+    """(message, problem) of the assistant's, with its thought apart and `train`, True or False."""
+    content = message["content"]
+    calls = message["tool_calls"]
+    if calls and _blank(content):
+        content = ""
+    elif problem := text_problem({"assistant message": content}):
+        return {}, problem
+    reasoning, answer, closed = split_thought(content)
+    answer = answer.strip()
+    if not closed:
+        return {}, "unfinished reasoning"
+    if not answer and not calls:
+        return {}, "empty answer"
+    for key in reversed(REASONING):
+        reasoning = message.get(key) or reasoning
+    if reasoning and (problem := text_problem({"reasoning": reasoning})):
+        return {}, problem
+    trained, problem = _is_trained(message)
+    kept = {"role": "assistant", "content": answer, "reasoning": reasoning, "train": trained}
+    if calls:
+        kept["tool_calls"] = calls
+    return kept, problem
 
 
 def _is_trained(message: Row) -> tuple[bool, str]:
@@ -321,75 +321,29 @@ def _is_trained(message: Row) -> tuple[bool, str]:
     return trained, ""
 
 
-def _clean_message(message: Row) -> tuple[Row, str]:
-    """(message, problem): what is used of it, its thought apart from its answer."""
-    role, content = message["role"], message["content"]
-    if role == "tool":
-        problem = "" if content == "" else text_problem({"tool message": content})
-        return {"role": role, "content": content, "tool_call_id": message["tool_call_id"],
-                "name": message["name"]}, problem
-    if role != "assistant":
-        return {"role": role, "content": content}, text_problem({f"{role} message": content})
-    calls = message["tool_calls"]
-    if calls and _blank(content):
-        content = ""
-    elif problem := text_problem({"assistant message": content}):
-        return {}, problem
-    thought, answer, closed = split_thought(content)
-    answer = answer.strip()
-    if not closed or not (answer or calls):
-        return {}, "empty answer" if closed else "unfinished reasoning"
-    named = [message[key] for key in REASONING if message.get(key)]
-    reasoning = named[0] if named else thought
-    trained, problem = _is_trained(message)
-    cleaned: Row = {"role": role, "content": answer, "reasoning": reasoning, "train": trained}
-    if calls:
-        cleaned["tool_calls"] = calls
-    return cleaned, problem or text_problem({"reasoning": reasoning or "none"})
-
-
-def clean_chat(messages: list[Row], tools: Sequence[Row] = ()) -> tuple[Row | None, str]:
-    """(example, problem) of a row in chat form; its answers are trained as they stand."""
-    messages = [dict(message) for message in messages]
-    for message in messages:
-        message["tool_calls"], problem = _calls_of(message)
-        if problem:
-            return None, problem
-        if message["tool_calls"] and message["role"] != "assistant":
-            return None, "calls and results do not belong together"
-    if problem := _order_problem(messages) or _name_results(messages):
-        return None, problem
-    cleaned = []
-    for message in messages:
-        kept, problem = _clean_message(message)
-        if problem:
-            return None, problem
-        cleaned.append(kept)
-    while cleaned and not cleaned[-1].get("train"):  # what follows the last trained answer
-        cleaned.pop()
-    if not cleaned:
-        return None, "nothing to train: weight 0"
-    return _example(cleaned, tools), ""
-
-
-def _example(messages: list[Row], tools: Sequence[Row]) -> Row:
+def _example(messages: Sequence[Row], functions: Sequence[Row]) -> Row:
     """The example of a chat that ends with a trained answer; see `clean`."""
     *before, last = messages
     questions = [place for place, message in enumerate(before) if message["role"] == "user"]
-    example = {"prompt": before[questions[0]]["content"], "before": before,
-               "reasoning": last["reasoning"], "answer": last["content"]}
-    if last.get("tool_calls"):
-        example["tool_calls"] = last["tool_calls"]
-    if tools:
-        example["tools"] = list(tools)
     for place, message in enumerate(before):
         if message["role"] != "assistant":
             continue
         if message["train"]:
             del message["train"]  # only what isn't trained says so
         reasoning = message.pop("reasoning")
-        if reasoning and message.get("tool_calls") and place > questions[-1]:
+        if reasoning and "tool_calls" in message and place > questions[-1]:
             message["reasoning"] = reasoning  # the template writes it into the turn that goes on
+    first_question = before[questions[0]]
+    example = {
+        "prompt": first_question["content"],
+        "before": before,
+        "reasoning": last["reasoning"],
+        "answer": last["content"],
+    }
+    if "tool_calls" in last:
+        example["tool_calls"] = last["tool_calls"]
+    if functions:
+        example["tools"] = list(functions)
     return example
 
 
@@ -406,10 +360,9 @@ def clean(row: Any, need_reasoning: bool = False) -> tuple[Row | None, str]:
         return None, "not a JSON object"
     form = form_of(row)
     if not form:
-        if row.keys() >= {"chosen", "rejected"}:
-            return None, "a preference (chosen and rejected), not an answer to learn"
-        return None, f"no form that we know: {', '.join(sorted(map(str, row))) or 'no columns'}"
-    example, problem = (_clean_codev if form == "CodeV-R1" else _clean_of_any_form)(row)
+        return None, _no_form(row)
+    clean_form = _clean_codev if form == "CodeV-R1" else _clean_any
+    example, problem = clean_form(row)
     if example is None or problem:
         return None, problem
     if need_reasoning and not example["reasoning"]:
@@ -419,23 +372,37 @@ def clean(row: Any, need_reasoning: bool = False) -> tuple[Row | None, str]:
     return example, ""
 
 
+def _no_form(row: Row) -> str:
+    if row.keys() >= {"chosen", "rejected"}:
+        return "a preference (chosen and rejected), not an answer to learn"
+    columns = ", ".join(sorted(map(str, row)))
+    return f"no form that we know: {columns or 'no columns'}"
+
+
 def _clean_codev(row: Row) -> tuple[Row | None, str]:
-    problem = text_problem({column: row[column] for column in FORMS["CodeV-R1"]})
+    prompt = row["prompt"]
+    response = row["response"]
+    problem = text_problem({"prompt": prompt, "response": response})
     if problem:
         return None, problem
-    reasoning, answer, problem = split_response(row["response"])
-    return {"prompt": row["prompt"], "reasoning": reasoning, "answer": answer,
-            "before": [{"role": "user", "content": row["prompt"]}]}, problem
+    reasoning, answer, problem = split_response(response)
+    example = {
+        "prompt": prompt,
+        "before": [{"role": "user", "content": prompt}],
+        "reasoning": reasoning,
+        "answer": answer,
+    }
+    return example, problem
 
 
-def _clean_of_any_form(row: Row) -> tuple[Row | None, str]:
+def _clean_any(row: Row) -> tuple[Row | None, str]:
     messages, problem = to_messages(row)
-    if messages is None or problem:
-        return None, problem
-    tools, problem = tools_of(row)
     if problem:
         return None, problem
-    return clean_chat(messages, tools)
+    functions, problem = tools.tools_of(row)
+    if problem:
+        return None, problem
+    return clean_chat(messages, functions)
 
 
 def as_messages(example: Row, system: str | None, reasoning: str = "stripped") -> list[Row]:
@@ -452,31 +419,32 @@ def as_messages(example: Row, system: str | None, reasoning: str = "stripped") -
     else:
         for message in messages:
             message.pop("reasoning", None)
-    tools = example.get("tools")
-    if messages[0]["role"] != "system" and (system or tools):
+    functions = example.get("tools")
+    if (system or functions) and not _opens_with_system(messages):
         messages.insert(0, {"role": "system", "content": system or ""})
-    if tools:
-        messages[0]["tools"] = tools
+    if functions:
+        messages[0]["tools"] = functions
     return [*messages, answer]
 
 
-# ── What isn't used of the rows that are kept ──
+# ── What a reader should know of the rows that are kept ──
 
 
 def _unused(row: Row, form: str) -> list[str]:
     """Columns and keys of a row that say something and that we don't use."""
-    used = {*FORMS[form], *MORE_COLUMNS[form]}
+    used = FORMS[form] + MORE_COLUMNS[form]
     unused = [f"column {name}" for name in row if name not in used and _says(row[name])]
     if form not in ("chat", "ShareGPT"):
         return unused
-    column, = FORMS[form]
-    for turn in row[column]:
-        message = _message(turn)
-        known = {"role", "content", *MORE_KEYS.get(str(message["role"]), ())}
+    messages, _ = _messages_of_turns(row, FORMS[form][0])
+    for message in messages:
+        role = str(message.pop("role"))
+        del message["content"]
         for key, value in message.items():
-            says_untrained = key in WEIGHTS and not value  # which questions are in any case
-            if key not in known and _says(value) and not says_untrained:
-                unused.append(f"{key} of {message['role']} messages")
+            if key in WEIGHTS and not value:
+                continue  # an answer's is used; and nothing else is trained in any case
+            if key not in MORE_KEYS.get(role, ()) and _says(value):
+                unused.append(f"{key} of {role} messages")
     return unused
 
 
@@ -487,35 +455,40 @@ def _says(value: Any) -> bool:
 def _odd(example: Row) -> list[str]:
     """What a reader may not expect of an example that is kept."""
     odd = []
+    answers = []
     for message in example["before"]:
-        if message.get("tool_calls") and message["content"]:
-            odd.append("text beside an earlier call, so only the last answer is trained")
-    answers = [message["content"] for message in example["before"]
-               if message["role"] == "assistant"]
-    for answer in [*answers, example["answer"]]:
-        if end := AN_END.search(answer):
+        content = message["content"]
+        if message["role"] == "assistant":
+            answers.append(content)
+            if content and "tool_calls" in message:
+                odd.append("text beside an earlier call, so only the last answer is trained")
+        elif message["role"] != "tool" and (rendered := RENDERED.search(content)):
+            odd.append(f"a prompt holds {rendered[0]}: it was rendered before, for some model")
+    answers.append(example["answer"])
+    for answer in answers:
+        if end := ENDS.search(answer):
             odd.append(f"an answer ends in {end[1]}, which is trained as letters")
         if "<think>" in answer or "</think>" in answer:
             odd.append("an answer holds a <think> tag, which is trained as letters")
-    for message in example["before"]:
-        rendered = RENDERED.search(message["content"])
-        if rendered and message["role"] in ("system", "user"):
-            odd.append(f"a prompt holds {rendered[0]}: it was rendered before, for some model")
     return odd
 
 
-def remarks(examples: Iterable[Row]) -> list[str]:
+def remarks(examples: Sequence[Row]) -> list[str]:
     """At most two lines: what isn't used of the examples that are kept, and what is odd in them.
 
     Each remark is counted once per example.
     """
     lines = []
-    examples = list(examples)
-    for kind, opening in (("unused", "not used of the rows that are kept"),
-                          ("odd", "kept, but look at these rows")):
-        counts = Counter(remark for example in examples for remark in set(example[kind]))
-        if counts:
-            counted = (f"{remark} ({count:,})" for remark, count in sorted(counts.items()))
+    openings = {
+        "unused": "not used of the rows that are kept",
+        "odd": "kept, but look at these rows",
+    }
+    for kind, opening in openings.items():
+        counts: Counter[str] = Counter()
+        for example in examples:
+            counts.update(set(example[kind]))
+        counted = [f"{remark} ({count:,})" for remark, count in sorted(counts.items())]
+        if counted:
             lines.append(f"{opening}: {'; '.join(counted)}")
     return lines
 
@@ -528,7 +501,15 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def overlap(prompts, evaluation, n=13):
+def _runs(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
+    """Every run of n words."""
+    shifted = [words[place:] for place in range(n)]
+    return set(zip(*shifted))
+
+
+def overlap(
+    prompts: Sequence[str], evaluation: dict[str, str], n: int = 13
+) -> tuple[set[int], dict[str, tuple[float, int]]]:
     """Where training prompts come close to those of an evaluation set.
 
     Args:
@@ -540,26 +521,32 @@ def overlap(prompts, evaluation, n=13):
       (places of prompts that equal one of the evaluation's but for case and spaces,
       {evaluation's name: (share of its runs of n words in the closest prompt, that place)}).
     """
-    exact_texts, grams = {}, {}
+    exact_texts = set()
+    names_of_run: dict[tuple[str, ...], list[str]] = {}
+    totals = {}
     for name, text in evaluation.items():
         words = words_of(text)
-        exact_texts[tuple(words)] = name
-        for gram in zip(*(words[i:] for i in range(n))):
-            grams.setdefault(gram, set()).add(name)
-    totals = Counter(name for names in grams.values() for name in names)
-    exact, closest = set(), dict.fromkeys(evaluation, (0.0, -1))
+        exact_texts.add(tuple(words))
+        runs = _runs(words, n)
+        totals[name] = len(runs)
+        for run in runs:
+            names_of_run.setdefault(run, []).append(name)
+    exact = set()
+    closest = dict.fromkeys(evaluation, (0.0, -1))
     for place, prompt in enumerate(prompts):
         words = words_of(prompt)
         if tuple(words) in exact_texts:
             exact.add(place)
-        hits = Counter(name for gram in set(zip(*(words[i:] for i in range(n))))
-                       for name in grams.get(gram, ()))
-        for name, count in hits.items():
+        shared: Counter[str] = Counter()
+        for run in _runs(words, n):
+            shared.update(names_of_run.get(run, ()))
+        for name, count in shared.items():
             closest[name] = max(closest[name], (count / totals[name], place))
     return exact, closest
 
 
 def held_out(prompt: str, share: float) -> bool:
     """True for a fixed `share` of all prompts, whatever else is in the dataset."""
-    number = hashlib.sha256(" ".join(words_of(prompt)).encode()).digest()
-    return int.from_bytes(number[:8], "big") < share * 2**64
+    normal = " ".join(words_of(prompt))
+    digest = hashlib.sha256(normal.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64

@@ -73,6 +73,18 @@ def places_outside(text: str, tag: str, spans: list[tuple[int, int]]) -> list[in
     return places
 
 
+def text_problem(values: dict[str, Any]) -> str:
+    """The first of the named values that cannot be used as text, and why; "" if all can."""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            return f"{name} is not text"
+        if re.search("[\ud800-\udfff]", value):
+            return f"{name} is not Unicode"
+        if not value.strip():
+            return f"empty {name}"
+    return ""
+
+
 class Thought(NamedTuple):
     """A model's text, taken apart."""
 
