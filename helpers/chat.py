@@ -5,8 +5,8 @@ exactly the ids it is served. The checkpoint's own chat template writes the prom
 wrote can never become a control token, because contents are encoded with special tokens off.
 
 A message is a dict with `role` (system, user, assistant or tool) and `content`, a string. An
-assistant's may have `tool_calls`, `reasoning`, and `train`, which is False where its tokens are read
-and not learned. The first message may have `tools`, the functions that the chat may call.
+assistant's may have `tool_calls`, `reasoning`, and `train`, which is False where its tokens are
+read and not learned. The first message may have `tools`, the functions that the chat may call.
 """
 
 import copy
@@ -94,7 +94,8 @@ def _text_encoder(tokenizer: Any) -> Any:
 @functools.lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str]:
     longest_first = sorted(special_ids(tokenizer), key=len, reverse=True)
-    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+    any_token = "|".join(map(re.escape, longest_first))
+    return re.compile(f"({any_token})")
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -148,7 +149,8 @@ def render_prompts(
     """
     rows = []
     for chat, thinks in zip(chats, thinking, strict=True):
-        rows.append(_template_pieces(tokenizer, chat, thinks, generation_prompt=True))
+        pieces = _template_pieces(tokenizer, chat, thinks, generation_prompt=True)
+        rows.append(pieces)
     prompts = _encode_pieces(tokenizer, rows)
     for ids, thinks in zip(prompts, thinking, strict=True):
         _check_prompt(tokenizer, ids, thinks)
@@ -166,16 +168,27 @@ def _template_pieces(
         if not isinstance(message["content"], str):
             raise UserError("Every message needs a `content` that is a string.")
         messages.append({key: message[key] for key in FOR_THE_TEMPLATE if key in message})
-    written = list(_strings([messages, tools]))
-    marker = next(mark for mark in MARKERS if not any(mark in text for text in written))
+    marker = _unused_marker([messages, tools])
     text = tokenizer.apply_chat_template(
-        _break_up(messages, pattern, marker), tools=_break_up(tools, pattern, marker),
-        tokenize=False, add_generation_prompt=generation_prompt, enable_thinking=thinking)
+        _break_up(messages, pattern, marker),
+        tools=_break_up(tools, pattern, marker),
+        tokenize=False,
+        add_generation_prompt=generation_prompt,
+        enable_thinking=thinking,
+    )
     pieces = []
-    for place, part in enumerate(pattern.split(text)):  # the odd parts are control tokens
-        pieces.append(Piece(part.replace(marker, ""), control=place % 2 == 1))
+    control = False
+    for part in pattern.split(text):  # plain text and control tokens by turns
+        pieces.append(Piece(part.replace(marker, ""), control))
+        control = not control
     _check_tools(pieces, messages, tools)
     return pieces
+
+
+def _unused_marker(written: Any) -> str:
+    """A character that stands nowhere in a structure of dicts and lists."""
+    letters = set().union(*_strings(written))
+    return next(marker for marker in MARKERS if marker not in letters)
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -194,7 +207,7 @@ def _strings(value: Any) -> Iterator[str]:
 def _break_up(value: Any, pattern: re.Pattern[str], marker: str) -> Any:
     """The same structure, where nothing that somebody wrote looks like a control token."""
     if isinstance(value, str):
-        while pattern.search(value):
+        while pattern.search(value):  # a second time where two tokens overlap
             value = pattern.sub(lambda match: match[0][0] + marker + match[0][1:], value)
         return value
     if isinstance(value, dict):
@@ -209,16 +222,18 @@ def _break_up(value: Any, pattern: re.Pattern[str], marker: str) -> Any:
 
 def _check_tools(pieces: list[Piece], messages: list[Message], tools: list[Any] | None) -> None:
     """Refuse a template that leaves tools, calls or results out: that chat never happened."""
-    expected = {TOOL: len(tools or []), CALL: 0, RESULT_END: 0}
+    calls = results = 0
     for message in messages:
-        expected[CALL] += len(message.get("tool_calls") or [])
-        expected[RESULT_END] += message["role"] == "tool"
+        calls += len(message.get("tool_calls") or [])
+        if message["role"] == "tool":
+            results += 1
+    expected = {TOOL: len(tools or []), CALL: calls, RESULT_END: results}
     for token, count in expected.items():
-        if sum(piece.control and piece.text == token for piece in pieces) != count:
+        if pieces.count(Piece(token, control=True)) != count:
             raise UserError(
-                f"This chat template doesn't write {token} for every tool, call and result of a chat "
-                "with tools. Use the chat_template.jinja of the instruction-tuned checkpoint (-it), "
-                "or take the rows with tools out of your data.")
+                f"This chat template doesn't write {token} for every tool, call and result of a "
+                "chat with tools. Use the chat_template.jinja of the instruction-tuned checkpoint "
+                "(-it), or take the rows with tools out of your data.")
 
 
 def _check_prompt(tokenizer: Any, ids: list[int], thinking: bool) -> None:
@@ -239,8 +254,8 @@ def render(tokenizer: Any, messages: Chat) -> tuple[list[int], list[bool]]:
 
     ids = prompt ids + answer ids + `<turn|>`. The mask is True on every message of the model's and
     the `<turn|>` that ends it, False elsewhere. A message that calls tools ends with
-    `<|tool_response>` instead: there the model stops, and the turn goes on after the result, which is
-    read and not learned.
+    `<|tool_response>` instead: there the model stops, and the turn goes on after the result, which
+    is read and not learned.
 
     Earlier messages of the model's stand as the server will send them back, that is without
     reasoning and, on the larger models, without the empty thought channel. These are not trained:
@@ -261,16 +276,19 @@ def render_chats(
     for chat in chats:
         if len(chat) < 2 or chat[-1]["role"] != "assistant":
             raise UserError("A training chat must end with an `assistant` message after a prompt.")
+    asked = [chat[:-1] for chat in chats]
     thinking = [bool(chat[-1].get("reasoning")) for chat in chats]
-    prompts = render_prompts(tokenizer, [chat[:-1] for chat in chats], thinking)
+    prompts = render_prompts(tokenizer, asked, thinking)
     answers = []
     for chat, prompt in zip(chats, prompts, strict=True):
-        answers.append(_answer_pieces(tokenizer, chat[-1], _thought_is_open(tokenizer, prompt)))
+        is_open = _thought_is_open(tokenizer, prompt)
+        answers.append(_answer_pieces(tokenizer, chat[-1], is_open))
     targets = _encode_pieces(tokenizer, answers)
     rows = []
-    for chat, prompt, target, thinks in zip(chats, prompts, targets, thinking, strict=True):
-        earlier = _stored_answers(tokenizer, prompt, chat[:-1], thinks)
-        rows.append((prompt + target, earlier + [True] * len(target)))
+    for messages, thinks, prompt, target in zip(asked, thinking, prompts, targets, strict=True):
+        mask = _stored_answers(tokenizer, prompt, messages, thinks)
+        mask += [True] * len(target)
+        rows.append((prompt + target, mask))
     return rows
 
 
@@ -356,8 +374,10 @@ def _trained_messages(messages: Chat, thinking: bool) -> list[bool]:
             continue
         if message["content"] and message.get("tool_calls"):
             return []
-        with_its_thought = place > last_question and bool(message.get("reasoning"))
-        trained.append(message.get("train", True) and (with_its_thought or not thinking))
+        learned = message.get("train", True)
+        if thinking and (place < last_question or not message.get("reasoning")):
+            learned = False
+        trained.append(learned)
     return trained
 
 
@@ -371,10 +391,12 @@ def _written_by_the_model(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int,
     for start, number in enumerate(ids):
         if number != special[TURN]:
             continue
-        first = start + 2
-        while len(tokenizer.decode(ids[start + 1:first])) < len(MODEL_HEADER) and first < len(ids):
+        first = start + 1
+        header = ""
+        while len(header) < len(MODEL_HEADER) and first < len(ids):
             first += 1
-        if tokenizer.decode(ids[start + 1:first]).startswith(MODEL_HEADER):
+            header = tokenizer.decode(ids[start + 1:first])
+        if header.startswith(MODEL_HEADER):
             yield from _messages_of_a_turn(ids, first, special)
 
 

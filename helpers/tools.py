@@ -86,7 +86,7 @@ def order_problem(messages: Sequence[Row]) -> str:
 
 
 def name_results(messages: Sequence[Row]) -> str:
-    """Give every result the `tool_call_id` and the `name` of its call; the problem, if there is one.
+    """Give every result the `tool_call_id` and the `name` of its call; what is wrong, or "".
 
     A result without an id answers the first call that still waits.
     """

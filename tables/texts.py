@@ -103,8 +103,8 @@ def split_thought(text: str) -> Thought:
       fences, it ends at the first: a fence that the thought left open may seem to hide it.
     - Several thoughts in a row count as one.
     - If the prompt has already opened the thought, the text has a closing tag and no opening one.
-      That tag counts where it stands alone on its line or right before `<answer>`, outside of fences
-      and with no opening tag before it.
+      That tag counts where it stands alone on its line or right before `<answer>`, outside of
+      fences and with no opening tag before it.
     """
     thoughts = []
     rest = text
@@ -112,7 +112,7 @@ def split_thought(text: str) -> Thought:
         opening, closing = tags
         inside = rest.lstrip().removeprefix(opening)
         if opening == "<|channel>":
-            inside = inside.removeprefix("thought\n")  # the channel's name, not a part of the thought
+            inside = inside.removeprefix("thought\n")  # the channel's name
         end = _end_of_thought(inside, closing)
         if end < 0:
             thoughts.append(inside.strip())
