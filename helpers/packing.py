@@ -43,7 +43,7 @@ def pack_arrays(
     """All packed rows as four arrays of shape [rows, length]; padding is 0 in each of them."""
     lengths = [len(example) for example in ids]
     rows = fill_rows(lengths, length, seed)
-    packed = {}
+    packed: Packed = {}
     for name, kind in COLUMNS.items():
         packed[name] = np.zeros((len(rows), length), kind)
     for row, examples in enumerate(rows):

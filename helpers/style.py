@@ -30,7 +30,7 @@ def words(frame: pd.DataFrame) -> Any:
     return frame.style.hide(axis="index").set_table_styles(styles)
 
 
-LOOK = {
+LOOK: dict[Any, Any] = {
     "figure.dpi": 100,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 160,
