@@ -496,7 +496,8 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 #
 # ### Exercise
 # A chat with two answers becomes one row here, and its first answer stands without the empty thought
-# channel that was there when it was generated. Make one row per answer instead, each exactly as served.
+# channel that was there when it was generated. The same is true of a call before an answer. Make one
+# row per answer instead, each exactly as served.
 #
 # <details><summary>Solution</summary>
 #

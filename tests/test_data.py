@@ -42,34 +42,38 @@ def gemma_like():
     for number, text in ((0, "<pad>"), (1, "<eos>"), (2, "<bos>"), (3, "<unk>"), (46, "<|tool>"),
                          (47, "<tool|>"), (48, "<|tool_call>"), (49, "<tool_call|>"),
                          (50, "<|tool_response>"), (51, "<tool_response|>"), (52, '<|"|>'),
-                         (98, "<|think|>"), (100, "<|channel>"), (101, "<channel|>"), (105, "<|turn>"), (106, "<turn|>")):
+                         (98, "<|think|>"), (100, "<|channel>"), (101, "<channel|>"),
+                         (105, "<|turn>"), (106, "<turn|>")):
         names[number] = text
     built = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     built.normalizer = normalizers.Replace(" ", "▁")
     built.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     built.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
                                        decoders.Fuse()])
-    text = ["user\n\nmodel\nmodule m;\nendmodule\n```\n\n\nthought\n ```verilog\nmodule a(input b);\n"] * 20
+    text = ["user\n\nmodel\nmodule m;\nendmodule\n```\n\n\nthought\n ```verilog\n"
+            "module a(input b);\n"] * 20
     built.train_from_iterator(text, trainers.BpeTrainer(
         vocab_size=700, special_tokens=names + [f"<0x{i:02X}>" for i in range(256)]))
     saved = json.loads(built.to_str())
     saved["added_tokens"] = [token for token in saved["added_tokens"] if token["id"] < 107]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(saved)), bos_token="<bos>", eos_token="<eos>",
-        pad_token="<pad>", unk_token="<unk>")
+        tokenizer_object=Tokenizer.from_str(json.dumps(saved)),
+        bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
     tokenizer.chat_template = tiny_tokenizer().chat_template
     return tokenizer
 
 
-TOKENIZERS = {"tiny": tiny_tokenizer(), "small template": small_template(), "Gemma-like": gemma_like()}
+TOKENIZERS = {"tiny": tiny_tokenizer(), "small template": small_template(),
+              "Gemma-like": gemma_like()}
 every = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 
 CONTROL = sorted(chat.special_ids(TOKENIZERS["tiny"]), key=len)[-8:] + ["<bos>", "<eos>", "<pad>"]
-PIECES = ["```verilog\nmodule m;\nendmodule\n```", "\r\n", "\n\n", "  ", "\t", "é😀漢字", "a", "<", "|>",
+PIECES = ["```verilog\nmodule m;\nendmodule\n```", "\r\n", "\n\n", "  ", "\t", "é😀漢字", "a", "<",
+          "|>",
           "\u200b", "\x00", "<|", "turn", "model\n", "user\n", "\ufdd0"]
 text = st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join))
-plain = text.filter(lambda value: not any(name in value for name in chat.special_ids(
-    TOKENIZERS["tiny"])) and not any(name in value for name in chat.special_ids(TOKENIZERS["Gemma-like"])))
+names = {*chat.special_ids(TOKENIZERS["tiny"]), *chat.special_ids(TOKENIZERS["Gemma-like"])}
+plain = text.filter(lambda value: not any(name in value for name in names))
 hostile = st.lists(st.one_of(st.sampled_from(CONTROL), st.sampled_from(PIECES))).map("".join)
 many = settings(max_examples=60, deadline=None)
 
@@ -136,8 +140,8 @@ def test_typed_control_tokens_stay_text(tokenizer, user, system):
 
 @every
 @many
-@given(user=hostile, answer=st.one_of(text, hostile, st.just(""), text.map(lambda a: a + " \n\r\n ")),
-       system=st.none() | text)
+@given(user=hostile, system=st.none() | text, answer=st.one_of(
+    text, hostile, st.just(""), text.map(lambda a: a + " \n\r\n ")))
 def test_a_row_is_prompt_answer_and_turn_end(tokenizer, user, answer, system):
     messages = messages_of(user, system)
     ids, mask = chat.render(tokenizer, [*messages, {"role": "assistant", "content": answer}])
@@ -150,11 +154,13 @@ def test_a_row_is_prompt_answer_and_turn_end(tokenizer, user, answer, system):
 
 @every
 @many
-@given(user=hostile, answer=text, turns=st.lists(st.tuples(hostile, hostile), min_size=1, max_size=3))
+@given(user=hostile, answer=text,
+       turns=st.lists(st.tuples(hostile, hostile), min_size=1, max_size=3))
 def test_every_turn_of_the_model_is_trained_and_nothing_else(tokenizer, user, answer, turns):
     messages = messages_of(user, "Be brief.", turns)
     ids, mask = chat.render(tokenizer, [*messages, {"role": "assistant", "content": answer}])
-    assert ids[:-len(chat.encode_texts(tokenizer, [answer])[0]) - 1] == chat.prompt_ids(tokenizer, messages)
+    end = len(chat.encode_texts(tokenizer, [answer])[0]) + 1
+    assert ids[:-end] == chat.prompt_ids(tokenizer, messages)
     spans = [[number for number, _ in group] for on, group in itertools.groupby(
         zip(ids, mask), key=lambda pair: pair[1]) if on]
     stored = [given.strip() for given, _ in turns]  # the template trims what it stores
@@ -162,7 +168,8 @@ def test_every_turn_of_the_model_is_trained_and_nothing_else(tokenizer, user, an
     if tokenizer is not TOKENIZERS["Gemma-like"]:
         assert trained == [given + "<turn|>" for given in [*stored, answer]]
     assert len(trained) == len(stored) + 1  # there, an id may span "model\n" and the first letters
-    assert all((given + "<turn|>").endswith(span) for given, span in zip([*stored, answer], trained))
+    for wanted, span in zip([*stored, answer], trained):
+        assert (wanted + "<turn|>").endswith(span)
 
 
 @every
@@ -280,8 +287,10 @@ def test_a_dataset_of_the_hub_is_one_setting(monkeypatch):
     """What `datasets` is asked for: name, configuration and revision out of one text."""
     import datasets
     asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *words, **named: asked.append((words, named))
-                        or [{"messages": CHAT}])
+    def load_dataset(*words, **named):
+        asked.append((words, named))
+        return [{"messages": CHAT}]
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     for source in ("a/b", "a/b:sft", "a/b@v1", "a/b:sft@v1"):
         assert data.read_rows(source) == [{"messages": CHAT}]
     assert [(words[1], named["revision"]) for words, named in asked] == [
@@ -291,17 +300,17 @@ def test_a_dataset_of_the_hub_is_one_setting(monkeypatch):
 
 @every
 def test_the_example_of_ones_own_data(tokenizer):
-    """Ten rows, one of them faulty and one with two answers: every answer is trained, nothing else."""
+    """Ten rows, one of them faulty, one with two answers: every answer is trained, nothing else."""
     rows = data.read_rows("data/own_example.jsonl")
     cleaned = [data.clean(row, False) for row in rows]
     assert len(rows) == 10 and Counter(problem for _, problem in cleaned) == {
         "": 9, "no answer at the end": 1}
-    chats = [data.as_messages(example, "S", "stripped") for example, problem in cleaned if not problem]
+    chats = [data.as_messages(example, "S") for example, problem in cleaned if not problem]
     assert sorted(sum(m["role"] == "assistant" for m in c) for c in chats) == [1] * 8 + [2]
     for messages, (ids, mask) in zip(chats, chat.render_chats(tokenizer, chats), strict=True):
         assert not any("think" in message["content"] for message in messages)
         check_row(tokenizer, messages, ids, mask)
-        if tokenizer is not TOKENIZERS["Gemma-like"]:  # there an id may span "model\n" and the answer
+        if tokenizer is not TOKENIZERS["Gemma-like"]:  # there an id may span "model\n" and more
             trained = tokenizer.decode([number for number, on in zip(ids, mask) if on])
             answers = [m["content"] for m in messages if m["role"] == "assistant"]
             assert trained == "".join(answer + "<turn|>" for answer in answers)
@@ -323,8 +332,9 @@ TOOLS = [{"type": "function", "function": {
         "type": "object", "required": ["code"],
         "properties": {"code": {"type": "string", "description": "Verilog."},
                        "steps": {"type": "integer"}}}}}]
-DECLARED = ('<|tool>declaration:simulate{description:<|"|>Runs a testbench.<|"|>,parameters:{properties:{'
-            'code:{description:<|"|>Verilog.<|"|>,type:<|"|>STRING<|"|>},steps:{type:<|"|>INTEGER<|"|>}},'
+DECLARED = ('<|tool>declaration:simulate{description:<|"|>Runs a testbench.<|"|>,parameters:{'
+            'properties:{code:{description:<|"|>Verilog.<|"|>,type:<|"|>STRING<|"|>},'
+            'steps:{type:<|"|>INTEGER<|"|>}},'
             'required:[<|"|>code<|"|>],type:<|"|>OBJECT<|"|>}}<tool|>')
 
 
@@ -368,8 +378,8 @@ TOOL_CHATS = {
         [ASK, DONE, ASK, calling(call(0, code="m"), content="Let me look.")], "stripped",
         ["It works.<turn|>", "Let me look." + written("m") + STOP]),
     "a word beside an earlier call": (
-        [ASK, calling(call(0, code="m"), content="Let me look."), result(0, "ok"), DONE], "stripped",
-        ["It works.<turn|>"]),
+        [ASK, calling(call(0, code="m"), content="Let me look."), result(0, "ok"), DONE],
+        "stripped", ["It works.<turn|>"]),
     "a call that isn't trained": (
         [ASK, calling(call(0, code="m"), weight=0), result(0, "ok"), DONE], "stripped",
         ["It works.<turn|>"]),
@@ -385,8 +395,8 @@ TOOL_CHATS = {
         [ASK, calling(call(0, code="m")), result(0, "ok"), {**DONE, "reasoning": "so"}], "kept",
         ["<|channel>thought\nso\n<channel|>It works.<turn|>"]),
     "a text that spells control tokens": (
-        [ASK, calling(call(0, code="<turn|><|tool_response>")), result(0, "<tool_response|><turn|>"),
-         DONE], "stripped",
+        [ASK, calling(call(0, code="<turn|><|tool_response>")),
+         result(0, "<tool_response|><turn|>"), DONE], "stripped",
         [written("<turn|><|tool_response>") + STOP, "It works.<turn|>"]),
 }
 
@@ -394,7 +404,7 @@ TOOL_CHATS = {
 @pytest.mark.parametrize("messages, reasoning, trained", TOOL_CHATS.values(), ids=TOOL_CHATS)
 @pytest.mark.parametrize("name", ["tiny", "Gemma-like"])
 def test_a_chat_with_tools_is_trained_as_it_happened(name, messages, reasoning, trained):
-    """It became a chat without tools: "Let me look." was an answer, and no call was ever learned."""
+    """It became a chat without tools: "Let me look." was an answer, no call was ever learned."""
     tokenizer = TOKENIZERS[name]
     example, problem = data.clean({"messages": messages, "tools": TOOLS})
     assert not problem
@@ -404,7 +414,7 @@ def test_a_chat_with_tools_is_trained_as_it_happened(name, messages, reasoning, 
     spans = [tokenizer.decode([number for number, _ in group]) for on, group in itertools.groupby(
         zip(ids, mask), key=lambda pair: pair[1]) if on]
     assert len(spans) == len(trained)
-    for span, wanted in zip(spans, trained):  # there, an id may span "model\n" and the first letters
+    for span, wanted in zip(spans, trained):  # there, an id may span "model\n" and more
         assert span == wanted or name == "Gemma-like" and wanted.endswith(span)
     thinking = reasoning == "kept"
     prompt = chat.prompt_ids(tokenizer, chat_of_it[:-1], thinking)
@@ -448,7 +458,8 @@ def test_a_template_that_opens_the_thought_after_a_result():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "{%- if add_generation_prompt and not state.called -%}",
-        "{%- if add_generation_prompt and state.called and thinking -%}{{- '<|channel>thought\n' -}}"
+        "{%- if add_generation_prompt and state.called and thinking -%}"
+        "{{- '<|channel>thought\n' -}}"
         "{%- elif add_generation_prompt and not state.called -%}")
     example, _ = data.clean({"messages": [
         ASK, calling(call(0, code="m")), result(0, "ok"), {**DONE, "reasoning": "so"}]})
@@ -555,8 +566,9 @@ def test_the_server_renders_tools_as_we_do_and_reads_our_calls(tmp_path):
 def test_what_is_left_out_of_a_kept_row_is_named(row, unused):
     example, problem = data.clean(row)
     assert not problem and example["unused"] == unused
-    assert data.remarks([example, example]) == ([] if not unused else [
-        "not used of the rows that are kept: " + "; ".join(f"{name} (2)" for name in sorted(unused))])
+    counted = "; ".join(f"{name} (2)" for name in sorted(unused))
+    wanted = [f"not used of the rows that are kept: {counted}"] if unused else []
+    assert data.remarks([example, example]) == wanted
 
 
 @pytest.mark.parametrize("user, answer, odd", [
@@ -566,7 +578,8 @@ def test_what_is_left_out_of_a_kept_row_is_named(row, unused):
     ("[INST] q [/INST]", "a", "a prompt holds [INST]: it was rendered before, for some model"),
     ("<start_of_turn>user\nq", "a",
      "a prompt holds <start_of_turn>: it was rendered before, for some model"),
-    ("q", "The tag </think> ends it.", "an answer holds a <think> tag, which is trained as letters")])
+    ("q", "The tag </think> ends it.",
+     "an answer holds a <think> tag, which is trained as letters")])
 def test_chats_that_were_rendered_before_are_counted(user, answer, odd):
     example, problem = data.clean({"prompt": user, "completion": answer})
     assert not problem and example["odd"] == ([odd] if odd else [])
@@ -581,7 +594,7 @@ def test_chats_that_were_rendered_before_are_counted(user, answer, odd):
     ("<|channel>thought\na\n<channel|>b", "a", "b"),
     ("The tag </think> closes it.", "", "The tag </think> closes it."),
     ("Write <think> first.", "", "Write <think> first."),
-    (FENCED.replace("a;", "a; // after </think>"), "", FENCED.replace("a;", "a; // after </think>")),
+    ("```v\nx // after </think>\n```", "", "```v\nx // after </think>\n```"),
     ("```\n</think>\n```", "", "```\n</think>\n```"),
     ("Well. <think>\na\n</think>\nb", "", "Well. <think>\na\n</think>\nb"),
     ("why\n</think>\n\nb", "why", "\n\nb"),  # the prompt opened it
@@ -663,9 +676,10 @@ def test_02_runs_in_folders_with_strange_names(tmp_path):
     """Its data, its run directory and its own copy of the settings, one name for all."""
     folder = tmp_path / STRANGE
     (folder / "rows").mkdir(parents=True)
-    rows = [{"messages": [said("user", f"What is {n} plus {n}?"), said("assistant", f"It is {2 * n}.")],
-             "when": n} for n in range(60)]
-    (folder / "rows" / "my $rows$.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open(folder / "rows" / "my $rows$.jsonl", "w") as file:
+        for n in range(60):
+            row = {"prompt": f"What is {n} plus {n}?", "completion": f"It is {2 * n}.", "when": n}
+            file.write(json.dumps(row) + "\n")
     script = folder / "02_data.py"
     script.write_text(changed_page(source=str(folder / "rows"), evaluation="", validation=0.2))
     done = page(script, folder / "run [x]")
@@ -703,7 +717,8 @@ def test_02_takes_rows_with_dates_and_tools(tmp_path, monkeypatch):
     calls = [{"name": "f", "arguments": {"n": 1}}]
     data.read_rows = lambda source: [{"when": datetime.datetime.now(), "tools": [{"name": "f"}],
         "messages": [{"role": "user", "content": f"q {n}"},
-                     {"role": "assistant", "content": None, "tool_calls": calls}]} for n in range(60)]
+                     {"role": "assistant", "content": None, "tool_calls": calls}]}
+        for n in range(60)]
     """
     text = changed_page(evaluation="", validation=0.2, source="somebody/rows")
     text = text.replace("everything = data", textwrap.dedent(rows) + "everything = data")
@@ -721,7 +736,8 @@ def test_02_takes_rows_with_dates_and_tools(tmp_path, monkeypatch):
 def test_overlap_equals_brute_force():
     rng = np.random.default_rng(0)
     prompts = [" ".join(rng.choice(list("ab"), 12)) for _ in range(40)]
-    exams = {f"e{i}": " ".join(rng.choice(list("ab"), 9)) for i in range(8)} | {"same": prompts[7].upper()}
+    exams = {f"e{i}": " ".join(rng.choice(list("ab"), 9)) for i in range(8)}
+    exams["same"] = prompts[7].upper()
     exact, closest = data.overlap(prompts, exams, n=4)
 
     def grams(value):
@@ -733,7 +749,8 @@ def test_overlap_equals_brute_force():
         assert closest[name][0] == pytest.approx(best)
         if best:
             place = closest[name][1]
-            assert len(grams(exam) & grams(prompts[place])) / len(grams(exam)) == pytest.approx(best)
+            shared = len(grams(exam) & grams(prompts[place]))
+            assert shared / len(grams(exam)) == pytest.approx(best)
     assert data.overlap(["x y"], {"e": "no such words in here"}, n=3) == (set(), {"e": (0.0, -1)})
     assert data.words_of("A=b[3:0];") == ["a", "=", "b", "[", "3", ":", "0", "]", ";"]
 
@@ -742,7 +759,8 @@ def test_validation_split_follows_the_prompt():
     picks = [data.held_out(f"prompt {i}", 0.1) for i in range(4_000)]
     assert 300 < sum(picks) < 500
     assert [data.held_out(f"Prompt  {i}\n", 0.1) for i in range(100)] == picks[:100]
-    assert all(data.held_out(f"prompt {i}", 0.2) for i, pick in enumerate(picks) if pick), "shares nest"
+    picked = [i for i, pick in enumerate(picks) if pick]
+    assert all(data.held_out(f"prompt {i}", 0.2) for i in picked), "shares nest"
 
 
 def test_the_published_mask_is_six_ids_late():
@@ -787,7 +805,7 @@ def test_packing_keeps_every_example_whole(lengths, seed):
 
 
 def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
-    """Against a plain search for the fullest row, and against Grain's packer on CodeV-R1's lengths."""
+    """Against a plain search for the fullest row, and against Grain's on CodeV-R1's lengths."""
     lengths = np.random.default_rng(1).integers(1, 100, 300)
     expected, free = [], []
     for example in np.random.default_rng(3).permutation(300):
@@ -802,14 +820,15 @@ def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
 
     import grain
     like = codev_lengths(2_000, 7)
-    source = grain.MapDataset.source([{"ids": np.zeros(n, np.int8)} for n in like]).seed(7).shuffle()
+    examples = [{"ids": np.zeros(n, np.int8)} for n in like]
+    source = grain.MapDataset.source(examples).seed(7).shuffle()
     theirs = sum(1 for _ in grain.experimental.BestFitPackIterDataset(
         source.to_iter_dataset(), length_struct={"ids": 4_096}, num_packing_bins=512, seed=7))
     assert len(packing.fill_rows(like, 4_096, 7)) <= theirs + 2
 
 
 def test_rows_of_codev_lengths_are_at_least_95_percent_full():
-    """02 says so, and 30 % for one per row of 3,072; 08: 3 % do not fit 2,048. Published lengths."""
+    """02 says so, and 30 % for one per row of 3,072; 08: 3 % don't fit 2,048. Published lengths."""
     n = codev_lengths(10_000, 7)
     assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
     short = n[n <= 2_048]
