@@ -43,6 +43,7 @@ MORE_KEYS = {
     "assistant": (*WEIGHTS, *REASONING, "tool_calls"),
     "tool": ("tool_call_id", "name"),
 }
+NOTHING = (None, "", [], {})
 # Who speaks, by the names that ShareGPT's files use for it.
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
 # What answers end with, and prompts hold, that were rendered before: here it's plain letters.
@@ -88,8 +89,9 @@ def read_rows(source: str) -> Any:
 
 def _is_data(path: Path) -> bool:
     """Is this a data file? Editors' backups and hidden files hold the same rows once more."""
-    return (path.is_file() and not path.name.startswith(".")
-            and path.name.endswith((".jsonl", ".jsonl.gz")))
+    if path.name.startswith(".") or not path.is_file():
+        return False
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def _content(path: Path) -> bytes:
@@ -128,12 +130,15 @@ def _hub_rows(source: str) -> Any:
 
 def form_of(row: Row) -> str:
     """Which form a row has, by the columns that it fills; "" if none that we know."""
-    possible = [form for form, columns in FORMS.items() if row.keys() >= set(columns)]
-    for form in possible:
-        empty = [column for column in FORMS[form] if row[column] in (None, [])]
-        if not empty:
+    empty_form = ""
+    for form, columns in FORMS.items():
+        if not row.keys() >= set(columns):
+            continue
+        values = [row[column] for column in columns]
+        if None not in values and [] not in values:
             return form
-    return possible[0] if possible else ""  # nothing is filled: the reason names the column
+        empty_form = empty_form or form
+    return empty_form  # a reason will name the column
 
 
 def to_messages(row: Row) -> tuple[list[Row], str]:
@@ -149,7 +154,8 @@ def to_messages(row: Row) -> tuple[list[Row], str]:
         del messages[0]
     system = row.get("system")
     if not _blank(system) and not _opens_with_system(messages):
-        messages.insert(0, {"role": "system", "content": system})
+        opening = {"role": "system", "content": system}
+        messages.insert(0, opening)
     return messages, ""
 
 
@@ -167,21 +173,26 @@ def _messages_of_turns(row: Row, column: str) -> tuple[list[Row], str]:
 
 def _question_and_answer(row: Row, form: str) -> tuple[list[Row], str]:
     asks, answers = FORMS[form]
+    texts = {asks: row[asks], answers: row[answers]}
     question = row[asks]
-    answer = row[answers]
-    problem = text_problem({asks: question, answers: answer})
-    more = row.get("input") if form == "Alpaca" else None
-    if not problem and not _blank(more):
-        problem = text_problem({"input": more})
+    more = row.get("input")
+    if form == "Alpaca" and not _blank(more):
+        texts["input"] = more
         question = f"{question}\n\n{more}"
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return messages, problem
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": row[answers]},
+    ]
+    return messages, text_problem(texts)
 
 
 def _message(turn: Row) -> Row:
     """A turn with `role` and `content`, whichever names the file has for them."""
     speaker = _first_of(turn, ROLE)
-    message = {"role": SPEAKERS.get(str(speaker), speaker), "content": _first_of(turn, TEXT)}
+    message = {
+        "role": SPEAKERS.get(str(speaker), speaker),
+        "content": _first_of(turn, TEXT),
+    }
     for key, value in turn.items():
         if key not in ROLE + TEXT:
             message[key] = value
@@ -197,7 +208,7 @@ def _first_of(turn: Row, names: Sequence[str]) -> Any:
 
 def _blank(value: Any) -> bool:
     if isinstance(value, str):
-        return not value.strip()
+        value = value.strip()
     return not value
 
 
@@ -217,10 +228,9 @@ def split_response(response: str) -> tuple[str, str, str]:
     codes = FENCE.findall(inside)
     if len(codes) > 1:
         return "", "", "several code fences"
-    if not codes and "```" in inside:
-        return "", "", "unfinished code fence"
     if not codes:
-        return "", "", "no code fence"
+        kind = "unfinished" if "```" in inside else "no"
+        return "", "", f"{kind} code fence"
     if not MODULE.search(codes[0]):
         return "", "", "no module in the fence"
     code = codes[0].strip("\n").rstrip()
@@ -433,23 +443,23 @@ def as_messages(example: Row, system: str | None, reasoning: str = "stripped") -
 def _unused(row: Row, form: str) -> list[str]:
     """Columns and keys of a row that say something and that we don't use."""
     used = FORMS[form] + MORE_COLUMNS[form]
-    unused = [f"column {name}" for name in row if name not in used and _says(row[name])]
+    unused = []
+    for name, value in row.items():
+        if name not in used and value not in NOTHING:
+            unused.append(f"column {name}")
     if form not in ("chat", "ShareGPT"):
         return unused
     messages, _ = _messages_of_turns(row, FORMS[form][0])
     for message in messages:
-        role = str(message.pop("role"))
+        role = message.pop("role")
         del message["content"]
+        used = MORE_KEYS.get(role, ())
         for key, value in message.items():
             if key in WEIGHTS and not value:
                 continue  # an answer's is used; and nothing else is trained in any case
-            if key not in MORE_KEYS.get(role, ()) and _says(value):
+            if key not in used and value not in NOTHING:
                 unused.append(f"{key} of {role} messages")
     return unused
-
-
-def _says(value: Any) -> bool:
-    return value is not None and value not in ("", [], {})
 
 
 def _odd(example: Row) -> list[str]:
@@ -503,8 +513,10 @@ def words_of(text: str) -> list[str]:
 
 def _runs(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
     """Every run of n words."""
-    shifted = [words[place:] for place in range(n)]
-    return set(zip(*shifted))
+    runs = set()
+    for first in range(len(words) - n + 1):
+        runs.add(tuple(words[first:first + n]))
+    return runs
 
 
 def overlap(
@@ -522,8 +534,8 @@ def overlap(
       {evaluation's name: (share of its runs of n words in the closest prompt, that place)}).
     """
     exact_texts = set()
-    names_of_run: dict[tuple[str, ...], list[str]] = {}
     totals = {}
+    names_of_run: dict[tuple[str, ...], list[str]] = {}
     for name, text in evaluation.items():
         words = words_of(text)
         exact_texts.add(tuple(words))
@@ -541,12 +553,14 @@ def overlap(
         for run in _runs(words, n):
             shared.update(names_of_run.get(run, ()))
         for name, count in shared.items():
-            closest[name] = max(closest[name], (count / totals[name], place))
+            share = count / totals[name]
+            closest[name] = max(closest[name], (share, place))
     return exact, closest
 
 
 def held_out(prompt: str, share: float) -> bool:
     """True for a fixed `share` of all prompts, whatever else is in the dataset."""
-    normal = " ".join(words_of(prompt))
-    digest = hashlib.sha256(normal.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
+    words = " ".join(words_of(prompt))
+    digest = hashlib.sha256(words.encode()).digest()
+    number = int.from_bytes(digest[:8], "big")
+    return number < share * 2**64
