@@ -95,7 +95,7 @@ scale = recipe.scale
 folder = recipe.checkpoints  # gs://..., or below RUN_DIR
 folder = folder if "://" in folder else helpers.run_dir(folder)
 step, adapters, notes = merge.restore_adapters(folder, cfg.step or recipe.final_step)
-merge.check_digest(adapters, step, recipe, notes)  # not a byte has changed since
+merge.check_digest(adapters, step, recipe)  # not a byte has changed since
 size = sum(a.nbytes + b.nbytes for a, b in adapters.values())
 print(f"{recipe.base_model}, rank {recipe.rank}, alpha {recipe.alpha:g}, step {step}: "
       f"{len(adapters)} pairs, {size:,} bytes")

@@ -140,8 +140,10 @@ assert not any(found.values())
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 1_280
-CONTROL = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 50: "<|tool_response>", 98: "<|think|>",
-           100: "<|channel>", 101: "<channel|>", 105: "<|turn>", 106: "<turn|>"}
+CONTROL = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 46: "<|tool>", 47: "<tool|>",
+           48: "<|tool_call>", 49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>",
+           52: '<|"|>', 98: "<|think|>", 100: "<|channel>", 101: "<channel|>", 105: "<|turn>",
+           106: "<turn|>"}
 PIECES = (r"\n *| ?\[[0-9]+:0\]|[0-9]{1,3}| ?[A-Za-z_][A-Za-z0-9_]*"
           r"| ?[^\sA-Za-z0-9_]+| +(?= )|\s")
 
@@ -188,7 +190,7 @@ tokenizer_config = {
     "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>",
     "unk_token": "<unk>", "pad_token": "<pad>", "add_bos_token": False, "add_eos_token": False,
     "clean_up_tokenization_spaces": False, "model_max_length": 2048, "padding_side": "left",
-    "extra_special_tokens": [CONTROL[number] for number in (50, 98, 100, 101, 105, 106)]}
+    "extra_special_tokens": [*CONTROL.values()][4:]}
 helpers.write_json(out / "tokenizer_config.json", tokenizer_config)
 helpers.write_text(out / "chat_template.jinja", (ASSETS / "chat_template.jinja").read_text())
 

@@ -6,7 +6,7 @@
     checks     is this machine ready? (01)
     remote     a base on the hub or in a bucket
     chat       messages become token ids and a mask (02, and every request)
-    data       rows of any form become examples (02)
+    data       rows of any form become examples (02); tools: those of chats that call functions
     packing    several examples in one row, and the folder in which 03 finds them (02)
     gemma      Tunix's Gemma 4: config, mesh, weights, adapters, greedy text (03, 04)
     train      loss, step, loop, log and checkpoints (03)

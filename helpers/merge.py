@@ -45,8 +45,7 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
       step: of one of them; 0 is the newest.
 
     Returns:
-      (step, {module path: (A, B)} in float32, what 03 noted with the checkpoint: its recipe then,
-      and perhaps `adapter_sha256`).
+      (step, {module path: (A, B)} in float32, what 03 noted with the checkpoint: its recipe then).
 
     Raises:
       UserError: there is no such step, or it cannot be read.
@@ -97,21 +96,20 @@ def _pairs(tree: Any) -> Adapters:
     return {module: (pair["a"], pair["b"]) for module, pair in matrices.items()}
 
 
-def check_digest(adapters: Adapters, step: int, recipe: Recipe,
-                 notes: dict[str, Any]) -> None:
+def check_digest(adapters: Adapters, step: int, recipe: Recipe) -> None:
     """Refuse adapters that aren't those that 03 saved: a damaged file can be restored, too.
 
     Args:
-      adapters, step, notes: from `restore_adapters`.
-      recipe: 03's. It has the digest of the last step; `notes` may have the one of this step.
+      adapters, step: from `restore_adapters`.
+      recipe: 03's. It has the digest of the last step; of an earlier one none is known here.
 
     Raises:
       UserError: the digest is another.
     """
-    known = notes.get("digests", {}).get("adapters")
-    if not known and step == recipe.final_step:
-        known = recipe.adapter_sha256
-    if known and weights.adapters_digest(adapters) != known:
+    known = recipe.adapter_sha256
+    if step != recipe.final_step or not known:
+        return
+    if weights.adapters_digest(adapters) != known:
         raise UserError(f"the adapters of step {step} are not those that 03 saved: a file of this "
                         "checkpoint has changed. Set Settings.step to another checkpoint, or run "
                         "03_train.py again.")

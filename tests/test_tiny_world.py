@@ -210,7 +210,9 @@ def test_the_base_has_never_seen_the_instruction_format(corpus):
 
 # ── Tokenizer ──
 
-IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|tool_response>": 50, "<|think|>": 98,
+IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|tool>": 46, "<tool|>": 47,
+       "<|tool_call>": 48, "<tool_call|>": 49, "<|tool_response>": 50, "<tool_response|>": 51,
+       '<|"|>': 52, "<|think|>": 98,
        "<|channel>": 100, "<channel|>": 101, "<|turn>": 105, "<turn|>": 106}
 
 
