@@ -116,6 +116,59 @@ def test_extract_code_never_raises_and_returns_text_of_the_answer(text):
     assert isinstance(how, str) and (code is None or code in text.replace("\r", "\n"))
 
 
+COUNTER = "\n".join((
+    "module ff(input c, d, output reg q);", "  always @(posedge c) q <= d;", "endmodule",
+    "module TopModule(input clk, d, output q);", "  ff one(clk, d, q);", "endmodule"))
+TAGS = ("</think>", "<think>", "<answer>", "</answer>", "<answer></answer>", "[BEGIN]", "[DONE]",
+        "[BEGIN] and [DONE]", "<|channel>", "<channel|>", "<|channel>thought<channel|>")
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_tag_in_a_comment_a_fence_or_prose_is_text_like_any_other(tag):
+    """Wherever it stands in a right answer, the same two modules are found."""
+    fenced = f"```verilog\n{COUNTER}\n```"
+    said = f"I was told to use {tag}, so here it is."
+    answers = [f"{said}\n{fenced}", f"{fenced}\n{said}", f"{said}\n{COUNTER}\n{said}",
+               f"[BEGIN]\n{COUNTER}\n[DONE]\n{said}", f"<answer>\n{fenced}\n</answer>\n{said}"]
+    for answer in answers:
+        assert extraction.extract_code(answer)[0] == COUNTER, answer
+    lines = COUNTER.split("\n")
+    for place in range(len(lines)):
+        for comment in (f"  // {tag}", f"  /* {tag}\n {tag} */"):
+            code = "\n".join([*lines[:place], lines[place] + comment, *lines[place + 1:]])
+            for answer in (code, f"```\n{code}\n```", f"[BEGIN]\n{code}\n[DONE]"):
+                found = extraction.extract_code(answer)[0]
+                assert found and code.startswith(found), answer
+                assert extraction.bare_modules(found) == extraction.bare_modules(COUNTER)
+
+
+def test_a_bit_select_with_a_space_is_no_mark():
+    code = "module TopModule(input [9:0] s, output x);\nassign x = s [BEGIN] | s [DONE];\nendmodule"
+    for answer in (code, f"```\n{code}\n```", f"[BEGIN]\n{code}\n[DONE]"):
+        assert extraction.extract_code(answer)[0] == code
+
+
+def test_a_thought_stands_at_the_beginning_only():
+    drafted = f"<think>\n```\n{BITS}\n```\n</think>\n{TOP}"
+    assert extraction.extract_code(drafted) == (TOP, "no fence")
+    assert extraction.extract_code("Well. " + drafted) == (BITS, "fence")
+
+
+@pytest.mark.parametrize("piece", [
+    "/*", "/* */ /*", "(*", "(* *)", "(* *)\n", "module ", "module a ", "\nmodule a", "\nmodule a;",
+    "module automatic ", "```", "\n```\n", "\n```\nmodule a;\n", "<answer>", "[BEGIN]", "\n[BEGIN]\n",
+    "<answer>\nmodule a;\n", "[BEGIN]module a;[DONE]", "//", "\n", " ", "\nendmodule"])
+def test_time_grows_with_the_length_alone(piece):
+    """300,000 characters took the old rule minutes where nothing closed a comment or a module."""
+    text = piece * (300_000 // len(piece))
+    start = time.process_time()
+    extraction.extract_code(text)
+    extraction.extract_code(text, "module TopModule(input a);")
+    extraction.extract_official(text)
+    extraction.bare_modules(text)
+    assert time.process_time() - start < 15
+
+
 def official_code(text, interface):
     """What verilog-eval's own sv-generate writes for an answer: its lines, run as they are."""
     source = (Path(CHECKOUT) / "scripts" / "sv-generate").read_text()
