@@ -10,6 +10,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +24,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, RUN, program
+from conftest import ROOT, RUN, page, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import make
+from tables.errors import UserError
 from verilog import extraction, judging, problems as exams, scores
-from verilog.asking import Plan, all_prompts, messages_for, plan_jobs, read_samples, sample, text_to_continue
+from verilog.asking import (Plan, all_prompts, messages_for, plan_jobs, read_samples, sample,
+                            text_to_continue)
+from verilog.client import Client, is_this_machine
 from verilog.scores import board, compare, counts, pass_at_k
 
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
@@ -224,6 +228,43 @@ def test_questions_of_ones_own(tmp_path):
         exams.questions(path)
 
 
+def test_a_file_of_questions_may_hold_what_json_lines_may_hold(tmp_path):
+    """U+2028 and NEL inside a text, a byte-order mark, blank lines, and no line feed at the end."""
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes('\ufeff{"question": "a\u2028b", "answer": "c\x85d"}\r\n\n'
+                     '{"question": 1, "answer": 2.5}'.encode())
+    first, second = exams.questions(path).problems
+    assert (first.prompt, first.reference) == ("a\u2028b", "c\x85d")
+    assert (second.name, second.prompt, second.reference) == ("00003", "1", "2.5")
+
+
+@pytest.mark.parametrize("line", [b'{"question": "x", "answer": null}', b"[1]", b"{", b"[" * 99_999,
+                                  b'{"question": "caf\xe9", "answer": "x"}'])
+def test_a_bad_question_is_named_by_its_line(tmp_path, line):
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b'{"question": "x", "answer": "y"}\n\n' + line)
+    with pytest.raises(UserError, match="line 3: give each line as"):
+        exams.questions(path)
+    with pytest.raises(UserError, match="There is no file"):
+        exams.questions(tmp_path / "other.jsonl")
+
+
+@pytest.mark.parametrize("suffix, text", [
+    ("_ref.sv", ""), ("_ref.sv", None), ("_ref.sv", "module Other; endmodule"), ("_prompt.txt", " \n"),
+    ("_test.sv", None), ("_test.sv", "module tb; endmodule"), ("_test.sv", "")])
+def test_a_broken_problem_is_an_error_that_names_its_file(tmp_path, suffix, text):
+    folder = tmp_path / "mine"
+    shutil.copytree(FIXTURES / "verilog_eval", folder)
+    path = folder / f"Prob041_dff8r{suffix}"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=path.name):
+        exams.load_problems(folder)
+    with pytest.raises(UserError, match="no such folder"):
+        exams.load_problems(tmp_path / "mistyped")
+
+
 def test_verilog_is_a_benchmark_like_any_other():
     bench = scores.verilog_eval(FIXTURES / "verilog_eval")
     right = {p.name: [p.reference.replace("RefModule", "TopModule"), "prose"] for p in bench.problems}
@@ -279,11 +320,10 @@ TASK = {"spec-to-rtl": [exams.Problem(f"p{i}", "", "", "") for i in range(6)]}
 PROMPTS = {("ours", False, problem): [2, number] for number, problem in enumerate(TASK["spec-to-rtl"])}
 
 
-@dataclasses.dataclass
-class Config:
-    max_tokens: int = 7
-    in_flight: int = 8
-    patience: float = 2.0
+def asked_of(server, jobs, path, in_flight=8, **client):
+    """`sample` with a client of a small server."""
+    told = {"patience": 2.0, "turn_end": "<turn|>", **client}
+    return sample(jobs, path, Client(server.url, "m", 100, **told), 7, in_flight)
 
 
 @pytest.fixture
@@ -294,7 +334,7 @@ def jobs():
 def test_sampling_asks_for_everything_once_and_in_parallel(jobs, tmp_path):
     server = FakeServer(delay=0.05)
     path = tmp_path / "base" / "samples.jsonl"
-    samples = sample(jobs, path, server.url, "m", Config(), 100)
+    samples = asked_of(server, jobs, path)
     assert list(read_samples(path, jobs)) == list(jobs) and len(server.asked) == len(jobs) == 24
     assert server.most >= 4
     assert samples["a", "p3", 2]["text"] == "answer to [2, 3]"
@@ -302,7 +342,7 @@ def test_sampling_asks_for_everything_once_and_in_parallel(jobs, tmp_path):
         assert body["max_tokens"] == 7 and body["top_k"] == 0 and "seed" not in body
     assert collections.Counter(body["temperature"] for body in server.asked) == {0.8: 18, 0.0: 6}
     before = path.read_bytes()
-    assert sample(jobs, path, server.url, "m", Config(), 100).keys() == jobs.keys()
+    assert asked_of(server, jobs, path).keys() == jobs.keys()
     assert len(server.asked) == 24 and path.read_bytes() == before
     server.close()
 
@@ -318,7 +358,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
 import test_eval as t
 from pathlib import Path
 jobs = t.plan_jobs(t.PLANS, t.TASK, t.PROMPTS, "model")
-t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2), 100)
+t.sample(jobs, Path({str(path)!r}), t.Client({server.url!r}, "m", 100, "<turn|>"), 7, 2)
 """)
     process = subprocess.Popen([sys.executable, str(script)])
     end = time.monotonic() + 60
@@ -331,11 +371,11 @@ t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2), 
     with open(path, "a") as file:
         file.write('{"plan": "a", "problem": "p5", "ind')
     asked = len(server.asked)
-    samples = sample(jobs, path, server.url, "m", Config(), 100)
+    samples = asked_of(server, jobs, path)
     assert len(server.asked) - asked == len(jobs) - len(saved)
     assert all(samples[place] == row for place, row in saved.items())
     fresh = tmp_path / "other" / "samples.jsonl"
-    sample(jobs, fresh, server.url, "m", Config(), 100)
+    asked_of(server, jobs, fresh)
     assert fresh.read_bytes() == path.read_bytes()
     server.close()
 
@@ -343,7 +383,7 @@ t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2), 
 def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):
     server = FakeServer()
     path = tmp_path / "base" / "samples.jsonl"
-    sample(jobs, path, server.url, "m", Config(), 100)
+    asked_of(server, jobs, path)
     plan = Plan("a", n=3)
 
     def found(*others):
@@ -360,19 +400,77 @@ def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     server = FakeServer(refuse=lambda ids: ids == [2, 4])
     path = tmp_path / "base" / "samples.jsonl"
     long = ("a", "p1", 0)
-    jobs[long] = jobs[long] | {"ids": [2] * 100}
+    jobs[long] = dataclasses.replace(jobs[long], ids=[2] * 100)
     with pytest.raises(ValueError, match="4 requests failed .*HTTP 400.* run this again"):
-        sample(jobs, path, server.url, "m", Config(), 100)
+        asked_of(server, jobs, path)
     assert len(read_samples(path, jobs)) == 20
     server.close()
     healthy = FakeServer()  # a later run asks again for what was refused, and for nothing else
-    samples = sample(jobs, path, healthy.url, "m", Config(), 100)
+    samples = asked_of(healthy, jobs, path)
     assert len(healthy.asked) == 4
     assert collections.Counter(row["finish"] for row in samples.values()) == {"stop": 23, "too long": 1}
     problems = [exams.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
     frame = scores.judge_answers(samples, {"spec-to-rtl": problems}, PLANS)
     assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
     healthy.close()
+
+
+def damaged(line, other):
+    """Ten forms of damage to a line of samples.jsonl, as bytes."""
+    row, raw = json.loads(line), line.encode()
+    without = {name: value for name, value in row.items() if name != "tokens"}
+    return {
+        "cut in the middle": raw[:len(raw) // 2], "two in one": raw[:-9] + other.encode(),
+        "no UTF-8": raw.replace(b"answer", b"ans\xffer"), "null bytes": raw[:20] + bytes(30),
+        "a list": b"[1, 2]", "a number": b"7", "a key is missing": json.dumps(without).encode(),
+        "no text": json.dumps(row | {"text": None}).encode(), "brackets": b"[" * 100_000,
+        "a place that's a list": json.dumps(row | {"problem": ["p0"]}).encode()}
+
+
+@pytest.mark.parametrize("form", damaged('{"text": "answer"}', ""))
+def test_a_damaged_line_is_asked_for_again_and_nothing_else(jobs, tmp_path, form):
+    server = FakeServer()
+    path = tmp_path / "base" / "samples.jsonl"
+    asked_of(server, jobs, path)
+    lines = path.read_text().splitlines()
+    whole = path.read_bytes()
+    broken = damaged(lines[7], lines[8])[form]
+    path.write_bytes(b"\xef\xbb\xbf" + "\n".join([*lines[:7], ""]).encode() + broken
+                     + "\r\n\n".join(["", *lines[8:], ""]).encode())  # and what's allowed
+    asked = len(server.asked)
+    asked_of(server, jobs, path)
+    assert len(server.asked) - asked == 1 and path.read_bytes() == whole
+    server.close()
+
+
+@pytest.mark.parametrize("names", [("HTTP_PROXY", "http_proxy"), ("ALL_PROXY", "all_proxy")])
+def test_our_own_server_is_asked_directly_whatever_the_environment_says(jobs, tmp_path, monkeypatch,
+                                                                        names):
+    for name in names:
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    server = FakeServer()
+    assert len(asked_of(server, jobs, tmp_path / "samples.jsonl")) == len(jobs)
+    server.close()
+
+
+def test_this_machine_is_known_by_each_of_its_addresses():
+    for url in ("http://127.0.0.1:8000", "http://localhost:8000", "http://127.0.0.2", "http://0.0.0.0:1"):
+        assert is_this_machine(url), url
+    for url in ("http://192.0.2.1:8000", "http://no-such-host.invalid", "http://:80"):
+        assert not is_this_machine(url), url
+
+
+def test_nobody_waits_for_a_server_that_has_died(jobs, tmp_path):
+    server = FakeServer()
+    server.close()
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="has died.*run this notebook again"):
+        asked_of(server, jobs, tmp_path / "samples.jsonl", patience=600.0, alive=lambda: False)
+    assert time.monotonic() - start < 30
+    with pytest.raises(ValueError, match=f"{server.url} has not answered for 1 s"):
+        asked_of(server, jobs, tmp_path / "samples.jsonl", patience=1.0)
 
 
 def test_prompts_are_the_official_ones_and_ours_without_hints():
@@ -468,8 +566,58 @@ def test_waveform_of_a_failure(tmp_path):
 
 # ---- A finished run ----
 
+def eval_page(folder, problems):
+    """07 as a script, on a copy of the finished run, with other problems."""
+    source = (ROOT / "07_eval.py").read_text()
+    assert source.count('problems="data/tiny_eval"') == 1
+    (folder / "07.py").write_text(source.replace('problems="data/tiny_eval"', f"problems={problems!r}"))
+    shutil.copytree(RUN, folder / "run", ignore=shutil.ignore_patterns("train", "jax_cache"))
+    (folder / "run" / "data" / "train").mkdir(parents=True, exist_ok=True)
+    shutil.copytree(RUN / "data" / "train", folder / "run" / "data" / "train", dirs_exist_ok=True)
+    return page(folder / "07.py", folder / "run")
+
+
+judged_run = pytest.mark.skipif(not (RUN / "eval" / "comparison.json").exists(),
+                                reason=f"no evaluation in {RUN}")
+
+
 @pytest.mark.series
-@pytest.mark.skipif(not (RUN / "eval" / "comparison.json").exists(), reason=f"no evaluation in {RUN}")
+@judged_run
+@pytest.mark.parametrize("kept", [1, 3])
+def test_a_benchmark_may_be_small(tmp_path, kept):
+    """07 with a few problems: their answers are saved, so no server is asked."""
+    problems = tmp_path / "mine"
+    problems.mkdir()
+    for name in ("Prob004_mux2", "Prob029_counter", "Prob037_fsm")[:kept]:
+        for path in (ROOT / "data" / "tiny_eval").glob(f"{name}_*"):
+            shutil.copy(path, problems)
+    done = eval_page(tmp_path, str(problems))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "run/eval/tuned/summary.json").read_text())["n_problems"] == kept
+
+
+@pytest.mark.series
+@judged_run
+@pytest.mark.parametrize("problems, told", [
+    ("my_problems", "Error: .*my_problems"), ("broken", "Error: .*Prob004_mux2"),
+    ("unwinnable", "Error: no reference of spec-to-rtl passes its own testbench")])
+def test_a_folder_of_problems_that_cannot_be_used_is_one_line(tmp_path, problems, told):
+    folder = tmp_path / problems
+    if problems != "my_problems":
+        folder.mkdir()
+        for path in (ROOT / "data" / "tiny_eval").glob("Prob004_mux2_*"):
+            shutil.copy(path, folder)
+        bench = folder / "Prob004_mux2_test.sv"
+        early = bench.read_text().replace("initial begin", 'initial begin $display("TIMEOUT");', 1)
+        bench.write_text("" if problems == "broken" else early)
+    before = sorted(tmp_path.iterdir())
+    done = eval_page(tmp_path, str(folder))
+    assert done.returncode and re.search(told, done.stderr) and "Traceback" not in done.stderr
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "07.py", tmp_path / "run"])
+
+
+@pytest.mark.series
+@judged_run
 def test_a_finished_run_adds_up():
     comparison = json.loads((RUN / "eval/comparison.json").read_text())
     for label in ("base", "tuned"):
