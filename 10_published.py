@@ -63,7 +63,7 @@ from IPython.display import display
 from scipy import stats
 
 from helpers import style
-from verilog.scores import interval, sign_flip_p
+from verilog.stats import interval, sign_flip_p
 from serving import physics
 from tables.hardware import chip as chip_of
 

@@ -22,7 +22,7 @@ import verilog
 from appendix import quantized, runs
 from helpers import chat, gemma, train, weights
 from helpers.run import Progress, read_json, run_dir
-from verilog import scores as stats
+from verilog import stats
 from verilog.asking import messages_for
 
 BASE = "assets/tiny_gemma4"

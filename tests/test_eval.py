@@ -34,7 +34,8 @@ from verilog import extraction, judging, problems as exams, scores
 from verilog.asking import (Plan, all_prompts, messages_for, plan_jobs, read_samples, sample,
                             text_to_continue)
 from verilog.client import Client, is_this_machine
-from verilog.scores import board, compare, counts, pass_at_k
+from verilog.scores import board, counts
+from verilog.stats import compare, pass_at_k
 
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
 FIXTURES = ROOT / "tests" / "fixtures"

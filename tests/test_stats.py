@@ -1,4 +1,4 @@
-"""verilog/scores.py: the sign-flip test against all signs, the interval against truth."""
+"""verilog/stats.py: the sign-flip test against all signs, the interval against truth."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appendix.qlora_runs import seed_interval
-from verilog.scores import interval, sign_flip_p
+from verilog.stats import interval, sign_flip_p
 
 
 def brute_force(values):
