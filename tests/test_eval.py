@@ -1,4 +1,4 @@
-"""07_eval: extraction; resumable sampling against a small OpenAI-like server; statistics against brute force.
+"""07_eval: extraction; resumable sampling against a small OpenAI-like server; scores.
 
     VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_eval.py
 """
@@ -43,7 +43,7 @@ PROBLEMS = {p.name: p for p in exams.load_problems(FIXTURES / "verilog_eval")}
 
 
 def test_an_answer_that_only_the_testbench_own_timeout_fails_is_counted_apart():
-    """As Prob082 and Prob141: TIMEOUT first, then 0 mismatches; verilog-eval fails whatever follows."""
+    """As Prob082, Prob141: TIMEOUT first, then 0 mismatches; verilog-eval fails what follows."""
     bench = """module tb;
   wire a, b;
   RefModule r(a); TopModule t(b);
@@ -70,13 +70,15 @@ BITS = "module TopModule(input [9:0] s, output x);\nassign x = s[BEGIN] | s[DONE
 
 @pytest.mark.parametrize("text, code, how", [
     (f"Sure.\n```verilog\n{TOP}\n```\nDone.", TOP, "fence"),
-    (f"```\n{TOP} // 1\n```\nBetter:\n```sv\n{TOP} // 2\n```", f"{TOP} // 2", "last module of 2 fences"),
+    (f"```\n{TOP} // 1\n```\nBetter:\n```sv\n{TOP} // 2\n```", f"{TOP} // 2",
+     "last module of 2 fences"),
     (f"```\n{TOP}\n```\nUse it:\n```\nmodule tb;\nendmodule\n```", TOP, "last module of 2 fences"),
     (f"```text\nnotes\n```\n```verilog\n{TOP}\n```", TOP, "last module of 2 fences"),
     ("```verilog\nmodule TopModule;\n  wire a", "module TopModule;\n  wire a", "unclosed fence"),
     (f"The answer:\n{TOP}\nGood luck.", TOP, "no fence"),
     (f"<|channel>thought\n```\n{TOP} // idea\n```<channel|>```\n{TOP}\n```", TOP, "fence"),
-    (f"<think>```\n{TOP} // idea\n```</think><answer>```verilog\n{TOP}\n```</answer>", TOP, "fence"),
+    (f"<think>```\n{TOP} // idea\n```</think><answer>```verilog\n{TOP}\n```</answer>", TOP,
+     "fence"),
     (f"<|channel>thought\n```\n{TOP}\n```", None, "thought never ends"),
     (f"[BEGIN]\n{TOP}\n[DONE]", TOP, "marked"),
     (f"[BEGIN]\n`define W 8\n{TOP}\n[DONE] Good luck.", f"`define W 8\n{TOP}", "marked"),
@@ -104,7 +106,8 @@ def test_extract_code(text, code, how):
 def test_a_body_completes_the_given_header_only_where_there_is_one():
     header = "module TopModule(input a, output b);"
     body = "  assign b = a;\nendmodule"
-    assert extraction.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
+    completed = f"{header}\n{body}", "body of the given header"
+    assert extraction.extract_code(f"```\n{body}\n```", header) == completed
     assert extraction.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
     assert extraction.extract_code("", header) == (None, "no module")
     whole, helper = f"{header}\n{body}", "module ff(input d);\nendmodule"
@@ -161,8 +164,9 @@ def test_a_thought_stands_at_the_beginning_only():
 
 @pytest.mark.parametrize("piece", [
     "/*", "/* */ /*", "(*", "(* *)", "(* *)\n", "module ", "module a ", "\nmodule a", "\nmodule a;",
-    "module automatic ", "```", "\n```\n", "\n```\nmodule a;\n", "<answer>", "[BEGIN]", "\n[BEGIN]\n",
-    "<answer>\nmodule a;\n", "[BEGIN]module a;[DONE]", "//", "\n", " ", "\nendmodule"])
+    "module automatic ", "```", "\n```\n", "\n```\nmodule a;\n", "<answer>", "[BEGIN]",
+    "\n[BEGIN]\n", "<answer>\nmodule a;\n", "[BEGIN]module a;[DONE]", "//", "\n", " ",
+    "\nendmodule"])
 def test_time_grows_with_the_length_alone(piece):
     """300,000 characters took the old rule minutes where nothing closed a comment or a module."""
     text = piece * (300_000 // len(piece))
@@ -177,12 +181,16 @@ def test_time_grows_with_the_length_alone(piece):
 def official_code(text, interface):
     """What verilog-eval's own sv-generate writes for an answer: its lines, run as they are."""
     source = (Path(CHECKOUT) / "scripts" / "sv-generate").read_text()
-    part = source[source.index('  file = open( opts.output, \'w\' )\n  print( "", file=file )\n\n  if task =='):]
-    part = textwrap.dedent(part[:part.index("\nmain()")]).replace("file.close()", "")
+    start = source.index("  file = open( opts.output, 'w' )\n"
+                         '  print( "", file=file )\n\n  if task ==')
+    part = source[start:source.index("\nmain()", start)]
+    part = textwrap.dedent(part).replace("file.close()", "")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "p_ifc.txt").write_text(interface)
-        opts = types.SimpleNamespace(output=f"{folder}/out.sv", prompt_filename=f"{folder}/p_prompt.txt")
-        names = {"opts": opts, "resp": types.SimpleNamespace(content=text), "model": "m", "sys": sys,
+        opts = types.SimpleNamespace(output=f"{folder}/out.sv",
+                                     prompt_filename=f"{folder}/p_prompt.txt")
+        reply = types.SimpleNamespace(content=text)
+        names = {"opts": opts, "resp": reply, "model": "m", "sys": sys,
                  "task": "code-complete-iccad2023" if interface else "spec-to-rtl"}
         exec(part, names)
         names["file"].close()
@@ -190,11 +198,12 @@ def official_code(text, interface):
                 if line.strip() and "VERILOG-EVAL" not in line]
 
 
-PIECES = [TOP, "```verilog", "```", "[BEGIN]", "[DONE]", "Sure.", "  endmodule", "module TopModule(input a);", "wire x;",
-          "[BEGIN] module TopModule;", "endmodule [DONE]", "module other;", "endmodule"]
+PIECES = [TOP, "```verilog", "```", "[BEGIN]", "[DONE]", "Sure.", "  endmodule",
+          "module TopModule(input a);", "wire x;", "[BEGIN] module TopModule;", "endmodule [DONE]",
+          "module other;", "endmodule"]
 
 
-@pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")
+@pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of verilog-eval")
 @pytest.mark.parametrize("interface", ["", "module TopModule(input a, output b);"])
 def test_the_official_rule_is_verilog_evals_own(interface):
     generator = random.Random(0)
@@ -211,7 +220,8 @@ def test_the_official_rule_is_verilog_evals_own(interface):
 def test_where_the_two_rules_differ():
     """07's questions: drafts, a fence between marks, a mark that is missing."""
     other = TOP.replace(";", "; wire draft;", 1)
-    for text, ours, theirs in ((f"```\n{other}\n```\n```\n{TOP}\n```", TOP, other), (f"[BEGIN]\n{TOP}", TOP, None),
+    for text, ours, theirs in ((f"```\n{other}\n```\n```\n{TOP}\n```", TOP, other),
+                               (f"[BEGIN]\n{TOP}", TOP, None),
                                (f"[BEGIN]\n```\n{TOP}\n```\n[DONE]", TOP, f"```\n{TOP}\n```")):
         assert extraction.extract_code(text)[0] == ours
         assert (extraction.extract_official(text)[0] or "").strip() == (theirs or "")
@@ -219,8 +229,10 @@ def test_where_the_two_rules_differ():
 
 def test_questions_of_ones_own(tmp_path):
     path = tmp_path / "mine.jsonl"
-    path.write_text('{"question": "2 + 2?", "answer": "4"}\n{"question": "Capital of France?", "answer": "Paris"}\n')
-    for score_, wanted in ((exams.contains, [1.0, 0.5]), (lambda question, answer, reference: 0.25, [0.25, 0.25])):
+    path.write_text('{"question": "2 + 2?", "answer": "4"}\n'
+                    '{"question": "Capital of France?", "answer": "Paris"}\n')
+    for score_, wanted in ((exams.contains, [1.0, 0.5]),
+                           (lambda question, answer, reference: 0.25, [0.25, 0.25])):
         bench = exams.questions(path, score_)
         answered = dict(zip((p.name for p in bench.problems), (["It is 4."], ["paris", "Rome"])))
         assert list(scores.grade(bench, answered)) == wanted
@@ -251,8 +263,9 @@ def test_a_bad_question_is_named_by_its_line(tmp_path, line):
 
 
 @pytest.mark.parametrize("suffix, text", [
-    ("_ref.sv", ""), ("_ref.sv", None), ("_ref.sv", "module Other; endmodule"), ("_prompt.txt", " \n"),
-    ("_test.sv", None), ("_test.sv", "module tb; endmodule"), ("_test.sv", "")])
+    ("_ref.sv", ""), ("_ref.sv", None), ("_ref.sv", "module Other; endmodule"),
+    ("_prompt.txt", " \n"), ("_test.sv", None), ("_test.sv", "module tb; endmodule"),
+    ("_test.sv", "")])
 def test_a_broken_problem_is_an_error_that_names_its_file(tmp_path, suffix, text):
     folder = tmp_path / "mine"
     shutil.copytree(FIXTURES / "verilog_eval", folder)
@@ -268,7 +281,9 @@ def test_a_broken_problem_is_an_error_that_names_its_file(tmp_path, suffix, text
 
 def test_verilog_is_a_benchmark_like_any_other():
     bench = scores.verilog_eval(FIXTURES / "verilog_eval")
-    right = {p.name: [p.reference.replace("RefModule", "TopModule"), "prose"] for p in bench.problems}
+    right = {}
+    for problem in bench.problems:
+        right[problem.name] = [problem.reference.replace("RefModule", "TopModule"), "prose"]
     assert list(scores.grade(bench, right)) == [0.5] * 3
 
 
@@ -292,10 +307,13 @@ class FakeServer:
                 with lock:
                     outer.flying -= 1
                 refused = refuse(body["prompt"])
-                answer = {"error": {"message": "no", "type": "BadRequestError", "code": 400}} if refused else {
+                answer = {
                     "id": "x", "object": "text_completion", "created": 0, "model": "m",
-                    "choices": [{"index": 0, "text": f"answer to {body['prompt']}<turn|>", "finish_reason": "stop"}],
+                    "choices": [{"index": 0, "text": f"answer to {body['prompt']}<turn|>",
+                                 "finish_reason": "stop"}],
                     "usage": {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}}
+                if refused:
+                    answer = {"error": {"message": "no", "type": "BadRequestError", "code": 400}}
                 data = json.dumps(answer).encode()
                 self.send_response(400 if refused else 200)
                 self.send_header("Content-Type", "application/json")
@@ -318,7 +336,8 @@ class FakeServer:
 
 PLANS = Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)
 TASK = {"spec-to-rtl": [exams.Problem(f"p{i}", "", "", "") for i in range(6)]}
-PROMPTS = {("ours", False, problem): [2, number] for number, problem in enumerate(TASK["spec-to-rtl"])}
+PROMPTS = {("ours", False, problem): [2, number]
+           for number, problem in enumerate(TASK["spec-to-rtl"])}
 
 
 def asked_of(server, jobs, path, in_flight=8, **client):
@@ -402,14 +421,15 @@ def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     path = tmp_path / "base" / "samples.jsonl"
     long = ("a", "p1", 0)
     jobs[long] = dataclasses.replace(jobs[long], ids=[2] * 100)
-    with pytest.raises(ValueError, match="4 requests failed .*HTTP 400.* run this again"):
+    with pytest.raises(ValueError, match="4 requests failed .*HTTP 400.* Run this again"):
         asked_of(server, jobs, path)
     assert len(read_samples(path, jobs)) == 20
     server.close()
     healthy = FakeServer()  # a later run asks again for what was refused, and for nothing else
     samples = asked_of(healthy, jobs, path)
     assert len(healthy.asked) == 4
-    assert collections.Counter(row["finish"] for row in samples.values()) == {"stop": 23, "too long": 1}
+    ends = collections.Counter(row["finish"] for row in samples.values())
+    assert ends == {"stop": 23, "too long": 1}
     problems = [exams.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
     frame = scores.judge_answers(samples, {"spec-to-rtl": problems}, PLANS)
     assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
@@ -457,7 +477,7 @@ def test_our_own_server_is_asked_directly_whatever_the_environment_says(jobs, tm
 
 
 def test_this_machine_is_known_by_each_of_its_addresses():
-    for url in ("http://127.0.0.1:8000", "http://localhost:8000", "http://127.0.0.2", "http://0.0.0.0:1"):
+    for url in ("http://127.0.0.1:8000", "http://localhost:8000", "http://127.0.0.2"):
         assert is_this_machine(url), url
     for url in ("http://192.0.2.1:8000", "http://no-such-host.invalid", "http://:80"):
         assert not is_this_machine(url), url
@@ -477,12 +497,15 @@ def test_nobody_waits_for_a_server_that_has_died(jobs, tmp_path):
 def test_prompts_are_the_official_ones_and_ours_without_hints():
     problem = PROBLEMS["Prob022_mux2to1"]
     ours = messages_for(problem, "ours", "S")
-    assert ours == [{"role": "system", "content": "S"}, {"role": "user", "content": problem.prompt.strip()}]
+    assert ours == [{"role": "system", "content": "S"},
+                    {"role": "user", "content": problem.prompt.strip()}]
     assert messages_for(problem, "ours", None) == ours[1:]
     system, user = (m["content"] for m in messages_for(problem, "official", "S"))
-    assert system == "You are a Verilog RTL designer that only writes code using correct Verilog syntax."
+    assert system == ("You are a Verilog RTL designer that only writes code using correct Verilog "
+                      "syntax.")
     assert user.startswith(f"\nQuestion:\n{problem.prompt.strip()}\n")
-    assert user.endswith("do NOT output anything else.\n\nAnswer:\n") and "[BEGIN] and [DONE]" in user
+    assert user.endswith("do NOT output anything else.\n\nAnswer:\n")
+    assert "[BEGIN] and [DONE]" in user
     complete = dataclasses.replace(problem, prompt="Choose.\nmodule TopModule(\n  input a\n);\n",
                                    interface="module TopModule(\n  input a\n);\n")
     text = messages_for(complete, "official", None)[1]["content"]
@@ -491,13 +514,17 @@ def test_prompts_are_the_official_ones_and_ours_without_hints():
 
 def test_every_wording_and_thinking_only_where_asked(tmp_path):
     problem, asked = PROBLEMS["Prob022_mux2to1"], []
-    plans = [Plan("a"), Plan("b", "official", thinking=True, max_tokens=99), Plan("c", "examples"), Plan("d", "comment")]
-    prompts = all_prompts({"spec-to-rtl": [problem]}, plans, "S",
-                          lambda messages, thinking: asked.append((messages[0]["content"], thinking)) or [1],
-                          lambda text: text)
+    plans = [Plan("a"), Plan("b", "official", thinking=True, max_tokens=99),
+             Plan("c", "examples"), Plan("d", "comment")]
+
+    def render(messages, thinking):
+        asked.append((messages[0]["content"], thinking))
+        return [1]
+    prompts = all_prompts({"spec-to-rtl": [problem]}, plans, "S", render, lambda text: text)
     assert [thinking for _, thinking in sorted(asked)] == [False, True]
     examples, comment = (prompts[wording, False, problem] for wording in ("examples", "comment"))
-    assert examples.endswith(f"{problem.prompt.strip()}\n\nmodule TopModule") and "S" not in examples.split()[:5]
+    assert examples.endswith(f"{problem.prompt.strip()}\n\nmodule TopModule")
+    assert "S" not in examples.split()[:5]
     assert comment.startswith("// TopModule\n//\n// ") and comment.endswith("\n\n")
     shown = re.findall(r"(module TopModule.*?endmodule)\n", examples, re.S)
     assert len(shown) >= 2
@@ -512,7 +539,8 @@ def test_a_comment_is_what_the_corpus_has_above_a_module():
     problems = {p.name: p for p in exams.load_problems(ROOT / "data" / "tiny_eval")}
     for name, design, _ in make.problems():
         listed = "\n".join(f"// {port}" for port in make.interface(design).split("\n"))
-        assert text_to_continue(problems[name], "comment") == f"// TopModule\n//\n{listed}\n//\n// {design.spec}\n\n"
+        comment = f"// TopModule\n//\n{listed}\n//\n// {design.spec}\n\n"
+        assert text_to_continue(problems[name], "comment") == comment
 
 
 # ---- Statistics ----
@@ -529,8 +557,9 @@ def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
     assert paper.tpu_passed_of_5.sum() == 500 and paper.gpu_passed_of_5.sum() == 544
     found = {}
     for k in (1, 5):
-        values = [[pass_at_k(5, c, k) for c in paper[f"{name}_passed_of_5"]] for name in ("tpu", "gpu")]
-        found[k] = compare(*values)
+        tpu = [pass_at_k(5, c, k) for c in paper.tpu_passed_of_5]
+        gpu = [pass_at_k(5, c, k) for c in paper.gpu_passed_of_5]
+        found[k] = compare(tpu, gpu)
     assert 0.003 < found[1]["p"] < 0.007
     assert found[1]["difference"] == pytest.approx((0.0564, 0.019, 0.095), abs=0.004)
     assert found[5]["p"] == pytest.approx(0.607, abs=0.01) and (found[5]["values"] != 0).sum() == 15
@@ -556,7 +585,8 @@ def test_nothing_leaves_the_denominator():
 
 def test_waveform_of_a_failure(tmp_path):
     problem = PROBLEMS["Prob041_dff8r"]
-    wrong = problem.reference.replace("RefModule", "TopModule").replace("r <= d", "r <= d + 1").replace("q <= d", "q <= d + 1")
+    wrong = problem.reference.replace("RefModule", "TopModule")
+    wrong = wrong.replace("r <= d", "r <= d + 1").replace("q <= d", "q <= d + 1")
     verdict = judging.judge(problem, wrong, waves=tmp_path / "wave.vcd")
     signals = scores.waveform(tmp_path / "wave.vcd")
     first = min(map(int, re.findall(r"First mismatch occurred at time (\d+)", verdict.log)))
@@ -579,7 +609,8 @@ def eval_page(folder, problems):
     """07 as a script, on a copy of the finished run, with other problems."""
     source = (ROOT / "07_eval.py").read_text()
     assert source.count('problems="data/tiny_eval"') == 1
-    (folder / "07.py").write_text(source.replace('problems="data/tiny_eval"', f"problems={problems!r}"))
+    changed = source.replace('problems="data/tiny_eval"', f"problems={problems!r}")
+    (folder / "07.py").write_text(changed)
     for part in ("merged", "data", "serve", "eval"):
         shutil.copytree(RUN / part, folder / "run" / part)
     shutil.copy(RUN / "merge.json", folder / "run")
@@ -624,7 +655,8 @@ def test_a_finished_run_adds_up():
         summary = json.loads((RUN / "eval" / label / "summary.json").read_text())
         lines = (RUN / "eval" / label / "samples.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        plans = {plan["name"]: plan["n"] for plan in summary["settings"]["plans"] if plan["only"] in ("", label)}
+        plans = {plan["name"]: plan["n"] for plan in summary["settings"]["plans"]
+                 if plan["only"] in ("", label)}
         assert len(rows) == summary["n_problems"] * sum(plans.values())
         for plan, n in plans.items():
             assert sum(summary["categories"][plan].values()) == summary["n_problems"] * n

@@ -22,8 +22,10 @@ Message = dict[str, str]           # of a chat: "role" and "content"
 Ids = list[int]                    # tokens
 Place = tuple[str, str, int]       # an answer's plan, problem and index
 Row = dict[str, Any]               # a line of samples.jsonl
+Samples = dict[Place, Row]
+Report = Callable[[int, int], None]  # told how many answers there are, and how many there will be
 Tasks = Mapping[str, Sequence[Problem]]
-Prompts = Mapping[tuple[str, bool, Problem], Ids]  # by wording, thinking and problem
+Prompts = dict[tuple[str, bool, Problem], Ids]  # by wording, thinking and problem
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,18 @@ def official_completion(problem: Problem) -> tuple[str, str]:
     text, header, rest = problem.prompt.partition("module TopModule")
     user = ("// Implement the Verilog module based on the following description. Assume that "
             "signals are positive clock/clk triggered unless otherwise stated.\n")
-    user += "\n".join("// " + line for line in text.splitlines())
+    described = []
+    for line in text.splitlines():
+        described.append(f"// {line}")
+    user += "\n".join(described)
     return system, f"{user}\n\n{header}{rest}"
 
 
 def text_to_continue(problem: Problem, prompt: str) -> str:
     """Plain text for a model that only continues text.
 
-    "examples": two solved problems, then ours. "comment": the problem as comments above a module, as
-    Verilog files have it (and as 09 writes its corpus).
+    "examples": two solved problems, then ours. "comment": the problem as comments above a module,
+    as Verilog files have it (and as 09 writes its corpus).
     """
     text = problem.prompt.strip()
     if prompt == "examples":
@@ -96,8 +101,8 @@ def text_to_continue(problem: Problem, prompt: str) -> str:
 
 def all_prompts(tasks: Tasks, plans: Sequence[Plan], system: str | None,
                 render: Callable[[list[Message], bool], Ids],
-                encode: Callable[[str], Ids]) -> dict[tuple[str, bool, Problem], Ids]:
-    """Prompt token ids by (wording, thinking, problem).
+                encode: Callable[[str], Ids]) -> Prompts:
+    """The token ids of every prompt.
 
     Args:
       tasks: {task: [problems]}.
@@ -105,8 +110,10 @@ def all_prompts(tasks: Tasks, plans: Sequence[Plan], system: str | None,
       render: (chat messages, thinking) -> token ids, as the training data was rendered.
       encode: plain text -> token ids, with the token that begins a text.
     """
-    wanted = {(plan.prompt, plan.thinking, plan.task) for plan in plans}
-    prompts = {}
+    wanted = set()
+    for plan in plans:
+        wanted.add((plan.prompt, plan.thinking, plan.task))
+    prompts: Prompts = {}
     for wording, thinking, task in sorted(wanted):
         for problem in tasks[task]:
             if wording in TEXTS:
@@ -129,28 +136,30 @@ class Job:
     problem: Problem
 
 
-def plan_jobs(plans: Sequence[Plan], tasks: Tasks, prompts: Prompts,
-              maker: Any) -> dict[Place, Job]:
+Jobs = dict[Place, Job]
+
+
+def plan_jobs(plans: Sequence[Plan], tasks: Tasks, prompts: Prompts, maker: Any) -> Jobs:
     """Every answer we want, by its place.
 
     Args:
       maker: who answers, as anything that JSON can hold; an answer of another maker doesn't count.
     """
-    jobs = {}
+    jobs: Jobs = {}
     for plan in plans:
         for problem in tasks[plan.task]:
             ids = prompts[plan.prompt, plan.thinking, problem]
-            asked = json.dumps([maker, plan.temperature, plan.top_p, plan.max_tokens, ids])
-            key = hashlib.sha256(asked.encode()).hexdigest()[:16]
-            job = Job(ids, key, plan, problem)
+            asked = [maker, plan.temperature, plan.top_p, plan.max_tokens, ids]
+            digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+            job = Job(ids, digest[:16], plan, problem)
             for index in range(plan.n):
                 jobs[plan.name, problem.name, index] = job
     return jobs
 
 
-def read_samples(path: Path, jobs: Mapping[Place, Job]) -> dict[Place, Row]:
+def read_samples(path: Path, jobs: Jobs) -> Samples:
     """The saved answers that belong to these jobs; damaged lines count as absent."""
-    samples: dict[Place, Row] = {}
+    samples: Samples = {}
     if not path.exists():
         return samples
     for line in json_lines(path.read_bytes()):
@@ -158,21 +167,22 @@ def read_samples(path: Path, jobs: Mapping[Place, Job]) -> dict[Place, Row]:
             line.text.encode()  # bytes that were no UTF-8 can't be encoded again
             row = line.value
             place = row["plan"], row["problem"], row["index"]
+            wanted = place in jobs and jobs[place].key == row["key"]
             is_whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
-            is_ours = place in jobs and jobs[place].key == row["key"]
-            if is_whole and is_ours and row["finish"] != "error":
+            if wanted and is_whole and row["finish"] != "error":
                 samples[place] = row
     return samples
 
 
-def write_samples(path: Path, jobs: Mapping[Place, Job], samples: Mapping[Place, Row]) -> None:
+def write_samples(path: Path, jobs: Jobs, samples: Samples) -> None:
     """Write the answers in the order of the jobs; a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     with open(fresh, "w", encoding="utf-8") as file:
         for place in jobs:
             if place in samples:
-                file.write(json.dumps(samples[place]) + "\n")
+                line = json.dumps(samples[place])
+                file.write(f"{line}\n")
     fresh.replace(path)
 
 
@@ -190,15 +200,15 @@ def ask(client: Client, job: Job, max_tokens: int) -> Reply:
     if plan.prompt in TEXTS:  # else the model would go on with a further module of its own
         options["stop"] = ["endmodule"]
         options["include_stop_str_in_output"] = True
-    reply = client.complete(job.ids, min(plan.max_tokens or max_tokens, room), plan.temperature,
-                            plan.top_p, options)
+    most = min(plan.max_tokens or max_tokens, room)
+    reply = client.complete(job.ids, most, plan.temperature, plan.top_p, options)
     if plan.prompt == "examples" and not reply.error:
         return reply._replace(text=BEGIN + reply.text)
     return reply
 
 
-def sample(jobs: Mapping[Place, Job], path: Path, client: Client, max_tokens: int, in_flight: int,
-           report: Callable[[int, int], None] = lambda done, of: None) -> dict[Place, Row]:
+def sample(jobs: Jobs, path: Path, client: Client, max_tokens: int, in_flight: int,
+           report: Report = lambda done, of: None) -> Samples:
     """Ask for every job that `path` doesn't hold yet, and return all answers.
 
     The file is first rewritten without half lines and answers of other runs; then every answer is
@@ -207,7 +217,7 @@ def sample(jobs: Mapping[Place, Job], path: Path, client: Client, max_tokens: in
     Args:
       max_tokens: of an answer, where its plan doesn't say.
       in_flight: requests at once.
-      report: called after every answer with how many there are, and how many there will be.
+      report: called after every answer.
 
     Raises:
       UserError: a request failed, or the server died or can't be reached.
@@ -220,13 +230,20 @@ def sample(jobs: Mapping[Place, Job], path: Path, client: Client, max_tokens: in
         job = jobs[place]
         reply = ask(client, job, max_tokens)
         plan, problem, index = place
-        row = {"plan": plan, "problem": problem, "index": index, "key": job.key,
-               "text": reply.text, "finish": reply.finish, "tokens": reply.tokens}
+        row = {
+            "plan": plan,
+            "problem": problem,
+            "index": index,
+            "key": job.key,
+            "text": reply.text,
+            "finish": reply.finish,
+            "tokens": reply.tokens}
         if reply.error:
             row["error"] = reply.error
+        line = json.dumps(row)
         with lock, open(path, "a", encoding="utf-8") as file:
             samples[place] = row
-            file.write(json.dumps(row) + "\n")
+            file.write(f"{line}\n")
             report(len(samples), len(jobs))
 
     write_samples(path, jobs, samples)
@@ -238,9 +255,12 @@ def sample(jobs: Mapping[Place, Job], path: Path, client: Client, max_tokens: in
         finally:
             pool.shutdown(cancel_futures=True)  # after an error or interrupt, nothing new
     write_samples(path, jobs, samples)
-    errors = [row["error"] for row in samples.values() if row["finish"] == "error"]
+    errors = []
+    for row in samples.values():
+        if row["finish"] == "error":
+            errors.append(row["error"])
     if errors:
-        raise UserError(f"{len(errors)} requests failed ({errors[0][:80]}). They are no answers, so "
-                        "nothing is scored: run this again, it asks for these alone. The server's "
-                        "side is in its log.")
+        raise UserError(f"{len(errors)} requests failed ({errors[0][:80]}). They aren't answers, "
+                        "so nothing is scored. Run this again: it asks for these alone. The "
+                        "server's log has its side.")
     return samples

@@ -29,7 +29,7 @@ class Client:
       base_url: the server's address, without /v1.
       model: the name under which it serves the model.
       context: how many tokens a prompt and its answer may have together.
-      turn_end: the text of the token that ends the model's turn. The answer is what stands before it.
+      turn_end: the text of the token that ends the model's turn; the answer stands before it.
       patience: seconds to wait for a server that can't be reached.
       alive: whether the server still lives. Nobody waits for one that has died.
     """
@@ -65,8 +65,8 @@ class Client:
             except openai.APIConnectionError as error:
                 trouble = self._trouble(error, end)
                 if trouble:
-                    raise UserError(f"{trouble} The answers so far are saved: run this notebook again, "
-                                    "and see serve/server.log.") from error
+                    raise UserError(f"{trouble} The answers so far are saved: run this notebook "
+                                    "again, and see serve/server.log.") from error
             time.sleep(1.0)
 
     def _trouble(self, error: openai.APIConnectionError, end: float) -> str:
@@ -81,7 +81,7 @@ class Client:
 
     def _ask(self, ids: list[int], max_tokens: int, temperature: float, top_p: float,
              options: dict[str, Any]) -> Reply:
-        """One request; it's waited for as long as ten tokens a second take, and ten minutes more."""
+        """One request. We wait as long as ten tokens a second take, and ten minutes more."""
         try:
             answer = self._openai.completions.create(
                 model=self.model, prompt=ids, max_tokens=max_tokens, temperature=temperature,

@@ -11,6 +11,8 @@ HEADER = re.compile(
     r"^[ \t]*(?:\(\*[^\n]*?\*\)\s*)?module\s+(?:automatic\s+|static\s+)?(?P<name>\w+)"
     r"\s*(?:#|\(|;|$|import\b)", re.MULTILINE)
 HEADER_OR_END = re.compile(HEADER.pattern + r"|\bendmodule\b", re.MULTILINE)
+ANY_HEADER = re.compile(r"\bmodule\s+\w+\b")
+ANY_END = re.compile(r"\bendmodule\b")
 COMMENT_START = re.compile(r"//|/\*")
 LINE_COMMENT_START = re.compile(r"//")
 ANSWER_TAGS = re.compile(r"(?P<opening><answer>)|(?P<closing></answer>)")
@@ -25,6 +27,9 @@ class Extracted(NamedTuple):
 
     code: str | None  # None: no Verilog
     how: str          # how it was found, or why it wasn't
+
+
+Extractor = Callable[[str, str], Extracted | None]  # from an answer and the header that's given
 
 
 class Block(NamedTuple):
@@ -66,18 +71,20 @@ def extract_code(text: str, interface: str = "") -> Extracted:
 def between_marks(text: str, interface: str) -> Extracted | None:
     """What stands in `<answer>` tags, or between verilog-eval's [BEGIN] and [DONE].
 
-    Without a fence that's all of it, with the macros and packages above its modules. Marks that hold
-    no Verilog are prose: "I put it between [BEGIN] and [DONE]".
+    Without a fence that's all of it, with the macros and packages above its modules. Marks that
+    hold no Verilog are prose: "I put it between [BEGIN] and [DONE]".
     """
     part = None
     for marks in (ANSWER_TAGS, BEGIN_AND_DONE):
-        inner = marked_part(text if part is None else part, marks)
+        around = text if part is None else part
+        inner = marked_part(around, marks)
         if inner is not None:
             part = inner
     if part is None:
         return None
     if "TopModule" in module_headers(part) and not FENCE.search(part):
-        return Extracted(part.strip("\n"), "marked")
+        code = part.strip("\n")
+        return Extracted(code, "marked")
     for extractor in (in_fences, in_bare_text, as_body):
         found = extractor(part, interface)
         if found:
@@ -114,10 +121,11 @@ def in_bare_text(text: str, interface: str) -> Extracted | None:
     if not headers or (interface and "TopModule" not in headers):
         return None
     start = min(headers.values())
-    end = text.rfind(END)
-    if end <= start:
+    last = text.rfind(END)
+    if last <= start:
         return None
-    return Extracted(text[start:end + len(END)], "no fence")
+    end = last + len(END)
+    return Extracted(text[start:end], "no fence")
 
 
 def as_body(text: str, interface: str) -> Extracted | None:
@@ -125,8 +133,9 @@ def as_body(text: str, interface: str) -> Extracted | None:
     if not interface:
         return None
     body = text
-    if END in text:
-        body = text[:text.rfind(END) + len(END)]
+    before, ending, _ = text.rpartition(END)
+    if ending:
+        body = before + END
     blocks = fenced_blocks(text)
     if blocks:
         body = blocks[-1].code
@@ -138,8 +147,7 @@ def as_body(text: str, interface: str) -> Extracted | None:
     return Extracted(f"{interface}\n{body}", "body of the given header")
 
 
-EXTRACTORS: tuple[Callable[[str, str], Extracted | None], ...] = (
-    between_marks, in_fences, in_bare_text, as_body)
+EXTRACTORS: tuple[Extractor, ...] = (between_marks, in_fences, in_bare_text, as_body)
 
 
 # ---- Its pieces ----
@@ -214,8 +222,9 @@ def without_comments(text: str) -> str:
                 starts = LINE_COMMENT_START
                 position = start + 1
                 continue
+        comment = text[start:end]
         pieces.append(text[kept:start])
-        pieces.append(re.sub(r"[^\n]", " ", text[start:end]))
+        pieces.append(re.sub(r"[^\n]", " ", comment))
         kept = position = end
     pieces.append(text[kept:])
     return "".join(pieces)
@@ -231,9 +240,10 @@ def outside_modules(text: str) -> str:
         if word["name"]:
             start = word.start()
         elif start is not None:
+            end = word.end()
             pieces.append(plain[kept:start])
-            pieces.append(" " * (word.end() - start))
-            kept = word.end()
+            pieces.append(" " * (end - start))
+            kept = end
             start = None
     pieces.append(plain[kept:])
     return "".join(pieces)
@@ -244,11 +254,12 @@ def bare_modules(text: str) -> set[str]:
     plain = without_comments(text)
     modules = set()
     position = 0
-    while header := re.compile(r"\bmodule\s+\w+\b").search(plain, position):
-        end = re.compile(r"\bendmodule\b").search(plain, header.end())
+    while header := ANY_HEADER.search(plain, position):
+        end = ANY_END.search(plain, header.end())
         if not end:
             break
-        modules.add(re.sub(r"\s+", "", plain[header.end():end.start()]))
+        inside = plain[header.end():end.start()]
+        modules.add(re.sub(r"\s+", "", inside))
         position = end.end()
     return modules
 
@@ -261,8 +272,8 @@ def extract_official(text: str, interface: str = "") -> Extracted:
     spec-to-rtl: the lines from the first that starts with [BEGIN] to the first that ends in [DONE],
     fences among them included; nothing where [DONE] is missing. Without [BEGIN], and for
     code-complete: the first fenced block of two fence lines or more, else the text from
-    `module TopModule` to the first `endmodule`. code-complete puts `interface` before an answer that
-    has no module of its own.
+    `module TopModule` to the first `endmodule`. code-complete puts `interface` before an answer
+    that has no module of its own.
     """
     lines = text.splitlines()
     begin = first_place(lines, lambda line: line.lstrip().startswith("[BEGIN]"))
@@ -278,12 +289,15 @@ def extract_official(text: str, interface: str = "") -> Extracted:
     has_module = has_official_module(lines)
     if len(fences) > 1:
         how = "fence"
-        kept = lines[fences[0] + 1:fences[1]]
+        first, second, *_ = fences
+        kept = lines[first + 1:second]
     else:
         how = "no fence"
-        first = first_place(plain, lambda line: line.strip().startswith("module TopModule"))
+        first = 0
+        if has_module:
+            first = first_place(plain, lambda line: line.strip().startswith("module TopModule"))
         last = first_place(plain, lambda line: line.strip().startswith(END))
-        kept = plain[first if has_module else 0:last + 1]
+        kept = plain[first:last + 1]
     if not "".join(kept).strip():
         return Extracted(None, "nothing kept")
     if interface and not has_module:

@@ -8,12 +8,15 @@ from pathlib import Path
 from tables.errors import UserError
 from tables.texts import JsonLine, json_lines
 
+Pair = tuple["Problem", str | None]  # a problem, and what counts of an answer to it; None: nothing
+Grade = Callable[[Sequence[Pair]], list[float]]
+TEXT = str, int, float
 Score = Callable[[str, str, str], float]  # (question, answer, reference) -> 0 to 1
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its right answer; Verilog's have a testbench, code-complete's the header, too."""
+    """A question and its right answer; Verilog's have a testbench, code-complete's a header too."""
 
     name: str
     prompt: str
@@ -46,7 +49,7 @@ def load_problems(folder: str | Path) -> list[Problem]:
     return problems
 
 
-# What verilog-eval's three files end in, in the order of `Problem`'s fields, and what each has to hold.
+# What verilog-eval's files end in, in the order of `Problem`'s fields, and what each has to hold.
 DEFINES = {"_prompt.txt": r"\S", "_ref.sv": r"\bRefModule\b", "_test.sv": r"\bTopModule\b"}
 FILES = "each needs *_prompt.txt, *_ref.sv (module RefModule) and *_test.sv (which tests TopModule)"
 
@@ -79,15 +82,15 @@ def contains(question: str, answer: str, reference: str) -> float:
 class Benchmark:
     """What a benchmark is: problems, how an answer is read, and how it is scored.
 
-    `asking` samples answers to the problems, `scores` compares models on them; neither knows more of
-    a benchmark than this.
+    `asking` samples answers to the problems, `scores` compares models on them; neither knows more
+    of a benchmark than this.
     """
 
     problems: tuple[Problem, ...]
     # (text, problem) -> what counts of an answer, or None
     extract: Callable[[str, Problem], str | None]
-    # [(problem, extracted answer)] -> a score from 0 to 1 for each, 1 for a pass
-    grade: Callable[[Sequence[tuple[Problem, str | None]]], list[float]]
+    # pairs of a problem and an extracted answer -> a score from 0 to 1 for each, 1 for a pass
+    grade: Grade
 
 
 def questions(path: str | Path, score: Score = contains) -> Benchmark:
@@ -102,7 +105,7 @@ def questions(path: str | Path, score: Score = contains) -> Benchmark:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"There is no file {path}. Give one with a question and its answer per line.")
+        raise UserError(f"There is no file {path}. Give one with a question and its answer a line.")
     problems = []
     for line in json_lines(path.read_bytes()):
         pair = question_and_answer(line)
@@ -113,13 +116,25 @@ def questions(path: str | Path, score: Score = contains) -> Benchmark:
     if not problems:
         raise UserError(f"{path} holds no question.")
 
-    def grade(pairs: Sequence[tuple[Problem, str | None]]) -> list[float]:
+    return Benchmark(tuple(problems), stripped, graded_by(score))
+
+
+def stripped(text: str, question: Problem) -> str | None:
+    """An answer without the space around it; None if nothing is left."""
+    return text.strip() or None
+
+
+def graded_by(score: Score) -> Grade:
+    """Grade each answer by `score`; no answer scores 0."""
+    def grade(pairs: Sequence[Pair]) -> list[float]:
         values = []
         for question, answer in pairs:
-            values.append(score(question.prompt, answer, question.reference) if answer else 0.0)
+            value = 0.0
+            if answer:
+                value = score(question.prompt, answer, question.reference)
+            values.append(value)
         return values
-
-    return Benchmark(tuple(problems), lambda text, question: text.strip() or None, grade)
+    return grade
 
 
 def question_and_answer(line: JsonLine) -> tuple[str, str] | None:
@@ -128,10 +143,11 @@ def question_and_answer(line: JsonLine) -> tuple[str, str] | None:
         return None
     question = line.value.get("question")
     answer = line.value.get("answer")
+    for text in (question, answer):
+        if not isinstance(text, TEXT):
+            return None
     try:
         line.text.encode()
     except UnicodeEncodeError:  # the file's bytes were no UTF-8
         return None
-    if isinstance(question, str | int | float) and isinstance(answer, str | int | float):
-        return str(question), str(answer)
-    return None
+    return str(question), str(answer)

@@ -9,12 +9,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from verilog import extraction, judging
-from verilog.asking import Place, Plan, Row, Tasks
+from verilog.asking import Place, Plan, Row, Samples, Tasks
 from verilog.judging import Verdict
-from verilog.problems import Benchmark, Problem, load_problems
+from verilog.problems import Benchmark, Pair, Problem, load_problems
 from verilog.stats import pass_at_k, score
 
+Floats = NDArray[np.float64]
 Run = Sequence[tuple[int, int]]  # (passing answers, answers) of every problem
+Runs = Mapping[tuple[str, str], Run]  # by model and plan
 AT_K = (1, 5, 10)
 
 
@@ -25,13 +27,13 @@ def verilog_eval(folder: str | Path) -> Benchmark:
     def extract(text: str, problem: Problem) -> str | None:
         return extraction.extract_code(text, problem.interface).code
 
-    def grade(pairs: Sequence[tuple[Problem, str | None]]) -> list[float]:
+    def grade(pairs: Sequence[Pair]) -> list[float]:
         return [float(verdict.passed) for verdict in judging.judge_many(pairs)]
 
     return Benchmark(tuple(load_problems(folder)), extract, grade)
 
 
-def grade(benchmark: Benchmark, answers: Mapping[str, Sequence[str]]) -> NDArray[np.float64]:
+def grade(benchmark: Benchmark, answers: Mapping[str, Sequence[str]]) -> Floats:
     """Scores per problem of a `Benchmark`, the mean over a problem's answers: [problems].
 
     Args:
@@ -53,70 +55,102 @@ def grade(benchmark: Benchmark, answers: Mapping[str, Sequence[str]]) -> NDArray
 
 # ---- Verilog's verdicts ----
 
-def judge_answers(samples: Mapping[Place, Row], tasks: Tasks,
-                  plans: Iterable[Plan]) -> pd.DataFrame:
+def judge_answers(samples: Samples, tasks: Tasks, plans: Iterable[Plan]) -> pd.DataFrame:
     """One row per Verilog answer: its place, how the code was found, and its verdict.
 
     `official` plans are read by verilog-eval's own rule (`extraction.extract_official`); `ours` is
     whether the answer would pass by ours, too. `late`: 0 mismatches, failed by the testbench's own
     TIMEOUT alone. `letter`: verilog-eval's.
     """
+    answers = []
+    read = []     # (problem, code), by the rule of the answer's plan
+    by_ours = []  # (problem, code), by ours
+    for place, row, plan, problem in with_problems(samples, tasks, plans):
+        ours = extraction.extract_code(row["text"], problem.interface)
+        found = ours
+        if plan.prompt == "official":
+            found = extraction.extract_official(row["text"], problem.interface)
+        answers.append((place, row, found.how))
+        read.append((problem, found.code))
+        by_ours.append((problem, ours.code))
+    verdicts = judging.judge_many([*read, *by_ours])
+    count = len(answers)
+    rows = []
+    for answer, verdict, ours in zip(answers, verdicts[:count], verdicts[count:], strict=True):
+        (plan_name, problem_name, index), row, how = answer
+        rows.append({
+            "plan": plan_name,
+            "problem": problem_name,
+            "index": index,
+            "finish": row["finish"],
+            "tokens": row["tokens"],
+            "how": how,
+            "category": verdict.category,
+            "detail": verdict.detail,
+            "letter": verdict.letter,
+            "passed": verdict.passed,
+            "late": is_late(verdict),
+            "ours": ours.passed})
+    return pd.DataFrame(rows)
+
+
+def with_problems(samples: Samples, tasks: Tasks,
+                  plans: Iterable[Plan]) -> Iterator[tuple[Place, Row, Plan, Problem]]:
+    """The answers, each with the plan that asked for it and the problem that it answers."""
     plan_of = {plan.name: plan for plan in plans}
     problem_of = {}
     for task, problems in tasks.items():
         for problem in problems:
             problem_of[task, problem.name] = problem
-    rows = []
-    judged = []  # as the plan reads an answer
-    by_ours = []
-    for (name, problem_name, index), row in samples.items():
-        plan = plan_of[name]
-        problem = problem_of[plan.task, problem_name]
-        ours = extraction.extract_code(row["text"], problem.interface)
-        found = ours
-        if plan.prompt == "official":
-            found = extraction.extract_official(row["text"], problem.interface)
-        rows.append((name, problem_name, index, row["finish"], row["tokens"], found.how))
-        judged.append((problem, found.code))
-        by_ours.append((problem, ours.code))
-    verdicts = judging.judge_many([*judged, *by_ours])
-    frame = pd.DataFrame(rows, columns=["plan", "problem", "index", "finish", "tokens", "how"])
-    first = verdicts[:len(rows)]
-    for name in ("category", "detail", "letter", "passed"):
-        frame[name] = [getattr(verdict, name) for verdict in first]
-    frame["late"] = [verdict.category == "timeout" and verdict.mismatches == 0 for verdict in first]
-    frame["ours"] = [verdict.passed for verdict in verdicts[len(rows):]]
-    return frame
+    for place, row in samples.items():
+        plan_name, problem_name, _ = place
+        plan = plan_of[plan_name]
+        yield place, row, plan, problem_of[plan.task, problem_name]
+
+
+def is_late(verdict: Verdict) -> bool:
+    """No mismatch, and yet the testbench's own TIMEOUT fails the answer."""
+    return verdict.category == "timeout" and verdict.mismatches == 0
 
 
 def per_problem_csv(frame: pd.DataFrame, path: Path) -> None:
     """A CSV as verilog-eval writes it: plan, problem, passed, answers, rate, and its letters."""
     groups = frame.sort_values("index").groupby(["plan", "problem"])
-    table = groups.agg(passed=("passed", "sum"), answers=("passed", "size"),
-                       rate=("passed", "mean"), letters=("letter", joined_letters))
+    passed = groups.passed
+    letters = groups.letter.agg(joined_letters)
+    table = pd.DataFrame({
+        "passed": passed.sum(),
+        "answers": passed.size(),
+        "rate": passed.mean(),
+        "letters": letters})
     table.to_csv(path)
 
 
 def joined_letters(letters: Iterable[str]) -> str:
     """verilog-eval's letters of a problem's answers; `?` where it has none."""
-    return "".join(letter or "?" for letter in letters)
+    return "".join([letter or "?" for letter in letters])
 
 
 def verdict_table(verdicts: Mapping[str, Verdict]) -> pd.DataFrame:
     """One row per {label: verdict}: category, detail, mismatches of samples."""
     table = pd.DataFrame(list(verdicts.values()), index=list(verdicts))
-    table = table[["category", "detail", "mismatches", "samples"]]
-    return table.astype({"mismatches": "Int64", "samples": "Int64"})
+    shown = table[["category", "detail", "mismatches", "samples"]]
+    return shown.astype({"mismatches": "Int64", "samples": "Int64"})
 
 
 # ---- Waveforms ----
 
+SIGNAL = re.compile(r"\$var \w+ +(\d+) +(\S+) +(\S+)[^$]*\$end")
+CHANGE = re.compile(r"(?:b([01xz]+) |([01xz]))(\S+)")
+
+
 def waveform(path: str | Path) -> pd.DataFrame:
-    """A waveform file (VCD) as a table: a row per time of a change, a column per signal, as text."""
-    head, _, body = Path(path).read_text(errors="replace").partition("$enddefinitions")
+    """A waveform file (VCD) as a table of texts: a row per time of a change, a column a signal."""
+    text = Path(path).read_text(errors="replace")
+    head, _, body = text.partition("$enddefinitions")
     names: dict[str, str] = {}
     widths: dict[str, int] = {}
-    for width, key, name in re.findall(r"\$var \w+ +(\d+) +(\S+) +(\S+)[^$]*\$end", head):
+    for width, key, name in SIGNAL.findall(head):
         names.setdefault(key, name)
         widths[key] = int(width)
     rows: dict[int, dict[str, str]] = {}
@@ -134,7 +168,7 @@ def changes(body: str) -> Iterator[tuple[int, str, str]]:
         if line.startswith("#"):
             time = int(line[1:])
             continue
-        change = re.fullmatch(r"(?:b([01xz]+) |([01xz]))(\S+)", line)
+        change = CHANGE.fullmatch(line)
         if change:
             yield time, change[3], change[1] or change[2]
 
@@ -149,24 +183,26 @@ def padded(bits: str, width: int) -> str:
 
 def counts(frame: pd.DataFrame, plan: str, names: Sequence[str]) -> list[tuple[int, int]]:
     """(passing answers, answers) per problem for one plan, in the order of `names`."""
-    grouped = frame[frame.plan == plan].groupby("problem").passed
-    table = pd.DataFrame({"c": grouped.sum(), "n": grouped.size()}).reindex(names)
+    answers = frame[frame.plan == plan]
+    grouped = answers.groupby("problem").passed
+    table = pd.DataFrame({"c": grouped.sum(), "n": grouped.size()})
+    table = table.reindex(names)
     assert table.notna().all(axis=None), "an answer is missing from the denominator"
-    return list(table.astype(int).itertuples(index=False, name=None))
+    whole = table.astype(int)
+    return list(whole.itertuples(index=False, name=None))
 
 
-def per_problem(run: Run, k: int) -> NDArray[np.float64]:
+def per_problem(run: Run, k: int) -> Floats:
     """pass@k of every problem, from its (passing answers, answers)."""
     return np.array([pass_at_k(n, c, k) for c, n in run])
 
 
-def board(runs: Mapping[tuple[str, str], Run],
-          subsets: Mapping[str, Sequence[bool]]) -> pd.DataFrame:
+def board(runs: Runs, subsets: Mapping[str, Sequence[bool]]) -> pd.DataFrame:
     """One row per model, plan and k: the score with its interval, and that on each subset.
 
     Args:
       runs: {(model, plan): [(passing, answers) per problem]}.
-      subsets: {column: one bool per problem}; columns that would only repeat the score are left out.
+      subsets: {column: one bool per problem}; a column that would only repeat the score is out.
     """
     real = {}
     for name, wanted in subsets.items():
@@ -175,7 +211,7 @@ def board(runs: Mapping[tuple[str, str], Run],
             real[name] = chosen
     rows = {}
     for (model, plan), run in runs.items():
-        fewest = min(n for _, n in run)
+        fewest = min([n for _, n in run])
         for k in AT_K:
             if k > fewest:
                 continue

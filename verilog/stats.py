@@ -1,7 +1,6 @@
 """Statistics of scores on the same problems: how sure is a mean, and is a difference chance?"""
 
 import math
-from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -41,15 +40,20 @@ def score(values: ArrayLike) -> Interval:
     return mean, low, high
 
 
-def compare(first: Sequence[float] | NDArray, second: Sequence[float] | NDArray) -> Comparison:
+def compare(first: ArrayLike, second: ArrayLike) -> Comparison:
     """Two models on the same problems.
 
     Args:
       first, second: their scores, one a problem, in the same order.
     """
-    differences = np.asarray(second, float) - np.asarray(first, float)
-    return {"first": score(first), "second": score(second), "difference": interval(differences),
-            "p": sign_flip_p(differences), "values": differences}
+    before = np.asarray(first, float)
+    differences = np.asarray(second, float) - before
+    return {
+        "first": score(first),
+        "second": score(second),
+        "difference": interval(differences),
+        "p": sign_flip_p(differences),
+        "values": differences}
 
 
 def interval(values: ArrayLike, draws: int = 10_000, seed: int = 0) -> Interval:
@@ -62,8 +66,9 @@ def interval(values: ArrayLike, draws: int = 10_000, seed: int = 0) -> Interval:
     mean = float(values.mean())
     if len(values) == 1:  # scipy wants two
         return mean, mean, mean
-    drawn = scipy.stats.bootstrap((values,), np.mean, n_resamples=draws, batch=1_000,
-                                  method="percentile", rng=np.random.default_rng(seed))
+    drawn = scipy.stats.bootstrap(
+        (values,), np.mean, n_resamples=draws, batch=1_000, method="percentile",
+        rng=np.random.default_rng(seed))
     bounds = drawn.confidence_interval
     return mean, float(bounds.low), float(bounds.high)
 
