@@ -140,28 +140,33 @@ display(scores.verdict_table(
 # Only behaviour counted. Every answer gets one **category**: *pass*; *mismatch* (it runs and differs);
 # *timeout* (30 seconds of CPU, or the testbench's own `TIMEOUT`); *runtime* (the simulation broke
 # down); *compile* and *syntax* (Icarus does not take it); *refused* (it opens files, or ends the
-# simulation); *no code*. The rules are verilog-eval's: its command line, and its list of messages that
+# simulation); *no code*; or *broken problem*, where the problem's own files don't compile, so no answer
+# is guilty. The rules are verilog-eval's: its command line, and its list of messages that
 # fail an answer whatever comes after them.
 #
 # ## 3. A judge that an answer cannot talk to
-# An answer is untrusted code. In one program with the testbench, it can print, stop the simulation,
-# read the reference by its name (`good1.state`) or pull an input that both share. Guarding against each
-# trick is a race. So here the answer never meets the other two:
+# An answer is untrusted code. In one program with testbench and reference, it can print, stop the
+# simulation, read the reference by its name (`good1.state`), or pull an input that both share. Guarding
+# against each trick is a race that we'd lose one day. So here the answer never meets the reference, and
+# the program that decides never meets the answer:
 
 # %%
 display(SVG("assets/figures/judge.svg"))
 
 # %% [markdown]
-# Testbench and reference first run without it, and the inputs are written down. The answer runs
-# alone and hears these inputs. Then testbench and reference run again, and a recording of the
-# outputs stands in the answer's place. Only that third program can pass it, and it holds not one
-# word of the answer. Copying is hopeless: what could be copied is not in the room.
+# First the answer sits an **exam**: the testbench asks its questions, and we write down what the
+# answer's outputs do. There's no reference in this program, and the testbench's names are drawn anew
+# each time, so the answer can't know them. Then comes the **marking**: testbench and reference run
+# together, and a recording of the outputs stands in the answer's place. Only this second program can
+# pass the answer, and it holds not one word of it. **Copying is hopeless: what could be copied isn't in
+# the room.**
 #
-# <details><summary><b>What can an answer in the second program still do?</b></summary>
+# <details><summary><b>What can an answer still do in its exam?</b></summary>
 #
-# Fetch the reference from the disk, end the simulation early, or use up the machine. So the compiler's
-# list of what it read may name no further file, the compiled program may call nothing that opens one,
-# the recording must reach the end, and both programs have limits on time, memory and output.
+# It can fetch the reference from the disk, end the simulation early, or use up the machine. So the
+# compiler's list of what it read may name no further file, the compiled program may call nothing that
+# opens one, the exam must last as long as the testbench does, and both programs have limits on time,
+# memory and output.
 # </details>
 #
 # Try it: the *right* counter with one more line inside.
