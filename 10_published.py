@@ -70,8 +70,8 @@ from IPython.display import display
 from scipy import stats
 
 from helpers import style
-from verilog.scores import interval, sign_flip_p
 from tables import physics
+from verilog.stats import interval, sign_flip_p
 from tables.hardware import chip as chip_of
 
 PROMPTS = 30           # requests per point of the sweep (S8.1)

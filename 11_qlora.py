@@ -69,7 +69,7 @@ from flax import nnx
 from appendix import qlora_runs as lab
 from appendix import quantized
 from helpers import gemma, style, train
-from verilog import scores as stats
+from verilog import stats
 from tpu_time import fit
 
 # %%

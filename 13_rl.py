@@ -85,7 +85,7 @@ import verilog
 from appendix import rl
 from appendix import rl_runs as lab
 from helpers import gemma, style
-from verilog import scores
+from verilog import stats
 
 runs = lab.stored()
 before = runs.query("arm == 'reinforce' and step == 0")
@@ -301,7 +301,7 @@ rows = []
 for arm, other in (("reinforce", "start"), ("rejection", "start"), ("more_sft", "start"),
                    ("reinforce", "rejection"), ("reinforce", "more_sft")):
     gained = np.mean([passed[arm, seed] - passed[other, seed] for seed in (1, 2, 3)], axis=0) / 7
-    rows.append((arm, other, *scores.interval(gained), scores.sign_flip_p(gained)))
+    rows.append((arm, other, *stats.interval(gained), stats.sign_flip_p(gained)))
 pd.DataFrame(rows, columns=["arm", "against", "pass@1 gained", "low", "high", "p"]).round(3)
 
 # %% [markdown]

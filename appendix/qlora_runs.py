@@ -23,7 +23,7 @@ from appendix import quantized, runs
 from helpers import chat, gemma, train, weights
 from helpers.records import DataMeta
 from helpers.run import Progress, run_dir
-from verilog import scores as stats
+from verilog import stats
 from verilog.asking import messages_for
 
 BASE = "assets/tiny_gemma4"
