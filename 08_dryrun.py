@@ -128,7 +128,7 @@ from IPython.display import display
 
 from appendix import step_figures as figures
 from appendix import steps
-from tpu_time import program as timing
+from tpu_time import predict, write_trace
 
 if libtpu:
     compiler.register()  # Tunix shards for a TPU only if JAX's first device is one
@@ -152,7 +152,7 @@ found = steps.predicted(steps.LIVE)  # as it is stored
 if libtpu:
     with helpers.phase("compiling two layers of the 31B for a v5p-8", every=30.0):
         program, refusal, seconds = steps.compile_recipe(steps.LIVE)
-    found = timing.predict(program.as_text(), steps.slice_of(steps.LIVE), steps.part_of)
+    found = predict(program.as_text(), steps.slice_of(steps.LIVE), steps.part_of)
     live = pd.DataFrame([steps.measure(steps.LIVE, program, refusal, seconds)
                          | steps.columns_of(steps.LIVE, found)])
     display(steps.show(live, steps.COUNTED | {"seconds_predicted": "s, predicted"}))
@@ -166,7 +166,7 @@ if libtpu:
 #
 # ## 4. From a text to seconds
 # The compiled text is the *schedule* of one chip: instructions in order, nearly all with the back
-# end's own count of cycles, and collectives with their sizes. `tpu_time/program.py` walks through it
+# end's own count of cycles, and collectives with their sizes. `tpu_time/clock.py` walks through it
 # with a clock:
 #
 # - an instruction moves the clock on by its cycles. If the back end says that it has no cost model for
@@ -186,7 +186,7 @@ if libtpu:
 # %%
 trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
 trace.parent.mkdir(parents=True, exist_ok=True)
-timing.write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
+write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
 figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]

@@ -6,7 +6,7 @@ Each function makes one figure and writes it below RUN_DIR by `helpers.style.fin
 import matplotlib.pyplot as plt
 import numpy as np
 
-from tpu_time import program as timing
+from tpu_time import report
 from appendix import steps
 from helpers import style
 
@@ -31,11 +31,11 @@ def draw_trace(found, name, title):
     for event in found.events:
         waits = event.track == "wait"
         color = waiting if waits else COLORS.get(event.part, style.GREY)
-        lane = timing.TRACKS[event.track][0]
+        lane = report.TRACKS[event.track][0]
         ax.broken_barh([(1e3 * event.start, 1e3 * event.seconds)], (-lane - 0.4, 0.8), color=color,
                        lw=0)
         seen.add(None if waits else event.part)
-    lanes = dict(timing.TRACKS.values())
+    lanes = dict(report.TRACKS.values())
     ax.set_yticks([-lane for lane in lanes], lanes.values())
     busy = found.compute / found.clock
     ax.set(title=f"The chip computes {busy:.0%} of the time: {title}", xlabel="ms")

@@ -35,7 +35,7 @@ from helpers import gemma, train
 from helpers.run import phase, write_text
 from tables.hardware import SLICES
 from tpu_time import compiler, fit
-from tpu_time import program as timing
+from tpu_time import clock, links, report, tape
 
 FOLDER = Path("data/dryrun")
 RANK, ALPHA = 64, 64.0         # 03's at size 31b, and the published ones
@@ -281,13 +281,13 @@ def slice_of(recipe):
     piece, mesh = SLICES[recipe.topology], mesh_of(recipe, model_config(recipe))
     sizes = [int(size) for size in piece.topology.split("x")]
     places = tuple(tuple(device.coords) for device in mesh.devices.flat)
-    return timing.Box(piece.kind, (*sizes, 1)[:3], places)
+    return links.Box(piece.kind, (*sizes, 1)[:3], places)
 
 
 def columns_of(recipe, found):
     """What a `program.Prediction` says, as columns; empty where too much has no known cost."""
     row = dict.fromkeys(PREDICTED) | {"unknown_share": found.unknown_share,
-                                      "clock": timing.VERSION}
+                                      "clock": clock.VERSION}
     if found.seconds is None:
         return row
     return row | {"seconds_predicted": found.seconds, "seconds_compute": found.compute,
@@ -358,10 +358,10 @@ def kept_path(recipe):
 
 
 def keep(recipe, text):
-    """Keep a program's slice and its tape (`program.read`)."""
+    """Keep a program's slice and its tape (`tape.read`)."""
     path, where = kept_path(recipe), slice_of(recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = [where.chip, where.shape, where.coordinates, timing.read(text, part_of)]
+    held = [where.chip, where.shape, where.coordinates, tape.to_json(tape.read(text, part_of))]
     path.write_bytes(lzma.compress(json.dumps(held, separators=(",", ":")).encode()))
 
 
@@ -370,9 +370,9 @@ def predicted(recipe):
     path = kept_path(recipe)
     if not path.exists():
         return None
-    chip, shape, places, tape = json.loads(lzma.decompress(path.read_bytes()))
-    where = timing.Box(chip, tuple(shape), tuple(map(tuple, places)))
-    return timing.play(tape, where)
+    chip, shape, places, rows = json.loads(lzma.decompress(path.read_bytes()))
+    where = links.Box(chip, tuple(shape), tuple(map(tuple, places)))
+    return clock.play(tape.from_json(rows), where)
 
 
 def run_table(recipes):
@@ -450,8 +450,8 @@ def road(table):
 
 
 def parts_of(recipe, found):
-    """`program.profile` of a prediction; a wait is a part of its own, named by what is waited for."""
-    rows = pd.DataFrame(timing.profile(found, SLICES[recipe.topology].chip))
+    """`report.profile` of a prediction; a wait is a part of its own, named by what is waited for."""
+    rows = pd.DataFrame(report.profile(found, SLICES[recipe.topology].chip))
     rows["part"] = rows.part.where(rows.what == "compute", "waits: " + rows.what)
     return rows
 
@@ -465,7 +465,7 @@ def show_parts(recipe, found):
     rows, tokens = parts_of(recipe, found), real_tokens(recipe)
     table = 1e3 * rows.pivot_table(index="part", columns="direction", values="seconds",
                                    aggfunc="sum", fill_value=0.0)
-    table = table.reindex(columns=[name for name in timing.DIRECTIONS if name in table])
+    table = table.reindex(columns=[name for name in tape.DIRECTIONS if name in table])
     table["all"] = table.sum(axis=1)
     table["share"] = table["all"] / table["all"].sum()
     table["ms per 1,000 real tokens"] = table["all"] / tokens * 1e3

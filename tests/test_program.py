@@ -1,4 +1,4 @@
-"""tpu_time.program: programs written by hand have the times computed by hand; real ones obey the chip.
+"""tpu_time: programs written by hand have the times computed by hand; real ones obey the chip.
 
     .venv/bin/python -m pytest tests/test_program.py
 """
@@ -15,8 +15,7 @@ from conftest import ROOT
 
 from appendix import steps
 from tables import hardware
-from tpu_time import bands, program
-from tpu_time.program import Box, predict
+from tpu_time import Box, bands, hlo, links, predict, report, tape
 
 V5P = Box("v5p", (2, 2, 1))
 CLOCK = 1.75e9
@@ -132,7 +131,7 @@ def test_a_loop_costs_its_body_times_its_trips(trips):
     found = predict(text(f"{loop}\n{work('b', 5)}", REGIONS), V5P)
     assert found.seconds == pytest.approx(12 * (1_000 / CLOCK + GATHER) + 5 / CLOCK)
     assert found.exposed == pytest.approx(12 * GATHER)
-    assert sum(row["seconds"] for row in program.profile(found, V5P.spec)) == pytest.approx(found.clock)
+    assert sum(row["seconds"] for row in report.profile(found, V5P.spec)) == pytest.approx(found.clock)
 
 
 def test_a_conditional_takes_its_longest_branch():
@@ -148,11 +147,11 @@ def test_a_conditional_takes_its_longest_branch():
 def test_both_notations_of_groups_say_the_same():
     rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
     for notation in ("{{0,1},{2,3}}", "[2,2]<=[4]", "mesh['a'=2,'b'=2] {'b'}"):
-        assert program.read_groups(notation, 4) == rows
+        assert links.read_groups(notation, 4) == rows
     for notation in ("{{0,2},{1,3}}", "[2,2]<=[2,2]T(1,0)", "mesh['a'=2,'b'=2] {'a'}",
                      "mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}"):
-        assert program.read_groups(notation, 4) == columns
-    assert program.read_groups("[4,2]<=[2,4]T(1,0)", 8) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+        assert links.read_groups(notation, 4) == columns
+    assert links.read_groups("[4,2]<=[2,4]T(1,0)", 8) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 @pytest.mark.parametrize(("where", "group", "expected"), [
@@ -207,22 +206,22 @@ def test_a_copy_takes_the_time_of_what_it_writes(start, size):
 def test_an_all_to_all_on_a_ring_takes_a_quarter_of_a_gather():
     """Scaling book, part 3: for bidirectional rings."""
     ring, size, groups = Box("v5e", (16, 16)), 2**24, [list(range(16))]
-    gather, _ = program.collective_time("all-gather", 16 * size, groups, ring)
-    swap, _ = program.collective_time("all-to-all", size, groups, ring)
+    gather, _ = links.collective_time("all-gather", 16 * size, groups, ring)
+    swap, _ = links.collective_time("all-to-all", size, groups, ring)
     assert swap == pytest.approx(gather * 16 / 15 / 4)
 
 
 def test_groups_of_far_chips_share_the_links_in_between():
     line, size = Box("v5e", (4, 1)), 9_000_000
-    alone, _ = program.collective_time("all-gather", size, [[0, 2]], line)
-    both, axes = program.collective_time("all-gather", size, [[0, 2], [1, 3]], line)
+    alone, _ = links.collective_time("all-gather", size, [[0, 2]], line)
+    both, axes = links.collective_time("all-gather", size, [[0, 2], [1, 3]], line)
     assert alone == pytest.approx(size / 2 / V5E_LINK) and axes == ("x+", "x-")
     assert both == pytest.approx(2 * alone), "between chips 1 and 2 both pass"
 
 
 def test_a_permutation_is_as_slow_as_its_fullest_link():
     def seconds(pairs, where=V5P):
-        return program.send_time(0.1 * LINK, pairs, where)[0]
+        return links.send_time(0.1 * LINK, pairs, where)[0]
     assert seconds([(0, 1), (1, 0), (2, 3), (3, 2)]) == pytest.approx(0.1)
     line = Box("v5p", (4, 2, 1))
     assert seconds([(0, 3), (1, 2)], line) == pytest.approx(0.2), "both cross from 1 to 2"
@@ -241,7 +240,7 @@ def test_small_collectives_take_a_microsecond_a_hop():
 def test_no_time_without_cycles_for_more_than_two_percent(rows, known):
     found = predict(text(f"%c = bf16[]{{:S(6)}} constant(0)\n{work('a', 1_000)}\n"
                          f"%u = bf16[{rows},8192]{{1,0}} rng(%c)"), V5P)
-    assert [entry["opcode"] for entry in found.unknown] == ["rng"]
+    assert [entry.opcode for entry in found.unknown] == ["rng"]
     assert found.unknown_bytes == pytest.approx(rows / (rows + 2 * 1024))
     assert (found.seconds is not None) == known and found.clock > 0
 
@@ -249,7 +248,7 @@ def test_no_time_without_cycles_for_more_than_two_percent(rows, known):
 def test_what_only_moves_bytes_takes_them_at_the_speed_of_the_memory():
     found = predict(text("%u = bf16[2048,8192]{1,0} concatenate(%p, %p), dimensions={0}"), V5P)
     assert found.seconds == pytest.approx(2 * 2048 * 8192 * 2 / 2.765e12)
-    assert found.unknown == [] and found.moved[0]["opcode"] == "concatenate"
+    assert found.unknown == [] and found.moved[0].opcode == "concatenate"
 
 
 def priced(cycles, kind, shape="bf16[16777216]{0}", more=""):
@@ -319,7 +318,7 @@ def test_a_text_for_another_slice_is_refused():
     with pytest.raises(ValueError, match="for 4 chips"):
         predict(text(work("a", 1)), Box("v6e", (2, 4)))
     with pytest.raises(ValueError, match="no scheduled program"):
-        program.Program("HloModule m\n")
+        hlo.Program("HloModule m\n")
 
 
 # ── products ────────────────────────────────────────────────────────────────────────────────────
@@ -338,15 +337,15 @@ def test_a_text_for_another_slice_is_refused():
      2 * 128 * 64 * 32)])
 def test_operations_of_a_product(lhs, rhs, line, flops):
     lines = f"%l = {lhs}{{1,0}} parameter(1)\n%r = {rhs}{{1,0}} parameter(2)\n{line}"
-    made = program.Program(text(lines))
-    assert made.flops(made.computations["main"][-1], "main") == (flops, 0)
+    made = hlo.Program(text(lines))
+    assert made.work(made.computations["main"][-1], "main") == (flops, 0)
 
 
 def test_int8_products_are_counted_apart():
     lines = ("%l = s8[128,64]{1,0} parameter(1)\n%r = s8[64,32]{1,0} parameter(2)\n"
              "%o = s32[128,32]{1,0} convolution(%l, %r), dim_labels=bf_io->bf")
-    made = program.Program(text(lines))
-    assert made.flops(made.computations["main"][-1], "main") == (2 * 128 * 64 * 32,) * 2
+    made = hlo.Program(text(lines))
+    assert made.work(made.computations["main"][-1], "main") == (2 * 128 * 64 * 32,) * 2
 
 
 def test_a_table_that_is_looked_up_counts_what_is_read():
@@ -355,7 +354,7 @@ def test_a_table_that_is_looked_up_counts_what_is_read():
     look = ("%look (a: bf16[65536,5376], b: s32[16]) -> bf16[16,5376] {\n"
             "  %a = bf16[65536,5376]{1,0} parameter(0)\n  %b = s32[16]{0} parameter(1)\n"
             "  ROOT %x = bf16[16,5376]{1,0} gather(%a, %b)\n}\n")
-    made = program.Program(text(lines, look))
+    made = hlo.Program(text(lines, look))
     assert made.moved_bytes(made.computations["main"][-1], "main") == 2 * 16 * 5376 * 2 + 16 * 4
 
 
@@ -370,7 +369,7 @@ def test_what_a_transfer_hands_through_a_product_is_not_read_by_it():
               "  %b = bf16[8,64]{1,0} parameter(1)\n  %c = bf16[5376,5376]{1,0} parameter(2)\n"
               "  %p = bf16[8,32]{1,0} convolution(%b, %a), dim_labels=bf_io->bf\n"
               "  ROOT %t = (bf16[8,32]{1,0}, bf16[5376,5376]{1,0}) tuple(%p, %c)\n}\n")
-    made = program.Program(text(lines, inside))
+    made = hlo.Program(text(lines, inside))
     line = next(one for one in made.computations["main"] if one.name == "f")
     assert made.moved_bytes(line, "main") == 2 * (64 * 32 + 8 * 64 + 8 * 32)
 
@@ -415,9 +414,9 @@ def test_the_trace_is_what_the_viewer_s_format_asks_for(tmp_path):
     """Trace Event Format: metadata events name threads, complete events have ts and dur."""
     found = predict(MIXED, V5P)
     path = tmp_path / "step.json.gz"
-    program.write_trace(found, path)
+    report.write_trace(found, path)
     once = path.read_bytes()
-    program.write_trace(found, path)
+    report.write_trace(found, path)
     assert path.read_bytes() == once and list(tmp_path.iterdir()) == [path]
     with gzip.open(path, "rt") as file:
         events = json.load(file)["traceEvents"]

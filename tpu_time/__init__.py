@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tpu_time.bands import band, between
     from tpu_time.fit import run_cost, will_it_fit
-    from tpu_time.program import Box, predict, profile, write_trace
+    from tpu_time.clock import predict
+    from tpu_time.links import Box
+    from tpu_time.report import profile, write_trace
 
 _FROM = {"band": "bands", "between": "bands", "run_cost": "fit", "will_it_fit": "fit",
-         "Box": "program", "predict": "program", "profile": "program", "write_trace": "program"}
+         "Box": "links", "predict": "clock", "profile": "report", "write_trace": "report"}
 __all__ = ["Box", "band", "between", "predict", "profile", "run_cost", "will_it_fit", "write_trace"]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     """The face's names when they are asked for: only what reads a program needs NumPy."""
     if name not in _FROM:
         raise AttributeError(f"tpu_time has no {name}")

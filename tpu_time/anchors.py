@@ -13,8 +13,10 @@ import datetime
 import re
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +25,12 @@ import optax
 import pandas as pd
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tpu_time import bands, compiler
-from tpu_time import program as timing
+from tpu_time import bands, clock, compiler, links
 
 RECIPES = "AI-Hypercomputer/tpu-recipes: microbenchmarks/"
 JAX_DOCS = "jax-ml/jax: docs/pallas/tpu/matmul.ipynb, XLA matmul"
 TPUCHAT = "vorushin/tpuchat: pallas/CLAUDE.md (662fcd4f), pallas/profile_breakdown.py"
+Lower = Callable[[list], jax.stages.Lowered]  # devices of a slice -> JAX's lowered program
 LOOPS = "deep-diver/tunix-accel: 01-CCE/data/mesh_pathology_tpu_v5e_synthetic/results.csv"
 
 
@@ -55,13 +57,14 @@ class Anchor:
     clock: str
     source: str
     versions: str = ""
-    lower: object = None
-    seconds: object = None
+    lower: Lower | None = None
+    seconds: Callable[[], float] | None = None
     options: dict = field(default_factory=dict)
-    mesh: tuple = None
+    mesh: tuple[int, int] | None = None
 
 
-def on(devices, shapes, shape=None, axes=("fsdp", "tp"), spec=()):
+def on(devices: list, shapes: Any, shape: tuple[int, int] | None = None,
+       axes: tuple[str, str] = ("fsdp", "tp"), spec: tuple = ()) -> tuple[jax.sharding.Mesh, Any]:
     """(mesh, the shapes placed on it): whole on every device unless a spec is given."""
     mesh = jax.make_mesh(shape or (len(devices), 1), axes, devices=devices,
                          axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -70,7 +73,7 @@ def on(devices, shapes, shape=None, axes=("fsdp", "tp"), spec=()):
         lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=where), shapes)
 
 
-def product(size):
+def product(size: int) -> Lower:
     """A product of two square bfloat16 matrices on one chip."""
     def lower(devices):
         square = jax.ShapeDtypeStruct((size, size), "bfloat16")
@@ -79,19 +82,20 @@ def product(size):
     return lower
 
 
-def psum():
+def psum() -> float:
     """Seconds of an all-reduce of 17,408 x 17,408 bfloat16 numbers over a v6e-256."""
-    grid = timing.Box("v6e", (16, 16))
-    return timing.collective_time("all-reduce", 17_408**2 * 2, [list(range(256))], grid)[0]
+    grid = links.Box("v6e", (16, 16))
+    return links.collective_time("all-reduce", 17_408**2 * 2, [list(range(256))], grid)[0]
 
 
-def ring():
+def ring() -> float:
     """Seconds of an all-gather of 10 MB over the 16 chips of a v5e-128's longer side."""
-    grid = timing.Box("v5e", (8, 16))
-    return timing.collective_time("all-gather", 10_000_000, [list(range(16))], grid)[0]
+    grid = links.Box("v5e", (8, 16))
+    return links.collective_time("all-gather", 10_000_000, [list(range(16))], grid)[0]
 
 
-def chunked_product(token_chunk, vocab_chunk, tokens=8_192, width=320, vocabulary=262_144):
+def chunked_product(token_chunk: int, vocab_chunk: int, tokens: int = 8_192, width: int = 320,
+                    vocabulary: int = 262_144) -> Lower:
     """A projection to a vocabulary in chunks, tanh and sum of each, the same on four chips."""
     def lower(devices):
         mesh, arguments = on(devices, (jax.ShapeDtypeStruct((tokens, width), "bfloat16"),
@@ -114,7 +118,8 @@ def chunked_product(token_chunk, vocab_chunk, tokens=8_192, width=320, vocabular
     return lower
 
 
-def tpuchat_loss(rows=4, length=2_048, width=1_024, vocabulary=32_768, softcap=15.0):
+def tpuchat_loss(rows: int = 4, length: int = 2_048, width: int = 1_024, vocabulary: int = 32_768,
+                 softcap: float = 15.0) -> Lower:
     """tpuchat's output matrix and loss, with the gradient of their input."""
     def lower(devices):
         def loss(hidden, output, tokens):
@@ -129,15 +134,16 @@ def tpuchat_loss(rows=4, length=2_048, width=1_024, vocabulary=32_768, softcap=1
     return lower
 
 
-def tpuchat_shapes(layers=8, width=1_024, heads=4, size=256, inner=3_072, vocabulary=32_768):
+def tpuchat_shapes(layers: int = 8, width: int = 1_024, heads: int = 4, size: int = 256,
+                   inner: int = 3_072, vocabulary: int = 32_768) -> list[tuple[int, ...]]:
     """The shapes of tpuchat's 163.6 M parameters."""
-    one = (width, 1, size)
-    layer = [(width, heads, size), one, one, (heads, size, width), (width, inner),
+    keys = values = (width, 1, size)
+    layer = [(width, heads, size), keys, values, (heads, size, width), (width, inner),
              (width, inner), (inner, width)]
     return [(vocabulary, width), (width, vocabulary), *layer * layers]
 
 
-def tpuchat_update(devices):
+def tpuchat_update(devices: list) -> jax.stages.Lowered:
     """One AdamW update of tpuchat's parameters in bfloat16; no argument is donated."""
     params = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in tpuchat_shapes()]
     rule = optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1)
@@ -145,15 +151,16 @@ def tpuchat_update(devices):
     return jax.jit(rule.update).lower(*arguments)
 
 
-def tpuchat_average(devices, micro_batches=16):
+def tpuchat_average(devices: list, micro_batches: int = 16) -> jax.stages.Lowered:
     """The mean of tpuchat's stacked gradients over its micro-batches."""
     stacks = [jax.ShapeDtypeStruct((micro_batches, *shape), "bfloat16") for shape in tpuchat_shapes()]
     _, arguments = on(devices[:1], stacks)
     return jax.jit(lambda tree: [jnp.mean(stack, axis=0) for stack in tree]).lower(arguments)
 
 
-def maxtext_step(layers=32, width=8_192, inner=28_672, heads=64, vocabulary=32_000, rows=384,
-                 length=2_048, mesh_shape=(16, 4)):
+def maxtext_step(layers: int = 32, width: int = 8_192, inner: int = 28_672, heads: int = 64,
+                 vocabulary: int = 32_000, rows: int = 384, length: int = 2_048,
+                 mesh_shape: tuple[int, int] = (16, 4)) -> Lower:
     """MaxText's 32B: a whole step of AdamW on weights cut over both axes, without attention's scores.
 
     A flash kernel carries no cycles, so the mixing of values is left out here and counted by
@@ -220,12 +227,14 @@ def maxtext_step(layers=32, width=8_192, inner=28_672, heads=64, vocabulary=32_0
     return lower
 
 
-def flash(layers=32, width=8_192, rows=6, length=2_048, share=0.5):
+def flash(layers: int = 32, width: int = 8_192, rows: int = 6, length: int = 2_048,
+          share: float = 0.5) -> float:
     """Seconds of causal attention's seven products at a share of a v5p's peak."""
-    return 7 * 2 * length**2 * width * layers * rows / 2 / (share * timing.chip("v5p").flops)
+    return 7 * 2 * length**2 * width * layers * rows / 2 / (share * links.chip("v5p").flops)
 
 
-def maxtext_flops(layers=32, width=8_192, inner=28_672, vocabulary=32_000, rows=6, length=2_048):
+def maxtext_flops(layers: int = 32, width: int = 8_192, inner: int = 28_672,
+                  vocabulary: int = 32_000, rows: int = 6, length: int = 2_048) -> int:
     """FLOPs of a step on one chip as MaxText counts them: three passes, attention not halved."""
     weights = layers * (3 * width * inner + 4 * width**2) + width * vocabulary
     return 3 * rows * length * (2 * weights + 4 * length * width * layers)
@@ -293,14 +302,14 @@ ANCHORS = {
 TOPOLOGIES = {"v5p-128": "v5p:4x4x4"}  # of slices that nobody here rents
 
 
-def grid_of(name, devices):
+def grid_of(name: str, devices: Iterable) -> links.Box:
     """The slice of an anchor as the time model sees it: partitions in the mesh's order."""
     used = np.array([device.coords for device in devices])
-    return timing.Box(name.split("-")[0], tuple(int(size) for size in used.max(axis=0) + 1),
-                        tuple(map(tuple, used.tolist())))
+    return links.Box(name.split("-")[0], tuple(int(size) for size in used.max(axis=0) + 1),
+                     tuple(map(tuple, used.tolist())))
 
 
-def measure(name):
+def measure(name: str) -> dict[str, str]:
     """One row of the table: an anchor compiled, predicted and put beside its measurement."""
     anchor, start = ANCHORS[name], time.process_time()
     seconds = anchor.seconds() if anchor.seconds else 0.0
@@ -309,7 +318,7 @@ def measure(name):
         program = anchor.lower(devices).compile(compiler_options=anchor.options or None)
         chips = int(re.search(r"num_partitions=(\d+)|$", program.as_text())[1] or 1)
         mesh, _ = on(devices[:chips], (), anchor.mesh)
-        found = timing.predict(program.as_text(), grid_of(anchor.slice, mesh.devices.flat))
+        found = clock.predict(program.as_text(), grid_of(anchor.slice, mesh.devices.flat))
         seconds = found.seconds and seconds + found.seconds
     measured = anchor.milliseconds
     return {"name": name, "program": anchor.program, "slice": anchor.slice, "clock": anchor.clock,
@@ -323,7 +332,7 @@ def measure(name):
             "date": str(datetime.date.today())}
 
 
-def main(names):
+def main(names: list[str]) -> None:
     """Make the rows that are asked for, or all that are not stored."""
     compiler.start()
     compiler.register()

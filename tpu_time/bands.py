@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ANCHORS = ROOT / "data" / "anchors" / "anchors.csv"
 
 
-def anchors():
+def anchors() -> list[dict[str, str]]:
     """The stored rows as dicts of text, [] if there is no table."""
     if not ANCHORS.exists():
         return []
@@ -28,26 +28,29 @@ def anchors():
         return list(csv.DictReader(file))
 
 
-def typical_miss():
+def typical_miss() -> float:
     """The root mean square of log(predicted / measured), as the rule above says.
 
     Raises:
-      UserError: no stored row has a prediction, so nobody can say how far one may be off.
+      UserError: there are no anchors, so nothing is known about the error of a prediction.
     """
-    logs = [math.log(float(row["predicted_ms"]) / float(row["measured_ms"]))
-            for row in anchors() if row["predicted_ms"]]
-    if not logs:
-        raise UserError(f"{ANCHORS} holds no prediction beside a measurement, and a predicted time has "
-                        "no range without. Get the file back (git checkout data/anchors).")
-    return math.sqrt(sum(one * one for one in logs) / len(logs))
+    squares = []
+    for row in anchors():
+        if row["predicted_ms"]:
+            squares.append(math.log(float(row["predicted_ms"]) / float(row["measured_ms"])) ** 2)
+    if not squares:
+        raise UserError(f"{ANCHORS} has no row with a prediction, so no range can be given. Restore "
+                        "it (git checkout data/anchors), or make it: python -m tpu_time.anchors")
+    return math.sqrt(sum(squares) / len(squares))
 
 
-def band(value, predictions=1):
+def band(value: float, predictions: int = 1) -> tuple[float, float]:
     """(low, high) of a predicted time, speed or cost; of a ratio with `predictions=2`."""
     factor = math.exp(math.sqrt(predictions) * typical_miss())
     return value / factor, value * factor
 
 
-def between(value, predictions=1, form="{:.1f}"):
+def between(value: float, predictions: int = 1, form: str = "{:.1f}") -> str:
     """`band` as text: "7.1 to 8.9"."""
-    return " to ".join(map(form.format, band(value, predictions)))
+    low, high = band(value, predictions)
+    return f"{form.format(low)} to {form.format(high)}"

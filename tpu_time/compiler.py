@@ -11,6 +11,7 @@ import re
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tables.hardware import SLICES
@@ -19,17 +20,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PLATFORM = "tpu_compiler"
 
 
-def find():
+def find() -> str:
     """The library's path, or an empty string: TPU_LIBRARY_PATH, .libtpu/, or an installed wheel."""
+    places = [os.environ.get("TPU_LIBRARY_PATH", ""), str(ROOT / ".libtpu/libtpu/libtpu.so")]
     wheel = importlib.util.find_spec("libtpu")
-    places = [os.environ.get("TPU_LIBRARY_PATH", ""), ROOT / ".libtpu/libtpu/libtpu.so"]
-    folders = wheel.submodule_search_locations if wheel else ()
-    places += [f"{folder}/libtpu.so" for folder in folders]
-    return next((str(Path(place).resolve()) for place in places if place and Path(place).is_file()),
-                "")
+    if wheel:
+        places += [f"{folder}/libtpu.so" for folder in wheel.submodule_search_locations or ()]
+    for place in places:
+        if place and Path(place).is_file():
+            return str(Path(place).resolve())
+    return ""
 
 
-def start():
+def start() -> str:
     """Set what libtpu and JAX read when they start; returns the library's path, "" if none is here.
 
     Where the library is, what to take this machine for, not to ask the cloud about it, and that two
@@ -45,7 +48,7 @@ def start():
 
 
 @functools.cache
-def register():
+def register() -> None:
     """Make devices that nobody owns JAX's first backend; what is computed stays on the CPU.
 
     Tunix asks `jax.devices()` for its platform and leaves its sharding constraints out on a CPU.
@@ -57,18 +60,18 @@ def register():
     jax.config.update("jax_default_device", jax.devices("cpu")[0])
 
 
-def devices_of(name):
+def devices_of(name: str) -> list:
     """The devices of a slice ("v5p-8") or a topology ("v5p:4x4x4"), for compiling only."""
     from jax.experimental import topologies
     if ":" in name:
         return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     piece = SLICES[name]
-    one = {"chips_per_host_bounds": (1, 1, 1)} if piece.chips == 1 else {}
+    options = {"chips_per_host_bounds": (1, 1, 1)} if piece.chips == 1 else {}
     return topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{piece.kind}:{piece.topology}", **one).devices
+        platform="tpu", topology_name=f"{piece.kind}:{piece.topology}", **options).devices
 
 
-def planned(lower):
+def planned(lower: Callable) -> float:
     """GiB of one chip that XLA plans for a program, in a tenth of a compilation's time.
 
     XLA writes its memory report when all buffers have places and no code is generated yet, which is
@@ -81,7 +84,8 @@ def planned(lower):
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if not (child := os.fork()):
+        child = os.fork()
+        if child == 0:
             def leave():  # this file comes after the report
                 while not list(folder.glob("*after_optimizations_after_buffer_assignment*")):
                     time.sleep(0.2)
@@ -95,11 +99,11 @@ def planned(lower):
                 os._exit(1)
         os.waitpid(child, 0)
         report, = folder.glob("*memory-usage-report.txt")
-        said = re.search(r"default \(color=0\)\s+Total bytes: (\d+)", report.read_text())
-    return int(said[1]) / 2**30
+        total = re.search(r"default \(color=0\)\s+Total bytes: (\d+)", report.read_text())
+    return int(total[1]) / 2**30
 
 
-def version():
+def version() -> str:
     """The library's version: of the wheel beside it, or "unknown"."""
     wheel = next(Path(find()).parent.parent.glob("libtpu-*.dist-info"), Path("libtpu-unknown"))
     return wheel.name.removeprefix("libtpu-").removesuffix(".dist-info")

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tables.errors import UserError
 from tables import architecture, hardware, stored
+from tables.errors import UserError
 from tables.hardware import chip, slice_name
 from tpu_time import bands
 
@@ -28,8 +28,10 @@ REMATS = ("NONE", "BLOCK", "DECODER")  # from the fastest to the smallest
 # Tokens of a row, the better first.
 LENGTHS = {"31b": (4096, 2048), "e2b": (2048, 1024), "e4b": (2048, 1024)}
 # The renter's table: (kind, chips) of every slice.
-SLICES = {name: (one.kind, one.chips) for name, one in hardware.SLICES.items() if one.chips > 1}
-ONE_CHIP = {name: (one.kind, 1) for name, one in hardware.SLICES.items() if one.chips == 1}
+SLICES: dict[str, tuple[str, int]] = {}
+ONE_CHIP: dict[str, tuple[str, int]] = {}
+for _name, _piece in hardware.SLICES.items():
+    (SLICES if _piece.chips > 1 else ONE_CHIP)[_name] = (_piece.kind, _piece.chips)
 SMALL = ("e2b", "e4b")  # models that one chip may hold
 
 # What a run does beside its steps, and where the numbers come from. Nothing here was timed by us.
@@ -89,68 +91,76 @@ class Fit:
     bound: float
 
     @property
-    def total(self):
+    def total(self) -> float:
         """GiB that a chip needs."""
         return sum(self.parts.values())
 
     @property
-    def fits(self):
+    def fits(self) -> bool:
         """Does it? An estimate has to leave `SPARE` of the chip free."""
-        return self.total <= self.limit * (1.0 if self.compiled else 1 - SPARE)
+        usable = 1.0 if self.compiled else 1 - SPARE
+        return self.total <= self.limit * usable
 
     @property
-    def pace(self):
+    def pace(self) -> str:
         """Real tokens per second as text: predicted, or what the arithmetic allows at most (≤)."""
         return f"≤ {self.bound:,.0f}" if self.speed is None else f"{self.speed:,.0f}"
 
-    def __str__(self):
+    def __str__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
         how = "compiled" if self.compiled else "estimated"
-        return (f"{self.model}, {self.base_dtype} base, on a {self.slice}: "
-                f"{'fits' if self.fits else 'does not fit'} with remat={self.remat} and "
-                f"{self.rows} row{'s' * (self.rows > 1)} of {self.row_length:,} tokens at once, "
+        rows = "row" if self.rows == 1 else "rows"
+        return (f"{self.model}, {self.base_dtype} base, on a {self.slice}: {verdict} with "
+                f"remat={self.remat} and {self.rows} {rows} of {self.row_length:,} tokens at once, "
                 f"{self.total:.1f} of {self.limit:.1f} GiB per chip ({how})")
 
 
 @functools.cache
-def _config(model):
+def _config(model: str) -> dict:
     path = ROOT / "data" / "configs" / f"gemma4_{model}.json"
     if model not in LENGTHS:
         raise UserError(f"model={model}: there are {', '.join(LENGTHS)}.")
     return architecture.read_config(path)
 
 
-def mesh_of(model, chips):
+def mesh_of(model: str, chips: int) -> tuple[int, int]:
     """(fsdp, tp) that 03 lays out: the largest tp that the model's heads allow."""
     return architecture.choose_mesh(_config(model), chips)
 
 
-def _stored(name, model):
+def _stored(name: str, model: str) -> list[dict]:
     """Rows of notebook 03's step as it is today, on the mesh that the heads allow with most tp."""
-    return [row for row in stored.compiled_rows(name, model)
-            if not row["mesh"] and row["attention_block"] != "0" and row["args_gib"]]
+    rows = []
+    for row in stored.compiled_rows(name, model):
+        as_03_runs_it = not row["mesh"] and row["attention_block"] != "0"
+        if as_03_runs_it and row["args_gib"]:
+            rows.append(row)
+    return rows
 
 
-def held(model, fsdp, tp, base_dtype="bfloat16"):
+def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[float, float]:
     """GiB of one chip that a step is handed: the base; adapters with Adam's two moments, float32.
 
     A matrix is cut over both axes. Its adapters meet one side of it each, so each of them is cut
     over one axis and repeated along the other. A quantised base keeps its embeddings in bfloat16.
     """
-    config, parts = _config(model), {"fsdp": fsdp, "tp": tp}
-    adapters = quantised = 0.0
+    config = _config(model)
+    adapters = 0.0
+    quantised = 0
     for module in architecture.modules(config):
-        turned = module.kind in ("attn_vec_einsum", "down_proj")
-        first, last = ("tp", "fsdp") if turned else ("fsdp", "tp")
         a, b = module.adapter(RANK)
-        adapters += math.prod(a) / parts[first] + math.prod(b) / parts[last]
+        turned = module.kind in ("attn_vec_einsum", "down_proj")
+        first, last = (tp, fsdp) if turned else (fsdp, tp)
+        adapters += math.prod(a) / first + math.prod(b) / last
         quantised += module.size
     weights = 2.0 * architecture.parameters(config)["total"]
     if base_dtype != "bfloat16":
-        weights += quantised * (BASE_BYTES[base_dtype] - 2.0 + 2.0 / TILE * (base_dtype == "nf4"))
+        scales = 2.0 / TILE if base_dtype == "nf4" else 0.0
+        weights += quantised * (BASE_BYTES[base_dtype] - 2.0 + scales)
     return weights / (fsdp * tp) / GIB, 12 * adapters / GIB
 
 
-def _layer_bytes(layer, length, tp):
+def _layer_bytes(layer: architecture.Layer, length: int, tp: int) -> tuple[float, float]:
     """Bytes of one token that the backward pass reads again: (the residual stream, all else).
 
     Counted from the model's code: eight arrays of the stream; queries three times (projected,
@@ -158,16 +168,33 @@ def _layer_bytes(layer, length, tp):
     weight; gate, up and their product. All in bfloat16, cut over tp.
     """
     D, N, K, H, F = layer.width, layer.heads, layer.kv_heads, layer.head_dim, layer.mlp
-    ends = range(BLOCK, length + 1, BLOCK) if length > BLOCK else [length]
-    seen = [end if layer.window is None else min(end, layer.window + BLOCK) for end in ends]
-    rest = 2 * (3 * N * H + 5 * K * H + 3 * F) + SCORES * N * sum(seen) / len(seen)
+    ends = list(range(BLOCK, length + 1, BLOCK)) if length > BLOCK else [length]
+    keys = 0
+    for end in ends:
+        keys += end if layer.window is None else min(end, layer.window + BLOCK)
+    rest = 2 * (3 * N * H + 5 * K * H + 3 * F) + SCORES * N * keys / len(ends)
     return 8 * 2 * D / tp, rest / tp
 
 
 SCORES = 2.6  # bytes of a pair: two bfloat16 numbers, of which the compiler drops some again
 
 
-def estimate(model, fsdp, tp, base_dtype, remat, rows, row_length):
+def _kept_activations(layers: list[architecture.Layer], remat: str, length: int,
+                      tp: int) -> float:
+    """Bytes of one token that stay in memory between the forward and the backward pass."""
+    kept = inside = 0.0
+    for layer in layers:
+        stream, rest = _layer_bytes(layer, length, tp)
+        if remat == "NONE":
+            kept += stream + rest
+        else:
+            kept += stream / 2 if remat == "BLOCK" else stream / 8
+        inside = max(inside, stream + rest)
+    return kept if remat == "NONE" else kept + inside  # and the layer that is computed again
+
+
+def estimate(model: str, fsdp: int, tp: int, base_dtype: str, remat: str, rows: int,
+             row_length: int) -> dict[str, float]:
     """{what: GiB of one chip} of a training step, added up from the model's shapes.
 
     Within a tenth of the compiler's sum, but for one stored row: int8 on a v6e-8 with BLOCK needs
@@ -176,21 +203,17 @@ def estimate(model, fsdp, tp, base_dtype, remat, rows, row_length):
     """
     config = _config(model)
     base, adapters = held(model, fsdp, tp, base_dtype)
-    tokens, kept, inside = rows / fsdp * row_length, 0.0, 0.0
-    for layer in architecture.layers(config):
-        stream, rest = _layer_bytes(layer, row_length, tp)
-        kept += {"NONE": stream + rest, "BLOCK": stream / 2, "DECODER": stream / 8}[remat]
-        inside = max(inside, stream + rest)
-    kept += 0.0 if remat == "NONE" else inside  # the layer that is computed again
+    tokens = rows / fsdp * row_length
+    kept = _kept_activations(architecture.layers(config), remat, row_length, tp)
     vocabulary = architecture.text_config(config)["vocab_size"]
     return {"base weights": base, "adapters and Adam": adapters,
             "gradients": adapters / 2,  # of the adapters, in float32, and a copy in bfloat16
             "activations": tokens * kept / GIB,
-            "logits": rows / fsdp * row_length / 2 * vocabulary / tp * 8 / GIB,
+            "logits": tokens / 2 * vocabulary / tp * 8 / GIB,
             "gathered weights": _gathered(config, base_dtype) * (fsdp - 1) / (fsdp * tp) / GIB}
 
 
-def _gathered(config, base_dtype):
+def _gathered(config: dict, base_dtype: str) -> float:
     """Bytes of all matrices' bfloat16 copies that the compiler keeps from the forward pass on.
 
     As far as rows are compiled: all that came from the other chips, of a quantised base half of it.
@@ -200,8 +223,9 @@ def _gathered(config, base_dtype):
     return kept * 2.0 * sum(module.size for module in architecture.modules(config))
 
 
-def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", rows=None,
-                row_length=None):
+def will_it_fit(kind: str, chips: int, model: str = "31b", base_dtype: str = "bfloat16",
+                remat: str = "NONE", rows: int | None = None,
+                row_length: int | None = None) -> Fit:
     """Whether notebook 03's step fits a slice, and how fast it is as far as that is predicted.
 
     Args:
@@ -222,32 +246,44 @@ def will_it_fit(kind, chips, model="31b", base_dtype="bfloat16", remat="NONE", r
     if base_dtype not in BASE_BYTES or remat not in REMATS:
         raise UserError(f"base_dtype={base_dtype}, remat={remat}: there are "
                         f"{', '.join(BASE_BYTES)} and {', '.join(REMATS)}.")
-    name, spec = slice_name(kind, chips), chip(kind)
+    name = slice_name(kind, chips)
     fsdp, tp = mesh_of(model, chips)
     row_length = row_length or LENGTHS[model][0]
-    rows = rows or max(fsdp * 2 if kind == "v5p" else fsdp, 1)
+    rows = rows or (fsdp * 2 if kind == "v5p" else fsdp)
     if rows % fsdp:
         raise UserError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
     wanted = (base_dtype, remat, rows, row_length)
-    same = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
-            if _shape(row) == wanted]
+    same = []
+    for row in _stored(name, model):
+        if _shape(row) == wanted:
+            same.append(_compiled(name, model, kind, chips, row))
     if same:
-        return max(same, key=lambda found: found.speed or 0)
+        return max(same, key=lambda fit: fit.speed or 0)
+    limit = chip(kind).hbm / GIB
     parts = estimate(model, fsdp, tp, base_dtype, remat, rows, row_length)
-    whole = base_dtype != "bfloat16" and best_fit(kind, chips, model)  # storage saves no time
+    bound = _bound(kind, chips, model, base_dtype, remat)
+    return Fit(name, model, *wanted, chips, parts, limit, False, None, bound)
+
+
+def _bound(kind: str, chips: int, model: str, base_dtype: str, remat: str) -> float:
+    """Real tokens per second that an estimated step can't exceed; see `Fit.bound`."""
     work = STEP_FLOPS[remat] * architecture.parameters(_config(model))["matmul"] / FILL
-    bound = chips * spec.flops / work
-    if whole and whole.fits and (remat == "NONE") <= (whole.remat == "NONE"):
+    bound = chips * chip(kind).flops / work
+    if base_dtype == "bfloat16":
+        return bound
+    whole = best_fit(kind, chips, model)  # storage saves no time
+    recomputes_less = remat == "NONE" and whole.remat != "NONE"
+    if whole.fits and not recomputes_less:
         bound = min(bound, whole.speed or whole.bound)
-    return Fit(name, model, *wanted, chips, parts, spec.hbm / GIB, False, None, bound)
+    return bound
 
 
-def _shape(row):
+def _shape(row: dict) -> tuple[str, str, int, int]:
     """(base dtype, remat, rows, row length) of a stored row."""
     return (row["base_dtype"], row["remat"], int(row["micro_batch"]), int(row["sequence_length"]))
 
 
-def _compiled(name, model, kind, chips, row):
+def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
     """The `Fit` of a stored row."""
     base, adapters = held(model, *mesh_of(model, chips), _shape(row)[0])
     base = float(row["args_gib"]) - adapters
@@ -259,7 +295,7 @@ def _compiled(name, model, kind, chips, row):
                float(speed) if speed else None, tokens / (flops / chip(kind).flops))
 
 
-def best_fit(kind, chips, model="31b", base_dtype="bfloat16"):
+def best_fit(kind: str, chips: int, model: str = "31b", base_dtype: str = "bfloat16") -> Fit:
     """The `Fit` that 03 would train with: of the compiled ones, else of the estimated ones, the one
     that recomputes least with the longest rows. If none fits, the smallest.
 
@@ -267,26 +303,34 @@ def best_fit(kind, chips, model="31b", base_dtype="bfloat16"):
     the fastest.
     """
     name = slice_name(kind, chips)
-    compiled = [_compiled(name, model, kind, chips, row) for row in _stored(name, model)
-                if _shape(row)[0] == base_dtype]
-    fitting = [found for found in compiled if found.total <= (1 - SPARE) * found.limit]
+    fitting = []
+    for row in _stored(name, model):
+        if _shape(row)[0] == base_dtype:
+            fit = _compiled(name, model, kind, chips, row)
+            if fit.total <= (1 - SPARE) * fit.limit:
+                fitting.append(fit)
     if fitting:
-        return min(fitting, key=lambda found: (REMATS.index(found.remat),
-                                               found.rows < STEP_ROWS[model], -(found.speed or 0)))
+        return min(fitting, key=_order)
     for length in LENGTHS[model]:
         for remat in REMATS:
-            found = will_it_fit(kind, chips, model, base_dtype, remat, row_length=length)
-            if found.fits:
-                return found
-    return found
+            fit = will_it_fit(kind, chips, model, base_dtype, remat, row_length=length)
+            if fit.fits:
+                return fit
+    return fit
 
 
-def step_tokens(fit):
+def _order(fit: Fit) -> tuple[int, bool, float]:
+    """What `best_fit` sorts compiled steps by, the best first."""
+    return REMATS.index(fit.remat), fit.rows < STEP_ROWS[fit.model], -(fit.speed or 0)
+
+
+def step_tokens(fit: Fit) -> float:
     """Real tokens of an optimizer step: `STEP_ROWS`, in one micro-step or several."""
     return max(fit.rows, STEP_ROWS[fit.model]) * fit.row_length * FILL
 
 
-def run_cost(fit, tokens, dollars_per_hour, speed=None):
+def run_cost(fit: Fit, tokens: float, dollars_per_hour: float,
+             speed: float | None = None) -> dict:
     """What a whole training run takes, as 03 would do it.
 
     Args:
@@ -313,45 +357,39 @@ def run_cost(fit, tokens, dollars_per_hour, speed=None):
         "validate": work / speed / 60, "save": saves * saved / GB_PER_S / 60}
     hours = sum(minutes.values()) / 60
     predicted = (minutes["optimizer steps"] + minutes["validate"]) / 60
-    ends = [hours] if at_least else [hours - predicted + end for end in bands.band(predicted)]
-    least = "≥ " * at_least
+    ends = [hours]
+    if not at_least:
+        low, high = bands.band(predicted)
+        ends = [hours - predicted + low, hours - predicted + high]
+    sign = "≥ " if at_least else ""
+    hours_text = " to ".join(f"{end:.2f}" for end in ends)
+    dollars_text = " to ".join(f"{end * dollars_per_hour:.1f}" for end in ends)
     return {"minutes": minutes, "hours": hours, "dollars": hours * dollars_per_hour,
-            "at_least": at_least,
-            "hours_text": least + " to ".join(f"{end:.2f}" for end in ends),
-            "dollars_text": least + " to ".join(f"{end * dollars_per_hour:.1f}" for end in ends)}
+            "at_least": at_least, "hours_text": sign + hours_text,
+            "dollars_text": sign + dollars_text}
 
 
 @functools.cache
-def adapter_parameters(model):
+def adapter_parameters(model: str) -> int:
     """Numbers in all adapters of 03."""
-    return sum(math.prod(side) for module in architecture.modules(_config(model))
-               for side in module.adapter(RANK))
+    total = 0
+    for module in architecture.modules(_config(model)):
+        a, b = module.adapter(RANK)
+        total += math.prod(a) + math.prod(b)
+    return total
 
 
-def price(kind, chips):
+def price(kind: str, chips: int) -> float:
     """Dollars per hour of a slice, on demand (tables/hardware.py says from where)."""
     return chips * chip(kind).dollars_per_hour
 
 
-def renters_rows(models=("31b",), slices=None):
+def renters_rows(models: tuple[str, ...] = ("31b",),
+                 slices: dict[str, tuple[str, int]] | None = None) -> list[tuple[Fit, float]]:
     """The renter's table: for every slice and base dtype the best `Fit` and the slice's price."""
-    return [(best_fit(kind, chips, model, dtype), price(kind, chips))
-            for model in models for kind, chips in (slices or SLICES).values()
-            for dtype in BASE_BYTES]
-
-
-def page_data():
-    """Everything that the site's page "What will it cost me?" needs, as JSON can hold it."""
-    rows = [{"slice": fit.slice, "model": fit.model, "base": fit.base_dtype, "remat": fit.remat,
-             "rows": fit.rows, "length": fit.row_length, "fits": fit.fits,
-             "compiled": fit.compiled, "gib": round(fit.total, 2), "limit": round(fit.limit, 2),
-             "speed": fit.speed or fit.bound, "predicted": fit.speed is not None,
-             "stepTokens": step_tokens(fit), "forward": 2 / STEP_FLOPS[fit.remat],
-             "pace": fit.pace, "price": dollars}
-            for fit, dollars in [*renters_rows(("31b",)),
-                                 *renters_rows(SMALL, ONE_CHIP | SLICES)]]
-    return {"rows": rows, "fill": FILL, "every": EVERY, "saveEvery": SAVE_EVERY,
-            "heldOut": HELD_OUT, "gbPerS": GB_PER_S,
-            "miss": math.exp(bands.typical_miss()),
-            "compileMinutes": COMPILE_MINUTES, "checkpointGb": CHECKPOINT_GB,
-            "savedGb": {model: 12 * adapter_parameters(model) / 1e9 for model in CHECKPOINT_GB}}
+    rows = []
+    for model in models:
+        for kind, chips in (slices or SLICES).values():
+            for dtype in BASE_BYTES:
+                rows.append((best_fit(kind, chips, model, dtype), price(kind, chips)))
+    return rows

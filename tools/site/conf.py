@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
-from tpu_time import fit  # noqa: E402  (standard library only)
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+from cost_data import page_data  # noqa: E402
 
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]
@@ -45,7 +45,7 @@ def prepare(app, name, source):
     if name.startswith("notebooks/"):
         source[0] = OWN_PAGE.sub(r"../\1.md", source[0])
     if name == "tools/site/cost":
-        source[0] = source[0].replace("COST_DATA", json.dumps(fit.page_data()))
+        source[0] = source[0].replace("COST_DATA", json.dumps(page_data()))
     if name == root_doc:
         stems = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
         parts = {"The series": [f"notebooks/{stem}" for stem in stems if stem < "08"],

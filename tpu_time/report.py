@@ -1,0 +1,95 @@
+"""A prediction as a table, and as a trace that Perfetto opens."""
+
+import gzip
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from tables.hardware import Chip
+from tpu_time.clock import Event, Prediction
+
+TRACKS = {"compute": (1, "chip: computes"), "wait": (1, "chip: computes"),
+          "links": (2, "links: collectives"), "copies": (3, "HBM: copies beside")}
+
+
+@dataclass
+class _Sum:
+    seconds: float = 0.0
+    bound: float = 0.0
+    count: int = 0
+    flops: float = 0.0
+
+
+def at_peak(event: Event, spec: Chip) -> float:
+    """Seconds of an event if it ran at its own limit: products at the peak, bytes at HBM speed."""
+    products = (event.flops - event.int8) / spec.flops + event.int8 / spec.int8
+    return max(products, event.bytes / spec.bandwidth)
+
+
+def what_of(event: Event) -> str:
+    """compute, or for a wait what was waited for: all-gather, reduce-scatter, copy, ..."""
+    return "compute" if event.track == "compute" else event.opcode
+
+
+def profile(prediction: Prediction, spec: Chip) -> list[dict]:
+    """The time by what, part of the model and pass.
+
+    Returns:
+      [{"what", "part", "direction", "seconds", "at_peak", "count", "flops"}], the longest first.
+      `at_peak`: seconds at the peak of the matrix units or of the HBM, whichever is more, summed
+      over the instructions; None for waits.
+    """
+    sums: dict[tuple[str, str, str], _Sum] = defaultdict(_Sum)
+    for event in prediction.events:
+        if event.track not in ("compute", "wait"):
+            continue
+        total = sums[what_of(event), event.part, event.direction]
+        total.seconds += event.seconds * event.count
+        total.count += event.count
+        total.flops += event.flops * event.count
+        if event.track == "compute":
+            total.bound += at_peak(event, spec) * event.count
+    table = []
+    for (what, part, direction), total in sums.items():
+        bound = total.bound if what == "compute" else None
+        table.append({"what": what, "part": part, "direction": direction,
+                      "seconds": total.seconds, "at_peak": bound, "count": total.count,
+                      "flops": total.flops})
+    return sorted(table, key=lambda row: -row["seconds"])
+
+
+def _trace_event(event: Event) -> dict:
+    """A complete event of the Trace Event Format."""
+    label = event.part if event.track == "compute" else f"{event.track}: {event.opcode}"
+    about = {"instruction": event.name, "source": event.line, "FLOP": event.flops,
+             "bytes": event.bytes, "executions": event.count}
+    return {"ph": "X", "name": label, "cat": event.direction, "pid": 1,
+            "tid": TRACKS[event.track][0], "ts": event.start * 1e6, "dur": event.seconds * 1e6,
+            "args": about}
+
+
+def write_trace(prediction: Prediction, path: str | Path, title: str = "one chip") -> None:
+    """Write a prediction as a Chrome trace, gzipped JSON, for https://ui.perfetto.dev.
+
+    The format is Google's Trace Event Format: complete events ("ph": "X") with microseconds, named
+    threads. A loop's body is drawn once; `executions` among an event's arguments says how often it
+    runs.
+
+    Args:
+      prediction: from `predict`.
+      path: the file to write, `*.json.gz`.
+      title: the process's name in the viewer.
+    """
+    events: list[dict] = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": title}}]
+    for number, name in sorted(set(TRACKS.values())):
+        events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": number,
+                       "args": {"name": name}})
+    for event in prediction.events:
+        events.append(_trace_event(event))
+    content = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
+    beside = Path(f"{path}.part")
+    with open(beside, "wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
+        packed.write(content)
+    beside.rename(path)

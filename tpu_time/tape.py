@@ -1,0 +1,350 @@
+"""A program as a tape: all that its time depends on, small enough to be kept as JSON.
+
+A tape is a list of records, one for each instruction that may take time, in the order of the
+schedule. It's stored as nested lists, each with the record's kind in front.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tpu_time.hlo import (
+    JAX_NAME, PRODUCTS, Instruction, Place, Program, bytes_of, written)
+from tpu_time.links import read_groups
+
+FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "domain",
+        "partition-id", "replica-id", "opt-barrier", "add-dependency", "get-dimension-size"}
+MOVES = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "convert", "copy",
+         "transpose", "reshape", "broadcast", "slice", "concatenate", "pad", "dynamic-slice",
+         "dynamic-update-slice", "reverse", "fusion", "iota", "reduce-precision"}
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+               "collective-permute", "collective-broadcast")
+GROUPS = (r"replica_groups=(mesh\[[^\]]*\](?:, device_ids=\([^ ]*\))? \{[^}]*\}|"
+          r"\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|"
+          r"\{.*?\}\}|\{\})")
+DIRECTIONS = ("forward", "recomputed", "backward", "rest")
+LIBRARY = re.compile(r"/(jax|jaxlib|flax|qwix|optax)/")
+ROOMS = {"helpers", "appendix", "tpu_time"}
+WRAPPER = re.compile(r"\w*Lora\.|SharedInputs\.|_OfTheInput\.|Einsum\.__call__|shard$")
+
+# (stack, op_name, product, moves) -> the part of the model that an instruction belongs to: its
+# calls, innermost first; JAX's name of the operation; whether it contains a product, or moves what
+# one needs or made over the links; whether it only converts, copies or rearranges.
+PartOf = Callable[[list[Place], str, bool, bool], str]
+
+
+class About(NamedTuple):
+    """What an instruction belongs to, and how much it computes and moves."""
+
+    part: str = "other"
+    direction: str = "rest"
+    line: str = ""  # of source
+    flops: int = 0
+    int8: int = 0
+    bytes: float = 0  # of HBM
+
+
+class Job(NamedTuple):
+    """One collective."""
+
+    kind: str
+    bytes: int  # the gathered result, or what one chip puts in
+    groups: list[list[int]]  # of a collective-permute: (source, target) pairs
+
+
+class Compute(NamedTuple):
+    """An instruction that keeps the chip busy."""
+
+    name: str
+    what: str  # its opcode, or the target of a custom call
+    cycles: int | None
+    priced: bool  # the back end has a cost model for it
+    moves: bool  # it only moves bytes
+    anywhere: float  # bytes from and to any memory
+    about: About
+
+
+class Send(NamedTuple):
+    """A collective, or one end of it; a start and its done have the same key."""
+
+    name: str
+    opcode: str
+    role: str  # whole, start or done
+    key: str
+    jobs: list[Job]  # they run one after the other
+    about: About
+
+
+class Copy(NamedTuple):
+    """The start of an asynchronous copy, or of a scatter on the SparseCore."""
+
+    name: str
+    opcode: str
+    bytes: int  # that it writes
+    direction: str
+
+
+class Wait(NamedTuple):
+    """The end of something asynchronous."""
+
+    name: str
+    opcode: str
+    key: str
+
+
+class Loop(NamedTuple):
+    """A while loop."""
+
+    trips: int | None
+    body: "Tape"
+
+
+class Branches(NamedTuple):
+    """A conditional."""
+
+    tapes: "list[Tape]"
+
+
+Record = Compute | Send | Copy | Wait | Loop | Branches
+Tape = list[Record]
+KINDS: dict[str, type] = {"compute": Compute, "transfer": Send, "copy": Copy, "wait": Wait,
+                          "loop": Loop, "branches": Branches}
+
+
+def to_json(tape: Tape) -> list:
+    """A tape as JSON holds it: ["compute", name, what, ...] and so on."""
+    names = {kind: name for name, kind in KINDS.items()}
+    rows = []
+    for record in tape:
+        fields: tuple[Any, ...] = record
+        if isinstance(record, Loop):
+            fields = (record.trips, to_json(record.body))
+        elif isinstance(record, Branches):
+            fields = ([to_json(branch) for branch in record.tapes],)
+        rows.append([names[type(record)], *fields])
+    return rows
+
+
+def from_json(rows: list) -> Tape:
+    """The tape that `to_json` wrote."""
+    tape: Tape = []
+    for kind, *fields in rows:
+        if kind == "compute":
+            tape.append(Compute(*fields[:-1], About(*fields[-1])))
+        elif kind == "transfer":
+            *head, jobs, about = fields
+            tape.append(Send(*head, [Job(*job) for job in jobs], About(*about)))
+        elif kind == "loop":
+            trips, body = fields
+            tape.append(Loop(trips, from_json(body)))
+        elif kind == "branches":
+            tape.append(Branches([from_json(branch) for branch in fields[0]]))
+        else:
+            tape.append(KINDS[kind](*fields))
+    return tape
+
+
+# ── what an instruction is ──
+
+
+def direction_of(op_name: str) -> str:
+    """The pass, one of `DIRECTIONS`, from the name that JAX gives an operation.
+
+    `rest` is the optimizer, and what only brings arguments in or results out.
+    """
+    if "rematted_computation" in op_name:
+        return "recomputed"
+    if "transpose(" in op_name:
+        return "backward"
+    return "forward" if "jvp(" in op_name else "rest"
+
+
+def source_line(stack: list[Place]) -> str:
+    """`file:line, function` of the innermost call that is no library's and no wrapper's, or ""."""
+    if not stack:
+        return ""
+    place = stack[0]
+    for candidate in stack:
+        if not LIBRARY.search(candidate.file) and not WRAPPER.match(candidate.function):
+            place = candidate
+            break
+    path = Path(place.file.rsplit("site-packages/", 1)[-1])
+    if "site-packages/" not in place.file:
+        kept = 2 if ROOMS & set(path.parts) else 1  # of ours the room and the file
+        path = Path(*path.parts[-kept:])
+    return f"{path}:{place.line}, {place.function}"
+
+
+def only_moves(lines: list[Instruction]) -> bool:
+    """Do these instructions convert, copy and rearrange, and nothing else?"""
+    return all(line.opcode in MOVES for line in lines)
+
+
+def _job(line: Instruction, shapes: dict[str, str], fusion: str, chips: int) -> Job:
+    """One collective; `fusion` is what contains it, or ""."""
+    kind = line.opcode.removesuffix("-start")
+    size = sum(bytes_of(shapes.get(name, "")) for name in line.operands)
+    if kind == "collective-permute":
+        text = line.attribute(r"source_target_pairs=\{(.*?\})\}") or ""
+        pairs = re.findall(r"\{(\d+),(\d+)\}", text + "}")
+        return Job(kind, size, [[int(source), int(target)] for source, target in pairs])
+    text = line.attribute(GROUPS)
+    if text is None and "replica_groups=" in line.rest:
+        raise ValueError(f"groups in a notation that is not known: {line.rest[:200]}")
+    groups = read_groups(text or "{}", chips)
+    if kind == "all-reduce" and "all-reduce-scatter" in fusion:
+        kind = "reduce-scatter"
+    if kind == "all-gather":
+        size *= len(groups[0])
+    return Job(kind.removeprefix("ragged-"), size, groups)
+
+
+def _ends(lines: list[Instruction]) -> str:
+    """Whether a fusion starts or ends a transfer that runs beside others: "start", "done" or ""."""
+    targets = {line.attribute(r'custom_call_target="([^"]+)"') for line in lines}
+    if "AsyncCollectiveDone" in targets:
+        return "done"
+    return "start" if "AsyncCollectiveStart" in targets else ""
+
+
+class Ends(NamedTuple):
+    """What `transfer_of` finds."""
+
+    role: str
+    key: str
+    jobs: list[Job]
+
+
+def transfer_of(program: Program, line: Instruction, computation: str) -> Ends | None:
+    """A collective, or one end of it; None if an instruction is neither.
+
+    XLA for TPUs writes collectives in five ways: an operation of its own, which stops the chip; a
+    pair of `-start` and `-done`; the same pair around a call that the SparseCore executes
+    (`call-start`, `async_execution_thread="sparsecore"`); a fusion around `%all-reduce-scatter`,
+    which stops the chip, too; and a chain of fusions: one that calls `AsyncCollectiveStart`, products
+    that carry the transfer along (`%async_collective_fusion`; they have cycles and are products like
+    others), and one that calls `AsyncCollectiveDone`.
+    """
+    thread = line.attribute(r'async_execution_thread="([^"]+)"')
+    if thread not in (None, "main", "sparsecore"):
+        raise ValueError(f"{line.name} runs beside the program on {thread!r}: no time is known")
+    collectives, inside = [line], computation
+    role = "start" if line.opcode.endswith("-start") else "whole"
+    key = line.name
+    if line.called:
+        lines = program.computations.get(line.called, [])
+        inner = [other for other in lines if other.opcode.removesuffix("-start") in COLLECTIVES]
+        if not inner or line.called.startswith("async_collective_fusion"):
+            return None
+        collectives, inside = inner, line.called
+        end = _ends(lines)
+        if end:
+            role = end
+            key = f"channel {inner[0].attribute(r'channel_id=([0-9]+)')}"
+    if collectives[0].opcode.removesuffix("-start") not in COLLECTIVES:
+        return None
+    shapes = program.shapes[inside]
+    jobs = [_job(found, shapes, line.called or "", program.chips) for found in collectives]
+    return Ends(role, key, jobs)
+
+
+# ── the reader ──
+
+
+class Reader:
+    """Walks through a program in schedule order and writes down what a clock must know."""
+
+    def __init__(self, program: Program, part_of: PartOf) -> None:
+        self.program, self.part_of = program, part_of
+        self.same: dict[str, str] = {}  # {the update of something asynchronous: its start}
+
+    def run(self, name: str) -> Tape:
+        """The tape of a computation."""
+        tape: Tape = []
+        for line in self.program.computations[name]:
+            tape += self.step(line, name)
+        return tape
+
+    def about(self, line: Instruction, computation: str, transfer: bool = False) -> About:
+        """Part, direction, source, FLOPs and bytes of an instruction."""
+        program = self.program
+        work = program.work(line, computation)
+        inner = list(program.inner(line.called)) if line.called else [line]
+        products = [other for other in inner if other.opcode in PRODUCTS]
+        source = line
+        if products and line.called:  # a fusion is named after its root; its product says more
+            source = max(products, key=lambda product: bytes_of(product.shape))
+        elif not JAX_NAME.match(line.op_name):  # none, or one that XLA made up: reshape.46
+            source = program.named(line, computation)
+        stack = program.stack(source)
+        moves = not transfer and only_moves(inner)
+        part = self.part_of(stack, source.op_name, bool(products) or transfer, moves)
+        return About(part, direction_of(source.op_name), source_line(stack), work.flops, work.int8,
+                     program.moved_bytes(line, computation))
+
+    def step(self, line: Instruction, computation: str) -> Tape:
+        """What an instruction adds to a tape."""
+        opcode = line.opcode
+        if opcode in FREE:
+            return []
+        if opcode == "while":
+            body = line.attribute(r"body=%([\w.\-]+)") or ""
+            return [Loop(self.program.trips(line), self.run(body))]
+        if opcode == "conditional":
+            return [Branches([self.run(name) for name in _branches(line)])]
+        if opcode == "call":
+            return self.run(line.attribute(r"to_apply=%([\w.\-]+)") or "")
+        if opcode.endswith("-done"):
+            return [Wait(line.name, opcode, self._start_of(line))]
+        if opcode.endswith("-update") and "async" in opcode:
+            self.same[line.name] = self._start_of(line)
+            return []
+        transfer = transfer_of(self.program, line, computation)
+        if transfer:
+            return [Send(line.name, opcode, *transfer, self.about(line, computation, True))]
+        if opcode.endswith("-start"):
+            size = bytes_of(written(line.shape))
+            return [Copy(line.name, opcode, size, direction_of(line.op_name))]
+        return [self._compute(line, computation)]
+
+    def _start_of(self, line: Instruction) -> str:
+        """The name of the start that a done or an update belongs to."""
+        operand = line.operands[0]
+        return self.same.get(operand, operand)
+
+    def _compute(self, line: Instruction, computation: str) -> Compute:
+        inner = list(self.program.inner(line.called)) if line.called else [line]
+        what = line.attribute(r'custom_call_target="([^"]+)"') or line.opcode
+        priced = "COST_MODEL_TYPE_INVALID" not in line.rest
+        anywhere = self.program.moved_bytes(line, computation, hbm_only=False)
+        return Compute(line.name, what, line.cycles, priced, only_moves(inner), anywhere,
+                       self.about(line, computation))
+
+
+def _branches(line: Instruction) -> list[str]:
+    """The computations of a conditional."""
+    listed = line.attribute(r"branch_computations=\{([^}]*)\}") or ""
+    names = re.findall(r"%([\w.\-]+)", listed)
+    for word in ("true_computation", "false_computation"):
+        name = line.attribute(word + r"=%([\w.\-]+)")
+        if name:
+            names.append(name)
+    return names
+
+
+def everything_is_other(stack: list[Place], op_name: str, product: bool, moves: bool) -> str:
+    """The `PartOf` of whoever doesn't ask for parts."""
+    return "other"
+
+
+def read(program: Program | str, part_of: PartOf = everything_is_other) -> Tape:
+    """The tape of a program.
+
+    Args:
+      program: a `Program`, or the text of one.
+      part_of: which part of the model an instruction belongs to (`PartOf`).
+    """
+    if isinstance(program, str):
+        program = Program(program)
+    return Reader(program, part_of).run(program.entry)
