@@ -222,7 +222,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # | here | in full |
 # |---|---|
-# | your own chats | [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md), on one Colab TPU |
+# | your own chats | [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md), on one Colab TPU |
 # | rows, masks, packing | [02](02_data.ipynb) |
 # | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in ten minutes |
 # | | [04](04_merge.ipynb) merges the adapters into a model that any engine loads |

@@ -146,7 +146,7 @@ style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 #
 # ## 3. Create a machine, and delete it
 # `scripts/vm.sh` runs on your laptop, with `gcloud` logged in to a project with billing and quota
-# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)). Here we print the first
+# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)). Here we print the first
 # command of each step and run none.
 
 # %%
@@ -203,7 +203,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # ## Recap
 # You know whether this machine will do, what each slice holds, and how to create one and delete it. When
 # something goes wrong, look up the symptom in
-# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # **Exercise.** A friend has quota for a v6e-4 only. Do the 31B's weights fit for serving, and how much
 # is left for everything else?

@@ -27,7 +27,7 @@
 # | **Time and cost** | tiny: about 8 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
 # The outputs shown are those of the tiny run. New words are in the
-# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -118,7 +118,7 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 # ## 2. Your own data
 # Only the dataset is about hardware. Set `source` to a file, a folder or a
 # dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
-# sentence. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) lists each cell
+# sentence. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) lists each cell
 # to change, with a run directory of your own, so that the Verilog run is not overwritten.
 #
 # Each row may have any of these forms. **Which of them mean the same chat?**
@@ -499,7 +499,7 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 # - Examples are dropped with a reason, never cut. Prompts of the evaluation set are out.
 # - Packing puts several examples into a row; segment ids and restarted positions keep them apart.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
 # A chat with two answers becomes one row here, and its first answer stands without the empty thought

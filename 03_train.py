@@ -339,7 +339,7 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 # <details><summary>Answer</summary>
 #
 # The model memorises its rows. The held-out loss counts: it is on requests that the model has not seen.
-# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) has a figure with few rows,
+# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) has a figure with few rows,
 # where it happens.
 #
 # </details>
@@ -512,7 +512,7 @@ pd.DataFrame(cut).T
 # <details><summary><b>More chips than four?</b></summary>
 #
 # All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4) or (16, 1), and every host runs
-# this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)).
+# this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)).
 # A step has more rows then, and the learning rate is yours to find again.
 #
 # </details>
@@ -571,7 +571,7 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # - The step weighs every token equally and returns only what changed.
 # - A run can be killed at any moment, and continues to the same bits.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
 # Kill the kernel in the middle of training (`kill -9`), copy `log.jsonl` to `copy.jsonl`, and run the

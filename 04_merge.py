@@ -358,7 +358,7 @@ print(card)
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
 #
-# Training and serving are two machines; [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)
+# Training and serving are two machines; [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)
 # says how the result gets from one to the other.
 #
 # ## Recap
@@ -367,7 +367,7 @@ print(card)
 # - `adapter/` loads in PEFT and in vLLM, with the same log-probabilities up to rounding.
 # - `merge.json` has the hashes: a copy can be checked, and a second run is free.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
 # Half a fine-tune: merge with `scale` times 0.5 into another folder. Which pass rate does

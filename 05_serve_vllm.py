@@ -27,7 +27,7 @@
 # | **Time and cost** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h |
 #
 # The outputs shown are those of the tiny run. Terms are in the
-# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -230,7 +230,7 @@ style.words(flags.explain(tpu).reset_index())
 # the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
 #
 # Images, fallbacks and what to type on the machine are in
-# [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md).
+# [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md).
 #
 # ## 5. What fits into the memory of a chip
 # A chip holds its share of the weights. The rest of what vLLM may use (92 %) is the **KV cache**: keys
@@ -474,7 +474,7 @@ if beside:
 # - What the weights leave is KV cache: room for eleven long requests on eight chips.
 # - A drafter guesses the stock model's words, not yours: count before you promise.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
 # How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?

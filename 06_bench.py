@@ -429,7 +429,7 @@ print("this server:", measured[0].series.speculation or "has no drafter")
 #   long run.
 # - A floor stands beside each latency. A token is cheapest on a full machine, where users queue.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
 # 1. How many prefill FLOP/s did the server do at its knee, as a share of the peak?

@@ -488,7 +488,7 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it is graded.
 # `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`;
 # `contains` ships, and a score of your own is a function. Here is one for the answers
-# above, with the same interval and pairing. ([My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md)
+# above, with the same interval and pairing. ([My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md)
 # has a whole example, and what was forgotten.) **Can a model name every port and still fail?**
 
 # %%
@@ -541,7 +541,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
 # - Scores carry intervals over problems, models are compared problem by problem, and the rival is the
 #   base in the wording that it likes best.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
 # 1. How many problems would show a true difference of 0.02 in pass@1, if the differences scatter as

@@ -1,4 +1,4 @@
-"""Which recipe? Rate and rank on few rows of the tiny world, for the figure of OWN_DATA.md.
+"""Which recipe? Rate and rank on few rows of the tiny world, for the figure of docs/OWN_DATA.md.
 
     python -m appendix.recipes     makes the runs that data/recipes/ lacks, and draws all
 

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
 needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve makes it")
-sys.path[:0] = [str(ROOT / place) for place in (".", "tools", "data/generate", "tests/hostile")]
+sys.path[:0] = [str(ROOT / place) for place in (".", "tools", "tests/hostile")]
 os.chdir(ROOT)
 os.environ.setdefault("SIZE", "tiny")
 RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny").resolve()  # of `run_tests.sh`, or one's own

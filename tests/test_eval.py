@@ -28,7 +28,7 @@ from conftest import ROOT, RUN, page, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import make
+from appendix.world import make
 from tables.errors import UserError
 from verilog import extraction, judging, problems as exams, scores
 from verilog.asking import (Plan, all_prompts, messages_for, plan_jobs, read_samples, sample,

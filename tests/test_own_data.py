@@ -1,4 +1,4 @@
-"""The page OWN_DATA.md, rehearsed: its blocks, as they stand, in 02, 03 and 04.
+"""The page docs/OWN_DATA.md, rehearsed: its blocks, as they stand, in 02, 03 and 04.
 
 The model has E2B's widths and kinds of layers, random weights, four layers instead of 35 (with and
 without keys and values of their own, sliding and full) and the tiny tokenizer with its vocabulary.
@@ -23,9 +23,9 @@ from helpers import chat, data, packing, records
 from tables import architecture
 from verilog import asking, scores
 
-import ports
+from appendix.world import ports
 
-PAGE = (ROOT / "OWN_DATA.md").read_text()
+PAGE = (ROOT / "docs/OWN_DATA.md").read_text()
 DRIVE, IN_02, IN_03, ASK, COMPARE, SCORE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 FORMS = [json.loads(line) for line in re.search(r"```json\n(.*?)```", PAGE, re.S)[1].splitlines()]
 # `google.colab` is on Colab only; here mounting makes a folder.

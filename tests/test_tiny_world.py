@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from appendix import pretrain
 from helpers import gemma
 
-import families
-import make
+from appendix.world import families, make
 
 ASSETS, TINY, EVAL = ROOT / "assets" / "tiny_gemma4", ROOT / "data" / "tiny", ROOT / "data" / "tiny_eval"
 FACTS = json.loads((ASSETS / "pretrain.json").read_text())
@@ -88,7 +87,7 @@ def test_the_corpus_is_the_one_the_base_was_trained_on(corpus):
 
 
 def test_the_tokenizer_is_made_again_byte_for_byte(corpus, tmp_path):
-    train, vocabulary, control, pieces = load("09_tiny_base.py", "train_tokenizer", "VOCABULARY",
+    train, vocabulary, control, pieces = load("appendix/09_tiny_base.py", "train_tokenizer", "VOCABULARY",
                                               "CONTROL", "PIECES")
     texts = corpus[:20_000] + [row[field] for _, row, _ in make.rows()
                                for field in ("prompt", "response")]

@@ -48,6 +48,13 @@ def imports(path: Path) -> frozenset[Path]:
     return frozenset(file for file in found if file.exists() and file != path)
 
 
+def pages() -> list[Path]:
+    """The notebooks' source files in order: the lesson in the root, the appendices in their room."""
+    files = [*ROOT.glob("[0-9][0-9]_*.py"), *(ROOT / "appendix").glob("[0-9][0-9]_*.py")]
+    return sorted(files, key=lambda path: path.name)
+
+
+
 def _imported_names(path: Path) -> set[str]:
     """The dotted names of all that a file imports, its own room's relative ones completed."""
     names: set[str] = set()
@@ -256,7 +263,7 @@ def show_density(paths: list[Path]) -> None:
         for name, figures in OTHERS.items():
             print(row_of(name, figures))
         paths = [*(ROOT / room for room in ROOMS), ROOT / "tools", ROOT / "recipe.py"]
-        paths += sorted(ROOT.glob("[0-9][0-9]_*.py"))
+        paths += pages()
     for path in paths:
         print(line_of(path.name, counts_of([path])))
 
@@ -264,7 +271,7 @@ def show_density(paths: list[Path]) -> None:
 def show_reading() -> None:
     """Print what it takes to read each page."""
     print(f"\n{'':16} words  cells  code  minutes")
-    for source in sorted(ROOT.glob("[0-9][0-9]_*.py")):
+    for source in pages():
         page = reading(source)
         print(f"{source.stem:16}{page['words']:6,} {page['cells']:6} {page['code']:5} "
               f"{page['minutes']:8.1f}")

@@ -19,7 +19,8 @@ import budget
 import notebooks
 from notebooks import ROOT, code_cells, shown, sources
 
-PAGES = [path for pattern in ("*.md", "data/*/*.md", "tests/*/*.md")
+SOURCE_OF = {path.stem: path for path in sources()}
+PAGES = [path for pattern in ("*.md", "docs/*.md", "appendix/*/*.md", "data/*/*.md", "tests/*/*.md")
          for path in sorted(ROOT.glob(pattern))]
 NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "an escape sequence or a progress bar": re.compile(r"\r(?!\n)|\x1b|\x08|\d+%\|"),
@@ -97,7 +98,7 @@ def wrong_sections(path, known=None):
 def stale_titles(source):
     """Links such as [06 · How fast is it?](06_bench.ipynb) whose text is not that page's title."""
     for text, stem in re.findall(r"\[(\d\d · [^\]]+)\]\((\d\d_\w+)\.ipynb\)", prose(source)):
-        head = re.search(r"(?m)^# (.+)$", prose(ROOT / f"{stem}.py"))[1]
+        head = re.search(r"(?m)^# (.+)$", prose(SOURCE_OF[stem]))[1]
         if " ".join(text.split()) != head:
             yield f"{shown(source)}: calls {stem} {text!r}, it is {head!r}"
 

@@ -25,6 +25,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
+import budget
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -47,7 +49,7 @@ PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|content|tmp|work|private|var/fo
 
 def sources():
     """The notebooks' source files, in order."""
-    return sorted(ROOT.glob("[0-9][0-9]_*.py"))
+    return budget.pages()
 
 
 def shown(path):

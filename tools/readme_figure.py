@@ -115,7 +115,7 @@ def draw_answers(shown, target):
 
 def numbers(run):
     """{name: text} of README's numbers, as far as the run and the tables have them."""
-    pages = {path.stem[:2]: budget.reading(path) for path in sorted(ROOT.glob("[0-9][0-9]_*.py"))}
+    pages = {path.stem[:2]: budget.reading(path) for path in budget.pages()}
     found = {f"read_{name}": f"{page['minutes']:.0f}" for name, page in pages.items()}
     seven = sum(page["minutes"] for name, page in pages.items() if "01" <= name <= "07")
     found["read_seven"] = f"{seven / 60:.1f}"

@@ -28,7 +28,7 @@
 #
 # The outputs shown are those of the tiny run on two CPU cores; the numbers in them are about the
 # 31B and E2B on real TPU slices: *compiled* (counts) or *predicted* (times), not measured. Terms
-# are in the [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
+# are in the [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -253,7 +253,7 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 # CodeV-R1's the longest 3 % are dropped.
 #
 # ## 7. The table
-# `DRYRUN=full python 08_dryrun.py` compiles what is not stored and writes after each row: stop it
+# `DRYRUN=full python appendix/08_dryrun.py` compiles what is not stored and writes after each row: stop it
 # whenever you like. What every time depends on is kept, so
 # `DRYRUN=again` predicts all of them by new rules without compiling.
 

@@ -22,7 +22,7 @@
 # | | |
 # |---|---|
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory, Icarus Verilog |
-# | **Takes** | `data/generate/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
+# | **Takes** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
 # | **Makes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
 # | **Costs** | tiny: the first 40 of 1,600 steps, a minute and a half. All steps: 30 minutes on two cores |
 
@@ -95,11 +95,9 @@ print(f"{run_steps} of {cfg.steps} steps will be run")
 # Python, which the tests hold against a simulation. One draw from each:
 
 # %%
-sys.path.insert(0, "data/generate")
 import random
 
-import families
-import make
+from appendix.world import families, make
 
 draw = random.Random(5)
 examples = [families.draw(draw, (family,)) for family in families.FAMILIES]
@@ -530,7 +528,7 @@ table
 # %% [markdown]
 # ## Recap
 # A base model is a corpus, a tokenizer and a loss. It goes on with what it knows; it cannot be asked. If
-# your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
 # 1. Which part of the corpus teaches the step from specification to module? Train 300 steps with

@@ -30,7 +30,7 @@
 # | | |
 # |---|---|
 # | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
-# | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `data/generate/` (problems) |
+# | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `appendix/world/` (problems) |
 # | **Makes** | figures |
 # | **Costs** | a minute on two cores; the stored runs about an hour |
 
