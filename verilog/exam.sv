@@ -7,10 +7,13 @@
 // (Names of its own end in _, so that no port is called the same.)
 module Recorder@secret@(@listening@);@unit@
   integer answers_ = $fopen("answers.txt", "w");
-  reg [63:0] step_ = 64'd0, walked_ = ~64'd0;  // the time of the step that runs; of the last that was walked through
+  reg no_input_;
+  reg [63:0] step_ = 64'd0;      // the time of the step that runs
+  reg [63:0] walked_ = ~64'd0;  // the last that was walked through
   integer moment_ = 1;
   reg by_inputs_ = 0, noted_ = 0;
   reg [@wide@:0] before_ = {@ins@};
+  @heard@
   reg [@many@:0] last_;
 
   task begin_step_;

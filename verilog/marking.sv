@@ -3,7 +3,9 @@
 module TopModule(@ports@);@unit@
   integer answers_, found_, by_inputs_, when_noted_, moment_ = 1;
   reg [63:0] step_;
+  reg no_input_;
   reg [@many@:0] vector_;
+  @heard_inputs@
   initial begin
     answers_ = $fopen("answers.txt", "r");
     found_ = $fscanf(answers_, "%d %d %d %b", step_, by_inputs_, when_noted_, vector_);

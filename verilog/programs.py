@@ -35,6 +35,8 @@ _REFERENCE = re.compile(r'^S_\w+ \.scope module, "[^"]*" "RefModule".*?(?=^S_|\Z
                         re.MULTILINE | re.DOTALL)
 _UNIT = re.compile(r'^S_\w+ \.scope package, "\$unit".*?(?=^S_|\Z)', re.MULTILINE | re.DOTALL)
 _PORT = re.compile(rf"\.port_info \d+ /(\w+) (\d+) {_NAME}")
+_NET = re.compile(rf"^(v\S+) \.net\S* {_NAME}", re.MULTILINE)
+_EVENT = re.compile(r"^E_\S+ \.event (posedge|negedge|edge|anyedge), ([^;]*);$", re.MULTILINE)
 _DECLARED = re.compile(r'^\S+ \.(?:var|net|param)\S* +\*?"(\w+)', re.MULTILINE)
 
 
@@ -81,8 +83,21 @@ def _listed(ports: Sequence[Port], otherwise: str = "no_input_") -> str:
 
 
 def _awaited(ports: Sequence[Port]) -> str:
-    """The ports' names for `@(...)`, a change of any; where there is none, what never changes."""
-    return " or ".join(_names(ports)) or "no_input_"
+    """What `@(...)` waits for: a change of any port; where there is none, what never changes."""
+    heard = [f"heard_{port.name}_" for port in ports]
+    return " or ".join(heard) or "no_input_"
+
+
+def _heard(ports: Sequence[Port]) -> str:
+    """Nets that follow the ports.
+
+    Icarus makes one event of all processes that wait for the same of the same net, and which of two
+    processes wakes first depends on that. We wait for nets of our own, and change no order.
+    """
+    lines = []
+    for port in ports:
+        lines.append(f"wire [{port.width - 1}:0] heard_{port.name}_ = {port.name};")
+    return "\n  ".join(lines)
 
 
 def _last_bit(ports: Sequence[Port]) -> int:
@@ -118,6 +133,25 @@ def reference_ports(program: str) -> tuple[Port, ...]:
         for direction, width, name in _PORT.findall(scope[0]):
             ports.append(Port(direction, int(width), name))
     return tuple(ports)
+
+
+def reference_events(program: str, ports: tuple[Port, ...]) -> list[str]:
+    """What the processes of RefModule wait for, of its inputs: ["posedge clk", "a or b"].
+
+    Args:
+      program: the compiled reference alone.
+    """
+    inputs = {port.name for port in ports if port.direction == "INPUT"}
+    scope = _REFERENCE.search(program)
+    text = scope[0] if scope is not None else ""
+    nets = {label: name for label, name in _NET.findall(text)}
+    events = []
+    for kind, labels in _EVENT.findall(text):
+        names = [nets.get(label) for label in labels.split(", ")]
+        if inputs.issuperset(names):
+            edge = f"{kind} " if kind in ("posedge", "negedge") else ""
+            events.append(" or ".join(f"{edge}{name}" for name in names))
+    return events
 
 
 def connected_ports(testbench: str) -> list[str] | None:
@@ -201,6 +235,8 @@ def _filled(name: str, problem: Problem, ports: Ports) -> str:
         "inputs": _awaited(inputs),
         "outputs": _awaited(outputs),
         "anything": _awaited(ports.every),
+        "heard": _heard(ports.every),
+        "heard_inputs": _heard(inputs),
         "wide": str(_last_bit(inputs)),
         "many": str(_last_bit(outputs)),
         "secret": SECRET,
@@ -218,15 +254,29 @@ def empty_answer(ports: Ports) -> str:
     return f"module TopModule({ports.header('input', 'output')}); endmodule\n"
 
 
-def exam(problem: Problem, testbench: str, ports: Ports, scopes: set[str]) -> str:
+def _empty_reference(ports: Ports, events: list[str]) -> str:
+    """A RefModule that wakes when the true one does, and does nothing.
+
+    Two processes of a testbench that wait for one edge wake in an order that depends on who else
+    waits for it. So this one waits, too.
+    """
+    lines = [f"module RefModule({ports.header('input', 'output')});", "  reg awake_;"]
+    for event in events:
+        lines.append(f"  always @({event}) awake_ = 1;")
+    return "\n".join([*lines, "endmodule\n"])
+
+
+def exam(problem: Problem, testbench: str, ports: Ports, scopes: set[str],
+         events: list[str]) -> str:
     """All of an exam but the answer: testbench, listener, and an empty reference.
 
     Args:
       testbench: the problem's, after the preprocessor: no macro of it may reach the answer.
       scopes: names that end in `SECRET` here, see `scope_names`.
+      events: what the reference waits for, see `reference_events`.
     """
     testbench = _with_listener(_without_comments(testbench))
-    reference = f"module RefModule({ports.header('input', 'output')}); endmodule\n"
+    reference = _empty_reference(ports, events)
     names = scopes.difference(_names(ports.every))
     hidden = renamed(f"{testbench}\n{reference}", names)
     hidden = _with_own_random_numbers(hidden)

@@ -35,20 +35,21 @@ from verilog import judging, problems as exams, sandbox
 
 RESULT = Path(__file__).with_name("mutants.csv")
 
-# How the answer makes its own clock `c` from `clk`.
+# How the answer makes its own clock `clk_c` from `clk`.
 CLOCKS = {
-    "as it is": "wire c; assign c = clk;",
-    "buffered": "wire d, c; buf first(d, clk); buf second(c, d);",
-    "and 1": "wire c = clk & 1'b1;",
-    "gated": "reg on = 1; wire c = clk & on;",
-    "gated by a latch": "reg on; always @(*) if (!clk) on = 1; wire c = clk & on;",
-    "inverted twice": "wire d = ~clk; wire c = ~d;",
-    "by always": "reg c; always @(*) c = clk;",
-    "nonblocking": "reg c; always @(clk) c <= clk;",
-    "nonblocking twice": "reg c, d; always @(clk) d <= clk; always @(d) c <= d;",
-    "after #0": "reg c; always @(clk) #0 c = clk;",
-    "net after #0": "wire #0 c = clk;",
-    "pulse": "reg c = 0; always @(posedge clk) begin c = 1; #0 c = 0; end",
+    "as it is": "wire clk_c; assign clk_c = clk;",
+    "buffered": "wire clk_d, clk_c; buf first(clk_d, clk); buf second(clk_c, clk_d);",
+    "and 1": "wire clk_c = clk & 1'b1;",
+    "gated": "reg clk_on = 1; wire clk_c = clk & clk_on;",
+    "gated by a latch": "reg clk_on; always @(*) if (!clk) clk_on = 1; wire clk_c = clk & clk_on;",
+    "inverted twice": "wire clk_d = ~clk; wire clk_c = ~clk_d;",
+    "by always": "reg clk_c; always @(*) clk_c = clk;",
+    "nonblocking": "reg clk_c; always @(clk) clk_c <= clk;",
+    "nonblocking twice": "reg clk_c, clk_d; always @(clk) clk_d <= clk; "
+                         "always @(clk_d) clk_c <= clk_d;",
+    "after #0": "reg clk_c; always @(clk) #0 clk_c = clk;",
+    "net after #0": "wire #0 clk_c = clk;",
+    "pulse": "reg clk_c = 0; always @(posedge clk) begin clk_c = 1; #0 clk_c = 0; end",
 }
 # How it passes an input on, {i} as {o}.
 INPUTS = {
@@ -139,7 +140,7 @@ def wrapped(found: generate.Facts, inner: str, clock: str, inputs: str, outputs:
     for width, name in found.inputs:
         if name == "clk":
             lines.append(CLOCKS[clock])
-            ports.append(".clk(c)")
+            ports.append(".clk(clk_c)")
         else:
             lines.append(INPUTS[inputs].format(w=generate.bits(width), i=name, o=f"in_{name}"))
             ports.append(f".{name}(in_{name})")
