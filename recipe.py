@@ -328,7 +328,7 @@ def check_out(out: Path, recipe: str) -> None:
     note = out / "recipe.txt"
     if note.exists():
         odd = sorted(set(recipe.splitlines()) - set(note.read_text("utf-8").splitlines()))
-        need(not odd, f"{note} is of another recipe, data or base: here {odd}. Choose another --out")
+        need(not odd, f"{note} is of another recipe, data or base, not {odd}: choose another --out")
     else:
         ours = ("adapter", "checkpoints", "merged", "partial")
         own = [name for name in ours if (out / name).exists()]
