@@ -58,7 +58,7 @@ class Anchor:
     lower: object = None
     seconds: object = None
     options: dict = field(default_factory=dict)
-    mesh: tuple = None
+    mesh: tuple | None = None
 
 
 def on(devices, shapes, shape=None, axes=("fsdp", "tp"), spec=()):
