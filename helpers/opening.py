@@ -1,4 +1,4 @@
-"""The first cell of every page: install what is missing, say what this machine is, start JAX on it."""
+"""The first cell of every page: install what is missing, describe this machine, start JAX."""
 
 import importlib
 import logging
@@ -97,7 +97,7 @@ def quiet():
                         ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("WANDB_MODE", "disabled")):
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
-    warnings.filterwarnings("ignore", message="`with mesh:`")  # it is where Tunix looks for its mesh
+    warnings.filterwarnings("ignore", message="`with mesh:`")  # where Tunix looks for its mesh
     for name in ("absl", "jax"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # What fails in a thread of Orbax is raised again where it is waited for: not logged, too.

@@ -67,7 +67,7 @@ def _imported_names(path: Path) -> set[str]:
 
 
 def circle(room: str) -> list[str]:
-    """The modules of a room that import each other in a circle, its face left out; [] if none do."""
+    """The modules of a room that import each other in a circle, its face left out, or []."""
     files = set((ROOT / room).glob("*.py")) - {ROOT / room / "__init__.py"}
     graph = {file: imports(file) & files for file in files}
     try:

@@ -1,6 +1,6 @@
 """The first hour on a real slice, in one command and one report: see first_hour.sh.
 
-Every stage is a program of its own with a limit; what it found is read from the files that it wrote.
+Every stage is a program of its own with a limit; its result is read from the files that it wrote.
 Finished stages are not repeated by a second call. Only the standard library is needed here, because
 on a new machine the packages are what the first stage installs. Several hosts: start it on all.
 """

@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/lint.py     one line per finding, exit status 1 if there is one
 
-ruff reads the code, codespell the words, ShellCheck the scripts. The functions below look for what
+ruff reads the code, mypy its types, codespell the words, ShellCheck the scripts. The functions below look for what
 they do not know, and yield their findings as text.
 """
 
@@ -141,6 +141,7 @@ def each(function, *paths):
 CHECKS = {
     "code": lambda: objections(
         sys.executable, "-m", "ruff", "check", "-q", "--output-format=concise"),
+    "types": lambda: objections(sys.executable, "-m", "mypy", "--no-error-summary"),
     "spelling": lambda: objections(  # dout, ans and inout are names in Verilog
         sys.executable, "-m", "codespell_lib", "-L", "dout,ans,inout", *sources(), *PAGES,
         *budget.ROOMS, "tools"),

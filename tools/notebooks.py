@@ -2,7 +2,7 @@
 
 The numbered .py files are the source; `notebooks/*.ipynb` are made from them and carry the outputs
 of a run of exactly that source. jupytext converts; what it lacks is here: ids made from a cell's
-text, and outputs that go when the code they came from changes. (`tools/series.py` executes a range.)
+text, and outputs that go when their code changes. (`tools/series.py` executes a range.)
 """
 
 import argparse
@@ -30,7 +30,7 @@ FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
 INPUTS = ("data", "assets")  # what a page reads below these is part of what its outputs show
-# Runs in the kernel before a page: write down which files Python opens there, whoever asks for them.
+# Runs in the kernel before a page: it writes down which files Python opens there.
 RECORDER = """
 import os, sys
 log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -185,7 +185,8 @@ def has_error(notebook):
 
 def said(output):
     """What an output says, as one string (images left out)."""
-    texts = ["".join(value) for kind, value in output.get("data", {}).items() if kind[:5] == "text/"]
+    texts = ["".join(value) for kind,
+             value in output.get("data", {}).items() if kind[:5] == "text/"]
     return "\n".join([output.get("text", ""), *texts])
 
 
@@ -375,7 +376,8 @@ def main():
         try:
             execute_stored(options.all, run / "notebooks")
         finally:
-            subprocess.run([sys.executable, "-m", "serving", "stop", run / "serve"], cwd=ROOT, check=False)
+            subprocess.run([sys.executable, "-m", "serving", "stop", run / "serve"], cwd=ROOT,
+                           check=False)
 
 
 if __name__ == "__main__":

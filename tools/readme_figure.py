@@ -124,7 +124,8 @@ def numbers(run):
         found |= {f"run_{name[:2]}": f"{value:.0f}" for name, value in seconds.items()}
     if (run / "eval" / "comparison.json").exists():
         scores = json.loads((run / "eval" / "comparison.json").read_text())
-        found |= {f"pass_{name}": f"{100 * scores[name]['pass@1']:.0f}" for name in ("base", "tuned")}
+        found |= {f"pass_{name}": f"{100 * scores[name]['pass@1']:.0f}" for name in ("base",
+                                                                                     "tuned")}
         if best := scores.get("against", {}).get(scores["rival"]):
             gain, low, high = (100 * value for value in (best["difference"], *best["interval"]))
             found |= {"rival": scores["rival"],
@@ -154,7 +155,8 @@ def main():
     matplotlib.use("agg")
     run = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
     if "numbers" in sys.argv[1:]:
-        print("README.md:", ", ".join(write_numbers(numbers(run), ROOT / "README.md")) or "all current")
+        print("README.md:",
+              ", ".join(write_numbers(numbers(run), ROOT / "README.md")) or "all current")
     elif "answers" in sys.argv[1:]:
         draw_answers(answers(run), ANSWERS)
         print(f"{ANSWERS.relative_to(ROOT)} drawn")

@@ -44,7 +44,8 @@ def chosen(words):
       UserError: there is none, or the range is upside down.
     """
     if len(words) > 2:
-        raise UserError(f"{' '.join(words)}: name one notebook, or the first and the last of a range.")
+        raise UserError(f"{' '.join(words)}: name one notebook, or the first and the last of a "
+                        "range.")
     first, last = (words[0], words[-1]) if words else ("01", "07")
     numbers = [source.name[:2] for source in notebooks.sources()]
     if not {first, last} <= set(numbers):
