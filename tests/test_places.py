@@ -16,7 +16,7 @@ import verilog
 problem = verilog.load_problems("data/tiny_eval")[0]
 right = verilog.judge(problem, problem.reference.replace("RefModule", "TopModule"))
 wrong = verilog.judge(problem, "module TopModule(); endmodule")
-print("right", right.passed, right.why, "wrong", wrong.passed, wrong.why)
+print("right", right.passed, "wrong", wrong.passed, right)
 """
 
 

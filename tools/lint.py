@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/lint.py     one line per finding, exit status 1 if there is one
 
-ruff reads the code, mypy its types, codespell the words, ShellCheck the scripts. The functions below
-look for what they do not know, and yield their findings as text.
+ruff reads the code, mypy its types, codespell the words, ShellCheck the scripts. The functions
+below look for what they do not know, and yield their findings as text.
 """
 
 import functools
