@@ -79,10 +79,17 @@ TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %%
-slices = [name for name, one in hardware.SLICES.items() if cfg.needs_tpu and (
-    one.size == helpers.size() or stored.compiled_fit(name, helpers.size(), cfg.base_dtype))]
-found, facts = checks.look(cfg.checkpoint_gb, slices)
-rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in found.items()]
+def may_be(piece):
+    """Is this slice meant for the size at hand, or does a compiled step of it fit there?"""
+    if not cfg.needs_tpu:
+        return False
+    fit_there = stored.compiled_fit(piece.name, helpers.size(), cfg.base_dtype)
+    return piece.size == helpers.size() or fit_there is not None
+
+
+slices = [name for name, piece in hardware.SLICES.items() if may_be(piece)]
+results, facts = checks.look(cfg.checkpoint_gb, slices)
+rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in results.items()]
 style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 
 # %% [markdown]
@@ -110,16 +117,18 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # saving are assumed (for the 31B about half an hour). `e2b` is Gemma 4 E2B, the 31B's small sister.
 
 # %%
-def slice_row(found, price, tokens=10_000 * 922):
+def slice_row(step, price, tokens=10_000 * 922):
     """One line of the table: what fits on a slice, hours and dollars of a whole training run."""
-    cost, timed = fit.run_cost(found, tokens, price), found.speed is not None
-    how = "compiled" if found.compiled else "estimated"
-    return {"slice": found.slice, "model": found.model, "base": found.base_dtype,
-            "GiB a chip": f"{found.total:.0f} of {found.limit:.0f}",
-            "fits": f"yes ({how}), remat={found.remat}" if found.fits else f"no ({how})",
-            "real tokens/s": found.pace if timed else "",
-            "hours": cost["hours_text"] if timed else "",
-            "USD": cost["dollars_text"] if timed else ""}
+    how = "compiled" if step.compiled else "estimated"
+    row = {"slice": step.slice, "model": step.model, "base": step.base_dtype,
+           "GiB a chip": f"{step.total:.0f} of {step.limit:.0f}",
+           "fits": f"yes ({how}), remat={step.remat}" if step.fits else f"no ({how})",
+           "real tokens/s": "", "hours": "", "USD": ""}
+    if step.speed is not None:
+        cost = fit.run_cost(step, tokens, price)
+        row |= {"real tokens/s": step.pace, "hours": cost["hours_text"],
+                "USD": cost["dollars_text"]}
+    return row
 
 
 chosen = [row for row in fit.renters_rows() if row[0].base_dtype != "nf4"]
@@ -192,10 +201,12 @@ for name in (cfg.train_slice, cfg.serve_slice):
 # whoever helps you.
 
 # %%
+kept = {name: {"fine": fine, "text": text} for name, (fine, text) in results.items()}
 helpers.write_json(helpers.run_dir("setup.json"), {
     "size": helpers.size(), "settings": asdict(cfg), "python": platform.python_version(), **facts,
-    "checks": {name: {"fine": fine, "text": text} for name, (fine, text) in found.items()}})
-if wrong := [text for fine, text in found.values() if not fine]:
+    "checks": kept})
+wrong = [text for fine, text in results.values() if not fine]
+if wrong:
     raise helpers.UserError("this machine is not ready.\n- " + "\n- ".join(wrong))
 print(f"ready; wrote {helpers.run_dir('setup.json')}")
 

@@ -27,5 +27,6 @@ from helpers.run import (
 from helpers.style import show_source
 
 __all__ = [
-    "Progress", "UserError", "catch_up", "changed", "choose", "machine", "phase", "read_json", "require",
+    "Progress", "UserError", "catch_up", "changed", "choose", "machine", "phase", "read_json",
+    "require",
     "run_dir", "same_size", "sha256_file", "show_source", "size", "write_json", "write_text"]

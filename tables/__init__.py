@@ -1,4 +1,4 @@
-"""Tables: chips, model families, what others published and what 08 compiled; standard library only."""
+"""Chips, model families, what others published and what 08 compiled; standard library only."""
 
 from __future__ import annotations  # any Python from 3.7 on reads this file
 

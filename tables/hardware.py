@@ -7,7 +7,7 @@ repository, so any Python from 3.7 on runs it before anything is installed:
     python3 -m tables.hardware --slice v5p-8   what that slice is, for scripts/vm.sh
 
 Detection looks at what the kernel shows (PCI ids under /sys, device files under /dev, open files
-under /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX is not started.
+under /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX isn't started.
 """
 
 from __future__ import annotations  # any Python from 3.7 on reads this file
@@ -151,8 +151,8 @@ def slice_of(name: str) -> Slice:
     if kind not in CHIPS or not re.fullmatch("[1-9][0-9]*", cores):
         raise UserError(f"{name!r} is no slice such as {', '.join(SLICES)}")
     if int(cores) % CHIPS[kind].cores:
-        raise UserError(f"{name!r} is no slice: the number counts TensorCores, and a {kind} chip has "
-                        f"{CHIPS[kind].cores}. One chip is a {slice_name(kind, 1)}.")
+        raise UserError(f"{name!r} is no slice: the number counts TensorCores, and a {kind} chip "
+                        f"has {CHIPS[kind].cores}. One chip is a {slice_name(kind, 1)}.")
     return SLICES.get(name) or Slice(name)
 
 

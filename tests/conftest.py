@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
-needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve makes it")
+needs_serve = pytest.mark.skipif(not SERVE.exists(),
+                                 reason="no .venv-serve: ./setup.sh serve makes it")
 sys.path[:0] = [str(ROOT / place) for place in (".", "tools", "tests/hostile")]
 os.chdir(ROOT)
 os.environ.setdefault("SIZE", "tiny")
@@ -50,7 +51,8 @@ def no_garbage_collection():
             gc.enable()
 
 
-LONGEST = ("test_train", "test_quantized", "test_merge", "test_dryrun", "test_recipe", "test_nca", "test_series",
+LONGEST = ("test_train", "test_quantized", "test_merge", "test_dryrun", "test_recipe", "test_nca",
+           "test_series",
            "test_promises", "test_tools")
 
 
@@ -81,7 +83,7 @@ def program(*words, cwd=ROOT, stdin=None, **env):
 
 
 def serve(*words):
-    """What Python of the serving environment (PyTorch, transformers, PEFT, vLLM) printed, without fail."""
+    """What the serving environment's Python (PyTorch, vLLM ...) printed; it must not fail."""
     done = program(SERVE, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -106,7 +108,7 @@ def files_with_secrets(folder):
 
 
 def page(source, folder, *words, **env):
-    """A notebook as a script, at the tiny size, with this run directory and a reader's own flags."""
+    """A notebook as a script, at the tiny size, in this run directory, with a reader's flags."""
     told = {"SIZE": "tiny", "RUN_DIR": str(folder), "MPLBACKEND": "agg", "XLA_FLAGS": None, **env}
     return program(sys.executable, source, *words, **told)
 
@@ -121,7 +123,7 @@ def load(source, *names, **given):
     """Execute only the imports and the named definitions of a notebook's source file.
 
     For functions that live in one notebook; what two files use is in `helpers` and imported.
-    `given` are names that they use. Returns the definitions in the order named, or the only one itself.
+    `given` are names that they use. Returns the definitions in the order named, or the only one.
     """
     def wanted(node):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

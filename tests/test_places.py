@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, program
 
-ODD = {"space": "a b", "comma": "a,b", "colon": "a:b", "equals": "a=b", "bracket": "a[b", "percent": "a%20b",
+ODD = {"space": "a b", "comma": "a,b", "colon": "a:b", "equals": "a=b", "bracket": "a[b",
+       "percent": "a%20b",
        "dollar": "a$HOME", "quotes": "a'b\"c", "umlaut": "ä中"}
 JUDGE = """
 import verilog
 problem = verilog.load_problems("data/tiny_eval")[0]
 right = verilog.judge(problem, problem.reference.replace("RefModule", "TopModule"))
 wrong = verilog.judge(problem, "module TopModule(); endmodule")
-print("right", right.passed, right.why, "wrong", wrong.passed, wrong.why)
+print("right", right.passed, "wrong", wrong.passed, right)
 """
 
 
@@ -103,9 +104,11 @@ def test_nothing_is_written_outside_of_what_is_ours(tmp_path):
     subprocess.run(["git", "init", "-q", outside], check=True)
     before = stand(outside)
     for page in ("01_setup.py", "02_data.py", "03_train.py", "04_merge.py"):
-        done = program(sys.executable, page, cwd=repository, SIZE="tiny", MAX_STEPS="2", XLA_FLAGS=None,
+        done = program(sys.executable, page, cwd=repository, SIZE="tiny", MAX_STEPS="2",
+                       XLA_FLAGS=None,
                        RUN_DIR=str(run), TMPDIR=str(outside / "tmp"), HOME=str(outside / "home"),
-                       MPLBACKEND="agg", JAX_COMPILATION_CACHE_DIR=None, PYTHONDONTWRITEBYTECODE="1",
+                       MPLBACKEND="agg", JAX_COMPILATION_CACHE_DIR=None,
+                       PYTHONDONTWRITEBYTECODE="1",
                        MPLCONFIGDIR=str(tmp_path / "matplotlib"))
         assert done.returncode == 0, (page, done.stderr[-2000:])
     edit(repository / "02_data.py", 'evaluation="data/tiny_eval"', 'evaluation="data/tiny_evla"')

@@ -25,7 +25,8 @@ def storage(tmp_path_factory):
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("gcs")
     server = subprocess.Popen([sys.executable, str(ROOT / "tests" / "gcs_server.py"), str(port),
-                               str(folder / "data")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                               str(folder / "data")], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
     address = f"http://localhost:{port}"
     for _ in range(200):
         try:
@@ -72,14 +73,16 @@ def test_a_model_in_a_bucket_is_staged_once(storage, model, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(remote, "_in_bucket", lambda *_: pytest.fail("they are here already"))
         assert remote.stage(address, weights=False) == small
-    assert remote.stage(address) == small and (small / "model-1.safetensors").read_text() == "model-1.safetensors"
+    assert remote.stage(address) == small
+    assert (small / "model-1.safetensors").read_text() == "model-1.safetensors"
     monkeypatch.setattr(remote, "_in_bucket", lambda *_: pytest.fail("it is here already"))
     assert remote.stage(address) == small
 
 
 def test_a_bucket_that_is_missing_or_holds_no_model_is_one_line(storage, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(ValueError, match="no-such-bucket.*refuses us(?s:.)*roles/storage.objectUser"):
+    with pytest.raises(ValueError,
+                       match="no-such-bucket.*refuses us(?s:.)*roles/storage.objectUser"):
         remote.check_writable("gs://no-such-bucket/x")
     remote.check_writable("gs://runs/x")
     with pytest.raises(ValueError, match="gs://runs/nothing is empty, or has no config.json"):
@@ -130,7 +133,8 @@ def test_verilog_eval_is_fetched_into_a_folder_of_ours_and_once(verilog_eval, mo
     ("{checkout}/dataset_spec", "/no/checkout", r"VERILOG_EVAL_DIR is /no/checkout"),
     ("{checkout}/dataset_spec", "data", "no folder data/dataset_spec"),
 ])
-def test_a_folder_that_the_reader_names_is_never_written(verilog_eval, monkeypatch, name, own, says):
+def test_a_folder_that_the_reader_names_is_never_written(verilog_eval, monkeypatch, name, own,
+                                                         says):
     """A mistyped name once switched this repository to verilog-eval's files."""
     if own:
         monkeypatch.setenv("VERILOG_EVAL_DIR", own)
@@ -163,7 +167,8 @@ def test_an_address_cannot_lead_out_of_the_folder_for_bases(tmp_path, monkeypatc
 def test_two_that_stage_one_model_fetch_it_once(model, tmp_path):
     """Two processes at once; one says that it fetches."""
     code = (f"from helpers import remote; print(remote.stage({model.as_uri()!r}))")
-    both = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
+                             text=True,
                              env={**os.environ, "TMPDIR": str(tmp_path)}) for _ in range(2)]
     said = [process.communicate(timeout=120)[0] for process in both]
     assert sum("staging" in text for text in said) == 1, said
@@ -191,7 +196,8 @@ def notebook(name, folder, wait=None, edit=("", ""), **environment):
     source.write_text(text.replace(*edit) if edit[0] else text)
     program = subprocess.Popen(
         [sys.executable, str(source)], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={**os.environ, "XLA_FLAGS": "", "SIZE": "tiny", "RUN_DIR": str(folder),
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "XLA_FLAGS": "", "SIZE": "tiny", "RUN_DIR": str(folder),
                                        "MPLBACKEND": "agg", **environment})
     said = []
     for line in program.stdout:

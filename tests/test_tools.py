@@ -22,7 +22,8 @@ HEADER = """# ---
 
 # ── notebooks.py ──
 def tool(folder, *options):
-    return program(sys.executable, "tools/notebooks.py", *options, cwd=folder, RUN_DIR=str(folder / "run"))
+    return program(sys.executable, "tools/notebooks.py", *options, cwd=folder,
+                   RUN_DIR=str(folder / "run"))
 
 
 def edit(path, old, new):
@@ -79,11 +80,12 @@ def test_what_a_page_reads_is_recorded_and_not_listed(project):
 
 
 def test_outputs_older_than_the_results_they_show_are_made_again(project):
-    """An executed copy from before is no way out; a prose edit keeps the mark, as it does outputs."""
+    """An executed copy from before is no way out; a prose edit keeps the mark and the outputs."""
     table = project / "data" / "dryrun" / "rows.csv"
     table.parent.mkdir(parents=True)
     table.write_text("a\n1\n")
-    edit(project / "01_one.py", "print(1 + 1)", "print(open('data/dryrun/rows.csv').read().split())")
+    edit(project / "01_one.py", "print(1 + 1)",
+         "print(open('data/dryrun/rows.csv').read().split())")
     tool(project, "--execute")
     edit(project / "01_one.py", "# # One", "# # Uno")
     tool(project)

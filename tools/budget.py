@@ -1,13 +1,13 @@
 """How dense is our code, how long does a page take to read, and which room imports which?
 
-    .venv/bin/python tools/budget.py                  our rooms beside what others write, then the pages
+    .venv/bin/python tools/budget.py                  our rooms beside what others write; pages
     .venv/bin/python tools/budget.py helpers/run.py   the files or folders that are named
-    .venv/bin/python tools/budget.py --worst helpers  the ten longest functions and densest statements
+    .venv/bin/python tools/budget.py --worst helpers  the longest functions, densest statements
 
 The columns: expression and statement nodes a line of code; the 90th percentile of nodes a simple
 statement; comprehensions per 1,000 lines of code; lines of a function, 90th percentile and longest;
-public functions and classes with a docstring; public functions whose signature is typed; then lines of
-code, the longest line, and how many comprehensions stand inside another one. A page's reading time is
+public functions and classes with a docstring; public functions whose signature is typed; then lines
+of code, the longest line, and how many comprehensions hold another one. A page's reading time is
 words / 200 + lines of code it shows / 20, in minutes. `tests/test_imports.py` holds the walls.
 """
 
@@ -17,6 +17,7 @@ import graphlib
 import re
 import sys
 from pathlib import Path
+from typing import TypeGuard
 
 import nbformat
 
@@ -37,7 +38,7 @@ BLOCKS = (*FUNCTIONS, ast.ClassDef, ast.If, ast.For, ast.While, ast.With, ast.Tr
 def imports(path: Path) -> frozenset[Path]:
     """The files of our rooms that a Python file imports, wherever in it, with their `__init__`.
 
-    A name that a room's `__init__` fetches when it is asked for counts for whoever imports the room.
+    A name that a room's `__init__` fetches when it's asked for counts for all who import the room.
     """
     found = set()
     for name in _imported_names(path):
@@ -68,12 +69,12 @@ def _imported_names(path: Path) -> set[str]:
             names.add(module)
             names.update(f"{module}.{item.name}" for item in node.names)
         elif isinstance(node, ast.Constant) and path.name == "__init__.py":
-            names.add(f"{path.parent.name}.{node.value}")
+            names.add(f"{path.parent.name}.{node.value!s}")
     return names
 
 
 def circle(room: str) -> list[str]:
-    """The modules of a room that import each other in a circle, its face left out; [] if none do."""
+    """The modules of a room that import each other in a circle, its face left out, or []."""
     files = set((ROOT / room).glob("*.py")) - {ROOT / room / "__init__.py"}
     graph = {file: imports(file) & files for file in files}
     try:
@@ -85,13 +86,18 @@ def circle(room: str) -> list[str]:
 
 # ── Density ──
 
-def is_docstring(node: ast.stmt) -> bool:
-    """Is this statement a text and nothing else?"""
+def is_docstring(node: ast.AST) -> TypeGuard[ast.Expr]:
+    """Is this a statement that is a text and nothing else?"""
     return (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             and isinstance(node.value.value, str))
 
 
-def is_simple(node: ast.AST) -> bool:
+def last_line(node: ast.stmt) -> int:
+    """The line on which a statement ends."""
+    return node.end_lineno or node.lineno
+
+
+def is_simple(node: ast.AST) -> TypeGuard[ast.stmt]:
     """Is this a statement that holds no others, and no docstring?"""
     return (isinstance(node, ast.stmt) and not isinstance(node, BLOCKS)
             and not is_docstring(node))
@@ -102,7 +108,7 @@ def code_lines(text: str, tree: ast.Module) -> int:
     texts: set[int] = set()
     for node in ast.walk(tree):
         if is_docstring(node):
-            texts.update(range(node.lineno, node.end_lineno + 1))
+            texts.update(range(node.lineno, last_line(node) + 1))
     count = 0
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
@@ -116,7 +122,7 @@ def size(node: ast.AST) -> int:
     return sum(isinstance(inner, (ast.expr, ast.stmt)) for inner in ast.walk(node))
 
 
-def is_typed(function: ast.FunctionDef) -> bool:
+def is_typed(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Do the result and all parameters but self and cls have a type?"""
     spec = function.args
     parameters = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
@@ -161,7 +167,7 @@ class Counts:
             if is_simple(node):
                 self.statements.append((size(node), f"{path}:{node.lineno}"))
             if isinstance(node, FUNCTIONS):
-                length = node.end_lineno - node.lineno + 1
+                length = last_line(node) - node.lineno + 1
                 self.functions.append((length, f"{path}:{node.lineno} {node.name}"))
         self._public(tree)
 
@@ -223,7 +229,7 @@ def words_in(markdown: str) -> int:
 def reading(source: Path) -> dict[str, float]:
     """Words, cells, own lines of code and minutes of a page; nobody reads the opening again.
 
-    What it prints of our source (`show_source`) is read, too: it stands in the outputs that are stored.
+    What it prints of our source (`show_source`) is read, too: the stored outputs hold it.
     """
     notebook = nbformat.read(ROOT / "notebooks" / f"{source.stem}.ipynb", as_version=4)
     words = own = shown = 0

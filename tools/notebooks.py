@@ -2,7 +2,7 @@
 
 The numbered .py files are the source; `notebooks/*.ipynb` are made from them and carry the outputs
 of a run of exactly that source. jupytext converts; what it lacks is here: ids made from a cell's
-text, and outputs that go when the code they came from changes. (`tools/series.py` executes a range.)
+text, and outputs that go when their code changes. (`tools/series.py` executes a range.)
 """
 
 import argparse
@@ -17,6 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel
 
@@ -24,6 +25,7 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbformat import NotebookNode as Notebook  # or a cell, or an output: it has one class
 
 import budget
 
@@ -32,7 +34,7 @@ FOLDER = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
 INPUTS = ("data", "assets")  # what a page reads below these is part of what its outputs show
-# Runs in the kernel before a page: write down which files Python opens there, whoever asks for them.
+# Runs in the kernel before a page: it writes down which files Python opens there.
 RECORDER = """
 import os, sys
 log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -47,22 +49,22 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 PRIVATE_PATHS = re.compile(r"/(?:home|Users|root|content|tmp|work|private|var/folders)/[\w.-]+")
 
 
-def sources():
+def sources() -> list[Path]:
     """The notebooks' source files, in order."""
     return budget.pages()
 
 
-def shown(path):
+def shown(path: Path) -> str:
     """A path as the reader would type it."""
     return os.path.relpath(path, ROOT) if Path(path).is_relative_to(ROOT) else str(path)
 
 
-def code_cells(notebook):
+def code_cells(notebook: Notebook) -> list[Notebook]:
     """The code cells of a notebook."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def write(path, text):
+def write(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     fresh = path.with_name(f".{path.name}.partial")
     fresh.write_text(text, encoding="utf-8")
@@ -70,9 +72,10 @@ def write(path, text):
 
 
 # ── From source to notebook ──
-def build(source):
+def build(source: Path) -> Notebook:
     """Turn a percent-format source into a notebook without outputs, with ids made from content."""
-    notebook, seen = jupytext.read(source), collections.Counter()
+    notebook = jupytext.read(source)
+    seen: collections.Counter[str] = collections.Counter()
     for cell in notebook.cells:  # same text, same id: no noise in diffs
         digest = hashlib.sha1(cell.source.encode()).hexdigest()[:8]
         cell["id"] = f"{digest}-{seen[digest]}"
@@ -81,7 +84,7 @@ def build(source):
     return notebook
 
 
-def stored(path):
+def stored(path: Path) -> Notebook | None:
     """A notebook file; None if there is none, or none that can be read."""
     try:
         return nbformat.read(path, as_version=4) if path.exists() else None
@@ -89,18 +92,19 @@ def stored(path):
         return None
 
 
-def keep_outputs(new, old):
+def keep_outputs(new: Notebook, old: Notebook) -> bool:
     """Copy outputs from `old` if its code cells are those of `new`; return whether they are."""
-    if [cell.source for cell in code_cells(new)] != [cell.source for cell in code_cells(old)]:
+    cells, before_cells = code_cells(new), code_cells(old)
+    if [cell.source for cell in cells] != [cell.source for cell in before_cells]:
         return False
-    for cell, before in zip(code_cells(new), code_cells(old), strict=True):
+    for cell, before in zip(cells, before_cells, strict=True):
         cell.outputs, cell.execution_count = before.outputs, before.execution_count
     if "made_from" in old.metadata:
         new.metadata["made_from"] = old.metadata["made_from"]
     return True
 
 
-def current(source):
+def current(source: Path) -> Notebook:
     """The notebook as it should be on disk: built, with the stored outputs if still valid."""
     notebook, old = build(source), stored(target_of(source))
     if old:
@@ -108,12 +112,12 @@ def current(source):
     return notebook
 
 
-def target_of(source):
+def target_of(source: Path) -> Path:
     """Where the notebook made from a source lives."""
     return FOLDER / f"{source.stem}.ipynb"
 
 
-def text_of(notebook):
+def text_of(notebook: Notebook) -> str:
     """The file's text."""
     return nbformat.writes(notebook) + "\n"
 
@@ -126,7 +130,7 @@ def made_by_us(path: Path) -> bool:
     return all(re.fullmatch(r"[0-9a-f]{8}-\d+", cell.get("id", "")) for cell in notebook.cells)
 
 
-def update():
+def update() -> None:
     """Rewrite the notebooks whose text changed, delete those of pages that are gone, and say so."""
     wanted = {target_of(source): text_of(current(source)) for source in sources()}
     FOLDER.mkdir(exist_ok=True)
@@ -166,7 +170,7 @@ def made_from(folders: list[str]) -> dict[str, str]:
     return hashes
 
 
-def outdated(notebook: nbformat.NotebookNode) -> list[str]:
+def outdated(notebook: Notebook) -> list[str]:
     """The folders that have changed since a notebook was executed, which read something there."""
     then = notebook.metadata.get("made_from")
     if then is None:
@@ -175,27 +179,30 @@ def outdated(notebook: nbformat.NotebookNode) -> list[str]:
     return [name for name in then if then[name] != now[name]]
 
 
-def outputs(notebook):
+def outputs(notebook: Notebook) -> list[Notebook]:
     """All outputs of a notebook's cells."""
     return [output for cell in code_cells(notebook) for output in cell.outputs]
 
 
-def has_error(notebook):
+def has_error(notebook: Notebook) -> bool:
     """Did a cell fail?"""
     return any(output.output_type == "error" for output in outputs(notebook))
 
 
-def said(output):
+def said(output: Notebook) -> str:
     """What an output says, as one string (images left out)."""
-    texts = ["".join(value) for kind, value in output.get("data", {}).items() if kind[:5] == "text/"]
-    return "\n".join([output.get("text", ""), *texts])
+    texts = [output.get("text", "")]
+    for kind, value in output.get("data", {}).items():
+        if kind.startswith("text/"):
+            texts.append("".join(value))
+    return "\n".join(texts)
 
 
-def tidy(notebook):
+def tidy(notebook: Notebook) -> Notebook:
     """Join stream outputs, drop versions and terminal colours: diffs should be quiet."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in code_cells(notebook):
-        joined = []
+        joined: list[Notebook] = []
         for output in cell.outputs:
             if "text/plain" in output.get("data", {}):  # rich makes bold numbers of ours
                 output.data["text/plain"] = ESCAPES.sub("", output.data["text/plain"])
@@ -207,25 +214,35 @@ def tidy(notebook):
     return notebook
 
 
-def problems():
+def problems() -> list[str]:
     """What `--check` objects to, one line each."""
-    found = [f"orphan, no source: {shown(path)}" for path in sorted(FOLDER.glob("*.ipynb"))
-             if not (ROOT / f"{path.stem}.py").exists()]
+    found = []
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        if not (ROOT / f"{path.stem}.py").exists():
+            found.append(f"orphan, no source: {shown(path)}")
     for source in sources():
-        target, old = target_of(source), stored(target_of(source))
-        if old is None:
-            found.append(f"missing or unreadable: {shown(target)}")
-            continue
-        if target.read_text(encoding="utf-8") != text_of(current(source)):
-            found.append(f"out of date: {shown(target)}")
-        elif not outputs(old):
-            found.append(f"without outputs: {shown(target)}")
-        elif changed := outdated(old):
-            found.append(f"executed before {' and '.join(changed)} changed: {shown(target)}")
-        if has_error(old):
-            found.append(f"holds an error output: {shown(target)}")
-        if private := PRIVATE_PATHS.search("\n".join(map(said, outputs(old)))):
-            found.append(f"absolute path in an output ({private.group()}): {shown(target)}")
+        found += problems_of(source)
+    return found
+
+
+def problems_of(source: Path) -> list[str]:
+    """What `--check` objects to in the notebook of one page."""
+    target = target_of(source)
+    name, notebook = shown(target), stored(target)
+    found = []
+    if notebook is None:
+        return [f"missing or unreadable: {name}"]
+    if target.read_text(encoding="utf-8") != text_of(current(source)):
+        found.append(f"out of date: {name}")
+    elif not outputs(notebook):
+        found.append(f"without outputs: {name}")
+    elif changed := outdated(notebook):
+        found.append(f"executed before {' and '.join(changed)} changed: {name}")
+    if has_error(notebook):
+        found.append(f"holds an error output: {name}")
+    private = PRIVATE_PATHS.search("\n".join(map(said, outputs(notebook))))
+    if private:
+        found.append(f"absolute path in an output ({private.group()}): {name}")
     return found
 
 
@@ -233,10 +250,11 @@ def problems():
 class Client(NotebookClient):
     """Executes a notebook and repeats what its cells print, as they print it."""
 
-    child = guard = None  # the kernel's process, which leads a group, and the pipe of its guard
-    opened = None  # a file that gets the name of every file that the kernel opens
+    child: Any = None           # the kernel's process, which leads a group
+    guard: int = -1             # the pipe of its guard
+    opened: Path | None = None  # a file that gets the name of every file that the kernel opens
 
-    async def async_start_new_kernel(self, **options):
+    async def async_start_new_kernel(self, **options: Any) -> None:
         await super().async_start_new_kernel(**options)
         self.child = self.km.provisioner.process
         # A shell that kills the kernel's group when this process ends without a word (kill -9).
@@ -245,14 +263,14 @@ class Client(NotebookClient):
                          stdin=end, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(end)
 
-    async def async_start_new_kernel_client(self):
+    async def async_start_new_kernel_client(self) -> Any:
         client = await super().async_start_new_kernel_client()
         if self.opened:
             code = f"exec({RECORDER!r}, {{'LOG': {str(self.opened)!r}}})"
             await client.execute(code, silent=True, store_history=False, reply=True)
         return client
 
-    def output(self, outs, msg, display_id, cell_index):
+    def output(self, outs: Any, msg: Any, display_id: Any, cell_index: int) -> Any:
         if msg["msg_type"] == "stream":
             try:
                 sys.stdout.write(msg["content"]["text"])
@@ -261,7 +279,7 @@ class Client(NotebookClient):
                 os.kill(os.getpid(), signal.SIGHUP)
         return super().output(outs, msg, display_id, cell_index)
 
-    def end(self, seconds=25.0):
+    def end(self, seconds: float = 25.0) -> None:
         """End the kernel's group, if it is there; servers have a session of their own and are left.
 
         SIGTERM ends a kernel at once, unless it has a handler for it: then it is finishing
@@ -279,14 +297,14 @@ class Client(NotebookClient):
         os.close(self.guard)
 
 
-def last_words(log):
+def last_words(log: Path) -> str:
     """The last line that a kernel has written to its log, Jupyter's own left out."""
     lines = log.read_text(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip() and "[IPKernelApp]" not in line]
     return f"it last said: {said[-1][:300]}" if said else ""
 
 
-def execute(source, folder):
+def execute(source: Path, folder: Path) -> Notebook:
     """Run a notebook in a Jupyter kernel; write the executed copy to `folder`; return it.
 
     Raises:
@@ -329,7 +347,7 @@ def execute(source, folder):
     return notebook
 
 
-def execute_stored(every, folder):
+def execute_stored(every: bool, folder: Path) -> None:
     """Store outputs for the notebooks that have none (or all), from a run at the tiny size.
 
     One that read a file of INPUTS counts as having none once that changes. A copy that `run_all.sh`
@@ -350,12 +368,13 @@ def execute_stored(every, folder):
 
 
 # ── Publishing ──
-def repository():
+def repository() -> str:
     """The published copy's OWNER/NAME, from the Colab badge in README."""
-    return re.search(r"/github/([\w.-]+/[\w.-]+)/blob/", (ROOT / "README.md").read_text())[1]
+    readme = (ROOT / "README.md").read_text()
+    return re.findall(r"/github/([\w.-]+/[\w.-]+)/blob/", readme)[0]
 
 
-def main():
+def main() -> None:
     """Read the options and do what they say."""
     parser = argparse.ArgumentParser(prog="update_notebooks.sh", description=__doc__)
     parser.add_argument("--check", action="store_true",
@@ -377,7 +396,8 @@ def main():
         try:
             execute_stored(options.all, run / "notebooks")
         finally:
-            subprocess.run([sys.executable, "-m", "serving", "stop", run / "serve"], cwd=ROOT, check=False)
+            command = [sys.executable, "-m", "serving", "stop", str(run / "serve")]
+            subprocess.run(command, cwd=ROOT, check=False)
 
 
 if __name__ == "__main__":
