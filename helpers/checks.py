@@ -67,7 +67,7 @@ def check_icarus(first_line: str) -> Check:
 class Devices(NamedTuple):
     """What JAX sees of this machine."""
 
-    count: int    # 0 where JAX doesn't start
+    number: int   # 0 where JAX doesn't start
     kind: str
     version: str  # JAX's
     trouble: str  # its last words where it doesn't start, else ""
@@ -124,13 +124,13 @@ def look(checkpoint_gb: float, slices: Sequence[str]) -> tuple[dict[str, Check],
     checks = {
         "room in TMPDIR": check_space(folder, free_gb, checkpoint_gb),
         "accelerator": check_slice(machine, slices),
-        "JAX": check_devices(devices.count, devices.kind, chips, devices.trouble),
+        "JAX": check_devices(devices.number, devices.kind, chips, devices.trouble),
         "Icarus Verilog": check_icarus(icarus),
     }
     facts = {
         "machine": asdict(machine) | {"slice": machine.slice},
         "jax": devices.version,
-        "devices": devices.count,
+        "devices": devices.number,
         "device_kind": devices.kind,
         "icarus": icarus,
         "cores": os.cpu_count(),

@@ -440,10 +440,13 @@ def memory_of(compiled: jax.stages.Compiled, state: "State", frozen: Tree) -> di
     """
     analysis = compiled.memory_analysis()
     fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    held = {"base weights": gib(frozen), "adapters": gib(state.adapters),
-            "Adam's moments": gib(state.opt_state),
-            "temporaries of the step": analysis.temp_size_in_bytes / 2**30,
-            "fresh outputs": fresh / 2**30}
+    held = {
+        "base weights": gib(frozen),
+        "adapters": gib(state.adapters),
+        "Adam's moments": gib(state.opt_state),
+        "temporaries of the step": analysis.temp_size_in_bytes / 2**30,
+        "fresh outputs": fresh / 2**30,
+    }
     needed = sum(held.values())
     limit = _memory_stats().get("bytes_limit", 0) / 2**30
     if limit and needed > limit:
@@ -479,12 +482,16 @@ def within_memory() -> Iterator[None]:
 def machine_facts(mesh: Mesh, held: dict[str, float]) -> dict[str, Any]:
     """What this machine is and holds, for `machine.json`; `held` is from `memory_of`."""
     stats = _memory_stats()
-    return {"device_kind": jax.devices()[0].device_kind, "devices": jax.device_count(),
-            "hosts": jax.process_count(), "mesh": list(mesh.devices.shape),
-            "held_gib_per_device": float(sum(held.values())),
-            "bytes_in_use": stats.get("bytes_in_use"),
-            "peak_bytes_in_use": stats.get("peak_bytes_in_use"),
-            "bytes_limit": stats.get("bytes_limit")}
+    return {
+        "device_kind": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "hosts": jax.process_count(),
+        "mesh": list(mesh.devices.shape),
+        "held_gib_per_device": float(sum(held.values())),
+        "bytes_in_use": stats.get("bytes_in_use"),
+        "peak_bytes_in_use": stats.get("peak_bytes_in_use"),
+        "bytes_limit": stats.get("bytes_limit"),
+    }
 
 
 # ── State and checkpoints ──
@@ -554,8 +561,12 @@ def digests_of(state: State, recipe: dict[str, Any]) -> dict[str, str]:
     def of_arrays(tree):
         sums = [word_sum(array) for array in jax.tree.leaves(tree)]
         return digest([int(total) for total in sums])
-    return {"adapters": of_arrays(state.adapters), "optimizer state": of_arrays(state.opt_state),
-            "position in the data": digest(state.data), "recipe": digest(recipe)}
+    return {
+        "adapters": of_arrays(state.adapters),
+        "optimizer state": of_arrays(state.opt_state),
+        "position in the data": digest(state.data),
+        "recipe": digest(recipe),
+    }
 
 
 def save(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -> None:
@@ -563,10 +574,10 @@ def save(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -
     if not manager.should_save(state.step):
         return
     notes = {"recipe": recipe, "digests": digests_of(state, recipe)}
-    parts = ocp.args.Composite(
-        model_params=ocp.args.PyTreeSave(state.adapters),
-        optimizer_state=ocp.args.PyTreeSave(state.opt_state),
-        data=ocp.args.JsonSave(state.data))
+    adapters = ocp.args.PyTreeSave(state.adapters)
+    opt_state = ocp.args.PyTreeSave(state.opt_state)
+    position = ocp.args.JsonSave(state.data)
+    parts = ocp.args.Composite(model_params=adapters, optimizer_state=opt_state, data=position)
     manager.save(state.step, custom_metadata=notes, args=parts)
 
 
@@ -641,10 +652,11 @@ def _restore_step(manager: ocp.CheckpointManager, step: int, state: State,
     if digests and digest(saved_recipe) != digests["recipe"]:
         raise DamagedError("its recipe isn't the one that was saved")
     _same_recipe(manager, step, saved_recipe, recipe)
-    parts = manager.restore(step, args=ocp.args.Composite(
-        model_params=_on_shardings_of(state.adapters),
-        optimizer_state=_on_shardings_of(state.opt_state),
-        data=ocp.args.JsonRestore()))
+    adapters = _on_shardings_of(state.adapters)
+    opt_state = _on_shardings_of(state.opt_state)
+    wanted = ocp.args.Composite(
+        model_params=adapters, optimizer_state=opt_state, data=ocp.args.JsonRestore())
+    parts = manager.restore(step, args=wanted)
     restored = State(step, parts["model_params"], parts["optimizer_state"], parts["data"])
     _same_shapes((state.adapters, state.opt_state), (restored.adapters, restored.opt_state))
     if digests:
@@ -762,14 +774,19 @@ class StepLog:
             self.begun = time.perf_counter()
         if step % self.every and done and step != self.steps:
             return
-        seconds, eta = record["seconds"], ""
+        seconds = record["seconds"]
+        parts = [
+            f"step {step}/{self.steps}",
+            f"loss {record['loss']:.4f}",
+            f"lr {record['learning_rate']:.2e}",
+            f"grad norm {record['grad_norm']:.2f}",
+            f"{seconds:.2f} s/step",
+            f"{record['real_tokens'] / seconds:,.0f} real tok/s",
+        ]
         if done:
             pace = (time.perf_counter() - self.begun) / done
-            eta = f" | left {clock(pace * (self.steps - step))}"
-        print(f"step {step}/{self.steps} | loss {record['loss']:.4f} | lr "
-              f"{record['learning_rate']:.2e} | grad norm {record['grad_norm']:.2f} | "
-              f"{seconds:.2f} s/step | {record['real_tokens'] / seconds:,.0f} real tok/s{eta}",
-              flush=True)
+            parts.append(f"left {clock(pace * (self.steps - step))}")
+        print(" | ".join(parts), flush=True)
 
     def validation(self, step: int, loss: float) -> None:
         """Log a validation loss, and say so when it no longer falls."""
@@ -834,11 +851,15 @@ def train(run: Run, state: State) -> State:
 
 def _record_of(state: State, metrics: dict[str, jax.Array], began: float) -> dict[str, Any]:
     """The line of the log for a step that began at `began`; waits until the step is done."""
-    record = {"step": state.step, "loss": float(metrics["loss"]),
-              "learning_rate": float(state.opt_state.hyperparams["learning_rate"]),
-              "grad_norm": float(metrics["grad_norm"]),
-              "seconds": time.perf_counter() - began,
-              "real_tokens": int(metrics["real_tokens"])}
+    learning_rate = state.opt_state.hyperparams["learning_rate"]
+    record = {
+        "step": state.step,
+        "loss": float(metrics["loss"]),
+        "learning_rate": float(learning_rate),
+        "grad_norm": float(metrics["grad_norm"]),
+        "seconds": time.perf_counter() - began,
+        "real_tokens": int(metrics["real_tokens"]),
+    }
     if not np.isfinite(record["grad_norm"]):
         raise UserError(f"step {state.step}: loss {record['loss']}, gradient norm "
                         f"{record['grad_norm']}. Lower learning_rate, start over.")

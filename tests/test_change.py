@@ -7,6 +7,7 @@ import ast
 import re
 from dataclasses import fields, replace
 
+import jupytext
 import numpy as np
 import pytest
 from conftest import ROOT, a_data_meta, load, parse
@@ -76,8 +77,8 @@ def needed_for(tree, name):
         before = set(needed)
         for node in tree.body:
             if makes(node) & needed:
-                inside = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
-                needed |= makes(node) | set(inside)
+                inside = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+                needed |= {part.id for part in inside if isinstance(part.ctx, ast.Load)}
     return needed
 
 
@@ -186,3 +187,28 @@ def test_learning_rate():
         schedule = train.make_schedule(cfg, 100)
         assert schedule(0) == 0 and schedule(10) == pytest.approx(rate) and schedule(100) == 0
         assert train.make_schedule(cfg, 8)(4) == pytest.approx(rate)
+
+
+# ── What only teaches doesn't stand between training and merging ──
+def test_03_writes_its_recipe_before_anything_that_only_teaches():
+    """`run_all.sh 02 04` on a rented slice goes on to 04 though a lesson's cell fails."""
+    cells = [cell for cell in jupytext.read(ROOT / "03_train.py").cells if cell.cell_type == "code"]
+    recipe, = (place for place, cell in enumerate(cells) if "records.Recipe(" in cell.source)
+    trained, = (place for place, cell in enumerate(cells) if "train.train(" in cell.source)
+    assert recipe == trained + 1
+    for place, cell in enumerate(cells):
+        teaches = "raises-exception" in cell.metadata.get("tags", [])  # nbclient goes on after it
+        assert teaches == (place > recipe), cell.source[:80]
+
+
+def test_a_process_without_a_cpu_backend_still_has_a_device_for_the_lesson(monkeypatch):
+    """With JAX_PLATFORMS=tpu, JAX knows no backend "cpu"."""
+    devices = train.jax.local_devices()
+    assert train.one_cpu() == devices[:1]
+
+    def local_devices(backend=None):
+        if backend == "cpu":
+            raise RuntimeError("Unknown backend cpu")
+        return devices
+    monkeypatch.setattr(train.jax, "local_devices", local_devices)
+    assert train.one_cpu() == devices[:1]

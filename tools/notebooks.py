@@ -343,6 +343,9 @@ def execute(source: Path, folder: Path) -> Notebook:
         print(f"\n{failed}\n\n{source.stem} failed after {took:.0f} s: {shown(copy)}",
               file=sys.stderr, flush=True)
         raise SystemExit(1)
+    if has_error(notebook):  # in a cell tagged raises-exception, which stops nothing
+        print(f"{source.stem}: a cell that only teaches failed, see {shown(copy)}. What later pages "
+              "need is written.", file=sys.stderr, flush=True)
     print(f"== {source.stem}: {took:.0f} s -> {shown(copy)} ==", flush=True)
     return notebook
 
