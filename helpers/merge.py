@@ -76,7 +76,8 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
 def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
     """(tree of NumPy arrays, notes) of a step."""
     shapes = manager.item_metadata(step)["model_params"].tree
-    plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    plan = jax.tree.map(lambda _: as_numpy, shapes)
     arrays = ocp.args.PyTreeRestore(restore_args=plan)
     restored = manager.restore(step, args=ocp.args.Composite(model_params=arrays))
     noted = manager.metadata(step).custom_metadata or {}
@@ -92,7 +93,8 @@ def _pairs(tree: Any) -> Adapters:
             parts.pop()
         module = ".".join(parts[:-1])
         letter = parts[-1].rpartition("_lora_")[2]
-        matrices.setdefault(module, {})[letter] = np.asarray(array, np.float32)
+        pair = matrices.setdefault(module, {})
+        pair[letter] = np.asarray(array, np.float32)
     return {module: (pair["a"], pair["b"]) for module, pair in matrices.items()}
 
 
