@@ -511,46 +511,43 @@ def test_reasoning_by_any_name_is_reasoning(key):
     assert not problem and example["reasoning"] == "why" and not example["unused"]
 
 
+# The serving environment's transformers on prompts, vLLM's reader of Gemma 4's calls on answers.
+ORACLE = """import json, sys
+from transformers import AutoTokenizer
+from vllm.tool_parsers.gemma4_utils import parse_tool_calls
+folder, tools, cases = sys.argv[1], *map(json.loads, sys.argv[2:])
+tokenizer, found = AutoTokenizer.from_pretrained(folder), []
+for messages, thinking, trained in cases:
+    ids = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True,
+                                        enable_thinking=thinking)["input_ids"]
+    found.append((ids, parse_tool_calls(trained, strict=True)))
+print(json.dumps(found))
+"""
+
+
 @needs_serve
-@pytest.mark.slow
-def test_the_server_renders_tools_as_we_do_and_reads_our_calls(tmp_path):
-    """vLLM's /tokenize with `tools`, and its parser of Gemma 4's calls on what we train."""
-    import serving
-    from serving import server
-    from serving.options import Options
-    tokenizer, trained = TOKENIZERS["tiny"], {}
-    record = serving.start(Options(model=str(ASSET), name="tiny", timeout=900.0), tmp_path)
-    try:
-        for name, (messages, reasoning, _) in TOOL_CHATS.items():
-            example, _ = data.clean({"messages": messages, "tools": TOOLS})
-            rendered = data.as_messages(example, "S", reasoning)
-            head, *prompt = rendered[:-1]
-            plain_ones = [message for message in prompt if message["role"] != "tool"]
-            asked = {"model": "tiny", "tools": TOOLS, "messages": [
-                {"role": "system", "content": head["content"]}, *(
-                    {key: value for key, value in message.items() if key != "train"}
-                    for message in prompt)], "chat_template_kwargs": {
-                        "enable_thinking": reasoning == "kept"}}
-            for message in plain_ones:
-                for one in message.get("tool_calls", []):  # a client sends them as text
-                    one["function"]["arguments"] = json.dumps(one["function"]["arguments"])
-            theirs = server.post(record, "/tokenize", asked)["tokens"]
-            example, _ = data.clean({"messages": messages, "tools": TOOLS})
-            ours = data.as_messages(example, "S", reasoning)
-            if "spells" not in name:
-                assert theirs == chat.prompt_ids(tokenizer, ours[:-1], reasoning == "kept"), name
-            ids, mask = chat.render(tokenizer, ours)
-            trained[name] = tokenizer.decode([number for number, on in zip(ids, mask) if on])
-    finally:
-        server.stop(tmp_path)
-    program = ("import json, sys; from vllm.tool_parsers.gemma4_utils import parse_tool_calls;"
-               "print(json.dumps({n: parse_tool_calls(t, strict=True) for n, t in "
-               "json.loads(sys.argv[1]).items()}))")
-    parsed = json.loads(serve("-c", program, json.dumps(trained)).splitlines()[-1])
-    simulate = {"name": "simulate", "arguments": {"code": "m", "steps": "2"}}
-    assert parsed["a call, its result, an answer"] == [simulate]
-    assert [one["arguments"]["code"] for one in parsed["a call after a call"]] == ["a", "b"]
-    assert len(parsed["two calls at once, results the other way round"]) == 2
+def test_the_serving_environment_renders_tools_as_we_do_and_reads_our_calls():
+    tokenizer = TOKENIZERS["tiny"]
+    names = [name for name in TOOL_CHATS if "spells" not in name]  # those become tokens there
+    cases, prompts = [], []
+    for name in names:
+        messages, reasoning, trained = TOOL_CHATS[name]
+        example, _ = data.clean({"messages": messages, "tools": TOOLS})
+        asked = data.as_messages(example, "S", reasoning)[:-1]
+        prompts.append(chat.prompt_ids(tokenizer, asked, reasoning == "kept"))
+        for message in asked:  # what no server is sent
+            message.pop("tools", None)
+            message.pop("train", None)
+        cases.append((asked, reasoning == "kept", "".join(trained)))
+    printed = serve("-c", ORACLE, ASSET, json.dumps(TOOLS), json.dumps(cases)).splitlines()[-1]
+    found = json.loads(printed)
+    assert [ids for ids, _ in found] == prompts
+    calls = dict(zip(names, [calls for _, calls in found]))
+    assert calls["a call, its result, an answer"] == [
+        {"name": "simulate", "arguments": {"code": "m", "steps": "2"}}]
+    assert [one["arguments"]["code"] for one in calls["a call after a call"]] == ["a", "b"]
+    assert len(calls["two calls at once, results the other way round"]) == 2
+    assert calls["a word beside an earlier call"] == []
 
 
 # ── What isn't used, and what looks odd ──
