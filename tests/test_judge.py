@@ -531,9 +531,6 @@ endmodule"""
 def test_three_thousand_mutants_are_judged_as_in_one_program():
     results = mutants.measure(mutants.everything(CHECKOUT, 17))
     assert len(results) >= 3000 and unlike(results) == []
-    if sandbox.icarus_version()[0] == 11:
-        stored = [line.split(",") for line in mutants.RESULT.read_text().splitlines()[1:]]
-        assert [[str(cell) for cell in row] for row in mutants.table(results)] == stored
 
 
 # ---- Names, and calls that harm nobody ----
