@@ -10,7 +10,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import flax
@@ -213,9 +213,12 @@ def packed_mask(segment_ids):
 
 def hidden_states(model, rows):
     """What the model would hand to its output matrix: it runs without one. [B, T, D]"""
-    with gemma.no_output_matrix(model):
-        hidden, _ = model(rows.tokens, rows.positions, None, packed_mask(rows.segment_ids))
-    return hidden.astype(model.config.dtype)
+    embedder, config = model.embedder, model.config
+    embedder.decode, model.config = lambda x: x, replace(config, final_logit_softcap=None)
+    hidden, _ = model(rows.tokens, rows.positions, None, packed_mask(rows.segment_ids))
+    model.config = config
+    del embedder.decode  # the class's own again
+    return hidden.astype(config.dtype)
 
 
 def token_losses(model, rows, capacity):
