@@ -312,7 +312,7 @@ def main(argv: list[str] | None = None) -> None:
         with lock:
             run(cfg, base, files_of(base))
     except (OSError, HFValidationError, SafetensorError) as error:
-        raise SystemExit(f"Error: {error}") from None  # a folder, a right, a lock, room, the network
+        raise SystemExit(f"Error: {error}") from None  # a folder, a lock, room, the network
 
 def identity(cfg: argparse.Namespace, files: list[Path]) -> str:
     """What decides the result, a line each: settings, and hashes of what the files hold."""

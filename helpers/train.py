@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -239,10 +239,23 @@ def packed_mask(segment_ids: jax.Array) -> jax.Array:
     return jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
 
 
+@contextlib.contextmanager
+def without_output_matrix(model: nnx.Module) -> Iterator[None]:
+    """Inside the block the model ends with its last norm, whatever happens there."""
+    config = model.config
+    model.embedder.decode = lambda hidden: hidden
+    model.config = replace(config, final_logit_softcap=None)
+    try:
+        yield
+    finally:
+        model.config = config
+        del model.embedder.decode  # the class's own again
+
+
 def hidden_states(model: nnx.Module, rows: Batch) -> jax.Array:
     """What the model would hand to its output matrix. [B, T, D]"""
     mask = packed_mask(rows.segment_ids)
-    with gemma.no_output_matrix(model):
+    with without_output_matrix(model):
         hidden, _ = model(rows.tokens, rows.positions, None, mask)
     return hidden.astype(model.config.dtype)
 

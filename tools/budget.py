@@ -50,7 +50,7 @@ def imports(path: Path) -> frozenset[Path]:
 
 
 def pages() -> list[Path]:
-    """The notebooks' source files in order: the lesson in the root, the appendices in their room."""
+    """The notebooks' sources in order: the lesson in the root, the appendices in their room."""
     files = [*ROOT.glob("[0-9][0-9]_*.py"), *(ROOT / "appendix").glob("[0-9][0-9]_*.py")]
     return sorted(files, key=lambda path: path.name)
 
