@@ -345,8 +345,7 @@ def execute(source: Path, folder: Path) -> Notebook:
         raise SystemExit(1)
     if has_error(notebook):  # in a cell tagged raises-exception, which stops nothing
         print(f"{source.stem}: a cell that only teaches failed, see {shown(copy)}. What later "
-              "pages 
-              "need is written.", file=sys.stderr, flush=True)
+              "pages need is written.", file=sys.stderr, flush=True)
     print(f"== {source.stem}: {took:.0f} s -> {shown(copy)} ==", flush=True)
     return notebook
 
