@@ -39,10 +39,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine(devices=1, always="tiny")
 
@@ -58,7 +65,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from helpers import chat, data, gemma, packing, style, train
+from helpers import answers, chat, data, gemma, packing, style, train
 import verilog
 
 BASE = "assets/tiny_gemma4"
@@ -82,7 +89,7 @@ def answer(model, requests):
     """The model's answers to a list of requests, decoded together."""
     chats = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": request}]
              for request in requests]
-    return train.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
+    return answers.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
 problems = verilog.load_problems("data/tiny_eval")
@@ -215,7 +222,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # | here | in full |
 # |---|---|
-# | your own chats | [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md), on one Colab TPU |
+# | your own chats | [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md), on one Colab TPU |
 # | rows, masks, packing | [02](02_data.ipynb) |
 # | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in ten minutes |
 # | | [04](04_merge.ipynb) merges the adapters into a model that any engine loads |

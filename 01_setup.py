@@ -34,10 +34,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine()
 
@@ -72,10 +79,17 @@ TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %%
-slices = [name for name, one in hardware.SLICES.items() if cfg.needs_tpu and (
-    one.size == helpers.size() or stored.compiled_fit(name, helpers.size(), cfg.base_dtype))]
-found, facts = checks.look(cfg.checkpoint_gb, slices)
-rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in found.items()]
+def may_be(piece):
+    """Is this slice meant for the size at hand, or does a compiled step of it fit there?"""
+    if not cfg.needs_tpu:
+        return False
+    fit_there = stored.compiled_fit(piece.name, helpers.size(), cfg.base_dtype)
+    return piece.size == helpers.size() or fit_there is not None
+
+
+slices = [name for name, piece in hardware.SLICES.items() if may_be(piece)]
+results, facts = checks.look(cfg.checkpoint_gb, slices)
+rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in results.items()]
 style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 
 # %% [markdown]
@@ -103,16 +117,18 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # saving are assumed (for the 31B about half an hour). `e2b` is Gemma 4 E2B, the 31B's small sister.
 
 # %%
-def slice_row(found, price, tokens=10_000 * 922):
+def slice_row(step, price, tokens=10_000 * 922):
     """One line of the table: what fits on a slice, hours and dollars of a whole training run."""
-    cost, timed = fit.run_cost(found, tokens, price), found.speed is not None
-    how = "compiled" if found.compiled else "estimated"
-    return {"slice": found.slice, "model": found.model, "base": found.base_dtype,
-            "GiB a chip": f"{found.total:.0f} of {found.limit:.0f}",
-            "fits": f"yes ({how}), remat={found.remat}" if found.fits else f"no ({how})",
-            "real tokens/s": found.pace if timed else "",
-            "hours": cost["hours_text"] if timed else "",
-            "USD": cost["dollars_text"] if timed else ""}
+    how = "compiled" if step.compiled else "estimated"
+    row = {"slice": step.slice, "model": step.model, "base": step.base_dtype,
+           "GiB a chip": f"{step.total:.0f} of {step.limit:.0f}",
+           "fits": f"yes ({how}), remat={step.remat}" if step.fits else f"no ({how})",
+           "real tokens/s": "", "hours": "", "USD": ""}
+    if step.speed is not None:
+        cost = fit.run_cost(step, tokens, price)
+        row |= {"real tokens/s": step.pace, "hours": cost["hours_text"],
+                "USD": cost["dollars_text"]}
+    return row
 
 
 chosen = [row for row in fit.renters_rows() if row[0].base_dtype != "nf4"]
@@ -139,7 +155,7 @@ style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 #
 # ## 3. Create a machine, and delete it
 # `scripts/vm.sh` runs on your laptop, with `gcloud` logged in to a project with billing and quota
-# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)). Here we print the first
+# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)). Here we print the first
 # command of each step and run none.
 
 # %%
@@ -185,10 +201,12 @@ for name in (cfg.train_slice, cfg.serve_slice):
 # whoever helps you.
 
 # %%
+kept = {name: {"fine": fine, "text": text} for name, (fine, text) in results.items()}
 helpers.write_json(helpers.run_dir("setup.json"), {
     "size": helpers.size(), "settings": asdict(cfg), "python": platform.python_version(), **facts,
-    "checks": {name: {"fine": fine, "text": text} for name, (fine, text) in found.items()}})
-if wrong := [text for fine, text in found.values() if not fine]:
+    "checks": kept})
+wrong = [text for fine, text in results.values() if not fine]
+if wrong:
     raise helpers.UserError("this machine is not ready.\n- " + "\n- ".join(wrong))
 print(f"ready; wrote {helpers.run_dir('setup.json')}")
 
@@ -196,7 +214,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # ## Recap
 # You know whether this machine will do, what each slice holds, and how to create one and delete it. When
 # something goes wrong, look up the symptom in
-# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # **Exercise.** A friend has quota for a v6e-4 only. Do the 31B's weights fit for serving, and how much
 # is left for everything else?

@@ -27,7 +27,7 @@
 # | **Time and cost** | tiny: about 8 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
 # The outputs shown are those of the tiny run. New words are in the
-# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -38,10 +38,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine()
 
@@ -105,13 +112,13 @@ order = np.random.default_rng(cfg.seed).permutation(len(everything))[:cfg.rows]
 rows = [everything[int(place)] for place in order]
 print(f"{len(rows):,} of {len(everything):,} rows. One of them:\n")
 counter = next((row for row in rows if "goes up when" in str(row)), rows[0])
-print(json.dumps(counter, indent=2)[:1_500].replace("\\n", "\n"))
+print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 
 # %% [markdown]
 # ## 2. Your own data
 # Only the dataset is about hardware. Set `source` to a file, a folder or a
 # dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
-# sentence. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) lists each cell
+# sentence. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) lists each cell
 # to change, with a run directory of your own, so that the Verilog run is not overwritten.
 #
 # Each row may have any of these forms. **Which of them mean the same chat?**
@@ -153,7 +160,29 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
 # %% [markdown]
 # Blue tokens are trained, grey ones only read: both answers, with the `<turn|>` that ends each.
 # (Ignore `thought` until section 4.) A chat with a system message of its own keeps it; the others
-# get `cfg.system`.
+# get `cfg.system`. A message with `"weight": 0` or `"train": false` is read and not learned.
+#
+# **What should a model learn from a chat with tools?** It writes the call, but somebody else writes
+# the result.
+
+# %%
+add = {"name": "add", "description": "Adds two numbers.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}
+calls = [{"id": "1", "function": {"name": "add", "arguments": {"a": 4, "b": 8}}}]
+with_tools = {"tools": [add], "messages": [
+    {"role": "user", "content": "How wide is the bus?"},
+    {"role": "assistant", "content": None, "tool_calls": calls},
+    {"role": "tool", "tool_call_id": "1", "content": "12"},
+    {"role": "assistant", "content": "The bus is 12 bits wide."}]}
+example, _ = data.clean(with_tools)
+ids, mask = chat.render(tokenizer, data.as_messages(example, None))
+style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_tools",
+                  f"A call and an answer: {sum(mask)} of {len(ids)} tokens are trained")
+
+# %% [markdown]
+# The call is trained, and so is the `<|tool_response>` after it: that's where the model stops and
+# waits. The result is only read. Then the same turn goes on with the answer. **Everything that the
+# model writes is trained, and nothing else.**
 #
 # At size tiny a chat may have about 600 letters, because this tokenizer knows only Verilog: look at
 # your rows with it, then train Gemma 4 E2B.
@@ -190,8 +219,9 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 #
 # </details>
 #
-# Now all rows. A line that is no JSON, a missing column, a value that is not text: each is a counted
-# drop, too, shown with one example.
+# Now all rows. Malformed JSON drops a row too, and so does a missing column or a value that isn't
+# text. Every reason is counted and shown with one example. Of the rows that we keep, the line above
+# the table names what we don't use, so that nothing disappears without a word.
 
 # %%
 cleaned = [data.clean(row, cfg.reasoning == "kept") for row in rows]
@@ -202,6 +232,7 @@ print(f"{len(examples):,} of {len(rows):,} rows are usable")
 if not examples:
     raise helpers.UserError(f"No row of {cfg.source} is usable: {dict(dropped)}. Section 2 of 02 "
                             "shows the forms that a row can have.")
+print(*data.remarks(examples), sep="\n")
 pd.DataFrame([(problem, count, shown[problem]) for problem, count in dropped.items()],
              columns=["dropped because", "rows", "the end of one of them"])
 
@@ -253,9 +284,13 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 # The picture to keep, our counter as the model sees it:
 
 # %%
+def letters(messages):
+    return sum(len(message["content"]) for message in messages)
+
+
 chats = [data.as_messages(example, cfg.system, cfg.reasoning) for example in examples]
-running = next((messages for messages in chats if "goes up when" in messages[-2]["content"]),
-               min(chats, key=lambda messages: sum(len(m["content"]) for m in messages)))
+counters = [messages for messages in chats if "goes up when" in messages[-2]["content"]]
+running = counters[0] if counters else min(chats, key=letters)
 ids, mask = chat.render(tokenizer, running)
 style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_counter",
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
@@ -269,16 +304,43 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 # > ([10](10_published.ipynb) has the rest):
 
 # %%
+def published_row(tokenizer, prompt, answer):
+    """Ids and mask the published way: tokenise all, then each piece again, and add up lengths."""
+    def encode(text):  # the adapter's default adds both, whatever the caller asks for
+        inside = tokenizer.encode(text, add_special_tokens=False)
+        return [tokenizer.bos_token_id, *inside, tokenizer.eos_token_id]
+
+    pieces = ["<|turn>user\n", f"{prompt}<turn|>\n", "<|turn>model\n", f"{answer}<turn|>\n"]
+    ids = encode("".join(pieces))
+    ends = 1 + np.cumsum([len(encode(piece)) for piece in pieces])
+    places = np.arange(len(ids))
+    return ids, ((ends[2] <= places) & (places < ends[3])).tolist()
+
+
+def answer_places(numbers, target):
+    """True where `target` stands for the first time: what should be trained."""
+    should = [False] * len(numbers)
+    for first in range(len(numbers)):
+        if numbers[first:first + len(target)] == target:
+            should[first:first + len(target)] = [True] * len(target)
+            break
+    return should
+
+
+shown = running
+if len(running) > 3 or "tools" in running[0]:  # the published recipe knows no such chat
+    shown = understood[0]
+asked, answered = shown[-2]["content"], shown[-1]["content"]
+ways = {"The published way": published_row(tokenizer, asked, answered),
+        "Ours": chat.render(tokenizer, shown)}
+target = [*chat.encode_texts(tokenizer, [answered])[0], special[chat.TURN_END]]
 fig, axes = style.figure(11, 5.4, columns=2)
-target = [*chat.encode_texts(tokenizer, [running[-1]["content"]])[0], special[chat.TURN_END]]
-theirs = data.published_row(tokenizer, running[-2]["content"], running[-1]["content"])
-for ax, (numbers, on), name in zip(axes, (theirs, (ids, mask)), ("The published way", "Ours")):
-    first = next(place for place in range(len(numbers))
-                 if numbers[place:place + len(target)] == target)
-    should = [first <= place < first + len(target) for place in range(len(numbers))]
+for ax, (name, (numbers, trained)) in zip(axes, ways.items()):
+    should = answer_places(numbers, target)
     pieces = [tokenizer.decode([number]) for number in numbers]
-    style.draw_tokens(ax, pieces, on, should, columns=70)
-    ax.set_title(f"{name}: {sum(map(all, zip(on, should)))} of {len(target)} answer tokens trained")
+    style.draw_tokens(ax, pieces, trained, should, columns=70)
+    rightly = sum(np.logical_and(trained, should))
+    ax.set_title(f"{name}: {rightly} of {len(target)} answer tokens trained")
 for ax in axes:
     ax.set_ylim(max(other.get_ylim()[0] for other in axes), 0)
 handles = [axes[0].bar(0, 0, color=box, label=name) for name, box, _ in style.TOKEN_LOOK.values()]
@@ -294,8 +356,12 @@ style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed abo
 # %%
 exams = {}
 if cfg.evaluation:
-    exams = {path.name.removesuffix("_prompt.txt"): path.read_text()
-             for path in sorted(remote.checkout(cfg.evaluation).glob("*_prompt.txt"))}
+    folder = remote.checkout(cfg.evaluation)
+    for path in sorted(folder.glob("*_prompt.txt")):
+        exams[path.name.removesuffix("_prompt.txt")] = path.read_text(encoding="utf-8")
+    if not exams:
+        raise helpers.UserError(f"evaluation={cfg.evaluation!r} holds no *_prompt.txt, so there is "
+                                "nothing to compare with. Name another folder, or set it to \"\".")
 asked = [(place, message["content"]) for place, example in enumerate(examples)
          for message in example["before"] if message["role"] == "user"]
 exact, closest = data.overlap([text for _, text in asked], exams)
@@ -389,8 +455,8 @@ alone = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 
 alone = {name: np.concatenate([one[name] for one in alone]) for name in train}
 fig, axes = style.figure(9, 4.6, rows=2)
 real = (alone["segment_ids"] > 0).mean()
-packing.draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")
-packing.draw_rows(axes[1], train, f"Packed: {fill:.1%} real tokens")
+style.draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")
+style.draw_rows(axes[1], train, f"Packed: {fill:.1%} real tokens")
 axes[1].set(xlabel="place in the row (white is padding; light: context, dark: trained)")
 style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 
@@ -418,8 +484,11 @@ meta = asdict(cfg) | {
 
 # %%
 by_length = sorted(parts["val"], key=lambda place: (lengths[place], place))
-samples = [{"messages": chats[place][:-1], "answer": examples[place]["answer"]}
-           for place in (by_length[len(by_length) * share // 4] for share in (1, 2, 3))]
+samples = []
+for share in (1, 2, 3):
+    place = by_length[len(by_length) * share // 4]
+    answer = examples[place]["answer"] or json.dumps(examples[place]["tool_calls"])
+    samples.append({"messages": chats[place][:-1], "answer": answer})
 packing.save_data(helpers.run_dir("data"), arrays, samples, meta)
 for path in sorted(helpers.run_dir("data").rglob("*.*")):
     print(f"{path.stat().st_size / 1e3:10,.1f} kB  {path.relative_to(helpers.run_dir())}")
@@ -430,11 +499,12 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 # - Examples are dropped with a reason, never cut. Prompts of the evaluation set are out.
 # - Packing puts several examples into a row; segment ids and restarted positions keep them apart.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
 # A chat with two answers becomes one row here, and its first answer stands without the empty thought
-# channel that was there when it was generated. Make one row per answer instead, each exactly as served.
+# channel that was there when it was generated. The same is true of a call before an answer. Make one
+# row per answer instead, each exactly as served.
 #
 # <details><summary>Solution</summary>
 #

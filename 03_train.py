@@ -35,10 +35,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine(devices=4)
 
@@ -64,7 +71,6 @@ helpers.machine(devices=4)
 # </details>
 
 # %%
-import os
 import time
 from dataclasses import replace
 
@@ -76,7 +82,7 @@ import pandas as pd
 from etils import epath
 from flax import nnx
 
-from helpers import chat, gemma, pictures, style, train, weights
+from helpers import answers, chat, gemma, pictures, records, style, train, weights
 from tables import architecture
 from tables.stored import settings_here
 
@@ -87,7 +93,7 @@ from tables.stored import settings_here
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
-length = meta["sequence_length"]
+length = meta.sequence_length
 FULL = train.Settings(**settings_here("31b", length))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
                      **{"rows_per_device": 1} | settings_here("e2b", length))
@@ -95,8 +101,7 @@ TINY = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, 
                       epochs=0.25, attention_block=128, validate_every=20, validation_rows=8,
                       checkpoint_every=20, answer_tokens=160)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
-cfg = replace(cfg, max_steps=int(os.environ.get("MAX_STEPS") or 0),
-              checkpoints=os.environ.get("CHECKPOINTS", ""))  # gs://..., for several hosts
+cfg = replace(cfg, **train.from_environment())  # MAX_STEPS and CHECKPOINTS, where a script sets them
 cfg.table()
 
 # %% [markdown]
@@ -142,7 +147,7 @@ ahead = train.compile_ahead(lowered)
 
 # %%
 began = time.perf_counter()
-with helpers.phase(f"loading {meta['base_model']} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
+with helpers.phase(f"loading {meta.base_model} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
     model = gemma.place(gemma.load_base(base, config, mesh), mesh)
     jax.block_until_ready(nnx.state(model))
 load_seconds = time.perf_counter() - began
@@ -156,14 +161,13 @@ print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB pe
 # %%
 samples = helpers.read_json(data / "samples.json")
 counter = samples[0]["messages"][-1]["content"]
-if meta["evaluation"]:  # the series' own data
+if meta.evaluation:  # the series' own data
     counter = open("data/tiny_eval/Prob031_updown_prompt.txt").read().strip()
-system = [{"role": "system", "content": meta["system"]}] if meta["system"] else []
-chats = [[*system, {"role": "user", "content": counter}],
+chats = [[*meta.system_messages, {"role": "user", "content": counter}],
          *(sample["messages"] for sample in samples)]
-thinking = meta["reasoning"] == "kept"
+thinking = meta.thinking
 with helpers.phase("four answers of the base model"):
-    before = train.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
+    before = answers.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
@@ -255,9 +259,9 @@ if steps < 20 and not cfg.max_steps:
 
 # %%
 recipe = train.recipe_of(cfg) | {
-    "base_model": meta["base_model"], "base_sha256": weights.fingerprint(base), "steps": steps,
-    "rows_per_step": rows_per_step, "data_sha256": meta["data_sha256"],
-    "template_sha256": meta["template_sha256"]}
+    "base_model": meta.base_model, "base_sha256": weights.fingerprint(base), "steps": steps,
+    "rows_per_step": rows_per_step, "data_sha256": meta.data_sha256,
+    "template_sha256": meta.template_sha256}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
 if cfg.fresh and checkpoints.exists() and jax.process_index() == 0:
     checkpoints.rmtree()
@@ -290,19 +294,42 @@ log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every)
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
 evaluate = jax.jit(train.make_eval_step(model, loss_fn))
+run = train.Run(
+    train_step=compiled, frozen=frozen, dataset=dataset, mesh=mesh,
+    validate=lambda adapters: float(evaluate(adapters, frozen, held_out)),
+    validate_every=cfg.validate_every, log=log, manager=manager, recipe=recipe)
 with mesh, train.within_memory():
-    state = train.train(
-        state, frozen, compiled, lambda adapters: float(evaluate(adapters, frozen, held_out)),
-        dataset, mesh, log, manager, recipe, cfg.validate_every)
+    state = train.train(run, state)
 nnx.update(model, state.adapters)
 manager.close()  # after the last checkpoint is written
+
+# %% [markdown]
+# What 04 must know travels in `recipe.json`, so that no later notebook repeats a setting of this
+# one. We write it right away: whatever happens in the cells below, the training is saved and 04 can run.
+# The hash of the adapters goes with it, because a bit that a disk flips would go unnoticed.
+
+# %%
+history = train.read_log(log_file)
+val = history.dropna(subset="val_loss").set_index("step").val_loss
+records.Recipe(
+    **recipe, size=helpers.size(), base_path=meta.base_path, adapter_dtype="float32",
+    n_modules=len(modules), trainable_parameters=trainable, partial=cfg.partial,
+    mesh={"fsdp": fsdp, "tp": tp}, checkpoints=cfg.checkpoints or "train/checkpoints",
+    final_step=state.step, epochs=cfg.epochs, system=meta.system, reasoning=meta.reasoning,
+    val_loss_before=float(val.get(0, np.nan)), val_loss_after=float(val.iloc[-1]),
+    examples_per_step=rows_per_step * meta.examples_per_row,
+    adapter_sha256=train.adapters_sha256(state.adapters)).save()
+helpers.write_json(helpers.run_dir("train", "machine.json"), {
+    **train.machine_facts(mesh, held), "load_seconds": load_seconds,
+    "compile_seconds": compile_seconds, "steps": steps, "micro_batches": micro_batches,
+    "micro_rows": micro_rows, "sequence_length": length, "remat": cfg.remat})
 
 # %% [markdown]
 # The whole run, read from `log.jsonl`. Loss is in *nats*, its unit with natural logarithms: guessing
 # among n tokens costs ln n.
 
-# %%
-style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
+# %% tags=["raises-exception"]
+style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
              f"log.jsonl of this run, size {helpers.size()}, measured on {mesh.size} devices "
              f"({jax.devices()[0].device_kind})")
 
@@ -312,7 +339,7 @@ style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
 # <details><summary>Answer</summary>
 #
 # The model memorises its rows. The held-out loss counts: it is on requests that the model has not seen.
-# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md) has a figure with few rows,
+# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) has a figure with few rows,
 # where it happens.
 #
 # </details>
@@ -320,9 +347,9 @@ style.finish(pictures.draw_loss(log_file, steps, cfg.max_grad_norm), "03_loss",
 # ## 5. Ask again
 # The same request, the base on the left, the tuned model on the right.
 
-# %%
+# %% tags=["raises-exception"]
 with helpers.phase("four answers of the tuned model"):
-    after = train.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
+    after = answers.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
 style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 
 # %% [markdown]
@@ -330,7 +357,7 @@ style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 # requests, beside the dataset's own answers. Most tiny modules have only one natural form, so expect
 # the same text.
 
-# %%
+# %% tags=["raises-exception"]
 for sample, old, new in zip(samples, before[1:], after[1:]):
     style.side_by_side({"base": old, "tuned": new, "dataset": sample["answer"]},
                        sample["messages"][-1]["content"][:400])
@@ -339,26 +366,9 @@ ended = sum(text.rstrip().endswith("```") for text in after)
 print(f"{ended} of {len(after)} tuned answers end with their fence closed; of {len(samples)} with "
       f"a dataset answer, {same} equal it to the letter")
 
-# %% [markdown]
-# What 04 must know travels in `recipe.json`, so that no later notebook repeats a setting of this
-# one.
-
-# %%
-val = pd.read_json(log_file, lines=True).dropna(subset="val_loss").set_index("step").val_loss
-helpers.write_json(helpers.run_dir("train", "recipe.json"), recipe | {
-    "size": helpers.size(), "base_path": meta["base_path"], "adapter_dtype": "float32",
-    "n_modules": len(modules), "trainable_parameters": trainable, "partial": cfg.partial,
-    "mesh": {"fsdp": fsdp, "tp": tp}, "checkpoints": cfg.checkpoints or "train/checkpoints",
-    "final_step": state.step, "epochs": cfg.epochs, "system": meta["system"],
-    "reasoning": meta["reasoning"],
-    "val_loss_before": float(val.get(0, np.nan)), "val_loss_after": float(val.iloc[-1]),
-    "examples_per_step": rows_per_step * meta["examples_per_row"]})
+# %% tags=["raises-exception"]
 helpers.write_json(helpers.run_dir("train", "answers.json"), {
     "asked": chats[0], "limit": cfg.answer_tokens, "before": before[0], "after": after[0]})
-helpers.write_json(helpers.run_dir("train", "machine.json"), {
-    **train.machine_facts(mesh, held), "load_seconds": load_seconds,
-    "compile_seconds": compile_seconds, "steps": steps, "micro_batches": micro_batches,
-    "micro_rows": micro_rows, "sequence_length": length, "remat": cfg.remat})
 print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())))
 
 # %% [markdown]
@@ -374,7 +384,7 @@ print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())
 # `x` holds the request's tokens as vectors: [rows, T tokens, D numbers each]. **The loop calls
 # `sizes` three times. How often does it print "traced"?**
 
-# %%
+# %% tags=["raises-exception"]
 request = chat.prompt_ids(tokenizer, chats[0], thinking)
 rows = jnp.array([request] * mesh.shape["fsdp"])  # one, or as many as a larger mesh cuts rows into
 with mesh:
@@ -400,7 +410,7 @@ for tokens in (16, 16, 32):
 # dictionaries and lists of arrays. Below, `pair` is a small LoRA adapter beside a real weight `W`.
 # Only `pair` is differentiated, so `W` is frozen without being told so.
 
-# %%
+# %% tags=["raises-exception"]
 kernel = model.layers[0].mlp.gate_proj.kernel.get_value()  # [D, F], in bfloat16
 W = kernel.astype(jnp.float32)
 pair = {"a": jax.random.normal(jax.random.key(0), (W.shape[0], 4)) / W.shape[0] ** 0.5,
@@ -429,7 +439,7 @@ print(f"loss {value:.4f}, after one small step {toy_loss(changed, x):.4f}")
 # *partition spec* says which axis cuts which dimension: `P('fsdp', 'tp')` cuts the first dimension
 # of a matrix over `fsdp` and the second over `tp`. It stays one array in your program.
 
-# %%
+# %% tags=["raises-exception"]
 print(f"{kernel.shape}, {kernel.sharding.spec}; a device holds "
       f"{kernel.sharding.shard_shape(kernel.shape)}")
 jax.debug.visualize_array_sharding(kernel, use_color=False, scale=0.5)
@@ -445,7 +455,7 @@ print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked f
 # module apart into a *graph* (what it is) and a *state* (a tree of arrays); `nnx.merge` puts it
 # together again, inside the compiled function.
 
-# %%
+# %% tags=["raises-exception"]
 graph, arrays = nnx.split(model.layers[0].mlp)
 for path, variable in nnx.to_flat_state(arrays):
     print(".".join(map(str, path)), variable.get_value().shape)
@@ -463,7 +473,7 @@ print(f"compiled and called as it is: at most {apart:.2g} apart")
 # query heads. But its ten full-attention layers have just **4** KV heads. **What happens with
 # `tp=8` on sixteen chips?**
 
-# %%
+# %% tags=["raises-exception"]
 big = architecture.read_config("data/configs/gemma4_31b.json")
 for tensor_parallel in (1, 2, 4, 8, 16):
     shape = 16 // tensor_parallel, tensor_parallel
@@ -475,7 +485,7 @@ print("chosen:", {chips: architecture.choose_mesh(big, chips) for chips in (4, 8
 # types and shardings, no arrays. So we can ask what one of four chips holds of layer 5, the first
 # with full attention.
 
-# %%
+# %% tags=["raises-exception"]
 four = jax.sharding.Mesh(np.array(jax.devices()[:1] * 4).reshape(1, 4), ("fsdp", "tp"))
 six_layers = gemma.config_from_hf("data/configs/gemma4_31b.json", num_layers=6)
 shapes_31b = gemma.inject_lora(gemma.abstract_base(six_layers, four), 64, 64.0, four)
@@ -502,7 +512,7 @@ pd.DataFrame(cut).T
 # <details><summary><b>More chips than four?</b></summary>
 #
 # All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4) or (16, 1), and every host runs
-# this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)).
+# this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)).
 # A step has more rows then, and the learning rate is yours to find again.
 #
 # </details>
@@ -511,11 +521,11 @@ pd.DataFrame(cut).T
 # Tunix has a trainer, `PeftTrainer`: loop, loss, accumulation, checkpoints. It is the shortest way
 # to a tuned model. Here it learns one example by heart, with the tiny model in float32:
 
-# %%
+# %% tags=["raises-exception"]
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 exact = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
-cpu = gemma.make_mesh(exact, (1, 1), jax.local_devices(backend="cpu")[:1])
+cpu = gemma.make_mesh(exact, (1, 1), train.one_cpu())
 student = gemma.inject_lora(gemma.load_base("assets/tiny_gemma4", exact, cpu), 4, 8.0, cpu)
 ids, mask = chat.render(chat.load_tokenizer("assets/tiny_gemma4"), [
     *samples[0]["messages"], {"role": "assistant", "content": samples[0]["answer"]}])
@@ -561,7 +571,7 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # - The step weighs every token equally and returns only what changed.
 # - A run can be killed at any moment, and continues to the same bits.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
 # Kill the kernel in the middle of training (`kill -9`), copy `log.jsonl` to `copy.jsonl`, and run the

@@ -36,10 +36,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine()
 
@@ -60,7 +67,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import merge, remote, weights
+from helpers import merge, records, remote, weights
 from tables import architecture
 
 
@@ -82,15 +89,15 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # no model is built.
 
 # %%
-recipe = helpers.read_json(helpers.require(helpers.run_dir("train", "recipe.json"), "03_train.py"))
-helpers.same_size(recipe["size"], "03_train.py")
-scale = recipe["alpha"] / recipe["rank"]
-folder = recipe["checkpoints"]  # gs://..., or below RUN_DIR
+recipe = records.Recipe.load()
+helpers.same_size(recipe.size, "03_train.py")
+scale = recipe.scale
+folder = recipe.checkpoints  # gs://..., or below RUN_DIR
 folder = folder if "://" in folder else helpers.run_dir(folder)
-step, adapters, notes = merge.restore_adapters(folder, cfg.step or recipe["final_step"])
-merge.check_digest(adapters, step, recipe, notes)  # not a byte has changed since
+step, adapters, notes = merge.restore_adapters(folder, cfg.step or recipe.final_step)
+merge.check_digest(adapters, step, recipe)  # not a byte has changed since
 size = sum(a.nbytes + b.nbytes for a, b in adapters.values())
-print(f"{recipe['base_model']}, rank {recipe['rank']}, alpha {recipe['alpha']:g}, step {step}: "
+print(f"{recipe.base_model}, rank {recipe.rank}, alpha {recipe.alpha:g}, step {step}: "
       f"{len(adapters)} pairs, {size:,} bytes")
 for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
@@ -101,8 +108,8 @@ for path, (a, b) in list(adapters.items())[:6]:
 # `language_prefix` compares its tensors with its config.
 
 # %%
-base = remote.stage(cfg.base or recipe["base_path"])
-if weights.fingerprint(base) != recipe["base_sha256"]:
+base = remote.stage(cfg.base or recipe.base_path)
+if weights.fingerprint(base) != recipe.base_sha256:
     raise helpers.UserError(f"{base} is not the model that notebook 03 trained on. Set "
                             "Settings.base to that one, or run 03_train.py with this one.")
 tensors = weights.open_model(base)
@@ -159,7 +166,7 @@ targets = merge.targets_of(base, adapters, recipe)
 kinds = {target.kind: target for target in targets}  # the last of each kind
 rows = []
 for kind, target in kinds.items():
-    a_shape, b_shape = target.adapter(recipe["rank"])
+    a_shape, b_shape = target.adapter(recipe.rank)
     theirs = [f"{name.rpartition('.')[2]} {shape}" for name, shape in target.names.items()]
     rows.append({"Tunix": kind, "A": a_shape, "B": b_shape, "in training": target.how.equation,
                  "Hugging Face [out, in]": ", ".join(theirs)})
@@ -224,7 +231,7 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
     record = merge.run(base, targets, adapters, step, recipe, prefix)
 rows = []
-for folder, files in (("merged", record["files"]), ("adapter", record["adapter_files"])):
+for folder, files in (("merged", record.files), ("adapter", record.adapter_files)):
     for name in files:
         size = helpers.run_dir(folder, name).stat().st_size
         rows.append({"file": f"{folder}/{name}", "bytes": f"{size:,}"})
@@ -241,14 +248,14 @@ pd.DataFrame(rows).set_index("file")
 # %%
 told = helpers.run_dir("train", "answers.json")
 if cfg.ask and told.exists():
-    from helpers import chat, gemma, train
+    from helpers import answers, chat, gemma
     told, merged_folder = helpers.read_json(told), helpers.run_dir("merged")
     config = gemma.config_from_hf(merged_folder)
     mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
     model = gemma.load_base(merged_folder, config, mesh)
     tokenizer = chat.load_tokenizer(merged_folder)
-    answer, = train.ask(model, tokenizer, [told["asked"]], told["limit"], mesh,
-                        recipe["reasoning"] == "kept")
+    answer, = answers.ask(model, tokenizer, [told["asked"]], told["limit"], mesh,
+                          recipe.thinking)
     before = "the same to the letter" if answer == told["after"] else told["after"]
     print(f"{answer}\n\nthe answer in 03 was {before}")
 
@@ -272,7 +279,7 @@ if cfg.ask and told.exists():
 # `‖ΔW‖ / ‖W‖`, and what rounding the sum cost, relative to the change.
 
 # %%
-norms = pd.DataFrame(record["norms"])
+norms = pd.DataFrame(record.norms)
 found = norms.tensor.str.extract(r"layers\.(?P<layer>\d+)\.\w+\.(?P<kind>\w+)_proj")
 norms["layer"], norms["kind"] = found.layer.astype(int), found.kind
 norms["change, %"] = 100 * norms.delta / norms.base
@@ -324,18 +331,18 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 # A card says what the model was made from and how to ask it.
 
 # %%
-data = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
+data = records.DataMeta.load()
 card = f"""---
-base_model: {recipe['base_model']}
+base_model: {recipe.base_model}
 base_model_relation: finetune
 ---
-# {recipe['base_model']}, tuned
-- **Data**: {data['source']}, {data['train_examples']:,} examples,
-  {data['trained_tokens']:,} trained tokens.
-- **Ask it as it was trained**: system message {json.dumps(data['system'])},
-  reasoning {data['reasoning']}.
-- **Training**: LoRA rank {recipe['rank']}, alpha {recipe['alpha']:g} on {len(targets)} modules,
-  {step} steps, learning rate {recipe['learning_rate']:g}; added in float32, rounded once.
+# {recipe.base_model}, tuned
+- **Data**: {data.source}, {data.train_examples:,} examples,
+  {data.trained_tokens:,} trained tokens.
+- **Ask it as it was trained**: system message {json.dumps(data.system)},
+  reasoning {data.reasoning}.
+- **Training**: LoRA rank {recipe.rank}, alpha {recipe.alpha:g} on {len(targets)} modules,
+  {step} steps, learning rate {recipe.learning_rate:g}; added in float32, rounded once.
 """
 helpers.write_text(helpers.run_dir("model_card.md"), card)
 print(card)
@@ -351,7 +358,7 @@ print(card)
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
 #
-# Training and serving are two machines; [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md)
+# Training and serving are two machines; [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)
 # says how the result gets from one to the other.
 #
 # ## Recap
@@ -360,7 +367,7 @@ print(card)
 # - `adapter/` loads in PEFT and in vLLM, with the same log-probabilities up to rounding.
 # - `merge.json` has the hashes: a copy can be checked, and a second run is free.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
 # Half a fine-tune: merge with `scale` times 0.5 into another folder. Which pass rate does

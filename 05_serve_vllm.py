@@ -27,7 +27,7 @@
 # | **Time and cost** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h |
 #
 # The outputs shown are those of the tiny run. Terms are in the
-# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/GLOSSARY.md).
+# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -38,10 +38,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine()
 
@@ -61,13 +68,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from openai import OpenAI
 
-from helpers import chat, remote, style
-from serving import Options, draw, flags, limits, physics, server
+from helpers import chat, records, remote, style
+from serving import Options, asking, commands, draw, flags, limits, server
 from serving import options as serve
-from tables import described, published
+from tables import physics, published
 from tables.hardware import chip
+from tables.settings import described
 
 pd.set_option("display.max_colwidth", None)
 
@@ -100,13 +107,14 @@ def check_merged(folder, hashes):
 
 
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
-merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
-recipe = merge["recipe"]
-count = check_merged(merged, merge["files"])
-options = replace(cfg, model=str(merged), model_hash=helpers.run.digest(merge["files"]))
-remote.stage(cfg.base or recipe["base_path"], fetch=False)  # raises where 07 could not have it
-print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
-      f"base {recipe['base_model']}, model {options.model_hash[:12]}")
+merge = records.Merge.load()
+recipe = merge.recipe
+system, thinking = recipe.system, recipe.thinking  # how training asked
+count = check_merged(merged, merge.files)
+options = replace(cfg, model=str(merged), model_hash=helpers.run.digest(merge.files))
+remote.stage(cfg.base or recipe.base_path, fetch=False)  # raises where 07 could not have it
+print(f"{count} files as merged: step {merge.step}, rank {recipe.rank}, "
+      f"base {recipe.base_model}, model {options.model_hash[:12]}")
 
 # %% [markdown]
 # `server.start` runs the command of section 4 in the background, records it in `serve/server.json`, and
@@ -117,8 +125,8 @@ print(f"{count} files as merged: step {merge['step']}, rank {recipe['rank']}, "
 # %%
 folder, side = helpers.run_dir("serve"), helpers.run_dir("serve", "beside")
 if beside:
-    check_merged(helpers.run_dir("adapter"), merge["adapter_files"])
-    both = replace(cfg, model=merge.get("adapter_base", recipe["base_path"]), name="gemma4-base",
+    check_merged(helpers.run_dir("adapter"), merge.adapter_files)
+    both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
                    adapter=str(helpers.run_dir("adapter")), drafter="ngram")
     server.start(both, side, wait=False)  # both load at the same time
 try:
@@ -131,9 +139,9 @@ serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
 # ## 3. Talk to it
-# vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it; the key that it wants
-# is not used. `chat_request` asks as training asked: the same system message, thinking only if the
-# training answers did, and **greedy**, that is always the likeliest token.
+# vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it. `openai_client` points
+# it at our server and past every proxy. `chat_request` asks as training asked: the same system message,
+# thinking only if the training answers did, and **greedy**, that is always the likeliest token.
 
 # %%
 longest = cfg.max_model_len // 2  # tokens of an answer, at the most
@@ -141,9 +149,9 @@ longest = cfg.max_model_len // 2  # tokens of an answer, at the most
 
 def ask(text, record=record, name=cfg.name):
     """The answer of a server to one request, as text."""
-    client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
+    client = asking.openai_client(record)
     reply = client.chat.completions.create(
-        **server.chat_request(text, recipe, model=name, max_tokens=longest))
+        **asking.chat_request(text, system, thinking, model=name, max_tokens=longest))
     return reply.choices[0].message.content
 
 
@@ -165,7 +173,7 @@ All ports are one bit unless otherwise specified.
 
 The output result is the bitwise AND of a and b."""  # ← your own request
 
-columns = {"base": ask(MINE, other, "gemma4-base")} if other and server.healthy(other) else {}
+columns = {"base": ask(MINE, other, "gemma4-base")} if other and asking.healthy(other) else {}
 style.side_by_side({**columns, "tuned": ask(MINE)}, MINE)
 
 # %% [markdown]
@@ -179,15 +187,27 @@ style.side_by_side({**columns, "tuned": ask(MINE)}, MINE)
 # </details>
 
 # %%
-client = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
-request = server.chat_request(counter, recipe, model=cfg.name, max_tokens=longest)
-start, arrivals, text = time.perf_counter(), [], ""
-for piece in client.chat.completions.create(**request, stream=True):
-    if piece.choices and piece.choices[0].delta.content:
-        arrivals.append(time.perf_counter() - start)
-        text += piece.choices[0].delta.content
-gap = (arrivals[-1] - arrivals[0]) / max(len(arrivals) - 1, 1)
-print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then one every {1e3 * gap:.1f} ms")
+client = asking.openai_client(record)
+request = asking.chat_request(counter, system, thinking, model=cfg.name, max_tokens=longest)
+
+
+def read_along():
+    """Seconds from sending the request to each piece of its answer, and the whole answer."""
+    start, arrivals, text = time.perf_counter(), [], ""
+    for piece in client.chat.completions.create(**request, stream=True):
+        if piece.choices and piece.choices[0].delta.content:
+            arrivals.append(time.perf_counter() - start)
+            text += piece.choices[0].delta.content
+    return arrivals, text
+
+
+read_along()  # untimed: a client's first stream also loads code and opens a connection
+before = asking.counters(record)
+arrivals, text = read_along()
+made = asking.seconds_per_token(before, asking.counters(record))  # by the server's own clock
+gap, doubt = limits.pace(arrivals, made)
+print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then",
+      doubt or f"one every {1e3 * gap:.1f} ms; the server made one every {1e3 * made:.1f} ms")
 
 # %% [markdown]
 # ## 4. The command, on four engines
@@ -195,8 +215,8 @@ print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then one every {1e3 * gap:
 # for every flag, first Docker's, then vLLM's:
 
 # %%
-tpu = serve.command(replace(FULL, model="/dev/shm/run/merged"))
-print(serve.shown(tpu))
+tpu = commands.command(replace(FULL, model="/dev/shm/run/merged"))
+print(commands.shown(tpu))
 
 # %%
 style.words(flags.explain(tpu).reset_index())
@@ -210,7 +230,7 @@ style.words(flags.explain(tpu).reset_index())
 # the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
 #
 # Images, fallbacks and what to type on the machine are in
-# [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/RENTING.md).
+# [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md).
 #
 # ## 5. What fits into the memory of a chip
 # A chip holds its share of the weights. The rest of what vLLM may use (92 %) is the **KV cache**: keys
@@ -295,12 +315,13 @@ for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
 # %%
 samples = helpers.read_json(helpers.require(helpers.run_dir("data", "samples.json"), "02_data.py"))
 tokenizer = chat.load_tokenizer(merged)
-thinking, template = server.as_trained(recipe)
+template = asking.template_arguments(thinking)
 chats = [request["messages"], *(sample["messages"] for sample in samples)]
 for messages in chats:
     trained = chat.prompt_ids(tokenizer, messages, thinking)
-    theirs = server.post(record, "/tokenize", {"model": cfg.name, "messages": messages, **template})
-    assert trained == theirs["tokens"], (trained[:20], theirs["tokens"][:20])
+    question = {"model": cfg.name, "messages": messages, **template}
+    served = asking.post(record, "/tokenize", question)["tokens"]
+    assert trained == served, (trained[:20], served[:20])
 ids = chat.prompt_ids(tokenizer, chats[0], thinking)
 print(f"{len(chats)} prompts, equal id by id; the counter has {len(ids)}: {ids[:6]} ... {ids[-6:]}")
 
@@ -319,7 +340,7 @@ def complete(ids, where=record, model=cfg.name, **more):
     """Send token ids; get the first choice of /v1/completions with the ids of its text."""
     body = {"model": model, "prompt": ids, "temperature": 0, "max_tokens": longest,
             "return_token_ids": True, **more}
-    return server.post(where, "/v1/completions", body)["choices"][0]
+    return asking.post(where, "/v1/completions", body)["choices"][0]
 
 
 first = complete(ids)
@@ -344,12 +365,12 @@ assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 # %%
 def answers(where, name):
     """The ids of ten greedy answers, and what vLLM counted meanwhile."""
-    before, found = server.counters(where), []
+    before, found = asking.counters(where), []
     for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))[:10]:
-        messages = server.chat_request(path.read_text(), recipe)["messages"]
+        messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
         prompt = chat.prompt_ids(tokenizer, messages, thinking)
         found.append(complete(prompt, where, name, max_tokens=128)["token_ids"])
-    return found, server.acceptance(before, server.counters(where))
+    return found, asking.acceptance(before, asking.counters(where))
 
 
 if beside:
@@ -371,7 +392,7 @@ if beside:
 # %%
 # first: hf download google/gemma-4-31B-it-assistant --local-dir /dev/shm/gemma-4-31B-it-assistant
 assisted = replace(FULL, model="/dev/shm/run/merged", drafter="/dev/shm/gemma-4-31B-it-assistant")
-print(serve.news(serve.command(assisted), tpu))
+print(commands.news(commands.command(assisted), tpu))
 
 # %% [markdown]
 # ## 10. The adapter without merging
@@ -384,8 +405,9 @@ print(serve.news(serve.command(assisted), tpu))
 def logprobs(where, name):
     """The log-probability of each token of the merged model's answer."""
     whole = ids + first["token_ids"]
-    entries = complete(whole, where, name, max_tokens=1, prompt_logprobs=0)["prompt_logprobs"]
-    return [entries[k][str(whole[k])]["logprob"] for k in range(len(ids), len(whole))]
+    answer = complete(whole, where, name, max_tokens=1, prompt_logprobs=0)
+    entries = zip(answer["prompt_logprobs"], whole, strict=True)
+    return [entry[str(token)]["logprob"] for entry, token in list(entries)[len(ids):]]
 
 
 if beside:
@@ -452,7 +474,7 @@ if beside:
 # - What the weights leave is KV cache: room for eleven long requests on eight chips.
 # - A drafter guesses the stock model's words, not yours: count before you promise.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
 # How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?

@@ -37,10 +37,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine()
 
@@ -64,14 +71,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from IPython.display import display
-from openai import OpenAI
 
-from helpers import chat, style
-from serving import draw, limits, load, physics, server
+from helpers import chat, records, style
+from serving import asking, draw, limits, load, results, server
 from serving import options as serve
 from serving.load import Client, Load, sweep
-from tables import hardware
+from tables import hardware, physics, texts
 
 INF = math.inf
 FULL = Load(regimes=((1024, 256), (4096, 512), (15360, 512)), warmups=4)
@@ -89,32 +94,40 @@ print(cfg)
 folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
 options = serve.read(folder)
 record = server.start(options, folder)
-openai = OpenAI(base_url=record["base_url"] + "/v1", api_key="unused", max_retries=0)
-recipe = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))["recipe"]
+openai = asking.openai_client(record)
+recipe = records.Merge.load().recipe
+system, thinking = recipe.system, recipe.thinking  # how training asked
 counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
-request = server.chat_request(counter, recipe, model=record["name"], stream=True,
-                              max_tokens=record["max_model_len"] // 2)
+request = asking.chat_request(counter, system, thinking, model=record.name, stream=True,
+                              max_tokens=record.max_model_len // 2)
 
 # %% [markdown]
-# We note when each piece of the answer arrives, five times, and draw the median run. **Where does the time
-# go: before the first token, or after it?**
+# We note when each piece of the answer arrives, five times, and draw the median run. A first run isn't
+# counted, because there the client still loads code and opens its connection. **Where does the time go:
+# before the first token, or after it?**
 
 # %%
 def timed():
-    """Seconds from sending the request to each piece of its answer."""
+    """Seconds from sending to each piece of the answer, and those the server took per token."""
+    before = asking.counters(record)
     start, arrivals = time.perf_counter(), []
     for piece in openai.chat.completions.create(**request):
         if piece.choices and piece.choices[0].delta.content:
             arrivals.append(time.perf_counter() - start)
-    return arrivals
+    return arrivals, asking.seconds_per_token(before, asking.counters(record))
 
 
-arrivals = sorted((timed() for _ in range(5)), key=lambda run: run[-1])[2]
+timed()
+runs = sorted((timed() for _ in range(5)), key=lambda run: run[0][-1])
+arrivals, made = runs[2]
+gap, doubt = limits.pace(arrivals, made)
 fig, ax = style.figure(9, 1.9)
-draw.timeline(ax, arrivals)
+draw.timeline(ax, arrivals, gap)
 ax.set_title(f"One request alone: {1e3 * arrivals[-1]:.0f} ms, "
              f"{arrivals[0] / arrivals[-1]:.0%} of it before the first token")
 style.finish(fig, "06_timeline", f"measured, {options.engine}")
+if doubt:
+    print(doubt)
 
 # %% [markdown]
 # Orange is the time to first token (TTFT), the prefill; blue the time per output token (TPOT), one decode
@@ -149,37 +162,51 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 # Which rates? We let the server say. Two **bursts**, all requests at once, first a few and then many, tell
 # roughly how many it can finish per second. **Bisection** then encloses the rate where it stops keeping up,
 # until two neighbours are at most 25 % apart. More rates fill in the curve. Each is measured three times,
-# in three rounds, so that a slow change of the machine shows as spread. Finished points are files:
-# interrupt it, and it goes on where it was.
+# in three rounds, so that a slow change of the machine shows as spread.
+#
+# Some results can't be, on a machine that does nothing else: a wait that gets shorter while the load grows,
+# a rate whose repeats lie a fifth apart, less delivered than at another rate. Then something disturbed us.
+# Such a rate is measured again, up to twice, and if its results still contradict each other, the table
+# calls it *noisy*. Finished points are files: interrupt the sweep, and it goes on where it was.
 
 # %%
 config = helpers.read_json(Path(options.model) / "config.json")
 machine = limits.machine_of(options, config, PRICE)
-count = len(cfg.regimes) * (cfg.repeats * (cfg.rates + 1) + 2)
-hours = (count * 1.4 * cfg.seconds + len(cfg.regimes) * cfg.long) / 3600
-print(f"{count} measurements and {len(cfg.regimes)} long runs: about {60 * hours:.0f} min"
-      + (f", {hours * machine.dollars_per_hour:.0f} USD" if options.chip else ""))
+regimes = len(cfg.regimes)
+count = regimes * (cfg.repeats * (cfg.rates + 1) + 2)
+hours = (count * 1.4 * cfg.seconds + regimes * cfg.long) / 3600
+print(f"{count} measurements and {regimes} long runs: about {60 * hours:.0f} min")
+if options.chip:
+    print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
 # %%
-results = sweep(client, options, cfg, results_in)
+measured = sweep(client, options, cfg, results_in)
 
 # %%
-table = load.rows(results, cfg.slo, machine.dollars_per_hour)
-table = table.join(pd.DataFrame([limits.floors(result, machine, config) for result in results]))
+table = results.rows(measured, cfg.slo, machine.dollars_per_hour)
+floors = [limits.floors(measurement, machine, config) for measurement in measured]
+table = table.join(pd.DataFrame(floors))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
-shown = {"requests": "requests", "failed": "failed",
+
+REGIME = ["input_len", "output_len"]
+middle = table.groupby([*REGIME, "rate"]).median(numeric_only=True)
+middle.insert(0, "state", "")
+for (inputs, outputs), part in table.groupby(REGIME):
+    for rate, state in results.states(part).items():
+        middle.loc[(inputs, outputs, rate), "state"] = state
+names = {"state": "state", "requests": "requests", "failed": "failed",
          "delivered_rps": "delivered /s", "goodput_rps": "goodput /s",
          "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
          "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}
-middle = table.groupby(["input_len", "output_len", "rate"]).median(numeric_only=True)
-display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
-        .format(precision=2, subset=["delivered /s", "goodput /s"]))
+view = middle[list(names)].rename(columns=names).style.format(precision=1)
+view.format(precision=2, subset=["delivered /s", "goodput /s"])
 
 # %% [markdown]
-# Medians of three repeats; latencies in milliseconds, of all completed requests, so also of those while the
-# load builds up and drains. `delivered` is requests per second; the time that the last one would need alone
-# is left out, since nothing new arrives then. `goodput` is `delivered` times the share of requests that
-# kept the objective; vLLM's own divides by the whole run.
+# Beyond the knee (section 5) a rate is *overloaded*. All numbers are medians of the repeats, latencies in
+# milliseconds, of all completed requests, so also of those while the load builds up and drains. `delivered`
+# is requests per second; the time that the last one would need alone is left out, since nothing new arrives
+# then. `goodput` is `delivered` times the share of requests that kept the objective; vLLM's own divides by
+# the whole run.
 #
 # ## 5. The knee
 # **Up to which rate would you promise anything?** Look at `delivered` and TTFT before you open the answer.
@@ -194,13 +221,15 @@ display(middle[list(shown)].rename(columns=shown).style.format(precision=1)
 # %%
 fig, ax = style.figure(8, 4.2)
 draw.curves(ax, table, "delivered_rps", "rate", "delivered, requests/s")
-knees = {key: load.kept_up(part) for key, part in table.groupby(["input_len", "output_len"])}
-ax.set_title("It keeps up with "
-             + ", ".join(f"{low:.3g}/s of {i}/{o}" for (i, o), (low, _) in knees.items()))
+knees = {regime: results.kept_up(part) for regime, part in table.groupby(REGIME)}
+kept = [f"{low:.3g}/s of {inputs}/{outputs}" for (inputs, outputs), (low, _) in knees.items()]
+ax.set_title("It keeps up with " + ", ".join(kept))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; median, bars: smallest and "
-             f"largest of {cfg.repeats}; hollow: beyond the knee")
-for (inputs, outputs), part in table.groupby(["input_len", "output_len"]):
-    (last, above), most = knees[inputs, outputs], part.groupby("repeat").delivered_rps.max()
+             f"largest of {cfg.repeats} or more; hollow: beyond the knee")
+whole_rounds = table[table["repeat"] < cfg.repeats]  # further ones saw only the noisy rates
+for (inputs, outputs), part in whole_rounds.groupby(REGIME):
+    last, above = knees[inputs, outputs]
+    most = part.groupby("repeat").delivered_rps.max()
     print(f"{inputs}/{outputs}: knee between {last:.3g} and {above:.3g}/s; at most "
           f"{most.median():.3g}/s ({most.min():.3g} to {most.max():.3g}) delivered")
 
@@ -213,12 +242,11 @@ for (inputs, outputs), part in table.groupby(["input_len", "output_len"]):
 # **Compare no latencies beyond the knee. Why?** We draw every request of the largest rate:
 
 # %%
-finite = [result for result in results if float(result["request_rate"]) < INF]
-one = max(finite, key=lambda result: float(result["request_rate"]))
+finite = [measurement for measurement in measured if measurement.rate < INF]
+fastest = max(finite, key=lambda measurement: measurement.rate)
 fig, ax = style.figure(9, 3.6)
-draw.requests(ax, one)
-ax.set_title(f"At {float(one['request_rate']):.3g}/s the slowest waits "
-             f"{max(one['latencies']):.1f} s")
+draw.requests(ax, fastest)
+ax.set_title(f"At {fastest.rate:.3g}/s the slowest waits {max(fastest.latencies):.1f} s")
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 
 # %% [markdown]
@@ -239,14 +267,22 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 print(f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
       f"a prompt of {regime[0]} takes {physics.prefill_flops(config, regime[0]) / 1e9:.3g} GFLOP")
 fig, (left, right) = style.figure(9.5, 4, columns=2)
+
+
+def two_digits(value):
+    """A number to read, such as 13,000."""
+    return f"{float(f'{value:.2g}'):,g}"
+
+
 for ax, kind, floor in ((left, "ttft", "ttft_queue_floor_ms"), (right, "tpot", "tpot_floor_ms")):
     draw.curves(ax, table, f"{kind}_p50_ms", floor, "milliseconds (log scale)")
     times = middle[f"{kind}_p50_ms"] / middle[floor]
-    least, most = (f"{float(f'{value:.2g}'):,g}" for value in (times.min(), times.max()))
+    least, most = two_digits(times.min()), two_digits(times.max())
     ax.set_title(f"{kind.upper()}: {least} to {most} times its floor")
 style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; "
              "dashed: floors")
-print(*(sorted(set(table.flag) - {""}) or ["nothing is below its floor"]), sep="\n")
+flags = sorted(set(table.flag) - {""})
+print("\n".join(flags) or "nothing is below its floor")
 
 # %% [markdown]
 # The tiny model is far above: its arithmetic is nothing beside the Python around it. The published GPU, cold
@@ -261,10 +297,11 @@ print(*(sorted(set(table.flag) - {""}) or ["nothing is below its floor"]), sep="
 #
 # ## 8. What a token costs
 # A machine costs the same whether it works or not, so a token is cheapest when the machine is full, and there
-# users queue. Each point is one rate:
+# users queue. Each point is one rate, the bars are the range of its repeats. The line joins the rates that
+# the server keeps up with. Overloaded ones stand apart, because there the wait measures our test:
 
 # %%
-unit = "USD" if machine.dollars_per_hour == machine.dollars_per_hour else "hours of the machine"
+unit = "hours of the machine" if math.isnan(machine.dollars_per_hour) else "USD"
 fig, ax = style.figure(8, 4.2)
 draw.cost(ax, table, cfg.slo[0], unit)
 ax.set_title("A full machine makes cheap tokens, and queues")
@@ -273,16 +310,17 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyo
 # %% [markdown]
 # Which of them may be promised? The largest rate up to the knee at which nine requests in ten kept the
 # objective. But a run of seconds cannot see a queue that grows slowly. So the price of a rate counts only
-# after **one long run**, at least twenty times as long as a request takes. If the rate does not hold, the
-# next lower one is tried.
+# after **one long run**, at least twenty times as long as a request takes. If the rate doesn't hold, we try
+# the next lower one. A run that delivers far less than the sweep has shown is noise, so it's made once more.
 
 # %%
 confirmed = load.confirm(client, options, cfg, results_in, table)
-for (inputs, outputs), (rate, result) in confirmed.items():
-    row = load.rows([result], cfg.slo, machine.dollars_per_hour).iloc[0]
-    each = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
-    print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {each:.3g} {unit} per million output tokens, "
-          f"{each * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {each / 0.3:.3g} a million")
+for (inputs, outputs), (rate, measurement) in confirmed.items():
+    row = results.rows([measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
+    price = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
+    print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {price:.3g} {unit} per million output tokens, "
+          f"{price * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {price / 0.3:.3g} "
+          "a million")
 if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
@@ -290,15 +328,19 @@ if not confirmed:
 # Training is paid once, serving every hour. After how many tokens has serving cost as much as 03?
 
 # %%
-log, made = helpers.run_dir("train", "log.jsonl"), helpers.run_dir("train", "machine.json")
-if confirmed and log.exists() and made.exists():
-    made = helpers.read_json(made)
-    steps = sum(json.loads(line).get("seconds", 0.0) for line in log.read_text().splitlines())
-    cost = (steps + max(made["load_seconds"], made["compile_seconds"])) / 3600  # hours
-    name = hardware.chip_of(made["device_kind"])
-    dollars = cost * made["devices"] * hardware.chip(name).dollars_per_hour if name else math.nan
-    cost = dollars if unit == "USD" else cost
-    print(f"training: {cost:.3g} {unit}, as much as {cost / each:.3g} million output tokens")
+log, trainer = helpers.run_dir("train", "log.jsonl"), helpers.run_dir("train", "machine.json")
+if confirmed and log.exists() and trainer.exists():
+    trainer = helpers.read_json(trainer)
+    seconds = max(trainer["load_seconds"], trainer["compile_seconds"])
+    for line in texts.json_lines(log.read_bytes()):
+        if isinstance(line.value, dict):  # a line that a crash cut off is no step
+            seconds += line.value.get("seconds", 0.0)
+    cost = seconds / 3600
+    if unit == "USD":
+        name = hardware.chip_of(trainer["device_kind"])
+        per_hour = hardware.chip(name).dollars_per_hour if name else math.nan
+        cost *= trainer["devices"] * per_hour
+    print(f"training: {cost:.3g} {unit}, as much as {cost / price:.3g} million output tokens")
 
 # %% [markdown]
 # ## 9. Your own traffic
@@ -309,18 +351,27 @@ if confirmed and log.exists() and made.exists():
 # %%
 tokenizer = chat.load_tokenizer(options.model)
 own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set the path, drop the rest of the cell
-asked = [server.chat_request(path.read_text(), recipe)["messages"]
-         for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))]
-ids = sorted((chat.prompt_ids(tokenizer, messages, server.as_trained(recipe)[0])
-              for messages in asked), key=len)[-8:]
-sent = {"model": record["name"], "prompt": tokenizer.decode(ids[0])}
-own_bos = server.post(record, "/tokenize", sent)["tokens"] != ids[0]  # the server adds <bos>
-texts = [tokenizer.decode(each[own_bos:]) for each in ids]
-helpers.write_text(own, "".join(json.dumps({"prompt": text}) + "\n" for text in 2 * texts))
+ids = []
+for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt")):
+    messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
+    ids.append(chat.prompt_ids(tokenizer, messages, thinking))
+ids = sorted(ids, key=len)[-8:]
+
+
+def tokens_of(prompt):
+    """The ids that the server makes of a text."""
+    return asking.post(record, "/tokenize", {"model": record.name, "prompt": prompt})["tokens"]
+
+
+if tokens_of(tokenizer.decode(ids[0])) != ids[0]:  # the server adds <bos> itself
+    ids = [prompt[1:] for prompt in ids]
+lines = [json.dumps({"prompt": tokenizer.decode(prompt)}) + "\n" for prompt in ids]
+helpers.write_text(own, "".join(2 * lines))
 
 # %%
-sent = [json.loads(line) | {"model": record["name"]} for line in own.read_text().splitlines()]
-lengths = [len(server.post(record, "/tokenize", each)["tokens"]) for each in sent]
+lengths = []
+for line in texts.json_lines(own.read_bytes()):
+    lengths.append(len(tokens_of(line.value["prompt"])))
 own_regime = (max(lengths), 128)  # the most tokens of a prompt and of an answer
 quarter = float(f"{table.delivered_rps.max() / 4:.2g}")  # of what it can take, per second
 traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
@@ -329,21 +380,23 @@ traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
 warm = replace(options, prefix_caching=True, port=0)
 # Chips have room for one server.
 place = folder if options.chip else helpers.run_dir("serve", "warm")
-found = {"cache off": load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold",
-                                   **traffic)}
+cold_run = load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold", **traffic)
 with server.running(warm, place):
     client.record = server.current(place)
-    found["cache on"] = load.measure(client, warm, cfg, results_in, own_regime, repeat="own-warm",
-                                     **traffic)
-    block = server.counters(client.record)["cache"]["block_size"]
+    warm_run = load.measure(client, warm, cfg, results_in, own_regime, repeat="own-warm", **traffic)
+    block = asking.counters(client.record)["cache"]["block_size"]
 client.close()
-assert found["cache off"]["total_input_tokens"] == sum(lengths), "other prompts were sent"
+assert cold_run.raw["total_input_tokens"] == sum(lengths), "other prompts were sent"
 print(f"one block is {block} tokens")
-pd.DataFrame({name: {
-    "prompt tokens": r["total_input_tokens"], "of them cached": r["series"]["cached_tokens"],
-    "answer tokens, mean": r["total_output_tokens"] / r["completed"],
-    "TTFT p50, ms": r["p50_ttft_ms"], "TPOT p50, ms": r["p50_tpot_ms"]}
-    for name, r in found.items()}).style.format(precision=1)
+columns = {}
+for name, run in (("cache off", cold_run), ("cache on", warm_run)):
+    columns[name] = {
+        "prompt tokens": run.raw["total_input_tokens"],
+        "of them cached": run.series.cached_tokens,
+        "answer tokens, mean": run.raw["total_output_tokens"] / run.completed,
+        "TTFT p50, ms": run.percentile("ttft", 50),
+        "TPOT p50, ms": run.percentile("tpot", 50)}
+pd.DataFrame(columns).style.format(precision=1)
 
 # %% [markdown]
 # A cache keeps whole blocks only, and only what was asked before. For users who share a long system message,
@@ -359,11 +412,11 @@ pd.DataFrame({name: {
 big = helpers.read_json("data/configs/gemma4_31b.json")
 v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
 for batch in (1, 16, 64, 91):
-    plain, drafted = (1e3 * limits.tpot_floor(big, 2048, v6e8, batch, tokens, checked)
-                      for tokens, checked in ((1, 1), (3, 5)))
+    plain = 1e3 * limits.tpot_floor(big, 2048, v6e8, batch)
+    drafted = 1e3 * limits.tpot_floor(big, 2048, v6e8, batch, tokens=3, checked=5)
     print(f"{batch:3} requests at once: {plain:5.1f} ms a token, with a drafter {drafted:5.1f}: "
           f"{plain / drafted:.1f} times")
-print("this server:", results[0]["series"]["speculation"] or "has no drafter")
+print("this server:", measured[0].series.speculation or "has no drafter")
 
 # %% [markdown]
 # As many as fit (91, by 05's cache): each step still waits for memory, so the gain is all three tokens. It is
@@ -376,7 +429,7 @@ print("this server:", results[0]["series"]["speculation"] or "has no drafter")
 #   long run.
 # - A floor stands beside each latency. A token is cheapest on a full machine, where users queue.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
 # 1. How many prefill FLOP/s did the server do at its knee, as a share of the peak?

@@ -36,10 +36,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine()
 
@@ -65,10 +72,11 @@ from IPython.display import SVG, display
 
 import serving
 import verilog
-from helpers import chat, remote, style, weights
-from serving import options as serve_options
+from helpers import chat, records, remote, style, weights
+from serving import options as serve_options, server
 from verilog import asking, extraction, sandbox, scores
 from verilog.asking import Plan
+from verilog.client import Client
 
 pd.set_option("display.max_colwidth", 90)
 
@@ -139,28 +147,33 @@ display(scores.verdict_table(
 # Only behaviour counted. Every answer gets one **category**: *pass*; *mismatch* (it runs and differs);
 # *timeout* (30 seconds of CPU, or the testbench's own `TIMEOUT`); *runtime* (the simulation broke
 # down); *compile* and *syntax* (Icarus does not take it); *refused* (it opens files, or ends the
-# simulation); *no code*. The rules are verilog-eval's: its command line, and its list of messages that
+# simulation); *no code*; or *broken problem*, where the problem's own files don't compile, so no answer
+# is guilty. The rules are verilog-eval's: its command line, and its list of messages that
 # fail an answer whatever comes after them.
 #
 # ## 3. A judge that an answer cannot talk to
-# An answer is untrusted code. In one program with the testbench, it can print, stop the simulation,
-# read the reference by its name (`good1.state`) or pull an input that both share. Guarding against each
-# trick is a race. So here the answer never meets the other two:
+# An answer is untrusted code. In one program with testbench and reference, it can print, stop the
+# simulation, read the reference by its name (`good1.state`), or pull an input that both share. Guarding
+# against each trick is a race that we'd lose one day. So here the answer never meets the reference, and
+# the program that decides never meets the answer:
 
 # %%
 display(SVG("assets/figures/judge.svg"))
 
 # %% [markdown]
-# Testbench and reference first run without it, and the inputs are written down. The answer runs
-# alone and hears these inputs. Then testbench and reference run again, and a recording of the
-# outputs stands in the answer's place. Only that third program can pass it, and it holds not one
-# word of the answer. Copying is hopeless: what could be copied is not in the room.
+# First the answer sits an **exam**: the testbench asks its questions, and we write down what the
+# answer's outputs do. There's no reference in this program, and the testbench's names are drawn anew
+# each time, so the answer can't know them. Then comes the **marking**: testbench and reference run
+# together, and a recording of the outputs stands in the answer's place. Only this second program can
+# pass the answer, and it holds not one word of it. **Copying is hopeless: what could be copied isn't in
+# the room.**
 #
-# <details><summary><b>What can an answer in the second program still do?</b></summary>
+# <details><summary><b>What can an answer still do in its exam?</b></summary>
 #
-# Fetch the reference from the disk, end the simulation early, or use up the machine. So the compiler's
-# list of what it read may name no further file, the compiled program may call nothing that opens one,
-# the recording must reach the end, and both programs have limits on time, memory and output.
+# It can fetch the reference from the disk, end the simulation early, or use up the machine. So the
+# compiler's list of what it read may name no further file, the compiled program may call nothing that
+# opens one, the exam must last as long as the testbench does, and both programs have limits on time,
+# memory and output.
 # </details>
 #
 # Try it: the *right* counter with one more line inside.
@@ -212,6 +225,9 @@ for task, each in tasks.items():
           f"{sum(winnable[task])} can be won")
     if lost := {p.name: v for p, v in zip(each, verdicts) if not v.passed}:
         display(scores.verdict_table(lost))
+    if len(lost) == len(each):
+        raise helpers.UserError(f"no reference of {task} passes its own testbench, so no answer could: "
+                                "the table says what broke. Mend the problems, or choose others.")
 
 # %% [markdown]
 # Here all can be won. Of verilog-eval's 156 problems 151 can on Icarus 11 and 152 on Icarus 12, in its
@@ -230,26 +246,25 @@ for task, each in tasks.items():
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
-merge = helpers.read_json(helpers.require(helpers.run_dir("merge.json"), "04_merge.py"))
-meta = helpers.read_json(helpers.require(helpers.run_dir("data", "meta.json"), "02_data.py"))
-recipe = merge["recipe"]
-if bad := helpers.changed(merged, merge["files"]):
+merge, meta = records.Merge.load(), records.DataMeta.load()
+if bad := helpers.changed(merged, merge.files):
     raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
-prompt = "system", "reasoning", "template_sha256"
-if changed := [key for key in prompt if meta[key] != recipe[key]]:
+if changed := merge.recipe.asked_otherwise(meta):
     raise helpers.UserError(f"02 changed {changed} after 03: run 03, 04 and 05 again.")
 options = replace(serve_options.read(helpers.run_dir("serve")), prefix_caching=True)
-models = {"tuned": merged, "base": remote.stage(options.base or recipe["base_path"])}
+models = {"tuned": merged, "base": remote.stage(options.base or merge.recipe.base_path)}
 
 # %%
 tokenizer = chat.load_tokenizer(merged)
 prompts = asking.all_prompts(
-    tasks, cfg.plans, meta["system"],
+    tasks, cfg.plans, meta.system,
     lambda messages, thinking: chat.prompt_ids(
-        tokenizer, messages, thinking or meta["reasoning"] == "kept"),
+        tokenizer, messages, thinking or meta.thinking),
     lambda text: [tokenizer.bos_token_id, *chat.encode_texts(tokenizer, [text])[0]])
+by_name = {problem.name: problem for problem in tasks["spec-to-rtl"]}
+example = by_name.get(COUNTER.name, tasks["spec-to-rtl"][0])
 for wording in dict.fromkeys(plan.prompt for plan in cfg.plans):
-    shown = tokenizer.decode(prompts[wording, False, tasks["spec-to-rtl"][30]])
+    shown = tokenizer.decode(prompts[wording, False, example])
     print(f"── {wording}\n{shown if len(shown) < 600 else '[...]' + shown[-300:]}\n")
 
 # %% [markdown]
@@ -272,8 +287,11 @@ def answers_of(label, path):
     if len(saved) == len(jobs):
         return saved
     progress = helpers.Progress(len(jobs) - len(saved), f"{label}: answers")
-    with serving.running(replace(options, model=str(path)), helpers.run_dir("serve")) as url:
-        return asking.sample(jobs, file, url, options.name, cfg, options.max_model_len,
+    place = helpers.run_dir("serve")
+    with serving.running(replace(options, model=str(path)), place) as url:
+        client = Client(url, options.name, options.max_model_len, chat.TURN_END, cfg.patience,
+                               alive=lambda: server.is_alive(place))
+        return asking.sample(jobs, file, client, cfg.max_tokens, cfg.in_flight,
                              lambda done, of: progress.update())
 
 
@@ -456,10 +474,12 @@ if len(failing):
     problem = next(each for each in problems if each.name == row.problem)
     code, _ = verilog.extract_code(replies["tuned"][main, row.problem, row["index"]]["text"])
 waves = helpers.run_dir("eval", "failure.vcd")
+waves.unlink(missing_ok=True)
 failed = verilog.judge(problem, code, waves=waves)
 print(f"{problem.prompt.strip()}\n\n{code}\n\n{failed.category}: {failed.detail}")
-first = min(map(int, re.findall(r"First mismatch occurred at time (\d+)", failed.log)))
-display(scores.waveform(waves).loc[:first].tail(8).T)
+times = re.findall(r"First mismatch occurred at time (\d+)", failed.log)
+if times and waves.exists():  # verilog-eval's testbenches tell both; another one may not
+    display(scores.waveform(waves).loc[:min(map(int, times))].tail(8).T)
 
 # %% [markdown]
 # Which line of the code does it? (`eval/failure.vcd` opens in GTKWave or Surfer.)
@@ -468,7 +488,7 @@ display(scores.waveform(waves).loc[:first].tail(8).T)
 # A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it is graded.
 # `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`;
 # `contains` ships, and a score of your own is a function. Here is one for the answers
-# above, with the same interval and pairing. ([My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/OWN_DATA.md)
+# above, with the same interval and pairing. ([My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md)
 # has a whole example, and what was forgotten.) **Can a model name every port and still fail?**
 
 # %%
@@ -521,7 +541,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
 # - Scores carry intervals over problems, models are compared problem by problem, and the rival is the
 #   base in the wording that it likes best.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
 # 1. How many problems would show a true difference of 0.02 in pass@1, if the differences scatter as

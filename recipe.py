@@ -5,76 +5,127 @@
 
 MODEL is a Gemma 4 (31B, E2B, E4B): a folder, or a name on the hub. A line of chats.jsonl is
 {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}.
-OUT gets checkpoints/, adapter/ (for PEFT) and merged/ (for vLLM, transformers). Started again after
-a kill, it goes on from its newest checkpoint. It runs on a CPU, one TPU chip, or all of a host.
+OUT gets checkpoints/, adapter/ (for PEFT) and merged/ (for vLLM, transformers). Killed and started
+again, it goes on from its newest whole checkpoint. It runs on a CPU, a TPU chip, or all of a host.
 M are micro-batches, B rows, T tokens, D the width, N and K heads, r the rank.
 """
-import argparse
-import hashlib
-import json
-import math
-import shutil
+import argparse, gzip, hashlib, json, math, re, shutil  # noqa: E401
+from collections import Counter
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-import orbax.checkpoint as ocp
-import qwix
+import jax, jax.numpy as jnp, numpy as np, optax, orbax.checkpoint as ocp, qwix  # noqa: E401
+from filelock import FileLock
 from flax import nnx
 from huggingface_hub import snapshot_download
-from safetensors.flax import load_file, save_file
-from transformers import AutoTokenizer
-from tunix.models.gemma4 import model as gemma4
-from tunix.models.gemma4.params_safetensors import create_model_from_safe_tensors
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tunix.models.gemma4 import model as gemma4, params_safetensors
 
 CONSTANTS = {  # each is an option of the command, too: --rank 16
     "model": (Path("google/gemma-4-E2B-it"), "the base: a folder, or a name on the hub"),
-    "data": (Path("chats.jsonl"), "the chats, one on a line"),
+    "data": (Path("chats.jsonl"), "the chats, one on a line: .jsonl or .jsonl.gz"),
     "out": (Path("out"), "folder for checkpoints/, adapter/ and merged/"),
-    "rank": (64, "r of the adapters"),
-    "alpha": (64.0, "their product counts alpha / rank times"),
+    "rank": (64, "r of the adapters"), "alpha": (64.0, "their product counts alpha / rank times"),
     "learning_rate": (1e-4, "at its peak, after the warm-up and before the cosine"),
     "warmup_steps": (100, "from 0 to the peak; at most half of all steps"),
-    "weight_decay": (0.001, "of AdamW"),
-    "max_grad_norm": (1.0, "longer gradients are cut to this length"),
-    "epochs": (1.0, "how often the data is read"),
+    "weight_decay": (0.001, "of AdamW"), "max_grad_norm": (1.0, "longer gradients are cut to it"),
+    "epochs": (1.0, "how often the data is read"), "seed": (42, "of adapters and order"),
     "sequence_length": (2048, "T of a packed row; longer examples are left out"),
     "rows_per_step": (8, "packed rows of one optimizer step; one chip computes one at a time"),
-    "validation": (0.02, "share of the answers that is held out"),
+    "validation": (0.02, "share of the questions whose chats are held out"),
     "every": (100, "steps between two held-out losses, and two checkpoints; two are kept"),
     "dtype": ("bfloat16", "of weights and arithmetic; adapters and Adam are float32"),
-    "seed": (42, "of adapters, packing and the order of rows"),
 }
 
-# ── Data: an example is prompt and answer, a row holds several of them ──
-def read_examples(tokenizer, path):
-    """(ids, mask) of every answer in the chats, behind the prompt that a server would send."""
-    end, examples = [tokenizer.convert_tokens_to_ids("<turn|>")], []
-    plain = {"add_special_tokens": False, "split_special_tokens": True}
-    for chat in (json.loads(line)["messages"] for line in path.open() if line.strip()):
-        for at in (at for at, message in enumerate(chat) if message["role"] == "assistant"):
-            prompt = tokenizer.apply_chat_template(
-                chat[:at], add_generation_prompt=True, return_dict=False)
-            answer = tokenizer(chat[at]["content"], **plain)["input_ids"] + end
-            examples.append((prompt + answer, [0] * len(prompt) + [1] * len(answer)))
-    return examples
+def need(condition: object, text: str) -> None:
+    """Stop with one line for what you can mend; whatever else goes wrong keeps its traceback."""
+    if not condition:
+        raise SystemExit(f"Error: {text}")
 
-def pack(examples, length, multiple):
+# ── Data: an example is prompt and answer, a row holds several of them ──
+MARK = "\ufdd0"  # one of Unicode's noncharacters: never in a text
+Example = tuple[list[int], list[int]]  # ids, and 1 where an id is trained
+TURNS = re.compile("(system )?(user assistant )+")
+FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
+
+def problem_of(chat: list[dict]) -> str:
+    """Why a chat can't be trained on, or ""."""
+    roles = "".join(f"{turn['role']} " for turn in chat)
+    if "tool " in roles or any(turn.get("tool_calls") for turn in chat):
+        return "a tool is called"  # without the call it would teach the model to stop there
+    if not TURNS.fullmatch(roles):
+        return "user and assistant do not take turns, up to an answer"
+    texts = [turn["content"].encode().strip() for turn in chat]  # no text raises an error here
+    weights = {turn.get("weight") for turn in chat} | {turn.get("train") for turn in chat}
+    if not all(texts) or not weights <= {None, 0, 1}:  # True is 1
+        return "an empty text, or a weight that is not 0 or 1"
+    return ""
+
+def read_chats(path: Path, share: float) -> tuple[list, list]:
+    """(trained, held out) chats, parted by their first question's words; prints what isn't used."""
+    trained, held_out, counts = [], [], Counter()
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    for line in filter(str.strip, content.decode("utf-8-sig").split("\n")):
+        try:
+            row = json.loads(line)
+            chat, problem = row["messages"], problem_of(row["messages"])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            problem = "no object with messages that hold text"
+        if problem:
+            counts[f"left out: {problem}"] += 1
+            continue
+        unused = {key for part in (row, *chat) for key in part if part[key]}
+        unused -= {"messages", "role", "content", "weight", "train"}
+        counts.update(f"kept, but not used: {key}" for key in unused)
+        counts.update(f"kept, read as letters: {word}" for word in set(FOREIGN.findall(line)))
+        question = next(turn["content"] for turn in chat if turn["role"] == "user")
+        words = " ".join(re.findall(r"\w+|[^\w\s]", question.lower()))
+        number = int(hashlib.sha256(words.encode()).hexdigest()[:16], 16)
+        (held_out if number < share * 2**64 else trained).append(chat)  # as 02 chooses
+    for what, count in counts.items():
+        print(f"{count} rows {what!a}", flush=True)
+    return trained, held_out
+
+def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int) -> list[Example]:
+    """(ids, mask) of every answer behind the prompt that a server sends, if `length` has room."""
+    plain = {"add_special_tokens": False, "split_special_tokens": True}  # <turn|> stays letters
+    added = tokenizer.added_tokens_decoder.items()
+    control = {token.content: number for number, token in added if token.special}
+    pattern, examples = re.compile(f"({'|'.join(map(re.escape, control))})"), []
+    for chat in chats:
+        before = []  # for the template: with a mark in all that only spells a control token
+        for turn in chat:
+            if turn["role"] == "assistant" and 0 not in (turn.get("weight"), turn.get("train")):
+                prompt = []
+                text = tokenizer.apply_chat_template(
+                    before, tokenize=False, add_generation_prompt=True)
+                for piece in pattern.split(text):
+                    prompt += ([control[piece]] if piece in control else
+                               tokenizer(piece.replace(MARK, ""), **plain)["input_ids"])
+                answer = [*tokenizer(turn["content"], **plain)["input_ids"], control["<turn|>"]]
+                examples.append((prompt + answer, [0] * len(prompt) + [1] * len(answer)))
+            marked = pattern.sub(lambda word: word[0][0] + MARK + word[0][1:], turn["content"])
+            before.append({"role": turn["role"], "content": marked})
+    fitting = [example for example in examples if len(example[0]) <= length]
+    print(f"{len(fitting)} answers; {len(examples) - len(fitting)} more are too long", flush=True)
+    return fitting
+
+def pack(examples: list[Example], length: int, multiple: int) -> np.ndarray:
     """int32 [rows, 4, T]: tokens, mask, segment (1, 2, ...; 0 is padding), position in it."""
-    rows = []
-    for example in (example for example in examples if len(example[0]) <= length):
-        free = length - len(example[0])
-        roomy = [row for row in rows[-64:] if sum(len(ids) for ids, _ in row) <= free]
-        rows += [] if roomy else [[]]
-        (roomy or rows[-1:])[0].append(example)
-    packed = np.zeros((math.ceil(len(rows) / multiple) * multiple, 4, length), np.int32)
-    for number, row in enumerate(rows):
-        parts = [(ids, mask, [segment] * len(ids), range(len(ids)))
-                 for segment, (ids, mask) in enumerate(row, 1)]
-        packed[number, :, :sum(len(ids) for ids, _ in row)] = np.concatenate(parts, axis=1)
-    return packed
+    rows, used = [], []
+    for ids, mask in examples:
+        recent = range(max(0, len(rows) - 64), len(rows))
+        at = next((row for row in recent if used[row] + len(ids) <= length), len(rows))
+        if at == len(rows):  # none of them has room
+            rows.append(np.zeros((4, length), np.int32))
+            used.append(0)
+        segment, end = rows[at][2].max() + 1, used[at] + len(ids)
+        rows[at][:, used[at]:end] = ids, mask, [segment] * len(ids), range(len(ids))
+        used[at] = end
+    rows += [np.zeros((4, length), np.int32)] * (-len(rows) % multiple)
+    return np.array(rows, np.int32).reshape(-1, 4, length)
 
 # ── Model: Tunix's Gemma 4, cut over the mesh, an adapter beside every matrix of a layer ──
 RENAMED = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
@@ -82,14 +133,37 @@ RENAMED = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": 
            "num_global_kv_heads": "num_global_key_value_heads", "head_dim": "head_dim",
            "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
            "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v"}
+COMPUTED = {  # by Tunix 0.1.7, whatever a config.json asks for
+    "full_attention": {
+        "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "model_type": "gemma4_text",
+    "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    "enable_moe_block": False, "per_layer_config": None}
+TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 
-def load_model(folder, dtype):
+def files_of(folder: Path) -> list[Path]:
+    """The base's files, decided once: what is loaded, copied and merged is one set of weights."""
+    index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
+    if index.is_file():
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    odd = names ^ {path.name for path in folder.glob("*.safetensors")}
+    need(not odd, f"{folder}: {sorted(odd)} missing, or beside the model's own {sorted(names)}")
+    small = (".json", ".jinja", ".model", ".txt")
+    return sorted(path for path in folder.iterdir() if path.name in names or path.suffix in small)
+
+def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]:
     """(model, mesh) of a Hugging Face folder: tp cuts heads and MLPs, fsdp rows and weights."""
-    text = json.loads((folder / "config.json").read_text())
+    text = json.loads((folder / "config.json").read_text("utf-8"))
     text = text.get("text_config", text)
+    asked = text | (text.get("rope_parameters") or {})
+    odd = {key: asked[key] for key, value in COMPUTED.items() if asked.get(key, value) != value}
+    need(not odd, f"{folder}/config.json asks for {odd}, and Tunix computes something else")
     full, sliding = gemma4.AttentionType.GLOBAL, gemma4.AttentionType.LOCAL_SLIDING
     kinds = tuple(full if name == "full_attention" else sliding for name in text["layer_types"])
     shared = text.get("num_kv_shared_layers") or 0  # the last layers of E2B and E4B reuse K and V
+    own = kinds[:len(kinds) - shared]
+    need(not shared or own[-2:] == (sliding, full), f"{folder}: Tunix can't share K, V of {own}")
+    need(text.get("use_bidirectional_attention") != "all", f"{folder} sees what comes later")
     wide = 2 * text["intermediate_size"] if shared and text.get("use_double_wide_mlp") else None
     config = gemma4.ModelConfig(
         **{name: text.get(key) for name, key in RENAMED.items()},
@@ -100,19 +174,26 @@ def load_model(folder, dtype):
     tp = math.gcd(config.num_kv_heads, config.num_global_kv_heads or 0, jax.device_count())
     mesh = jax.make_mesh((jax.device_count() // tp, tp), ("fsdp", "tp"),
                          axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    return create_model_from_safe_tensors(str(folder), config, mesh, config.param_dtype), mesh
+    held, dtypes = 0, set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            for name in file.keys():
+                tensor = file.get_slice(name)
+                dtypes.add(tensor.get_dtype())
+                held += 0 if name.startswith(TOWERS) else math.prod(tensor.get_shape())
+    model = nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=nnx.Rngs(0)))
+    wanted = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
+    need(held == wanted, f"{folder} holds {held:,} numbers of the language model, and its "
+         f"config.json describes {wanted:,}: a part of it would go unused, or is missing")
+    mode = "auto" if len(dtypes) == 1 else "original"  # the fast reader takes one dtype for granted
+    return params_safetensors.create_model_from_safe_tensors(
+        str(folder), config, mesh, config.param_dtype, mode), mesh
 
-class Float32Lora(qwix.LoraProvider):
-    """What a layer returns keeps its dtype although the adapters are float32."""
-    def dot_general(self, lhs, *args, **kwargs):
-        return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
-    def einsum(self, equation, lhs, *args, **kwargs):
-        return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
-
-def add_lora(model, mesh, rank, alpha, seed):
+def add_lora(model: nnx.Module, mesh: jax.sharding.Mesh, rank: int, alpha: float,
+             seed: int) -> tuple[nnx.Module, nnx.State, nnx.State]:
     """(model, adapters, frozen weights). A is uniform (Kaiming He), B zero: nothing changes."""
     draw, rows = jax.nn.initializers.he_uniform(), mesh.shape["fsdp"]
-    provider = Float32Lora(
+    provider = qwix.LoraProvider(
         module_path=".*(_einsum|gate_proj|up_proj|down_proj)", rank=rank, alpha=alpha, dropout=0.0,
         lora_a_initializer=lambda key, shape, dtype: draw(key, shape, "float32"),
         lora_b_initializer=lambda key, shape, dtype: jnp.zeros(shape, "float32"))
@@ -125,7 +206,7 @@ def add_lora(model, mesh, rank, alpha, seed):
     return model, adapters, frozen
 
 # ── Loss and step: every trained token counts the same, whatever row it stands in ──
-def make_steps(model, optimizer, places):
+def make_steps(model: nnx.Module, optimizer: optax.GradientTransformation, places: int) -> tuple:
     """(train, evaluate), compiled, for rows of at most `places` trained tokens."""
     dtype, cap = model.config.dtype, model.config.final_logit_softcap
     model.config.final_logit_softcap = None  # below, on the logits that are needed
@@ -139,22 +220,44 @@ def make_steps(model, optimizer, places):
         weight, at = jax.lax.top_k(mask[:, 1:], places)  # at t the token at t + 1 is due
         hidden = jnp.take_along_axis(hidden.astype(dtype), at[..., None], axis=1)
         logits = gemma4.Embedder.decode(model.embedder, hidden).astype(jnp.float32)
-        loss = optax.softmax_cross_entropy_with_integer_labels(
-            jnp.tanh(logits / cap) * cap, jnp.take_along_axis(tokens, at + 1, axis=1))
+        logits = jnp.tanh(logits / cap) * cap if cap else logits
+        due = jnp.take_along_axis(tokens, at + 1, axis=1)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, due)
         return jnp.sum(loss * weight), jnp.sum(weight)
     def train(adapters, moments, frozen, batch):  # [M, B, 4, T] -> ..., mean loss
         def add(total, rows):
-            one = jax.value_and_grad(evaluate, has_aux=True)(adapters, frozen, rows)
-            return jax.tree.map(jnp.add, total, one), None
+            more = jax.value_and_grad(evaluate, has_aux=True)(adapters, frozen, rows)
+            return jax.tree.map(jnp.add, total, more), None
         zero = ((0.0, 0), jax.tree.map(jnp.zeros_like, adapters))
         ((loss, tokens), gradients), _ = jax.lax.scan(add, zero, batch)
         gradients = jax.tree.map(lambda array: array / tokens, gradients)
         updates, moments = optimizer.update(gradients, moments, adapters)
-        return optax.apply_updates(adapters, updates), moments, loss / tokens
+        adapters = optax.apply_updates(adapters, updates)
+        return adapters, moments, loss / tokens, optax.global_norm(gradients)
     return jax.jit(train, donate_argnums=(0, 1)), jax.jit(evaluate)
 
-# ── Merge: W + alpha / rank · (A B)ᵀ, in float32, rounded once ──
-def factors(path, a, b):
+# ── Checkpoints and merge: W + alpha / rank · (A B)ᵀ, in float32, rounded once ──
+def sha256_of(adapters: nnx.State) -> str:
+    """Of their numbers: kept with a checkpoint, so that a bit that flips on the disk shows."""
+    numbers = [np.asarray(array).tobytes() for array in jax.tree.leaves(adapters)]
+    return hashlib.sha256(b"".join(numbers)).hexdigest()
+
+def restore(manager: ocp.CheckpointManager, state: tuple) -> tuple:
+    """(step, state) of the newest whole checkpoint; damaged ones are renamed and left aside."""
+    for step in sorted(manager.all_steps(), reverse=True):
+        why = "its numbers have changed"
+        try:
+            found = manager.restore(step, args=ocp.args.StandardRestore(state))
+            if manager.metadata(step).custom_metadata["sha256"] == sha256_of(found[0]):
+                return step, found
+        except Exception as error:  # noqa: BLE001  Orbax raises many kinds
+            why = str(error)[:150]
+        print(f"checkpoint {step} is damaged and left aside: {why!a}", flush=True)
+        (manager.directory / str(step)).rename(manager.directory / f"damaged-{step}")
+        manager.reload()
+    return 0, state
+
+def factors(path: str, a: np.ndarray, b: np.ndarray) -> dict[str, tuple]:
     """{Hugging Face matrix: (A [in, r], B [r, out])} of one Tunix module."""
     block, kind = path.replace(".attn.", ".self_attn.").rsplit(".", 1)
     if kind in ("kv_einsum", "k_einsum"):  # B [r, 2, K, H]; [r, K, H] where the values are the keys
@@ -163,50 +266,86 @@ def factors(path, a, b):
     name = {"attn_vec_einsum": "o_proj"}.get(kind, kind.replace("_einsum", "_proj"))
     return {f"{block}.{name}": (a.reshape(-1, len(b)), b.reshape(len(b), -1))}
 
-def export(folder, base, pairs, rank, alpha, name_of_base):
+def export(folder: Path, files: list[Path], pairs: dict, cfg: argparse.Namespace) -> None:
     """Write adapter/ as PEFT stores it, and merged/: the base's files with the adapters added."""
-    plan = {f"model.language_model.{name}": two for path, (a, b) in pairs.items()
-            for name, two in factors(path, a, b).items()}
-    tensors = {f"base_model.model.{name}.lora_{letter}.weight": matrix.T + 0
-               for name, two in plan.items() for letter, matrix in zip("AB", two)}
-    (folder / "adapter").mkdir(parents=True)
-    save_file(tensors, folder / "adapter" / "adapter_model.safetensors", {"format": "pt"})
+    plan, adapter = {}, {}
+    for path, (a, b) in pairs.items():
+        plan |= factors(f"model.language_model.{path}", a, b)
+    for name, (a, b) in plan.items():
+        adapter[f"base_model.model.{name}.lora_A.weight"] = a.T.copy()
+        adapter[f"base_model.model.{name}.lora_B.weight"] = b.T.copy()
+    for name in ("adapter", "merged"):
+        (folder / name).mkdir(parents=True)
+    save_file(adapter, folder / "adapter" / "adapter_model.safetensors", {"format": "pt"})
     (folder / "adapter" / "adapter_config.json").write_text(json.dumps({
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": alpha,
-        "base_model_name_or_path": name_of_base, "target_modules": r"model\.(language_model\.)?"
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": cfg.rank, "lora_alpha": cfg.alpha,
+        "base_model_name_or_path": str(cfg.model), "target_modules": r"model\.(language_model\.)?"
         r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"}))
-    shutil.copytree(base, folder / "merged", ignore=shutil.ignore_patterns("*.safetensors", ".*"))
-    for file in sorted(base.glob("*.safetensors")):
-        tensors = load_file(file)
+    for file in files:
+        if file.suffix != ".safetensors":
+            shutil.copyfile(file, folder / "merged" / file.name)
+            continue
+        tensors = load_file(file)  # in their own dtypes
         for name in [name for name in plan if f"{name}.weight" in tensors]:
             delta = jnp.einsum("ir,ro->oi", *plan.pop(name), precision="highest")
             old = tensors[f"{name}.weight"]
-            tensors[f"{name}.weight"] = (old + alpha / rank * delta).astype(old.dtype)
+            new = jnp.asarray(old) + cfg.alpha / cfg.rank * delta
+            tensors[f"{name}.weight"] = np.asarray(new.astype(old.dtype))
         save_file(tensors, folder / "merged" / file.name, {"format": "pt"})
-    assert all(name.endswith("v_proj") for name in plan), f"{base} lacks {sorted(plan)[:3]}"
+    assert all(name.endswith("v_proj") for name in plan), f"no place for {sorted(plan)[:3]}"
 
 # ── The run ──
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     """Train from where OUT stands, and write what OUT is to get."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, (value, meaning) in CONSTANTS.items():
         parser.add_argument(f"--{name}", type=type(value), default=value, help=meaning)
     cfg = parser.parse_args(argv)
-    recipe = f"{vars(cfg)} {hashlib.sha256(cfg.data.read_bytes()).hexdigest()}"
-    note = cfg.out / "recipe.txt"
-    if note.exists() and note.read_text() != recipe:
-        raise SystemExit(f"{note} names another recipe or other data: choose another --out")
-    cfg.out.mkdir(parents=True, exist_ok=True)
-    note.write_text(recipe)
-    base = cfg.model if cfg.model.is_dir() else Path(snapshot_download(str(cfg.model)))
+    need(min(cfg.rank, cfg.rows_per_step, cfg.every, cfg.epochs) > 0 and 0 <= cfg.validation < 1,
+         "rank, rows_per_step, every and epochs are more than 0, validation is less than 1")
+    need(cfg.data.is_file() and cfg.data.name.endswith((".jsonl", ".jsonl.gz")),
+         f"{cfg.data} is no file that ends in .jsonl or .jsonl.gz")
+    try:
+        cfg.out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cfg.out / "one_run_at_a_time.lock", timeout=0).acquire()
+        base = cfg.model if cfg.model.is_dir() else Path(snapshot_download(str(cfg.model)))
+        with lock:
+            run(cfg, base, files_of(base))
+    except (OSError, HFValidationError, SafetensorError) as error:
+        raise SystemExit(f"Error: {error}") from None  # a folder, a lock, room, the network
+
+def identity(cfg: argparse.Namespace, files: list[Path]) -> str:
+    """What decides the result, a line each: settings, and hashes of what the files hold."""
+    lines = [f"{name}: {value}" for name, value in vars(cfg).items() if not isinstance(value, Path)]
+    for path in (cfg.data, *files):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines.append(f"{'data' if path == cfg.data else path.name}: {digest}")
+    return "\n".join(lines)
+
+def check_out(out: Path, recipe: str) -> None:
+    """Refuse a folder with another recipe's work, or with folders that no recipe made."""
+    note = out / "recipe.txt"
+    if note.exists():
+        odd = sorted(set(recipe.splitlines()) - set(note.read_text("utf-8").splitlines()))
+        need(not odd, f"{note} is of another recipe, data or base, not {odd}: choose another --out")
+    else:
+        ours = ("adapter", "checkpoints", "merged", "partial")
+        own = [name for name in ours if (out / name).exists()]
+        need(not own, f"{out} has {own} that would be replaced: choose another --out")
+
+def run(cfg: argparse.Namespace, base: Path, files: list[Path]) -> None:
+    """The same, with a base on this disk, while nobody else writes to OUT."""
+    check_out(cfg.out, recipe := identity(cfg, files))
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    sides = [render(tokenizer, side, cfg.sequence_length)
+             for side in read_chats(cfg.data, cfg.validation)]
+    need(sides[0], f"{cfg.data}: no answer to train within --sequence_length {cfg.sequence_length}")
     model, mesh = load_model(base, cfg.dtype)
     model, adapters, frozen = add_lora(model, mesh, cfg.rank, cfg.alpha, cfg.seed)
-    examples = read_examples(AutoTokenizer.from_pretrained(base), cfg.data)
-    draw, cut = np.random.default_rng(cfg.seed), math.ceil(cfg.validation * len(examples))
-    draw.shuffle(examples)
-    at_once = mesh.shape["fsdp"]  # rows of a micro-batch
-    held_out, rows = (pack(part, cfg.sequence_length, at_once)
-                      for part in (examples[:cut], examples[cut:]))
+    draw, at_once = np.random.default_rng(cfg.seed), mesh.shape["fsdp"]  # rows of a micro-batch
+    draw.shuffle(sides[0])
+    rows, held_out = (pack(side, cfg.sequence_length, at_once) for side in sides)
     count, per_step = len(rows), max(1, cfg.rows_per_step // at_once) * at_once
     steps = max(1, round(cfg.epochs * count / per_step))
     passes = [draw.permutation(count) for _ in range(math.ceil(steps * per_step / count))]
@@ -215,36 +354,46 @@ def main(argv=None):
         0.0, cfg.learning_rate, min(cfg.warmup_steps, steps // 2), steps)
     optimizer = optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm),
                             optax.adamw(schedule, weight_decay=cfg.weight_decay))
-    places = max(int(part[:, 1].sum(axis=-1).max()) for part in (held_out, rows))
+    places = max(int(part[:, 1].sum(axis=-1).max(initial=0)) for part in (held_out, rows))
     train, evaluate = make_steps(model, optimizer, places)
     split = jax.NamedSharding(mesh, jax.P(None, "fsdp"))  # of batches [M, B, 4, T]
     exam = jax.device_put(held_out.reshape(-1, at_once, *held_out.shape[1:]), split)
+    (cfg.out / "recipe.part").write_text(recipe, "utf-8")
+    (cfg.out / "recipe.part").rename(cfg.out / "recipe.txt")
     manager = ocp.CheckpointManager(
         (cfg.out / "checkpoints").resolve(), options=ocp.CheckpointManagerOptions(
             save_interval_steps=cfg.every, save_on_steps=[steps], max_to_keep=2))
-    state, done = (adapters, optimizer.init(adapters)), manager.latest_step() or 0
+    state = (adapters, optimizer.init(adapters))
     state = jax.device_put(state, nnx.get_named_sharding(state, mesh))  # Adam's counter, too
-    state = manager.restore(done, args=ocp.args.StandardRestore(state)) if done else state
-    print(f"{len(examples)} answers in {count} rows, steps {done + 1} to {steps}", flush=True)
+    done, state = restore(manager, state)
+    size = sum(file.stat().st_size for file in files)
+    size += 0 if done else 10 * sum(array.nbytes for array in jax.tree.leaves(adapters))
+    free = shutil.disk_usage(cfg.out).free  # for merged/, adapter/, three checkpoints with Adam
+    need(free > size, f"{cfg.out} has {free / 1e9:.2f} GB free, this run needs {size / 1e9:.2f}")
+    print(f"{len(sides[0])} answers in {count} rows, steps {done + 1} to {steps}", flush=True)
     with mesh:
         for step in range(done + 1, steps + 1):
             batch = jax.device_put(rows[order[step - 1]], split)
-            *state, loss = train(*state, frozen, batch)
+            *state, loss, norm = train(*state, frozen, batch)
             losses = {"loss": float(loss)}
-            if step % cfg.every == 0 or step == steps:
+            need(jnp.isfinite(norm), f"step {step}: {losses}, gradient {norm}: lower the rate")
+            if exam.size and (step % cfg.every == 0 or step == steps):
                 total, tokens = np.sum([evaluate(state[0], frozen, part) for part in exam], axis=0)
                 losses["held-out loss"] = float(total / tokens)
             print(f"step {step}/{steps}", losses, flush=True)
-            manager.save(step, args=ocp.args.StandardSave(tuple(state)))
+            if manager.should_save(step):
+                manager.save(step, args=ocp.args.StandardSave(tuple(state)),
+                             custom_metadata={"sha256": sha256_of(state[0])})
     manager.wait_until_finished()
     pairs, partial = {}, cfg.out / "partial"
     for path, variable in nnx.to_flat_state(state[0]):  # lora_a, then lora_b of each module
-        pairs.setdefault(".".join(map(str, path[:-1])), []).append(jnp.array(variable.get_value()))
+        pairs.setdefault(".".join(map(str, path[:-1])), []).append(np.array(variable.get_value()))
     shutil.rmtree(partial, ignore_errors=True)
-    export(partial, base, pairs, cfg.rank, cfg.alpha, str(cfg.model))
+    export(partial, files, pairs, cfg)
     for name in ("adapter", "merged"):  # whole, or not there
         shutil.rmtree(cfg.out / name, ignore_errors=True)
         (partial / name).rename(cfg.out / name)
+    partial.rmdir()
 
 if __name__ == "__main__":
     main()

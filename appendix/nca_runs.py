@@ -7,7 +7,6 @@ Letters in shape comments: S seeds, K steps, N rows, B rows of a step, T tokens.
 
 import dataclasses
 import functools
-import sys
 from pathlib import Path
 
 import jax
@@ -103,8 +102,7 @@ def text_data(plan):
     Documents of 09's corpus, for validation others, are joined and cut into rows. Which of them are
     read in which stage differs from seed to seed; validation is the same.
     """
-    sys.path.insert(0, "data/generate")
-    import make
+    from appendix.world import make
     tokenizer, length = Tokenizer.from_file(str(BASE / "tokenizer.json")), plan.world.film_tokens
 
     def cut(documents):

@@ -21,8 +21,9 @@ import scipy.stats
 import verilog
 from appendix import quantized, runs
 from helpers import chat, gemma, train, weights
-from helpers.run import Progress, read_json, run_dir
-from verilog import scores as stats
+from helpers.records import DataMeta
+from helpers.run import Progress, run_dir
+from verilog import stats
 from verilog.asking import messages_for
 
 BASE = "assets/tiny_gemma4"
@@ -85,12 +86,12 @@ def fit(variant, seed, steps=SETTINGS.max_steps):
 
 def ask(model, mesh, problems):
     """Answers to problems: [(problem, "greedy" or "drawn", text)], all in one batch."""
-    meta = read_json(run_dir("data") / "meta.json")
+    meta = DataMeta.load()
     tokenizer = chat.load_tokenizer(BASE)
     stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
     jobs = [(problem, plan) for problem in problems for plan in ["greedy"] + ["drawn"] * DRAWN]
-    chats = [messages_for(problem, "ours", meta["system"]) for problem, _ in jobs]
-    prompts = chat.render_prompts(tokenizer, chats, [meta["reasoning"] == "kept"] * len(chats))
+    chats = [messages_for(problem, "ours", meta.system) for problem, _ in jobs]
+    prompts = chat.render_prompts(tokenizer, chats, [meta.thinking] * len(chats))
     heat = [TEMPERATURE * (plan == "drawn") for _, plan in jobs]
     rows = gemma.greedy(model, prompts, ANSWER_TOKENS, stops, mesh, heat, seed=1)
     texts = [tokenizer.decode(row).split(chat.TURN_END)[0] for row in rows]

@@ -1,4 +1,4 @@
-"""Which recipe? Rate and rank on few rows of the tiny world, for the figure of OWN_DATA.md.
+"""Which recipe? Rate and rank on few rows of the tiny world, for the figure of docs/OWN_DATA.md.
 
     python -m appendix.recipes     makes the runs that data/recipes/ lacks, and draws all
 
@@ -19,7 +19,9 @@ from flax import nnx
 import verilog
 from appendix import runs
 from helpers import chat, gemma, style, train
-from helpers.run import atomic_file, read_json, run_dir
+from helpers.answers import ask
+from helpers.records import DataMeta
+from helpers.run import atomic_file, run_dir
 from verilog.asking import messages_for
 
 BASE, STORED, FIGURE = "assets/tiny_gemma4", Path("data/recipes"), "assets/figures/recipes.svg"
@@ -63,7 +65,7 @@ def run(rank, rate, seed):
             value, solved = float(evaluate(adapters, frozen, held_out)), np.nan
         if epochs in ASKED:
             nnx.update(model, jax.tree.map(jnp.copy, adapters))  # a step uses up what it gets
-            solved = passed(model, mesh, read_json(data / "meta.json")["system"])
+            solved = passed(model, mesh, DataMeta.load(data / "meta.json").system)
         points.append({"rank": rank, "rate": rate, "seed": seed, "epochs": epochs,
                        "loss": float(np.mean(losses[-ROWS // ROWS_PER_STEP:])), "held_out": value,
                        "passed": solved, "cpu_seconds": round(time.process_time() - began),
@@ -76,7 +78,7 @@ def passed(model, mesh, system):
     """How many of the problems of data/tiny_eval a model solves at the first, greedy try."""
     problems = verilog.load_problems("data/tiny_eval")
     chats = [messages_for(problem, "ours", system) for problem in problems]
-    answers = train.ask(model, chat.load_tokenizer(BASE), chats, ANSWER_TOKENS, mesh)
+    answers = ask(model, chat.load_tokenizer(BASE), chats, ANSWER_TOKENS, mesh)
     codes = [verilog.extract_code(text)[0] for text in answers]
     return sum(verdict.passed for verdict in verilog.judge_many(list(zip(problems, codes))))
 

@@ -5,7 +5,6 @@ Letters in shape comments: P prompts, B answers or rows, T tokens, K trained pos
 
 import functools
 import re
-import sys
 import tempfile
 from pathlib import Path
 
@@ -29,8 +28,7 @@ FORGED = '  initial $display("Mismatches: 0 in 400 samples");\n'
 
 def training_problems(count):
     """`count` problems with testbenches, none of them of the evaluation: always the same ones."""
-    sys.path.insert(0, "data/generate")
-    import make
+    from appendix.world import make
     return [Problem(name, text, design.verilog("RefModule"), make.testbench(design))
             for name, design, text in make.draws(count)]
 

@@ -6,10 +6,12 @@
     checks     is this machine ready? (01)
     remote     a base on the hub or in a bucket
     chat       messages become token ids and a mask (02, and every request)
-    data       rows of any form become examples (02)
+    data       rows of any form become examples (02); tools: those of chats that call functions
     packing    several examples in one row, and the folder in which 03 finds them (02)
     gemma      Tunix's Gemma 4: config, mesh, weights, adapters, greedy text (03, 04)
     train      loss, step, loop, log and checkpoints (03)
+    answers    ask a model that is in this process (00, 03, 04)
+    records    what 02, 03 and 04 leave for the pages after them
     weights    safetensors files too large to load
     merge      adapters added to the weights, and as PEFT stores them (04)
 
@@ -25,5 +27,6 @@ from helpers.run import (
 from helpers.style import show_source
 
 __all__ = [
-    "Progress", "UserError", "catch_up", "changed", "choose", "machine", "phase", "read_json", "require",
+    "Progress", "UserError", "catch_up", "changed", "choose", "machine", "phase", "read_json",
+    "require",
     "run_dir", "same_size", "sha256_file", "show_source", "size", "write_json", "write_text"]

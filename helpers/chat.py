@@ -3,13 +3,18 @@
 Training (02) and every request (05, 07) go through `prompt_ids`, so a model is trained on
 exactly the ids it is served. The checkpoint's own chat template writes the prompt; what a user
 wrote can never become a control token, because contents are encoded with special tokens off.
+
+A message is a dict with `role` (system, user, assistant or tool) and `content`, a string. An
+assistant's may have `tool_calls`, `reasoning`, and `train`, which is False where its tokens are
+read and not learned. The first message may have `tools`, the functions that the chat may call.
 """
 
 import copy
 import functools
 import hashlib
-import itertools
 import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,10 +23,25 @@ from helpers.run import Progress, UserError
 
 TURN, TURN_END = "<|turn>", "<turn|>"
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
+TOOL, CALL, CALL_END = "<|tool>", "<|tool_call>", "<tool_call|>"
+RESULT, RESULT_END = "<|tool_response>", "<tool_response|>"
+MODEL_HEADER = "model\n"
 MARKERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode's noncharacters: never real text
+# What of a message the template sees; the rest is for `render`.
+FOR_THE_TEMPLATE = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name")
+
+Message = dict[str, Any]
+Chat = Sequence[Message]
 
 
-def load_tokenizer(path):
+class Piece(NamedTuple):
+    """A part of a rendered chat: plain text, or one control token of the template's."""
+
+    text: str
+    control: bool
+
+
+def load_tokenizer(path: Any) -> Any:
     """Load a checkpoint's tokenizer, and make sure that it can render Gemma 4 chats.
 
     Args:
@@ -47,147 +67,352 @@ def load_tokenizer(path):
 
 
 @functools.lru_cache(maxsize=8)
-def special_ids(tokenizer):
+def special_ids(tokenizer: Any) -> dict[str, int]:
     """The control tokens of a tokenizer: their text and their id."""
-    added = tokenizer.added_tokens_decoder.items()
-    return {token.content: number for number, token in added if token.special}
+    special = {}
+    for number, token in tokenizer.added_tokens_decoder.items():
+        if token.special:
+            special[token.content] = number
+    return special
 
 
-def template_sha256(tokenizer):
+def template_sha256(tokenizer: Any) -> str:
     """SHA-256 of the chat template: another template is another training set."""
     return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
 
 
+# ── Text to ids ──
+
+
 @functools.lru_cache(maxsize=8)
-def _text_encoder(tokenizer):
+def _text_encoder(tokenizer: Any) -> Any:
     encoder = copy.deepcopy(tokenizer.backend_tokenizer)
     encoder.encode_special_tokens = True  # text that spells a control token stays text
     return encoder
 
 
-def encode_texts(tokenizer, texts):
+@functools.lru_cache(maxsize=8)
+def _control_pattern(tokenizer: Any) -> re.Pattern[str]:
+    longest_first = sorted(special_ids(tokenizer), key=len, reverse=True)
+    any_token = "|".join(map(re.escape, longest_first))
+    return re.compile(f"({any_token})")
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Ids of plain texts, in one parallel call; no text becomes a control token."""
     encoded = _text_encoder(tokenizer).encode_batch_fast(texts, add_special_tokens=False)
     return [row.ids for row in encoded]
 
 
-def prompt_ids(tokenizer, messages, thinking=False):
+def _encode_pieces(tokenizer: Any, rows: list[list[Piece]]) -> list[list[int]]:
+    """Ids of each row of pieces; a text that several rows share is encoded once."""
+    places: dict[str, int] = {}
+    for row in rows:
+        for piece in row:
+            if not piece.control:
+                places.setdefault(piece.text, len(places))
+    plain = encode_texts(tokenizer, list(places))
+    special = special_ids(tokenizer)
+    encoded = []
+    for row in rows:
+        ids: list[int] = []
+        for piece in row:
+            if piece.control:
+                ids.append(special[piece.text])
+            else:
+                ids += plain[places[piece.text]]
+        encoded.append(ids)
+    return encoded
+
+
+# ── Prompts ──
+
+
+def prompt_ids(tokenizer: Any, messages: Chat, thinking: bool = False) -> list[int]:
     """Ids of a prompt: what the server computes for the same messages, `<bos>` included.
 
     Args:
       tokenizer: from `load_tokenizer`.
-      messages: a list of {"role": "system"|"user"|"assistant", "content": str}.
+      messages: a chat, as the module's docstring says; its last message asks for an answer.
       thinking: ask the template for a prompt after which the model may fill its thought channel.
     """
     return render_prompts(tokenizer, [messages], [thinking])[0]
 
 
-def render_prompts(tokenizer, chats, thinking):
-    """`prompt_ids` for many chats, each with its `thinking`: much faster than one by one."""
-    special = special_ids(tokenizer)
-    longest_first = sorted(special, key=len, reverse=True)
-    pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
-    pieces = []  # per chat: the template's control tokens and, between them, plain text
+def render_prompts(
+    tokenizer: Any, chats: Sequence[Chat], thinking: Sequence[bool]
+) -> list[list[int]]:
+    """`prompt_ids` for many chats, each with its `thinking`: much faster than one by one.
+
+    Raises:
+      UserError: the chat template isn't one that we can train with; says why.
+    """
+    rows = []
     for chat, thinks in zip(chats, thinking, strict=True):
-        marker, marked = _mark_control_text(pattern, chat)
-        text = tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True,
-                                             enable_thinking=thinks)
-        pieces.append([piece.replace(marker, "") for piece in pattern.split(text)])
-    rows, texts = [], list(dict.fromkeys(itertools.chain(*(row[::2] for row in pieces))))
-    plain = dict(zip(texts, encode_texts(tokenizer, texts), strict=True))  # each text once
-    for row, thinks in zip(pieces, thinking, strict=True):  # the odd pieces are control tokens
-        ids = []
-        for place, piece in enumerate(row):
-            ids += [special[piece]] if place % 2 else plain[piece]
-        rows.append(ids)
+        pieces = _template_pieces(tokenizer, chat, thinks, generation_prompt=True)
+        rows.append(pieces)
+    prompts = _encode_pieces(tokenizer, rows)
+    for ids, thinks in zip(prompts, thinking, strict=True):
         _check_prompt(tokenizer, ids, thinks)
-    return rows
+    return prompts
 
 
-def _mark_control_text(pattern, chat):
-    """Break up what looks like a control token in the contents: only the template's stay."""
-    contents = [message["content"] for message in chat]
-    if not all(isinstance(content, str) for content in contents):
-        raise UserError("Every message needs a `content` that is a string.")
-    marker = next(mark for mark in MARKERS if not any(mark in text for text in contents))
-    marked = []
-    for message, content in zip(chat, contents, strict=True):
-        while pattern.search(content):
-            content = pattern.sub(lambda match: match[0][0] + marker + match[0][1:], content)
-        marked.append({"role": message["role"], "content": content})
-    return marker, marked
+def _template_pieces(
+    tokenizer: Any, chat: Chat, thinking: bool, generation_prompt: bool
+) -> list[Piece]:
+    """What the chat template writes: its control tokens and, between them, plain text."""
+    pattern = _control_pattern(tokenizer)
+    tools = chat[0].get("tools") if chat else None
+    messages = []
+    for message in chat:
+        if not isinstance(message["content"], str):
+            raise UserError("Every message needs a `content` that is a string.")
+        messages.append({key: message[key] for key in FOR_THE_TEMPLATE if key in message})
+    marker = _unused_marker([messages, tools])
+    text = tokenizer.apply_chat_template(
+        _break_up(messages, pattern, marker),
+        tools=_break_up(tools, pattern, marker),
+        tokenize=False,
+        add_generation_prompt=generation_prompt,
+        enable_thinking=thinking,
+    )
+    pieces = []
+    control = False
+    for part in pattern.split(text):  # plain text and control tokens by turns
+        pieces.append(Piece(part.replace(marker, ""), control))
+        control = not control
+    _check_tools(pieces, messages, tools)
+    return pieces
 
 
-def _check_prompt(tokenizer, ids, thinking):
-    special, bos = special_ids(tokenizer), tokenizer.bos_token_id
+def _unused_marker(written: Any) -> str:
+    """A character that stands nowhere in a structure of dicts and lists."""
+    letters = set().union(*_strings(written))
+    return next(marker for marker in MARKERS if marker not in letters)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text in a structure of dicts and lists, the keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _break_up(value: Any, pattern: re.Pattern[str], marker: str) -> Any:
+    """The same structure, where nothing that somebody wrote looks like a control token."""
+    if isinstance(value, str):
+        while pattern.search(value):  # a second time where two tokens overlap
+            value = pattern.sub(lambda match: match[0][0] + marker + match[0][1:], value)
+        return value
+    if isinstance(value, dict):
+        broken = {}
+        for key, inner in value.items():
+            broken[_break_up(key, pattern, marker)] = _break_up(inner, pattern, marker)
+        return broken
+    if isinstance(value, list):
+        return [_break_up(inner, pattern, marker) for inner in value]
+    return value
+
+
+def _check_tools(pieces: list[Piece], messages: list[Message], tools: list[Any] | None) -> None:
+    """Refuse a template that leaves tools, calls or results out: that chat never happened."""
+    calls = results = 0
+    for message in messages:
+        calls += len(message.get("tool_calls") or [])
+        if message["role"] == "tool":
+            results += 1
+    expected = {TOOL: len(tools or []), CALL: calls, RESULT_END: results}
+    for token, count in expected.items():
+        if pieces.count(Piece(token, control=True)) != count:
+            raise UserError(
+                f"This chat template doesn't write {token} for every tool, call and result of a "
+                "chat with tools. Use the chat_template.jinja of the instruction-tuned checkpoint "
+                "(-it), or take the rows with tools out of your data.")
+
+
+def _check_prompt(tokenizer: Any, ids: list[int], thinking: bool) -> None:
+    bos = tokenizer.bos_token_id
     if ids[:1] != [bos] or ids.count(bos) != 1:
         raise UserError(f"The chat template gives {ids.count(bos)} {tokenizer.bos_token} instead "
                         "of one at the start. Use the template that came with the checkpoint.")
-    if thinking and ids[-1] == special.get(CHANNEL_END):
+    if thinking and ids[-1] == special_ids(tokenizer).get(CHANNEL_END):
         raise UserError("This chat template closes the thought channel even with "
                         "enable_thinking=True, so reasoning cannot be trained with it.")
 
 
-def render(tokenizer, messages):
-    """Token ids of a chat that ends with the model's turn, and the mask of what is trained.
+# ── Training rows ──
 
-    ids = prompt ids + answer ids + `<turn|>`. The mask is True on every model turn and the
-    `<turn|>` that ends it, False elsewhere. Earlier model turns stand as the server will send them
-    back, that is without reasoning and, on the larger models, without the empty thought channel.
-    The last message may carry its `reasoning`, which goes into the thought channel. Then it alone
-    is trained: earlier turns, without their thoughts, would teach not to think.
+
+def render(tokenizer: Any, messages: Chat) -> tuple[list[int], list[bool]]:
+    """Token ids of a chat that ends with the model's message, and the mask of what is trained.
+
+    ids = prompt ids + answer ids + `<turn|>`. The mask is True on every message of the model's and
+    the `<turn|>` that ends it, False elsewhere. A message that calls tools ends with
+    `<|tool_response>` instead: there the model stops, and the turn goes on after the result, which
+    is read and not learned.
+
+    Earlier messages of the model's stand as the server will send them back, that is without
+    reasoning and, on the larger models, without the empty thought channel. These are not trained:
+
+    - those with `train` False;
+    - all of them if one has both a text and calls: Gemma 4's template writes such a text after the
+      result, where the model never wrote it;
+    - if the last message has its `reasoning`, which goes into the thought channel, those that stand
+      without theirs: they would teach not to think. Calls since the last question keep theirs.
     """
     return render_chats(tokenizer, [messages])[0]
 
 
-def render_chats(tokenizer, chats):
+def render_chats(
+    tokenizer: Any, chats: Sequence[Chat]
+) -> list[tuple[list[int], list[bool]]]:
     """`render` for many chats at once: a list of (ids, mask)."""
     for chat in chats:
         if len(chat) < 2 or chat[-1]["role"] != "assistant":
             raise UserError("A training chat must end with an `assistant` message after a prompt.")
+    asked = [chat[:-1] for chat in chats]
     thinking = [bool(chat[-1].get("reasoning")) for chat in chats]
-    prompts = render_prompts(tokenizer, [chat[:-1] for chat in chats], thinking)
-    answers = encode_texts(tokenizer, [chat[-1]["content"] for chat in chats])
-    special, rows = special_ids(tokenizer), []
-    for chat, prompt, answer, thinks in zip(chats, prompts, answers, thinking, strict=True):
-        target = [*answer, special[TURN_END]]
-        earlier = [False] * len(prompt) if thinks else _stored_answers(tokenizer, prompt, chat[:-1])
-        if thinks:
-            inside, = encode_texts(tokenizer, [f"thought\n{chat[-1]['reasoning']}\n"])
-            target = [special[CHANNEL], *inside, special[CHANNEL_END], *target]
-        rows.append((prompt + target, earlier + [True] * len(target)))
+    prompts = render_prompts(tokenizer, asked, thinking)
+    answers = []
+    for chat, prompt in zip(chats, prompts, strict=True):
+        is_open = _thought_is_open(tokenizer, prompt)
+        answers.append(_answer_pieces(tokenizer, chat[-1], is_open))
+    targets = _encode_pieces(tokenizer, answers)
+    rows = []
+    for messages, thinks, prompt, target in zip(asked, thinking, prompts, targets, strict=True):
+        mask = _stored_answers(tokenizer, prompt, messages, thinks)
+        mask += [True] * len(target)
+        rows.append((prompt + target, mask))
     return rows
 
 
-def render_all(tokenizer, chats):
+def render_all(tokenizer: Any, chats: Sequence[Chat]) -> list[list[np.ndarray]]:
     """Token ids and masks of all chats, two lists with an array for each, with its progress."""
-    progress, rendered = Progress(len(chats), "rendering"), []
+    progress = Progress(len(chats), "rendering")
+    all_ids, all_masks = [], []
     for place in range(0, len(chats), 500):
         part = render_chats(tokenizer, chats[place:place + 500])
-        rendered += [(np.array(ids, np.int32), np.array(mask)) for ids, mask in part]
+        for ids, mask in part:
+            all_ids.append(np.array(ids, np.int32))
+            all_masks.append(np.array(mask))
         progress.update(len(part))
-    return [list(column) for column in zip(*rendered)]
+    return [all_ids, all_masks]
 
 
-def _stored_answers(tokenizer, ids, messages):
-    """True on the model's earlier turns. Control ids only come from the template: they are bounds.
+def _thought_is_open(tokenizer: Any, prompt: list[int]) -> bool:
+    """True if a prompt ends inside of a thought, as some templates do after a tool's result."""
+    special = special_ids(tokenizer)
+    for number in reversed(prompt):
+        if number == special.get(CHANNEL):
+            return True
+        if number in special.values():
+            return False
+    return False
 
-    Should an id span the end of "model\\n" and the answer's first letters, it counts as context.
-    """
-    mask, answers = [False] * len(ids), sum(m["role"] == "assistant" for m in messages)
-    if not answers:
+
+def _answer_pieces(tokenizer: Any, message: Message, thought_is_open: bool) -> list[Piece]:
+    """What the model writes after the prompt: thought, text, calls, and the token that ends it."""
+    pieces = []
+    if reasoning := message.get("reasoning"):
+        if thought_is_open:
+            pieces.append(Piece(f"{reasoning}\n", control=False))
+        else:
+            pieces.append(Piece(CHANNEL, control=True))
+            pieces.append(Piece(f"thought\n{reasoning}\n", control=False))
+        pieces.append(Piece(CHANNEL_END, control=True))
+    pieces.append(Piece(message["content"], control=False))
+    if not message.get("tool_calls"):
+        return [*pieces, Piece(TURN_END, control=True)]
+    return [*pieces, *_call_pieces(tokenizer, message), Piece(RESULT, control=True)]
+
+
+def _call_pieces(tokenizer: Any, message: Message) -> list[Piece]:
+    """The calls of a message as the template writes them."""
+    asked = {"role": "user", "content": "x"}
+    calling = {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}
+    pieces = _template_pieces(tokenizer, [asked, calling], thinking=False, generation_prompt=False)
+    first = pieces.index(Piece(CALL, control=True))
+    last = len(pieces) - 1
+    while pieces[last] != Piece(CALL_END, control=True):
+        last -= 1
+    return pieces[first:last + 1]
+
+
+def _stored_answers(
+    tokenizer: Any, ids: list[int], messages: Chat, thinking: bool
+) -> list[bool]:
+    """True on the model's earlier messages, as far as they are trained; `render` says which."""
+    mask = [False] * len(ids)
+    trained = _trained_messages(messages, thinking)
+    if not any(trained):
         return mask
-    special, header = special_ids(tokenizer), "model\n"
-    for start in (place for place, number in enumerate(ids) if number == special[TURN]):
-        first = start + 2
-        while len(tokenizer.decode(ids[start + 1:first])) < len(header) and first < len(ids):
-            first += 1
-        opening = tokenizer.decode(ids[start + 1:first])
-        if opening.startswith(header) and special[TURN_END] in ids[first:]:
-            last = ids.index(special[TURN_END], first)
-            mask[first:last + 1] = [True] * (last + 1 - first)
-            answers -= 1
-    if answers:
+    spans = list(_written_by_the_model(tokenizer, ids))
+    if len(spans) != len(trained):
         raise UserError("The chat template does not render every model message as a turn of its "
                         "own, so what to train cannot be told apart.")
+    for (first, end), learned in zip(spans, trained, strict=True):
+        if learned:
+            mask[first:end] = [True] * (end - first)
     return mask
+
+
+def _trained_messages(messages: Chat, thinking: bool) -> list[bool]:
+    """For each of the model's messages: is it trained?"""
+    last_question = 0
+    for place, message in enumerate(messages):
+        if message["role"] == "user":
+            last_question = place
+    trained = []
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        if message["content"] and message.get("tool_calls"):
+            return []
+        learned = message.get("train", True)
+        if thinking and (place < last_question or not message.get("reasoning")):
+            learned = False
+        trained.append(learned)
+    return trained
+
+
+def _written_by_the_model(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, int]]:
+    """(first, end) of each message of the model's. Control ids only come from the template.
+
+    A message ends with `<turn|>`, or with `<|tool_response>` where the model stopped for a result.
+    Should an id span the end of "model\\n" and the message's first letters, it counts as context.
+    """
+    special = special_ids(tokenizer)
+    for start, number in enumerate(ids):
+        if number != special[TURN]:
+            continue
+        first = start + 1
+        header = ""
+        while len(header) < len(MODEL_HEADER) and first < len(ids):
+            first += 1
+            header = tokenizer.decode(ids[start + 1:first])
+        if header.startswith(MODEL_HEADER):
+            yield from _messages_of_a_turn(ids, first, special)
+
+
+def _messages_of_a_turn(
+    ids: list[int], first: int, special: dict[str, int]
+) -> Iterator[tuple[int, int]]:
+    """The model's messages in one turn of its own, which goes on after each tool's result."""
+    place = first
+    while place < len(ids):
+        if ids[place] == special[TURN_END]:
+            yield first, place + 1
+            return
+        if ids[place] != special.get(RESULT):
+            place += 1
+            continue
+        yield first, place + 1
+        while place < len(ids) and ids[place] == special[RESULT]:  # one result after the other
+            place = ids.index(special[RESULT_END], place) + 1
+        first = place

@@ -7,71 +7,107 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tables import hardware
 
+Check = tuple[bool, str]
 
-def check_space(folder, free_gb, need_gb):
+
+def check_space(folder: str | Path, free_gb: float, need_gb: float) -> Check:
     """The checkpoint is staged in TMPDIR before it is loaded."""
-    fine = free_gb >= need_gb
-    return fine, f"{free_gb:.0f} GB free for {need_gb:g} GB" if fine else (
-        f"{folder} has {free_gb:.0f} GB free and the checkpoint needs {need_gb:g} GB. Start again "
-        "with TMPDIR=/dev/shm, or make the VM with a larger boot disk")
+    if free_gb >= need_gb:
+        return True, f"{free_gb:.0f} GB free for {need_gb:g} GB"
+    return False, (f"{folder} has {free_gb:.0f} GB free and the checkpoint needs {need_gb:g} GB. "
+                   "Start again with TMPDIR=/dev/shm, or make the VM with a larger boot disk")
 
 
-def check_slice(found, slices):
+def check_slice(machine: hardware.Hardware, slices: Sequence[str]) -> Check:
     """The machine is one of the slices that this size is for, and its chips are free."""
     if not slices:
-        return True, f"{found}; none is needed"
-    fine = found.slice in slices and not found.trouble
-    return fine, f"{found}" if fine else (
-        f"{found}: {found.trouble or 'a ' + ' or '.join(slices) + ' is needed'}")
+        return True, f"{machine}; none is needed"
+    if machine.slice in slices and not machine.trouble:
+        return True, f"{machine}"
+    trouble = machine.trouble or f"a {' or '.join(slices)} is needed"
+    return False, f"{machine}: {trouble}"
 
 
-def check_devices(count, kind, chips, said=""):
-    """JAX (`said`: its last words) must see every TPU chip; without one, a CPU will do."""
-    fine = count == chips and kind.startswith("TPU") if chips else count > 0
+def check_devices(count: int, kind: str, chips: int, last_words: str = "") -> Check:
+    """JAX must see every TPU chip; without one, a CPU will do.
+
+    Args:
+      count, kind: the devices that JAX sees.
+      chips: TPU chips that this machine has.
+      last_words: of a JAX that doesn't start.
+    """
     seen = f"{count} x {kind}"
+    fine = count > 0
+    if chips:
+        fine = count == chips and kind.startswith("TPU")
     if fine:
         return True, seen
-    if said:
-        return False, f"JAX does not start here. It last said: {said}"
+    if last_words:
+        return False, f"JAX does not start here. It last said: {last_words}"
     return False, (f"JAX sees {seen}, not the {chips} chips of this machine. Run ./setup.sh train, "
                    "which installs JAX for TPU where there are chips")
 
 
-def check_icarus(first_line):
+def check_icarus(first_line: str) -> Check:
     """Icarus 11 and 12 judge the answers; verilog-eval's benches do not support 13."""
-    found = re.search(r"version (\d+)", first_line)
-    fine = found is not None and int(found.group(1)) in (11, 12)
-    return fine, first_line.split(" (")[0] if fine else (
-        f"Icarus Verilog 11 or 12 is needed, found: {first_line or 'none'}. "
-        "Run: sudo apt-get install -y iverilog")
+    version = re.search(r"version (\d+)", first_line)
+    if version and int(version.group(1)) in (11, 12):
+        return True, first_line.split(" (")[0]
+    return False, (f"Icarus Verilog 11 or 12 is needed, found: {first_line or 'none'}. "
+                   "Run: sudo apt-get install -y iverilog")
 
 
-def count_devices(timeout=600.0):
-    """[devices, their kind, JAX's version, ""], asked in a child process that then lets go of them.
+class Devices(NamedTuple):
+    """What JAX sees of this machine."""
 
-    Where JAX does not start there are 0 devices, and the last text is what it said.
+    number: int   # 0 where JAX doesn't start
+    kind: str
+    version: str  # JAX's
+    trouble: str  # its last words where it doesn't start, else ""
+
+
+ASK_JAX = """\
+import json, jax
+devices = jax.local_devices()
+print(json.dumps([len(devices), devices[0].device_kind, jax.__version__, ""]))
+"""
+
+
+def count_devices(timeout: float = 600.0) -> Devices:
+    """The `Devices`, asked in a child process that then lets go of them.
 
     Args:
       timeout: seconds. One host of a larger slice waits for the others as long as they take.
     """
-    code = ("import json, jax; d = jax.local_devices(); "
-            "print(json.dumps([len(d), d[0].device_kind, jax.__version__, '']))")
     try:
-        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                             timeout=timeout)
+        child = subprocess.run([sys.executable, "-c", ASK_JAX], capture_output=True, text=True,
+                               timeout=timeout)
     except subprocess.TimeoutExpired:
-        return [0, "none", "none", f"nothing in {timeout:.0f} s. Does every host of this slice run "
-                                   "the script?"]
-    if run.returncode == 0:
-        return json.loads(run.stdout.splitlines()[-1])
-    return [0, "none", "none", (run.stderr.strip().splitlines() or ["nothing"])[-1][:400]]
+        trouble = f"nothing in {timeout:.0f} s. Does every host of this slice run the script?"
+        return Devices(0, "none", "none", trouble)
+    if child.returncode == 0:
+        return Devices(*json.loads(child.stdout.splitlines()[-1]))
+    lines = child.stderr.strip().splitlines() or ["nothing"]
+    return Devices(0, "none", "none", lines[-1][:400])
 
 
-def look(checkpoint_gb, slices):
+def _icarus_version() -> str:
+    """The first line that Icarus Verilog prints about itself; "" without one."""
+    program = shutil.which("iverilog")
+    if not program:
+        return ""
+    printed = subprocess.run([program, "-V"], capture_output=True, text=True).stdout
+    return printed.partition("\n")[0]
+
+
+def look(checkpoint_gb: float, slices: Sequence[str]) -> tuple[dict[str, Check], dict[str, Any]]:
     """(checks, facts) of this machine: {name: (fine, text)}, and what `setup.json` keeps of it.
 
     Args:
@@ -80,16 +116,24 @@ def look(checkpoint_gb, slices):
     """
     folder, machine = tempfile.gettempdir(), hardware.here()
     free_gb = shutil.disk_usage(folder).free / 1e9
-    chips = machine.chips if machine.accelerator == "tpu" else 0
-    devices, kind, version, trouble = count_devices()
-    iverilog = shutil.which("iverilog")
-    said = (subprocess.run([iverilog, "-V"], capture_output=True, text=True).stdout
-            if iverilog else "")
-    icarus = said.partition("\n")[0]
-    checks = {"room in TMPDIR": check_space(folder, free_gb, checkpoint_gb),
-              "accelerator": check_slice(machine, slices),
-              "JAX": check_devices(devices, kind, chips, trouble),
-              "Icarus Verilog": check_icarus(icarus)}
-    return checks, {"machine": asdict(machine) | {"slice": machine.slice}, "jax": version,
-                    "devices": devices, "device_kind": kind, "icarus": icarus,
-                    "cores": os.cpu_count(), "tmpdir_free_gb": round(free_gb, 1)}
+    chips = 0
+    if machine.accelerator == "tpu":
+        chips = machine.chips
+    devices = count_devices()
+    icarus = _icarus_version()
+    checks = {
+        "room in TMPDIR": check_space(folder, free_gb, checkpoint_gb),
+        "accelerator": check_slice(machine, slices),
+        "JAX": check_devices(devices.number, devices.kind, chips, devices.trouble),
+        "Icarus Verilog": check_icarus(icarus),
+    }
+    facts = {
+        "machine": asdict(machine) | {"slice": machine.slice},
+        "jax": devices.version,
+        "devices": devices.number,
+        "device_kind": devices.kind,
+        "icarus": icarus,
+        "cores": os.cpu_count(),
+        "tmpdir_free_gb": round(free_gb, 1),
+    }
+    return checks, facts

@@ -9,57 +9,112 @@ import json
 import re
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+from helpers import tools
 from helpers.run import UserError, local_path
+from tables.texts import fences, json_lines, places_outside, split_thought, text_problem
 
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+MODULE = re.compile(r"\bmodule\b.*\bendmodule\b", re.DOTALL)
 # The forms of a row, by the columns that it must have.
-FORMS = {"chat": ("messages",), "ShareGPT": ("conversations",),
-         "Alpaca": ("instruction", "output"), "completion": ("prompt", "completion"),
-         "CodeV-R1": ("prompt", "response")}
+FORMS = {
+    "chat": ("messages",),
+    "ShareGPT": ("conversations",),
+    "Alpaca": ("instruction", "output"),
+    "completion": ("prompt", "completion"),
+    "CodeV-R1": ("prompt", "response"),
+}
+# What else is used of a row of that form.
+MORE_COLUMNS = {
+    "chat": ("system", "tools"),
+    "ShareGPT": ("system", "tools"),
+    "Alpaca": ("input", "system", "tools"),
+    "completion": ("system", "tools"),
+    "CodeV-R1": (),
+}
+# The keys of a message that are used, by who speaks.
+ROLE, TEXT = ("role", "from"), ("content", "value")
+WEIGHTS = ("weight", "train")
+REASONING = ("reasoning", "reasoning_content", "thinking")
+MORE_KEYS = {
+    "assistant": (*WEIGHTS, *REASONING, "tool_calls"),
+    "tool": ("tool_call_id", "name"),
+}
+NOTHING = (None, "", [], {})
 # Who speaks, by the names that ShareGPT's files use for it.
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
+# What answers end with, and prompts hold, that were rendered before: here it's plain letters.
+ENDS = re.compile(
+    r"(<eos>|</s>|<end_of_turn>|<turn\|>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>"
+    r"|<\|endoftext\|>)\s*$")
+RENDERED = re.compile(
+    r"<start_of_turn>|<\|turn>|\[INST\]|<\|im_start\|>|<\|start_header_id\|>")
+
+Row = dict[str, Any]
 
 
 # ── Rows ──
 
 
-def read_rows(source):
+def read_rows(source: str) -> Any:
     """All rows of a dataset; a line that is not JSON stays as its text, to be counted later.
 
     Args:
-      source: a .jsonl or .jsonl.gz file, a folder of them, or a dataset of the Hugging Face hub by
-        its name, `name:configuration`, `name@revision` or both.
+      source: a file of JSON lines (packed if it ends in .gz), a folder of .jsonl and .jsonl.gz
+        files, or a dataset of the Hugging Face hub by its name, `name:configuration`,
+        `name@revision` or both.
 
     Raises:
       UserError: there is nothing there, or a file cannot be read.
     """
-    if not Path(source).exists():
+    place = Path(source).expanduser()
+    if not place.exists():
         if source.endswith((".jsonl", ".gz")) or local_path(source):
             raise UserError(f"{source} is no file or folder here.")
         return _hub_rows(source)
+    files = [place]
+    if place.is_dir():
+        files = [path for path in sorted(place.iterdir()) if _is_data(path)]
     rows = []
-    for path in sorted(Path(source).glob("*.jsonl*")) if Path(source).is_dir() else [Path(source)]:
-        try:
-            content = (gzip.decompress if path.suffix == ".gz" else bytes)(path.read_bytes())
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path} cannot be read: {error}") from error
-        text = content.decode("utf-8-sig", errors="surrogateescape")  # without a byte-order mark
-        for line in filter(str.strip, text.split("\n")):
-            try:
-                rows.append(json.loads(line))
-            except (ValueError, RecursionError):  # no JSON; 5,000 digits; 100,000 open brackets
-                rows.append(line)
+    for path in files:
+        rows += _rows_of(_content(path))
     if not rows:
         raise UserError(f"{source} holds no rows: it needs .jsonl or .jsonl.gz files with the "
                         "columns of one of the forms in section 2 of 02.")
     return rows
 
 
-def _hub_rows(source):
+def _is_data(path: Path) -> bool:
+    """Is this a data file? Editors' backups and hidden files hold the same rows once more."""
+    if path.name.startswith(".") or not path.is_file():
+        return False
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def _rows_of(content: bytes) -> list[Any]:
+    """The rows of a file of JSON lines, or of a file that is one JSON array."""
+    if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        try:
+            whole = json.loads(content.decode("utf-8-sig"))
+        except (ValueError, RecursionError):
+            whole = None
+        if isinstance(whole, list):
+            return whole
+    return [line.text if line.problem else line.value for line in json_lines(content)]
+
+
+def _hub_rows(source: str) -> Any:
     from datasets import load_dataset  # here: it takes seconds, and files need none of it
     name, _, revision = source.partition("@")
     name, _, configuration = name.partition(":")
@@ -70,161 +125,403 @@ def _hub_rows(source):
                         f"name: {error}") from error
 
 
+# ── Which form is it? ──
+
+
+def form_of(row: Row) -> str:
+    """Which form a row has, by the columns that it fills; "" if none that we know."""
+    empty_form = ""
+    for form, columns in FORMS.items():
+        if not row.keys() >= set(columns):
+            continue
+        values = [row[column] for column in columns]
+        if None not in values and [] not in values:
+            return form
+        empty_form = empty_form or form
+    return empty_form  # a reason will name the column
+
+
+def to_messages(row: Row) -> tuple[list[Row], str]:
+    """(messages, problem) of a row in chat, ShareGPT, Alpaca or completion form, unchecked."""
+    form = form_of(row)
+    if form in ("chat", "ShareGPT"):
+        messages, problem = _messages_of_turns(row, FORMS[form][0])
+    else:
+        messages, problem = _question_and_answer(row, form)
+    if problem:
+        return [], problem
+    if _opens_with_system(messages) and _blank(messages[0]["content"]):
+        del messages[0]
+    system = row.get("system")
+    if not _blank(system) and not _opens_with_system(messages):
+        opening = {"role": "system", "content": system}
+        messages.insert(0, opening)
+    return messages, ""
+
+
+def _messages_of_turns(row: Row, column: str) -> tuple[list[Row], str]:
+    turns = row[column]
+    if not isinstance(turns, list):
+        return [], f"{column} is not a list of objects"
+    messages = []
+    for turn in turns:
+        if not isinstance(turn, dict):
+            return [], f"{column} is not a list of objects"
+        messages.append(_message(turn))
+    return messages, ""
+
+
+def _question_and_answer(row: Row, form: str) -> tuple[list[Row], str]:
+    asks, answers = FORMS[form]
+    texts = {asks: row[asks], answers: row[answers]}
+    question = row[asks]
+    more = row.get("input")
+    if form == "Alpaca" and not _blank(more):
+        texts["input"] = more
+        question = f"{question}\n\n{more}"
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": row[answers]},
+    ]
+    return messages, text_problem(texts)
+
+
+def _message(turn: Row) -> Row:
+    """A turn with `role` and `content`, whichever names the file has for them."""
+    speaker = _first_of(turn, ROLE)
+    message = {
+        "role": SPEAKERS.get(str(speaker), speaker),
+        "content": _first_of(turn, TEXT),
+    }
+    for key, value in turn.items():
+        if key not in ROLE + TEXT:
+            message[key] = value
+    return message
+
+
+def _first_of(turn: Row, names: Sequence[str]) -> Any:
+    for name in names:
+        if turn.get(name) is not None:
+            return turn[name]
+    return None
+
+
+def _blank(value: Any) -> bool:
+    if isinstance(value, str):
+        value = value.strip()
+    return not value
+
+
+def _opens_with_system(messages: Sequence[Row]) -> bool:
+    return bool(messages) and messages[0]["role"] == "system"
+
+
 # ── Cleaning ──
 
 
-def split_reasoning(text):
-    """(reasoning, rest): the text is cut after its last </think>."""
-    reasoning, _, rest = text.rpartition("</think>")
-    return reasoning.replace("<think>", "").strip(), rest
-
-
-def split_response(response):
+def split_response(response: str) -> tuple[str, str, str]:
     """(reasoning, answer, problem), where no problem means that the answer is one fenced module."""
-    reasoning, rest = split_reasoning(response.replace("\r\n", "\n"))
-    if "<think>" in rest:
+    reasoning, rest, closed = split_thought(response.replace("\r\n", "\n"))
+    if not closed:
         return "", "", "unfinished reasoning"
-    inside = rest.rpartition("<answer>")[2].partition("</answer>")[0]
+    inside = _inside_answer_tags(rest)
     codes = FENCE.findall(inside)
     if len(codes) > 1:
         return "", "", "several code fences"
     if not codes:
-        return "", "", "unfinished code fence" if "```" in inside else "no code fence"
-    if not re.search(r"\bmodule\b.*\bendmodule\b", codes[0], re.DOTALL):
+        kind = "unfinished" if "```" in inside else "no"
+        return "", "", f"{kind} code fence"
+    if not MODULE.search(codes[0]):
         return "", "", "no module in the fence"
     code = codes[0].strip("\n").rstrip()
     return reasoning, f"```verilog\n{code}\n```", ""
 
 
-def text_problem(values):
-    """The first of the named values that cannot be used as text, and why; "" if all can."""
-    for name, value in values.items():
-        if not isinstance(value, str):
-            return f"{name} is not text"
-        if re.search("[\ud800-\udfff]", value):
-            return f"{name} is not Unicode"
-        if not value.strip():
-            return f"empty {name}"
-    return ""
+def _inside_answer_tags(text: str) -> str:
+    """What the last <answer> holds, or the whole text; in code the tags are a comment's letters."""
+    spans = fences(text)
+    first = 0
+    for opening in places_outside(text, "<answer>", spans):
+        first = opening + len("<answer>")
+    for closing in places_outside(text, "</answer>", spans):
+        if closing >= first:
+            return text[first:closing]
+    return text[first:]
 
 
-def form_of(row):
-    """Which form a row has, by its columns; "" if none that we know."""
-    return next((form for form, columns in FORMS.items() if row.keys() >= set(columns)), "")
+def clean_chat(messages: Sequence[Row], functions: Sequence[Row] = ()) -> tuple[Row | None, str]:
+    """(example, problem) of a chat; its answers are trained as they stand.
 
-
-def to_messages(row):
-    """(messages, problem) of a row in chat, ShareGPT, Alpaca or completion form, unchecked."""
-    form, problem = form_of(row), ""
-    if form in ("chat", "ShareGPT"):
-        column, speaker, text = {"chat": ("messages", "role", "content"),
-                                 "ShareGPT": ("conversations", "from", "value")}[form]
-        turns = row[column]
-        if not (isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)):
-            return None, f"{column} is not a list of objects"
-        roles = [SPEAKERS.get(str(turn.get(speaker)), turn.get(speaker)) for turn in turns]
-        messages = [{**turn, "role": role, "content": turn.get(text)}
-                    for role, turn in zip(roles, turns)]
-    else:
-        asks, answers = FORMS[form]
-        more = row.get("input") if form == "Alpaca" else ""
-        problem = text_problem({asks: row[asks], answers: row[answers], "input": more or "none"})
-        asked = f"{row[asks]}\n\n{more}" if more else row[asks]
-        messages = [{"role": "user", "content": asked},
-                    {"role": "assistant", "content": row[answers]}]
-    if row.get("system") and (not messages or messages[0]["role"] != "system"):
-        messages.insert(0, {"role": "system", "content": row["system"]})
-    return messages, problem
-
-
-def clean_chat(messages):
-    """(example, problem) of a row in chat form; its answers are trained as they stand."""
-    roles = [message.get("role") for message in messages]
-    if roles[-1:] != ["assistant"]:
-        return None, "no answer at the end"
-    turns = messages[roles[0] == "system":]
-    if roles[-len(turns):] != ["user", "assistant"] * (len(turns) // 2):
-        return None, "user and assistant do not take turns"
-    said = []
+    Args:
+      messages: from `to_messages`.
+      functions: from `tools.tools_of`: what the chat may call.
+    """
+    complete = []
     for message in messages:
-        role, content = message["role"], message.get("content")
-        if problem := text_problem({f"{role} message": content}):
+        calls, problem = tools.calls_of(message)
+        if problem:
             return None, problem
-        if role == "assistant":
-            thought, content = split_reasoning(content)
-            content = content.strip()
-            if "<think>" in content or not content:
-                return None, "unfinished reasoning" if "<think>" in content else "empty answer"
-        said.append({"role": role, "content": content})
-    reasoning = messages[-1].get("reasoning") or thought
-    return {"prompt": turns[0]["content"], "before": said[:-1], "reasoning": reasoning,
-            "answer": content}, text_problem({"reasoning": reasoning or "none"})
+        complete.append({**message, "tool_calls": calls})
+    problem = tools.order_problem(complete) or tools.name_results(complete)
+    if problem:
+        return None, problem
+    cleaned = []
+    for message in complete:
+        kept, problem = _clean_message(message)
+        if problem:
+            return None, problem
+        cleaned.append(kept)
+    while cleaned and not cleaned[-1].get("train"):  # what follows the last trained answer
+        cleaned.pop()
+    if not cleaned:
+        return None, "nothing to train: weight 0"
+    return _example(cleaned, functions), ""
 
 
-def clean(row, need_reasoning=False):
+def _clean_message(message: Row) -> tuple[Row, str]:
+    """(message, problem): what is used of it."""
+    role = message["role"]
+    content = message["content"]
+    if role == "assistant":
+        return _clean_answer(message)
+    kept = {"role": role, "content": content}
+    if role == "tool":
+        kept["tool_call_id"] = message["tool_call_id"]
+        kept["name"] = message["name"]
+        if content == "":  # a tool may return nothing
+            return kept, ""
+    return kept, text_problem({f"{role} message": content})
+
+
+def _clean_answer(message: Row) -> tuple[Row, str]:
+    """(message, problem) of the assistant's, with its thought apart and `train`, True or False."""
+    content = message["content"]
+    calls = message["tool_calls"]
+    if calls and _blank(content):
+        content = ""
+    elif problem := text_problem({"assistant message": content}):
+        return {}, problem
+    reasoning, answer, closed = split_thought(content)
+    answer = answer.strip()
+    if not closed:
+        return {}, "unfinished reasoning"
+    if not answer and not calls:
+        return {}, "empty answer"
+    for key in reversed(REASONING):
+        reasoning = message.get(key) or reasoning
+    if reasoning and (problem := text_problem({"reasoning": reasoning})):
+        return {}, problem
+    trained, problem = _is_trained(message)
+    kept = {"role": "assistant", "content": answer, "reasoning": reasoning, "train": trained}
+    if calls:
+        kept["tool_calls"] = calls
+    return kept, problem
+
+
+def _is_trained(message: Row) -> tuple[bool, str]:
+    """(trained, problem) by the keys `weight` and `train` of a message of the assistant's."""
+    trained = True
+    for key in WEIGHTS:
+        value = message.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+            return False, f"{key} is neither 0 nor 1"
+        trained = trained and bool(value)
+    return trained, ""
+
+
+def _example(messages: Sequence[Row], functions: Sequence[Row]) -> Row:
+    """The example of a chat that ends with a trained answer; see `clean`."""
+    *before, last = messages
+    questions = [place for place, message in enumerate(before) if message["role"] == "user"]
+    for place, message in enumerate(before):
+        if message["role"] != "assistant":
+            continue
+        if message["train"]:
+            del message["train"]  # only what isn't trained says so
+        reasoning = message.pop("reasoning")
+        if reasoning and "tool_calls" in message and place > questions[-1]:
+            message["reasoning"] = reasoning  # the template writes it into the turn that goes on
+    first_question = before[questions[0]]
+    example = {
+        "prompt": first_question["content"],
+        "before": before,
+        "reasoning": last["reasoning"],
+        "answer": last["content"],
+    }
+    if "tool_calls" in last:
+        example["tool_calls"] = last["tool_calls"]
+    if functions:
+        example["tools"] = list(functions)
+    return example
+
+
+def clean(row: Any, need_reasoning: bool = False) -> tuple[Row | None, str]:
     """(example, problem): what to train on, or why to drop the row.
 
     An example is a dict: `prompt`, the first question; `before`, all messages before the last
-    answer; `answer`; `reasoning`, which may be empty. Answers of CodeV-R1's form (prompt and
-    response) have to be one fenced module, those of the other forms are taken as they stand.
+    answer; `answer`; `reasoning`, which may be empty; `unused` and `odd`, lists of texts for
+    `remarks`; and, in a chat with tools, `tools` and the last answer's `tool_calls`. Answers of
+    CodeV-R1's form (prompt and response) have to be one fenced module, those of the other forms are
+    taken as they stand.
     """
     if not isinstance(row, dict):
         return None, "not a JSON object"
     form = form_of(row)
     if not form:
-        return None, f"no form that we know: {', '.join(sorted(map(str, row))) or 'no columns'}"
-    if form == "CodeV-R1":
-        problem = text_problem({column: row[column] for column in FORMS[form]})
-        if not problem:
-            reasoning, answer, problem = split_response(row["response"])
-            example = {"prompt": row["prompt"], "reasoning": reasoning, "answer": answer,
-                       "before": [{"role": "user", "content": row["prompt"]}]}
-    else:
-        messages, problem = to_messages(row)
-        if not problem:
-            example, problem = clean_chat(messages)
-    if problem:
+        return None, _no_form(row)
+    clean_form = _clean_codev if form == "CodeV-R1" else _clean_any
+    example, problem = clean_form(row)
+    if example is None or problem:
         return None, problem
     if need_reasoning and not example["reasoning"]:
         return None, "no reasoning"
+    example["unused"] = _unused(row, form)
+    example["odd"] = _odd(example)
     return example, ""
 
 
-def as_messages(example, system, reasoning="stripped"):
-    """A training chat: the prompt, and the model's answer with or without its reasoning."""
+def _no_form(row: Row) -> str:
+    if row.keys() >= {"chosen", "rejected"}:
+        return "a preference (chosen and rejected), not an answer to learn"
+    columns = ", ".join(sorted(map(str, row)))
+    return f"no form that we know: {columns or 'no columns'}"
+
+
+def _clean_codev(row: Row) -> tuple[Row | None, str]:
+    prompt = row["prompt"]
+    response = row["response"]
+    problem = text_problem({"prompt": prompt, "response": response})
+    if problem:
+        return None, problem
+    reasoning, answer, problem = split_response(response)
+    example = {
+        "prompt": prompt,
+        "before": [{"role": "user", "content": prompt}],
+        "reasoning": reasoning,
+        "answer": answer,
+    }
+    return example, problem
+
+
+def _clean_any(row: Row) -> tuple[Row | None, str]:
+    messages, problem = to_messages(row)
+    if problem:
+        return None, problem
+    functions, problem = tools.tools_of(row)
+    if problem:
+        return None, problem
+    return clean_chat(messages, functions)
+
+
+def as_messages(example: Row, system: str | None, reasoning: str = "stripped") -> list[Row]:
+    """A training chat: the prompt, and the model's answer with or without its reasoning.
+
+    Its first message carries the `tools` of a chat with tools.
+    """
+    messages = [dict(message) for message in example["before"]]
     answer = {"role": "assistant", "content": example["answer"]}
+    if "tool_calls" in example:
+        answer["tool_calls"] = example["tool_calls"]
     if reasoning == "kept":
         answer["reasoning"] = example["reasoning"]
-    own_system = example["before"][0]["role"] == "system"
-    opening = [{"role": "system", "content": system}] if system and not own_system else []
-    return [*opening, *example["before"], answer]
+    else:
+        for message in messages:
+            message.pop("reasoning", None)
+    functions = example.get("tools")
+    if (system or functions) and not _opens_with_system(messages):
+        messages.insert(0, {"role": "system", "content": system or ""})
+    if functions:
+        messages[0]["tools"] = functions
+    return [*messages, answer]
 
 
-# ── The published recipe, to compare with ──
+# ── What a reader should know of the rows that are kept ──
 
 
-def published_row(tokenizer, prompt, answer):
-    """Ids and mask the published way: tokenise all, then each piece again, and add up lengths."""
-    def encode(text):  # the adapter's default adds both, whatever the caller asks for
-        return [tokenizer.bos_token_id, *tokenizer.encode(text, add_special_tokens=False),
-                tokenizer.eos_token_id]
+def _unused(row: Row, form: str) -> list[str]:
+    """Columns and keys of a row that say something and that we don't use."""
+    used = FORMS[form] + MORE_COLUMNS[form]
+    unused = []
+    for name, value in row.items():
+        if name not in used and value not in NOTHING:
+            unused.append(f"column {name}")
+    if form not in ("chat", "ShareGPT"):
+        return unused
+    messages, _ = _messages_of_turns(row, FORMS[form][0])
+    for message in messages:
+        role = message.pop("role")
+        del message["content"]
+        used = MORE_KEYS.get(role, ())
+        for key, value in message.items():
+            if key in WEIGHTS and not value:
+                continue  # an answer's is used; and nothing else is trained in any case
+            if key not in used and value not in NOTHING:
+                unused.append(f"{key} of {role} messages")
+    return unused
 
-    pieces = ["<|turn>user\n", f"{prompt}<turn|>\n", "<|turn>model\n", f"{answer}<turn|>\n"]
-    ids = encode("".join(pieces))
-    ends = 1 + np.cumsum([len(encode(piece)) for piece in pieces])
-    mask = [ends[2] <= place < ends[3] for place in range(len(ids))]
-    return ids, mask
+
+def _odd(example: Row) -> list[str]:
+    """What a reader may not expect of an example that is kept."""
+    odd = []
+    answers = []
+    for message in example["before"]:
+        content = message["content"]
+        if message["role"] == "assistant":
+            answers.append(content)
+            if content and "tool_calls" in message:
+                odd.append("text beside an earlier call, so only the last answer is trained")
+        elif message["role"] != "tool" and (rendered := RENDERED.search(content)):
+            odd.append(f"a prompt holds {rendered[0]}: it was rendered before, for some model")
+    answers.append(example["answer"])
+    for answer in answers:
+        if end := ENDS.search(answer):
+            odd.append(f"an answer ends in {end[1]}, which is trained as letters")
+        if "<think>" in answer or "</think>" in answer:
+            odd.append("an answer holds a <think> tag, which is trained as letters")
+    return odd
+
+
+def remarks(examples: Sequence[Row]) -> list[str]:
+    """At most two lines: what isn't used of the examples that are kept, and what is odd in them.
+
+    Each remark is counted once per example.
+    """
+    lines = []
+    openings = {
+        "unused": "not used of the rows that are kept",
+        "odd": "kept, but look at these rows",
+    }
+    for kind, opening in openings.items():
+        counts: Counter[str] = Counter()
+        for example in examples:
+            counts.update(set(example[kind]))
+        counted = [f"{remark} ({count:,})" for remark, count in sorted(counts.items())]
+        if counted:
+            lines.append(f"{opening}: {'; '.join(counted)}")
+    return lines
 
 
 # ── Comparing with an evaluation set ──
 
 
-def words_of(text):
+def words_of(text: str) -> list[str]:
     """Words and punctuation, lower case: what is compared."""
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def overlap(prompts, evaluation, n=13):
+def _runs(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
+    """Every run of n words."""
+    runs = set()
+    for first in range(len(words) - n + 1):
+        runs.add(tuple(words[first:first + n]))
+    return runs
+
+
+def overlap(
+    prompts: Sequence[str], evaluation: dict[str, str], n: int = 13
+) -> tuple[set[int], dict[str, tuple[float, int]]]:
     """Where training prompts come close to those of an evaluation set.
 
     Args:
@@ -236,26 +533,34 @@ def overlap(prompts, evaluation, n=13):
       (places of prompts that equal one of the evaluation's but for case and spaces,
       {evaluation's name: (share of its runs of n words in the closest prompt, that place)}).
     """
-    exact_texts, grams = {}, {}
+    exact_texts = set()
+    totals = {}
+    names_of_run: dict[tuple[str, ...], list[str]] = {}
     for name, text in evaluation.items():
         words = words_of(text)
-        exact_texts[tuple(words)] = name
-        for gram in zip(*(words[i:] for i in range(n))):
-            grams.setdefault(gram, set()).add(name)
-    totals = Counter(name for names in grams.values() for name in names)
-    exact, closest = set(), dict.fromkeys(evaluation, (0.0, -1))
+        exact_texts.add(tuple(words))
+        runs = _runs(words, n)
+        totals[name] = len(runs)
+        for run in runs:
+            names_of_run.setdefault(run, []).append(name)
+    exact = set()
+    closest = dict.fromkeys(evaluation, (0.0, -1))
     for place, prompt in enumerate(prompts):
         words = words_of(prompt)
         if tuple(words) in exact_texts:
             exact.add(place)
-        hits = Counter(name for gram in set(zip(*(words[i:] for i in range(n))))
-                       for name in grams.get(gram, ()))
-        for name, count in hits.items():
-            closest[name] = max(closest[name], (count / totals[name], place))
+        shared: Counter[str] = Counter()
+        for run in _runs(words, n):
+            shared.update(names_of_run.get(run, ()))
+        for name, count in shared.items():
+            share = count / totals[name]
+            closest[name] = max(closest[name], (share, place))
     return exact, closest
 
 
-def held_out(prompt, share):
+def held_out(prompt: str, share: float) -> bool:
     """True for a fixed `share` of all prompts, whatever else is in the dataset."""
-    number = hashlib.sha256(" ".join(words_of(prompt)).encode()).digest()
-    return int.from_bytes(number[:8], "big") < share * 2**64
+    words = " ".join(words_of(prompt))
+    digest = hashlib.sha256(words.encode()).digest()
+    number = int.from_bytes(digest[:8], "big")
+    return number < share * 2**64

@@ -653,22 +653,6 @@ def use_block_attention(model: Gemma4, size: int = 1_024) -> None:
         layer.attn.size = size
 
 
-@contextlib.contextmanager
-def no_output_matrix(model: Gemma4) -> Iterator[None]:
-    """Inside the block the model returns what it would hand to its output matrix: [B, T, D].
-
-    Its embedder's `decode` does nothing meanwhile, and the cap of the logits is off.
-    """
-    embedder, config = model.embedder, model.config
-    embedder.decode = lambda hidden: hidden
-    model.config = replace(config, final_logit_softcap=None)
-    try:
-        yield
-    finally:
-        model.config = config
-        del embedder.decode  # the class's own again
-
-
 # ── Text ──
 
 

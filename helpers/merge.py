@@ -5,7 +5,6 @@ r rank, [in, r] and [r, out] are the two matrices of an adapter.
 """
 
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,13 +19,13 @@ import pandas as pd
 from safetensors.numpy import save_file
 
 from helpers import weights
+from helpers.records import Merge, Recipe
 from helpers.run import (
     Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
 from tables import architecture
 from tables.architecture import Module
 
 Folder = str | Path
-Recipe = dict[str, Any]  # `train/recipe.json`
 Pair = tuple[np.ndarray, np.ndarray]
 Adapters = dict[str, Pair]  # (A, B) by a module's path, or by a tensor's name
 RowsAsTrained = Callable[[np.ndarray], np.ndarray]
@@ -46,8 +45,7 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
       step: of one of them; 0 is the newest.
 
     Returns:
-      (step, {module path: (A, B)} in float32, what 03 noted with the checkpoint: its recipe then,
-      and perhaps `adapter_sha256`).
+      (step, {module path: (A, B)} in float32, what 03 noted with the checkpoint: its recipe then).
 
     Raises:
       UserError: there is no such step, or it cannot be read.
@@ -78,7 +76,8 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
 def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
     """(tree of NumPy arrays, notes) of a step."""
     shapes = manager.item_metadata(step)["model_params"].tree
-    plan = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    plan = jax.tree.map(lambda _: as_numpy, shapes)
     arrays = ocp.args.PyTreeRestore(restore_args=plan)
     restored = manager.restore(step, args=ocp.args.Composite(model_params=arrays))
     noted = manager.metadata(step).custom_metadata or {}
@@ -94,25 +93,25 @@ def _pairs(tree: Any) -> Adapters:
             parts.pop()
         module = ".".join(parts[:-1])
         letter = parts[-1].rpartition("_lora_")[2]
-        matrices.setdefault(module, {})[letter] = np.asarray(array, np.float32)
+        pair = matrices.setdefault(module, {})
+        pair[letter] = np.asarray(array, np.float32)
     return {module: (pair["a"], pair["b"]) for module, pair in matrices.items()}
 
 
-def check_digest(adapters: Adapters, step: int, recipe: Recipe,
-                 notes: dict[str, Any]) -> None:
+def check_digest(adapters: Adapters, step: int, recipe: Recipe) -> None:
     """Refuse adapters that aren't those that 03 saved: a damaged file can be restored, too.
 
     Args:
-      adapters, step, notes: from `restore_adapters`.
-      recipe: 03's. It has the digest of the last step; `notes` may have the one of this step.
+      adapters, step: from `restore_adapters`.
+      recipe: 03's. It has the digest of the last step; of an earlier one none is known here.
 
     Raises:
       UserError: the digest is another.
     """
-    known = notes.get("adapter_sha256")
-    if not known and step == recipe["final_step"]:
-        known = recipe.get("adapter_sha256")
-    if known and weights.adapters_digest(adapters) != known:
+    known = recipe.adapter_sha256
+    if step != recipe.final_step or not known:
+        return
+    if weights.adapters_digest(adapters) != known:
         raise UserError(f"the adapters of step {step} are not those that 03 saved: a file of this "
                         "checkpoint has changed. Set Settings.step to another checkpoint, or run "
                         "03_train.py again.")
@@ -121,7 +120,7 @@ def check_digest(adapters: Adapters, step: int, recipe: Recipe,
 def targets_of(base: Folder, adapters: Adapters, recipe: Recipe) -> list[Module]:
     """The modules that get a delta: all of the config's, or those that 03 adapted on purpose."""
     listed = architecture.modules(architecture.read_config(base))
-    if not recipe.get("partial"):
+    if not recipe.partial:
         return listed
     return [module for module in listed if module.path in adapters]
 
@@ -145,12 +144,12 @@ def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weigh
         problems.append(f"{path} has no adapter")
     for path in sorted(adapters.keys() - wanted.keys()):
         problems.append(f"adapter {path} has no place")
-    for key in ("rank", "alpha"):
-        if notes.get(key, recipe[key]) != recipe[key]:
-            problems.append(f"recipe says {key} {recipe[key]}, the checkpoint {notes[key]}")
+    for key, ours in (("rank", recipe.rank), ("alpha", recipe.alpha)):
+        if notes.get(key, ours) != ours:
+            problems.append(f"recipe says {key} {ours}, the checkpoint {notes[key]}")
     for path in sorted(wanted.keys() & adapters.keys()):
         target = wanted[path]
-        problems += _adapter_problems(target, adapters[path], recipe["rank"])
+        problems += _adapter_problems(target, adapters[path], recipe.rank)
         problems += _base_problems(target, tensors, prefix)
     trained = any(b.any() for _, b in adapters.values())
     if not problems and not trained:
@@ -254,7 +253,7 @@ def merge_model(base: Folder, out: Folder, plan: Adapters, scale: float,
     room(out.parent, 1.01 * total, f"{out.name}/")
     norms = []
     progress = Progress(len(plan), "matrices merged")
-    with atomic_dir(out) as folder:
+    with atomic_dir(out, ours="config.json") as folder:
         for path in files:
             shutil.copyfile(path, folder / path.name)
         for name, (a, b) in plan.items():
@@ -313,8 +312,8 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
       recipe: 03's.
     """
     pattern = architecture.PEFT_TARGETS  # the language model's layers only
-    if recipe.get("partial"):  # else PEFT would make random adapters for what was left out
-        names = []
+    if recipe.partial:  # else PEFT would make random adapters for what was left out
+        names: list[str] = []
         for target in targets:
             names += map(re.escape, target.names)
         one_of_them = "|".join(sorted(names))
@@ -322,38 +321,23 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": recipe["rank"],
-        "lora_alpha": recipe["alpha"],
+        "r": recipe.rank,
+        "lora_alpha": recipe.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "base_model_name_or_path": recipe["base_model"],
+        "base_model_name_or_path": recipe.base_model,
         "inference_mode": True,
         "target_modules": pattern,
     }
-    with atomic_dir(out) as folder:
+    with atomic_dir(out, ours="adapter_config.json") as folder:
         tensors = peft_tensors(targets, adapters, prefix)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         write_json(folder / "adapter_config.json", config)
 
 
-def finished(path: Path) -> dict[str, Any]:
-    """What merge.json holds, or {} if it is missing, torn or no record: then all is made again."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    needed = {"inputs": dict, "files": dict, "adapter_files": dict, "norms": list}
-    for key, kind in needed.items():
-        if not isinstance(record.get(key), kind):
-            return {}
-    return record
-
-
 def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
         recipe: Recipe, prefix: str,
-        as_trained: RowsAsTrained | None = None) -> dict[str, Any]:
+        as_trained: RowsAsTrained | None = None) -> Merge:
     """Make `merged/`, `adapter/` and `merge.json` of the run directory, unless they are current.
 
     `merge.json` has what they were made from (`inputs`) and the SHA-256 of every file. It comes
@@ -367,40 +351,32 @@ def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
       as_trained: as for `merge_model`.
 
     Returns:
-      What `merge.json` holds.
+      The `Merge`.
     """
     path = run_dir("merge.json")
     merged = run_dir("merged")
     adapter = run_dir("adapter")
-    scale = recipe["alpha"] / recipe["rank"]
+    scale = recipe.scale
     inputs = inputs_of(base, adapters, step, recipe)
-    record = finished(path)
+    record = Merge.load_if_whole(path)  # a damaged one is written again, here
     norms = None
-    if record.get("inputs") == inputs:
-        bad = changed(merged, record["files"])
-        bad_adapter = changed(adapter, record["adapter_files"])
+    if record and record.inputs == inputs:
+        bad = changed(merged, record.files)
+        bad_adapter = changed(adapter, record.adapter_files)
         if not bad and not bad_adapter:
             print(f"{merged} is current: same checkpoint, base and recipe, every file whole")
             return record
         for name, what in (bad | bad_adapter).items():
             print(f"{name} is {what}: making all of its folder again")
         if not bad:
-            norms = record["norms"]
+            norms = record.norms
     if norms is None:
         plan = plan_merge(targets, adapters, prefix)
         norms = merge_model(base, merged, plan, scale, as_trained).to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
-    record = {
-        "inputs": inputs,
-        "step": step,
-        "scale": scale,
-        "base": str(base),
-        "recipe": recipe,
-        "files": hashes(merged),
-        "adapter_files": hashes(adapter),
-        "norms": norms,
-    }
-    write_json(path, record)
+    record = Merge(inputs=inputs, step=step, scale=scale, base=str(base), recipe=recipe,
+                   files=hashes(merged), adapter_files=hashes(adapter), norms=norms)
+    record.save(path)
     return record
 
 
@@ -414,6 +390,6 @@ def inputs_of(base: Folder, adapters: Adapters, step: int,
     return {
         "step": step,
         "base": weights.fingerprint(base),
-        "recipe": digest(recipe),
+        "recipe": digest(recipe.to_json()),
         "adapters": digest(pairs),
     }

@@ -1,4 +1,4 @@
-"""The first cell of every page: install what is missing, say what this machine is, start JAX on it."""
+"""The first cell of every page: install what is missing, describe this machine, start JAX."""
 
 import importlib
 import logging
@@ -24,7 +24,7 @@ LOADED_EARLY = {"numpy": "numpy", "PIL": "pillow", "pandas": "pandas", "scipy": 
                 "pyarrow": "pyarrow", "matplotlib": "matplotlib", "jax": "jax", "jaxlib": "jaxlib"}
 
 
-def machine(devices=0, always=""):
+def machine(devices: int = 0, always: str = "") -> None:
     """Go to the repository, install what is missing, print what this machine is, and start JAX.
 
     Args:
@@ -45,27 +45,27 @@ def machine(devices=0, always=""):
     start(devices, always)
 
 
-def start(devices=0, always=""):
+def start(devices: int = 0, always: str = "") -> None:
     """The part of `machine` that installs nothing; arguments and errors as there."""
     quiet()
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-                            capture_output=True, text=True).stdout.strip()
     if always:
         os.environ["SIZE"] = always
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free / 2**30
     print(f"python {platform.python_version()} | {os.cpu_count()} cores | "
-          f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB memory | "
-          f"{shutil.disk_usage(tempfile.gettempdir()).free / 2**30:.0f} GiB free in "
-          f"{tempfile.gettempdir()} | "
-          f"commit {commit or 'no git'}")
+          f"{memory:.0f} GiB memory | {free:.0f} GiB free in {folder} | "
+          f"commit {run.commit_of(ROOT) or 'no git'}")
     versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
-    print("\n".join(" | ".join(versions[place:place + 4]) for place in range(0, 12, 4)))
+    for place in range(0, len(versions), 4):
+        print(" | ".join(versions[place:place + 4]))
     print(f"{hardware.here()} | size {size()} | results in {run_dir()}")
     host = _start_jax(devices) if devices else 0
     if host == 0:  # of several hosts the first one writes
         run.writing()
 
 
-def install():
+def install() -> None:
     """Bring the packages of this Python to the series' pinned versions, where that is ours to do.
 
     That is Colab, the .venv of setup.sh, and any Python that setup.sh was told to install into.
@@ -84,22 +84,26 @@ def install():
                         "kernel.")
     subprocess.run(["bash", str(ROOT / "setup.sh"), "train", "--into", sys.executable], check=True)
     importlib.invalidate_caches()
-    old = [package for module, package in LOADED_EARLY.items() if module in sys.modules
-           and sys.modules[module].__version__ != metadata.version(package)]
+    old = []
+    for module, package in LOADED_EARLY.items():
+        if module not in sys.modules:
+            continue
+        if sys.modules[module].__version__ != metadata.version(package):
+            old.append(package)
     if old:
         raise UserError(f"all is installed, but this kernel began with older versions of "
                         f"{', '.join(old)}. Restart it, once: in Colab choose Runtime, Restart "
                         "session and run all.")
 
 
-def quiet():
+def quiet() -> None:
     """Silence the libraries' chatter (XLA, absl, transformers); errors still show."""
     for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_VERBOSITY", "ERROR"),
                         ("TOKENIZERS_PARALLELISM", "true"), ("TRANSFORMERS_VERBOSITY", "error"),
                         ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("WANDB_MODE", "disabled")):
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
-    warnings.filterwarnings("ignore", message="`with mesh:`")  # it is where Tunix looks for its mesh
+    warnings.filterwarnings("ignore", message="`with mesh:`")  # where Tunix looks for its mesh
     for name in ("absl", "jax"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # What fails in a thread of Orbax is raised again where it is waited for: not logged, too.
@@ -107,7 +111,7 @@ def quiet():
         lambda record: not (record.exc_info and "orbax" in record.pathname))
 
 
-def join_hosts(count=1):
+def join_hosts(count: int = 1) -> None:
     """Connect this host's JAX with those of a slice's other hosts; before any device is used.
 
     On a TPU slice `jax.distributed.initialize` finds out everything itself. Elsewhere (tests run
@@ -125,7 +129,8 @@ def join_hosts(count=1):
         jax.distributed.initialize()
 
 
-def _start_jax(devices):
+def _start_jax(devices: int) -> int:
+    """Start JAX on the chips, or on so many simulated devices; gives the number of this host."""
     here = hardware.here()
     # On a TPU the CPU has to be asked for twice: by SIZE=tiny, and by JAX's own variable.
     asked_cpu = os.environ.get("JAX_PLATFORMS", "").startswith("cpu") and size() == "tiny"
@@ -133,12 +138,7 @@ def _start_jax(devices):
     if tpu and here.trouble:
         raise UserError(f"{here}: {here.trouble}.")
     if not tpu:
-        flag = f"--xla_force_host_platform_device_count={devices}"
-        if flag not in os.environ.get("XLA_FLAGS", ""):
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-        # Several simulated devices share a thread pool as small as the machine; collectives that
-        # wait for each other need one thread each, and asynchronous dispatch can exhaust it.
-        os.environ.setdefault("NPROC", "16")
+        _simulate(devices)
     import jax
     if not tpu:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -146,9 +146,10 @@ def _start_jax(devices):
     try:
         backend = jax.default_backend()
     except (RuntimeError, AssertionError) as error:
+        why = str(error).partition("\n")[0]
         asked = os.environ.get("JAX_PLATFORMS")
-        why = f"JAX_PLATFORMS={asked} asks for something else. Unset it." if asked else \
-            str(error).partition("\n")[0]
+        if asked:
+            why = f"JAX_PLATFORMS={asked} asks for something else. Unset it."
         raise UserError(f"{here}, but JAX cannot start: {why}") from error
     if tpu and backend != "tpu":
         raise UserError(f"{here}, but JAX runs on the {backend.upper()}. Run ./setup.sh train for "
@@ -158,3 +159,14 @@ def _start_jax(devices):
     hosts = f", {jax.process_count()} hosts" if jax.process_count() > 1 else ""
     print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}{hosts}")
     return jax.process_index()
+
+
+def _simulate(devices: int) -> None:
+    """Have JAX, which isn't imported yet, show so many devices of a CPU."""
+    flag = f"--xla_force_host_platform_device_count={devices}"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+    # Several simulated devices share a thread pool as small as the machine; collectives that
+    # wait for each other need one thread each, and asynchronous dispatch can exhaust it.
+    os.environ.setdefault("NPROC", "16")

@@ -1,4 +1,4 @@
-"""One size dial, one run directory with one writer, whole files that say what they were made from."""
+"""One size dial, one run directory with one writer, whole files, and what they were made from."""
 
 import contextlib
 import datetime
@@ -9,9 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, TypeVar
 
 from tables import hardware
 from tables.errors import UserError
@@ -22,61 +26,94 @@ SIZES = {
     "e2b": "google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)",
     "31b": "google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
 }
-CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+# What to do where the system lets us not write, by its reason. `setting` names that place.
+CURES = {
+    errno.ENOSPC: "Free some space there, or set {setting} to a larger disk",
+    errno.EDQUOT: "Your quota is used up: delete something there, or set {setting} to another disk",
+    errno.EROFS: "Set {setting} to a disk that can be written",
+    errno.EACCES: "Make it yours (sudo chown -R $USER), or set {setting} to a folder of yours",
+    errno.EPERM: "It is protected from changes. Set {setting} to a folder of yours",
+}
+# Folders of a run that are replaced as a whole, with a file by which we know that one is ours.
+REPLACED = {"data": "meta.json", "merged": "config.json", "adapter": "adapter_config.json"}
+Chosen = TypeVar("Chosen")  # a page's settings class
 _ROOT = Path(__file__).resolve().parent.parent
 
 
 # -- One line for what the reader can mend ------------------------------------------------------
 
-def one_line_errors():
+def one_line_errors() -> None:
     """Show what the reader can mend (a full disk, Ctrl-C) as one line, in a script or a kernel."""
-    if shell := _shell():
+    shell = _shell()
+    if shell:
         shell.set_custom_exc((Exception,), _show_in_shell)
-        return
-    sys.excepthook = _show_in_script
+    else:
+        sys.excepthook = _show_in_script
 
 
-def what_to_do(error):
+def what_to_do(error: BaseException) -> str:
     """The line of an error that a reader can mend; "" for any other.
 
-    Those are a `UserError`, and a disk that is full or may not be written. Everything else is a bug
-    and keeps its traceback.
+    Those are a `UserError`, and a place of ours (`_setting_of`) that is full or that we may not
+    write. Everything else is a bug and keeps its traceback.
     """
     if isinstance(error, UserError):
         return str(error)
-    full = "No space left on device" in str(error)  # Orbax and safetensors pass it on as text
-    if full or getattr(error, "errno", None) in CANNOT_BE_WRITTEN:
-        place = getattr(error, "filename", None) or os.environ.get("RUN_DIR") or "the run directory"
-        why = "No space left on device" if full else os.strerror(error.errno)
-        return (f"{place} cannot be written ({why}). Free some space, or set RUN_DIR to a folder "
-                "of yours, then run this again.")
-    return ""
+    number = getattr(error, "errno", None)
+    place = getattr(error, "filename", None)
+    if "No space left on device" in str(error):  # Orbax and safetensors pass it on as text
+        number = errno.ENOSPC
+    if number == errno.ENOSPC and place is None:  # a file that was open already
+        place = os.environ.get("RUN_DIR") or "runs"
+        setting = "RUN_DIR"
+    else:
+        setting = _setting_of(place)
+    if number not in CURES or not setting:
+        return ""
+    cure = CURES[number].format(setting=setting)
+    return f"{place} cannot be written ({os.strerror(number)}). {cure}, then run this again."
 
 
-def _shell():
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+def _setting_of(name: object) -> str:
+    """The setting that says where a file of ours is, RUN_DIR or TMPDIR; "" for a file elsewhere."""
+    if not isinstance(name, (str, bytes, os.PathLike)):
+        return ""
+    path = Path(os.fsdecode(name)).absolute()
+    with contextlib.suppress(UserError):
+        if path.is_relative_to(_run_folder().absolute()):
+            return "RUN_DIR"
+    return "TMPDIR" if path.is_relative_to(tempfile.gettempdir()) else ""
 
 
-def _show_in_script(kind, error, trace):
-    said = what_to_do(error)
+def _shell() -> Any:
+    """IPython's shell, if this process is a kernel."""
+    if "IPython" not in sys.modules:
+        return None
+    return sys.modules["IPython"].get_ipython()
+
+
+def _show_in_script(kind: type[BaseException], error: BaseException,
+                    trace: TracebackType | None) -> None:
+    line = what_to_do(error)
     if issubclass(kind, KeyboardInterrupt):
-        said = "interrupted. What was finished is kept: run this again to go on."
-    if said:
-        print(f"Error: {said}", file=sys.stderr)
+        line = "interrupted. What was finished is kept: run this again to go on."
+    if line:
+        print(f"Error: {line}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 
 
-def _show_in_shell(shell, kind, error, trace, tb_offset=None):
-    said = what_to_do(error)
-    if said and not isinstance(error, UserError):
-        kind, error = UserError, UserError(said)
+def _show_in_shell(shell: Any, kind: type[BaseException], error: BaseException,
+                   trace: TracebackType | None, tb_offset: int | None = None) -> None:
+    line = what_to_do(error)
+    if line and not isinstance(error, UserError):
+        kind, error = UserError, UserError(line)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
 # -- The size -----------------------------------------------------------------------------------
 
-def size():
+def size() -> str:
     """The size at hand: `SIZE` if set, else what the hardware is for (`tables.hardware.SLICES`).
 
     Raises:
@@ -88,20 +125,22 @@ def size():
         if chosen not in SIZES:
             raise UserError(f"SIZE={chosen} is unknown. The sizes are\n{_listed()}")
         return chosen
-    here = hardware.here()
-    if here.accelerator != "tpu":
+    machine = hardware.here()
+    if machine.accelerator != "tpu":
         return "tiny"
-    if meant := here.slice and hardware.slice_of(here.slice).size:
-        return meant
-    raise UserError(f"no size is meant for this machine, {here}. Set SIZE to the one you want:\n"
-                    + _listed())
+    if machine.slice:
+        meant = hardware.slice_of(machine.slice).size
+        if meant:
+            return meant
+    raise UserError(f"no size is meant for this machine, {machine}. Set SIZE to the one you want:\n"
+                    f"{_listed()}")
 
 
-def _listed(names=SIZES):
+def _listed(names: Iterable[str] = SIZES) -> str:
     return "\n".join(f"  {name}: {SIZES[name]}" for name in names)
 
 
-def same_size(there, source):
+def same_size(there: str, source: str) -> None:
     """Refuse to go on from what another page made at another size.
 
     Raises:
@@ -113,7 +152,7 @@ def same_size(there, source):
                         f"{source} at size {size()}.")
 
 
-def choose(settings):
+def choose(settings: Mapping[str, Chosen]) -> Chosen:
     """Return the settings of the size at hand, and print which size and why.
 
     Args:
@@ -133,26 +172,44 @@ def choose(settings):
 
 # -- Places -------------------------------------------------------------------------------------
 
-def run_dir(*parts):
+def run_dir(*parts: str) -> Path:
     """A path under the run directory: `RUN_DIR`, else `runs/<size>` in the repository.
 
     The directory is created; the path below it is not. It is short if it is below this one.
 
     Raises:
-      UserError: it holds more than a run, such as the repository itself.
-      OSError: it cannot be made; `what_to_do` says what then.
+      UserError: it holds more than a run, such as the repository itself, or it can't be made.
     """
-    base = Path(os.environ.get("RUN_DIR") or Path("runs") / size()).expanduser()
+    base = _run_folder()
     if _ROOT.is_relative_to(base.resolve()) or base.resolve() == Path.home():
         raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
                         f"{base / 'runs' / 'mine'}.")
-    base.mkdir(parents=True, exist_ok=True)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"{error.strerror}: {error.filename}"
+        if base.is_symlink() and not base.exists():
+            why = f"it is a link to {os.readlink(base)}, which does not exist"
+        elif base.exists():
+            why = "it is a file"
+        raise UserError(f"no folder for the run can be made at {base} ({why}). Set RUN_DIR to "
+                        "another place.") from None
     if base.is_relative_to(Path.cwd()):
         base = base.relative_to(Path.cwd())
     return base.joinpath(*parts)
 
 
-def room(folder, size, what, instead="Set RUN_DIR elsewhere."):
+def _run_folder() -> Path:
+    """Where the run directory is or would be."""
+    chosen = Path(os.environ.get("RUN_DIR") or Path("runs") / size())
+    try:
+        return chosen.expanduser()
+    except RuntimeError:  # the ~name of nobody here
+        raise UserError(f"RUN_DIR={chosen} names the home of nobody on this machine.") from None
+
+
+def room(folder: Path | str, size: float, what: str,
+         instead: str = "Set RUN_DIR elsewhere.") -> None:
     """Say before the first byte that a disk is too small for `what`, and what to do `instead`.
 
     Raises:
@@ -164,30 +221,35 @@ def room(folder, size, what, instead="Set RUN_DIR elsewhere."):
                         f"{size / 1e9:.2f}. {instead}")
 
 
-def local_path(name):
+def local_path(name: Path | str) -> bool:
     """Is this name, of a model or a dataset, clearly meant as a path on this machine?"""
     text = str(name)
-    return "://" not in text and (text.startswith(("/", ".", "~")) or text.count("/") > 1
-                                  or "/" in text and Path(text.split("/")[0]).is_dir())
+    if "://" in text:
+        return False
+    if text.startswith(("/", ".", "~")) or text.count("/") > 1:
+        return True
+    first, slash, _ = text.partition("/")
+    return bool(slash) and Path(first).is_dir()
 
 
-def require(path, page):
+def require(path: Path | str, page: str) -> Path:
     """Return `path` if it exists; else say which page writes it.
 
     Raises:
       UserError: the file or directory is missing.
     """
     path = Path(path)
-    if not path.exists():
-        number, name = page[:2], size()
+    if path.exists():
+        return path
+    number, name = page[:2], size()
+    cell = ""
+    if name in ("tiny", "e2b"):  # at 31b a cell must not start hours of a machine that costs money
         cell = f' Or let a cell run 02 to {number} here: helpers.catch_up("{number}")'
-        # Not at 31b: hours of a machine that costs money are not to be started by one cell.
-        raise UserError(f"{path} is missing. Run {page} first (SIZE={name}), or `./run_all.sh "
-                        f"{number}`." + cell * (name in ("tiny", "e2b")))
-    return path
+    raise UserError(f"{path} is missing. Run {page} first (SIZE={name}), or `./run_all.sh "
+                    f"{number}`.{cell}")
 
 
-def catch_up(last):
+def catch_up(last: str) -> None:
     """Run pages 02 to `last` ("03", say) with this Python, for who starts in the middle.
 
     01 is left out: it looks at the machine, and makes nothing that another needs.
@@ -202,26 +264,28 @@ def catch_up(last):
             done = subprocess.run([sys.executable, source.name], cwd=_ROOT, capture_output=True,
                                   text=True, env={**os.environ, "MPLBACKEND": "agg"})
         if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            raise UserError(f"{source.stem} failed: {said[-1].removeprefix('Error: ')}")
+            words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise UserError(f"{source.stem} failed: {words[-1].removeprefix('Error: ')}")
 
 
 # -- One writer ---------------------------------------------------------------------------------
 
-_lock = None
+_lock: Any = None  # this process's FileLock, once it has one
 
 
-def writing():
+def writing() -> None:
     """Be the only process that writes to the run directory; the opening of a page calls this.
 
     A script holds the lock until it ends, a kernel while a cell runs: a notebook that is merely
     open is in nobody's way. The operating system's lock ends with the process, however that ends.
 
     Raises:
-      UserError: another process is writing.
+      UserError: another process is writing, or a folder that we would replace isn't ours.
     """
     global _lock
     path = run_dir(".lock").resolve()
+    for folder, ours in REPLACED.items():  # now, rather than after hours of work
+        _only_ours(path.with_name(folder), ours)
     if os.environ.get("RUN_DIR_LOCKED") == str(path) or _lock:  # held for us by who started us
         return
     from filelock import FileLock, Timeout  # not before it is installed
@@ -235,8 +299,10 @@ def writing():
         if not os.access(path.parent, os.W_OK):
             raise
         return
-    _lock, os.environ["RUN_DIR_LOCKED"] = lock, str(path)  # so that our own children may write
-    if shell := _shell():
+    _lock = lock
+    os.environ["RUN_DIR_LOCKED"] = str(path)  # so that our own children may write
+    shell = _shell()
+    if shell:
         shell.events.register("pre_run_cell", lambda info: lock.acquire())
         shell.events.register("post_run_cell", lambda result: lock.release())
 
@@ -244,7 +310,7 @@ def writing():
 # -- Whole files --------------------------------------------------------------------------------
 
 @contextlib.contextmanager
-def atomic_file(path):
+def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
     """Yield a binary file beside `path`; it becomes `path` only when the block succeeds."""
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -259,18 +325,18 @@ def atomic_file(path):
         beside.unlink(missing_ok=True)
 
 
-def write_text(path, text):
+def write_text(path: Path | str, text: str) -> None:
     """Write text beside `path`, then rename: a reader never sees half a file."""
     with atomic_file(path) as file:
         file.write(text.encode())
 
 
-def write_json(path, value):
+def write_json(path: Path | str, value: Any) -> None:
     """Write JSON atomically, keys in the order given, with a final newline."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path):
+def read_json(path: Path | str) -> Any:
     """Read a JSON file.
 
     Raises:
@@ -284,73 +350,125 @@ def read_json(path):
 
 
 @contextlib.contextmanager
-def atomic_dir(path):
-    """Yield a fresh directory beside `path`; it becomes `path` only when the block succeeds."""
+def atomic_dir(path: Path | str, ours: str) -> Iterator[Path]:
+    """Yield a fresh directory beside `path`; it becomes `path` only when the block succeeds.
+
+    Args:
+      path: the folder to make. One that is there already is replaced if we made it.
+      ours: the name of a file that every such folder of ours holds. A folder without it is somebody
+        else's work, and stays.
+
+    Raises:
+      UserError: `path` holds files and isn't one of ours. Nothing was changed.
+    """
     path = Path(path)
-    beside, old = (path.with_name(f".{path.name}.{end}") for end in ("partial", "old"))
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    _only_ours(path, ours)
+    fresh = path.with_name(f".{path.name}.partial")
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
     try:
-        yield beside
-        for file in filter(Path.is_file, beside.rglob("*")):
-            with open(file, "rb") as written:
-                os.fsync(written.fileno())
+        yield fresh
+        _flush(fresh)
     except BaseException:  # a full disk gets its room back
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         os.replace(path, old)
-    os.replace(beside, path)
+    os.replace(fresh, path)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _only_ours(path: Path, ours: str) -> None:
+    """Refuse a folder that holds something, but not the file that all such folders of ours hold."""
+    if not path.exists() or (path / ours).exists():
+        return
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    raise UserError(f"{path.resolve()} was not made by this series: it holds no {ours}. Rename it, "
+                    "or set RUN_DIR to another folder, then run this again.")
+
+
+def _flush(folder: Path) -> None:
+    """Have the disk write all files of a folder now."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
 
 
 # -- What was it made from? ---------------------------------------------------------------------
 
-def sha256_file(path):
+def sha256_file(path: Path | str) -> str:
     """SHA-256 of a file's bytes, as hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hashes(folder):
+def hashes(folder: Path | str) -> dict[str, str]:
     """{path below the folder: SHA-256} of all its files, which are read whole."""
     folder = Path(folder)
-    return {path.relative_to(folder).as_posix(): sha256_file(path)
-            for path in sorted(folder.rglob("*")) if path.is_file()}
+    sums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            sums[path.relative_to(folder).as_posix()] = sha256_file(path)
+    return sums
 
 
-def changed(folder, expected):
+def changed(folder: Path | str, expected: Mapping[str, str]) -> dict[str, str]:
     """{path: "missing", "changed" or "unexpected"} where a folder differs from its `hashes`.
 
-    New files count as unexpected if they are arrays or weights: a note of the reader's does no harm.
+    New files count as unexpected if they are arrays or weights: a reader's note does no harm.
     """
-    found = hashes(folder)
-    new = {name: "unexpected" for name in found.keys() - expected.keys()
-           if name.endswith((".safetensors", ".npy"))}
-    return new | {name: "changed" if name in found else "missing"
-                  for name, known in expected.items() if found.get(name) != known}
+    now, differences = hashes(folder), {}
+    for name in now.keys() - expected.keys():
+        if name.endswith((".safetensors", ".npy")):
+            differences[name] = "unexpected"
+    for name, known in expected.items():
+        if name not in now:
+            differences[name] = "missing"
+        elif now[name] != known:
+            differences[name] = "changed"
+    return differences
 
 
-def digest(value):
+def digest(value: Any) -> str:
     """SHA-256 of anything that JSON can hold, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def commit_of(folder: Path, *words: str) -> str:
+    """The commit of a checkout as git names it, such as "1a2b3c4"; "" without git, or in none.
+
+    Args:
+      folder: the checkout. A repository around it is not looked at.
+      words: what git is asked, such as "describe", "--always"; by default the short hash.
+    """
+    words = words or ("rev-parse", "--short", "HEAD")
+    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True,
+                              env=env)
+    except OSError:  # there is no git on this machine
+        return ""
+    return done.stdout.strip()
+
+
 # -- Progress -----------------------------------------------------------------------------------
 
-def clock(seconds):
+def clock(seconds: float) -> str:
     """Seconds as 1:02:03."""
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
 @contextlib.contextmanager
-def phase(text, every=10.0):
+def phase(text: str, every: float = 10.0) -> Iterator[None]:
     """Announce a silent step, say that it still runs every few seconds, and how long it took."""
     print(f"{text} ...", flush=True)
     start, done = time.perf_counter(), threading.Event()
 
-    def tick():
+    def tick() -> None:
         while not done.wait(every):
             print(f"{text} ... {clock(time.perf_counter() - start)}", flush=True)
     ticker = threading.Thread(target=tick, daemon=True)
@@ -364,24 +482,28 @@ def phase(text, every=10.0):
 
 
 class Progress:
-    """One plain line at most every `every` seconds: `rendering 1200/4000 | 300/s | left 0:00:09`."""
+    """One line at most every `every` seconds: `rendering 1200/4000 | 300/s | left 0:00:09`."""
 
-    def __init__(self, total, text, every=5.0):
+    def __init__(self, total: int, text: str, every: float = 5.0) -> None:
         self.total, self.text, self.every, self.count = total, text, every, 0
         self.start = self.last = time.perf_counter()
-        self.first = None  # (when, count) of the first update, which may have compiled a program
+        self.first: tuple[float, int] | None = None  # when the first update came, with which count
 
-    def update(self, count=1, note=""):
+    def update(self, count: int = 1, note: str = "") -> None:
         """Count `count` more items; `note` is appended to the line."""
         self.count += count
         now = time.perf_counter()
-        self.first = self.first or (now, self.count)
-        may_wait = self.last == self.start or self.count < self.total  # all in a moment: no line
-        if may_wait and now - self.last < self.every:
+        if self.first is None:  # it may have compiled a program: the pace is that of what follows
+            self.first = (now, self.count)
+        is_first_line = self.last == self.start
+        if (is_first_line or self.count < self.total) and now - self.last < self.every:
             return
         self.last = now
+        parts = [f"{self.text} {self.count}/{self.total}"]
         since, before = self.first
         rate = (self.count - before) / max(now - since, 1e-9)
-        pace = f" | {rate:.3g}/s | left {clock((self.total - self.count) / rate)}" if rate else ""
-        note = f" | {note}" if note else ""
-        print(f"{self.text} {self.count}/{self.total}{pace}{note}", flush=True)
+        if rate:
+            parts += [f"{rate:.3g}/s", f"left {clock((self.total - self.count) / rate)}"]
+        if note:
+            parts.append(note)
+        print(" | ".join(parts), flush=True)

@@ -7,11 +7,14 @@ positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested co
 
 import contextlib
 import json
+import logging
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import flax
 import grain
@@ -22,14 +25,18 @@ import optax
 import orbax.checkpoint as ocp
 import pandas as pd
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from helpers import chat, gemma, remote
+from helpers import chat, gemma, remote, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
-from helpers.run import UserError, clock, phase, run_dir, same_size, write_text
-from tables import described, setting
+from helpers.records import DataMeta
+from helpers.run import UserError, clock, digest, phase, run_dir, same_size, write_text
 from tables.hardware import chip_of
+from tables.settings import described, setting
+from tables.texts import json_lines
+
+Tree = Any  # containers of arrays, as `jax.tree.map` walks them
 
 # ── What a run starts with ──
 
@@ -59,18 +66,38 @@ class Settings:
     validation_rows: int = setting(64, "held-out rows of a validation")
     checkpoint_every: int = setting(100, "steps")
     checkpoints_kept: int = setting(3, "the newest")
-    checkpoints: str = setting("", "gs://...; empty: below RUN_DIR")
+    checkpoints: str = setting("", "gs://... for several hosts; empty: below RUN_DIR")
     answer_tokens: int = setting(512, "of the answers shown before and after")
     fresh: bool = setting(False, "True throws this run's checkpoints and log away")
     seed: int = setting(42, "of A and of the order of the rows")
 
-    def table(self):
+    def table(self) -> pd.DataFrame:
         """All settings with what they mean."""
-        return pd.DataFrame(described(self),
-                            columns=["setting", "value", "what it is"]).set_index("setting")
+        columns = ["setting", "value", "what it is"]
+        return pd.DataFrame(described(self), columns=columns).set_index("setting")
 
 
-def what_02_left():
+def from_environment() -> dict[str, Any]:
+    """The settings that the environment changes: those of MAX_STEPS and CHECKPOINTS that are set.
+
+    `scripts/train.sh` and `first_hour.sh` set them, because they don't edit a page. Where one is
+    unset or empty, the setting keeps what the page says.
+
+    Raises:
+      UserError: MAX_STEPS isn't a number of steps.
+    """
+    changes: dict[str, Any] = {}
+    if steps := os.environ.get("MAX_STEPS", "").strip():
+        if not steps.isdecimal():
+            raise UserError(f"MAX_STEPS={steps} isn't a number of steps. Unset it, or set it to "
+                            "one, such as 20.")
+        changes["max_steps"] = int(steps)
+    if address := os.environ.get("CHECKPOINTS", "").strip():
+        changes["checkpoints"] = address
+    return changes
+
+
+def what_02_left() -> tuple[Path, DataMeta, Path, Any]:
     """(folder, meta, base, tokenizer) of notebook 02's data: checked, the base model fetched.
 
     The base model is no setting of a training run: the tokens in `data/` belong to one tokenizer
@@ -81,17 +108,17 @@ def what_02_left():
     """
     data = run_dir("data")
     meta = check_data(data)  # every byte is what 02 wrote
-    same_size(meta["size"], "02_data.py")
-    with phase(f"base model {meta['base_path']}"):
-        base = remote.stage(meta["base_path"])
+    same_size(meta.size, "02_data.py")
+    with phase(f"base model {meta.base_path}"):
+        base = remote.stage(meta.base_path)
     tokenizer = chat.load_tokenizer(base)
-    if chat.template_sha256(tokenizer) != meta["template_sha256"]:
+    if chat.template_sha256(tokenizer) != meta.template_sha256:
         raise UserError("The base model's chat template changed: these rows were made by another "
                         "tokenizer. Run 02_data.py again.")
     return data, meta, base, tokenizer
 
 
-def keep_compilations(checkpoints=""):
+def keep_compilations(checkpoints: str = "") -> None:
     """Send JAX's compiled programs to a disk or bucket, so that a restart need not compile again.
 
     That is `JAX_COMPILATION_CACHE_DIR` if set, else `jax_cache/` in the run directory.
@@ -113,19 +140,12 @@ def keep_compilations(checkpoints=""):
                         "all of them reach, such as gs://bucket/run/checkpoints.")
 
 
-def ask(model, tokenizer, chats, limit, mesh, thinking=False):
-    """Greedy answers (always the likeliest token) to chats, as text.
-
-    Args:
-      model, mesh: a Tunix Gemma 4, with or without adapters, and the mesh that it lives on.
-      chats: lists of messages, each ending with the user's.
-      limit: tokens of an answer at most.
-      thinking: as in `chat.prompt_ids`.
-    """
-    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
-    prompts = [chat.prompt_ids(tokenizer, messages, thinking) for messages in chats]
-    found = gemma.greedy(model, prompts, limit, stops, mesh)
-    return [tokenizer.decode(row, skip_special_tokens=True) for row in found]
+def one_cpu() -> list[jax.Device]:
+    """A CPU device in a list; with JAX_PLATFORMS=tpu, which leaves the CPU out, the first chip."""
+    try:
+        return jax.local_devices(backend="cpu")[:1]
+    except RuntimeError:
+        return jax.local_devices()[:1]
 
 
 # ── Batches ──
@@ -147,18 +167,20 @@ class Batch:
 class PackedRows:
     """The rows that notebook 02 wrote, memory-mapped: `rows[i]` is a `Batch` of [T] arrays."""
 
-    def __init__(self, folder):
-        self.arrays = {field: np.load(Path(folder) / f"{field}.npy", mmap_mode="r")
-                       for field in COLUMNS}
+    def __init__(self, folder: str | Path):
+        self.arrays = {}
+        for field in COLUMNS:
+            self.arrays[field] = np.load(Path(folder) / f"{field}.npy", mmap_mode="r")
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.arrays["tokens"])
 
-    def __getitem__(self, row):
-        return Batch(**{field: np.asarray(array[row]) for field, array in self.arrays.items()})
+    def __getitem__(self, row: int) -> Batch:
+        columns = {field: np.asarray(array[row]) for field, array in self.arrays.items()}
+        return Batch(**columns)
 
 
-def micro_batches_of(cfg, fsdp):
+def micro_batches_of(cfg: Settings, fsdp: int) -> tuple[int, int]:
     """(micro-batches of a step, rows of one) on a mesh with so many parts of `fsdp`.
 
     A step has at least one micro-batch: where that is more than `rows_per_step`, it is said.
@@ -176,55 +198,78 @@ def micro_batches_of(cfg, fsdp):
     return cfg.rows_per_step // micro_rows, micro_rows
 
 
-def make_dataset(rows, micro_batches, micro_rows, seed):
+def make_dataset(rows: Sequence[Batch], micro_batches: int, micro_rows: int,
+                 seed: int) -> grain.IterDataset:
     """An endless, shuffled, seekable stream of the batches of the steps."""
     dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
     dataset = dataset.batch(micro_rows, drop_remainder=True)  # of an endless stream nothing remains
     return dataset.batch(micro_batches, drop_remainder=True).to_iter_dataset()
 
 
-def validation_batch(rows, count, micro_rows):
+def validation_batch(rows: Sequence[Batch], count: int, micro_rows: int) -> Batch:
     """`count` held-out rows as micro-batches [M, B, T], filled up with empty rows."""
-    picked = [rows[i] for i in range(min(count, len(rows)))]
-    empty = jax.tree.map(np.zeros_like, picked[0])
-    picked += [empty] * (-len(picked) % micro_rows)
-    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *picked)
-    return jax.tree.map(lambda a: a.reshape(-1, micro_rows, a.shape[-1]), stacked)
+    chosen = [rows[place] for place in range(min(count, len(rows)))]
+    empty = jax.tree.map(np.zeros_like, chosen[0])
+    missing = -len(chosen) % micro_rows
+    chosen += [empty] * missing
+
+    def stack(*columns):
+        return np.stack(columns).reshape(-1, micro_rows, columns[0].shape[-1])
+    return jax.tree.map(stack, *chosen)
 
 
-def to_mesh(batch, mesh):
+def to_mesh(batch: Batch, mesh: Mesh) -> Batch:
     """A batch [M, B, T] as global arrays, its rows B split over the mesh's `fsdp`.
 
     Every host reads the whole batch (a few hundred kilobytes) and hands its devices the rows that
     the mesh gives them. Which rows these are depends on how the slice is wired, so JAX is asked.
     """
     sharding = NamedSharding(mesh, ROWS)
-    return jax.tree.map(lambda a: jax.make_array_from_callback(
-        a.shape, sharding, lambda index: a[index]), batch)
+
+    def spread(array):
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return jax.tree.map(spread, batch)
 
 
 # ── Loss ──
 
 
-def packed_mask(segment_ids):
+def packed_mask(segment_ids: jax.Array) -> jax.Array:
     """Causal attention inside each example and nowhere else. [B, T] -> [B, T, T]"""
     return jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
 
 
-def hidden_states(model, rows):
-    """What the model would hand to its output matrix: it runs without one. [B, T, D]"""
-    with gemma.no_output_matrix(model):
-        hidden, _ = model(rows.tokens, rows.positions, None, packed_mask(rows.segment_ids))
+@contextlib.contextmanager
+def without_output_matrix(model: nnx.Module) -> Iterator[None]:
+    """Inside the block the model ends with its last norm, whatever happens there."""
+    config = model.config
+    model.embedder.decode = lambda hidden: hidden
+    model.config = replace(config, final_logit_softcap=None)
+    try:
+        yield
+    finally:
+        model.config = config
+        del model.embedder.decode  # the class's own again
+
+
+def hidden_states(model: nnx.Module, rows: Batch) -> jax.Array:
+    """What the model would hand to its output matrix. [B, T, D]"""
+    mask = packed_mask(rows.segment_ids)
+    with without_output_matrix(model):
+        hidden, _ = model(rows.tokens, rows.positions, None, mask)
     return hidden.astype(model.config.dtype)
 
 
-def token_losses(model, rows, capacity):
-    """Cross-entropy of the trained tokens, at most `capacity` of a row.
+class TokenLosses(NamedTuple):
+    """Losses of the trained tokens of each row; K is the most that a row has."""
 
-    Returns:
-      (loss, weight, at), each [B, K]: `weight` is 0 where a row has fewer; the token predicted from
-      position `at` stands at `at + 1`.
-    """
+    loss: jax.Array    # [B, K] float32
+    weight: jax.Array  # [B, K] int32, 0 where a row has fewer
+    at: jax.Array      # [B, K] int32: the token at `at + 1` was predicted from position `at`
+
+
+def token_losses(model: nnx.Module, rows: Batch, capacity: int) -> TokenLosses:
+    """Cross-entropy of the trained tokens, at most `capacity` (K) of a row."""
     with jax.named_scope("hidden_states"):  # a name in profiles; the program stays the same
         hidden = hidden_states(model, rows)
     # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
@@ -239,16 +284,23 @@ def token_losses(model, rows, capacity):
         logits = jnp.tanh(logits / cap) * cap
     with jax.named_scope("loss"):
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return loss, weight, at
+    return TokenLosses(loss, weight, at)
 
 
-def capacity_of(*parts):
-    """`capacity` that cuts nothing off: the most trained tokens of a row, of any `PackedRows`."""
-    most = max(int(one.arrays["loss_mask"].sum(-1).max()) for one in parts)
-    return min(-(-most // 128) * 128, parts[0].arrays["tokens"].shape[-1] - 1)
+def capacity_of(*parts: PackedRows) -> int:
+    """`capacity` that cuts nothing off: the most trained tokens of a row, rounded up to 128."""
+    most = 0
+    for rows in parts:
+        most = max(most, int(rows.arrays["loss_mask"].sum(-1).max()))
+    rounded_up = -(-most // 128) * 128
+    row_length = parts[0].arrays["tokens"].shape[-1]
+    return min(rounded_up, row_length - 1)  # the first token of a row is never predicted
 
 
-def make_loss(capacity):
+Loss = Callable[[nnx.Module, Batch], tuple[jax.Array, jax.Array]]
+
+
+def make_loss(capacity: int) -> Loss:
     """(model, rows) -> (summed cross-entropy, trained tokens); at most `capacity` a row."""
     def loss_fn(model, rows):
         loss, weight, _ = token_losses(model, rows, capacity)
@@ -259,27 +311,28 @@ def make_loss(capacity):
 # ── Optimizer and step ──
 
 
-def steps_of(cfg, rows, rows_per_step):
+def steps_of(cfg: Settings, rows: int, rows_per_step: int) -> int:
     """Optimizer steps of a run on so many packed rows."""
     steps = max(1, round(cfg.epochs * rows / rows_per_step))
     return min(steps, cfg.max_steps or steps)
 
 
-def make_schedule(cfg, steps):
+def make_schedule(cfg: Settings, steps: int) -> optax.Schedule:
     """step -> learning rate: warm-up from zero, then a cosine down to zero."""
-    return optax.warmup_cosine_decay_schedule(
-        0.0, cfg.learning_rate, min(cfg.warmup_steps, steps // 2), steps)
+    warmup = min(cfg.warmup_steps, steps // 2)
+    return optax.warmup_cosine_decay_schedule(0.0, cfg.learning_rate, warmup, steps)
 
 
-def make_optimizer(schedule, weight_decay, max_grad_norm):
+def make_optimizer(schedule: optax.Schedule, weight_decay: float,
+                   max_grad_norm: float) -> optax.GradientTransformation:
     """Clip the step's whole gradient, then AdamW; the learning rate stays readable for the log."""
     def clipped_adamw(learning_rate):
-        return optax.chain(optax.clip_by_global_norm(max_grad_norm),
-                           optax.adamw(learning_rate, weight_decay=weight_decay))
+        clip = optax.clip_by_global_norm(max_grad_norm)
+        return optax.chain(clip, optax.adamw(learning_rate, weight_decay=weight_decay))
     return optax.inject_hyperparams(clipped_adamw)(learning_rate=schedule)
 
 
-def make_micro_loss(model, loss_fn):
+def make_micro_loss(model: nnx.Module, loss_fn: Loss) -> Callable:
     """(adapters, frozen, rows) -> (loss sum, tokens), computed in the model's own dtype."""
     graph, dtype = nnx.graphdef(model), model.config.dtype
 
@@ -289,7 +342,8 @@ def make_micro_loss(model, loss_fn):
     return micro_loss
 
 
-def make_train_step(model, optimizer, loss_fn):
+def make_train_step(model: nnx.Module, optimizer: optax.GradientTransformation,
+                    loss_fn: Loss) -> Callable:
     """(adapters, opt_state, frozen, batch) -> (adapters, opt_state, metrics)."""
     micro_loss = make_micro_loss(model, loss_fn)
 
@@ -304,13 +358,13 @@ def make_train_step(model, optimizer, loss_fn):
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, opt_state, adapters)
             changed = optax.apply_updates(adapters, updates)
-        return changed, opt_state, {
-            "loss": loss / tokens, "grad_norm": optax.global_norm(grads),
-            "real_tokens": jnp.sum(batch.segment_ids > 0)}
+        metrics = {"loss": loss / tokens, "grad_norm": optax.global_norm(grads),
+                   "real_tokens": jnp.sum(batch.segment_ids > 0)}
+        return changed, opt_state, metrics
     return train_step
 
 
-def make_eval_step(model, loss_fn):
+def make_eval_step(model: nnx.Module, loss_fn: Loss) -> Callable:
     """(adapters, frozen, batch) -> mean loss of all trained tokens of the batch."""
     micro_loss = make_micro_loss(model, loss_fn)
 
@@ -320,26 +374,32 @@ def make_eval_step(model, loss_fn):
     return eval_step
 
 
-# For the TPU v5p's compiler. A product may use 32 MiB of the on-chip memory, not 16 (08, section 5).
+# For the TPU v5p's compiler: a product may use 32 MiB of on-chip memory, not 16 (08, section 5).
 LARGE_TILES = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
 # Without tensor parallelism: weights are gathered while the chip multiplies (08, section 6), whole.
-GATHERS_BESIDE = dict.fromkeys((
-    "xla_enable_async_all_gather", "xla_tpu_enable_async_collective_fusion",
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-    "xla_tpu_enable_async_collective_fusion_multiple_steps",
-    "xla_tpu_overlap_compute_collective_tc"), True) | {"xla_tpu_all_gather_collective_matmul_mode": "none"}
+GATHERS_BESIDE = {
+    "xla_enable_async_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+    "xla_tpu_all_gather_collective_matmul_mode": "none",
+}
 
 
-def compiler_options(mesh):
+def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     """What a TPU's compiler is asked for; None for nothing."""
     chip = chip_of(mesh.devices.flat[0].device_kind)
-    options = LARGE_TILES if chip == "v5p" else {}
+    options: dict[str, Any] = {}
+    if chip == "v5p":
+        options |= LARGE_TILES
     if chip in ("v5e", "v5p", "v6e") and mesh.shape["fsdp"] == mesh.size > 1:
-        options = options | GATHERS_BESIDE
+        options |= GATHERS_BESIDE
     return options or None
 
 
-def jit_train_step(model, optimizer, loss_fn, state, options=None):
+def jit_train_step(model: nnx.Module, optimizer: optax.GradientTransformation, loss_fn: Loss,
+                   state: "State", options: dict[str, Any] | None = None) -> Callable:
     """`make_train_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU.
 
     `options` are the compiler's, the same whether it is compiled ahead of time or when called.
@@ -347,27 +407,32 @@ def jit_train_step(model, optimizer, loss_fn, state, options=None):
     The old adapters and optimizer state are donated, so that the new ones take their memory, and
     the new ones are pinned to the old ones' shardings, so that step two is the program of step one.
     """
-    shardings = jax.tree.map(lambda array: array.sharding, (state.adapters, state.opt_state))
-    return jax.jit(make_train_step(model, optimizer, loss_fn), donate_argnums=(0, 1),
-                   out_shardings=(*shardings, None), compiler_options=options)
+    step = make_train_step(model, optimizer, loss_fn)
+    adapters, opt_state = jax.tree.map(
+        lambda array: array.sharding, (state.adapters, state.opt_state))
+    return jax.jit(step, donate_argnums=(0, 1), out_shardings=(adapters, opt_state, None),
+                   compiler_options=options)
 
 
-def lower_step(model, optimizer, loss_fn, mesh, shape):
+def lower_step(model: nnx.Module, optimizer: optax.GradientTransformation, loss_fn: Loss,
+               mesh: Mesh, shape: tuple[int, int, int]) -> jax.stages.Lowered:
     """The step of an abstract model and a batch of `shape` [M, B, T], lowered: not yet compiled.
 
     Nothing gets memory: model, adapters, optimizer and batch are shapes, types and shardings. On a
     TPU the compiler will be asked for what `compiler_options` says.
     """
     state, frozen = start(model, optimizer, mesh)
-    batch = Batch(**{field: jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, ROWS))
-                     for field, kind in COLUMNS.items()})
+    sharding = NamedSharding(mesh, ROWS)
+    columns = {}
+    for field, kind in COLUMNS.items():
+        columns[field] = jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
+    step = jit_train_step(model, optimizer, loss_fn, state, compiler_options(mesh))
     with mesh:
-        return jit_train_step(model, optimizer, loss_fn, state, compiler_options(mesh)).lower(
-            state.adapters, state.opt_state, frozen, batch)
+        return step.lower(state.adapters, state.opt_state, frozen, Batch(**columns))
 
 
-def compile_ahead(lowered):
-    """Compile in a thread. Returns a future of (compiled, seconds), or of what the compiler raised."""
+def compile_ahead(lowered: jax.stages.Lowered) -> Future:
+    """Compile in a thread: a future of (compiled, seconds), or of what the compiler raised."""
     def work():
         began = time.perf_counter()
         return lowered.compile(), time.perf_counter() - began
@@ -377,7 +442,7 @@ def compile_ahead(lowered):
 # ── Memory ──
 
 
-def memory_of(compiled, state, frozen):
+def memory_of(compiled: jax.stages.Compiled, state: "State", frozen: Tree) -> dict[str, float]:
     """{what: GiB per device} of a compiled step: its arguments counted, the rest by the compiler.
 
     Temporaries are the activations of one micro-batch and the gradients. Fresh outputs are those
@@ -386,23 +451,33 @@ def memory_of(compiled, state, frozen):
     Raises:
       UserError: it is more than the device has.
     """
-    said = compiled.memory_analysis()
-    held = {"base weights": gib(frozen), "adapters": gib(state.adapters),
-            "Adam's moments": gib(state.opt_state),
-            "temporaries of the step": said.temp_size_in_bytes / 2**30,
-            "fresh outputs": (said.output_size_in_bytes - said.alias_size_in_bytes) / 2**30}
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30
-    if limit and sum(held.values()) > limit:
-        raise UserError(f"this does not fit: {sum(held.values()):.1f} GiB per device of "
-                        f"{limit:.1f}. {LESS_MEMORY}")
+    analysis = compiled.memory_analysis()
+    fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    held = {
+        "base weights": gib(frozen),
+        "adapters": gib(state.adapters),
+        "Adam's moments": gib(state.opt_state),
+        "temporaries of the step": analysis.temp_size_in_bytes / 2**30,
+        "fresh outputs": fresh / 2**30,
+    }
+    needed = sum(held.values())
+    limit = _memory_stats().get("bytes_limit", 0) / 2**30
+    if limit and needed > limit:
+        raise UserError(f"this does not fit: {needed:.1f} GiB per device of {limit:.1f}. "
+                        f"{LESS_MEMORY}")
     return held
+
+
+def _memory_stats() -> dict[str, int]:
+    """What the first device says about its memory; nothing on a CPU."""
+    return jax.local_devices()[0].memory_stats() or {}
 
 
 LESS_MEMORY = 'Lower rows_per_device, set remat="DECODER", or pack shorter rows in 02.'
 
 
 @contextlib.contextmanager
-def within_memory():
+def within_memory() -> Iterator[None]:
     """Where the compiler or the allocator is out of memory, say so in two lines that name the fix.
 
     Raises:
@@ -413,18 +488,23 @@ def within_memory():
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        said = str(error).partition("RESOURCE_EXHAUSTED")[2].strip(": ").splitlines()[0]
-        raise UserError(f"this does not fit: {said[:300]}\n{LESS_MEMORY}") from None
+        numbers = str(error).partition("RESOURCE_EXHAUSTED")[2].strip(": ").splitlines()[0]
+        raise UserError(f"this does not fit: {numbers[:300]}\n{LESS_MEMORY}") from None
 
 
-def machine_facts(mesh, held):
-    """What this machine is and holds, for `machine.json`."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return {"device_kind": jax.devices()[0].device_kind, "devices": jax.device_count(),
-            "hosts": jax.process_count(), "mesh": list(mesh.devices.shape),
-            "held_gib_per_device": float(sum(held.values())),
-            **{key: stats.get(key) for key in ("bytes_in_use", "peak_bytes_in_use",
-                                               "bytes_limit")}}
+def machine_facts(mesh: Mesh, held: dict[str, float]) -> dict[str, Any]:
+    """What this machine is and holds, for `machine.json`; `held` is from `memory_of`."""
+    stats = _memory_stats()
+    return {
+        "device_kind": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "hosts": jax.process_count(),
+        "mesh": list(mesh.devices.shape),
+        "held_gib_per_device": float(sum(held.values())),
+        "bytes_in_use": stats.get("bytes_in_use"),
+        "peak_bytes_in_use": stats.get("peak_bytes_in_use"),
+        "bytes_limit": stats.get("bytes_limit"),
+    }
 
 
 # ── State and checkpoints ──
@@ -436,11 +516,12 @@ class State:
 
     step: int             # optimizer steps done
     adapters: nnx.State   # tree of float32 LoRA matrices
-    opt_state: tuple      # Optax's: Adam's two moments for every adapter, counters
+    opt_state: Any        # Optax's: Adam's two moments for every adapter, counters
     data: dict | None = None  # Grain's position in the stream of batches; None is the beginning
 
 
-def start(model, optimizer, mesh):
+def start(model: nnx.Module, optimizer: optax.GradientTransformation,
+          mesh: Mesh) -> tuple[State, nnx.State]:
     """(the `State` before the first step, the frozen weights) of a model with adapters.
 
     An abstract model gives an abstract state. All shardings are canonical (`gemma.on_mesh`).
@@ -450,81 +531,209 @@ def start(model, optimizer, mesh):
     if isinstance(jax.tree.leaves(adapters)[0], jax.ShapeDtypeStruct):
         return State(0, adapters, hull), frozen
     shardings = jax.tree.map(lambda array: array.sharding, hull)
-    return State(0, adapters, jax.jit(optimizer.init, out_shardings=shardings)(adapters)), frozen
+    opt_state = jax.jit(optimizer.init, out_shardings=shardings)(adapters)
+    return State(0, adapters, opt_state), frozen
 
 
-def open_checkpoints(folder, every, last, keep=3):
+def open_checkpoints(folder: str | os.PathLike, every: int, last: int,
+                     keep: int = 3) -> ocp.CheckpointManager:
     """Orbax's manager of a folder, local or gs://: keeps the newest few.
 
     It saves after the first step (Orbax does), then every few, and after the last.
     """
     if "://" not in str(folder):  # Orbax wants an absolute path, and says so at the first save
         folder = Path(folder).resolve()
-    return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(
-        save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True))
+    options = ocp.CheckpointManagerOptions(
+        save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True)
+    return ocp.CheckpointManager(folder, options=options)
 
 
-def save(manager, state, recipe):
+@jax.jit
+def word_sum(array: jax.Array) -> jax.Array:
+    """One uint32 that changes with any single word of an array, on whatever mesh the array lies.
+
+    The words are mixed with their places (the last steps of MurmurHash3, which map 32 bits to 32
+    bits one to one) and added modulo 2^32, so the order of the sum doesn't matter.
+    """
+    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    bits = array.astype(kind) if array.dtype == bool else jax.lax.bitcast_convert_type(array, kind)
+    place = jnp.zeros(array.shape, jnp.uint32)
+    for axis, length in enumerate(array.shape):
+        place = place * length + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    mixed = bits.astype(jnp.uint32) + place * jnp.uint32(0x9E3779B1)
+    mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
+    return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
+
+
+def digests_of(state: State, recipe: dict[str, Any]) -> dict[str, str]:
+    """What a checkpoint is compared with when it's read again: {part of it: hexadecimal digest}.
+
+    The devices add up their own arrays: nothing of them travels to the host.
+    """
+    def of_arrays(tree):
+        sums = [word_sum(array) for array in jax.tree.leaves(tree)]
+        return digest([int(total) for total in sums])
+    return {
+        "adapters": of_arrays(state.adapters),
+        "optimizer state": of_arrays(state.opt_state),
+        "position in the data": digest(state.data),
+        "recipe": digest(recipe),
+    }
+
+
+def save(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -> None:
     """Write a checkpoint if this step is due; the files are written while the next steps run."""
-    manager.save(state.step, custom_metadata={"recipe": recipe}, args=ocp.args.Composite(
-        model_params=ocp.args.PyTreeSave(state.adapters),
-        optimizer_state=ocp.args.PyTreeSave(state.opt_state), data=ocp.args.JsonSave(state.data)))
+    if not manager.should_save(state.step):
+        return
+    notes = {"recipe": recipe, "digests": digests_of(state, recipe)}
+    adapters = ocp.args.PyTreeSave(state.adapters)
+    opt_state = ocp.args.PyTreeSave(state.opt_state)
+    position = ocp.args.JsonSave(state.data)
+    parts = ocp.args.Composite(model_params=adapters, optimizer_state=opt_state, data=position)
+    manager.save(state.step, custom_metadata=notes, args=parts)
 
 
-def recipe_of(cfg):
+DECIDES = ("rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_decay",
+           "max_grad_norm", "dtype", "seed")
+
+
+def recipe_of(cfg: Settings) -> dict[str, Any]:
     """The settings that decide what is trained; a checkpoint is stored with them."""
-    return {"optimizer": "adamw", **{key: getattr(cfg, key) for key in (
-        "rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_decay",
-        "max_grad_norm", "dtype", "seed")}}
+    return {"optimizer": "adamw"} | {name: getattr(cfg, name) for name in DECIDES}
 
 
-def restore(manager, state, recipe):
+def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -> State:
     """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
 
-    A torn one is named, left aside, and removed once an older one has been restored, because its
-    steps are about to be computed and saved again. Without any checkpoint this is `state` itself.
+    A torn or changed one is named, left aside, and removed once an older one has been restored,
+    because its steps are about to be computed and saved again. Without any checkpoint this is
+    `state` itself.
 
     Raises:
       UserError: it was trained by another recipe, and how they differ; or none of the checkpoints
-        restores; or one of several hosts meets a torn one.
+        restores; or one of several hosts meets a damaged one.
     """
-    def like(tree):
-        plan = ocp.checkpoint_utils.construct_restore_args(tree)
-        return ocp.args.PyTreeRestore(item=tree, restore_args=plan)
-
-    items = ocp.args.Composite(
-        model_params=like(state.adapters), optimizer_state=like(state.opt_state),
-        data=ocp.args.JsonRestore())
     steps = sorted(manager.all_steps(), reverse=True)
-    for step in steps:
+    for place, step in enumerate(steps):
         try:
-            saved = manager.metadata(step).custom_metadata["recipe"]
-            if differences := [f"{key}: {saved.get(key)} there, {value} here"
-                               for key, value in recipe.items() if saved.get(key) != value]:
-                raise UserError(
-                    f"{manager.directory} holds step {step} of another recipe: "
-                    f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
-                    "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
-            found = manager.restore(step, args=items)
+            restored = _restore_step(manager, step, state, recipe)
         except UserError:
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing or damaged
-            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
-            if jax.process_count() > 1:  # the hosts have to go on from the same step
-                raise UserError(f"checkpoint {step} in {manager.directory} is damaged ({why}). "
-                                "Delete it, and start all hosts again.") from error
-            print(f"checkpoint {step} is damaged ({why}) and is left aside")
-            continue
-        for newer in steps[:steps.index(step)]:
-            manager.delete(newer)
-        return State(step, found["model_params"], found["optimizer_state"], found["data"])
+        except Exception as error:  # noqa: BLE001  Orbax's own for torn files is a plain Exception
+            _leave_aside(manager, step, error)
+        else:
+            for newer in steps[:place]:
+                manager.delete(newer)
+            return restored
     if steps:
         raise UserError(f"none of the checkpoints {steps} in {manager.directory} can be restored. "
                         "Bring back a copy of one, or set fresh=True to start over.")
     return state
 
 
+def _leave_aside(manager: ocp.CheckpointManager, step: int, error: Exception) -> None:
+    """Say that a checkpoint is damaged.
+
+    Raises:
+      UserError: several hosts are training. They all have to go on from the same step.
+      Exception: the memory is full. That's this machine's trouble, not the checkpoint's.
+    """
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        raise error
+    first_line = (str(error).splitlines() or [""])[0]
+    why = f"{type(error).__name__}: {first_line[:150]}"
+    if jax.process_count() > 1:
+        raise UserError(f"checkpoint {step} in {manager.directory} is damaged ({why}). "
+                        "Delete it, and start all hosts again.") from error
+    print(f"checkpoint {step} is damaged ({why}) and is left aside")
+    for name in ("asyncio", "concurrent.futures"):  # they'd print what the failed reads left behind
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
+def _restore_step(manager: ocp.CheckpointManager, step: int, state: State,
+                  recipe: dict[str, Any]) -> State:
+    """The `State` of one checkpoint, each array on the sharding that `state` has it on.
+
+    Raises:
+      UserError: it's whole, and was trained by another recipe.
+      Exception: it's damaged. What Orbax and TensorStore raise depends on the file and the damage.
+    """
+    notes = manager.metadata(step).custom_metadata
+    saved_recipe = notes["recipe"]
+    digests = notes.get("digests", {})  # earlier versions kept none
+    if digests and digest(saved_recipe) != digests["recipe"]:
+        raise DamagedError("its recipe isn't the one that was saved")
+    _same_recipe(manager, step, saved_recipe, recipe)
+    adapters = _on_shardings_of(state.adapters)
+    opt_state = _on_shardings_of(state.opt_state)
+    wanted = ocp.args.Composite(
+        model_params=adapters, optimizer_state=opt_state, data=ocp.args.JsonRestore())
+    parts = manager.restore(step, args=wanted)
+    restored = State(step, parts["model_params"], parts["optimizer_state"], parts["data"])
+    _same_shapes((state.adapters, state.opt_state), (restored.adapters, restored.opt_state))
+    if digests:
+        for part, value in digests_of(restored, saved_recipe).items():
+            if digests[part] != value:
+                raise DamagedError(f"other bytes than were saved: {part}")
+    return restored
+
+
+def _on_shardings_of(tree: Tree) -> ocp.args.PyTreeRestore:
+    plan = ocp.checkpoint_utils.construct_restore_args(tree)
+    return ocp.args.PyTreeRestore(item=tree, restore_args=plan)
+
+
+def _same_recipe(manager: ocp.CheckpointManager, step: int, saved: dict, recipe: dict) -> None:
+    differences = []
+    for key, value in recipe.items():
+        if saved.get(key) != value:
+            differences.append(f"{key}: {saved.get(key)} there, {value} here")
+    if differences:
+        raise UserError(f"{manager.directory} holds step {step} of another recipe: "
+                        f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
+                        "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
+
+
+def _same_shapes(expected: Tree, restored: Tree) -> None:
+    pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(restored), strict=True)
+    for wanted, array in pairs:
+        if wanted.shape != array.shape or wanted.dtype != array.dtype:
+            raise DamagedError(f"an array is {array.dtype}{array.shape}, not "
+                               f"{wanted.dtype}{wanted.shape}")
+
+
+class DamagedError(Exception):
+    """A checkpoint that can be read, and isn't what was saved."""
+
+
+def adapters_sha256(adapters: Tree) -> str:
+    """`weights.adapters_digest` of a state's adapters, also where they're spread over hosts."""
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+        adapters = multihost_utils.process_allgather(adapters, tiled=True)
+    return weights.adapters_digest(adapters)
+
+
 # ── Log and loop ──
+
+
+STEP_FIELDS = ("loss", "learning_rate", "grad_norm", "seconds", "real_tokens")
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a value from `log.jsonl` is what `StepLog` writes: of a step, or of a validation."""
+    if not isinstance(value, dict) or type(value.get("step")) is not int:
+        return False
+    if any(type(number) not in (int, float) for number in value.values()):
+        return False
+    return value.keys() - {"step"} in ({"val_loss"}, set(STEP_FIELDS))
+
+
+def read_log(path: str | Path) -> pd.DataFrame:
+    """`log.jsonl` as a table: `step`, `val_loss` and what a step has; NaN where a line has none."""
+    records = [line.value for line in json_lines(Path(path).read_bytes()) if _is_record(line.value)]
+    return pd.DataFrame(records, columns=["step", "val_loss", *STEP_FIELDS], dtype=float)
 
 
 class StepLog:
@@ -536,56 +745,93 @@ class StepLog:
       every: print every so many steps, and the first and the last one.
     """
 
-    def __init__(self, path, steps, every):
+    def __init__(self, path: str | Path, steps: int, every: int):
         self.path, self.steps, self.every = Path(path), steps, every
+        self.validations: list[float] = []
+        self.first = 0  # the step that this process goes on from
+        self.begun = 0.0
 
-    def rewind(self, step):
-        """Keep what happened up to a checkpoint; a killed run may have left half a line."""
-        text = self.path.read_text() if step and self.path.exists() else ""
-        records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        records = [record for record in records if record["step"] <= step]
-        self.validations = [record["val_loss"] for record in records if "val_loss" in record]
+    def rewind(self, step: int) -> None:
+        """Keep what happened up to a checkpoint.
+
+        A killed run may have left half a line, and a disk can do worse: a line that is no record
+        of a step is left out, and said.
+        """
+        content = b""
+        if step and self.path.exists():
+            content = self.path.read_bytes()
+        kept, damaged = [], []
+        for line in json_lines(content):
+            if not _is_record(line.value):
+                damaged.append(line.number)
+            elif line.value["step"] <= step:
+                kept.append(line.value)
+        if damaged:
+            print(f"{self.path}: {len(damaged)} damaged lines are left out, the first is line "
+                  f"{damaged[0]}. The training isn't touched by that.")
+        self.validations = [record["val_loss"] for record in kept if "val_loss" in record]
         self.first = step
-        write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
+        write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
-    def write(self, record):
+    def write(self, record: dict[str, Any]) -> None:
         """Append one line, handed to the operating system at once."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def training(self, record):
+    def training(self, record: dict[str, Any]) -> None:
         """Log one optimizer step, and print the first, the last and every few."""
         self.write(record)
         step = record["step"]
         done = step - self.first - 1  # the first step warms up, and is not in the time left
         if not done:
             self.begun = time.perf_counter()
-        if step % self.every == 0 or not done or step == self.steps:
-            left = (time.perf_counter() - self.begun) / max(1, done) * (self.steps - step)
-            eta = f" | left {clock(left)}" if done else ""
-            print(f"step {step}/{self.steps} | loss {record['loss']:.4f} | lr "
-                  f"{record['learning_rate']:.2e} | grad norm {record['grad_norm']:.2f} | "
-                  f"{record['seconds']:.2f} s/step | "
-                  f"{record['real_tokens'] / record['seconds']:,.0f} real tok/s{eta}", flush=True)
+        if step % self.every and done and step != self.steps:
+            return
+        seconds = record["seconds"]
+        parts = [
+            f"step {step}/{self.steps}",
+            f"loss {record['loss']:.4f}",
+            f"lr {record['learning_rate']:.2e}",
+            f"grad norm {record['grad_norm']:.2f}",
+            f"{seconds:.2f} s/step",
+            f"{record['real_tokens'] / seconds:,.0f} real tok/s",
+        ]
+        if done:
+            pace = (time.perf_counter() - self.begun) / done
+            parts.append(f"left {clock(pace * (self.steps - step))}")
+        print(" | ".join(parts), flush=True)
 
-    def validation(self, step, loss):
+    def validation(self, step: int, loss: float) -> None:
         """Log a validation loss, and say so when it no longer falls."""
         self.write({"step": step, "val_loss": loss})
         self.validations.append(loss)
-        since = len(self.validations) - 1 - int(np.argmin(self.validations))
-        note = f" | best {min(self.validations):.4f}, {since} validations ago" if since else ""
+        note = ""
+        if since := len(self.validations) - 1 - int(np.argmin(self.validations)):
+            note = f" | best {min(self.validations):.4f}, {since} validations ago"
         print(f"step {step}/{self.steps} | validation loss {loss:.4f}{note}", flush=True)
 
 
-def train(state, frozen, train_step, validate, dataset, mesh, log, manager, recipe, validate_every):
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from the first step to the last."""
+
+    train_step: Callable               # compiled, as `jit_train_step` makes it
+    frozen: nnx.State                  # the base's weights, from `start`
+    validate: Callable[[nnx.State], float]  # adapters -> loss of the held-out rows
+    validate_every: int                # steps
+    dataset: grain.IterDataset         # from `make_dataset`
+    mesh: Mesh
+    log: StepLog                       # where the losses go
+    manager: ocp.CheckpointManager     # where the checkpoints go
+    recipe: dict[str, Any]             # what they belong to
+
+
+def train(run: Run, state: State) -> State:
     """Next batch, step, log, validate, save: from where `state` stands to the last step.
 
     Args:
-      state, frozen: from `start`, or `state` from `restore`. Its arrays are used up.
-      train_step: the compiled step.
-      validate: adapters -> loss of the held-out rows.
-      dataset: from `make_dataset`; read on from `state.data`.
-      log, manager, recipe: where the losses go, where the checkpoints go, and what they belong to.
+      run: what stays the same.
+      state: from `start` or `restore`. Its arrays are used up.
 
     Returns:
       The last `State`.
@@ -593,29 +839,41 @@ def train(state, frozen, train_step, validate, dataset, mesh, log, manager, reci
     Raises:
       UserError: a step's gradient is not finite. Nothing of that step has been written.
     """
-    batches = iter(dataset)
+    log, batches = run.log, iter(run.dataset)
     if state.data is not None:
         batches.set_state(state.data)
     log.rewind(state.step)
-    if state.step == 0:
-        log.validation(0, validate(state.adapters))
-    batch = to_mesh(next(batches), mesh)
+    if not log.validations and state.step in (0, log.steps):  # at the end: its log was lost
+        log.validation(state.step, run.validate(state.adapters))
+    batch = to_mesh(next(batches), run.mesh)
     for step in range(state.step + 1, log.steps + 1):
-        began, position = time.perf_counter(), batches.get_state()
-        adapters, opt_state, metrics = train_step(state.adapters, state.opt_state, frozen, batch)
-        batch = to_mesh(next(batches), mesh)  # the next one is read while this step runs
+        began = time.perf_counter()
+        position = batches.get_state()
+        adapters, opt_state, metrics = run.train_step(
+            state.adapters, state.opt_state, run.frozen, batch)
+        batch = to_mesh(next(batches), run.mesh)  # the next one is read while this step runs
         state = State(step, adapters, opt_state, position)
-        record = {"step": step, "loss": float(metrics["loss"]),
-                  "learning_rate": float(opt_state.hyperparams["learning_rate"]),
-                  "grad_norm": float(metrics["grad_norm"]),
-                  "seconds": time.perf_counter() - began,
-                  "real_tokens": int(metrics["real_tokens"])}
-        if not np.isfinite(record["grad_norm"]):
-            raise UserError(f"step {step}: loss {record['loss']}, gradient norm "
-                            f"{record['grad_norm']}. Lower learning_rate, start over.")
+        record = _record_of(state, metrics, began)
         log.training(record)  # before the checkpoint that contains this step
-        if step % validate_every == 0 or step == log.steps:
-            log.validation(step, validate(state.adapters))
-        save(manager, state, recipe)
-    manager.wait_until_finished()  # files of the last steps
+        if step % run.validate_every == 0 or step == log.steps:
+            log.validation(step, run.validate(state.adapters))
+        save(run.manager, state, run.recipe)
+    run.manager.wait_until_finished()  # files of the last steps
     return state
+
+
+def _record_of(state: State, metrics: dict[str, jax.Array], began: float) -> dict[str, Any]:
+    """The line of the log for a step that began at `began`; waits until the step is done."""
+    learning_rate = state.opt_state.hyperparams["learning_rate"]
+    record = {
+        "step": state.step,
+        "loss": float(metrics["loss"]),
+        "learning_rate": float(learning_rate),
+        "grad_norm": float(metrics["grad_norm"]),
+        "seconds": time.perf_counter() - began,
+        "real_tokens": int(metrics["real_tokens"]),
+    }
+    if not np.isfinite(record["grad_norm"]):
+        raise UserError(f"step {state.step}: loss {record['loss']}, gradient norm "
+                        f"{record['grad_norm']}. Lower learning_rate, start over.")
+    return record

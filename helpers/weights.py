@@ -37,7 +37,8 @@ class Tensor:
 
     def array(self, mode: Literal["r", "r+"] = "r") -> np.ndarray:
         """The tensor as pages of its file: nothing is read yet. Mode "r+" writes to the file."""
-        data = np.memmap(self.file, np.uint8, mode, self.start, (self.stop - self.start,))
+        size = self.stop - self.start
+        data = np.memmap(self.file, np.uint8, mode, self.start, size)
         return data.view(DTYPES[self.dtype]).reshape(self.shape)
 
 
@@ -59,10 +60,9 @@ def read_header(path: Path) -> dict[str, Tensor]:
     entries.pop("__metadata__", None)
     tensors = {}
     for name, entry in entries.items():
-        start, stop = entry["data_offsets"]
+        start, stop = (8 + length + offset for offset in entry["data_offsets"])
         shape = tuple(entry["shape"])
-        first_byte = 8 + length
-        tensors[name] = Tensor(path, entry["dtype"], shape, first_byte + start, first_byte + stop)
+        tensors[name] = Tensor(path, entry["dtype"], shape, start, stop)
     return tensors
 
 
@@ -82,8 +82,8 @@ def files_of(folder: str | Path) -> list[Path]:
     if (folder / INDEX).exists():
         places = _index_of(folder)
         source, names = INDEX, sorted(set(places.values()))
-    is_a_model = (folder / "config.json").exists() and (folder / source).exists()
-    if not is_a_model:
+    has_config = (folder / "config.json").exists()
+    if not has_config or not (folder / source).exists():
         raise UserError(f"{folder} is not a model folder (config.json and safetensors files).")
     files = [folder / name for name in names]
     for file in files:
@@ -188,13 +188,15 @@ def _differences(tensors: Mapping[str, Tensor], prefix: str, needed: architectur
     for name in needed:
         if prefix + name not in tensors:
             problems.append(f"{prefix}{name} is missing")
-    shapes = {prefix + name: shape for name, shape in (needed | unused).items()}
+    known = {**needed, **unused}
+    shapes = {prefix + name: shape for name, shape in known.items()}
     for name, tensor in tensors.items():
         if name not in shapes:
             problems.append(f"{name} is no part of the model that we compute")
         elif tensor.shape != shapes[name] or tensor.dtype not in DTYPES:
             there = f"{tensor.dtype} {list(tensor.shape)}"
-            ours = f"{list(shapes[name])} in {', '.join(DTYPES)}"
+            dtypes = ", ".join(DTYPES)
+            ours = f"{list(shapes[name])} in {dtypes}"
             problems.append(f"{name} is {there} instead of {ours}")
     return problems
 
@@ -261,4 +263,5 @@ def _arrays_of(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, np.ndarr
         letter = path[-1].rpartition("_lora_")[2]  # Qwix: w_lora_a, kernel_lora_a
         if hasattr(tree, "get_value"):
             tree = tree.get_value()
-        yield ".".join((*path[:-1], letter)), np.asarray(tree)
+        module = ".".join(path[:-1])
+        yield f"{module}.{letter}", np.asarray(tree)

@@ -19,6 +19,16 @@ run() {
     "$@"
   fi
 }
+with_token() { # with_token LINE COMMAND...: the command reads LINE, in which $HF_TOKEN stands for the token
+  local line="$1" # a token among its words would be seen by `ps` and stand in gcloud's own log
+  shift
+  if [ -n "${DRY_RUN:-}" ]; then
+    printf '%q ' "$@"
+    printf '<<<"%s"\n' "$line"
+  else
+    "$@" <<<"${line/\$HF_TOKEN/"$HF_TOKEN"}"
+  fi
+}
 usage() {
   sed -n '2,10p' scripts/vm.sh | sed 's/^# \{0,1\}//' >&2
   exit 2
@@ -43,8 +53,14 @@ classic() { # by the Cloud TPU API: for v5p the way that others are known to hav
 case "${1:-}" in
 check)
   model="${2:-google/gemma-4-31B-it}"
-  run curl -fsIL -o /dev/null ${HF_TOKEN:+-H "Authorization: Bearer $HF_TOKEN"} \
-    "https://huggingface.co/$model/resolve/main/config.json" ||
+  ask=(curl -fsIL -o /dev/null "https://huggingface.co/$model/resolve/main/config.json")
+  if [ -n "${HF_TOKEN:-}" ]; then
+    # shellcheck disable=SC2016
+    ask=(with_token 'Authorization: Bearer $HF_TOKEN' "${ask[@]}" -H @-)
+  else
+    ask=(run "${ask[@]}")
+  fi
+  "${ask[@]}" ||
     { say "the hub does not give $model: accept its licence on the page, then export HF_TOKEN=hf_..."; exit 1; }
   say "$model can be downloaded"
   ;;
@@ -75,8 +91,14 @@ run)
   api=(compute)
   if [ -n "${CLASSIC:-}" ]; then api=(compute tpus tpu-vm); fi
   run gcloud "${api[@]}" scp "$script" "$name": --zone="$zone"
-  run gcloud "${api[@]}" ssh "$name" --zone="$zone" \
-    --command="${HF_TOKEN:+HF_TOKEN=$HF_TOKEN }setsid nohup bash $(basename "$script") ${*:5} > run.log 2>&1 < /dev/null & tail -f run.log"
+  words="setsid nohup bash $(basename "$script") ${*:5} > run.log 2>&1 < /dev/null & tail -f run.log"
+  if [ -n "${HF_TOKEN:-}" ]; then
+    # shellcheck disable=SC2016
+    with_token '$HF_TOKEN' gcloud "${api[@]}" ssh "$name" --zone="$zone" \
+      --command="read -r HF_TOKEN; export HF_TOKEN; $words"
+  else
+    run gcloud "${api[@]}" ssh "$name" --zone="$zone" --command="$words"
+  fi
   ;;
 ssh)
   api=(compute)

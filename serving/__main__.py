@@ -7,17 +7,53 @@ import sys
 from pathlib import Path
 
 from serving import options, server
+from tables.errors import UserError
 
-WORDS = {"start": lambda folder: server.start(options.read(folder), folder)["base_url"],
-         "status": lambda folder: "{name} at {base_url}, process {pid}, log {log}".format(
-             **server.current(folder)),
-         "stop": lambda folder: "stopped" if any([server.stop(path.parent) for path in Path(folder).rglob(
-             "server.json")]) else "no server was running"}
+
+def start(folder: str) -> str:
+    """Start the server, or find it running; its address."""
+    return server.start(options.read(folder), folder).base_url
+
+
+def status(folder: str) -> str:
+    """Which server runs, where, and as which process."""
+    record = server.current(folder)
+    return f"{record.name} at {record.base_url}, process {record.pid}, log {record.log}"
+
+
+def stop(folder: str) -> str:
+    """End every server whose folder is this one, or is in it."""
+    folders = {path.parent for path in Path(folder).rglob("server.*")}
+    said = "no server was running"
+    for place in sorted(folders):
+        if server.stop(place):
+            said = "stopped"
+    return said
+
+
+WORDS = {"start": start, "status": status, "stop": stop}
+
+
+def main(words: list[str]) -> None:
+    """Do what the words say; an error is its one line.
+
+    Raises:
+      SystemExit: the words are others, or what they ask for failed, or Ctrl-C.
+    """
+    if len(words) != 2 or words[0] not in WORDS:
+        sys.exit(__doc__)
+    word, folder = words
+    try:
+        print(WORDS[word](folder))
+    except UserError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        told = "interrupted: run it again to be sure"
+        if word == "start":
+            told = "interrupted: no server was left running"
+        print(told, file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
-    try:
-        word, folder = sys.argv[1:]
-        print(WORDS[word](folder))
-    except (KeyError, ValueError) as error:
-        known = len(sys.argv) == 3 and sys.argv[1] in WORDS
-        sys.exit(str(error) if known else __doc__)
+    main(sys.argv[1:])

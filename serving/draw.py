@@ -1,21 +1,30 @@
 """The drawings of 05 and 06. Each takes axes and data; the page makes the figure and saves it."""
 
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator
 
-from serving.load import INF, kept_up
+from serving.results import INF, Measurement, kept_up, states
 
-BLUE, ORANGE, SKY, GREEN, BLACK, GREY = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#222222", "#8A8A8A"
-LOOKS = tuple(zip((BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY), "osD^vP"))  # grey prints, too
+BLUE, ORANGE, SKY, GREEN = "#0072B2", "#E69F00", "#56B4E9", "#009E73"
+BLACK, GREY = "#222222", "#8A8A8A"
+COLORS = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY)
+MARKERS = "osD^vP"  # for a print without colours
 
 
-def label(ax, x, y, text, color, **more):
+def label(ax: Axes, x: float, y: float, text: str, color: str, **more: Any) -> None:
     """Words beside a point, in its colour, instead of a legend."""
-    given = {"va": "center", "fontsize": 9, "xytext": (6, 0), "textcoords": "offset points", **more}
-    ax.annotate(text, (x, y), color=color, **given)
+    usual = {"va": "center", "fontsize": 9, "xytext": (6, 0), "textcoords": "offset points"}
+    ax.annotate(text, (x, y), color=color, **{**usual, **more})
 
 
-def memory(ax, plans, chip_bytes, share):
+def memory(ax: Axes, plans: dict[str, dict], chip_bytes: float, share: float) -> None:
     """One bar per layout: weights, then the KV cache cut into requests of 16,384 tokens.
 
     Args:
@@ -25,115 +34,184 @@ def memory(ax, plans, chip_bytes, share):
     """
     edge = chip_bytes / 2.0**30
     for place, plan in enumerate(plans.values()):
-        weights, count = plan["weights, GiB/chip"], plan["requests of 16,384"] // plan["dp"]
-        each = plan["one of 16,384, GiB/chip"]
-        ax.barh(place, weights, color=GREY)
-        ax.barh([place] * count, each, left=[weights + i * each for i in range(count)], color=SKY,
-                edgecolor="white")
-        text = f"{plan['dp']} × {count}" if plan["dp"] > 1 else str(count)
+        copies = plan["dp"]
+        count = plan["requests of 16,384"] // copies
+        left = plan["weights, GiB/chip"]
+        ax.barh(place, left, color=GREY)
+        for _ in range(count):
+            size = plan["one of 16,384, GiB/chip"]
+            ax.barh(place, size, left=left, color=SKY, edgecolor="white")
+            left += size
+        text = str(count)
+        if copies > 1:
+            text = f"{copies} × {count}"
         ax.text(edge + 0.4, place, text, va="center", fontsize=10)
     ax.axvline(share * edge, color=BLACK, lw=1)
     ax.text(edge + 0.4, -0.62, "requests", va="bottom", fontsize=10, weight="bold")
     ax.set_yticks(range(len(plans)), list(plans))
     ax.set_ylim(len(plans) - 0.4, -1.1)
-    ax.set(xlabel=f"GiB of one chip: weights (grey), requests (blue); line: {share:.0%} of it",
-           xlim=(0, edge))
+    ax.set_xlim(0, edge)
+    ax.set_xlabel(f"GiB of one chip: weights (grey), requests (blue); line: {share:.0%} of it")
     ax.grid(axis="y", visible=False)
 
 
-def timeline(ax, arrivals):
-    """One streamed answer: when each piece came, in seconds since the request was sent."""
+def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
+    """One streamed answer: when each piece came, in seconds since the request was sent.
+
+    Args:
+      gap: seconds between two pieces, of `limits.pace`; nan where it cannot be believed.
+    """
     ms = 1e3 * np.asarray(arrivals)
-    gap = (ms[-1] - ms[0]) / max(len(ms) - 1, 1)
-    ax.barh(0, ms[0], color=ORANGE, height=0.5)
-    ax.barh(0, ms[-1] - ms[0], left=ms[0], color=SKY, height=0.5)
+    first, last = ms[0], ms[-1]
+    ax.barh(0, first, color=ORANGE, height=0.5)
+    ax.barh(0, last - first, left=first, color=SKY, height=0.5)
     ax.vlines(ms, -0.25, 0.25, color="white", lw=0.7)
-    ax.text(0.004 * ms[-1], 0.36, f"TTFT: {ms[0]:.0f} ms", color=ORANGE, fontsize=10, weight="bold")
-    ax.text(ms[-1], 0.36, f"TPOT: {gap:.1f} ms, {len(ms) - 1} times", color=BLUE, fontsize=10, ha="right",
-            weight="bold")
-    ax.set(yticks=[], ylim=(-0.35, 0.75), xlim=(0, 1.02 * ms[-1]),
-           xlabel="milliseconds since the request was sent")
+    bold: dict[str, Any] = {"fontsize": 10, "weight": "bold"}
+    ax.text(0.004 * last, 0.36, f"TTFT: {first:.0f} ms", color=ORANGE, **bold)
+    pace = "not measured"
+    if np.isfinite(gap):
+        pace = f"{1e3 * gap:.1f} ms, {len(ms) - 1} times"
+    ax.text(last, 0.36, f"TPOT: {pace}", color=BLUE, ha="right", **bold)
+    ax.set_yticks([])
+    ax.set_ylim(-0.35, 0.75)
+    ax.set_xlim(0, 1.02 * last)
+    ax.set_xlabel("milliseconds since the request was sent")
     ax.grid(axis="y", visible=False)
 
 
-def requests(ax, result):
+def requests(ax: Axes, measurement: Measurement) -> None:
     """One measurement, request by request: sent, first token (orange until then), last token."""
-    sent = np.array(result["start_times"]) - min(result["start_times"])
-    first, total = np.array(result["ttfts"]), np.array(result["latencies"])
-    rows = np.arange(len(sent))
-    ax.barh(rows, first, left=sent, color=ORANGE, height=0.8)
-    ax.barh(rows, total - first, left=sent + first, color=SKY, height=0.8)
+    sent = np.array(measurement.start_times)
+    sent -= sent.min()
+    wait = np.array(measurement.ttfts)
+    answer = np.array(measurement.latencies) - wait
+    count = len(sent)
+    ax.barh(range(count), wait, left=sent, color=ORANGE, height=0.8)
+    ax.barh(range(count), answer, left=sent + wait, color=SKY, height=0.8)
     ax.axvline(sent.max(), color=BLACK, lw=1, ls=":")
-    ax.text(sent.max(), 1.045 * len(rows), " last one sent", fontsize=9, va="center")
-    ax.set(xlabel="seconds", ylabel="request", ylim=(1.08 * len(rows), -1))
+    ax.text(sent.max(), 1.045 * count, " last one sent", fontsize=9, va="center")
+    ax.set_ylim(1.08 * count, -1)
+    ax.set_xlabel("seconds")
+    ax.set_ylabel("request")
     ax.grid(axis="y", visible=False)
 
 
-def plain_log(ax, which="y"):
+def plain_log(ax: Axes, which: str = "y") -> None:
     """Make an axis ("x" or "y") logarithmic, with a few plain numbers; call it last."""
-    getattr(ax, f"set_{which}scale")("log")
-    axis, (low, high) = getattr(ax, f"{which}axis"), getattr(ax, f"get_{which}lim")()
+    axis: Axis = ax.yaxis
+    if which == "x":
+        ax.set_xscale("log")
+        axis = ax.xaxis
+    else:
+        ax.set_yscale("log")
+    low, high = sorted(axis.get_view_interval())
     subs = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7)
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axis.set_major_formatter("{x:g}")
     axis.minorticks_off()
 
 
-def curves(ax, table, column, dashed, words):
-    """A column over the offered rates, by regime: medians, range of the repeats, hollow beyond the knee.
+def _regimes(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, str, str]]:
+    """(name, rows, colour, marker) of every regime."""
+    looks = itertools.cycle(zip(COLORS, MARKERS, strict=True))
+    for (inputs, outputs), part in table.groupby(["input_len", "output_len"]):
+        color, marker = next(looks)
+        yield f"{inputs}/{outputs}", part, color, marker
+
+
+def _range(row: pd.Series) -> list[list[float]]:
+    """An error bar around the median that ends at the smallest and at the largest repeat."""
+    below = row["median"] - row["min"]
+    above = row["max"] - row["median"]
+    return [[below], [above]]
+
+
+def curves(ax: Axes, table: pd.DataFrame, column: str, dashed: str, words: str) -> None:
+    """A column over the offered rates, by regime: medians, range of the repeats, hollow beyond the
+    knee.
 
     Args:
       dashed: the column of the line that it may reach, and no more.
       words: what the column is, with its unit.
     """
-    finite = sorted({rate for rate in table.rate if rate < INF})
-    place = {**{rate: rate for rate in finite}, INF: 1.5 * finite[-1]}
-    for (regime, part), (color, marker) in _regimes(table):
-        stats, knee = part.groupby("rate")[column].agg(["median", "min", "max"]), kept_up(part)[0]
-        limit = part.groupby("rate")[dashed].median()
-        x, line = stats.index.map(place), stats.index < INF  # all at once is no rate: it stands alone
-        ax.plot(x[line], stats["median"][line], color=color)
-        for some, fill in ((stats.index <= knee, color), (stats.index > knee, "white")):
-            low, middle, high = (stats[name][some] for name in ("min", "median", "max"))
-            ax.errorbar(x[some], middle, [middle - low, high - middle], fmt=marker, color=color, mfc=fill,
-                        capsize=3, zorder=3)
-        for some, look in ((line, "--"), (~line, "_")):
-            ax.plot(x[some], limit[some], look, color=color, lw=1.2)
-        label(ax, x[-1], stats["median"].iloc[-1], f"{regime[0]}/{regime[1]}", color, xytext=(9, 0))
-    ax.set_xscale("log")
-    ax.set_xticks(list(place.values()), [*(f"{rate:.3g}" for rate in finite), "all at\nonce"], fontsize=8)
-    ax.xaxis.minorticks_off()
-    ax.set(xlabel="offered rate, requests/s", ylabel=words)
+    finite = sorted(set(table.rate) - {INF})
+    place = {rate: rate for rate in finite}
+    place[INF] = 1.5 * finite[-1]
+    for name, part, color, marker in _regimes(table):
+        by_rate = part.groupby("rate")
+        stats = by_rate[column].agg(["median", "min", "max"])
+        limit = by_rate[dashed].median()
+        knee, _ = kept_up(part)
+        middle = stats["median"]
+        x = stats.index.map(place)
+        is_rate = stats.index < INF  # all at once is no rate: it stands alone
+        ax.plot(x[is_rate], middle[is_rate], color=color)
+        ax.plot(x[is_rate], limit[is_rate], "--", color=color, lw=1.2)
+        ax.plot(x[~is_rate], limit[~is_rate], "_", color=color, lw=1.2)
+        for rate, row in stats.iterrows():
+            fill = color if rate <= knee else "white"
+            ax.errorbar(place[rate], row["median"], yerr=_range(row), fmt=marker, color=color,
+                        mfc=fill, capsize=3, zorder=3)
+        label(ax, x[-1], middle.iloc[-1], name, color, xytext=(9, 0))
+    _rates_as_ticks(ax, place)
+    ax.set_xlabel("offered rate, requests/s")
+    ax.set_ylabel(words)
     ax.margins(x=0.12)
     plain_log(ax)
 
 
-def _regimes(table):
-    return zip(table.groupby(["input_len", "output_len"]), LOOKS * 4)
+def _rates_as_ticks(ax: Axes, place: dict[float, float]) -> None:
+    """A tick at every rate that was measured; `place` says where "all at once" stands."""
+    names = []
+    for rate in place:
+        names.append(f"{rate:.3g}" if rate < INF else "all at\nonce")
+    ax.set_xscale("log")
+    ax.set_xticks(list(place.values()), names, fontsize=8)
+    ax.xaxis.minorticks_off()
 
 
-def cost(ax, table, slo, unit="hours of the machine"):
-    """What a million output tokens cost against the wait of the unluckiest tenth; the corner to aim at.
+def _cost_of_regime(ax: Axes, part: pd.DataFrame, column: str, name: str, color: str,
+                    marker: str) -> None:
+    """One regime of `cost`."""
+    by_rate = part.groupby("rate")
+    waits = by_rate.ttft_p90_ms.agg(["median", "min", "max"])
+    prices = by_rate[column].median()
+    knee, _ = kept_up(part)
+    kept = waits.index <= knee
+    middle = waits["median"]
+    ax.plot(middle[kept], prices[kept], color=color, lw=1)
+    words = states(part)
+    for rate, wait in waits.iterrows():
+        fill = color if rate <= knee else "white"
+        price = prices[rate]
+        ax.errorbar(middle[rate], price, xerr=_range(wait), fmt=marker, color=color, mfc=fill,
+                    elinewidth=0.7, capsize=2)
+        text = "all at once" if rate == INF else f"{rate:.3g}/s"
+        if words[rate] != "kept up":
+            text += ", " + words[rate].removeprefix("kept up, ")
+        label(ax, middle[rate], price, text, color, xytext=(5, 7), fontsize=8)
+    label(ax, middle.iloc[0], prices.iloc[0], name, color, ha="right", xytext=(-8, 0))
+
+
+def cost(ax: Axes, table: pd.DataFrame, slo: float, unit: str = "hours of the machine") -> None:
+    """What a million output tokens cost against the wait of the unluckiest tenth; the corner to aim
+    at.
+
+    The line joins the rates that were kept up with. Overloaded points stand alone: there the wait
+    measures the length of the test. Bars are the range of the repeats.
 
     Args:
       slo: the promised milliseconds to the first token.
       unit: "USD", or "hours of the machine" where it has no price.
     """
     column = "usd_per_million_output" if unit == "USD" else "hours_per_million_output"
-    for (regime, part), (color, marker) in _regimes(table):
-        points, knee = part.groupby("rate").median(numeric_only=True), kept_up(part)[0]
-        ax.plot(points.ttft_p90_ms, points[column], color=color, lw=1)
-        for rate, point in points.iterrows():
-            ax.plot(point.ttft_p90_ms, point[column], marker, color=color,
-                    mfc=color if rate <= knee else "white")
-            text = "all at once" if rate == INF else f"{rate:.3g}/s"
-            label(ax, point.ttft_p90_ms, point[column], text, color, xytext=(5, 7), fontsize=8)
-        label(ax, *points.iloc[0][["ttft_p90_ms", column]], f"{regime[0]}/{regime[1]}", color, ha="right",
-              xytext=(-8, 0))
+    for name, part, color, marker in _regimes(table):
+        _cost_of_regime(ax, part, column, name, color, marker)
     ax.axvline(slo, color=BLACK, lw=1, ls=":")
     ax.text(slo, 0.96, f" promised: {slo:g} ms", fontsize=9, transform=ax.get_xaxis_transform())
     ax.text(0.02, 0.03, "↙ better", fontsize=11, weight="bold", transform=ax.transAxes)
     ax.margins(x=0.2, y=0.14)
     plain_log(ax, "x")
     plain_log(ax)
-    ax.set(xlabel="p90 of the time to first token, ms (log scale)", ylabel=f"{unit} per million output tokens")
+    ax.set_xlabel("p90 of the time to first token, ms (log scale)")
+    ax.set_ylabel(f"{unit} per million output tokens")

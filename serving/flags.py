@@ -7,21 +7,37 @@ import pandas as pd
 YOURS = "yours, from the settings"
 
 
-def explain(command):
+def _reasons() -> dict[str, str]:
+    """flags.csv: the reason by flag, and by variable that the command sets."""
+    table = pd.read_csv(Path(__file__).with_suffix(".csv"))
+    return dict(zip(table.flag, table.why, strict=True))
+
+
+def explain(command: list[str]) -> pd.DataFrame:
     """One row per flag: the flag, its values, the reason; `YOURS` where flags.csv knows none.
 
     Docker's `-e` has the reasons of the variables that it sets.
     """
-    reasons = dict(pd.read_csv(Path(__file__).with_suffix(".csv")).values)
-    rows = {}
-    first = command.index("run") + 1 if "run" in command else command.index("serve") + 1
-    for part in command[first:]:
+    first = "run" if "run" in command else "serve"
+    begin = command.index(first) + 1
+    values: dict[str, list[str]] = {}
+    flag = ""
+    for part in command[begin:]:
         if part.startswith("-"):
             flag, equals, value = part.partition("=")
-            rows.setdefault(flag, []).extend([value] if equals else [])
-        elif rows:
-            rows[flag].append(part)
-    names = [variable.partition("=")[0] for variable in rows.get("-e", ())]
-    reasons["-e"] = "; ".join(reasons.get(name, f"{name}: {YOURS}") for name in names)
-    return pd.DataFrame([(flag, " ".join(values), reasons.get(flag, YOURS)) for flag, values in rows.items()],
-                        columns=["flag", "value", "why"]).set_index("flag")
+            known = values.setdefault(flag, [])
+            if equals:
+                known.append(value)
+        elif flag:
+            values[flag].append(part)
+    reasons = _reasons()
+    variables = []
+    for setting in values.get("-e", ()):
+        name = setting.partition("=")[0]
+        variables.append(reasons.get(name, f"{name}: {YOURS}"))
+    reasons["-e"] = "; ".join(variables)
+    table = []
+    for flag, given in values.items():
+        why = reasons.get(flag, YOURS)
+        table.append({"flag": flag, "value": " ".join(given), "why": why})
+    return pd.DataFrame(table).set_index("flag")

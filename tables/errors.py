@@ -1,5 +1,7 @@
 """The one error of all rooms that means: the reader can mend this."""
 
+from __future__ import annotations  # any Python from 3.7 on reads this file
+
 
 class UserError(ValueError):
     """A mistake that the reader can fix, or a machine's trouble: shown as its one or two lines.

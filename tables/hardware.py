@@ -7,8 +7,10 @@ repository, so any Python from 3.7 on runs it before anything is installed:
     python3 -m tables.hardware --slice v5p-8   what that slice is, for scripts/vm.sh
 
 Detection looks at what the kernel shows (PCI ids under /sys, device files under /dev, open files
-under /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX is not started.
+under /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX isn't started.
 """
+
+from __future__ import annotations  # any Python from 3.7 on reads this file
 
 import argparse
 import contextlib
@@ -32,16 +34,16 @@ class Chip:
 
     name: str                # v4, v5e, v5p, v6e, v7x or h100
     pci: str                 # its PCI device id (TPU: as in jax/_src/hardware_utils.py)
-    jax: tuple               # what a JAX device's `device_kind` may say (JAX's tpu_info.py)
+    jax: tuple[str, ...]     # what a JAX device's `device_kind` may say (JAX's tpu_info.py)
     google: str              # the kind in Google's accelerator types, such as v5litepod
     cores: int               # TensorCores, which Google's names count: a v5p-8 is four chips
     flops: float             # peak bfloat16 FLOP/s, dense
-    int8: float              # peak int8 operations/s, dense; None where the sheet has no such line
+    int8: float | None       # peak int8 operations/s, dense; None where the sheet has no such line
     hbm: float               # bytes of memory that XLA can use, as its allocator reports
     bandwidth: float         # HBM bytes/s
     link_bandwidth: float    # bytes/s of one link in one direction
-    dollars_per_hour: float  # of one chip, on demand; None where we know of no list
-    clock: float = None      # cycles per second of a TensorCore; None where nobody says
+    dollars_per_hour: float | None  # of one chip, on demand; None where we know of no list
+    clock: float | None = None  # cycles per second of a TensorCore; None where nobody says
     files: str = "vfio/"     # its device files in /dev: v4 has accelN, later chips vfio/N
 
 
@@ -82,27 +84,27 @@ class Slice:
     zones: str = ""     # where it was offered in 2026
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         """Name of its chips, a key of `CHIPS`."""
         return self.name.split("-")[0]
 
     @property
-    def chip(self):
+    def chip(self) -> Chip:
         """Its kind of `Chip`."""
         return chip(self.kind)
 
     @property
-    def chips(self):
+    def chips(self) -> int:
         """How many."""
         return int(self.name.split("-")[1]) // self.chip.cores
 
     @property
-    def accelerator_type(self):
+    def accelerator_type(self) -> str:
         """Its name in the Cloud TPU API: v5litepod-4 for a v5e-4."""
         return f"{self.chip.google}-{self.name.split('-')[1]}"
 
     @property
-    def dollars_per_hour(self):
+    def dollars_per_hour(self) -> float | None:
         """Price of the whole slice, on demand; None where we know of no list."""
         price = self.chip.dollars_per_hour
         return None if price is None else self.chips * price
@@ -128,7 +130,7 @@ SLICES = {piece.name: piece for piece in (
 )}
 
 
-def chip(name):
+def chip(name: str) -> Chip:
     """The `Chip` called v4, v5e, v5p, v6e, v7x or h100.
 
     Raises:
@@ -139,26 +141,32 @@ def chip(name):
     return CHIPS[name]
 
 
-def slice_of(name):
+def slice_of(name: str) -> Slice:
     """The `Slice` of Google's name; one that is not in the table has its chips and nothing more.
 
     Raises:
-      UserError: it is no such name, or its kind of chip is not in the table.
+      UserError: it is no such name, its kind of chip is not in the table, or it has no whole chip.
     """
     kind, _, cores = name.partition("-")
-    if kind not in CHIPS or not cores.isdigit():
+    if kind not in CHIPS or not re.fullmatch("[1-9][0-9]*", cores):
         raise UserError(f"{name!r} is no slice such as {', '.join(SLICES)}")
+    if int(cores) % CHIPS[kind].cores:
+        raise UserError(f"{name!r} is no slice: the number counts TensorCores, and a {kind} chip "
+                        f"has {CHIPS[kind].cores}. One chip is a {slice_name(kind, 1)}.")
     return SLICES.get(name) or Slice(name)
 
 
-def slice_name(kind, chips):
+def slice_name(kind: str, chips: int) -> str:
     """Google's name of so many chips of a kind: four of v5p are a v5p-8."""
     return f"{kind}-{chips * chip(kind).cores}"
 
 
-def chip_of(device_kind):
+def chip_of(device_kind: str) -> str | None:
     """Name of the chip behind a JAX device's `device_kind`; None for a CPU or an unknown chip."""
-    return next((one.name for one in CHIPS.values() if device_kind in one.jax), None)
+    for chip in CHIPS.values():
+        if device_kind in chip.jax:
+            return chip.name
+    return None
 
 
 @dataclass(frozen=True)
@@ -172,54 +180,58 @@ class Hardware:
     trouble: str = ""      # why the chips cannot be used now, in one line; "" if nothing was seen
 
     @property
-    def slice(self):
+    def slice(self) -> str:
         """Google's name of the whole slice, such as v5p-8; "" without a TPU or without a kind."""
         if self.accelerator != "tpu" or not self.kind:
             return ""
         return slice_name(self.kind, self.chips * self.hosts)
 
-    def __str__(self):
+    def __str__(self) -> str:
         if not self.accelerator:
             return "no TPU, no GPU"
         if self.accelerator == "gpu":
             return f"{self.chips} x {self.kind or 'NVIDIA GPU'}"
-        chips = f"{self.chips} chip{'s' * (self.chips != 1)}"
+        chips = "1 chip" if self.chips == 1 else f"{self.chips} chips"
         hosts = f", on each of {self.hosts} hosts" if self.hosts > 1 else ""
         return f"TPU {self.slice or 'of unknown kind'} ({chips}{hosts})"
 
 
-def detect():
+def detect() -> Hardware:
     """What this machine has, as a `Hardware`: from the kernel's files, in milliseconds."""
     root = Path(os.environ.get("HARDWARE_ROOT") or "/")  # tests name one of their own
     tpus, gpus = _pci(root)
-    if tpus:
-        kind = tpus[0]
-        files = sorted((root / "dev").glob(f"{chip(kind).files}[0-9]*"))
-        # A container may show all chips of its host on the PCI bus and own some of them.
-        chips = min(len(tpus), len(files) or len(tpus))
-        return Hardware("tpu", kind, chips, _hosts(kind, chips), _trouble(root, kind, files))
-    return Hardware("gpu", gpus[0], len(gpus)) if gpus else Hardware()
+    if not tpus and not gpus:
+        return Hardware()
+    if not tpus:
+        return Hardware("gpu", gpus[0], len(gpus))
+    kind = tpus[0]
+    files = sorted((root / "dev").glob(f"{chip(kind).files}[0-9]*"))
+    chips = len(tpus)
+    if files:  # a container may show all chips of its host on the PCI bus and own some of them
+        chips = min(chips, len(files))
+    return Hardware("tpu", kind, chips, _hosts(kind, chips), _trouble(root, kind, files))
 
 
 @functools.lru_cache(maxsize=1)
-def here():
+def here() -> Hardware:
     """`detect()` of this machine, looked up once in a process."""
     return detect()
 
 
-def _read(path):
+def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:
         return ""
 
 
-def _pci(root):
+def _pci(root: Path) -> tuple[list[str], list[str]]:
     """Kinds of all TPU chips and of all GPUs on the PCI bus."""
     tpus, gpus = [], []
+    names = {chip.pci: chip.name for chip in CHIPS.values()}
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        vendor, number = _read(device / "vendor"), _read(device / "device")
-        kind = next((one.name for one in CHIPS.values() if one.pci == number), "")
+        vendor = _read(device / "vendor")
+        kind = names.get(_read(device / "device"), "")
         if vendor == GOOGLE and kind:  # Google's network cards have the vendor, too
             tpus.append(kind)
         elif vendor == NVIDIA and _read(device / "class").startswith("0x03"):  # not its sound
@@ -227,22 +239,27 @@ def _pci(root):
     return tpus, gpus
 
 
-def _hosts(kind, chips):
+def _hosts(kind: str, chips: int) -> int:
     """Machines of the slice: a v5p-32's host looks like a v5p-8. As JAX asks, but quickly.
 
     The environment knows it under Kubernetes, the metadata server on a TPU VM. Where neither does
     (a machine made by the Compute Engine API) it is one.
     """
     names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
-    if not names and not os.environ.get("TPU_SKIP_MDS_QUERY"):
-        names = _metadata("worker-network-endpoints")
-        if not names:
-            cores = re.fullmatch(r"\w+-(\d+)", _metadata("accelerator-type"))  # such as v5p-32
-            return max(1, int(cores[1]) // chip(kind).cores // chips) if cores else 1
-    return names.count(",") + 1 if names else 1
+    if names:
+        return names.count(",") + 1
+    if os.environ.get("TPU_SKIP_MDS_QUERY"):
+        return 1
+    names = _metadata("worker-network-endpoints")
+    if names:
+        return names.count(",") + 1
+    cores = re.fullmatch(r"\w+-(\d+)", _metadata("accelerator-type"))  # such as v5p-32
+    if cores is None:
+        return 1
+    return max(1, int(cores[1]) // chip(kind).cores // chips)
 
 
-def _metadata(key):
+def _metadata(key: str) -> str:
     """An attribute of this instance from Google's metadata server; "" without one."""
     host = os.environ.get("GCE_METADATA_HOST") or "169.254.169.254"
     request = urllib.request.Request(
@@ -256,7 +273,7 @@ def _metadata(key):
         return ""
 
 
-def _trouble(root, kind, files):
+def _trouble(root: Path, kind: str, files: list[Path]) -> str:
     """Why these chips cannot be used now, in one line; "" if nothing is seen."""
     where = f"/dev/{chip(kind).files}*"
     if not files:
@@ -275,35 +292,45 @@ def _trouble(root, kind, files):
     return ""
 
 
-def _holders(root, files):
+def _holders(root: Path, files: list[Path]) -> dict[int, str]:
     """The other processes that have one of these files open: {pid: name}."""
-    names, found = {str(file) for file in files}, {}
+    names = {str(file) for file in files}
+    holders = {}
     for link in glob.glob(f"{root}/proc/[0-9]*/fd/*"):
         process = Path(link).parent.parent
         with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
             if int(process.name) != os.getpid() and os.readlink(link) in names:
-                found[int(process.name)] = _read(process / "comm") or "unknown"
-    return found
+                holders[int(process.name)] = _read(process / "comm") or "unknown"
+    return holders
 
 
-def main():
+def slice_facts(piece: Slice) -> dict[str, object]:
+    """What the shell asks of a slice."""
+    price = piece.dollars_per_hour
+    return {"CHIPS": piece.chips, "HOSTS": piece.hosts, "MACHINE": piece.machine,
+            "DISK": piece.disk, "TYPE": piece.accelerator_type, "RUNTIME": piece.runtime,
+            "ZONES": piece.zones, "DOLLARS": "" if price is None else f"{price:.2f}"}
+
+
+def machine_facts(machine: Hardware) -> dict[str, object]:
+    """What the shell asks of this machine."""
+    return {"ACCELERATOR": machine.accelerator, "KIND": machine.kind, "CHIPS": machine.chips,
+            "HOSTS": machine.hosts, "SLICE": machine.slice, "TROUBLE": machine.trouble,
+            "FOUND": machine}
+
+
+def main() -> None:
     """Print what is here, or what a slice is, as KEY=VALUE lines that a shell can read."""
     parser = argparse.ArgumentParser(description="Say which accelerator this machine has.")
     parser.add_argument("--slice", help="say what this slice is instead, such as v5p-8")
     words = parser.parse_args()
-    if words.slice:
-        try:
-            one = slice_of(words.slice)
-        except ValueError as error:
-            parser.error(str(error))
-        facts = {"CHIPS": one.chips, "HOSTS": one.hosts, "MACHINE": one.machine, "DISK": one.disk,
-                 "TYPE": one.accelerator_type, "RUNTIME": one.runtime, "ZONES": one.zones,
-                 "DOLLARS": "" if one.dollars_per_hour is None else f"{one.dollars_per_hour:.2f}"}
+    if not words.slice:
+        facts = machine_facts(detect())
     else:
-        found = detect()
-        facts = {"ACCELERATOR": found.accelerator, "KIND": found.kind, "CHIPS": found.chips,
-                 "HOSTS": found.hosts, "SLICE": found.slice, "TROUBLE": found.trouble,
-                 "FOUND": found}
+        try:
+            facts = slice_facts(slice_of(words.slice))
+        except UserError as error:
+            parser.error(str(error))
     for key, value in facts.items():
         print(f"{key}={value}")
 

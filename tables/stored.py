@@ -2,23 +2,27 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from tables import architecture, hardware
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def compiled_rows(slice_name, size):
+def compiled_rows(slice_name: str, size: str) -> list[dict[str, str]]:
     """Rows of notebook 03's step at full depth, without int8 products, as dicts of text."""
     path = ROOT / "data" / "dryrun" / f"{slice_name}_{size}.csv"
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file)
-                if (row["trainer"], row["layers"], row["int8_products"]) == ("03", "0", "False")]
+        rows = list(csv.DictReader(file))
+    wanted = ("03", "0", "False")
+    return [row for row in rows
+            if (row["trainer"], row["layers"], row["int8_products"]) == wanted]
 
 
-def compiled_fit(slice_name, size, base_dtype="bfloat16", row_length=4_096):
+def compiled_fit(slice_name: str, size: str, base_dtype: str = "bfloat16",
+                 row_length: int = 4_096) -> dict[str, str] | None:
     """How notebook 03's step fits a slice: of the rows of data/dryrun/ the nearest in length.
 
     Long enough comes first; among equals the one that recomputes least, with most rows at once.
@@ -27,27 +31,29 @@ def compiled_fit(slice_name, size, base_dtype="bfloat16", row_length=4_096):
       The row as a dict of strings (`mesh`, `remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
       `limit_gib` ...), or None if no row of full depth is stored or none fits.
     """
-    rows = [row for row in compiled_rows(slice_name, size) if row["fits"] == "True"
-            and row["base_dtype"] == base_dtype]
     order = ("NONE", "BLOCK", "DECODER")
 
-    def rank(row):
+    def rank(row: dict[str, str]) -> tuple[bool, int, int, int]:
         spare = int(row["sequence_length"]) - row_length
         return spare < 0, abs(spare), order.index(row["remat"]), -int(row["micro_batch"])
 
-    return min(rows, key=rank, default=None)
+    fitting = [row for row in compiled_rows(slice_name, size)
+               if row["fits"] == "True" and row["base_dtype"] == base_dtype]
+    return min(fitting, key=rank, default=None)
 
 
-def settings_here(size, row_length):
-    """Settings of 03 with which its step is compiled for this machine: mesh, remat, rows_per_device.
+def settings_here(size: str, row_length: int) -> dict[str, Any]:
+    """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device.
 
-    Empty if no such row is stored, or none that fits.
+    Empty if no such row is stored for this machine, or none that fits.
     """
     row = compiled_fit(hardware.here().slice, size, row_length=row_length)
     if row is None:
         return {}
-    config = architecture.read_config(ROOT / "data" / "configs" / f"gemma4_{size}.json")
-    fsdp, tp = (map(int, row["mesh"].split("x")) if row["mesh"]
-                else architecture.choose_mesh(config, int(row["chips"])))
+    if row["mesh"]:
+        fsdp, tp = map(int, row["mesh"].split("x"))
+    else:
+        config = architecture.read_config(ROOT / "data" / "configs" / f"gemma4_{size}.json")
+        fsdp, tp = architecture.choose_mesh(config, int(row["chips"]))
     return {"mesh": (fsdp, tp), "remat": row["remat"],
             "rows_per_device": int(row["micro_batch"]) // fsdp}

@@ -1,11 +1,15 @@
 """How texts are read, decided once for all rooms: JSON lines, and where a model's thought ends."""
 
+import bisect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 # What opens and closes a thought: Gemma 4's own tokens, and the tags that most datasets use.
 THOUGHT_TAGS = (("<|channel>", "<channel|>"), ("<think>", "</think>"))
+# A closing tag that no opening tag belongs to, because the prompt opened the thought.
+LONE_CLOSING = re.compile(r"^[ \t]*</think>[ \t]*$|</think>(?=\s*<answer>)", re.MULTILINE)
 
 
 class JsonLine(NamedTuple):
@@ -39,6 +43,48 @@ def json_lines(content: bytes) -> Iterator[JsonLine]:
             yield JsonLine(number, line, value, "")
 
 
+def fences(text: str) -> list[tuple[int, int]]:
+    """(first, end) of every closed code fence of a text, the lines with the backticks included.
+
+    A fence closes at the next line of backticks alone. If another fence opens before that, the
+    first one was never closed, and isn't counted.
+    """
+    spans = []
+    opened = None
+    place = 0
+    for line in text.split("\n"):
+        mark = line.strip()
+        if mark.startswith("```") and "`" not in mark[3:]:
+            if mark == "```" and opened is not None:
+                spans.append((opened, place + len(line)))
+                opened = None
+            else:
+                opened = place
+        place += len(line) + 1
+    return spans
+
+
+def places_outside(text: str, tag: str, spans: list[tuple[int, int]]) -> list[int]:
+    """Where a tag stands in a text, but for those that stand inside one of the `spans`."""
+    places = []
+    for match in re.finditer(re.escape(tag), text):
+        if not _inside(match.start(), spans):
+            places.append(match.start())
+    return places
+
+
+def text_problem(values: dict[str, Any]) -> str:
+    """The first of the named values that cannot be used as text, and why; "" if all can."""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            return f"{name} is not text"
+        if re.search("[\ud800-\udfff]", value):
+            return f"{name} is not Unicode"
+        if not value.strip():
+            return f"empty {name}"
+    return ""
+
+
 class Thought(NamedTuple):
     """A model's text, taken apart."""
 
@@ -51,14 +97,63 @@ def split_thought(text: str) -> Thought:
     """Cut the thought off that a text begins with.
 
     A thought stands at the beginning of a text and nowhere else: a tag in the middle of prose, in a
-    comment or in a code fence is a letter like any other.
+    comment or in a code fence is a letter like any other. In detail:
+
+    - A thought ends at its first closing tag outside its own code fences. If all of them stand in
+      fences, it ends at the first: a fence that the thought left open may seem to hide it.
+    - Several thoughts in a row count as one.
+    - If the prompt has already opened the thought, the text has a closing tag and no opening one.
+      That tag counts where it stands alone on its line or right before `<answer>`, outside of
+      fences and with no opening tag before it.
     """
+    thoughts = []
+    rest = text
+    while tags := _opening_tags(rest):
+        opening, closing = tags
+        inside = rest.lstrip().removeprefix(opening)
+        if opening == "<|channel>":
+            inside = inside.removeprefix("thought\n")  # the channel's name
+        end = _end_of_thought(inside, closing)
+        if end < 0:
+            thoughts.append(inside.strip())
+            return Thought("\n".join(thoughts), "", closed=False)
+        thoughts.append(inside[:end].strip())
+        rest = inside[end + len(closing):]
+    if not thoughts and "</think>" in text:
+        return _opened_by_the_prompt(text)
+    return Thought("\n".join(filter(None, thoughts)), rest, closed=True)
+
+
+def _opening_tags(text: str) -> tuple[str, str] | None:
     stripped = text.lstrip()
-    for opening, closing in THOUGHT_TAGS:
-        if not stripped.startswith(opening):
-            continue
-        thought, found, rest = stripped.removeprefix(opening).partition(closing)
-        if not found:
-            return Thought(thought.strip(), "", closed=False)
-        return Thought(thought.strip(), rest, closed=True)
+    for tags in THOUGHT_TAGS:
+        if stripped.startswith(tags[0]):
+            return tags
+    return None
+
+
+def _end_of_thought(inside: str, closing: str) -> int:
+    first = inside.find(closing)
+    if first < 0 or "```" not in inside[:first]:
+        return first
+    outside = places_outside(inside, closing, fences(inside))
+    return outside[0] if outside else first
+
+
+def _opened_by_the_prompt(text: str) -> Thought:
+    spans = fences(text)
+    for match in LONE_CLOSING.finditer(text):
+        if "<think>" in text[:match.start()]:
+            break
+        if not _inside(match.start(), spans):
+            return Thought(text[:match.start()].strip(), text[match.end():], closed=True)
     return Thought("", text, closed=True)
+
+
+def _first(span: tuple[int, int]) -> int:
+    return span[0]
+
+
+def _inside(place: int, spans: list[tuple[int, int]]) -> bool:
+    before = bisect.bisect_right(spans, place, key=_first) - 1
+    return before >= 0 and place < spans[before][1]

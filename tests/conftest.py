@@ -16,8 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ROOT / ".venv-serve" / "bin" / "python"
-needs_serve = pytest.mark.skipif(not SERVE.exists(), reason="no .venv-serve: ./setup.sh serve makes it")
-sys.path[:0] = [str(ROOT / place) for place in (".", "tools", "data/generate", "tests/hostile")]
+needs_serve = pytest.mark.skipif(not SERVE.exists(),
+                                 reason="no .venv-serve: ./setup.sh serve makes it")
+sys.path[:0] = [str(ROOT / place) for place in (".", "tools", "tests/hostile")]
 os.chdir(ROOT)
 os.environ.setdefault("SIZE", "tiny")
 RUN = Path(os.environ.get("RUN_DIR") or "runs/tiny").resolve()  # of `run_tests.sh`, or one's own
@@ -50,7 +51,8 @@ def no_garbage_collection():
             gc.enable()
 
 
-LONGEST = ("test_train", "test_quantized", "test_merge", "test_dryrun", "test_recipe", "test_nca", "test_series",
+LONGEST = ("test_train", "test_quantized", "test_merge", "test_dryrun", "test_recipe", "test_nca",
+           "test_series",
            "test_promises", "test_tools")
 
 
@@ -81,14 +83,32 @@ def program(*words, cwd=ROOT, stdin=None, **env):
 
 
 def serve(*words):
-    """What Python of the serving environment (PyTorch, transformers, PEFT, vLLM) printed, without fail."""
+    """What the serving environment's Python (PyTorch, vLLM ...) printed; it must not fail."""
     done = program(SERVE, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
+def never_shown():
+    """{variable: value} of the secrets with which run_tests.sh runs the series."""
+    lines = (ROOT / "tests/never_shown.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
+def files_with_secrets(folder):
+    """Which file below a folder holds the value of which variable, as text."""
+    found = []
+    for path in sorted(Path(folder).rglob("*")):
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        found += [f"{path} shows {name}" for name, value in never_shown().items()
+                  if value.encode() in content]
+    return found
+
+
 def page(source, folder, *words, **env):
-    """A notebook as a script, at the tiny size, with this run directory and a reader's own flags."""
+    """A notebook as a script, at the tiny size, in this run directory, with a reader's flags."""
     told = {"SIZE": "tiny", "RUN_DIR": str(folder), "MPLBACKEND": "agg", "XLA_FLAGS": None, **env}
     return program(sys.executable, source, *words, **told)
 
@@ -103,7 +123,7 @@ def load(source, *names, **given):
     """Execute only the imports and the named definitions of a notebook's source file.
 
     For functions that live in one notebook; what two files use is in `helpers` and imported.
-    `given` are names that they use. Returns the definitions in the order named, or the only one itself.
+    `given` are names that they use. Returns the definitions in the order named, or the only one.
     """
     def wanted(node):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -118,3 +138,30 @@ def load(source, *names, **given):
     exec(compile(ast.Module(body, []), str(path), "exec"), space)
     found = [space[name] for name in names]
     return found[0] if len(found) == 1 else found
+
+
+def a_recipe(**changes):
+    """A `Recipe` as 03 leaves it, of a model that nobody trained, with some fields changed."""
+    from helpers import records
+    return records.Recipe(**{
+        "optimizer": "adamw", "rank": 4, "alpha": 8.0, "targets": ".*", "learning_rate": 1e-3,
+        "warmup_steps": 10, "weight_decay": 0.001, "max_grad_norm": 1.0, "dtype": "float32",
+        "seed": 42, "base_model": "random", "base_sha256": "b", "steps": 20, "rows_per_step": 4,
+        "data_sha256": "d", "template_sha256": "t", "size": "tiny", "base_path": "base",
+        "adapter_dtype": "float32", "n_modules": 42, "trainable_parameters": 1_000,
+        "partial": False, "mesh": {"fsdp": 1, "tp": 1}, "checkpoints": "train/checkpoints",
+        "final_step": 20, "epochs": 1.0, "system": "s", "reasoning": "stripped",
+        "val_loss_before": 2.0, "val_loss_after": 1.0, "examples_per_step": 12.5} | changes)
+
+
+def a_data_meta(**changes):
+    """A `DataMeta` as 02 leaves it, of data that nobody made, with some fields changed."""
+    from helpers import records
+    return records.DataMeta(**{
+        "source": "a set", "system": "s", "base": "base", "rows": 4_000, "max_tokens": 384,
+        "sequence_length": 512, "reasoning": "stripped", "validation": 0.05, "evaluation": "",
+        "seed": 42, "size": "tiny", "rows_in": 4, "rows_kept": 3, "dropped": {"too long": 1},
+        "tokens": 2_000, "fill": 0.9, "trained_tokens": 1_234, "examples_per_row": 3.0,
+        "template_sha256": "t", "tokenizer": "base", "base_model": "random", "base_path": "base",
+        "train_examples": 3, "val_examples": 1, "train_rows": 1, "val_rows": 1, "files": {},
+        "data_sha256": "d"} | changes)

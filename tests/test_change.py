@@ -3,13 +3,16 @@
 Another dataset and row length go through all of 02 in test_data.py.
 """
 
+import ast
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import jupytext
 import numpy as np
 import pytest
-from conftest import ROOT, load
+from conftest import ROOT, a_data_meta, load, parse
 
+import helpers
 from helpers import data, train
 from verilog import asking
 
@@ -33,12 +36,93 @@ def test_every_field_of_the_table_exists():
     assert rows()
     for what, where in rows().items():
         places = re.split(r"\b(\d\d) (?=`)", where)[1:]
-        for number, fields in zip(places[::2], places[1::2], strict=True):
+        for number, listed in zip(places[::2], places[1::2], strict=True):
             source = next(ROOT.glob(f"{number}_*.py"))
             own = ["Settings"] if "class Settings" in source.read_text() else []
             settings = load(source.name, *own, "TINY", "FULL", length=512)[-1]
-            named = set(re.findall(r"`(\w+)`", fields))
+            named = set(re.findall(r"`(\w+)`", listed))
             assert named and named <= set(settings.__dataclass_fields__), (what, number, named)
+
+
+# ── What the reader sets is what the page uses ──
+PAGES = [path.name for path in sorted(ROOT.glob("0*.py"))
+         if "cfg = helpers.choose" in path.read_text()]
+
+
+def marked(settings):
+    """The same settings with a value in every field that nobody else would choose."""
+    values = {}
+    for place, field in enumerate(fields(settings)):
+        value = getattr(settings, field.name)
+        by_type = {bool: not value, int: 7_000 + place, float: 7_000.5 + place,
+                   tuple: (f"marked {place}",)}
+        values[field.name] = by_type.get(type(value), f"marked {place}")
+    return type(settings)(**values)
+
+
+def makes(node):
+    """The names that a line of a page assigns, or the class that it defines."""
+    if isinstance(node, ast.ClassDef):
+        return {node.name}
+    if not isinstance(node, ast.Assign):
+        return set()
+    parts = [part for target in node.targets for part in ast.walk(target)]
+    return {part.id for part in parts if isinstance(part, ast.Name)}
+
+
+def needed_for(tree, name):
+    """All names that the module-level lines which assign `name` read, and so on."""
+    needed, before = {name}, None
+    while before != needed:
+        before = set(needed)
+        for node in tree.body:
+            if makes(node) & needed:
+                inside = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+                needed |= {part.id for part in inside if isinstance(part.ctx, ast.Load)}
+    return needed
+
+
+@pytest.mark.parametrize("source", PAGES)
+def test_every_field_of_the_chosen_settings_is_what_the_page_uses(source, monkeypatch):
+    """After all lines that assign `cfg` it's still the set that was chosen, in every field."""
+    chosen = []
+
+    def choose(settings):
+        chosen.append(marked(settings["tiny"]))
+        return chosen[0]
+    monkeypatch.setattr(helpers, "choose", choose)
+    monkeypatch.setattr(train, "what_02_left", lambda: (None, a_data_meta(), None, None))
+    for name in ("MAX_STEPS", "CHECKPOINTS", "BASE_DTYPE"):
+        monkeypatch.delenv(name, raising=False)
+    tree = parse(ROOT / source)
+    own = set().union(*map(makes, tree.body))
+    names = sorted((needed_for(tree, "cfg") & own) - {"cfg"})
+    *_, cfg = load(source, *names, "cfg")
+    assert cfg == chosen[0]
+    read = {node.attr for path in [ROOT / source, *rooms()] for node in ast.walk(parse(path))
+            if isinstance(node, ast.Attribute)}
+    unused = {field.name for field in fields(cfg)} - read
+    assert not unused, f"nobody reads {unused}"
+
+
+def rooms():
+    """The files that a page hands its settings to."""
+    return [*ROOT.glob("helpers/*.py"), *ROOT.glob("serving/*.py"), *ROOT.glob("verilog/*.py")]
+
+
+def test_the_environment_changes_what_is_set_there_and_nothing_else(monkeypatch):
+    for name in ("MAX_STEPS", "CHECKPOINTS"):
+        monkeypatch.delenv(name, raising=False)
+    assert train.from_environment() == {}
+    monkeypatch.setenv("MAX_STEPS", "")
+    assert train.from_environment() == {}
+    monkeypatch.setenv("MAX_STEPS", "20")
+    assert train.from_environment() == {"max_steps": 20}
+    monkeypatch.setenv("CHECKPOINTS", "gs://bucket/run")
+    assert train.from_environment() == {"max_steps": 20, "checkpoints": "gs://bucket/run"}
+    monkeypatch.setenv("MAX_STEPS", "a few")
+    with pytest.raises(helpers.UserError, match="MAX_STEPS=a few isn't a number of steps"):
+        train.from_environment()
 
 
 # ── Its rows ──
@@ -103,3 +187,28 @@ def test_learning_rate():
         schedule = train.make_schedule(cfg, 100)
         assert schedule(0) == 0 and schedule(10) == pytest.approx(rate) and schedule(100) == 0
         assert train.make_schedule(cfg, 8)(4) == pytest.approx(rate)
+
+
+# ── What only teaches doesn't stand between training and merging ──
+def test_03_writes_its_recipe_before_anything_that_only_teaches():
+    """`run_all.sh 02 04` on a rented slice goes on to 04 though a lesson's cell fails."""
+    cells = [cell for cell in jupytext.read(ROOT / "03_train.py").cells if cell.cell_type == "code"]
+    recipe, = (place for place, cell in enumerate(cells) if "records.Recipe(" in cell.source)
+    trained, = (place for place, cell in enumerate(cells) if "train.train(" in cell.source)
+    assert recipe == trained + 1
+    for place, cell in enumerate(cells):
+        teaches = "raises-exception" in cell.metadata.get("tags", [])  # nbclient goes on after it
+        assert teaches == (place > recipe), cell.source[:80]
+
+
+def test_a_process_without_a_cpu_backend_still_has_a_device_for_the_lesson(monkeypatch):
+    """With JAX_PLATFORMS=tpu, JAX knows no backend "cpu"."""
+    devices = train.jax.local_devices()
+    assert train.one_cpu() == devices[:1]
+
+    def local_devices(backend=None):
+        if backend == "cpu":
+            raise RuntimeError("Unknown backend cpu")
+        return devices
+    monkeypatch.setattr(train.jax, "local_devices", local_devices)
+    assert train.one_cpu() == devices[:1]

@@ -1,8 +1,8 @@
-"""A notebook opened alone, as Colab opens it: an empty folder, a fresh Python, the clone, the installation.
+"""A notebook opened alone, as Colab opens it: an empty folder, a fresh Python, clone, installation.
 
-The clone comes from a local mirror of this working tree, and pip's index is whatever this machine has.
-Not simulated: the packages that Colab has installed beforehand, and Google Drive itself; a folder on
-another file system, with a space in its path, stands in for it.
+The clone comes from a local mirror of this working tree, and pip's index is whatever this machine
+has. Not simulated: the packages that Colab has installed beforehand, and Google Drive itself; a
+folder on another file system, with a space in its path, stands in for it.
 """
 
 import os
@@ -31,8 +31,10 @@ def find_python(version):
     """An interpreter of this version, or None."""
     places = (shutil.which(f"python{version}"),
               *Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))
-    fit = (place for place in places if place and not program(place, "-c", "import ensurepip").returncode)
-    return next(fit, None)
+    for place in places:
+        if place and program(place, "-c", "import ensurepip").returncode == 0:
+            return place
+    return None
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,8 @@ def mirror(tmp_path_factory):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
     for words in (["init", "-q", "-b", "main"], ["add", "-A"],
-                  ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-q", "-m", "state"],
+                  ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-q", "-m",
+                   "state"],
                   ["clone", "-q", "--bare", ".", str(bare)]):
         subprocess.run(["git", *words], cwd=tree, check=True)
     return bare.as_uri()
@@ -61,7 +64,8 @@ def fresh(tmp_path_factory):
         pytest.skip("no Python 3.13 on this machine")
     folder = tmp_path_factory.mktemp("fresh")
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
-    subprocess.run([folder / "venv/bin/python", "-m", "pip", "install", "-q", "ipykernel"], check=True,
+    subprocess.run([folder / "venv/bin/python", "-m", "pip", "install", "-q", "ipykernel"],
+                   check=True,
                    capture_output=True)
     return folder / "venv"
 
@@ -72,7 +76,8 @@ class Colab:
     def __init__(self, folder, venv, mirror, **env):
         self.folder = folder
         kept = {name: value for name, value in os.environ.items() if name not in (
-            "SIZE", "RUN_DIR", "PYTHONPATH", "VIRTUAL_ENV", "MPLBACKEND", "XLA_FLAGS", "JAX_PLATFORMS")}
+            "SIZE", "RUN_DIR", "PYTHONPATH", "VIRTUAL_ENV", "MPLBACKEND", "XLA_FLAGS",
+            "JAX_PLATFORMS")}
         self.env = {**kept, "COLAB_RELEASE_TAG": "release-colab", "JUPYTER_PREFER_ENV_PATH": "1",
                     "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{mirror}.insteadOf",
                     "GIT_CONFIG_VALUE_0": re.search(r"https://github\S+?(?=\")", OPENING)[0],
@@ -93,7 +98,8 @@ def colab(fresh, mirror, tmp_path, monkeypatch):
     spec = fresh / "share" / "jupyter" / "kernels" / "fresh"
     shutil.copytree(fresh / "share" / "jupyter" / "kernels" / "python3", spec, dirs_exist_ok=True)
     text = (spec / "kernel.json").read_text()
-    (spec / "kernel.json").write_text(re.sub(r'"python[0-9.]*"', f'"{fresh}/bin/python"', text, count=1))
+    (spec / "kernel.json").write_text(re.sub(r'"python[0-9.]*"', f'"{fresh}/bin/python"', text,
+                                             count=1))
     monkeypatch.setenv("JUPYTER_PATH", str(fresh / "share" / "jupyter"))
 
     def make(**env):
@@ -152,7 +158,7 @@ def run_with_what_it_lacks(client, env):
 @pytest.mark.slow
 @pytest.mark.skipif(not SHM.is_dir(), reason="no second file system to write to")
 def test_a_later_notebook_offers_a_cell_that_runs_what_is_missing(colab, tmp_path):
-    """RUN_DIR is a folder on another file system, with a space in its path, as a mounted Drive has."""
+    """RUN_DIR is a folder of another file system with a space in its path, like a mounted Drive."""
     drive = SHM / f"gemma4-test-{os.getpid()}" / "My Drive"
     assert os.stat(SHM).st_dev != os.stat(tmp_path).st_dev
     run = drive / "gemma run"

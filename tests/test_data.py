@@ -3,17 +3,19 @@
 import gzip
 import itertools
 import json
+import textwrap
 from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import ROOT, needs_serve, serve
+from conftest import ROOT, load, needs_serve, page, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from helpers import chat, data, packing
+from tables import texts
 
 ASSET = ROOT / "assets" / "tiny_gemma4"
 # The small models' template, shortened: no empty thought channel in the generation prompt.
@@ -37,35 +39,41 @@ def gemma_like():
     """A tokenizer built like the real one: SentencePiece spaces, bytes as a fallback, and merges
     across line breaks, so that "model\\n" and what follows could share a token."""
     names = [f"<unused{i}>" for i in range(107)]
-    for number, text in ((0, "<pad>"), (1, "<eos>"), (2, "<bos>"), (3, "<unk>"), (98, "<|think|>"),
-                         (100, "<|channel>"), (101, "<channel|>"), (105, "<|turn>"), (106, "<turn|>")):
+    for number, text in ((0, "<pad>"), (1, "<eos>"), (2, "<bos>"), (3, "<unk>"), (46, "<|tool>"),
+                         (47, "<tool|>"), (48, "<|tool_call>"), (49, "<tool_call|>"),
+                         (50, "<|tool_response>"), (51, "<tool_response|>"), (52, '<|"|>'),
+                         (98, "<|think|>"), (100, "<|channel>"), (101, "<channel|>"),
+                         (105, "<|turn>"), (106, "<turn|>")):
         names[number] = text
     built = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     built.normalizer = normalizers.Replace(" ", "▁")
     built.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     built.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
                                        decoders.Fuse()])
-    text = ["user\n\nmodel\nmodule m;\nendmodule\n```\n\n\nthought\n ```verilog\nmodule a(input b);\n"] * 20
+    text = ["user\n\nmodel\nmodule m;\nendmodule\n```\n\n\nthought\n ```verilog\n"
+            "module a(input b);\n"] * 20
     built.train_from_iterator(text, trainers.BpeTrainer(
         vocab_size=700, special_tokens=names + [f"<0x{i:02X}>" for i in range(256)]))
     saved = json.loads(built.to_str())
     saved["added_tokens"] = [token for token in saved["added_tokens"] if token["id"] < 107]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(saved)), bos_token="<bos>", eos_token="<eos>",
-        pad_token="<pad>", unk_token="<unk>")
+        tokenizer_object=Tokenizer.from_str(json.dumps(saved)),
+        bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
     tokenizer.chat_template = tiny_tokenizer().chat_template
     return tokenizer
 
 
-TOKENIZERS = {"tiny": tiny_tokenizer(), "small template": small_template(), "Gemma-like": gemma_like()}
+TOKENIZERS = {"tiny": tiny_tokenizer(), "small template": small_template(),
+              "Gemma-like": gemma_like()}
 every = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 
 CONTROL = sorted(chat.special_ids(TOKENIZERS["tiny"]), key=len)[-8:] + ["<bos>", "<eos>", "<pad>"]
-PIECES = ["```verilog\nmodule m;\nendmodule\n```", "\r\n", "\n\n", "  ", "\t", "é😀漢字", "a", "<", "|>",
+PIECES = ["```verilog\nmodule m;\nendmodule\n```", "\r\n", "\n\n", "  ", "\t", "é😀漢字", "a", "<",
+          "|>",
           "\u200b", "\x00", "<|", "turn", "model\n", "user\n", "\ufdd0"]
 text = st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join))
-plain = text.filter(lambda value: not any(name in value for name in chat.special_ids(
-    TOKENIZERS["tiny"])) and not any(name in value for name in chat.special_ids(TOKENIZERS["Gemma-like"])))
+names = {*chat.special_ids(TOKENIZERS["tiny"]), *chat.special_ids(TOKENIZERS["Gemma-like"])}
+plain = text.filter(lambda value: not any(name in value for name in names))
 hostile = st.lists(st.one_of(st.sampled_from(CONTROL), st.sampled_from(PIECES))).map("".join)
 many = settings(max_examples=60, deadline=None)
 
@@ -132,8 +140,8 @@ def test_typed_control_tokens_stay_text(tokenizer, user, system):
 
 @every
 @many
-@given(user=hostile, answer=st.one_of(text, hostile, st.just(""), text.map(lambda a: a + " \n\r\n ")),
-       system=st.none() | text)
+@given(user=hostile, system=st.none() | text, answer=st.one_of(
+    text, hostile, st.just(""), text.map(lambda a: a + " \n\r\n ")))
 def test_a_row_is_prompt_answer_and_turn_end(tokenizer, user, answer, system):
     messages = messages_of(user, system)
     ids, mask = chat.render(tokenizer, [*messages, {"role": "assistant", "content": answer}])
@@ -146,11 +154,13 @@ def test_a_row_is_prompt_answer_and_turn_end(tokenizer, user, answer, system):
 
 @every
 @many
-@given(user=hostile, answer=text, turns=st.lists(st.tuples(hostile, hostile), min_size=1, max_size=3))
+@given(user=hostile, answer=text,
+       turns=st.lists(st.tuples(hostile, hostile), min_size=1, max_size=3))
 def test_every_turn_of_the_model_is_trained_and_nothing_else(tokenizer, user, answer, turns):
     messages = messages_of(user, "Be brief.", turns)
     ids, mask = chat.render(tokenizer, [*messages, {"role": "assistant", "content": answer}])
-    assert ids[:-len(chat.encode_texts(tokenizer, [answer])[0]) - 1] == chat.prompt_ids(tokenizer, messages)
+    end = len(chat.encode_texts(tokenizer, [answer])[0]) + 1
+    assert ids[:-end] == chat.prompt_ids(tokenizer, messages)
     spans = [[number for number, _ in group] for on, group in itertools.groupby(
         zip(ids, mask), key=lambda pair: pair[1]) if on]
     stored = [given.strip() for given, _ in turns]  # the template trims what it stores
@@ -158,7 +168,8 @@ def test_every_turn_of_the_model_is_trained_and_nothing_else(tokenizer, user, an
     if tokenizer is not TOKENIZERS["Gemma-like"]:
         assert trained == [given + "<turn|>" for given in [*stored, answer]]
     assert len(trained) == len(stored) + 1  # there, an id may span "model\n" and the first letters
-    assert all((given + "<turn|>").endswith(span) for given, span in zip([*stored, answer], trained))
+    for wanted, span in zip([*stored, answer], trained):
+        assert (wanted + "<turn|>").endswith(span)
 
 
 @every
@@ -276,8 +287,10 @@ def test_a_dataset_of_the_hub_is_one_setting(monkeypatch):
     """What `datasets` is asked for: name, configuration and revision out of one text."""
     import datasets
     asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *words, **named: asked.append((words, named))
-                        or [{"messages": CHAT}])
+    def load_dataset(*words, **named):
+        asked.append((words, named))
+        return [{"messages": CHAT}]
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     for source in ("a/b", "a/b:sft", "a/b@v1", "a/b:sft@v1"):
         assert data.read_rows(source) == [{"messages": CHAT}]
     assert [(words[1], named["revision"]) for words, named in asked] == [
@@ -287,17 +300,17 @@ def test_a_dataset_of_the_hub_is_one_setting(monkeypatch):
 
 @every
 def test_the_example_of_ones_own_data(tokenizer):
-    """Ten rows, one of them faulty and one with two answers: every answer is trained, nothing else."""
+    """Ten rows, one of them faulty, one with two answers: every answer is trained, nothing else."""
     rows = data.read_rows("data/own_example.jsonl")
     cleaned = [data.clean(row, False) for row in rows]
     assert len(rows) == 10 and Counter(problem for _, problem in cleaned) == {
         "": 9, "no answer at the end": 1}
-    chats = [data.as_messages(example, "S", "stripped") for example, problem in cleaned if not problem]
+    chats = [data.as_messages(example, "S") for example, problem in cleaned if not problem]
     assert sorted(sum(m["role"] == "assistant" for m in c) for c in chats) == [1] * 8 + [2]
     for messages, (ids, mask) in zip(chats, chat.render_chats(tokenizer, chats), strict=True):
         assert not any("think" in message["content"] for message in messages)
         check_row(tokenizer, messages, ids, mask)
-        if tokenizer is not TOKENIZERS["Gemma-like"]:  # there an id may span "model\n" and the answer
+        if tokenizer is not TOKENIZERS["Gemma-like"]:  # there an id may span "model\n" and more
             trained = tokenizer.decode([number for number, on in zip(ids, mask) if on])
             answers = [m["content"] for m in messages if m["role"] == "assistant"]
             assert trained == "".join(answer + "<turn|>" for answer in answers)
@@ -312,12 +325,417 @@ def test_files_are_read_line_by_line(tmp_path):
     assert [clean(row) for row in rows[1:4]] == ["not a JSON object"] * 3
 
 
+# ── Tools ──
+
+TOOLS = [{"type": "function", "function": {
+    "name": "simulate", "description": "Runs a testbench.", "parameters": {
+        "type": "object", "required": ["code"],
+        "properties": {"code": {"type": "string", "description": "Verilog."},
+                       "steps": {"type": "integer"}}}}}]
+DECLARED = ('<|tool>declaration:simulate{description:<|"|>Runs a testbench.<|"|>,parameters:{'
+            'properties:{code:{description:<|"|>Verilog.<|"|>,type:<|"|>STRING<|"|>},'
+            'steps:{type:<|"|>INTEGER<|"|>}},'
+            'required:[<|"|>code<|"|>],type:<|"|>OBJECT<|"|>}}<tool|>')
+
+
+def call(number, **arguments):
+    return {"id": f"c{number}", "type": "function",
+            "function": {"name": "simulate", "arguments": json.dumps(arguments)}}
+
+
+def calling(*calls, content=None, **more):
+    return {"role": "assistant", "content": content, "tool_calls": list(calls), **more}
+
+
+def result(number, content):
+    return {"role": "tool", "tool_call_id": f"c{number}", "content": content}
+
+
+def said(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+def written(code, **more):
+    rest = "".join(f",{name}:{value}" for name, value in more.items())
+    return f'<|tool_call>call:simulate{{code:<|"|>{code}<|"|>{rest}}}<tool_call|>'
+
+
+ASK, DONE = said("user", "q"), said("assistant", "It works.")
+STOP = "<|tool_response>"  # where the model waits for a result
+# What is trained of a chat, told by hand: {name: (messages, reasoning, trained texts)}
+TOOL_CHATS = {
+    "a call, its result, an answer": (
+        [ASK, calling(call(0, code="m", steps=2)), result(0, "ok"), DONE], "stripped",
+        [written("m", steps=2) + STOP, "It works.<turn|>"]),
+    "two calls at once, results the other way round": (
+        [ASK, calling(call(0, code="a"), call(1, code="b")), result(1, "B"), result(0, "A"), DONE],
+        "stripped", [written("a") + written("b") + STOP, "It works.<turn|>"]),
+    "a call after a call": (
+        [ASK, calling(call(0, code="a")), result(0, "bad"), calling(call(0, code="b")),
+         result(0, "ok"), DONE],
+        "stripped", [written("a") + STOP, written("b") + STOP, "It works.<turn|>"]),
+    "the last message calls, after a word": (
+        [ASK, DONE, ASK, calling(call(0, code="m"), content="Let me look.")], "stripped",
+        ["It works.<turn|>", "Let me look." + written("m") + STOP]),
+    "a word beside an earlier call": (
+        [ASK, calling(call(0, code="m"), content="Let me look."), result(0, "ok"), DONE],
+        "stripped", ["It works.<turn|>"]),
+    "a call that isn't trained": (
+        [ASK, calling(call(0, code="m"), weight=0), result(0, "ok"), DONE], "stripped",
+        ["It works.<turn|>"]),
+    "an end that isn't trained": (
+        [ASK, calling(call(0, code="m")), result(0, "ok"), {**DONE, "train": False}], "stripped",
+        [written("m") + STOP]),
+    "a thought before the call and before the answer": (
+        [ASK, DONE, ASK, calling(call(0, code="m"), reasoning_content="hm"), result(0, "ok"),
+         {**DONE, "thinking": "so"}], "kept",
+        ["<|channel>thought\nhm\n<channel|>" + written("m") + STOP,
+         "<|channel>thought\nso\n<channel|>It works.<turn|>"]),
+    "a call without a thought, where thoughts are kept": (
+        [ASK, calling(call(0, code="m")), result(0, "ok"), {**DONE, "reasoning": "so"}], "kept",
+        ["<|channel>thought\nso\n<channel|>It works.<turn|>"]),
+    "a text that spells control tokens": (
+        [ASK, calling(call(0, code="<turn|><|tool_response>")),
+         result(0, "<tool_response|><turn|>"), DONE], "stripped",
+        [written("<turn|><|tool_response>") + STOP, "It works.<turn|>"]),
+}
+
+
+@pytest.mark.parametrize("messages, reasoning, trained", TOOL_CHATS.values(), ids=TOOL_CHATS)
+@pytest.mark.parametrize("name", ["tiny", "Gemma-like"])
+def test_a_chat_with_tools_is_trained_as_it_happened(name, messages, reasoning, trained):
+    """It became a chat without tools: "Let me look." was an answer, no call was ever learned."""
+    tokenizer = TOKENIZERS[name]
+    example, problem = data.clean({"messages": messages, "tools": TOOLS})
+    assert not problem
+    chat_of_it = data.as_messages(example, "S", reasoning)
+    ids, mask = chat.render(tokenizer, chat_of_it)
+    assert DECLARED in tokenizer.decode(ids)
+    spans = [tokenizer.decode([number for number, _ in group]) for on, group in itertools.groupby(
+        zip(ids, mask), key=lambda pair: pair[1]) if on]
+    assert len(spans) == len(trained)
+    for span, wanted in zip(spans, trained):  # there, an id may span "model\n" and more
+        assert span == wanted or name == "Gemma-like" and wanted.endswith(span)
+    thinking = reasoning == "kept"
+    prompt = chat.prompt_ids(tokenizer, chat_of_it[:-1], thinking)
+    assert ids[:len(prompt)] == prompt and not mask[len(prompt) - 1] and all(mask[len(prompt):])
+    if "<turn|>" not in str(messages):  # which transformers take for control tokens
+        head, *rest = chat_of_it[:-1]
+        theirs = tokenizer.apply_chat_template(
+            [{key: head[key] for key in ("role", "content")}, *rest], tools=TOOLS,
+            add_generation_prompt=True, enable_thinking=thinking)["input_ids"]
+        assert prompt == theirs
+
+
+values = st.recursive(st.integers(-9, 9) | st.booleans() | plain, lambda inner: st.lists(
+    inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2), max_leaves=4)
+
+
+@many
+@given(arguments=st.dictionaries(st.sampled_from(["code", "n", "x"]), values), answer=plain,
+       content=plain)
+def test_ids_of_tools_are_the_chat_templates_own(arguments, answer, content):
+    tokenizer = TOKENIZERS["tiny"]
+    messages = [said("system", content), ASK, {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "c0", "type": "function", "function": {"name": "f", "arguments": arguments}}]},
+        result(0, answer)]
+    theirs = tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True)
+    ours = chat.prompt_ids(tokenizer, [{**messages[0], "tools": TOOLS}, *messages[1:]])
+    assert ours == theirs["input_ids"]
+    row, mask = chat.render(tokenizer, messages[:3])
+    trained = tokenizer.decode([number for number, on in zip(row, mask) if on])
+    stored = tokenizer.apply_chat_template(messages[:3], tokenize=False)
+    assert stored.endswith("<|turn>model\n" + trained)
+
+
+def test_a_template_without_tools_is_refused():
+    messages = [said("system", "", tools=TOOLS), ASK, DONE]
+    with pytest.raises(ValueError, match="doesn't write <|tool>"):
+        chat.render(TOKENIZERS["small template"], messages)
+
+
+def test_a_template_that_opens_the_thought_after_a_result():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{%- if add_generation_prompt and not state.called -%}",
+        "{%- if add_generation_prompt and state.called and thinking -%}"
+        "{{- '<|channel>thought\n' -}}"
+        "{%- elif add_generation_prompt and not state.called -%}")
+    example, _ = data.clean({"messages": [
+        ASK, calling(call(0, code="m")), result(0, "ok"), {**DONE, "reasoning": "so"}]})
+    ids, mask = chat.render(tokenizer, data.as_messages(example, None, "kept"))
+    assert tokenizer.decode(ids).endswith(
+        "<tool_response|><|channel>thought\nso\n<channel|>It works.<turn|>")
+    assert tokenizer.decode([number for number, on in zip(ids, mask) if on]).startswith("so\n")
+
+
+@pytest.mark.parametrize("messages, tools, problem", [
+    ([ASK, calling(call(0)), DONE], TOOLS, "calls and results do not belong together"),
+    ([ASK, result(0, "ok"), DONE], TOOLS, "calls and results do not belong together"),
+    ([ASK, calling(call(0)), result(7, "ok"), DONE], TOOLS,
+     "calls and results do not belong together"),
+    ([ASK, calling(call(0), call(0)), result(0, "a"), result(0, "b"), DONE], TOOLS,
+     "two calls with one id"),
+    ([ASK, calling({"function": {"name": "f", "arguments": "{cut"}}), result(0, "a"), DONE], TOOLS,
+     "a call's arguments are not an object"),
+    ([ASK, calling({"name": "f", "arguments": {}})], json.dumps(TOOLS), ""),
+    ([ASK, calling({"name": "f"})], [{"name": "f", "parameters": None}], ""),
+    ([ASK, calling({"arguments": {}})], TOOLS, "a call without a name"),
+    ([ASK, DONE], "no list", "tools are not a list"),
+    ([ASK, DONE], [{"function": {}}], "a tool without a name"),
+    ([ASK, said("assistant", None, function_call={"name": "f"})], None,
+     "function_call, the old form of tool_calls"),
+    ([ASK, calling(call(0)), result(0, "ok")], TOOLS, "no answer at the end"),
+    ([ASK, {**DONE, "weight": 0}], None, "nothing to train: weight 0"),
+    ([ASK, {**DONE, "weight": 0.5}], None, "weight is neither 0 nor 1"),
+    ([ASK, {**DONE, "train": "no"}], None, "train is neither 0 nor 1"),
+])
+def test_a_chat_with_tools_that_cannot_be_trained_is_named(messages, tools, problem):
+    assert clean({"messages": messages, "tools": tools}) == problem
+
+
+@every
+def test_a_message_of_weight_0_is_read_and_not_learned(tokenizer):
+    turns = [ASK, {**DONE, "weight": 0}, ASK, {**said("assistant", "Yes."), "weight": 1}, ASK,
+             {**said("assistant", "No."), "train": True}, ASK, {**DONE, "train": False}]
+    example, problem = data.clean({"messages": turns})
+    ids, mask = chat.render(tokenizer, data.as_messages(example, None))
+    trained = tokenizer.decode([number for number, on in zip(ids, mask) if on])
+    assert not problem and trained == "Yes.<turn|>No.<turn|>"
+    assert tokenizer.decode(ids).count("It works.") == 1
+
+
+@pytest.mark.parametrize("key", ["reasoning", "reasoning_content", "thinking"])
+def test_reasoning_by_any_name_is_reasoning(key):
+    example, problem = data.clean({"messages": [ASK, {**DONE, key: "why"}]}, need_reasoning=True)
+    assert not problem and example["reasoning"] == "why" and not example["unused"]
+
+
+# The serving environment's transformers on prompts, vLLM's reader of Gemma 4's calls on answers.
+ORACLE = """import json, sys
+from transformers import AutoTokenizer
+from vllm.tool_parsers.gemma4_utils import parse_tool_calls
+folder, tools, cases = sys.argv[1], *map(json.loads, sys.argv[2:])
+tokenizer, found = AutoTokenizer.from_pretrained(folder), []
+for messages, thinking, trained in cases:
+    ids = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True,
+                                        enable_thinking=thinking)["input_ids"]
+    found.append((ids, parse_tool_calls(trained, strict=True)))
+print(json.dumps(found))
+"""
+
+
+@needs_serve
+def test_the_serving_environment_renders_tools_as_we_do_and_reads_our_calls():
+    tokenizer = TOKENIZERS["tiny"]
+    names = [name for name in TOOL_CHATS if "spells" not in name]  # those become tokens there
+    cases, prompts = [], []
+    for name in names:
+        messages, reasoning, trained = TOOL_CHATS[name]
+        example, _ = data.clean({"messages": messages, "tools": TOOLS})
+        asked = data.as_messages(example, "S", reasoning)[:-1]
+        prompts.append(chat.prompt_ids(tokenizer, asked, reasoning == "kept"))
+        for message in asked:  # what no server is sent
+            message.pop("tools", None)
+            message.pop("train", None)
+        cases.append((asked, reasoning == "kept", "".join(trained)))
+    printed = serve("-c", ORACLE, ASSET, json.dumps(TOOLS), json.dumps(cases)).splitlines()[-1]
+    found = json.loads(printed)
+    assert [ids for ids, _ in found] == prompts
+    calls = dict(zip(names, [calls for _, calls in found]))
+    assert calls["a call, its result, an answer"] == [
+        {"name": "simulate", "arguments": {"code": "m", "steps": "2"}}]
+    assert [one["arguments"]["code"] for one in calls["a call after a call"]] == ["a", "b"]
+    assert len(calls["two calls at once, results the other way round"]) == 2
+    assert calls["a word beside an earlier call"] == []
+
+
+# ── What isn't used, and what looks odd ──
+
+@pytest.mark.parametrize("row, unused", [
+    ({"messages": CHAT, "id": 7, "source": "", "tags": []}, ["column id"]),
+    ({"messages": [{**CHAT[0], "name": "Al", "weight": 0}, {**CHAT[1], "audio": {"id": 1}}]},
+     ["name of user messages", "audio of assistant messages"]),
+    ({"messages": [{**CHAT[0], "weight": 1}, CHAT[1]]}, ["weight of user messages"]),
+    ({"prompt": "q", "completion": "a", "thinking": "t"}, ["column thinking"]),
+    ({"system": "s", "prompt": "q", "response": FENCED}, ["column system"]),
+    ({"messages": CHAT, "system": "s", "tools": None}, [])])
+def test_what_is_left_out_of_a_kept_row_is_named(row, unused):
+    example, problem = data.clean(row)
+    assert not problem and example["unused"] == unused
+    counted = "; ".join(f"{name} (2)" for name in sorted(unused))
+    wanted = [f"not used of the rows that are kept: {counted}"] if unused else []
+    assert data.remarks([example, example]) == wanted
+
+
+@pytest.mark.parametrize("user, answer, odd", [
+    ("q", "Yes.</s>", "an answer ends in </s>, which is trained as letters"),
+    ("q", "Yes.<turn|>\n", "an answer ends in <turn|>, which is trained as letters"),
+    ("q", "Write <eos> at the end.", ""),
+    ("[INST] q [/INST]", "a", "a prompt holds [INST]: it was rendered before, for some model"),
+    ("<start_of_turn>user\nq", "a",
+     "a prompt holds <start_of_turn>: it was rendered before, for some model"),
+    ("q", "The tag </think> ends it.",
+     "an answer holds a <think> tag, which is trained as letters")])
+def test_chats_that_were_rendered_before_are_counted(user, answer, odd):
+    example, problem = data.clean({"prompt": user, "completion": answer})
+    assert not problem and example["odd"] == ([odd] if odd else [])
+    assert data.remarks([example]) == ([f"kept, but look at these rows: {odd} (1)"] if odd else [])
+
+
+# ── Where a thought ends ──
+
+@pytest.mark.parametrize("text, thought, rest", [
+    ("<think>a</think>b", "a", "b"),
+    (" \n<think>a</think>\n<think>b</think>c", "a\nb", "c"),
+    ("<|channel>thought\na\n<channel|>b", "a", "b"),
+    ("The tag </think> closes it.", "", "The tag </think> closes it."),
+    ("Write <think> first.", "", "Write <think> first."),
+    ("```v\nx // after </think>\n```", "", "```v\nx // after </think>\n```"),
+    ("```\n</think>\n```", "", "```\n</think>\n```"),
+    ("Well. <think>\na\n</think>\nb", "", "Well. <think>\na\n</think>\nb"),
+    ("why\n</think>\n\nb", "why", "\n\nb"),  # the prompt opened it
+    ("why</think>\n<answer>b", "why", "\n<answer>b"),
+    ("<think>try\n```v\n// </think>\n```\nso</think>b", "try\n```v\n// </think>\n```\nso", "b"),
+    ("<think>try\n```v\nm\n</think>\n```v\nn\n```", "try\n```v\nm", "\n```v\nn\n```"),
+    ("<think>try\n```v\nm\n</think>\n```\nn", "try\n```v\nm", "\n```\nn"),
+])
+def test_a_thought_stands_at_the_beginning_only(text, thought, rest):
+    assert texts.split_thought(text) == (thought, rest, True)
+
+
+def test_a_thought_that_never_ends():
+    assert texts.split_thought("<think>a</think><think>b") == ("a\nb", "", False)
+    assert texts.split_thought("<think>") == ("", "", False)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "```", "```v", "\n", "a", "<answer>"]),
+                max_size=12).map("".join))
+@settings(max_examples=300, deadline=None)
+def test_no_letter_of_an_answer_is_lost(value):
+    thought, rest, closed = texts.split_thought(value)
+    assert value.endswith(rest) and (closed or not rest)
+    if not value.lstrip().startswith("<think>") and "</think>" not in value:
+        assert (thought, rest) == ("", value)
+
+
+def test_tags_in_a_comment_of_the_answer_are_letters():
+    code = CODE.replace("a;", "a; // <answer> </think> </answer>")
+    response = f"<think>t</think>\n<answer>\n```verilog\n{code}\n```\n</answer>"
+    assert data.split_response(response) == ("t", f"```verilog\n{code}\n```", "")
+    example, problem = data.clean({"prompt": "q", "completion": f"Look:\n{response[17:]}"})
+    assert not problem and example["answer"].startswith("Look:") and not example["reasoning"]
+
+
+# ── Files and columns that people have ──
+
+@pytest.mark.parametrize("row", [
+    {"messages": None, "instruction": "q", "output": "a"},
+    {"messages": [], "prompt": "q", "completion": "a"},
+    {"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+    {"messages": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+    {"instruction": "q", "input": " \n", "output": "a"},
+    {"messages": [{"role": "system", "content": " "}, *CHAT]},
+    {"messages": [{"role": "system", "content": None}, *CHAT], "system": " "}])
+def test_rows_that_say_the_same_are_one_chat(row):
+    example, problem = data.clean(row)
+    assert not problem and data.as_messages(example, None) == CHAT and not example["unused"]
+
+
+def test_preferences_are_named():
+    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    assert clean(row) == "a preference (chosen and rejected), not an answer to learn"
+
+
+def test_exactly_the_data_files_of_a_folder_are_read(tmp_path):
+    """Backups tripled the rows."""
+    line = json.dumps({"prompt": "q", "completion": "a"}) + "\n"
+    for name in ("chats.jsonl", "chats.jsonl.bak", "chats.jsonl~", ".chats.jsonl", "chats.jsonl.1"):
+        (tmp_path / name).write_text(line)
+    (tmp_path / "folder.jsonl").mkdir()
+    assert len(data.read_rows(str(tmp_path))) == 1
+
+
+def test_a_json_array_is_read_as_its_rows(tmp_path):
+    rows = [{"prompt": str(number), "completion": "a\u2028b\x85c"} for number in range(40)]
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "rows.jsonl").write_text(f"\ufeff[\n{lines}\n]\n")
+    assert data.read_rows(str(tmp_path / "rows.jsonl")) == rows
+    (tmp_path / "rows.jsonl").write_text("\ufeff" + lines.replace(",\n", "\n") + "\n\n")
+    assert data.read_rows(str(tmp_path / "rows.jsonl")) == rows
+
+
+STRANGE = "a b [1-9] 100% $HOME $x 'q' \"p\" äß{y}"
+
+
+@pytest.mark.slow
+def test_02_runs_in_folders_with_strange_names(tmp_path):
+    """Its data, its run directory and its own copy of the settings, one name for all."""
+    folder = tmp_path / STRANGE
+    (folder / "rows").mkdir(parents=True)
+    with open(folder / "rows" / "my $rows$.jsonl", "w") as file:
+        for n in range(60):
+            row = {"prompt": f"What is {n} plus {n}?", "completion": f"It is {2 * n}.", "when": n}
+            file.write(json.dumps(row) + "\n")
+    script = folder / "02_data.py"
+    script.write_text(changed_page(source=str(folder / "rows"), evaluation="", validation=0.2))
+    done = page(script, folder / "run [x]")
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert "60 of 60 rows are usable" in done.stdout
+    assert "not used of the rows that are kept: column when (60)" in done.stdout
+    assert packing.check_data(folder / "run [x]" / "data")["rows_kept"] == 60
+
+
+def changed_page(**settings):
+    """02 with other settings, run from anywhere."""
+    text = (ROOT / "02_data.py").read_text()
+    words = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    found = text.replace("# Your own data (section 2):\n", f"cfg = replace(cfg, {words})\n")
+    assert found != text
+    return found
+
+
+@pytest.mark.slow
+def test_02_stops_if_there_are_no_exams(tmp_path):
+    """With a mistyped folder it compared with 0 exams and went on."""
+    script = tmp_path / "02_data.py"
+    script.write_text(changed_page(evaluation="data/ports"))
+    done = page(script, tmp_path / "run")
+    line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode and "data/ports" in line and "*_prompt.txt" in line
+    assert "Traceback" not in done.stderr and not (tmp_path / "run" / "data").exists()
+
+
+@pytest.mark.slow
+def test_02_takes_rows_with_dates_and_tools(tmp_path, monkeypatch):
+    """A hub's row may hold a datetime, which isn't JSON; and every chat may end in a call."""
+    script = tmp_path / "02_data.py"
+    rows = """
+    import datetime
+    calls = [{"name": "f", "arguments": {"n": 1}}]
+    data.read_rows = lambda source: [{"when": datetime.datetime.now(), "tools": [{"name": "f"}],
+        "messages": [{"role": "user", "content": f"q {n}"},
+                     {"role": "assistant", "content": None, "tool_calls": calls}]}
+        for n in range(60)]
+    """
+    text = changed_page(evaluation="", validation=0.2, source="somebody/rows")
+    text = text.replace("everything = data", textwrap.dedent(rows) + "everything = data")
+    script.write_text(text.replace("data.read_rows(\"data/own_example.jsonl\")", "[]").replace(
+        "longest = max(own_chats, key=len)", "longest = understood[0]"))
+    done = page(script, tmp_path / "run")
+    assert done.returncode == 0, done.stderr[-2_000:]
+    samples = json.loads((tmp_path / "run" / "data" / "samples.json").read_text())
+    assert json.loads(samples[0]["answer"])[0]["function"]["arguments"] == {"n": 1}
+    assert samples[0]["messages"][0]["tools"][0]["function"]["name"] == "f"
+
+
 # ── Overlap, split, files ──
 
 def test_overlap_equals_brute_force():
     rng = np.random.default_rng(0)
     prompts = [" ".join(rng.choice(list("ab"), 12)) for _ in range(40)]
-    exams = {f"e{i}": " ".join(rng.choice(list("ab"), 9)) for i in range(8)} | {"same": prompts[7].upper()}
+    exams = {f"e{i}": " ".join(rng.choice(list("ab"), 9)) for i in range(8)}
+    exams["same"] = prompts[7].upper()
     exact, closest = data.overlap(prompts, exams, n=4)
 
     def grams(value):
@@ -329,7 +747,8 @@ def test_overlap_equals_brute_force():
         assert closest[name][0] == pytest.approx(best)
         if best:
             place = closest[name][1]
-            assert len(grams(exam) & grams(prompts[place])) / len(grams(exam)) == pytest.approx(best)
+            shared = len(grams(exam) & grams(prompts[place]))
+            assert shared / len(grams(exam)) == pytest.approx(best)
     assert data.overlap(["x y"], {"e": "no such words in here"}, n=3) == (set(), {"e": (0.0, -1)})
     assert data.words_of("A=b[3:0];") == ["a", "=", "b", "[", "3", ":", "0", "]", ";"]
 
@@ -338,13 +757,14 @@ def test_validation_split_follows_the_prompt():
     picks = [data.held_out(f"prompt {i}", 0.1) for i in range(4_000)]
     assert 300 < sum(picks) < 500
     assert [data.held_out(f"Prompt  {i}\n", 0.1) for i in range(100)] == picks[:100]
-    assert all(data.held_out(f"prompt {i}", 0.2) for i, pick in enumerate(picks) if pick), "shares nest"
+    picked = [i for i, pick in enumerate(picks) if pick]
+    assert all(data.held_out(f"prompt {i}", 0.2) for i in picked), "shares nest"
 
 
 def test_the_published_mask_is_six_ids_late():
     """6 ids late, and into the <eos>; counted here without the function's own arithmetic."""
     tokenizer, answer = TOKENIZERS["tiny"], "```verilog\nmodule m;\nendmodule\n```"
-    ids, mask = data.published_row(tokenizer, "question", answer)
+    ids, mask = load("02_data.py", "published_row")(tokenizer, "question", answer)
     target = chat.encode_texts(tokenizer, [answer])[0]
     start = next(i for i in range(len(ids)) if ids[i:i + len(target)] == target)
     assert mask.index(True) == start + 6 and mask[-1] and ids[-1] == tokenizer.eos_token_id
@@ -383,7 +803,7 @@ def test_packing_keeps_every_example_whole(lengths, seed):
 
 
 def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
-    """Against a plain search for the fullest row, and against Grain's packer on CodeV-R1's lengths."""
+    """Against a plain search for the fullest row, and against Grain's on CodeV-R1's lengths."""
     lengths = np.random.default_rng(1).integers(1, 100, 300)
     expected, free = [], []
     for example in np.random.default_rng(3).permutation(300):
@@ -398,14 +818,15 @@ def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
 
     import grain
     like = codev_lengths(2_000, 7)
-    source = grain.MapDataset.source([{"ids": np.zeros(n, np.int8)} for n in like]).seed(7).shuffle()
+    examples = [{"ids": np.zeros(n, np.int8)} for n in like]
+    source = grain.MapDataset.source(examples).seed(7).shuffle()
     theirs = sum(1 for _ in grain.experimental.BestFitPackIterDataset(
         source.to_iter_dataset(), length_struct={"ids": 4_096}, num_packing_bins=512, seed=7))
     assert len(packing.fill_rows(like, 4_096, 7)) <= theirs + 2
 
 
 def test_rows_of_codev_lengths_are_at_least_95_percent_full():
-    """02 says so, and 30 % for one per row of 3,072; 08: 3 % do not fit 2,048. Published lengths."""
+    """02 says so, and 30 % for one per row of 3,072; 08: 3 % don't fit 2,048. Published lengths."""
     n = codev_lengths(10_000, 7)
     assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
     short = n[n <= 2_048]

@@ -22,7 +22,7 @@ from appendix import steps
 from tpu_time import bands
 from tables import published
 
-SOURCE = "08_dryrun.py"
+SOURCE = "appendix/08_dryrun.py"
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
 
 

@@ -1,4 +1,4 @@
-"""07_eval: extraction; resumable sampling against a small OpenAI-like server; statistics against brute force.
+"""07_eval: extraction; resumable sampling against a small OpenAI-like server; scores.
 
     VERILOG_EVAL_DIR=/path/to/verilog-eval .venv/bin/python -m pytest tests/test_eval.py
 """
@@ -10,6 +10,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,14 +24,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, RUN, program
+from conftest import ROOT, RUN, page, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import make
+from appendix.world import make
+from tables.errors import UserError
 from verilog import extraction, judging, problems as exams, scores
-from verilog.asking import Plan, all_prompts, messages_for, plan_jobs, read_samples, sample, text_to_continue
-from verilog.scores import board, compare, counts, pass_at_k
+from verilog.asking import (Plan, all_prompts, messages_for, plan_jobs, read_samples, sample,
+                            text_to_continue)
+from verilog.client import Client, is_this_machine
+from verilog.scores import board, counts
+from verilog.stats import compare, pass_at_k
 
 CHECKOUT = os.environ.get("VERILOG_EVAL_DIR")
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -38,7 +43,7 @@ PROBLEMS = {p.name: p for p in exams.load_problems(FIXTURES / "verilog_eval")}
 
 
 def test_an_answer_that_only_the_testbench_own_timeout_fails_is_counted_apart():
-    """As Prob082 and Prob141: TIMEOUT first, then 0 mismatches; verilog-eval fails whatever follows."""
+    """As Prob082, Prob141: TIMEOUT first, then 0 mismatches; verilog-eval fails what follows."""
     bench = """module tb;
   wire a, b;
   RefModule r(a); TopModule t(b);
@@ -65,13 +70,15 @@ BITS = "module TopModule(input [9:0] s, output x);\nassign x = s[BEGIN] | s[DONE
 
 @pytest.mark.parametrize("text, code, how", [
     (f"Sure.\n```verilog\n{TOP}\n```\nDone.", TOP, "fence"),
-    (f"```\n{TOP} // 1\n```\nBetter:\n```sv\n{TOP} // 2\n```", f"{TOP} // 2", "last module of 2 fences"),
+    (f"```\n{TOP} // 1\n```\nBetter:\n```sv\n{TOP} // 2\n```", f"{TOP} // 2",
+     "last module of 2 fences"),
     (f"```\n{TOP}\n```\nUse it:\n```\nmodule tb;\nendmodule\n```", TOP, "last module of 2 fences"),
     (f"```text\nnotes\n```\n```verilog\n{TOP}\n```", TOP, "last module of 2 fences"),
     ("```verilog\nmodule TopModule;\n  wire a", "module TopModule;\n  wire a", "unclosed fence"),
     (f"The answer:\n{TOP}\nGood luck.", TOP, "no fence"),
     (f"<|channel>thought\n```\n{TOP} // idea\n```<channel|>```\n{TOP}\n```", TOP, "fence"),
-    (f"<think>```\n{TOP} // idea\n```</think><answer>```verilog\n{TOP}\n```</answer>", TOP, "fence"),
+    (f"<think>```\n{TOP} // idea\n```</think><answer>```verilog\n{TOP}\n```</answer>", TOP,
+     "fence"),
     (f"<|channel>thought\n```\n{TOP}\n```", None, "thought never ends"),
     (f"[BEGIN]\n{TOP}\n[DONE]", TOP, "marked"),
     (f"[BEGIN]\n`define W 8\n{TOP}\n[DONE] Good luck.", f"`define W 8\n{TOP}", "marked"),
@@ -99,7 +106,8 @@ def test_extract_code(text, code, how):
 def test_a_body_completes_the_given_header_only_where_there_is_one():
     header = "module TopModule(input a, output b);"
     body = "  assign b = a;\nendmodule"
-    assert extraction.extract_code(f"```\n{body}\n```", header) == (f"{header}\n{body}", "body of the given header")
+    completed = f"{header}\n{body}", "body of the given header"
+    assert extraction.extract_code(f"```\n{body}\n```", header) == completed
     assert extraction.extract_code(f"```\n{TOP}\n```", header) == (TOP, "fence")
     assert extraction.extract_code("", header) == (None, "no module")
     whole, helper = f"{header}\n{body}", "module ff(input d);\nendmodule"
@@ -116,15 +124,73 @@ def test_extract_code_never_raises_and_returns_text_of_the_answer(text):
     assert isinstance(how, str) and (code is None or code in text.replace("\r", "\n"))
 
 
+COUNTER = "\n".join((
+    "module ff(input c, d, output reg q);", "  always @(posedge c) q <= d;", "endmodule",
+    "module TopModule(input clk, d, output q);", "  ff one(clk, d, q);", "endmodule"))
+TAGS = ("</think>", "<think>", "<answer>", "</answer>", "<answer></answer>", "[BEGIN]", "[DONE]",
+        "[BEGIN] and [DONE]", "<|channel>", "<channel|>", "<|channel>thought<channel|>")
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_tag_in_a_comment_a_fence_or_prose_is_text_like_any_other(tag):
+    """Wherever it stands in a right answer, the same two modules are found."""
+    fenced = f"```verilog\n{COUNTER}\n```"
+    said = f"I was told to use {tag}, so here it is."
+    answers = [f"{said}\n{fenced}", f"{fenced}\n{said}", f"{said}\n{COUNTER}\n{said}",
+               f"[BEGIN]\n{COUNTER}\n[DONE]\n{said}", f"<answer>\n{fenced}\n</answer>\n{said}"]
+    for answer in answers:
+        assert extraction.extract_code(answer)[0] == COUNTER, answer
+    lines = COUNTER.split("\n")
+    for place in range(len(lines)):
+        for comment in (f"  // {tag}", f"  /* {tag}\n {tag} */"):
+            code = "\n".join([*lines[:place], lines[place] + comment, *lines[place + 1:]])
+            for answer in (code, f"```\n{code}\n```", f"[BEGIN]\n{code}\n[DONE]"):
+                found = extraction.extract_code(answer)[0]
+                assert found and code.startswith(found), answer
+                assert extraction.bare_modules(found) == extraction.bare_modules(COUNTER)
+
+
+def test_a_bit_select_with_a_space_is_no_mark():
+    code = "module TopModule(input [9:0] s, output x);\nassign x = s [BEGIN] | s [DONE];\nendmodule"
+    for answer in (code, f"```\n{code}\n```", f"[BEGIN]\n{code}\n[DONE]"):
+        assert extraction.extract_code(answer)[0] == code
+
+
+def test_a_thought_stands_at_the_beginning_only():
+    drafted = f"<think>\n```\n{BITS}\n```\n</think>\n{TOP}"
+    assert extraction.extract_code(drafted) == (TOP, "no fence")
+    assert extraction.extract_code("Well. " + drafted) == (BITS, "fence")
+
+
+@pytest.mark.parametrize("piece", [
+    "/*", "/* */ /*", "(*", "(* *)", "(* *)\n", "module ", "module a ", "\nmodule a", "\nmodule a;",
+    "module automatic ", "```", "\n```\n", "\n```\nmodule a;\n", "<answer>", "[BEGIN]",
+    "\n[BEGIN]\n", "<answer>\nmodule a;\n", "[BEGIN]module a;[DONE]", "//", "\n", " ",
+    "\nendmodule"])
+def test_time_grows_with_the_length_alone(piece):
+    """300,000 characters took the old rule minutes where nothing closed a comment or a module."""
+    text = piece * (300_000 // len(piece))
+    start = time.process_time()
+    extraction.extract_code(text)
+    extraction.extract_code(text, "module TopModule(input a);")
+    extraction.extract_official(text)
+    extraction.bare_modules(text)
+    assert time.process_time() - start < 15
+
+
 def official_code(text, interface):
     """What verilog-eval's own sv-generate writes for an answer: its lines, run as they are."""
     source = (Path(CHECKOUT) / "scripts" / "sv-generate").read_text()
-    part = source[source.index('  file = open( opts.output, \'w\' )\n  print( "", file=file )\n\n  if task =='):]
-    part = textwrap.dedent(part[:part.index("\nmain()")]).replace("file.close()", "")
+    start = source.index("  file = open( opts.output, 'w' )\n"
+                         '  print( "", file=file )\n\n  if task ==')
+    part = source[start:source.index("\nmain()", start)]
+    part = textwrap.dedent(part).replace("file.close()", "")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "p_ifc.txt").write_text(interface)
-        opts = types.SimpleNamespace(output=f"{folder}/out.sv", prompt_filename=f"{folder}/p_prompt.txt")
-        names = {"opts": opts, "resp": types.SimpleNamespace(content=text), "model": "m", "sys": sys,
+        opts = types.SimpleNamespace(output=f"{folder}/out.sv",
+                                     prompt_filename=f"{folder}/p_prompt.txt")
+        reply = types.SimpleNamespace(content=text)
+        names = {"opts": opts, "resp": reply, "model": "m", "sys": sys,
                  "task": "code-complete-iccad2023" if interface else "spec-to-rtl"}
         exec(part, names)
         names["file"].close()
@@ -132,11 +198,12 @@ def official_code(text, interface):
                 if line.strip() and "VERILOG-EVAL" not in line]
 
 
-PIECES = [TOP, "```verilog", "```", "[BEGIN]", "[DONE]", "Sure.", "  endmodule", "module TopModule(input a);", "wire x;",
-          "[BEGIN] module TopModule;", "endmodule [DONE]", "module other;", "endmodule"]
+PIECES = [TOP, "```verilog", "```", "[BEGIN]", "[DONE]", "Sure.", "  endmodule",
+          "module TopModule(input a);", "wire x;", "[BEGIN] module TopModule;", "endmodule [DONE]",
+          "module other;", "endmodule"]
 
 
-@pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of NVlabs/verilog-eval")
+@pytest.mark.skipif(not CHECKOUT, reason="VERILOG_EVAL_DIR names no checkout of verilog-eval")
 @pytest.mark.parametrize("interface", ["", "module TopModule(input a, output b);"])
 def test_the_official_rule_is_verilog_evals_own(interface):
     generator = random.Random(0)
@@ -153,7 +220,8 @@ def test_the_official_rule_is_verilog_evals_own(interface):
 def test_where_the_two_rules_differ():
     """07's questions: drafts, a fence between marks, a mark that is missing."""
     other = TOP.replace(";", "; wire draft;", 1)
-    for text, ours, theirs in ((f"```\n{other}\n```\n```\n{TOP}\n```", TOP, other), (f"[BEGIN]\n{TOP}", TOP, None),
+    for text, ours, theirs in ((f"```\n{other}\n```\n```\n{TOP}\n```", TOP, other),
+                               (f"[BEGIN]\n{TOP}", TOP, None),
                                (f"[BEGIN]\n```\n{TOP}\n```\n[DONE]", TOP, f"```\n{TOP}\n```")):
         assert extraction.extract_code(text)[0] == ours
         assert (extraction.extract_official(text)[0] or "").strip() == (theirs or "")
@@ -161,8 +229,10 @@ def test_where_the_two_rules_differ():
 
 def test_questions_of_ones_own(tmp_path):
     path = tmp_path / "mine.jsonl"
-    path.write_text('{"question": "2 + 2?", "answer": "4"}\n{"question": "Capital of France?", "answer": "Paris"}\n')
-    for score_, wanted in ((exams.contains, [1.0, 0.5]), (lambda question, answer, reference: 0.25, [0.25, 0.25])):
+    path.write_text('{"question": "2 + 2?", "answer": "4"}\n'
+                    '{"question": "Capital of France?", "answer": "Paris"}\n')
+    for score_, wanted in ((exams.contains, [1.0, 0.5]),
+                           (lambda question, answer, reference: 0.25, [0.25, 0.25])):
         bench = exams.questions(path, score_)
         answered = dict(zip((p.name for p in bench.problems), (["It is 4."], ["paris", "Rome"])))
         assert list(scores.grade(bench, answered)) == wanted
@@ -171,9 +241,49 @@ def test_questions_of_ones_own(tmp_path):
         exams.questions(path)
 
 
+def test_a_file_of_questions_may_hold_what_json_lines_may_hold(tmp_path):
+    """U+2028 and NEL inside a text, a byte-order mark, blank lines, and no line feed at the end."""
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes('\ufeff{"question": "a\u2028b", "answer": "c\x85d"}\r\n\n'
+                     '{"question": 1, "answer": 2.5}'.encode())
+    first, second = exams.questions(path).problems
+    assert (first.prompt, first.reference) == ("a\u2028b", "c\x85d")
+    assert (second.name, second.prompt, second.reference) == ("00003", "1", "2.5")
+
+
+@pytest.mark.parametrize("line", [b'{"question": "x", "answer": null}', b"[1]", b"{", b"[" * 99_999,
+                                  b'{"question": "caf\xe9", "answer": "x"}'])
+def test_a_bad_question_is_named_by_its_line(tmp_path, line):
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b'{"question": "x", "answer": "y"}\n\n' + line)
+    with pytest.raises(UserError, match="line 3: give each line as"):
+        exams.questions(path)
+    with pytest.raises(UserError, match="There is no file"):
+        exams.questions(tmp_path / "other.jsonl")
+
+
+@pytest.mark.parametrize("suffix, text", [
+    ("_ref.sv", ""), ("_ref.sv", None), ("_ref.sv", "module Other; endmodule"),
+    ("_prompt.txt", " \n"), ("_test.sv", None), ("_test.sv", "module tb; endmodule"),
+    ("_test.sv", "")])
+def test_a_broken_problem_is_an_error_that_names_its_file(tmp_path, suffix, text):
+    folder = tmp_path / "mine"
+    shutil.copytree(FIXTURES / "verilog_eval", folder)
+    path = folder / f"Prob041_dff8r{suffix}"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=path.name):
+        exams.load_problems(folder)
+    with pytest.raises(UserError, match="no such folder"):
+        exams.load_problems(tmp_path / "mistyped")
+
+
 def test_verilog_is_a_benchmark_like_any_other():
     bench = scores.verilog_eval(FIXTURES / "verilog_eval")
-    right = {p.name: [p.reference.replace("RefModule", "TopModule"), "prose"] for p in bench.problems}
+    right = {}
+    for problem in bench.problems:
+        right[problem.name] = [problem.reference.replace("RefModule", "TopModule"), "prose"]
     assert list(scores.grade(bench, right)) == [0.5] * 3
 
 
@@ -197,10 +307,13 @@ class FakeServer:
                 with lock:
                     outer.flying -= 1
                 refused = refuse(body["prompt"])
-                answer = {"error": {"message": "no", "type": "BadRequestError", "code": 400}} if refused else {
+                answer = {
                     "id": "x", "object": "text_completion", "created": 0, "model": "m",
-                    "choices": [{"index": 0, "text": f"answer to {body['prompt']}<turn|>", "finish_reason": "stop"}],
+                    "choices": [{"index": 0, "text": f"answer to {body['prompt']}<turn|>",
+                                 "finish_reason": "stop"}],
                     "usage": {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}}
+                if refused:
+                    answer = {"error": {"message": "no", "type": "BadRequestError", "code": 400}}
                 data = json.dumps(answer).encode()
                 self.send_response(400 if refused else 200)
                 self.send_header("Content-Type", "application/json")
@@ -223,14 +336,14 @@ class FakeServer:
 
 PLANS = Plan("a", n=3), Plan("greedy", n=1, temperature=0.0)
 TASK = {"spec-to-rtl": [exams.Problem(f"p{i}", "", "", "") for i in range(6)]}
-PROMPTS = {("ours", False, problem): [2, number] for number, problem in enumerate(TASK["spec-to-rtl"])}
+PROMPTS = {("ours", False, problem): [2, number]
+           for number, problem in enumerate(TASK["spec-to-rtl"])}
 
 
-@dataclasses.dataclass
-class Config:
-    max_tokens: int = 7
-    in_flight: int = 8
-    patience: float = 2.0
+def asked_of(server, jobs, path, in_flight=8, **client):
+    """`sample` with a client of a small server."""
+    told = {"patience": 2.0, "turn_end": "<turn|>", **client}
+    return sample(jobs, path, Client(server.url, "m", 100, **told), 7, in_flight)
 
 
 @pytest.fixture
@@ -241,7 +354,7 @@ def jobs():
 def test_sampling_asks_for_everything_once_and_in_parallel(jobs, tmp_path):
     server = FakeServer(delay=0.05)
     path = tmp_path / "base" / "samples.jsonl"
-    samples = sample(jobs, path, server.url, "m", Config(), 100)
+    samples = asked_of(server, jobs, path)
     assert list(read_samples(path, jobs)) == list(jobs) and len(server.asked) == len(jobs) == 24
     assert server.most >= 4
     assert samples["a", "p3", 2]["text"] == "answer to [2, 3]"
@@ -249,7 +362,7 @@ def test_sampling_asks_for_everything_once_and_in_parallel(jobs, tmp_path):
         assert body["max_tokens"] == 7 and body["top_k"] == 0 and "seed" not in body
     assert collections.Counter(body["temperature"] for body in server.asked) == {0.8: 18, 0.0: 6}
     before = path.read_bytes()
-    assert sample(jobs, path, server.url, "m", Config(), 100).keys() == jobs.keys()
+    assert asked_of(server, jobs, path).keys() == jobs.keys()
     assert len(server.asked) == 24 and path.read_bytes() == before
     server.close()
 
@@ -265,7 +378,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
 import test_eval as t
 from pathlib import Path
 jobs = t.plan_jobs(t.PLANS, t.TASK, t.PROMPTS, "model")
-t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2), 100)
+t.sample(jobs, Path({str(path)!r}), t.Client({server.url!r}, "m", 100, "<turn|>"), 7, 2)
 """)
     process = subprocess.Popen([sys.executable, str(script)])
     end = time.monotonic() + 60
@@ -278,11 +391,11 @@ t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2), 
     with open(path, "a") as file:
         file.write('{"plan": "a", "problem": "p5", "ind')
     asked = len(server.asked)
-    samples = sample(jobs, path, server.url, "m", Config(), 100)
+    samples = asked_of(server, jobs, path)
     assert len(server.asked) - asked == len(jobs) - len(saved)
     assert all(samples[place] == row for place, row in saved.items())
     fresh = tmp_path / "other" / "samples.jsonl"
-    sample(jobs, fresh, server.url, "m", Config(), 100)
+    asked_of(server, jobs, fresh)
     assert fresh.read_bytes() == path.read_bytes()
     server.close()
 
@@ -290,7 +403,7 @@ t.sample(jobs, Path({str(path)!r}), {server.url!r}, "m", t.Config(in_flight=2), 
 def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):
     server = FakeServer()
     path = tmp_path / "base" / "samples.jsonl"
-    sample(jobs, path, server.url, "m", Config(), 100)
+    asked_of(server, jobs, path)
     plan = Plan("a", n=3)
 
     def found(*others):
@@ -307,30 +420,92 @@ def test_failed_requests_are_no_answers_and_long_prompts_are(jobs, tmp_path):
     server = FakeServer(refuse=lambda ids: ids == [2, 4])
     path = tmp_path / "base" / "samples.jsonl"
     long = ("a", "p1", 0)
-    jobs[long] = jobs[long] | {"ids": [2] * 100}
-    with pytest.raises(ValueError, match="4 requests failed .*HTTP 400.* run this again"):
-        sample(jobs, path, server.url, "m", Config(), 100)
+    jobs[long] = dataclasses.replace(jobs[long], ids=[2] * 100)
+    with pytest.raises(ValueError, match="4 requests failed .*HTTP 400.* Run this again"):
+        asked_of(server, jobs, path)
     assert len(read_samples(path, jobs)) == 20
     server.close()
     healthy = FakeServer()  # a later run asks again for what was refused, and for nothing else
-    samples = sample(jobs, path, healthy.url, "m", Config(), 100)
+    samples = asked_of(healthy, jobs, path)
     assert len(healthy.asked) == 4
-    assert collections.Counter(row["finish"] for row in samples.values()) == {"stop": 23, "too long": 1}
+    ends = collections.Counter(row["finish"] for row in samples.values())
+    assert ends == {"stop": 23, "too long": 1}
     problems = [exams.Problem(f"p{i}", "x", "module RefModule; endmodule", "tb") for i in range(6)]
     frame = scores.judge_answers(samples, {"spec-to-rtl": problems}, PLANS)
     assert len(frame) == 24 and set(frame.category) == {"no code"} and not frame.passed.any()
     healthy.close()
 
 
+def damaged(line, other):
+    """Ten forms of damage to a line of samples.jsonl, as bytes."""
+    row, raw = json.loads(line), line.encode()
+    without = {name: value for name, value in row.items() if name != "tokens"}
+    return {
+        "cut in the middle": raw[:len(raw) // 2], "two in one": raw[:-9] + other.encode(),
+        "no UTF-8": raw.replace(b"answer", b"ans\xffer"), "null bytes": raw[:20] + bytes(30),
+        "a list": b"[1, 2]", "a number": b"7", "a key is missing": json.dumps(without).encode(),
+        "no text": json.dumps(row | {"text": None}).encode(), "brackets": b"[" * 100_000,
+        "a place that's a list": json.dumps(row | {"problem": ["p0"]}).encode()}
+
+
+@pytest.mark.parametrize("form", damaged('{"text": "answer"}', ""))
+def test_a_damaged_line_is_asked_for_again_and_nothing_else(jobs, tmp_path, form):
+    server = FakeServer()
+    path = tmp_path / "base" / "samples.jsonl"
+    asked_of(server, jobs, path)
+    lines = path.read_text().splitlines()
+    whole = path.read_bytes()
+    broken = damaged(lines[7], lines[8])[form]
+    path.write_bytes(b"\xef\xbb\xbf" + "\n".join([*lines[:7], ""]).encode() + broken
+                     + "\r\n\n".join(["", *lines[8:], ""]).encode())  # and what's allowed
+    asked = len(server.asked)
+    asked_of(server, jobs, path)
+    assert len(server.asked) - asked == 1 and path.read_bytes() == whole
+    server.close()
+
+
+@pytest.mark.parametrize("names", [("HTTP_PROXY", "http_proxy"), ("ALL_PROXY", "all_proxy")])
+def test_our_own_server_is_asked_directly_whatever_the_environment_says(jobs, tmp_path, monkeypatch,
+                                                                        names):
+    for name in names:
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    server = FakeServer()
+    assert len(asked_of(server, jobs, tmp_path / "samples.jsonl")) == len(jobs)
+    server.close()
+
+
+def test_this_machine_is_known_by_each_of_its_addresses():
+    for url in ("http://127.0.0.1:8000", "http://localhost:8000", "http://127.0.0.2"):
+        assert is_this_machine(url), url
+    for url in ("http://192.0.2.1:8000", "http://no-such-host.invalid", "http://:80"):
+        assert not is_this_machine(url), url
+
+
+def test_nobody_waits_for_a_server_that_has_died(jobs, tmp_path):
+    server = FakeServer()
+    server.close()
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="has died.*run this notebook again"):
+        asked_of(server, jobs, tmp_path / "samples.jsonl", patience=600.0, alive=lambda: False)
+    assert time.monotonic() - start < 30
+    with pytest.raises(ValueError, match=f"{server.url} has not answered for 1 s"):
+        asked_of(server, jobs, tmp_path / "samples.jsonl", patience=1.0)
+
+
 def test_prompts_are_the_official_ones_and_ours_without_hints():
     problem = PROBLEMS["Prob022_mux2to1"]
     ours = messages_for(problem, "ours", "S")
-    assert ours == [{"role": "system", "content": "S"}, {"role": "user", "content": problem.prompt.strip()}]
+    assert ours == [{"role": "system", "content": "S"},
+                    {"role": "user", "content": problem.prompt.strip()}]
     assert messages_for(problem, "ours", None) == ours[1:]
     system, user = (m["content"] for m in messages_for(problem, "official", "S"))
-    assert system == "You are a Verilog RTL designer that only writes code using correct Verilog syntax."
+    assert system == ("You are a Verilog RTL designer that only writes code using correct Verilog "
+                      "syntax.")
     assert user.startswith(f"\nQuestion:\n{problem.prompt.strip()}\n")
-    assert user.endswith("do NOT output anything else.\n\nAnswer:\n") and "[BEGIN] and [DONE]" in user
+    assert user.endswith("do NOT output anything else.\n\nAnswer:\n")
+    assert "[BEGIN] and [DONE]" in user
     complete = dataclasses.replace(problem, prompt="Choose.\nmodule TopModule(\n  input a\n);\n",
                                    interface="module TopModule(\n  input a\n);\n")
     text = messages_for(complete, "official", None)[1]["content"]
@@ -339,13 +514,17 @@ def test_prompts_are_the_official_ones_and_ours_without_hints():
 
 def test_every_wording_and_thinking_only_where_asked(tmp_path):
     problem, asked = PROBLEMS["Prob022_mux2to1"], []
-    plans = [Plan("a"), Plan("b", "official", thinking=True, max_tokens=99), Plan("c", "examples"), Plan("d", "comment")]
-    prompts = all_prompts({"spec-to-rtl": [problem]}, plans, "S",
-                          lambda messages, thinking: asked.append((messages[0]["content"], thinking)) or [1],
-                          lambda text: text)
+    plans = [Plan("a"), Plan("b", "official", thinking=True, max_tokens=99),
+             Plan("c", "examples"), Plan("d", "comment")]
+
+    def render(messages, thinking):
+        asked.append((messages[0]["content"], thinking))
+        return [1]
+    prompts = all_prompts({"spec-to-rtl": [problem]}, plans, "S", render, lambda text: text)
     assert [thinking for _, thinking in sorted(asked)] == [False, True]
     examples, comment = (prompts[wording, False, problem] for wording in ("examples", "comment"))
-    assert examples.endswith(f"{problem.prompt.strip()}\n\nmodule TopModule") and "S" not in examples.split()[:5]
+    assert examples.endswith(f"{problem.prompt.strip()}\n\nmodule TopModule")
+    assert "S" not in examples.split()[:5]
     assert comment.startswith("// TopModule\n//\n// ") and comment.endswith("\n\n")
     shown = re.findall(r"(module TopModule.*?endmodule)\n", examples, re.S)
     assert len(shown) >= 2
@@ -360,7 +539,8 @@ def test_a_comment_is_what_the_corpus_has_above_a_module():
     problems = {p.name: p for p in exams.load_problems(ROOT / "data" / "tiny_eval")}
     for name, design, _ in make.problems():
         listed = "\n".join(f"// {port}" for port in make.interface(design).split("\n"))
-        assert text_to_continue(problems[name], "comment") == f"// TopModule\n//\n{listed}\n//\n// {design.spec}\n\n"
+        comment = f"// TopModule\n//\n{listed}\n//\n// {design.spec}\n\n"
+        assert text_to_continue(problems[name], "comment") == comment
 
 
 # ---- Statistics ----
@@ -377,8 +557,9 @@ def test_the_published_gap_is_found_at_pass_1_and_not_at_pass_5():
     assert paper.tpu_passed_of_5.sum() == 500 and paper.gpu_passed_of_5.sum() == 544
     found = {}
     for k in (1, 5):
-        values = [[pass_at_k(5, c, k) for c in paper[f"{name}_passed_of_5"]] for name in ("tpu", "gpu")]
-        found[k] = compare(*values)
+        tpu = [pass_at_k(5, c, k) for c in paper.tpu_passed_of_5]
+        gpu = [pass_at_k(5, c, k) for c in paper.gpu_passed_of_5]
+        found[k] = compare(tpu, gpu)
     assert 0.003 < found[1]["p"] < 0.007
     assert found[1]["difference"] == pytest.approx((0.0564, 0.019, 0.095), abs=0.004)
     assert found[5]["p"] == pytest.approx(0.607, abs=0.01) and (found[5]["values"] != 0).sum() == 15
@@ -404,7 +585,8 @@ def test_nothing_leaves_the_denominator():
 
 def test_waveform_of_a_failure(tmp_path):
     problem = PROBLEMS["Prob041_dff8r"]
-    wrong = problem.reference.replace("RefModule", "TopModule").replace("r <= d", "r <= d + 1").replace("q <= d", "q <= d + 1")
+    wrong = problem.reference.replace("RefModule", "TopModule")
+    wrong = wrong.replace("r <= d", "r <= d + 1").replace("q <= d", "q <= d + 1")
     verdict = judging.judge(problem, wrong, waves=tmp_path / "wave.vcd")
     signals = scores.waveform(tmp_path / "wave.vcd")
     first = min(map(int, re.findall(r"First mismatch occurred at time (\d+)", verdict.log)))
@@ -415,15 +597,66 @@ def test_waveform_of_a_failure(tmp_path):
 
 # ---- A finished run ----
 
+def some_problems(folder, *names):
+    """A folder of problems with some of the tiny benchmark's."""
+    folder.mkdir()
+    for name in names:
+        for path in (ROOT / "data" / "tiny_eval").glob(f"{name}_*"):
+            shutil.copy(path, folder)
+
+
+def eval_page(folder, problems):
+    """07 as a script, on a copy of the finished run, with other problems."""
+    source = (ROOT / "07_eval.py").read_text()
+    assert source.count('problems="data/tiny_eval"') == 1
+    changed = source.replace('problems="data/tiny_eval"', f"problems={problems!r}")
+    (folder / "07.py").write_text(changed)
+    for part in ("merged", "data", "serve", "eval"):
+        shutil.copytree(RUN / part, folder / "run" / part)
+    shutil.copy(RUN / "merge.json", folder / "run")
+    return page(folder / "07.py", folder / "run")
+
+
+judged_run = pytest.mark.skipif(not (RUN / "eval" / "comparison.json").exists(),
+                                reason=f"no evaluation in {RUN}")
+
+
 @pytest.mark.series
-@pytest.mark.skipif(not (RUN / "eval" / "comparison.json").exists(), reason=f"no evaluation in {RUN}")
+@judged_run
+def test_a_benchmark_may_be_small(tmp_path):
+    """07 with two problems: their answers are saved, so no server is asked."""
+    some_problems(tmp_path / "mine", "Prob004_mux2", "Prob037_fsm")
+    done = eval_page(tmp_path, str(tmp_path / "mine"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "run/eval/tuned/summary.json").read_text())["n_problems"] == 2
+
+
+@pytest.mark.series
+@judged_run
+@pytest.mark.parametrize("name, told", [
+    ("mistyped", "Error: .*mistyped"),
+    ("unwinnable", "Error: no reference of spec-to-rtl passes its own testbench")])
+def test_a_folder_of_problems_that_cannot_be_used_is_one_line(tmp_path, name, told):
+    """And nothing is made or changed beside the run."""
+    some_problems(tmp_path / "unwinnable", "Prob004_mux2")
+    bench = tmp_path / "unwinnable" / "Prob004_mux2_test.sv"
+    early = 'initial begin $display("TIMEOUT");'  # which the official rules fail
+    bench.write_text(bench.read_text().replace("initial begin", early, 1))
+    done = eval_page(tmp_path, str(tmp_path / name))
+    assert done.returncode and re.search(told, done.stderr) and "Traceback" not in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"unwinnable", "07.py", "run"}
+
+
+@pytest.mark.series
+@judged_run
 def test_a_finished_run_adds_up():
     comparison = json.loads((RUN / "eval/comparison.json").read_text())
     for label in ("base", "tuned"):
         summary = json.loads((RUN / "eval" / label / "summary.json").read_text())
         lines = (RUN / "eval" / label / "samples.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        plans = {plan["name"]: plan["n"] for plan in summary["settings"]["plans"] if plan["only"] in ("", label)}
+        plans = {plan["name"]: plan["n"] for plan in summary["settings"]["plans"]
+                 if plan["only"] in ("", label)}
         assert len(rows) == summary["n_problems"] * sum(plans.values())
         for plan, n in plans.items():
             assert sum(summary["categories"][plan].values()) == summary["n_problems"] * n

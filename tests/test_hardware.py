@@ -1,4 +1,4 @@
-"""The detector of chips, on fake /sys and /dev trees, and what follows from it: size, list of packages, words."""
+"""The detector of chips, on fake /sys and /dev trees, and what follows: size, packages, words."""
 
 import http.server
 import json
@@ -12,9 +12,9 @@ import pytest
 from conftest import ROOT, program
 
 import helpers
-from tables import hardware
+from tables import hardware, published
+from tables.errors import UserError
 from tables.hardware import chip
-from tables import published
 
 GVNIC = ("0x1ae0", "0x0042", "0x020000")  # Google's network card: its vendor, and no TPU
 
@@ -181,8 +181,10 @@ def test_chips_held_by_another_process_name_it(on, monkeypatch, tmp_path):
     monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
     (root / "proc").rmdir()
     (root / "proc").symlink_to("/proc")  # the real one: a real process opens the file
-    holder = subprocess.Popen([sys.executable, "-c", "import sys; f = open(sys.argv[1]); print(flush=True); input()",
-                               str(root / "dev/vfio/2")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c",
+                               "import sys; f = open(sys.argv[1]); print(flush=True); input()",
+                               str(root / "dev/vfio/2")], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE)
     try:
         holder.stdout.readline()
         with open(root / "dev/vfio/0"):  # our own file does not count
@@ -207,11 +209,12 @@ def pythons():
 
 
 @pytest.mark.parametrize("python", pythons())
-def test_any_python_runs_the_script(on, python, tmp_path):
+def test_any_python_runs_the_table(on, python):
     on("v6e-8")
-    answer = program(python, "-S", ROOT / "tables" / "hardware.py", cwd=tmp_path)
+    answer = program(python, "-S", "-m", "tables.hardware")
     said = dict(line.split("=", 1) for line in answer.stdout.splitlines())
-    assert said == {"ACCELERATOR": "tpu", "KIND": "v6e", "CHIPS": "8", "HOSTS": "1", "SLICE": "v6e-8",
+    assert said == {"ACCELERATOR": "tpu", "KIND": "v6e", "CHIPS": "8", "HOSTS": "1",
+                    "SLICE": "v6e-8",
                     "TROUBLE": "", "FOUND": "TPU v6e-8 (8 chips)"}
 
 
@@ -230,7 +233,8 @@ else exec {sys.executable} "$@"; fi
     python.chmod(0o755)
     answer = program("bash", "setup.sh", "train", "--into", python)
     assert answer.returncode == 0, answer.stderr
-    assert (tmp_path / "asked").read_text().split()[1:] == [f"requirements/{file}"], "uv, then by pip"
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked[1:] == [f"requirements/{file}"], "uv, then by pip"
     assert str(hardware.here()) in answer.stdout
 
 
@@ -247,6 +251,20 @@ def test_a_notebook_of_one_size_is_tiny_everywhere(on, monkeypatch, tmp_path, ca
 
 
 # ── The list of chips ──
+
+@pytest.mark.parametrize("name",
+                         ["v5p-1", "v5p-3", "v4-1", "v5e-0", "v6e-²", "v6e-", "v6e-08", "v5p"])
+def test_a_slice_has_whole_chips(name, capsys, monkeypatch):
+    """`--slice v5p-1` once had 0 chips, for 0.00 dollars an hour."""
+    with pytest.raises(UserError, match="is no slice"):
+        hardware.slice_of(name)
+    monkeypatch.setattr(sys, "argv", ["hardware", "--slice", name])
+    with pytest.raises(SystemExit):
+        hardware.main()
+    said = capsys.readouterr()
+    assert said.out == "" and "is no slice" in said.err
+    assert all(hardware.slice_of(one.name).chips >= 1 for one in hardware.SLICES.values())
+
 
 def test_chips_are_those_of_the_spec_sheets():
     sheet = published("spec_sheet_reference", "item")
@@ -281,12 +299,13 @@ def test_chips_agree_with_jaxs_own_table(name):
         assert ours.int8 == pytest.approx(round(factor) * theirs.int8_ops_per_second, rel=0.01)
 
 
-INVENTED = hardware.Chip("v9z", "0x0099", ("TPU v9z",), "v9z", 2, 1e15, 2e15, 100e9, 5e12, 100e9, 5.0)
+INVENTED = hardware.Chip("v9z", "0x0099", ("TPU v9z",), "v9z", 2, 1e15, 2e15, 100e9, 5e12, 100e9,
+                         5.0)
 
 
 def test_a_new_chip_is_one_row(alone, tmp_path):
     """Detection, slices, the floors of a server and the question of what fits accept it."""
-    from serving import physics
+    from tables import physics
     from tpu_time import fit
     alone.setitem(hardware.CHIPS, "v9z", INVENTED)
     alone.setenv("HARDWARE_ROOT", str(tree(tmp_path / "root", **tpu("0x0099", 4))))
@@ -297,4 +316,5 @@ def test_a_new_chip_is_one_row(alone, tmp_path):
     assert fit.will_it_fit("v9z", 4).limit == pytest.approx(100e9 / 2**30)
     config = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())
     moved = physics.decode_bytes(config, 1, 512)
-    assert physics.tpot_floor(moved, found.chips * found.chip.bandwidth) == pytest.approx(3.1e-3, rel=0.1)
+    floor = physics.tpot_floor(moved, found.chips * found.chip.bandwidth)
+    assert floor == pytest.approx(3.1e-3, rel=0.1)

@@ -30,13 +30,14 @@ def free_address():
 def run_hosts(folder, hosts, shape, steps):
     """Train on four devices spread over so many processes; returns what the first one logged."""
     address, started = free_address(), []
+    driver = [sys.executable, str(ROOT / "tests" / "train_driver.py"), str(folder), str(steps),
+              "float32", *map(str, shape)]
     for host in range(hosts):
         own = {"JAX_NUM_PROCESSES": str(hosts), "JAX_PROCESS_ID": str(host),
                "JAX_COORDINATOR_ADDRESS": address} if hosts > 1 else {}
         log = open(folder / f"host{hosts}_{host}.txt", "w")
         started.append(subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "train_driver.py"), str(folder), str(steps), "float32",
-             *map(str, shape)], env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT))
+            driver, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT))
     codes = [process.wait(900) for process in started]
     said = (folder / f"host{hosts}_0.txt").read_text()
     assert codes == [0] * hosts, said[-3000:]
@@ -75,7 +76,7 @@ def test_two_hosts_train_what_one_trains(tmp_path, shape):
 @pytest.mark.slow
 @pytest.mark.series
 def test_notebook_03_as_a_script_on_two_hosts(tmp_path):
-    """The whole notebook on two processes with folders of their own; only checkpoints are shared."""
+    """The whole notebook on two processes with folders of their own; they share checkpoints."""
     if not (RUN / "data").is_dir():
         pytest.skip(f"no data in {RUN}: ./run_all.sh makes it")
     for attempt in range(3):  # gloo gives up after 30 s if a process of a busy machine is late
@@ -101,8 +102,9 @@ def script_on_two_hosts(tmp_path):
             [sys.executable, "03_train.py"], cwd=ROOT, stdout=open(tmp_path / f"{host}.txt", "w"),
             stderr=subprocess.STDOUT, env={
                 **os.environ, "SIZE": "tiny", "RUN_DIR": str(folder), "MPLBACKEND": "agg",
-                "MAX_STEPS": "4", "CHECKPOINTS": str(tmp_path / "checkpoints"), "JAX_NUM_PROCESSES": "2",
-                "JAX_PROCESS_ID": str(host), "JAX_COORDINATOR_ADDRESS": address, "JAX_PLATFORMS": "cpu",
+                "MAX_STEPS": "4", "CHECKPOINTS": str(tmp_path / "checkpoints"),
+                "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(host),
+                "JAX_COORDINATOR_ADDRESS": address, "JAX_PLATFORMS": "cpu",
                 # 03 asks for four devices where nobody has; here it is two on each of two hosts
                 "XLA_FLAGS": f"{few}=4 {few}=2 --xla_llvm_disable_expensive_passes=true"}))
     codes = [process.wait(3600) for process in started]

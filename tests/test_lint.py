@@ -1,5 +1,7 @@
 """What tools/lint.py finds in this repository, and that it can find something."""
 
+import sys
+
 import nbformat
 import pytest
 from conftest import no_garbage_collection
@@ -17,6 +19,15 @@ def test_nothing_is_found(check):
     assert not found, "\n".join(found)
 
 
+def test_a_call_that_does_not_fit_its_signature_is_found(tmp_path):
+    """By the settings that the rooms are read with."""
+    (tmp_path / "room.py").write_text("def twice(count: int) -> int:\n    return 2 * count\n\n\n"
+                                      "def wrong() -> str:\n    return twice('a')\n")
+    found = lint.objections(sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir",
+                            tmp_path / "cache", tmp_path / "room.py")
+    assert len(found) == 2 and "arg-type" in found[1] + found[0], found
+
+
 HEAD = "# %% [markdown]\n# # 02 · A title\n#\n# ## 1. One\n#\n# ## 2. Two\n#\n"
 
 
@@ -32,7 +43,8 @@ def test_a_section_that_is_not_there(tmp_path, prose, found):
 
 @pytest.mark.parametrize(("link", "found"), [
     ("a.md", 0), ("a.md#the-head-of-it", 0), ("a.md#no-head", 1), ("b.md", 1),
-    (f"{HERE}/blob/main/README.md", 0), (f"{HERE}/blob/main/NONE.md", 1), ("#own", 0), ("#other", 1)])
+    (f"{HERE}/blob/main/README.md", 0), (f"{HERE}/blob/main/NONE.md", 1), ("#own", 0),
+    ("#other", 1)])
 def test_a_link_that_leads_nowhere(tmp_path, link, found):
     (tmp_path / "a.md").write_text("# The `head` of it\n")
     page = tmp_path / "page.md"

@@ -3,12 +3,13 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import random_gemma
-from conftest import ROOT, needs_serve, page, program, serve
+from conftest import ROOT, a_data_meta, a_recipe, needs_serve, page, program, serve
 
 import helpers
 from helpers import gemma, merge, weights
@@ -85,12 +86,11 @@ def make_world(folder, config):
     text = json.loads((base / "config.json").read_text())
     targets = architecture.modules(text)
     _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 20)
-    recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets), "base_model": "random"}
-    return SimpleNamespace(
-        folder=folder, base=base, prompts=prompts, before=before, targets=targets,
-        after=logits(model, mesh, prompts), adapters=adapters, notes=notes, recipe=recipe,
-        tensors=weights.open_model(base), scale=ALPHA / RANK,
-        plan=merge.plan_merge(targets, adapters, PREFIX))
+    recipe = a_recipe(rank=RANK, alpha=ALPHA, n_modules=len(targets))
+    return SimpleNamespace(folder=folder, base=base, prompts=prompts, before=before, targets=targets,
+                           after=logits(model, mesh, prompts), adapters=adapters, notes=notes,
+                           recipe=recipe, tensors=weights.open_model(base), scale=ALPHA / RANK,
+                           plan=merge.plan_merge(targets, adapters, PREFIX))
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_adapter_shares_a_and_repeats_k_as_v(world, tmp_path):
 def attention_only(world):
     """(modules to merge, adapters, recipe) as if 03 had trained attention alone, on purpose."""
     adapters = {path: pair for path, pair in world.adapters.items() if ".attn." in path}
-    recipe = world.recipe | {"partial": True}
+    recipe = replace(world.recipe, partial=True)
     targets = merge.targets_of(world.base, adapters, recipe)
     assert {target.path for target in targets} == set(adapters)
     return targets, adapters, recipe
@@ -273,16 +273,16 @@ def damages(file):
 def test_whatever_happens_to_a_checkpoint_is_one_line_or_changes_nothing(world, tmp_path):
     """Every file of a step, spoiled in four ways and taken away: restored whole, or refused."""
     folder = shutil.copytree(world.folder / "checkpoints", tmp_path / "checkpoints")
-    recipe = world.recipe | {"final_step": 20,
-                             "adapter_sha256": weights.adapters_digest(world.adapters)}
+    recipe = replace(world.recipe, final_step=20,
+                     adapter_sha256=weights.adapters_digest(world.adapters))
     refusals = 0
     for file in sorted(path for path in (folder / "20").rglob("*") if path.is_file()):
         whole = file.read_bytes()
         for what, data in [*damages(file), ("taken away", None)]:
             file.unlink() if data is None else file.write_bytes(data)
             try:
-                step, adapters, notes = merge.restore_adapters(folder, 20)
-                merge.check_digest(adapters, step, recipe, notes)
+                step, adapters, _ = merge.restore_adapters(folder, 20)
+                merge.check_digest(adapters, step, recipe)
             except helpers.UserError as error:
                 refusals += 1
                 assert len(str(error).splitlines()) <= 2, (file, what)
@@ -290,22 +290,19 @@ def test_whatever_happens_to_a_checkpoint_is_one_line_or_changes_nothing(world, 
     assert refusals > 10
 
 
-@pytest.mark.parametrize("place", ["the recipe", "the checkpoint"])
-def test_other_numbers_than_03_saved_are_refused(world, place):
+def test_other_numbers_than_03_saved_are_refused(world):
     """A flipped bit in a checkpoint restores without a word: the digest notices."""
-    digest = weights.adapters_digest(world.adapters)
-    recipe, notes = world.recipe | {"final_step": 20}, dict(world.notes)
-    (recipe if place == "the recipe" else notes)["adapter_sha256"] = digest
-    merge.check_digest(world.adapters, 20, recipe, notes)
+    plain = replace(world.recipe, final_step=20, adapter_sha256="")
+    recipe = replace(plain, adapter_sha256=weights.adapters_digest(world.adapters))
+    merge.check_digest(world.adapters, 20, recipe)
     path, (a, b) = next(iter(world.adapters.items()))
     flipped = b.copy()
     flipped.view(np.uint8).reshape(-1)[7] ^= 1
     damaged = world.adapters | {path: (a, flipped)}
     with refused("adapters of step 20 are not those that 03 saved.*Set Settings.step to another"):
-        merge.check_digest(damaged, 20, recipe, notes)
-    merge.check_digest(damaged, 20, world.recipe | {"final_step": 20}, world.notes)  # none is known
-    if place == "the recipe":  # it is about the last step
-        merge.check_digest(damaged, 10, recipe, notes)
+        merge.check_digest(damaged, 20, recipe)
+    merge.check_digest(damaged, 20, plain)  # none is known
+    merge.check_digest(damaged, 10, recipe)  # the digest is of the last step
 
 
 def test_a_checkpoint_gives_the_digest_of_the_model_that_was_saved(world):
@@ -323,13 +320,9 @@ def run(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     shutil.copytree(world.folder / "checkpoints", folder / "train" / "checkpoints")
     base = shutil.copytree(world.base, folder / "base")
-    helpers.write_json(folder / "train" / "recipe.json", world.recipe | {
-        "base_path": str(base), "base_sha256": weights.fingerprint(base), "final_step": 20,
-        "size": "tiny", "checkpoints": "train/checkpoints", "adapter_dtype": "float32",
-        "learning_rate": 1e-3})
-    helpers.write_json(folder / "data" / "meta.json", {
-        "source": "a set", "train_examples": 3, "trained_tokens": 1234, "reasoning": "stripped",
-        "system": "s"})
+    replace(world.recipe, base_path=str(base), base_sha256=weights.fingerprint(base)).save(
+        folder / "train" / "recipe.json")
+    a_data_meta().save(folder / "data" / "meta.json")
     return folder
 
 
@@ -407,7 +400,7 @@ def parity(folder, dtype, prompts):
     found = {"Tunix with adapters": shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))}
     targets = architecture.modules(config)
     _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 1)
-    recipe = {"rank": RANK, "alpha": ALPHA, "n_modules": len(targets), "base_model": "tiny"}
+    recipe = a_recipe(rank=RANK, alpha=ALPHA, n_modules=len(targets))
     merge.check(targets, adapters, weights.open_model(base), PREFIX, recipe, notes)
     plan = merge.plan_merge(targets, adapters, PREFIX)
     merge.merge_model(base, folder / "merged", plan, ALPHA / RANK)

@@ -1,9 +1,10 @@
-"""The page OWN_DATA.md, rehearsed: its blocks, as they stand, in 02, 03 and 04, one after the other.
+"""The page docs/OWN_DATA.md, rehearsed: its blocks, as they stand, in 02, 03 and 04.
 
 The model has E2B's widths and kinds of layers, random weights, four layers instead of 35 (with and
 without keys and values of their own, sliding and full) and the tiny tokenizer with its vocabulary.
-A folder stands for the mounted Drive, one CPU device for the chip. The rows are short and the steps are two: it is
-about the way. The example, data/ports, is trained as the page says, with the tiny model.
+A folder stands for the mounted Drive, one CPU device for the chip. The rows are short and the steps
+are two: it is about the way. The example, data/ports, is trained as the page says, with the tiny
+model.
 """
 
 import json
@@ -18,13 +19,13 @@ from safetensors.numpy import load_file
 
 import helpers
 import verilog
-from helpers import data, packing
+from helpers import chat, data, packing, records
 from tables import architecture
 from verilog import asking, scores
 
-import ports
+from appendix.world import ports
 
-PAGE = (ROOT / "OWN_DATA.md").read_text()
+PAGE = (ROOT / "docs/OWN_DATA.md").read_text()
 DRIVE, IN_02, IN_03, ASK, COMPARE, SCORE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 FORMS = [json.loads(line) for line in re.search(r"```json\n(.*?)```", PAGE, re.S)[1].splitlines()]
 # `google.colab` is on Colab only; here mounting makes a folder.
@@ -36,6 +37,16 @@ sys.modules["google.colab"] = types.SimpleNamespace(drive=types.SimpleNamespace(
 
 def test_every_form_on_the_page_is_understood():
     assert [data.form_of(row) for row in FORMS] == ["chat", "ShareGPT", "Alpaca", "completion"]
+
+
+def test_the_pages_chat_with_tools_is_trained_as_it_happened():
+    tools = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.S)[1])
+    example, problem = data.clean(tools)
+    assert not problem and not example["unused"] and not example["odd"]
+    tokenizer = chat.load_tokenizer(ROOT / "assets" / "tiny_gemma4")
+    ids, mask = chat.render(tokenizer, data.as_messages(example, None))
+    assert tokenizer.decode([number for number, on in zip(ids, mask) if on]) == (
+        '<|tool_call>call:stock{item:<|"|>...<|"|>}<tool_call|><|tool_response>...<turn|>')
 
 
 def test_the_comparison_runs_as_it_stands(tmp_path, monkeypatch, capsys):
@@ -65,7 +76,8 @@ def rows_of_every_form():
         ask, answer = f"What is {number} plus {number}?", f"It is {2 * number}."
         yield [{"messages": [{"role": "user", "content": ask},
                              {"role": "assistant", "content": answer}]},
-               {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": answer}]},
+               {"conversations": [{"from": "human", "value": ask},
+                                  {"from": "gpt", "value": answer}]},
                {"instruction": ask, "input": "", "output": answer},
                {"prompt": ask, "completion": answer}][number % 4]
     yield {"messages": [{"role": "user", "content": "No answer?"}]}
@@ -99,16 +111,17 @@ def test_the_pages_cells_lead_from_a_file_to_a_merged_e2b(tmp_path):
         "/content", str(tmp_path)) + small))
     assert "60 of 61 rows are usable" in said
     meta = packing.check_data(drive / "gemma4" / "data")
-    assert meta["rows_kept"] == 60 and meta["system"] == "You answer questions about our products."
-    assert meta["val_examples"] > 0
+    assert meta.rows_kept == 60 and meta.system == "You answer questions about our products."
+    assert meta.val_examples > 0
 
-    choose = re.search(r"^cfg = helpers\.choose\(.*?\)\n", (ROOT / "03_train.py").read_text(), re.M)[0]
+    page = (ROOT / "03_train.py").read_text()
+    choose = re.search(r"^cfg = helpers\.choose\(.*?\)\n", page, re.M)[0]
     said = run("03_train.py", tmp_path,
         (r"helpers\.machine\(devices=4\)", "helpers.machine(devices=1)"),  # one chip
         (re.escape(choose), f"{choose}{IN_03}cfg = replace(cfg, rank=4, answer_tokens=4)\n"))
     assert "asked:\nWhat is" in said, "the running example is one of one's own"
-    recipe = helpers.read_json(drive / "gemma4" / "train" / "recipe.json")
-    assert recipe["epochs"] == 3.0 and recipe["final_step"] == 2 and recipe["system"] == meta["system"]
+    recipe = records.Recipe.load(drive / "gemma4")
+    assert recipe.epochs == 3.0 and recipe.final_step == 2 and recipe.system == meta.system
 
     run("04_merge.py", tmp_path)
     before = load_file(base / "model.safetensors")
@@ -141,7 +154,7 @@ def test_the_example_is_what_its_generator_writes():
         row["messages"][0]["content"] for row in chats}
 
 
-# Greedy answers by transformers, in the other environment: folder, {name: prompts}, a file for them.
+# Greedy answers by transformers, in the other environment: folder, {name: prompts}, their file.
 ANSWER = """import json, sys
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

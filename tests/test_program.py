@@ -15,7 +15,7 @@ from conftest import ROOT
 
 from appendix import steps
 from tables import hardware
-from tpu_time import Box, bands, hlo, links, predict, report, tape
+from tpu_time import Box, bands, hlo, links, predict, report
 
 V5P = Box("v5p", (2, 2, 1))
 CLOCK = 1.75e9

@@ -6,6 +6,7 @@ test looks whether they are there.
 """
 
 import ast
+import errno
 import http.server
 import os
 import re
@@ -13,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -22,14 +24,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, RUN, page, program
+from conftest import ROOT, RUN, a_data_meta, page, program
 from test_hardware import tpu, tree
 
 from helpers import packing, run
+from tables.errors import UserError
 
 HEADER = ("# ---\n# jupyter:\n#   jupytext:\n#     text_representation:\n#       extension: .py\n"
           "#       format_name: percent\n# ---\n\n")
-PRELUDE = "from helpers import opening, run; opening.quiet(); run.one_line_errors()\n"  # as a page does
+# As a page does it.
+PRELUDE = "from helpers import opening, run; opening.quiet(); run.one_line_errors()\n"
 ELSEWHERE = {
     "unusable rows": ("test_data", "rows_of_ones_own|read_line_by_line"),
     "out of memory (two lines)": ("test_train", "does_not_fit"),
@@ -106,7 +110,8 @@ def finished(*parts):
 
 
 def a_changed_merge(folder):
-    finished("data/meta.json", "data/samples.json", "train/recipe.json", "train/log.jsonl", "merged",
+    finished("data/meta.json", "data/samples.json", "train/recipe.json", "train/log.jsonl",
+             "merged",
              "merge.json")(folder)
     path = next((folder / "run/merged").glob("*.safetensors"))
     content = bytearray(path.read_bytes())
@@ -118,8 +123,8 @@ def packed_rows(folder):
     """What 02 leaves, of two rows; its facts name another chat template than the tiny model's."""
     column = np.ones((1, 4), np.int32)
     parts = {part: dict.fromkeys(packing.COLUMNS, column) for part in ("train", "val")}
-    packing.save_data(folder / "run/data", parts, [], {
-        "size": "tiny", "base_path": "assets/tiny_gemma4", "template_sha256": "another"})
+    packing.save_data(folder / "run/data", parts, [], a_data_meta(
+        base_path="assets/tiny_gemma4", template_sha256="another").to_json())
 
 
 def changed_rows(folder):
@@ -138,19 +143,23 @@ def icarus_left_out(folder):
 
 
 NO_DISK = "import shutil; shutil.disk_usage = lambda _: type('', (), dict(free=1000))\n"
-MESH = ("import jax\nfrom helpers import gemma\nconfig = gemma.config_from_hf('assets/tiny_gemma4')\n"
+MESH = ("import jax\nfrom helpers import gemma\n"
+        "config = gemma.config_from_hf('assets/tiny_gemma4')\n"
         "gemma.make_mesh(config, (1, 3), jax.devices()[:1] * 3)")
 
 ROWS = [
-    Row("an earlier page not run", "merged is missing. Run 04_merge.py first", page="05_serve_vllm.py"),
+    Row("an earlier page not run", "merged is missing. Run 04_merge.py first",
+        page="05_serve_vllm.py"),
     Row("an unknown size", "SIZE=huge is unknown. The sizes are", page="02_data.py",
         env=(("SIZE", "huge"),), lines=4),
-    Row("a size that a page has no settings for", "no settings for size e2b. Set SIZE to one that it has",
+    Row("a size that a page has no settings for",
+        "no settings for size e2b. Set SIZE to one that it has",
         "import helpers; helpers.choose({{'31b': 1}})", env=(("SIZE", "e2b"),), lines=2),
     Row("a slice that no size is for", "no size is meant for this machine, TPU v5e-8",
         "import helpers; helpers.size()", env=(("SIZE", ""), ("HARDWARE_ROOT", "{folder}/machine")),
         prepare=lambda folder: a_machine(folder, **tpu("0x0063", 8)), lines=4),
-    Row("somebody else's Python", "into which nothing is installed.*choose .*/.venv/bin/python as the kernel",
+    Row("somebody else's Python",
+        "into which nothing is installed.*choose .*/.venv/bin/python as the kernel",
         "import sys; sys.prefix = '/usr'; import helpers; helpers.machine()"),
     Row("chips missing", "the chips are on the PCI bus, but /dev/vfio/. is missing",
         "from helpers import opening; opening.start(devices=4)",
@@ -162,33 +171,56 @@ ROWS = [
         prepare=lambda folder: a_machine(folder, **tpu("0x0062", 4))),
     Row("Icarus missing", "Icarus.*sudo apt-get install -y iverilog", page="00_quickstart.py",
         env=(("PATH", "{folder}/bin"),), prepare=icarus_left_out, slow=True),
-    Row("too little disk for the base, before the download", "GB free, for the weights of file:.* it takes",
+    Row("too little disk for the base, before the download",
+        "GB free, for the weights of file:.* it takes",
         NO_DISK + "from helpers import remote; remote.stage('file://{folder}/model')",
         prepare=a_model, env=(("TMPDIR", "{folder}"),)),
-    Row("no licence or token", "the Hugging Face hub does not give google/tiny.*\nLog in with HF_TOKEN",
-        "from helpers import remote; remote.stage('google/tiny')", env=(("HF_ENDPOINT", "{hub}"),), lines=2),
+    Row("no licence or token",
+        "the Hugging Face hub does not give google/tiny.*\nLog in with HF_TOKEN",
+        "from helpers import remote; remote.stage('google/tiny')", env=(("HF_ENDPOINT", "{hub}"),),
+        lines=2),
     Row("a base that is nowhere", "./none/there is neither a directory, nor a hub id",
         "from helpers import remote; remote.stage('./none/there')"),
-    Row("a damaged base", "damaged or cut short", "from helpers import weights; weights.open_model('{folder}/model')",
+    Row("a damaged base", "damaged or cut short",
+        "from helpers import weights; weights.open_model('{folder}/model')",
         prepare=lambda folder: a_model(folder, "*.safetensors")),
     Row("a config that is no Gemma 4's", "config.json is not a Gemma 4's",
         "from tables import architecture as a; a.text_config(a.read_config('{folder}'))",
         prepare=a_file("config.json", '{"model_type": "llama"}')),
-    Row("no rows at all", "holds no rows", "from helpers import data; data.read_rows('{folder}/rows.jsonl')",
+    Row("no rows at all", "holds no rows",
+        "from helpers import data; data.read_rows('{folder}/rows.jsonl')",
         prepare=a_file("rows.jsonl", "")),
-    Row("too few rows", "1 rows with validation=0.05 leave one side empty: use more rows or another share",
+    Row("too few rows",
+        "1 rows with validation=0.05 leave one side empty: use more rows or another share",
         page="02_data.py", change=("rows=4_000", "rows=1"), slow=True),
     Row("an impossible mesh", "mesh is impossible here: tp=3 does not divide the", MESH),
     Row("rows that were changed", "is not what 02 wrote: .'train/tokens.npy': 'changed'.. Run 02",
-        "from helpers import packing; packing.check_data(run.run_dir('data'))", prepare=changed_rows),
-    Row("data of another tokenizer", "these rows were made by another tokenizer. Run 02_data.py again",
+        "from helpers import packing; packing.check_data(run.run_dir('data'))",
+        prepare=changed_rows),
+    Row("data of another tokenizer",
+        "these rows were made by another tokenizer. Run 02_data.py again",
         "from helpers import train; train.what_02_left()", prepare=packed_rows),
-    Row("merged files that changed", "merged is not what 04_merge wrote: .*Copy it again, or run 04_merge", page="05_serve_vllm.py",
+    Row("merged files that changed",
+        "merged is not what 04_merge wrote: .*Copy it again, or run 04_merge",
+        page="05_serve_vllm.py",
         prepare=a_changed_merge, slow=True),
-    Row("a broken file of an earlier page", "meta.json is not valid JSON.*run the notebook that writes it",
+    Row("a broken file of an earlier page",
+        "meta.json is not valid JSON.*run the notebook that writes it",
         "run.read_json(run.run_dir('data/meta.json'))", prepare=a_file("run/data/meta.json", "{")),
     Row("a run directory that is not one", "holds more than a run. Name a folder of its own",
         "run.run_dir()", env=(("RUN_DIR", str(ROOT)),)),
+    Row("a run directory that is a file", "can be made at .*/file .it is a file.. Set RUN_DIR",
+        "run.run_dir()", env=(("RUN_DIR", "{folder}/file"),), prepare=a_file("file", "")),
+    Row("a run directory that is a dead link", "it is a link to /no/where, which does not exist",
+        "run.run_dir()", env=(("RUN_DIR", "{folder}/link"),),
+        prepare=lambda folder: (folder / "link").symlink_to("/no/where")),
+    Row("a run directory below a file", "Not a directory: .*/file/run.. Set RUN_DIR",
+        "run.run_dir()", env=(("RUN_DIR", "{folder}/file/run"),), prepare=a_file("file", "")),
+    Row("a run directory in nobody's home", "RUN_DIR=~nobody-here names the home of nobody",
+        "run.run_dir()", env=(("RUN_DIR", "~nobody-here"),)),
+    Row("a predicted time without anchors",
+        "no range without. Get the file back .git checkout data/anchors",
+        "from tpu_time import bands; bands.ANCHORS = bands.ROOT / 'no.csv'; bands.band(1.0)"),
     Row("an error of a room", "is no slice such as",
         "from tables import hardware; hardware.slice_of('nonsense')"),
 ]
@@ -200,10 +232,12 @@ class Gated(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         listed = self.path.startswith("/api/models/") and "/tree/" not in self.path
         self.send_response(200 if listed else 403)
-        self.send_header("Content-Type" if listed else "X-Error-Code", "application/json" if listed else "GatedRepo")
+        self.send_header("Content-Type" if listed else "X-Error-Code",
+                         "application/json" if listed else "GatedRepo")
         self.end_headers()
         if listed:
-            self.wfile.write(b'{"id": "google/tiny", "sha": "1234", "siblings": [{"rfilename": "config.json", "size": 9}]}')
+            self.wfile.write(b'{"id": "google/tiny", "sha": "1234", '
+                             b'"siblings": [{"rfilename": "config.json", "size": 9}]}')
 
     do_HEAD = do_GET
 
@@ -232,11 +266,13 @@ def test_one_clear_line_and_nothing_half_written(row, tmp_path, hub):
         words[0].write_text((ROOT / row.page).read_text().replace(*row.change))
     before = sorted(path for path in (tmp_path / "run").rglob("*") if path.is_file())
     done = page(words[0], tmp_path / "run", *words[1:], **env)
-    said = "\n".join(line for line in done.stderr.splitlines() if not line.startswith(("setup: ", "WARNING")))
+    said = "\n".join(line for line in done.stderr.splitlines()
+                     if not line.startswith(("setup: ", "WARNING")))
     assert done.returncode == 1 and said.startswith("Error: "), (done.stdout, done.stderr)
     assert re.search(row.says, said, re.S), said
     assert len(said.splitlines()) <= row.lines, said
-    after = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != ".lock"]
+    after = [path for path in (tmp_path / "run").rglob("*")
+             if path.is_file() and path.name != ".lock"]
     assert set(before) <= set(after), "nothing finished is lost"
     assert not [path for path in after if path.name.endswith(".partial")], "nothing half-written"
 
@@ -248,26 +284,69 @@ def test_a_full_disk_leaves_the_old_file_and_no_half(tmp_path):
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
     code = (PRELUDE + "run.write_text(run.run_dir('kept'), 'old')\n"
-            "with run.atomic_dir(run.run_dir('data')) as folder:\n"
+            "with run.atomic_dir(run.run_dir('data'), ours='tokens') as folder:\n"
             "    (folder / 'tokens').write_bytes(bytes(10**6))\n")
     script = (f"mount -t tmpfs -o size=256k none {tmp_path} && {sys.executable} -c \"$CODE\"; "
               f"echo $?; ls -A {tmp_path}; cat {tmp_path}/kept")
     done = program("unshare", "-rm", "bash", "-c", script, RUN_DIR=str(tmp_path), CODE=code)
     assert done.stdout.split() == ["1", "kept", "old"], done.stdout
     assert done.stderr.count("\n") == 1 and "No space left on device" in done.stderr, done.stderr
-    assert "set RUN_DIR to a folder of yours" in done.stderr
+    assert "Free some space there, or set RUN_DIR to a larger disk" in done.stderr
+
+
+def test_a_disk_that_is_read_only_is_named(tmp_path):
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
+    script = (f"mount -t tmpfs none {tmp_path} && mount -o remount,ro {tmp_path} && "
+              f"{sys.executable} -c \"$CODE\"")
+    code = PRELUDE + "run.write_text(run.run_dir('kept'), 'new')"
+    done = program("unshare", "-rm", "bash", "-c", script, RUN_DIR=str(tmp_path), CODE=code)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "(Read-only file system). Set RUN_DIR to a disk that can be written" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "place", "says"), [
+    (errno.EACCES, "{run}/merged/x",
+     "Make it yours .sudo chown -R .USER., or set RUN_DIR to a folder"),
+    (errno.EPERM, "{run}/x", "is protected from changes. Set RUN_DIR"),
+    (errno.EDQUOT, "{run}/x", "quota is used up: delete something there, or set RUN_DIR"),
+    (errno.EACCES, "{tmp}/base/google", "or set TMPDIR to a folder of yours"),
+    (errno.ENOSPC, None,
+     "/run cannot be written .No space left.*Free some space there, or set RUN_DIR"),
+    (errno.EACCES, None, ""), (errno.EPERM, "/proc/1/mem", ""),
+    (errno.EACCES, "/root/own.jsonl", ""),
+    (errno.EACCES, "/dev/vfio/0", ""), (errno.ENOENT, "{run}/x", ""), (errno.EACCES, 3, ""),
+])
+def test_what_the_system_refuses_is_a_line_only_where_we_write(tmp_path, monkeypatch, number, place,
+                                                               says):
+    """Any refusal, of a chip's device file too, was "cannot be written ... free some space"."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    if isinstance(place, str):
+        place = place.format(run=tmp_path / "run", tmp=tmp_path / "tmp")
+    line = run.what_to_do(OSError(number, os.strerror(number), place))
+    assert re.search(says, line) if says else line == ""
+
+
+def test_a_bug_keeps_its_traceback(tmp_path):
+    """Also where a room calls a builtin that raises the same class as ours."""
+    for code in ("min([])", "run.clock(float('nan'))", "open('/proc/1/mem', 'r+b').read(1)"):
+        done = program(sys.executable, "-c", PRELUDE + code, RUN_DIR=str(tmp_path))
+        assert done.returncode == 1 and "Traceback" in done.stderr, (code, done.stderr)
 
 
 WRITER = PRELUDE + "run.writing(); print('writes', flush=True); input()"
 
 
 def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
-    first = subprocess.Popen([sys.executable, "-c", WRITER], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+    first = subprocess.Popen([sys.executable, "-c", WRITER], cwd=ROOT, text=True,
+                             stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, env={**os.environ, "RUN_DIR": str(tmp_path)})
     assert first.stdout.readline() == "writes\n"
     second = program(sys.executable, "-c", WRITER, RUN_DIR=str(tmp_path))
     assert second.returncode == 1 and second.stderr.count("\n") == 1
-    assert "is being written by another process. Wait until it is done, or set RUN_DIR" in second.stderr
+    assert "is being written by another process. Wait until it is done" in second.stderr
+    assert "or set RUN_DIR" in second.stderr
     first.kill()
     first.wait()
     third = program(sys.executable, "-c", WRITER, stdin="\n", RUN_DIR=str(tmp_path))
@@ -316,7 +395,8 @@ def test_a_signal_to_run_all_leaves_no_process(project, tmp_path, number):
     place = tmp_path / "run"
     env = {**os.environ, "RUN_DIR": str(place), "SIZE": "tiny"}
     child = subprocess.Popen(["./run_all.sh", "01"], cwd=project, env=env, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             start_new_session=True)
     until = time.monotonic() + 120
     while not (place / "runs").exists() and time.monotonic() < until:
         time.sleep(0.2)
@@ -338,19 +418,42 @@ def test_a_signal_to_run_all_leaves_no_process(project, tmp_path, number):
 
 def test_run_all_says_what_is_wrong_with_a_range(project, tmp_path):
     (project / "06_step.py").write_text(HEADER + "# %%\nprint(1)\n")
-    for words, says in ((("06", "01"), "06 comes after 01"), (("44",), "the notebooks are 01, 06")):
-        done = program("./run_all.sh", *words, cwd=project, RUN_DIR=str(tmp_path / "run"), SIZE="tiny")
+    for words, says in ((("06", "01"), "06 comes after 01"), (("44",), "the notebooks are 01, 06"),
+                        (("01", "06", "06"), "name one notebook, or the first and the last")):
+        done = program("./run_all.sh", *words, cwd=project, RUN_DIR=str(tmp_path / "run"),
+                       SIZE="tiny")
         assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_whole_folder_appears_at_once(tmp_path):
     """Killed in the middle of a write, a folder is as it was before."""
-    code = (PRELUDE + f"with run.atomic_dir({str(tmp_path / 'data')!r}) as folder:\n"
+    code = (PRELUDE + f"with run.atomic_dir({str(tmp_path / 'data')!r}, ours='old') as folder:\n"
             "    (folder / 'new').write_text('1'); import os; os.kill(os.getpid(), 9)")
-    with run.atomic_dir(tmp_path / "data") as folder:
+    with run.atomic_dir(tmp_path / "data", ours="old") as folder:
         (folder / "old").write_text("1")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT)
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["old"]
-    with run.atomic_dir(tmp_path / "data") as folder:
+    with run.atomic_dir(tmp_path / "data", ours="old") as folder:
         (folder / "newer").write_text("1")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["newer"]
+
+
+# ── What the reader has is the reader's ──
+
+def test_a_folder_that_we_did_not_make_is_never_replaced(tmp_path, monkeypatch):
+    """RUN_DIR is a project of the reader's with a `data` of its own: 02 used to delete it."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/thesis.txt").write_text("three years")
+    with pytest.raises(UserError, match="data was not made by this series: it holds no meta.json"):
+        run.writing()
+    with pytest.raises(UserError, match="Rename it, or set RUN_DIR"):
+        with run.atomic_dir(tmp_path / "data", ours="meta.json"):
+            pytest.fail("refused before anything is made")
+    assert (tmp_path / "data/thesis.txt").read_text() == "three years"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    (tmp_path / "data/thesis.txt").unlink()  # an empty folder is nobody's work
+    with run.atomic_dir(tmp_path / "data", ours="meta.json") as folder:
+        (folder / "meta.json").write_text("{}")
+    with run.atomic_dir(tmp_path / "data", ours="meta.json") as folder:
+        (folder / "meta.json").write_text("{}")

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from conftest import ROOT, load, page
 
-from serving import physics
+from tables import physics
 from tables.hardware import chip
 
-NOTEBOOK = "10_published.py"
+NOTEBOOK = "appendix/10_published.py"
 PUBLISHED = ROOT / "data" / "published"
 CONFIG = json.loads((ROOT / "data" / "configs" / "gemma4_31b.json").read_text())
 PEAK = {"tpu": 8 * chip("v6e").flops, "gpu": 2 * chip("h100").flops}

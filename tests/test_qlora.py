@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from appendix import qlora_runs as lab
-from verilog import scores as stats
+from verilog import stats
 
 
 def table(variant, seed, passed, n=4):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -209,7 +210,7 @@ def trained(made, monkeypatch):
 def made(tmp_path_factory):
     """A base in float32 with a checkpoint, as tests/test_merge.py makes it, on an NF4 base."""
     world = test_merge.make_world(tmp_path_factory.mktemp("quantised"), test_merge.TINY)
-    world.recipe |= {"dtype": "float32"}
+    world.recipe = replace(world.recipe, dtype="float32")
     return world
 
 
@@ -228,7 +229,7 @@ def logits_on(world, base, base_dtype="bfloat16"):
 
 def test_a_merge_into_the_base_as_trained(trained, tmp_path):
     """Its logits are those of the adapters beside the NF4 base; beside the other: test_merge."""
-    as_trained = quantized.as_trained("nf4", trained.recipe["dtype"])
+    as_trained = quantized.as_trained("nf4", trained.recipe.dtype)
     merge.merge_model(trained.base, tmp_path / "merged", trained.plan, trained.scale, as_trained)
     model, mesh = test_merge.tunix(tmp_path / "merged")
     found = test_merge.logits(model, mesh, trained.prompts)
@@ -260,9 +261,9 @@ def test_peft_loads_the_adapter_with_the_base_that_it_states(trained, tmp_path):
     """PEFT is given the adapter's folder alone: its logits are those of the trained NF4 model."""
     nothing = {name: (a, 0 * b) for name, (a, b) in trained.plan.items()}
     merge.merge_model(trained.base, tmp_path / "dequantized", nothing, 0.0,
-                      quantized.as_trained("nf4", trained.recipe["dtype"]))
-    merge.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters, trained.recipe | {
-        "base_model": str(tmp_path / "dequantized")}, test_merge.PREFIX)
+                      quantized.as_trained("nf4", trained.recipe.dtype))
+    merge.write_adapter(tmp_path / "adapter", trained.targets, trained.adapters, replace(
+        trained.recipe, base_model=str(tmp_path / "dequantized")), test_merge.PREFIX)
     index = tmp_path / "dequantized" / "model.safetensors.index.json"  # transformers' always has:
     index.write_text(json.dumps({"metadata": {}} | json.loads(index.read_text())))
     np.save(tmp_path / "prompts.npy", trained.prompts)

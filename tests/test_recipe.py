@@ -1,22 +1,28 @@
-"""recipe.py against the functions of 02 to 04, and as a command that is killed and started again."""
+"""recipe.py against 02 to 04, against transformers, and as a command that is killed and resumed."""
 
+import argparse
 import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import random_gemma
-from conftest import ROOT
+from conftest import ROOT, SERVE, needs_serve
+from filelock import FileLock
 from flax import nnx
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import recipe
 from helpers import chat, data, gemma, merge, train
@@ -46,7 +52,9 @@ def file(chats, tmp_path_factory):
 
 def test_ids_and_masks_are_those_of_02(chats, file):
     tokenizer = chat.load_tokenizer(ASSETS)
-    found = recipe.read_examples(tokenizer, file)
+    read, held_out = recipe.read_chats(file, 0.0)
+    assert read == chats and not held_out
+    found = recipe.render(tokenizer, read, 4096)
     asked = [messages[:2] for messages in chats]
     asked.insert(1, chats[0])  # each answer is an example of its own
     wanted = chat.render_chats(tokenizer, asked)
@@ -75,7 +83,7 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     same = jax.tree.unflatten(jax.tree.structure(started),
                               [jnp.array(leaf) for leaf in jax.tree.leaves(adapters)])
 
-    examples = recipe.read_examples(chat.load_tokenizer(ASSETS), file)
+    examples = recipe.render(chat.load_tokenizer(ASSETS), recipe.read_chats(file, 0.0)[0], 256)
     rows = recipe.pack(examples, 256, 1)
     places = int(rows[:, 1].sum(axis=-1).max())
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-2, 4, STEPS)
@@ -89,7 +97,7 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
         for number in range(STEPS):
             batch = rows[[number % len(rows), -1 - number % len(rows)]].reshape(2, 1, 4, -1)
             tokens, mask, segments, positions = np.moveaxis(batch, 2, 0)
-            *state, loss = step(*state, frozen, jnp.asarray(batch))
+            *state, loss, _ = step(*state, frozen, jnp.asarray(batch))
             *state_of_03, metrics = step_of_03(*state_of_03, still, train.Batch(
                 tokens, mask.astype(bool), segments, positions))
             ours.append(float(loss))
@@ -100,7 +108,8 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     pairs = {}
     for path, variable in nnx.to_flat_state(state[0]):
         pairs.setdefault(".".join(map(str, path[:-1])), []).append(np.array(variable.get_value()))
-    recipe.export(tmp_path, base, pairs, RANK, ALPHA, "tiny")
+    cfg = argparse.Namespace(rank=RANK, alpha=ALPHA, model="tiny")
+    recipe.export(tmp_path, recipe.files_of(base), pairs, cfg)
     targets = merge.targets_of(base, pairs, {})
     assert len(targets) == len(pairs)
     plan = merge.plan_merge(targets, pairs, "model.language_model.")
@@ -120,18 +129,333 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     assert config["target_modules"] == architecture.PEFT_TARGETS and config["r"] == RANK
 
 
+# ── Rows ──
+
+ASK, ANSWER = {"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}
+CALL = {"role": "assistant", "content": "Let me look.", "tool_calls": [{"name": "look"}]}
+
+
+def write_rows(path, rows):
+    """Rows as JSON lines, with what a Windows editor puts before and after them."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\r\n\r\n")
+    return path
+
+
+def test_rows_that_cannot_be_trained_are_counted(tmp_path, capsys):
+    bad = ["no json", "[" * 100_000, "3", "null", "{}", {"messages": None}, {"messages": ["x"]},
+           {"messages": [ASK, {"role": "assistant", "content": None}]},
+           {"messages": [ASK, {"role": "assistant", "content": "\ud800"}]},
+           {"messages": [ASK, {"role": "assistant", "content": " "}]},
+           {"messages": [ANSWER, ASK, ANSWER]}, {"messages": [ASK]}, {"messages": []},
+           {"messages": [ASK, CALL, {"role": "tool", "content": "7"}, ANSWER]},
+           {"messages": [ASK, {**CALL, "content": None}]}]
+    good = {"messages": [ASK, ANSWER]}
+    trained, held_out = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [*bad, good]), 0.0)
+    assert (trained, held_out) == ([good["messages"]], [])
+    said = capsys.readouterr().out
+    counts = [int(count) for count in re.findall(r"^(\d+) rows 'left out", said, re.M)]
+    assert sum(counts) == len(bad) and "2 rows 'left out: a tool is called'" in said
+
+
+def test_what_is_not_used_of_a_row_that_is_kept_is_named(tmp_path, capsys):
+    answer = {**ANSWER, "reasoning_content": "Hm.", "name": None, "content": "Yes.</s>"}
+    rows = [{"messages": [ASK, answer], "tools": [{"name": "look"}], "gr\u00f6\u00dfe": 3}] * 2
+    rows.append({"messages": [{**ASK, "content": "<start_of_turn>user\nWhat?"}, ANSWER]})
+    assert len(recipe.read_chats(write_rows(tmp_path / "a.jsonl", rows), 0.0)[0]) == 3
+    said = capsys.readouterr().out
+    for key in ("tools", "reasoning_content", r"gr\xf6\xdfe"):  # ASCII: any terminal can show it
+        assert f"2 rows 'kept, but not used: {key}'" in said
+    assert "name" not in said
+    assert "2 rows 'kept, read as letters: </s>'" in said
+    assert "1 rows 'kept, read as letters: <start_of_turn>'" in said
+
+
+def test_an_answer_of_weight_0_is_read_and_not_trained(tmp_path):
+    tokenizer = chat.load_tokenizer(ASSETS)
+    turns = [ASK, {**ANSWER, "content": "One.", "weight": 0}, ASK, {**ANSWER, "train": False}, ASK,
+             {**ANSWER, "content": "Three.", "weight": 1, "train": True}]
+    chats, _ = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [{"messages": turns}]), 0.0)
+    (ids, mask), = recipe.render(tokenizer, chats, 4096)
+    assert tokenizer.decode([i for i, trained in zip(ids, mask) if trained]) == "Three.<turn|>"
+    assert "One.<turn|>" in tokenizer.decode(ids)
+
+
+def test_what_people_write_never_becomes_a_control_token():
+    tokenizer = chat.load_tokenizer(ASSETS)
+    plain = [{"role": "system", "content": "Be brief."}, ASK, ANSWER, ASK, ANSWER]
+    for (ids, mask), end in zip(recipe.render(tokenizer, [plain], 4096), (2, 4), strict=True):
+        prompt = tokenizer.apply_chat_template(plain[:end], add_generation_prompt=True)["input_ids"]
+        assert ids[:len(prompt)] == prompt and sum(mask) == len(ids) - len(prompt)
+    rude = "<turn|>\n<|turn>model\n<bos> <|channel>thought\n<channel|>"
+    turns = [{**ASK, "content": rude}, {**ANSWER, "content": rude}] * 2
+    control = set(chat.special_ids(tokenizer).values())
+    of_rude = recipe.render(tokenizer, [turns], 4096)
+    of_plain = recipe.render(tokenizer, [[ASK, ANSWER] * 2], 4096)
+    for (ids, mask), (ids_of_plain, _) in zip(of_rude, of_plain, strict=True):
+        assert [i for i in ids if i in control] == [i for i in ids_of_plain if i in control]
+        assert tokenizer.decode([i for i, trained in zip(ids, mask) if trained]) == rude + "<turn|>"
+    assert of_rude[-1][0] == list(chat.render(tokenizer, turns)[0])  # and that's how 02 has it
+
+
+def test_held_out_questions_are_those_of_02_and_stand_in_no_trained_prompt(tmp_path):
+    rows = []
+    for number in range(400):  # each question twice, once as the first of two
+        question = {**ASK, "content": f"Question {number}?"}
+        rows += [{"messages": [question, ANSWER]},
+                 {"messages": [{**ASK, "content": f" question  {number} ?"}, ANSWER, ASK, ANSWER]}]
+    trained, held_out = recipe.read_chats(write_rows(tmp_path / "a.jsonl", rows), 0.1)
+    assert 20 < len(held_out) < 140 and len(trained) + len(held_out) == len(rows)
+    for side, wanted in ((trained, False), (held_out, True)):
+        assert {data.held_out(turns[0]["content"], 0.1) for turns in side} == {wanted}
+    questions = [{tuple(data.words_of(turns[0]["content"])) for turns in side}
+                 for side in (trained, held_out)]
+    assert not questions[0] & questions[1]
+
+
+def test_answers_that_are_too_long_are_counted(capsys):
+    tokenizer = chat.load_tokenizer(ASSETS)
+    long = {**ANSWER, "content": "word " * 300}
+    assert len(recipe.render(tokenizer, [[ASK, ANSWER], [ASK, long]], 100)) == 1
+    assert "1 answers; 1 more are too long" in capsys.readouterr().out
+
+
+# ── The base ──
+
+
+def test_a_second_set_of_weights_is_refused_by_name(tmp_path):
+    for name in ("model.safetensors", "config.json", "consolidated.safetensors", "old.bin"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(SystemExit, match="consolidated.safetensors"):
+        recipe.files_of(tmp_path)
+    (tmp_path / "consolidated.safetensors").rename(tmp_path / "model-00002-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(SystemExit, match=r"model-00001.*'model.safetensors'.* missing"):
+        recipe.files_of(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / shards["a"])
+    names = [path.name for path in recipe.files_of(tmp_path)]
+    assert names == ["config.json", *shards.values(), "model.safetensors.index.json"]
+
+
+ROPE = {"full_attention": {
+            "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+
+
+@pytest.mark.parametrize("change", [
+    {"hidden_activation": "silu"}, {"rms_norm_eps": 1e-5}, {"tie_word_embeddings": False},
+    {"rope_parameters": ROPE | {"sliding_attention": {"rope_type": "default", "rope_theta": 5e4}}},
+    {"rope_parameters": ROPE | {"full_attention": ROPE["full_attention"] | {"factor": 8.0}}},
+    {"enable_moe_block": True}, {"model_type": "gemma3_text"}, {"attention_k_eq_v": False},
+    {"layer_types": ["full_attention"]}, {"use_bidirectional_attention": "all"}], ids=str)
+def test_a_base_that_computes_something_else_is_refused(change, tmp_path):
+    config = random_gemma.SHALLOW | {"rope_parameters": ROPE}
+    random_gemma.write(tmp_path, config)
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(SystemExit, match=re.escape(str(tmp_path))):
+        recipe.load_model(tmp_path, "float32")
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.language_model.extra.weight"])
+def test_a_tensor_that_nobody_would_use_is_refused(name, tmp_path):
+    random_gemma.write(tmp_path, random_gemma.SHALLOW)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {name: np.ones((320, 64), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(SystemExit, match="numbers"):
+        recipe.load_model(tmp_path, "float32")
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_dtypes_are_read_as_they_are_and_stay_what_they_are(kind, tmp_path):
+    """Norms of another dtype and a counter of a tower beside bfloat16 matrices."""
+    random_gemma.write(tmp_path / "base", random_gemma.E2B)
+    file = tmp_path / "base" / "model.safetensors"
+    plain = load_file(file)
+    model, _ = recipe.load_model(tmp_path / "base", "float32")
+    mixed = dict(plain)
+    for name in mixed:
+        if mixed[name].ndim == 1:
+            mixed[name] = mixed[name].astype(kind)
+    mixed["model.vision_tower.steps"] = np.array([2**40 + 1])
+    save_file(mixed, file)
+    again, _ = recipe.load_model(tmp_path / "base", "float32")
+    for one, two in zip(*(jax.tree.leaves(nnx.state(m)) for m in (model, again)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=2e-3)  # float16 rounds what bfloat16 held
+    a, b = np.ones((64, 2), np.float32), np.ones((2, 128), np.float32)
+    recipe.export(tmp_path, recipe.files_of(tmp_path / "base"), {"layers.0.mlp.gate_proj": (a, b)},
+                  argparse.Namespace(rank=2, alpha=2.0, model="x"))
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {name: array.dtype for name, array in merged.items()} == {
+        name: array.dtype for name, array in mixed.items()}
+    changed = [name for name, array in mixed.items() if array.tobytes() != merged[name].tobytes()]
+    assert changed == ["model.language_model.layers.0.mlp.gate_proj.weight"]
+    name, = changed
+    wanted = (mixed[name].astype(np.float32) + 2).astype(ml_dtypes.bfloat16)
+    assert (merged[name] == wanted).all()
+
+
+# ── Checkpoints ──
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    """A manager with the steps 1, 2 and 3, the state that each holds, and how to open it again."""
+    def open_again():
+        return ocp.CheckpointManager(tmp_path / "steps")
+
+    def state(step):
+        array = jnp.arange(5000, dtype=jnp.float32) + step
+        return {"a": array}, {"moment": 2 * array, "count": jnp.array(step)}
+
+    manager = open_again()
+    for step in (1, 2, 3):
+        manager.save(step, args=ocp.args.StandardSave(state(step)),
+                     custom_metadata={"sha256": recipe.sha256_of(state(step)[0])})
+    manager.wait_until_finished()
+    return state, open_again
+
+
+def test_a_damaged_checkpoint_is_left_aside(checkpoints, tmp_path, capsys):
+    state, open_again = checkpoints
+    step, found = recipe.restore(open_again(), state(0))
+    assert step == 3 and (found[0]["a"] == state(3)[0]["a"]).all()
+    for file in (tmp_path / "steps" / "3").rglob("*"):  # torn
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:9])
+    step, found = recipe.restore(open_again(), state(0))
+    assert step == 2 and (found[1]["moment"] == state(2)[1]["moment"]).all()
+    assert "checkpoint 3 is damaged" in capsys.readouterr().out
+    other = recipe.sha256_of(state(1)[0])  # a bit that flipped: the numbers aren't those saved
+    meta = tmp_path / "steps" / "2" / "_CHECKPOINT_METADATA"
+    meta.write_text(meta.read_text().replace(recipe.sha256_of(state(2)[0]), other))
+    assert recipe.restore(open_again(), state(0))[0] == 1
+    assert "2 is damaged and left aside: 'its numbers have changed'" in capsys.readouterr().out
+    assert (tmp_path / "steps" / "damaged-3").is_dir()
+    shutil.rmtree(tmp_path / "steps" / "1")
+    assert recipe.restore(open_again(), state(0))[0] == 0
+
+
+# ── The command ──
+
+
+@dataclass
+class Case:
+    """A command that cannot work, and what its one line says."""
+
+    name: str
+    options: list
+    says: str
+    rows: tuple = ({"messages": [ASK, ANSWER]},)
+
+
+CASES = [
+    Case("no data", ["--data", "missing.jsonl"], "missing.jsonl is no file"),
+    Case("a backup", ["--data", "chats.jsonl~"], "chats.jsonl~ is no file"),
+    Case("null answer", [], "no answer to train",
+         ({"messages": [ASK, {"role": "assistant", "content": None}]},)),
+    Case("assistant first", [], "no answer to train", ({"messages": [ANSWER, ASK]},)),
+    Case("nothing", [], "no answer to train", ()),
+    Case("too long", ["--sequence_length=8"], "within --sequence_length 8"),
+    Case("no such base", ["--model", "./nowhere/at/all"], "nowhere/at/all"),
+    Case("out is a file", ["--out", "chats.jsonl"], "chats.jsonl")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_mistake_is_one_line_before_the_model_is_loaded(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(recipe, "load_model", lambda *_: pytest.fail("the model is loaded"))
+    write_rows(tmp_path / "chats.jsonl", case.rows)
+    write_rows(tmp_path / "chats.jsonl~", case.rows)
+    with pytest.raises(SystemExit) as ended:
+        recipe.main(["--model", str(ASSETS), "--out", "new", *case.options])
+    assert str(ended.value).startswith("Error: ") and case.says in str(ended.value)
+    assert not (tmp_path / "new" / "recipe.txt").exists()
+
+
+def test_one_writer_and_nothing_of_the_readers_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "load_model", lambda *_: pytest.fail("the model is loaded"))
+    told = ["--model", str(ASSETS), "--out", str(tmp_path / "out"),
+            "--data", str(write_rows(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}]))]
+    with FileLock(tmp_path / "out" / "one_run_at_a_time.lock"):
+        with pytest.raises(SystemExit, match="one_run_at_a_time"):
+            recipe.main(told)
+    (tmp_path / "out" / "adapter").mkdir()
+    with pytest.raises(SystemExit, match="'adapter'"):
+        recipe.main(told)
+    assert (tmp_path / "out" / "adapter").is_dir()
+
+
+@pytest.fixture(scope="module")
+def trained(file, tmp_path_factory):
+    """(options, folder) of one short run, with nothing held out, from a read-only base."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copytree(ASSETS, folder / "base")
+    for path in (folder / "base").iterdir():
+        path.chmod(0o444)
+    (folder / "base").chmod(0o555)
+    shutil.copy(file, folder / "chats.jsonl")
+    options = ["--model", str(folder / "base"), "--data", str(folder / "chats.jsonl"), "--rank=4",
+               "--alpha=8", "--sequence_length=256", "--rows_per_step=4", "--epochs=0.1",
+               "--every=1", "--learning_rate=1e-2", "--validation=0"]
+    recipe.main([*options, "--out", str(folder / "out")])
+    return options, folder
+
+
+def test_the_same_bytes_at_another_place_are_the_same_recipe(trained, tmp_path, monkeypatch):
+    options, folder = trained
+    monkeypatch.setattr(recipe, "load_model", lambda *_: pytest.fail("the model is loaded"))
+    shutil.copytree(folder / "out", tmp_path / "out", ignore=shutil.ignore_patterns("merged"))
+    note = (folder / "out" / "recipe.txt").read_text("utf-8")
+    assert str(folder) not in note and "rank: 4" in note
+    monkeypatch.chdir(folder)
+    spelled = [*options, "--model", "base/../base", "--data", "./chats.jsonl",
+               "--out", str(tmp_path / "out")]
+    with pytest.raises(pytest.fail.Exception):  # it comes as far as loading
+        recipe.main(spelled)
+    shutil.copytree(folder / "base", tmp_path / "base", copy_function=shutil.copyfile)
+    (tmp_path / "base").chmod(0o755)
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    tensors["model.language_model.norm.weight"] = tensors["model.language_model.norm.weight"] * 2
+    save_file(tensors, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SystemExit, match="model.safetensors: "):
+        recipe.main([*spelled, "--model", str(tmp_path / "base")])
+    with pytest.raises(SystemExit, match="rank: 5"):
+        recipe.main([*spelled, "--rank=5"])
+
+
+@needs_serve
+def test_transformers_says_that_merged_is_base_plus_adapter(trained, tmp_path):
+    folder = trained[1]
+    prompts = [list(range(150, 190)), list(range(400, 430))]
+    job = {"dtype": "float32", "prompts": prompts, "base": str(folder / "base"),
+           **{name: str(folder / "out" / name) for name in ("merged", "adapter")}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    told = [SERVE, "tests/merge_parity.py", tmp_path / "job.json", "hf", tmp_path / "hf.npz"]
+    subprocess.run(told, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    said = np.load(tmp_path / "hf.npz")
+    moved = np.abs(said["adapter"] - said["base"]).mean()
+    assert moved > 0.02
+    assert np.abs(said["merged"] - said["adapter"]).mean() < 0.2 * moved  # rounded to bfloat16
+
+
 @pytest.mark.slow
 def test_the_command_resumes_and_leaves_nothing_half_written(file, tmp_path):
     """On four devices: on one, a restored array fits wherever the others are."""
-    told = {"text": True, "env": os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}}
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    told = {"text": True, "env": os.environ | ascii_only | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}}
 
     def command(out, *more):
-        return [sys.executable, "-W", "ignore", ROOT / "recipe.py", "--model", ASSETS, "--data", file,
-                "--out", out, "--rank=4", "--alpha=8", "--learning_rate=5e-3", "--warmup_steps=2",
-                "--sequence_length=256", "--rows_per_step=4", "--epochs=0.3", "--every=2", *more]
+        return [sys.executable, "-W", "ignore", ROOT / "recipe.py", "--model", ASSETS,
+                "--data", file, "--out", out, "--rank=4", "--alpha=8", "--learning_rate=5e-3",
+                "--warmup_steps=2", "--validation=0.1", "--sequence_length=256",
+                "--rows_per_step=4", "--epochs=0.3", "--every=2", *more]
 
     def losses(text):
-        return {int(n): loss for n, loss in re.findall(r"^step (\d+)/\S+ {'loss': ([\d.]+)", text, re.M)}
+        steps = re.findall(r"^step (\d+)/\S+ {'loss': ([\d.]+)", text, re.M)
+        return {int(step): loss for step, loss in steps}
 
     whole = subprocess.run(command(tmp_path / "whole"), capture_output=True, check=True, **told)
     whole = losses(whole.stdout)
@@ -155,4 +479,9 @@ def test_the_command_resumes_and_leaves_nothing_half_written(file, tmp_path):
     shown = subprocess.run([sys.executable, "-W", "ignore", ROOT / "recipe.py", "--help"],
                            capture_output=True, text=True, check=True).stdout
     assert all(f"--{name}" in shown for name in recipe.CONSTANTS)
-    assert len((ROOT / "recipe.py").read_text().splitlines()) <= 250
+
+
+def test_it_is_one_file_that_can_be_copied():
+    text = (ROOT / "recipe.py").read_text("utf-8")
+    assert not re.search(r"^\s*(from|import) (helpers|tables|verilog|serving|tpu_time)", text, re.M)
+    assert len(text.splitlines()) <= 400

@@ -1,6 +1,5 @@
 """Models and checkpoints in a bucket, through fsspec against a local Google Cloud Storage."""
 
-import json
 import os
 import signal
 import socket
@@ -8,12 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 from conftest import ROOT
 
-from helpers import remote, train
+from helpers import records, remote, train
+from tables.errors import UserError
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +25,8 @@ def storage(tmp_path_factory):
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("gcs")
     server = subprocess.Popen([sys.executable, str(ROOT / "tests" / "gcs_server.py"), str(port),
-                               str(folder / "data")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                               str(folder / "data")], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
     address = f"http://localhost:{port}"
     for _ in range(200):
         try:
@@ -71,14 +73,16 @@ def test_a_model_in_a_bucket_is_staged_once(storage, model, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(remote, "_in_bucket", lambda *_: pytest.fail("they are here already"))
         assert remote.stage(address, weights=False) == small
-    assert remote.stage(address) == small and (small / "model-1.safetensors").read_text() == "model-1.safetensors"
+    assert remote.stage(address) == small
+    assert (small / "model-1.safetensors").read_text() == "model-1.safetensors"
     monkeypatch.setattr(remote, "_in_bucket", lambda *_: pytest.fail("it is here already"))
     assert remote.stage(address) == small
 
 
 def test_a_bucket_that_is_missing_or_holds_no_model_is_one_line(storage, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(ValueError, match="no-such-bucket.*refuses us(?s:.)*roles/storage.objectUser"):
+    with pytest.raises(ValueError,
+                       match="no-such-bucket.*refuses us(?s:.)*roles/storage.objectUser"):
         remote.check_writable("gs://no-such-bucket/x")
     remote.check_writable("gs://runs/x")
     with pytest.raises(ValueError, match="gs://runs/nothing is empty, or has no config.json"):
@@ -87,10 +91,84 @@ def test_a_bucket_that_is_missing_or_holds_no_model_is_one_line(storage, tmp_pat
         remote.stage("./nothing/there")
 
 
+def tree(folder):
+    """{path: its bytes} of all files below a folder, git's own among them."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def verilog_eval(tmp_path, monkeypatch):
+    """A repository with one problem stands for NVIDIA's; we are in an empty folder beside it."""
+    origin, here = tmp_path / "origin", tmp_path / "here"
+    (origin / "dataset_spec").mkdir(parents=True)
+    (origin / "dataset_spec/Prob001_prompt.txt").write_text("Invert a bit.")
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "problems"]):
+        subprocess.run(["git", "-C", origin, *words], check=True)
+    commit = subprocess.run(["git", "-C", origin, "rev-parse", "HEAD"], check=True, text=True,
+                            capture_output=True).stdout.strip()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("VERILOG_EVAL_DIR", raising=False)
+    monkeypatch.setattr(remote, "VERILOG_EVAL", origin.as_uri())
+    monkeypatch.setattr(remote, "COMMIT", commit)
+    return here
+
+
+def test_verilog_eval_is_fetched_into_a_folder_of_ours_and_once(verilog_eval, monkeypatch):
+    folder = remote.checkout("{checkout}/dataset_spec")
+    assert str(folder) == "runs/verilog-eval/dataset_spec"
+    assert (folder / "Prob001_prompt.txt").read_text() == "Invert a bit."
+    monkeypatch.setattr(remote, "VERILOG_EVAL", "file:///nowhere")
+    assert remote.checkout("{checkout}/dataset_spec") == folder
+    with pytest.raises(UserError, match="no folder runs/verilog-eval/dataset_typo"):
+        remote.checkout("{checkout}/dataset_typo")
+
+
+@pytest.mark.parametrize(("name", "own", "says"), [
+    ("my_problems", None, "no folder my_problems. Name one with problems in verilog-eval's layout"),
+    ("data/tiny_evla", None, "no folder data/tiny_evla"),
+    ("data", None, "data holds no problem in verilog-eval's layout"),
+    ("a{b}/c", None, "no folder a.b./c"),
+    ("{checkout}/dataset_spec", "/no/checkout", r"VERILOG_EVAL_DIR is /no/checkout"),
+    ("{checkout}/dataset_spec", "data", "no folder data/dataset_spec"),
+])
+def test_a_folder_that_the_reader_names_is_never_written(verilog_eval, monkeypatch, name, own,
+                                                         says):
+    """A mistyped name once switched this repository to verilog-eval's files."""
+    if own:
+        monkeypatch.setenv("VERILOG_EVAL_DIR", own)
+    subprocess.run(["git", "init", "-q"], check=True)
+    Path("data").mkdir()
+    Path("data/mine.txt").write_text("mine")
+    before = tree(verilog_eval)
+    with pytest.raises(UserError, match=says):
+        remote.checkout(name)
+    assert tree(verilog_eval) == before and not list(verilog_eval.glob("data/.git"))
+
+
+def test_a_fetch_that_fails_leaves_nothing(verilog_eval, monkeypatch):
+    monkeypatch.setattr(remote, "COMMIT", "0" * 40)
+    with pytest.raises(UserError, match="could not be fetched .see above.. Set VERILOG_EVAL_DIR"):
+        remote.checkout("{checkout}/dataset_spec")
+    monkeypatch.setenv("PATH", str(verilog_eval))
+    with pytest.raises(UserError, match="git is missing.*apt-get install -y git"):
+        remote.checkout("{checkout}/dataset_spec")
+    assert tree(verilog_eval) == {} and not Path("runs/verilog-eval").exists()
+
+
+def test_an_address_cannot_lead_out_of_the_folder_for_bases(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    with pytest.raises(UserError, match="has .. in it. Write the address without"):
+        remote.stage("gs://runs/../../mine")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_that_stage_one_model_fetch_it_once(model, tmp_path):
     """Two processes at once; one says that it fetches."""
     code = (f"from helpers import remote; print(remote.stage({model.as_uri()!r}))")
-    both = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
+                             text=True,
                              env={**os.environ, "TMPDIR": str(tmp_path)}) for _ in range(2)]
     said = [process.communicate(timeout=120)[0] for process in both]
     assert sum("staging" in text for text in said) == 1, said
@@ -118,7 +196,8 @@ def notebook(name, folder, wait=None, edit=("", ""), **environment):
     source.write_text(text.replace(*edit) if edit[0] else text)
     program = subprocess.Popen(
         [sys.executable, str(source)], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={**os.environ, "XLA_FLAGS": "", "SIZE": "tiny", "RUN_DIR": str(folder),
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "XLA_FLAGS": "", "SIZE": "tiny", "RUN_DIR": str(folder),
                                        "MPLBACKEND": "agg", **environment})
     said = []
     for line in program.stdout:
@@ -146,6 +225,6 @@ def test_checkpoints_in_a_bucket_outlive_the_machine(storage, tmp_path):
         assert found in said, said[-3000:]
     assert not (run / "train" / "checkpoints").exists() and remote.bucket("gs://runs")[0].find("runs/jax_cache")
     notebook("04_merge.py", run, **own)
-    recipe = json.loads((run / "train" / "recipe.json").read_text())
-    assert recipe["checkpoints"] == there["CHECKPOINTS"] and recipe["base_path"] == base
-    assert json.loads((run / "merge.json").read_text())
+    recipe = records.Recipe.load(run)
+    assert recipe.checkpoints == there["CHECKPOINTS"] and recipe.base_path == base
+    assert records.Merge.load(run)

@@ -11,9 +11,9 @@ import nbformat
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, RUN, needs_serve, serve
+from conftest import ROOT, RUN, files_with_secrets, needs_serve, serve
 
-from helpers import chat, gemma, packing
+from helpers import chat, gemma, packing, records
 
 pytestmark = [pytest.mark.series, pytest.mark.skipif(
     not (RUN / "notebooks").is_dir(), reason=f"no run in {RUN}: ./run_all.sh makes one")]
@@ -40,6 +40,11 @@ def test_the_quickstart_taught_the_model_to_write_modules_that_pass():
     passed = dict(re.findall(r"(base|tuned): (\d+) of 38 modules pass", said))
     assert int(passed["base"]) == 0 and int(passed["tuned"]) >= 15
     assert len(code) <= 10
+
+
+def test_no_secret_is_shown():
+    """run_tests.sh ran the series with recognisable values in the variables that hold secrets."""
+    assert files_with_secrets(RUN) == []
 
 
 def test_files_between_notebooks():
@@ -75,9 +80,9 @@ def test_the_loss_fell_and_the_recipe_travelled():
     log = [json.loads(line) for line in (RUN / "train/log.jsonl").read_text().splitlines()]
     losses = [row["val_loss"] for row in log if "val_loss" in row]
     assert len(losses) >= 3 and losses[-1] < 0.8 * losses[0]
-    meta, recipe = read("data/meta.json"), read("train/recipe.json")
-    assert recipe["data_sha256"] == meta["data_sha256"]
-    assert recipe["template_sha256"] == meta["template_sha256"]
+    meta, recipe = records.DataMeta.load(RUN), records.Recipe.load(RUN)
+    assert recipe.data_sha256 == meta.data_sha256
+    assert recipe.template_sha256 == meta.template_sha256
 
 
 def test_no_server_is_left_and_memory_stayed_small():
@@ -93,14 +98,12 @@ def test_no_server_is_left_and_memory_stayed_small():
 def test_greedy_text_of_the_merged_model_is_the_same_in_vllm_and_in_jax(tmp_path):
     """Ten prompts, bfloat16 weights, both engines computing in float32."""
     tokenizer = chat.load_tokenizer(RUN / "merged")
-    system = read("data/meta.json")["system"]
+    system = records.DataMeta.load(RUN).system_messages
     problems = sorted((ROOT / "data" / "tiny_eval").glob("*_prompt.txt"))[::3][:10]
     assert len(problems) == 10
     prompts = []
     for path in problems:
-        messages = [{"role": "user", "content": path.read_text()}]
-        if system:
-            messages.insert(0, {"role": "system", "content": system})
+        messages = [*system, {"role": "user", "content": path.read_text()}]
         prompts.append([int(i) for i in chat.prompt_ids(tokenizer, messages)])
     job = tmp_path / "job.json"
     job.write_text(json.dumps({"model": str(RUN / "merged"), "prompts": prompts,

@@ -1,17 +1,22 @@
-"""serving/options.py and server.py, 05: the command, the life of a server, and what goes wrong with it.
+"""05 and its room: the command, the life of a server, and what goes wrong with it.
 
 The life-cycle tests start a small stand-in process instead of vLLM, so they take seconds; the real
 server is started by the tests marked `slow` and by the series.
 """
 
+import glob
+import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,16 +25,23 @@ import pytest
 from conftest import ROOT, SERVE, load, needs_serve, program
 
 import serving
-from serving import Options, flags, server
+from serving import Options, asking, commands, environment, flags, processes, records, server
 from serving import load as bench
 from serving import options as serve
+from serving.records import ServerRecord
+from tables.errors import UserError
 
 MODEL = "/dev/shm/run/merged"
-PAGE = dict(zip(("FULL", "SECOND", "E2B", "TINY"), load("05_serve_vllm.py", "FULL", "SECOND", "E2B", "TINY"),
-                strict=True))
+PAGE = dict(
+    zip(
+        ("FULL", "SECOND", "E2B", "TINY"),
+        load("05_serve_vllm.py", "FULL", "SECOND", "E2B", "TINY"),
+        strict=True,
+    )
+)
 
 
-# -- The command ---------------------------------------------------------------------------------
+# -- The command -----------------------------------------------------------------------------------
 
 PARSE = """
 import json, sys
@@ -53,8 +65,9 @@ for arguments in job["bench"]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
     args = parser.parse_args(arguments[2:])
-    print(json.dumps([args.dataset_name, args.num_prompts, args.seed, args.ignore_eos, args.temperature,
-                      args.goodput, args.custom_output_len, args.random_input_len, args.random_output_len]))
+    print(json.dumps([args.dataset_name, args.num_prompts, args.seed, args.ignore_eos,
+                      args.temperature, args.goodput, args.custom_output_len,
+                      args.random_input_len, args.random_output_len]))
 try:
     make_arg_parser(FlexibleArgumentParser()).parse_args(job["wrong"])
 except SystemExit:
@@ -82,62 +95,125 @@ def drafter(tmp_path):
 
 def every_command(adapter, drafter):
     """One of each kind, by name."""
-    tpu = Options(engine="tpu-docker", model=MODEL, name="name", port=8000, max_model_len=16384,
-                  tensor_parallel=8, chip="v6e")
+    tpu = Options(
+        engine="tpu-docker",
+        model=MODEL,
+        name="name",
+        port=8000,
+        max_model_len=16384,
+        tensor_parallel=8,
+        chip="v6e",
+    )
     gpu = Options(engine="gpu-docker", model=MODEL, name="name", port=8000, tensor_parallel=2)
     two = replace(tpu, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8")
     found = {
-        "tpu": tpu, "two": two, "gpu": replace(gpu, adapter=adapter),
-        "cpu": Options(model="runs/tiny/merged", name="name", port=8001, adapter=adapter, drafter="ngram"),
-        "torchax": replace(tpu, quantization="int8", implementation="vllm", adapter=adapter,
-                           flags=("--max-num-seqs", "256")),
-        "fp8": replace(two, quantization="fp8"), "gpu fp8": replace(gpu, quantization="fp8"),
+        "tpu": tpu,
+        "two": two,
+        "gpu": replace(gpu, adapter=adapter),
+        "cpu": Options(
+            model="runs/tiny/merged", name="name", port=8001, adapter=adapter, drafter="ngram"
+        ),
+        "torchax": replace(
+            tpu,
+            quantization="int8",
+            implementation="vllm",
+            adapter=adapter,
+            flags=("--max-num-seqs", "256"),
+        ),
+        "fp8": replace(two, quantization="fp8"),
+        "gpu fp8": replace(gpu, quantization="fp8"),
         "pip": replace(tpu, engine="tpu", quantization="int8", prefix_caching=True),
-        "drafted": replace(tpu, drafter=drafter, draft_tokens=3)}
-    return {name: serve.command(options) for name, options in found.items()}
+        "drafted": replace(tpu, drafter=drafter, draft_tokens=3),
+    }
+    return {name: commands.command(options) for name, options in found.items()}
 
 
 def vllm_part(command):
-    return command[command.index("serve"):]
+    return command[command.index("serve") :]
 
 
-RECORD = {"base_url": "http://127.0.0.1:1", "name": "name", "model": "m"}
+RECORD = ServerRecord(
+    pid=1,
+    born=1.0,
+    started=1.0,
+    base_url="http://127.0.0.1:1",
+    name="name",
+    model="m",
+    engine="cpu",
+    max_model_len=1024,
+    container="",
+    log="x",
+    command=[],
+    environment=[],
+    files=[],
+)
 
 
 @needs_serve
 def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter):
-    sent = [bench.arguments(RECORD, bench.Load(slo=(500, 30)), (256, 64), rate, 30, 7, prompts)
-            for rate in (4, float("inf")) for prompts in (None, "own.jsonl")]
-    commands = every_command(adapter, drafter)
-    job = json.dumps({"serve": [vllm_part(command) for command in commands.values()], "bench": sent,
-                      "wrong": vllm_part(commands["tpu"])[1:] + ["--limit-mm-please", "x"]})
+    sent = [
+        bench.arguments(RECORD, bench.Load(slo=(500, 30)), (256, 64), rate, 30, 7, prompts)
+        for rate in (4, float("inf"))
+        for prompts in (None, "own.jsonl")
+    ]
+    made = every_command(adapter, drafter)
+    job = json.dumps(
+        {
+            "serve": [vllm_part(command) for command in made.values()],
+            "bench": sent,
+            "wrong": vllm_part(made["tpu"])[1:] + ["--limit-mm-please", "x"],
+        }
+    )
     done = program(SERVE, "-c", PARSE, stdin=job)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "unrecognized arguments" in done.stderr and done.stdout.rstrip().endswith("refused")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in "[{"]
-    read, load_lines = dict(zip(commands, lines)), lines[len(commands):]
+    read, load_lines = dict(zip(made, lines)), lines[len(made) :]
     assert [(each["tp"], each["dp"], each["length"]) for each in read.values()][:4] == [
-        (8, 1, 16384), (4, 2, 16384), (2, 1, 1024), (1, 1, 1024)]
+        (8, 1, 16384),
+        (4, 2, 16384),
+        (2, 1, 1024),
+        (1, 1, 1024),
+    ]
     assert {name for name, each in read.items() if each["lora"]} == {"gpu", "cpu", "torchax"}
     assert {name for name, each in read.items() if each["cache"]} == {"pip"}
-    rules = {name: each["config"].get("quantization", {}).get("qwix", {}).get("rules")
-             for name, each in read.items()}
-    assert rules["torchax"] == rules["pip"] == [
-        {"module_path": ".*", "weight_qtype": "int8", "act_qtype": "int8"}]
-    assert rules["fp8"][0]["weight_qtype"] == "float8_e4m3fn" and read["gpu fp8"]["quantization"] == "fp8"
-    assert read["drafted"]["draft"] == {"method": "mtp", "model": "/drafter", "num_speculative_tokens": 3}
+    rules = {
+        name: each["config"].get("quantization", {}).get("qwix", {}).get("rules")
+        for name, each in read.items()
+    }
+    assert (
+        rules["torchax"]
+        == rules["pip"]
+        == [{"module_path": ".*", "weight_qtype": "int8", "act_qtype": "int8"}]
+    )
+    assert (
+        rules["fp8"][0]["weight_qtype"] == "float8_e4m3fn"
+        and read["gpu fp8"]["quantization"] == "fp8"
+    )
+    assert read["drafted"]["draft"] == {
+        "method": "mtp",
+        "model": "/drafter",
+        "num_speculative_tokens": 3,
+    }
     assert read["cpu"]["draft"]["method"] == "ngram" and read["tpu"]["draft"] is None
     nothing = {"image": 0, "video": 0, "audio": 0}
     assert all(each["limits"] == ({} if name == "cpu" else nothing) for name, each in read.items())
     slo = ["ttft:500", "tpot:30"]
-    assert load_lines == 2 * [["random", 30, 7, True, 0.0, slo, 256, 256, 64],
-                              ["custom", 30, 7, False, 0.0, slo, 64, 1024, 128]]
+    assert load_lines == 2 * [
+        ["random", 30, 7, True, 0.0, slo, 256, 256, 64],
+        ["custom", 30, 7, False, 0.0, slo, 64, 1024, 128],
+    ]
 
 
 def test_the_client_ends_when_nobody_waits_for_it():
     """In the middle of a run: its stdin is a pipe, which closes however the other end dies."""
-    code = "import time; from serving import vllm_cpu; vllm_cpu.run_lines(lambda: (print('go', flush=True), time.sleep(60)))"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    code = (
+        "import time; from serving import vllm_cpu; "
+        "vllm_cpu.run_lines(lambda: (print('go', flush=True), time.sleep(60)))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     process.stdin.write(b"[]\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"go\n"
@@ -146,72 +222,94 @@ def test_the_client_ends_when_nobody_waits_for_it():
 
 
 def test_commands_survive_the_shell_and_every_flag_has_a_reason(adapter, drafter):
-    commands = every_command(adapter, drafter)
-    commands |= {name: serve.command(replace(cfg, model=MODEL)) for name, cfg in PAGE.items()}
-    for command in commands.values():
-        text = serve.shown(command)
+    made = every_command(adapter, drafter)
+    made |= {name: commands.command(replace(cfg, model=MODEL)) for name, cfg in PAGE.items()}
+    for command in made.values():
+        text = commands.shown(command)
         assert shlex.split(text.replace("\\\n", "")) == [p.replace(f"{ROOT}/", "") for p in command]
         table = flags.explain(command)
         unknown = table.why.str.contains(flags.YOURS)
         assert list(unknown[unknown].index) == ["--max-num-seqs"] * ("--max-num-seqs" in command)
     own = replace(PAGE["FULL"], model=MODEL, flags=("--speed-up=9",), environment=("A=1",))
-    table = flags.explain(serve.command(own))
+    table = flags.explain(commands.command(own))
     assert table.why["--speed-up"] == flags.YOURS and f"A: {flags.YOURS}" in table.why["-e"]
 
 
 def test_a_container_gets_the_merged_model_and_keeps_the_compile_cache(adapter, drafter):
-    commands = every_command(adapter, drafter)
-    tpu, gpu, drafted, pip = (commands[name] for name in ("tpu", "gpu", "drafted", "pip"))
-    assert tpu[tpu.index("--entrypoint"):][:5] == [
-        "--entrypoint", "vllm", serve.IMAGES["tpu-docker"], "serve", "/model"]
-    assert f"{MODEL}:/model:ro" in tpu and "vllm-xla-cache:/xla_cache" in tpu
+    made = every_command(adapter, drafter)
+    tpu, gpu, drafted, pip = (made[name] for name in ("tpu", "gpu", "drafted", "pip"))
+    assert tpu[tpu.index("--entrypoint") :][:5] == [
+        "--entrypoint",
+        "vllm",
+        serve.IMAGES["tpu-docker"],
+        "serve",
+        "/model",
+    ]
+    assert f"type=bind,source={MODEL},target=/model,readonly" in tpu
+    assert "vllm-xla-cache:/xla_cache" in tpu
     assert "VLLM_XLA_CACHE_PATH=/xla_cache" in tpu and "--privileged" in tpu
     assert "--gpus" in gpu and "--privileged" not in gpu
     assert gpu[gpu.index("--max-lora-rank") + 1] == "64", "the next rank that vLLM accepts"
-    assert f"{drafter}:/drafter:ro" in drafted
+    assert f"type=bind,source={drafter},target=/drafter,readonly" in drafted
     assert pip[0] == "env" and pip[pip.index("serve") - 1].endswith(".venv-serve-tpu/bin/vllm")
-    assert all(command[command.index("--host") + 1] == "127.0.0.1" for command in commands.values())
+    assert all(command[command.index("--host") + 1] == "127.0.0.1" for command in made.values())
     for engine in ("gpu-docker", "cpu"):
         with pytest.raises(ValueError, match=f"'int8' is not for {engine}"):
-            serve.command(Options(engine=engine, model=MODEL, quantization="int8"))
+            commands.command(Options(engine=engine, model=MODEL, quantization="int8"))
 
 
-# -- What must hold before a server starts -------------------------------------------------------
+# -- What must hold before a server starts ---------------------------------------------------------
 
-def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(tmp_path, monkeypatch, adapter):
+
+def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(
+    tmp_path, monkeypatch, adapter
+):
     vocabulary = {"model": {"vocab": {"a": 0}}}
     model = folder_of(tmp_path / "model", tokenizer=vocabulary, config={})
-    other = folder_of(tmp_path / "other", tokenizer={"model": {"vocab": {"b": 0}}}, config={"model_type": "x"})
+    other = folder_of(
+        tmp_path / "other", tokenizer={"model": {"vocab": {"b": 0}}}, config={"model_type": "x"}
+    )
     same = folder_of(tmp_path / "same", tokenizer=vocabulary, config={"model_type": "x"})
     monkeypatch.setenv("HARDWARE_ROOT", str(tmp_path / "no_chips"))
     tpu = Options(engine="tpu-docker", model=model, tensor_parallel=8, chip="v6e")
     for options, words in (
-            (Options(engine="npu", model=model), "there are tpu-docker"),
-            (replace(tpu, engine="tpu"), "needs TPU chips, and this machine has none"),
-            (replace(tpu, adapter=adapter), "merge it .* instead"),
-            (replace(tpu, adapter=adapter, implementation="vllm", data_parallel=2), "data_parallel=1"),
-            (replace(tpu, drafter="google/none"), "is no folder of a model. Download it"),
-            (replace(tpu, drafter=other), "has another tokenizer than")):
+        (Options(engine="npu", model=model), "there are tpu-docker"),
+        (replace(tpu, engine="tpu"), "needs TPU chips, and this machine has none"),
+        (replace(tpu, adapter=adapter), "merge it .* instead"),
+        (replace(tpu, adapter=adapter, implementation="vllm", data_parallel=2), "data_parallel=1"),
+        (replace(tpu, drafter="google/none"), "is no folder of a model. Download it"),
+        (replace(tpu, drafter=other), "has another tokenizer than"),
+    ):
         with pytest.raises(ValueError, match=words) as caught:
             serving.start(options, tmp_path / "serve")
         assert "\n" not in str(caught.value) and not (tmp_path / "serve").exists()
     serve.check(replace(tpu, drafter=same))
 
 
-# -- Options travel -------------------------------------------------------------------------------
+# -- Options travel --------------------------------------------------------------------------------
+
 
 def test_what_05_decides_is_what_06_and_07_find(tmp_path):
     merged = folder_of(tmp_path / "merged", config={})
-    decided = replace(PAGE["SECOND"], model=merged, flags=("--max-num-seqs", "256"), model_hash="a hash")
+    decided = replace(
+        PAGE["SECOND"], model=merged, flags=("--max-num-seqs", "256"), model_hash="a hash"
+    )
     serve.write(decided, tmp_path / "serve")
     found = serve.read(tmp_path / "serve")
     assert found == decided and found.chips == 8
-    ours, base = serve.command(decided), serve.command(replace(found, model=str(tmp_path / "base")))
+    ours, base = (
+        commands.command(decided),
+        commands.command(replace(found, model=str(tmp_path / "base"))),
+    )
+    mount = "type=bind,source={},target=/model,readonly"
     assert [(a, b) for a, b in zip(ours, base, strict=True) if a != b] == [
-        (f"{merged}:/model:ro", f"{tmp_path}/base:/model:ro")]
+        (mount.format(merged), mount.format(tmp_path / "base"))
+    ]
     assert "model" not in found.measured() and found.measured()["kv_cache_dtype"] == "fp8"
     (Path(merged) / "config.json").write_text('{"merged": "again"}')
-    with pytest.raises(ValueError, match="no longer what 05_serve_vllm checked and served. Run 05 again"):
+    with pytest.raises(
+        ValueError, match="no longer what 05_serve_vllm checked and served. Run 05 again"
+    ):
         serve.read(tmp_path / "serve")
 
 
@@ -221,22 +319,43 @@ def test_options_that_are_none_say_what_to_run(tmp_path):
     serve.write(Options(model=str(tmp_path)), tmp_path)
     path = tmp_path / "options.json"
     good = path.read_text()
-    for broken in (good[:100], "[]", "{}", "null", good.replace('"engine"', '"motor"')):
+    for broken in (
+        good[:100],
+        "[]",
+        "{}",
+        "null",
+        "3",
+        good.replace('"engine"', '"motor"'),
+        good.replace('"port": 0', '"port": "0"'),
+        good.replace('"flags": []', '"flags": 3'),
+        good.replace('"files"', '"filed"'),
+        "[" * 100_000,
+        "\x00",
+    ):
         path.write_text(broken)
-        with pytest.raises(ValueError, match="not what 05_serve_vllm writes. Run 05 again"):
+        with pytest.raises(UserError, match="Run 05.* again") as caught:
             serve.read(tmp_path)
+        assert "options.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
-# -- The life of a server, with a stand-in for vLLM -----------------------------------------------
+# -- The life of a server, with a stand-in for vLLM ------------------------------------------------
 
 FAKE = """
-import http.server, os, signal, sys, time
+import http.server, json, os, signal, sys, time
 port = int(sys.argv[sys.argv.index("--port") + 1])
 mode = os.environ.get("FAKE_MODE", "")
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path == "/environment":
+            self.send_response(200); self.end_headers()
+            return self.wfile.write(json.dumps(dict(os.environ)).encode())
         self.send_response(200); self.end_headers(); self.wfile.write(b"{}")
+    def do_POST(self):
+        self.send_response(401); self.end_headers()
+        self.wfile.write(os.environ["HF_TOKEN"].encode())
     def log_message(self, *_): pass
+if mode == "tells":
+    print("Error: the token is", os.environ["HF_TOKEN"], flush=True)
 if mode == "dies":
     print("ValueError: no such thing"); [print("line", n) for n in range(30)]
     sys.exit(3)
@@ -255,8 +374,8 @@ def fake(tmp_path, monkeypatch):
     """(options, folder): a server that is a small script."""
     script = tmp_path / "fake.py"
     script.write_text(FAKE)
-    monkeypatch.setattr(serve, "LAUNCHER", script)
-    monkeypatch.setattr(serve, "VENV", Path(sys.executable).parent)
+    monkeypatch.setattr(commands, "LAUNCHER", script)
+    monkeypatch.setattr(commands, "VENV", Path(sys.executable).parent)
     monkeypatch.setattr(server, "prepare", lambda *words: None)
     folder = tmp_path / "serve"
     yield Options(model=folder_of(tmp_path / "model", config={}), name="fake", timeout=20.0), folder
@@ -271,41 +390,41 @@ def alive(pid):
 def test_a_server_is_started_found_reused_replaced_and_ended(fake, capsys):
     options, folder = fake
     record = serving.start(options, folder)
-    family = server.members(record)
-    assert len(family) == 2 and server.current(folder)["pid"] == record["pid"]
-    assert serving.start(options, folder)["pid"] == record["pid"]
+    family = processes.members(record)
+    assert len(family) == 2 and server.current(folder).pid == record.pid
+    assert serving.start(options, folder).pid == record.pid
     assert "runs already" in capsys.readouterr().out
     other = serving.start(replace(options, max_model_len=2048), folder)
-    assert other["pid"] != record["pid"] and not any(map(alive, family)), "two do not fit"
+    assert other.pid != record.pid and not any(map(alive, family)), "two do not fit"
     (Path(options.model) / "config.json").write_text('{"merged": "again"}')
     again = serving.start(replace(options, max_model_len=2048), folder)
-    assert again["pid"] != other["pid"], "other files are another model"
+    assert again.pid != other.pid, "other files are another model"
     assert serving.stop(folder) and not serving.stop(folder)
-    assert not any(map(alive, server.members(again))) and not (folder / "server.json").exists()
+    assert not any(map(alive, processes.members(again))) and not (folder / "server.json").exists()
 
 
 def test_two_servers_have_two_folders_and_may_start_together(fake):
     options, folder = fake
     started = serving.start(options, folder, wait=False)
     with serving.running(replace(options, name="second"), folder / "beside") as url:
-        assert serving.start(options, folder)["pid"] == started["pid"]
-        assert url != started["base_url"] and server.current(folder / "beside")["name"] == "second"
-    assert server.record_of(folder / "beside") is None and server.healthy(started)
+        assert serving.start(options, folder).pid == started.pid
+        assert url != started.base_url and server.current(folder / "beside").name == "second"
+    assert ServerRecord.load(folder / "beside") is None and asking.healthy(started)
 
 
 def test_a_worker_that_outlives_its_server_is_ended(fake):
     options, folder = fake
     record = serving.start(options, folder)
-    os.kill(record["pid"], signal.SIGKILL)
-    os.waitpid(record["pid"], 0)
-    left = server.members(record)
+    os.kill(record.pid, signal.SIGKILL)
+    os.waitpid(record.pid, 0)
+    left = processes.members(record)
     assert len(left) == 1 and serving.stop(folder) and not alive(left[0])
 
 
-def test_a_server_that_ignores_sigterm_is_killed(fake, monkeypatch):
-    monkeypatch.setenv("FAKE_MODE", "stubborn")
+def test_a_server_that_ignores_sigterm_is_killed(fake):
     options, folder = fake
-    family = server.members(serving.start(options, folder))
+    options = replace(options, environment=("FAKE_MODE=stubborn",))
+    family = processes.members(serving.start(options, folder))
     assert server.stop(folder, patience=0.5) and not any(map(alive, family))
 
 
@@ -313,36 +432,44 @@ def test_a_number_given_to_another_process_is_left_alone(fake):
     _, folder = fake
     sleeper = subprocess.Popen(["sleep", "60"], start_new_session=True)
     folder.mkdir()
-    (folder / "server.json").write_text(json.dumps(
-        {"pid": sleeper.pid, "born": 1.0, "base_url": "http://127.0.0.1:9", "container": "", "log": "x"}))
+    replace(RECORD, pid=sleeper.pid).save(folder)
+    assert not serving.is_alive(folder)
     assert not server.stop(folder) and sleeper.poll() is None
     sleeper.kill()
     sleeper.wait()
 
 
-@pytest.mark.parametrize("mode, words", [("dies", r"ended after \d+ s"), ("never", "was not healthy within 2 s")])
-def test_a_server_that_does_not_start_shows_its_last_lines_and_leaves_nothing(fake, monkeypatch, mode, words):
-    monkeypatch.setenv("FAKE_MODE", mode)
+@pytest.mark.parametrize(
+    "mode, words", [("dies", r"ended after \d+ s"), ("never", "was not healthy within 2 s")]
+)
+def test_a_server_that_does_not_start_shows_its_last_lines_and_leaves_nothing(fake, mode, words):
     options, folder = fake
+    options = replace(options, environment=(f"FAKE_MODE={mode}",))
     with pytest.raises(ValueError, match=words) as caught:
         serving.start(replace(options, timeout=2.0), folder)
     lines = str(caught.value).splitlines()
     if mode == "dies":
-        assert lines[1] == "ValueError: no such thing" and lines[2:] == [f"line {n}" for n in range(15, 30)]
+        assert lines[1] == "ValueError: no such thing" and lines[2:] == [
+            f"line {n}" for n in range(15, 30)
+        ]
     assert not (folder / "server.json").exists()
 
 
 def test_out_of_memory_says_what_to_do(tmp_path):
     log = tmp_path / "log"
     log.write_text("RESOURCE_EXHAUSTED: Out of memory allocating 3 bytes\n")
-    assert server.last_lines(log).splitlines()[-1].startswith("out of memory: end what else holds it")
+    assert (
+        server.last_lines(log).splitlines()[-1].startswith("out of memory: end what else holds it")
+    )
 
 
 def test_a_port_in_use_is_one_line(fake):
     options, folder = fake
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"port {port} on 127.0.0.1 is in use .*choose another port"):
+        with pytest.raises(
+            ValueError, match=f"port {port} on 127.0.0.1 is in use .*choose another port"
+        ):
             serving.start(replace(options, port=port), folder)
     assert not (folder / "server.json").exists()
 
@@ -351,10 +478,12 @@ WAITING = """
 import sys
 from pathlib import Path
 import serving
-from serving import options, server
-options.LAUNCHER, options.VENV, server.prepare = Path(sys.argv[1]), Path(sys.executable).parent, lambda *_: None
+from serving import commands, server
+commands.LAUNCHER, commands.VENV = Path(sys.argv[1]), Path(sys.executable).parent
+server.prepare = lambda *_: None
+options = serving.Options(model=sys.argv[2], name="fake", environment=(f"FAKE_MODE={sys.argv[4]}",))
 print("go", flush=True)
-with serving.running(serving.Options(model=sys.argv[2], name="fake"), sys.argv[3]):
+with serving.running(options, sys.argv[3]):
     print("up", flush=True)
     import time; time.sleep(600)
 """
@@ -366,29 +495,420 @@ def test_ctrl_c_and_sigterm_leave_no_server(fake, tmp_path, sign, mode):
     """While it starts, and while it runs in a `with` block."""
     options, folder = fake
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITING, serve.LAUNCHER, options.model, folder], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "FAKE_MODE": mode})
+        [sys.executable, "-c", WAITING, commands.LAUNCHER, options.model, folder, mode],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     end = time.monotonic() + 30
-    while (record := server.record_of(folder)) is None or not mode and not server.healthy(record):
+    while (record := ServerRecord.load(folder)) is None or not mode and not asking.healthy(record):
         assert time.monotonic() < end
         time.sleep(0.1)
     time.sleep(0.3)
     process.send_signal(sign)
     process.wait(timeout=30)
-    assert not server.members(record) and server.record_of(folder) is None
+    assert not processes.members(record) and ServerRecord.load(folder) is None
 
 
-# -- Docker, by a stand-in -----------------------------------------
+# -- What the shell says, and what is shown of it --------------------------------------------------
+
+PREPARE = server.prepare  # the stand-in below has none
+SECRETS = {
+    "HF_TOKEN": "hf_recognisable1",
+    "VLLM_API_KEY": "sk-recognisable2",
+    "OPENAI_API_KEY": "sk-recognisable3",
+    "WANDB_API_KEY": "wandb-recognisable4",
+}
+
+
+class Proxy:
+    """A proxy on loopback that counts who comes, and answers everybody."""
+
+    def __init__(self):
+        self.asked = 0
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = "http://127.0.0.1:{}".format(self.socket.getsockname()[1])
+        threading.Thread(target=self.answer, daemon=True).start()
+
+    def answer(self):
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            self.asked += 1
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    """A `Proxy` that every variable of the shell names."""
+    found = Proxy()
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, found.address)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    urllib.request.build_opener().open("http://127.0.0.1:9/")  # the variables do work
+    assert found.asked == 1
+    found.asked = 0
+    yield found
+    found.socket.close()
+
+
+BENCH_SESSION = """
+import asyncio, sys, aiohttp
+async def main():
+    async with aiohttp.ClientSession(trust_env=True) as session:  # as vLLM's benchmark makes it
+        async with session.get(sys.argv[1] + "/health") as answer:
+            print(answer.status)
+asyncio.run(main())
+"""
+
+
+def test_no_client_of_ours_goes_through_a_proxy(fake, proxy):
+    options, folder = fake
+    record = serving.start(options, folder)
+    asking.request(record, "/health")
+    assert asking.openai_client(record).get("/models", cast_to=str) == "{}"
+    with pytest.raises(UserError, match="no server answers at"):
+        asking.request(replace(record, base_url="http://127.0.0.1:1"), "/dead")
+    assert proxy.asked == 0
+    seen = json.loads(asking.request(record, "/environment"))
+    assert not [name for name in seen if name.lower().endswith("_proxy") and seen[name] != "*"]
+
+
+@needs_serve
+def test_the_child_that_measures_goes_past_a_proxy(fake, proxy):
+    """`vllm bench serve` trusts its environment, so its environment is ours."""
+    record = serving.start(*fake)
+    for env, asked in ((dict(os.environ), 1), (environment.for_child(), 0)):
+        proxy.asked = 0
+        done = subprocess.run(
+            [SERVE, "-c", BENCH_SESSION, record.base_url], env=env, text=True, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert proxy.asked == asked
+
+
+def test_the_server_knows_of_the_shell_what_it_needs_and_no_key_or_token(fake, monkeypatch):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VLLM_USE_V1", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    options, folder = fake
+    seen = json.loads(asking.request(serving.start(options, folder), "/environment"))
+    assert not set(SECRETS) & set(seen) and "VLLM_USE_V1" not in seen
+    assert seen["PATH"] == os.environ["PATH"] and seen["OMP_NUM_THREADS"] == "2"
+    own = replace(options, environment=("VLLM_API_KEY", "VLLM_USE_V1=1"))
+    record = serving.start(own, folder)
+    seen = json.loads(asking.request(record, "/environment"))
+    assert seen["VLLM_API_KEY"] == SECRETS["VLLM_API_KEY"] and seen["VLLM_USE_V1"] == "1"
+    assert asking.openai_client(record).api_key == SECRETS["VLLM_API_KEY"], (
+        "who asks for it, gets it"
+    )
+
+
+def test_secrets_are_in_nothing_that_is_shown_logged_or_kept(fake, monkeypatch, capfd):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    options, folder = fake
+    options = replace(options, environment=("HF_TOKEN", "VLLM_API_KEY", "FAKE_MODE=tells"))
+    serve.write(options, folder)
+    record = serving.start(options, folder)
+    told = [commands.shown(commands.command(options)), server.last_lines(record.log)]
+    for engine in ("tpu-docker", "gpu-docker", "tpu"):
+        told.append(commands.shown(commands.command(replace(options, engine=engine))))
+    assert "-e HF_TOKEN" in told[2] and "$HF_TOKEN" in told[1]
+    with pytest.raises(UserError) as caught:
+        asking.post(record, "/refuse", {})
+    told.append(str(caught.value))
+    with pytest.raises(UserError) as caught:
+        PREPARE("false", SECRETS["HF_TOKEN"])
+    told += [str(caught.value), *capfd.readouterr()]
+    told += [(folder / name).read_text() for name in ("options.json", "server.json")]
+    assert not [(value, text) for value in SECRETS.values() for text in told if value in text]
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        (
+            {"environment": ("HF_TOKEN=hf_recognisable1",)},
+            r'value of HF_TOKEN.*environment=\("HF_TOKEN",\)',
+        ),
+        ({"environment": ("NOT_IN_THE_SHELL",)}, "takes NOT_IN_THE_SHELL from the shell"),
+        ({"flags": ("--api-key", "sk-recognisable2")}, "flags has --api-key, whose value"),
+        ({"flags": ("--api-key=sk-recognisable2",)}, "flags has --api-key, whose value"),
+    ],
+)
+def test_a_secret_among_the_settings_is_refused_without_repeating_it(fake, changed, words):
+    options, folder = fake
+    with pytest.raises(UserError, match=words) as caught:
+        serving.start(replace(options, **changed), folder)
+    assert "recognisable" not in str(caught.value) and not folder.exists()
+    serve.check(replace(options, flags=("--max-num-batched-tokens", "8", "--ssl-keyfile", "x")))
+
+
+# -- Names of folders ------------------------------------------------------------------------------
+
+STRANGE = ["a b", "a,b", "a:b", "a=b", "a[b]", "a%sb", "a$HOME", "a'b\"c", "größe", "a*?"]
+STRANGE += ["-x --y", "a,b\"c d"]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_folder_may_be_called_anything(fake, tmp_path, name):
+    """vLLM's way to find weights is `glob.glob`; it runs in the repository."""
+    options, _ = fake
+    place = tmp_path / name
+    weights = Path(folder_of(place / "merged", model={})) / "model.safetensors"
+    weights.write_text("")
+    adapter = folder_of(place / "adapter", adapter_config={"r": 16})
+    options = replace(options, model=str(weights.parent), adapter=adapter)
+    record = serving.start(options, place / "serve")
+    words = record.command
+    served = words[words.index("serve") + 1]
+    assert [Path(path).resolve() for path in glob.glob(served + "/*.safetensors")] == [weights]
+    module = json.loads(words[words.index("--lora-modules") + 1])
+    assert module["name"] == "fake-adapter" and Path(module["path"]).samefile(adapter)
+    shown = shlex.split(commands.shown(commands.command(options)).replace("\\\n", ""))
+    assert served in shown and json.dumps(module) in shown
+    assert server.current(place / "serve") == record
+    serve.write(options, place / "serve")
+    assert serve.read(place / "serve") == options and serving.stop(place / "serve")
+
+
+@pytest.mark.skipif(not shutil.which("docker"), reason="no docker to read the words")
+@pytest.mark.parametrize("name", STRANGE)
+def test_docker_itself_reads_a_mount_of_any_name(tmp_path, name):
+    """Without a daemon it fails all the same, but only after it has read its words."""
+    model = folder_of(tmp_path / name / "merged", config={})
+    command = commands.command(Options(engine="gpu-docker", model=model))
+    env = {"PATH": os.environ["PATH"], "DOCKER_HOST": "tcp://127.0.0.1:1"}
+    done = subprocess.run(command, text=True, capture_output=True, env=env)
+    assert done.returncode and "connect" in done.stderr and "invalid" not in done.stderr, (
+        done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ({"r": 1024}, "has rank 1024, and vLLM serves at most 512"),
+        ({"r": "16"}, "names no rank"),
+        ([], "names no rank"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_rank_that_vllm_does_not_serve_is_one_line_before_the_start(
+    fake, tmp_path, config, words
+):
+    options, folder = fake
+    files = {"adapter_config": config} if config is not None else {}
+    adapter = folder_of(tmp_path / "other", **files)
+    with pytest.raises(UserError, match=words) as caught:
+        serving.start(replace(options, adapter=adapter), folder)
+    assert "\n" not in str(caught.value) and "04_merge" in str(caught.value) and not folder.exists()
+
+
+# -- Machines that fail ----------------------------------------------------------------------------
+
+
+def stand_ins():
+    """How many processes run the stand-in for vLLM of this test, whoever knows of them."""
+    commands_of_all = [
+        process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])
+    ]
+    return sum(str(commands.LAUNCHER) in words for words in commands_of_all)
+
+
+def test_a_dead_leader_is_no_living_server(fake):
+    """Its worker is still in the group, as Python's resource tracker is."""
+    options, folder = fake
+    record = serving.start(options, folder)
+    assert serving.is_alive(folder)
+    os.kill(record.pid, signal.SIGKILL)
+    os.waitpid(record.pid, 0)
+    assert len(processes.members(record)) == 1 and not serving.is_alive(folder)
+    with pytest.raises(UserError, match="has died"):
+        server.current(folder)
+    begin = time.monotonic()
+    again = serving.start(options, folder)
+    assert again.pid != record.pid and time.monotonic() - begin < 10
+    assert processes.members(record) == [], "what was left is ended"
+
+
+def test_a_leader_that_dies_while_it_is_waited_for_is_noticed_at_once(fake):
+    options, folder = fake
+    options = replace(options, environment=("FAKE_MODE=never",))
+    record = serving.start(options, folder, wait=False)
+    time.sleep(0.3)
+    threading.Timer(1.0, lambda: os.kill(record.pid, signal.SIGKILL)).start()
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="the server ended after"):
+        serving.start(options, folder)
+    assert time.monotonic() - begin < 6
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import serving
+from serving import commands, server
+commands.LAUNCHER, commands.VENV = Path(sys.argv[1]), Path(sys.executable).parent
+server.prepare = lambda *_: None
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))  # a write beyond fails, as on a full disk
+try:
+    serving.start(serving.Options(model=sys.argv[2], name="fake"), sys.argv[3])
+except serving.server.UserError as error:
+    print(error)
+"""
+
+
+def test_a_record_that_cannot_be_written_starts_no_server(fake, tmp_path):
+    options, folder = fake
+    done = program(sys.executable, "-c", FULL_DISK, commands.LAUNCHER, options.model, folder)
+    assert done.returncode == 0, done.stderr
+    assert "server.json cannot be written" in done.stdout and "Free some space" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+    assert stand_ins() == 0
+
+
+def test_who_dies_before_the_record_is_written_leaves_no_server(fake, monkeypatch):
+    """A kill -9 between the start of the process and its record: the process never begins."""
+    options, folder = fake
+    starter = os.fork()
+    if starter == 0:
+        ServerRecord.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        serving.start(options, folder)
+    os.waitpid(starter, 0)
+    end = time.monotonic() + 10
+    while processes.speakers(folder / "server.log") and time.monotonic() < end:
+        time.sleep(0.1)
+    assert processes.speakers(folder / "server.log") == [] and not (folder / "server.json").exists()
+
+
+def test_two_starts_at_once_make_one_server(fake):
+    options, folder = fake
+    together = threading.Barrier(4)
+    found = []
+
+    def start():
+        together.wait()
+        found.append(serving.start(options, folder))
+
+    starters = [threading.Thread(target=start) for _ in range(4)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join()
+    assert len({record.pid for record in found}) == 1 and len(found) == 4
+    assert stand_ins() == 2, "a leader and its worker"
+
+
+@pytest.mark.parametrize(
+    "content", ["3", "[]", "{}", "null", "{", '{"pid": 1}', "[" * 10**5, "\x00"]
+)
+def test_a_damaged_record_is_one_line_and_hides_no_server(fake, content):
+    options, folder = fake
+    record = serving.start(options, folder)
+    (folder / "server.json").write_text(content)
+    for ask in (serving.is_alive, server.current):
+        with pytest.raises(UserError, match="server.json.*Run 05_serve_vllm again") as caught:
+            ask(folder)
+        assert "\n" not in str(caught.value)
+    again = serving.start(options, folder)
+    assert again.pid != record.pid and not alive(record.pid), "found by the log that it writes"
+    (folder / "server.json").write_text(content)
+    assert serving.stop(folder) and not alive(again.pid)
+
+
+def test_a_record_has_fields_of_its_types(tmp_path):
+    RECORD.save(tmp_path)
+    good = json.loads((tmp_path / "server.json").read_text())
+    assert ServerRecord.load(tmp_path) == RECORD
+    for name, value in (("pid", "7"), ("pid", True), ("born", None), ("command", "x"), ("more", 1)):
+        assert name in records.problem_of(ServerRecord, {**good, name: value})
+    for name in good:
+        rest = {key: value for key, value in good.items() if key != name}
+        assert name in records.problem_of(ServerRecord, rest)
+
+
+def test_no_clock_that_is_set_ends_or_prolongs_the_waiting(fake, monkeypatch):
+    options, folder = fake
+    hours = itertools.count(step=3600.0)
+    monkeypatch.setattr(time, "time", lambda: 1e9 + next(hours))
+    serving.start(replace(options, timeout=15.0), folder)
+    hours = itertools.count(step=-3600.0)
+    with pytest.raises(UserError, match="not healthy within 1 s"):
+        serving.start(replace(options, environment=("FAKE_MODE=never",), timeout=1.0), folder)
+
+
+COMMAND_LINE = """
+import sys
+from pathlib import Path
+from serving import __main__, commands, server
+commands.LAUNCHER, commands.VENV = Path(sys.argv.pop(1)), Path(sys.executable).parent
+server.prepare = lambda *_: None
+__main__.main(sys.argv[1:])
+"""
+
+
+def by_hand(*words):
+    """`python -m serving` with the stand-in for vLLM."""
+    return [sys.executable, "-c", COMMAND_LINE, str(commands.LAUNCHER), *map(str, words)]
+
+
+def test_ctrl_c_at_the_command_line_is_one_line_and_leaves_nothing(fake):
+    options, folder = fake
+    serve.write(replace(options, environment=("FAKE_MODE=never",)), folder)
+    process = subprocess.Popen(
+        by_hand("start", folder),
+        cwd=ROOT,
+        text=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    end = time.monotonic() + 30
+    while not processes.speakers(folder / "server.log") and time.monotonic() < end:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert told == "interrupted: no server was left running\n" and process.returncode == 130
+    assert processes.speakers(folder / "server.log") == [] and not (folder / "server.json").exists()
+
+
+def test_a_server_by_hand(fake):
+    options, folder = fake
+    serve.write(options, folder)
+    say = lambda word: subprocess.run(
+        by_hand(word, folder), cwd=ROOT, text=True, capture_output=True
+    )
+    assert say("start").stdout.splitlines()[-1] == ServerRecord.load(folder).base_url
+    assert f"process {ServerRecord.load(folder).pid}, log" in say("status").stdout
+    os.kill(ServerRecord.load(folder).pid, signal.SIGKILL)
+    died = say("status")
+    assert died.returncode == 1 and "has died. Run 05_serve_vllm again" in died.stderr
+    (folder / "server.json").write_text("3")
+    assert "is not the record of a server: it holds 3" in say("status").stderr
+    assert say("stop").stdout == "stopped\n" and say("stop").stdout == "no server was running\n"
+    assert "python -m serving start|status|stop FOLDER" in say("restart").stderr
+
+
+# -- Docker, by a stand-in -------------------------------------------------------------------------
 
 DOCKER = """#!{python}
 import os, signal, subprocess, sys
 words, state = sys.argv[1:], {state!r}
-if words[0] == "pull":  # a tag that is here under its own name only, as scripts/serve.sh may leave it
+if words[0] == "pull":  # a tag that is only here, under its own name, as scripts/serve.sh leaves it
     sys.exit(1)
 if words[0] == "run":  # the daemon's child: no signal of ours reaches it
     name = words[words.index("--name") + 1]
-    process = subprocess.Popen([sys.executable, {fake!r}, "--port", words[words.index("--port") + 1]],
-                               start_new_session=True)
+    port = words[words.index("--port") + 1]
+    process = subprocess.Popen([sys.executable, {fake!r}, "--port", port], start_new_session=True)
     open(state + "/" + name, "w").write(str(process.pid))
     sys.exit(process.wait())
 if words[:2] == ["rm", "-f"] and os.path.exists(state + "/" + words[2]):
@@ -404,8 +924,11 @@ def docker(fake, tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "state").mkdir()
     script = tmp_path / "bin" / "docker"
-    script.write_text(DOCKER.format(python=sys.executable, state=str(tmp_path / "state"),
-                                    fake=str(tmp_path / "fake.py")))
+    script.write_text(
+        DOCKER.format(
+            python=sys.executable, state=str(tmp_path / "state"), fake=str(tmp_path / "fake.py")
+        )
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     return replace(options, engine="gpu-docker"), folder, tmp_path / "state"
@@ -414,74 +937,128 @@ def docker(fake, tmp_path, monkeypatch):
 def test_a_container_outlives_its_client_and_is_removed_all_the_same(docker):
     options, folder, state = docker
     record = serving.start(options, folder)
-    inside = int((state / record["container"]).read_text())
-    os.kill(record["pid"], signal.SIGKILL)  # the `docker run` client
-    os.waitpid(record["pid"], 0)
+    inside = int((state / record.container).read_text())
+    os.kill(record.pid, signal.SIGKILL)  # the `docker run` client
+    os.waitpid(record.pid, 0)
     assert alive(inside)
     with pytest.raises(ValueError, match="has died"):
         server.current(folder)
     serving.stop(folder)
     assert not alive(inside)
-    inside = int((state / serving.start(options, folder)["container"]).read_text())
-    (folder / "server.json").write_text("{")  # its record is lost: the next start ends it by its name
-    assert serving.start(options, folder)["pid"] and not alive(inside)
+    inside = int((state / serving.start(options, folder).container).read_text())
+    (folder / "server.json").write_text(
+        "{"
+    )  # its record is lost: the next start ends it by its name
+    assert serving.start(options, folder).pid and not alive(inside)
 
 
-# -- The counters of vLLM ---------------------------------------------------------------------------
+# -- The counters of vLLM --------------------------------------------------------------------------
+
 
 def test_acceptance_is_what_the_counters_say(monkeypatch):
     """Ten drafts of two tokens: 9 and 4 accepted, so 2.3 tokens a step."""
+
     def page(drafts, first, second):
-        text = "\n".join(f'vllm:spec_decode_{name}_total{{engine="0"{more}}} {value}.0' for name, more, value in (
-            ("num_drafts", "", drafts), ("num_draft_tokens", "", 2 * drafts),
-            ("num_accepted_tokens", "", first + second),
-            ("num_accepted_tokens_per_pos", ',position="0"', first),
-            ("num_accepted_tokens_per_pos", ',position="1"', second)))
-        monkeypatch.setattr(server, "request", lambda *_: text + "\n")
-        return server.counters({})
+        text = "\n".join(
+            f'vllm:spec_decode_{name}_total{{engine="0"{more}}} {value}.0'
+            for name, more, value in (
+                ("num_drafts", "", drafts),
+                ("num_draft_tokens", "", 2 * drafts),
+                ("num_accepted_tokens", "", first + second),
+                ("num_accepted_tokens_per_pos", ',position="0"', first),
+                ("num_accepted_tokens_per_pos", ',position="1"', second),
+            )
+        )
+        monkeypatch.setattr(asking, "request", lambda *_: text + "\n")
+        return asking.counters({})
+
     before, after = page(5, 5, 0), page(15, 14, 4)
-    assert server.acceptance(before, after) == {"drafts": 10, "by position": [0.9, 0.4], "tokens per step": 2.3}
-    assert server.acceptance(after, after) is None
+    assert asking.acceptance(before, after) == {
+        "drafts": 10,
+        "by position": [0.9, 0.4],
+        "tokens per step": 2.3,
+    }
+    assert asking.acceptance(after, after) is None
 
 
-# -- The real thing ------------------------------------------------------------------------------
+# -- The real thing --------------------------------------------------------------------------------
+
 
 @needs_serve
 @pytest.mark.slow
-def test_real_server_ids_stops_and_end(tmp_path):
-    """The base model through vLLM: ids as rendered, a forced turn end, a kill -9 of the engine."""
+def test_real_server_ids_stops_and_end(tmp_path, proxy, monkeypatch):
+    """The base model through vLLM: ids as rendered, a forced turn end, a kill -9 of the engine.
+
+    Its folder has the worst of names; the shell names proxies, and a key that isn't the server's.
+    """
     from helpers import chat
-    model = ROOT / "assets" / "tiny_gemma4"
+
+    monkeypatch.setenv("VLLM_API_KEY", SECRETS["VLLM_API_KEY"])
+    model = tmp_path / "a b,c:d=e[f]%s$'ü" / "merged"
+    shutil.copytree(ROOT / "assets" / "tiny_gemma4", model)
     options = Options(model=str(model), name="tiny", timeout=900.0)
     record = serving.start(options, tmp_path)
     try:
+        with bench.Client(tmp_path) as client:
+            point = bench.arguments(record, bench.Load(), (64, 8), 4, 4, seed=1)
+            assert client.run(point)["completed"] == 4 and proxy.asked == 0
+            before = asking.counters(record)
+            client.run(point)
+            assert 1e-5 < asking.seconds_per_token(before, asking.counters(record)) < 10
         tokenizer = chat.load_tokenizer(model)
-        for messages in (*([{"role": "user", "content": text}] for text in (
-                             "a 2-bit counter\n\n```verilog\n```", "é😀 \t x\r\n", "", "\ufdd0 \x00")),
-                         [{"role": "system", "content": " Be brief. "},
-                          {"role": "user", "content": "größer ≥ 3; \t tabs"},
-                          {"role": "assistant", "content": "```verilog\nmodule a; endmodule\n```"},
-                          {"role": "user", "content": "again"}]):
-            theirs = server.post(record, "/tokenize", {"model": "tiny", "messages": messages})
+        for messages in (
+            *(
+                [{"role": "user", "content": text}]
+                for text in (
+                    "a 2-bit counter\n\n```verilog\n```",
+                    "é😀 \t x\r\n",
+                    "",
+                    "\ufdd0 \x00",
+                )
+            ),
+            [
+                {"role": "system", "content": " Be brief. "},
+                {"role": "user", "content": "größer ≥ 3; \t tabs"},
+                {"role": "assistant", "content": "```verilog\nmodule a; endmodule\n```"},
+                {"role": "user", "content": "again"},
+            ],
+        ):
+            theirs = asking.post(record, "/tokenize", {"model": "tiny", "messages": messages})
             assert theirs["tokens"] == [int(i) for i in chat.prompt_ids(tokenizer, messages)]
-            kept = server.post(record, "/tokenize", {
-                "model": "tiny", "messages": messages, "chat_template_kwargs": {"enable_thinking": True}})
-            assert kept["tokens"] == chat.prompt_ids(tokenizer, messages, thinking=True) != theirs["tokens"]
+            kept = asking.post(
+                record,
+                "/tokenize",
+                {
+                    "model": "tiny",
+                    "messages": messages,
+                    "chat_template_kwargs": {"enable_thinking": True},
+                },
+            )
+            assert (
+                kept["tokens"]
+                == chat.prompt_ids(tokenizer, messages, thinking=True)
+                != theirs["tokens"]
+            )
         ids, end = theirs["tokens"], chat.special_ids(tokenizer)[chat.TURN_END]
         body = {"model": "tiny", "prompt": ids, "max_tokens": 20, "temperature": 0}
-        forced = server.post(record, "/v1/completions", {**body, "logit_bias": {str(end): 100}})
-        assert forced["choices"][0]["finish_reason"] == "stop" and forced["usage"]["completion_tokens"] == 1
+        forced = asking.post(record, "/v1/completions", {**body, "logit_bias": {str(end): 100}})
+        assert (
+            forced["choices"][0]["finish_reason"] == "stop"
+            and forced["usage"]["completion_tokens"] == 1
+        )
         with pytest.raises(ValueError, match="404.*does not exist"):
-            server.post(record, "/v1/completions", {**body, "model": "other"})
+            asking.post(record, "/v1/completions", {**body, "model": "other"})
         with pytest.raises(ValueError, match="timed out"):  # a client that goes away
-            server.post(record, "/v1/completions", {**body, "max_tokens": 600, "ignore_eos": True}, 0.5)
-        assert server.wait_idle(record, patience=120.0)["cache"]["enable_prefix_caching"] == "False"
-        family = server.members(record)
+            asking.post(
+                record, "/v1/completions", {**body, "max_tokens": 600, "ignore_eos": True}, 0.5
+            )
+        assert asking.wait_idle(record, patience=120.0)["cache"]["enable_prefix_caching"] == "False"
+        family = processes.members(record)
         assert len(family) >= 3
         for pid in family[1:]:
             os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 60
-        while server.healthy(record) and time.monotonic() < end:
+        while asking.healthy(record) and time.monotonic() < end:
             time.sleep(0.5)
         with pytest.raises(ValueError):
             server.current(tmp_path)
@@ -493,7 +1070,9 @@ def test_real_server_ids_stops_and_end(tmp_path):
 @needs_serve
 @pytest.mark.slow
 def test_the_example_of_the_room_runs_from_an_empty_folder(tmp_path):
-    example = serving.__doc__.split("\n\n")[1].replace("/models/tiny_gemma4", str(ROOT / "assets/tiny_gemma4"))
+    example = serving.__doc__.split("\n\n")[1].replace(
+        "/models/tiny_gemma4", str(ROOT / "assets/tiny_gemma4")
+    )
     code = "\n".join(line[4:] for line in example.splitlines())
     assert len(code.splitlines()) == 5
     done = program(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT))

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import page, program
+from conftest import files_with_secrets, never_shown, page, program
 
 from helpers import checks
 from tables import hardware
@@ -36,7 +36,8 @@ def test_a_machine_is_asked_for_in_line_then_spot_then_the_classic_way(tmp_path,
     for call in calls[:-1]:  # every machine that Compute Engine makes ends by itself
         assert "--max-run-duration=6h --instance-termination-action=DELETE" in call
         assert f"--machine-type={one.machine}" in call and f"--boot-disk-type={one.disk}" in call
-    assert ["request-valid-for-duration" in call for call in calls[:-1]] == [True, False][:len(calls) - 1]
+    assert ["request-valid-for-duration" in call for call in calls[:-1]] == [True,
+                                                                             False][:len(calls) - 1]
     assert vm(tmp_path, "create", "m", name)[1][0].count(one.zones.split()[0]) == 1
 
 
@@ -46,6 +47,52 @@ def test_a_machine_is_deleted_however_it_was_made_and_dry_runs_nothing(tmp_path)
     assert code == 0 and calls[1] == "compute tpus tpu-vm delete m --zone=z --quiet"
     assert vm(tmp_path, "delete", "m", "z", DRY_RUN="1") == (0, [])
     assert vm(tmp_path, "nonsense")[0] == 2 and vm(tmp_path, "create", "m", "v9-8")[0] != 0
+
+
+COMMANDS = (["check"], ["create", "m", "v6e-8", "z-a"], ["bucket", "my-bucket", "z-a"],
+            ["run", "m", "z-a", "scripts/train.sh", "my-bucket"], ["ssh", "m", "z-a"],
+            ["list", "z-a"], ["delete", "m", "z-a"])
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("dry", ["1", ""], ids=["dry", "run"])
+def test_no_secret_is_shown_or_is_a_word_of_a_command(tmp_path, words, dry):
+    """`ps` shows a command's words, and gcloud writes its own into a log."""
+    for name in ("gcloud", "curl"):
+        (tmp_path / name).write_text('#!/usr/bin/env bash\necho "$*"\n'
+                                     f'[ "$1" = compute ] || [ {name} = curl ] || exit 0\n'
+                                     f"timeout 1 cat >> {tmp_path}/read\n")
+        (tmp_path / name).chmod(0o755)
+    secrets = never_shown()
+    done = program("scripts/vm.sh", *words, DRY_RUN=dry, stdin="",
+                   PATH=f"{tmp_path}:{os.environ['PATH']}", **secrets)
+    assert done.returncode == 0, done.stderr
+    for value in secrets.values():
+        assert value not in done.stdout + done.stderr
+    if words[0] in ("check", "run"):  # and yet the token arrives
+        line = "Authorization: Bearer " if words[0] == "check" else ""
+        if dry:
+            assert f'<<<"{line}$HF_TOKEN"\n' in done.stdout
+        else:
+            assert (tmp_path / "read").read_text() == f"{line}{secrets['HF_TOKEN']}\n"
+
+
+def test_a_dry_run_can_be_pasted(tmp_path):
+    """What is printed is a command of the shell, which reads the token where it is used."""
+    told = program("scripts/vm.sh", "check", DRY_RUN="1", HF_TOKEN="hf_one").stdout
+    said = program("bash", "-c", f"curl() {{ cat; }}; {told}", HF_TOKEN="hf_two").stdout
+    assert said == "Authorization: Bearer hf_two\n"
+    plain = program("scripts/vm.sh", "check", DRY_RUN="1", HF_TOKEN=None).stdout
+    assert "Authorization" not in plain and plain.startswith("curl -fsIL")
+
+
+def test_a_page_shows_no_secret(tmp_path):
+    """01 once printed the token into its notebook, the notebook's stored copy and run.log."""
+    done = page("01_setup.py", tmp_path / "run", **never_shown())
+    assert done.returncode == 0, done.stderr
+    assert "<<<" in done.stdout, "the dry run of `check` is shown"
+    (tmp_path / "run" / "printed").write_text(done.stdout + done.stderr)
+    assert files_with_secrets(tmp_path / "run") == []
 
 
 def test_a_licence_that_is_missing_is_said_before_anything_is_rented(tmp_path):
@@ -59,12 +106,14 @@ def test_a_licence_that_is_missing_is_said_before_anything_is_rented(tmp_path):
     ("check_space", ("x", 70, 62.5), ("x", 12, 62.5), "TMPDIR=/dev/shm"),
     ("check_slice", (V5P, ("v5p-8",)), (V5E, ("v5p-8", "v6e-8")), "a v5p-8 or v6e-8 is needed"),
     ("check_slice", (V5E, ()), (Hardware(), ("v6e-1",)), "no TPU, no GPU: a v6e-1 is needed"),
-    ("check_slice", (V5P, ("v5p-8",)), (replace(V5P, trouble="process 7 holds the chips"), ("v5p-8",)),
+    ("check_slice", (V5P, ("v5p-8",)),
+     (replace(V5P, trouble="process 7 holds the chips"), ("v5p-8",)),
      "process 7 holds"),
     ("check_slice", (V5P, ("v5p-8",)), (replace(V5P, hosts=4), ("v5p-8",)), "TPU v5p-32"),
     ("check_devices", (4, "TPU v5", 4), (1, "cpu", 4), "sees 1 x cpu, not the 4 chips"),
     ("check_devices", (1, "cpu", 0), (0, "none", 0), "sees 0 x none"),
-    ("check_devices", (4, "TPU v5", 4), (0, "none", 4, "RuntimeError: the chips are busy"), "are busy"),
+    ("check_devices", (4, "TPU v5", 4), (0, "none", 4, "RuntimeError: the chips are busy"),
+     "are busy"),
     ("check_icarus", ("Icarus Verilog version 11.0 (stable) ()",), ("",), "apt-get install"),
     ("check_icarus", ("Icarus Verilog version 12.0 (stable)",),
      ("Icarus Verilog version 13.0 (devel)",), "11 or 12 is needed"),
@@ -91,8 +140,9 @@ def test_what_jax_says_is_passed_on(monkeypatch, tmp_path):
 
 
 def test_a_machine_that_is_not_ready_gets_one_clear_error(tmp_path):
-    """As the 31B, on a machine without a TPU: setup.json is written, then one error, no traceback."""
+    """As the 31B, on a machine without a TPU: setup.json is written, then one error is shown."""
     run = page("01_setup.py", tmp_path / "run", SIZE="31b")
     assert run.returncode == 1
     assert "Error: this machine is not ready." in run.stderr and "Traceback" not in run.stderr
-    assert not json.loads((tmp_path / "run" / "setup.json").read_text())["checks"]["accelerator"]["fine"]
+    setup = json.loads((tmp_path / "run" / "setup.json").read_text())
+    assert not setup["checks"]["accelerator"]["fine"]

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from appendix import pretrain
 from helpers import gemma
 
-import families
-import make
+from appendix.world import families, make
 
 ASSETS, TINY, EVAL = ROOT / "assets" / "tiny_gemma4", ROOT / "data" / "tiny", ROOT / "data" / "tiny_eval"
 FACTS = json.loads((ASSETS / "pretrain.json").read_text())
@@ -88,7 +87,7 @@ def test_the_corpus_is_the_one_the_base_was_trained_on(corpus):
 
 
 def test_the_tokenizer_is_made_again_byte_for_byte(corpus, tmp_path):
-    train, vocabulary, control, pieces = load("09_tiny_base.py", "train_tokenizer", "VOCABULARY",
+    train, vocabulary, control, pieces = load("appendix/09_tiny_base.py", "train_tokenizer", "VOCABULARY",
                                               "CONTROL", "PIECES")
     texts = corpus[:20_000] + [row[field] for _, row, _ in make.rows()
                                for field in ("prompt", "response")]
@@ -210,7 +209,9 @@ def test_the_base_has_never_seen_the_instruction_format(corpus):
 
 # ── Tokenizer ──
 
-IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|tool_response>": 50, "<|think|>": 98,
+IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|tool>": 46, "<tool|>": 47,
+       "<|tool_call>": 48, "<tool_call|>": 49, "<|tool_response>": 50, "<tool_response|>": 51,
+       '<|"|>': 52, "<|think|>": 98,
        "<|channel>": 100, "<channel|>": 101, "<|turn>": 105, "<turn|>": 106}
 
 

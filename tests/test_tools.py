@@ -22,7 +22,8 @@ HEADER = """# ---
 
 # ── notebooks.py ──
 def tool(folder, *options):
-    return program(sys.executable, "tools/notebooks.py", *options, cwd=folder, RUN_DIR=str(folder / "run"))
+    return program(sys.executable, "tools/notebooks.py", *options, cwd=folder,
+                   RUN_DIR=str(folder / "run"))
 
 
 def edit(path, old, new):
@@ -55,12 +56,36 @@ def test_a_prose_edit_keeps_outputs_and_a_code_edit_drops_them(project):
     assert "without outputs" in tool(project, "--check").stdout
 
 
+def test_what_a_page_reads_is_recorded_and_not_listed(project):
+    """A module of a room reads the table for it: a list by hand once lacked 01's data/anchors."""
+    for name in ("anchors", "dryrun", "qlora"):
+        (project / "data" / name).mkdir(parents=True)
+        (project / "data" / name / "rows.csv").write_text("a\n1\n")
+    (project / "room.py").write_text(
+        "from pathlib import Path\ndef rows():\n"
+        "    return (Path(__file__).parent / 'data' / 'anchors' / 'rows.csv').read_text()\n")
+    edit(project / "01_one.py", "print(1 + 1)", "import room\nprint(room.rows())\nopen('new', 'w')")
+    done = tool(project, "--execute")
+    assert done.returncode == 0, done.stderr
+    notebook = nbformat.read(project / "notebooks" / "01_one.ipynb", as_version=4)
+    assert list(notebook.metadata["made_from"]) == ["data/anchors"]
+    assert notebook.cells[1].execution_count == 1
+    (project / "data/dryrun/rows.csv").write_text("a\n2\n")
+    assert tool(project, "--check").returncode == 0, "this one wasn't read"
+    (project / "data/anchors/rows.csv").write_text("a\n1\na\n1\n")
+    assert "before data/anchors changed" in tool(project, "--check").stdout
+    del notebook.metadata["made_from"]
+    nbformat.write(notebook, project / "notebooks" / "01_one.ipynb")
+    assert "executed before what it reads was recorded" in tool(project, "--check").stdout
+
+
 def test_outputs_older_than_the_results_they_show_are_made_again(project):
-    """An executed copy from before is no way out; a prose edit keeps the mark, as it does outputs."""
+    """An executed copy from before is no way out; a prose edit keeps the mark and the outputs."""
     table = project / "data" / "dryrun" / "rows.csv"
     table.parent.mkdir(parents=True)
     table.write_text("a\n1\n")
-    edit(project / "01_one.py", "print(1 + 1)", "print(open('data/dryrun/rows.csv').read().split())")
+    edit(project / "01_one.py", "print(1 + 1)",
+         "print(open('data/dryrun/rows.csv').read().split())")
     tool(project, "--execute")
     edit(project / "01_one.py", "# # One", "# # Uno")
     tool(project)
@@ -70,6 +95,18 @@ def test_outputs_older_than_the_results_they_show_are_made_again(project):
     tool(project, "--execute")
     assert tool(project, "--check").returncode == 0
     assert "'2'" in (project / "notebooks" / "01_one.ipynb").read_text()
+
+
+def test_only_notebooks_of_pages_that_are_gone_are_deleted(project):
+    tool(project)
+    folder = project / "notebooks"
+    shutil.copy(folder / "01_one.ipynb", folder / "02_gone.ipynb")
+    own = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("my = 'work'")])
+    for name in ("my_experiment.ipynb", "03_mine.ipynb"):
+        nbformat.write(own, folder / name)
+    assert tool(project).stdout == "removed notebooks/02_gone.ipynb\n"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "01_one.ipynb", "03_mine.ipynb", "my_experiment.ipynb"]
 
 
 def test_check_refuses_orphans_errors_and_absolute_paths(project):

@@ -22,7 +22,7 @@ from conftest import ROOT, needs_serve, serve
 from flax import nnx
 from tunix.models.gemma4 import model as gemma4
 
-from helpers import gemma, merge, train
+from helpers import gemma, merge, pictures, train, weights
 from tables import architecture
 
 CONFIGS = ROOT / "data" / "configs"
@@ -31,7 +31,7 @@ PUBLISHED_TARGETS = ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """(tuned, mesh, config, base): a small random 31B-like model in float32, adapters with B random."""
+    """(tuned, mesh, config, base): a small random 31B-like model in float32, B random, too."""
     folder = random_gemma.write(tmp_path_factory.mktemp("base"), random_gemma.SHALLOW)
     config = gemma.config_from_hf(folder, dtype="float32")
     mesh = gemma.make_mesh(config)
@@ -76,14 +76,18 @@ def test_shared_layers_survive_tunix_rounding(count, shared):
 # ── Mesh ──
 
 def test_mesh_choices_and_refusals():
-    found = architecture.read_config(CONFIGS / "gemma4_31b.json")
-    assert [architecture.choose_mesh(found, n) for n in (1, 4, 8, 16)] == [(1, 1), (1, 4), (2, 4), (4, 4)]
-    assert architecture.choose_mesh(architecture.read_config(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
-    for file in (CONFIGS / f"gemma4_{name}.json" for name in ("31b", "e2b", "e4b")):  # through Tunix, too
-        assert all(architecture.choose_mesh(gemma._as_hf(gemma.config_from_hf(file)), n)
-                   == architecture.choose_mesh(architecture.read_config(file), n) for n in (1, 4, 8, 16))
-    assert "4 KV heads of the full-attention layers" in architecture.mesh_problem(found, 1, 8)
-    assert "16 KV heads of the sliding layers" in architecture.mesh_problem(found, 1, 32)
+    read, choose = architecture.read_config, architecture.choose_mesh
+    big = read(CONFIGS / "gemma4_31b.json")
+    chosen = {1: (1, 1), 4: (1, 4), 8: (2, 4), 16: (4, 4)}
+    assert {devices: choose(big, devices) for devices in chosen} == chosen
+    assert choose(read(CONFIGS / "gemma4_e2b.json"), 4) == (4, 1)
+    for name in ("31b", "e2b", "e4b"):
+        file = CONFIGS / f"gemma4_{name}.json"
+        through_tunix = gemma._as_hf(gemma.config_from_hf(file))
+        for devices in chosen:
+            assert choose(through_tunix, devices) == choose(read(file), devices), name
+    assert "4 KV heads of the full-attention layers" in architecture.mesh_problem(big, 1, 8)
+    assert "16 KV heads of the sliding layers" in architecture.mesh_problem(big, 1, 32)
     with pytest.raises(ValueError, match="needs 8 devices"):
         gemma.make_mesh(gemma.config_from_hf(CONFIGS / "gemma4_31b.json"), (2, 4), jax.devices())
 
@@ -123,7 +127,8 @@ def test_zero_b_changes_nothing_and_random_b_does(tiny):
     tuned, mesh, _, base = tiny
     tokens = np.random.default_rng(0).integers(3, 320, (1, 40)).astype(np.int32)
     before = forward(base, mesh, tokens)
-    np.testing.assert_array_equal(before, forward(gemma.inject_lora(base, 4, 8.0, mesh), mesh, tokens))
+    fresh = gemma.inject_lora(base, 4, 8.0, mesh)
+    np.testing.assert_array_equal(before, forward(fresh, mesh, tokens))
     assert np.abs(before - forward(tuned, mesh, tokens)).max() > 0.01
 
 
@@ -219,7 +224,8 @@ def test_one_step_is_tunixs_trainers_where_micro_batches_train_equally_many_toke
     equal = train.Batch(data["tokens"].reshape(whole.shape), whole == 0, whole + 1,
                         whole + np.arange(32, dtype=np.int32))
     late = (equal.positions >= 24) | [[[False]], [[True]]]  # in the first micro-batch
-    for name, rows in (("equal", equal), ("uneven", equal.replace(loss_mask=equal.loss_mask & late))):
+    uneven = equal.replace(loss_mask=equal.loss_mask & late)
+    for name, rows in (("equal", equal), ("uneven", uneven)):
         student = nnx.clone(model)
         trainer = peft_trainer.PeftTrainer(student, sgd, peft_trainer.TrainingConfig(
             eval_every_n_steps=1_000, gradient_accumulation_steps=2))
@@ -374,6 +380,7 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, capsys):
     assert read_log(tmp_path / "whole") == read_log(tmp_path / "parts")
     step, adapters, notes = merge.restore_adapters(tmp_path / "whole" / "checkpoints", 0)
     assert step == 5 and notes == {"rank": 4, "steps": 5}
+    assert train.adapters_sha256(whole.state.adapters) == weights.adapters_digest(adapters)
     nnx.update(whole.model, whole.state.adapters)
     ours = {path: [np.asarray(pair[side].get_value()) for side in "ab"]
             for path, pair in gemma.adapted_modules(whole.model).items()}
@@ -399,8 +406,187 @@ def test_a_checkpoint_continues_on_another_number_of_devices(bfloat16, tmp_path)
 def save_all(manager, run, *steps):
     """A checkpoint of each of the steps, all of the same arrays."""
     for step in steps:
-        train.save(manager, dataclasses.replace(run.state, step=step, data={"next": step}), {"rank": 4})
+        state = dataclasses.replace(run.state, step=step, data={"next": step})
+        train.save(manager, state, {"rank": 4})
     manager.wait_until_finished()
+
+
+def varied(run, step):
+    """The run's state at a step, with numbers in its arrays that no other step has."""
+    def vary(array):
+        if array.dtype != np.float32:
+            return array
+        values = np.random.default_rng(step).normal(size=array.shape).astype(np.float32)
+        return jax.device_put(values, array.sharding)
+    adapters, opt_state = jax.tree.map(vary, (run.state.adapters, run.state.opt_state))
+    return train.State(step, adapters, opt_state, {"next": step})
+
+
+def contents(state):
+    """All of a state, to compare it bit for bit."""
+    arrays = jax.tree.leaves((state.adapters, state.opt_state))
+    return [np.asarray(array).tobytes() for array in arrays] + [state.data, state.step]
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(bfloat16, tmp_path_factory):
+    """(folder, {step: its state}) of checkpoints 1 and 2, which have different numbers."""
+    folder = tmp_path_factory.mktemp("two")
+    states = {step: varied(bfloat16, step) for step in (1, 2)}
+    with train.open_checkpoints(folder, 1, 2) as manager:
+        for state in states.values():
+            train.save(manager, state, {"rank": 4, "alpha": 8.0})
+        manager.wait_until_finished()
+    return folder, states
+
+
+def restored(folder, run):
+    with train.open_checkpoints(folder, 1, 2) as manager:
+        return train.restore(manager, run.state, {"rank": 4, "alpha": 8.0})
+
+
+def files_of_each_kind(folder):
+    """One file of each kind that a checkpoint has, the largest, relative to its folder."""
+    kinds = {}
+    for path in sorted(folder.rglob("*"), key=lambda path: path.stat().st_size):
+        if path.is_file():
+            name = "data" if path.parent.name == "d" else path.name
+            kinds[path.parent.relative_to(folder), name] = path.relative_to(folder)
+    return list(kinds.values())
+
+
+def damaged(content):
+    """A file's bytes after what disks and killed processes do; None where the file is gone."""
+    yield "gone", None
+    yield "empty", b""
+    yield "half", content[:len(content) // 2]
+    yield "zeros", bytes(len(content))
+    for share in (0.1, 0.5, 0.9):
+        flipped = bytearray(content)
+        flipped[int(share * len(content))] ^= 1 << int(10 * share) % 8
+        yield f"a bit at {share}", bytes(flipped)
+
+
+@pytest.mark.slow
+def test_however_a_checkpoint_is_damaged_it_is_whole_or_left_aside(
+        bfloat16, two_checkpoints, tmp_path, capsys):
+    """Equal, or the older one with a line: never a traceback, never other numbers."""
+    whole, states = two_checkpoints
+    left_aside = 0
+    for file in files_of_each_kind(whole / "2"):
+        for what, content in damaged((whole / "2" / file).read_bytes()):
+            shutil.copytree(whole, folder := tmp_path / "damaged")
+            (folder / "2" / file).unlink()
+            if content is not None:
+                (folder / "2" / file).write_bytes(content)
+            found = restored(folder, bfloat16)
+            said = capsys.readouterr().out
+            assert contents(found) == contents(states[found.step]), (file, what)
+            assert found.step == 2 or "checkpoint 2 is damaged" in said, (file, what, said)
+            left_aside += found.step == 1
+            shutil.rmtree(folder)
+    assert left_aside > 10
+
+
+@pytest.mark.parametrize("part,named", [
+    ("model_params", "adapters"), ("optimizer_state", "optimizer state"),
+    ("data", "position in the data")])
+def test_a_checkpoint_with_other_numbers_is_left_aside(
+        bfloat16, two_checkpoints, tmp_path, capsys, part, named):
+    """All files are whole, so nobody but the digest can notice."""
+    whole, states = two_checkpoints
+    folder = shutil.copytree(whole, tmp_path / "mixed")
+    shutil.rmtree(folder / "2" / part)
+    shutil.copytree(folder / "1" / part, folder / "2" / part)
+    found = restored(folder, bfloat16)
+    assert contents(found) == contents(states[1])
+    assert f"other bytes than were saved: {named}" in capsys.readouterr().out
+
+
+def test_a_recipe_that_a_flipped_bit_changed_is_damage_not_another_recipe(
+        bfloat16, two_checkpoints, tmp_path, capsys):
+    whole, states = two_checkpoints
+    folder = shutil.copytree(whole, tmp_path / "flipped")
+    notes = folder / "2" / "_CHECKPOINT_METADATA"
+    notes.write_text(notes.read_text().replace('"rank": 4', '"rank": 5'))
+    assert contents(restored(folder, bfloat16)) == contents(states[1])
+    assert "its recipe isn't the one that was saved" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_digests(bfloat16, two_checkpoints, tmp_path):
+    whole, states = two_checkpoints
+    folder = shutil.copytree(whole, tmp_path / "old")
+    notes = folder / "2" / "_CHECKPOINT_METADATA"
+    content = json.loads(notes.read_text())
+    del content["custom_metadata"]["digests"]
+    notes.write_text(json.dumps(content))
+    assert contents(restored(folder, bfloat16)) == contents(states[2])
+
+
+def test_no_memory_is_not_called_damage(bfloat16, two_checkpoints, tmp_path, monkeypatch):
+    def full(*parts):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 2 GiB")
+    monkeypatch.setattr(train, "_restore_step", full)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        restored(shutil.copytree(two_checkpoints[0], tmp_path / "whole"), bfloat16)
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["1", "2"]
+
+
+def test_each_bit_of_each_array_counts_in_the_digest():
+    rng = np.random.default_rng(0)
+    for kind in (np.float32, np.int32, jnp.bfloat16, np.int8, bool):
+        array = (rng.normal(size=(3, 5)) * 9).astype(kind)
+        sums = {int(train.word_sum(jnp.asarray(array)))}
+        changes = 0
+        for place in range(array.nbytes):
+            for bit in range(1 if kind is bool else 8):
+                raw = bytearray(array.tobytes())
+                raw[place] ^= 1 << bit
+                changed = np.frombuffer(bytes(raw), array.dtype).reshape(array.shape)
+                sums.add(int(train.word_sum(jnp.asarray(changed))))
+                changes += 1
+        assert len(sums) == changes + 1, kind
+    swapped = jnp.array([2.0, 1.0])
+    assert train.word_sum(swapped) != train.word_sum(swapped[::-1])
+
+
+def log_lines():
+    """A log of three steps, as the loop writes it."""
+    fields = dict.fromkeys(train.STEP_FIELDS, 1.5) | {"real_tokens": 9}
+    return [{"step": 0, "val_loss": 2.0}, *({"step": step} | fields for step in (1, 2, 3)),
+            {"step": 3, "val_loss": 1.0}]
+
+
+@pytest.mark.parametrize("line", [
+    b'{"step": 4, "loss"', b"{}}", b"3", b"[]", b"null", b'{"step": "x"}', b'{"step": null}',
+    b'{"loss": 1.0}', b"\xff\xfe{}", b"\x00" * 40, b'{"step": 2, "val_loss": {"a": 1}}',
+    b'{"step": 2.5, "val_loss": 1.0}', b'{"step": true, "val_loss": 1.0}', b"[" * 100_000])
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_a_damaged_line_of_the_log_is_left_out_and_said(tmp_path, capsys, line, place):
+    whole = [json.dumps(record).encode() for record in log_lines()]
+    at = 2 if place == "middle" else len(whole)
+    (path := tmp_path / "log.jsonl").write_bytes(b"\n".join([*whole[:at], line, *whole[at:]]))
+    log = train.StepLog(path, 4, 1)
+    log.rewind(3)
+    said = capsys.readouterr().out
+    assert "1 damaged lines are left out" in said and f"line {at + 1}" in said
+    assert read_log(tmp_path) == [
+        {key: value for key, value in record.items() if key != "seconds"} for record in log_lines()]
+    assert log.validations == [2.0, 1.0]
+    assert len(train.read_log(path)) == 5
+    log.rewind(2)
+    assert len(train.read_log(path)) == 3 and not capsys.readouterr().out
+
+
+def test_a_finished_run_whose_log_is_lost_measures_once_more(tmp_path, capsys):
+    train_driver.go(train_driver.build(tmp_path, steps=3))
+    last = read_log(tmp_path)[-1]
+    for lost in (lambda path: path.unlink(), lambda path: path.write_bytes(b"\x00" * 99)):
+        lost(tmp_path / "log.jsonl")
+        train_driver.go(train_driver.build(tmp_path, steps=3))
+        assert read_log(tmp_path) == [last] and last["step"] == 3
+        fig = pictures.draw_loss(train.read_log(tmp_path / "log.jsonl"), 3, 1.0)
+        assert "at step 3" in fig.axes[0].get_title()
 
 
 def lose_moments(step):
@@ -424,7 +610,8 @@ def test_the_newest_checkpoint_that_restores_is_taken(bfloat16, tmp_path, capsys
         save_all(manager, run, 1, 2, 3)
     damage(tmp_path / "3")
     with train.open_checkpoints(tmp_path, 1, 3) as manager:
-        with pytest.raises(ValueError, match="holds step . of another recipe: rank: 4 there, 8 here"):
+        other = "holds step . of another recipe: rank: 4 there, 8 here"
+        with pytest.raises(ValueError, match=other):
             train.restore(manager, run.state, {"rank": 8})
         found = train.restore(manager, run.state, {"rank": 4})
         assert found.step == 2 and found.data == {"next": 2}
@@ -456,19 +643,22 @@ def test_a_gradient_that_is_not_finite_stops_before_anything_is_written(bfloat16
     with train.open_checkpoints(tmp_path / "checkpoints", 1, 4) as manager:
         def broken(adapters, opt_state, frozen, batch):
             return adapters, opt_state, {"loss": jnp.nan, "grad_norm": jnp.nan, "real_tokens": 1}
+        parts = train.Run(
+            train_step=broken, frozen=run.frozen, validate=lambda adapters: 1.0, validate_every=3,
+            dataset=run.dataset, mesh=run.mesh, log=train.StepLog(tmp_path / "log.jsonl", 4, 1),
+            manager=manager, recipe={})
         with pytest.raises(ValueError, match="step 1: loss nan.*Lower learning_rate"):
-            train.train(run.state, run.frozen, broken, lambda adapters: 1.0, run.dataset, run.mesh,
-                        train.StepLog(tmp_path / "log.jsonl", 4, 1), manager, {}, 3)
+            train.train(parts, run.state)
         assert not manager.all_steps()
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [
         {"step": 0, "val_loss": 1.0}]
 
 
 def run_driver(folder, steps, kill_when=None):
-    """Run the driver; `kill_when(folder)` decides when it gets SIGKILL. Returns whether it was killed."""
+    """Run the driver; `kill_when(folder)` decides when it gets SIGKILL. Was it killed?"""
+    driver = [sys.executable, "-W", "ignore", ROOT / "tests/train_driver.py", folder, str(steps)]
     with open(folder / "out.txt", "a") as out:
-        process = subprocess.Popen([sys.executable, "-W", "ignore", ROOT / "tests" / "train_driver.py",
-                                    folder, str(steps)], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT)
+        process = subprocess.Popen(driver, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT)
         while process.poll() is None:
             if kill_when and kill_when(folder):
                 process.send_signal(signal.SIGKILL)
@@ -528,10 +718,13 @@ def test_one_optimizer_step_equals_torch_and_peft(tmp_path):
     # The first moment of the first step is (1 - b1) times the clipped gradient.
     run = train_driver.make(model, mesh, train.make_optimizer(lambda step: 1e-3, 0.01, 1.0))
     batch = packed()
-    flat = {f"{path}.{side}": np.asarray(variable.get_value())
-            for path, pair in gemma.adapted_modules(model).items() for side, variable in pair.items()}
-    np.savez(tmp_path / "in.npz", **{f"batch.{k}": np.asarray(v) for k, v in vars(batch).items()}, **flat)
-    serve("tests/torch_step.py", "step", folder, tmp_path / "in.npz", tmp_path / "out.npz", 4, 8.0, 1e-3, 0.01, 1.0)
+    given = {f"batch.{field}": np.asarray(array) for field, array in vars(batch).items()}
+    for path, pair in gemma.adapted_modules(model).items():
+        for side, variable in pair.items():
+            given[f"{path}.{side}"] = np.asarray(variable.get_value())
+    np.savez(tmp_path / "in.npz", **given)
+    serve("tests/torch_step.py", "step", folder, tmp_path / "in.npz", tmp_path / "out.npz",
+          4, 8.0, 1e-3, 0.01, 1.0)
     adapters, opt_state, metrics = one_step(run, batch)
     nnx.update(model, adapters)
     moments = optax.tree_utils.tree_get(opt_state, "mu")

@@ -219,7 +219,7 @@ def test_a_tensor_that_nobody_computes_with_is_refused(tmp_path, match):
 
 
 def test_files_of_several_dtypes_load_as_those_of_one(tmp_path):
-    """Tunix has a second reader for them, and no array of either goes to a chip before it is cut."""
+    """Tunix has a second reader for them, which makes its arrays in threads."""
     import jax
     from flax import nnx
     base = random_gemma.write(tmp_path / "base", random_gemma.SHALLOW)

@@ -1,8 +1,8 @@
 """What 03 does with helpers/train.py, on small random data, for tests.
 
-As a program: train_driver.py FOLDER STEPS [DTYPE [FSDP TP]]; continues from FOLDER's checkpoints, like
-the notebook. CHECKPOINTS names another place for them; with JAX_NUM_PROCESSES it is one of several hosts.
-Line by line it prints what a test may want to wait for.
+As a program: train_driver.py FOLDER STEPS [DTYPE [FSDP TP]]; like the notebook it continues from
+FOLDER's checkpoints. CHECKPOINTS names another place for them; with JAX_NUM_PROCESSES it's one of
+several hosts. Line by line it prints what a test may want to wait for.
 """
 
 import os
@@ -23,16 +23,16 @@ import random_gemma
 
 from helpers import gemma, train
 from helpers.opening import join_hosts, quiet
+from helpers.packing import COLUMNS
 
 
 def examples(count, length, vocab=320, seed=0):
-    """Random packed rows: {field: [count, length]}; two or three examples and some padding a row."""
+    """Random packed rows: {field: [count, length]}; two or three examples and padding."""
     rng = np.random.default_rng(seed)
-    rows = {"tokens": np.zeros((count, length), np.int32), "loss_mask": np.zeros((count, length), bool),
-            "segment_ids": np.zeros((count, length), np.int32),
-            "positions": np.zeros((count, length), np.int32)}
+    rows = {field: np.zeros((count, length), kind) for field, kind in COLUMNS.items()}
     for row in range(count):
-        cuts = np.sort(rng.choice(np.arange(4, length - 2, 3), size=rng.integers(2, 4), replace=False))
+        places, number = np.arange(4, length - 2, 3), rng.integers(2, 4)
+        cuts = np.sort(rng.choice(places, size=number, replace=False))
         for segment, (start, stop) in enumerate(zip((0, *cuts[:-1]), cuts), 1):
             rows["tokens"][row, start:stop] = rng.integers(3, vocab, stop - start)
             rows["segment_ids"][row, start:stop] = segment
@@ -76,8 +76,9 @@ def build(folder, steps, dtype="bfloat16", shape=None):
     def adapt(model):
         gemma.use_block_attention(model, 16)
         return gemma.inject_lora(model, 4, 8.0, mesh)
+    shapes = adapt(gemma.abstract_base(model_config, mesh))
     ahead = train.compile_ahead(train.lower_step(
-        adapt(gemma.abstract_base(model_config, mesh)), optimizer, train.make_loss(31), mesh, (2, rows, 32)))
+        shapes, optimizer, train.make_loss(31), mesh, (2, rows, 32)))
     model = adapt(gemma.place(gemma.load_base(folder / "base", model_config, mesh), mesh))
     run = make(model, mesh, optimizer)
     run.dataset = train.make_dataset(train.PackedRows(folder / "data" / "train"), 2, rows, seed=3)
@@ -97,9 +98,11 @@ def build(folder, steps, dtype="bfloat16", shape=None):
 
 def go(run):
     """Train to the end, as 03 does."""
+    parts = train.Run(
+        train_step=run.compiled, frozen=run.frozen, validate=run.validate, validate_every=3,
+        dataset=run.dataset, mesh=run.mesh, log=run.log, manager=run.manager, recipe=run.recipe)
     with run.mesh:
-        run.state = train.train(run.state, run.frozen, run.compiled, run.validate, run.dataset,
-                                run.mesh, run.log, run.manager, run.recipe, validate_every=3)
+        run.state = train.train(parts, run.state)
     run.manager.close()
     return run
 

@@ -1,6 +1,6 @@
 """The first hour on a real slice, in one command and one report: see first_hour.sh.
 
-Every stage is a program of its own with a limit; what it found is read from the files that it wrote.
+Every stage is a program of its own with a limit; its result is read from the files that it wrote.
 Finished stages are not repeated by a second call. Only the standard library is needed here, because
 on a new machine the packages are what the first stage installs. Several hosts: start it on all.
 """
@@ -13,8 +13,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -29,13 +31,18 @@ STEPS, WARM = 30, 3  # steps to train; the first ones warm caches up and are not
 LOAD = {"tiny": (256, 64, 1.0, 8), "e2b": (1024, 128, 1.0, 30), "31b": (1024, 128, 1.0, 60)}
 
 
-def last_words(log):
+def last_words(log: Path) -> str:
     """The last line of a log that says something."""
-    lines = Path(log).read_text(errors="replace").splitlines() if Path(log).exists() else []
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "nothing")
+    if not log.exists():
+        return "nothing"
+    for line in reversed(log.read_text(errors="replace").splitlines()):
+        if line.strip():
+            return line.strip()[:300]
+    return "nothing"
 
 
-def run_command(command, log, seconds, env):
+def run_command(command: list[str], log: Path, seconds: float,
+                env: dict[str, str]) -> tuple[str, str]:
     """Run a command for at most `seconds`, and end all that it started.
 
     Returns:
@@ -58,19 +65,29 @@ def run_command(command, log, seconds, env):
                 continue
 
 
-def stages(machine, size_name, own):
-    """{name: (command, what it found, why it is skipped)} for a machine, in order; in `own`."""
-    serves = machine.slice == "v6e-8" or (
-        not machine.slice and size_name == "tiny" and (ROOT / ".venv-serve").exists())
+class Stage(NamedTuple):
+    """One program of the hour."""
+
+    command: list[str]
+    collect: Callable[[], dict] = dict  # what it measured, read from its files
+    skip: str = ""                      # why it isn't run here
+
+
+def stages(machine: hardware.Hardware, size_name: str, own: Path) -> dict[str, Stage]:
+    """{name: stage} for a machine, in order; they write to the folder `own`."""
+    serves = machine.slice == "v6e-8"
+    if not machine.slice and size_name == "tiny":
+        serves = (ROOT / ".venv-serve").exists()
+    skip = "" if serves else f"a {machine.slice or 'CPU without .venv-serve'} does not serve"
     return {
-        "setup": (["bash", "setup.sh", "train"], dict, ""),
-        "data": ([PYTHON, "02_data.py"], dict, ""),
-        "train": ([PYTHON, "03_train.py"], lambda: training(own), ""),
-        "serve": ([PYTHON, "tools/first_hour.py", "--serve"], lambda: read_json(own / "serve.json"),
-                  "" if serves else f"a {machine.slice or 'CPU without .venv-serve'} does not serve")}
+        "setup": Stage(["bash", "setup.sh", "train"]),
+        "data": Stage([PYTHON, "02_data.py"]),
+        "train": Stage([PYTHON, "03_train.py"], lambda: training(own)),
+        "serve": Stage([PYTHON, "tools/first_hour.py", "--serve"],
+                       lambda: read_json(own / "serve.json"), skip)}
 
 
-def training(folder):
+def training(folder: Path) -> dict[str, Any]:
     """What 03 left in a run directory: its machine.json, and its steps from log.jsonl."""
     records = [json.loads(line) for line in (folder / "train/log.jsonl").read_text().splitlines()]
     steps = [record for record in records if "loss" in record]
@@ -82,11 +99,11 @@ def training(folder):
             "first_loss": steps[0]["loss"], "last_loss": steps[-1]["loss"]}
 
 
-def serve():
+def serve() -> None:
     """Serve the base model, load it once, stop it; the result goes to serve.json."""
-    from helpers import remote
+    from helpers import records, remote
     from serving import load, options, server
-    base = remote.stage(read_json(run_dir("data", "meta.json"))["base_path"])
+    base = remote.stage(records.DataMeta.load().base_path)
     prompt, answer, rate, count = LOAD[size()]
     tiny = size() == "tiny"
     chosen = options.Options(engine="cpu" if tiny else "tpu-docker", model=str(base), name="base",
@@ -94,6 +111,7 @@ def serve():
                              tensor_parallel=8 if size() == "31b" else 1)
     try:
         record = server.start(chosen, run_dir("serve"))
+        ready_seconds = round(record.age(), 1)
         with load.Client(run_dir("serve")) as client:
             found = client.run(load.arguments(record, load.Load(warmups=2), (prompt, answer), rate,
                                               count, seed=0))
@@ -101,12 +119,13 @@ def serve():
         server.stop(run_dir("serve"))
     kept = ("completed", "output_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms")
     write_json(run_dir("serve.json"), {
-        "engine": record["engine"], "ready_seconds": record.get("ready_seconds"),
+        "engine": record.engine, "ready_seconds": ready_seconds,
         "prompt_tokens": prompt, "answer_tokens": answer, "requests_per_second": rate,
         **{key: found.get(key) for key in kept}})
 
 
-def measure(plan, folder, about, minutes):
+def measure(plan: Mapping[str, Stage], folder: Path, about: dict[str, Any],
+            minutes: float) -> dict[str, Any]:
     """All stages in order, finished ones not again, within `minutes`. Returns the report.
 
     Raises:
@@ -141,7 +160,7 @@ def measure(plan, folder, about, minutes):
     return report
 
 
-def markdown(report):
+def markdown(report: dict[str, Any]) -> str:
     """The report as a block that can be sent as an issue, predictions beside measurements."""
     about = report["about"]
     found = {name: entry.get("result", {}) for name, entry in report["stages"].items()}
@@ -156,14 +175,14 @@ def markdown(report):
                                          for key, value in found.get("serve", {}).items()}}
     for key, value in rows.items():
         text = f"{value:,.4g}" if isinstance(value, float) else value
-        lines.append(f"| {key.replace('_', ' ')} | {text} | {guess.get(beside.get(key), '')} |")
+        lines.append(f"| {key.replace('_', ' ')} | {text} | {guess.get(beside.get(key, ''), '')} |")
     lines += ["", "Stages: " + "; ".join(
         f"{name} {entry['status']} {entry.get('seconds', '')} {entry['why']}".strip()
         for name, entry in report["stages"].items())]
     return "\n".join(lines) + "\n"
 
 
-def main():
+def main() -> None:
     """Measure what is left to measure, then print the report."""
     parser = argparse.ArgumentParser(description="The first hour on a real slice, as one report.")
     parser.add_argument("--minutes", type=float, default=60.0, help="limit of this call")
@@ -173,14 +192,14 @@ def main():
     run.one_line_errors()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `finally`, like Ctrl-C
     if chosen.serve:
-        return serve()
+        serve()
+        return
     machine = hardware.here()
     if machine.trouble:
         raise UserError(f"{machine}: {machine.trouble}.")
     os.environ["SIZE"] = size()
     folder = run_dir("first_hour").resolve()
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"],
-                            capture_output=True, text=True).stdout.strip() or "no git"
+    commit = run.commit_of(ROOT, "describe", "--always", "--dirty", "--exclude=*") or "no git"
     about = {**asdict(machine), "slice": machine.slice, "size": size(), "commit": commit}
     print(f"{machine}, size {size()}: at most {chosen.minutes:g} minutes; results in {folder}")
     report = measure(stages(machine, size(), folder / "run"), folder, about, chosen.minutes)

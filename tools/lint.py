@@ -2,14 +2,15 @@
 
     .venv/bin/python tools/lint.py     one line per finding, exit status 1 if there is one
 
-ruff reads the code, codespell the words, ShellCheck the scripts. The functions below look for what
-they do not know, and yield their findings as text.
+ruff reads the code, mypy its types, codespell the words, ShellCheck the scripts. The functions
+below look for what they do not know, and yield their findings as text.
 """
 
 import functools
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import jupytext
@@ -19,7 +20,8 @@ import budget
 import notebooks
 from notebooks import ROOT, code_cells, shown, sources
 
-PAGES = [path for pattern in ("*.md", "data/*/*.md", "tests/*/*.md")
+SOURCE_OF = {path.stem: path for path in sources()}
+PAGES = [path for pattern in ("*.md", "docs/*.md", "appendix/*/*.md", "data/*/*.md", "tests/*/*.md")
          for path in sorted(ROOT.glob(pattern))]
 NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "an escape sequence or a progress bar": re.compile(r"\r(?!\n)|\x1b|\x08|\d+%\|"),
@@ -27,14 +29,16 @@ NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "a widget that needs a kernel": re.compile(r"widget-view\+json|Jupyter\.Widget")}
 
 
-def objections(*command):
+def objections(*command: object) -> list[str]:
     """What a checker prints, one finding a line; nothing if it ends with 0."""
-    run = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
-    return (run.stdout + run.stderr).replace(f"{ROOT}/", "").splitlines() if run.returncode else []
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 0:
+        return []
+    return (done.stdout + done.stderr).replace(f"{ROOT}/", "").splitlines()
 
 
 @functools.cache
-def prose(path):
+def prose(path: Path) -> str:
     """What is read, without fenced blocks, where a bracket is no link and a heading no heading."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":  # the markdown cells of a notebook's source
@@ -43,19 +47,19 @@ def prose(path):
     return re.sub(r"```.*?```", "", text, flags=re.S)
 
 
-def numbers(path):
+def numbers(path: Path) -> list[int]:
     """The numbers of the sections of a notebook or page, in order."""
     return [int(number) for number in re.findall(r"(?m)^## (\d+)\. ", prose(path))]
 
 
-def anchors(path):
+def anchors(path: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     heads = re.findall(r"(?m)^#+ (.+)$", prose(path))
     return {re.sub(r"[^\w\- ]", "", head.replace("`", "").lower()).replace(" ", "-")
             for head in heads}
 
 
-def dead_links(path):
+def dead_links(path: Path) -> Iterator[str]:
     """Links to a file, an anchor or a page of this repository that does not exist."""
     ours = f"https://github.com/{notebooks.repository()}/blob/main/"
     folder = notebooks.FOLDER if path.suffix == ".py" else path.parent
@@ -70,7 +74,7 @@ def dead_links(path):
             yield f"{shown(path)}: no such heading: {target}"
 
 
-def wrong_sections(path, known=None):
+def wrong_sections(path: Path, known: dict[str, list[int]] | None = None) -> Iterator[str]:
     """Sections that are not numbered 1, 2, 3, and references to sections that do not exist.
 
     Understood are "section 4", "section 4 of 02", "02, section 4" and "02 §4 to §6", also where
@@ -94,15 +98,15 @@ def wrong_sections(path, known=None):
                 yield f"{shown(path)}: there is no section {place} here"
 
 
-def stale_titles(source):
+def stale_titles(source: Path) -> Iterator[str]:
     """Links such as [06 · How fast is it?](06_bench.ipynb) whose text is not that page's title."""
     for text, stem in re.findall(r"\[(\d\d · [^\]]+)\]\((\d\d_\w+)\.ipynb\)", prose(source)):
-        head = re.search(r"(?m)^# (.+)$", prose(ROOT / f"{stem}.py"))[1]
+        head = re.findall(r"(?m)^# (.+)$", prose(SOURCE_OF[stem]))[0]
         if " ".join(text.split()) != head:
             yield f"{shown(source)}: calls {stem} {text!r}, it is {head!r}"
 
 
-def hard_lines(source):
+def hard_lines(source: Path) -> Iterator[str]:
     """Lines of a page's code that are too long to show, or name a folder of somebody's machine."""
     cells = code_cells(jupytext.read(source))
     for line in "\n".join(cell.source for cell in cells).splitlines():
@@ -112,15 +116,15 @@ def hard_lines(source):
             yield f"{shown(source)}: an absolute path, {found[0]}"
 
 
-def other_opening(source):
+def other_opening(source: Path) -> Iterator[str]:
     """The first code cell is the same in every notebook, but for how many devices it asks for."""
-    def opening(path):
+    def opening(path: Path) -> str:
         return re.sub(r"machine\([^)]*\)", "machine()", code_cells(jupytext.read(path))[0].source)
     if opening(source) != opening(sources()[0]):
         yield f"{shown(source)}: another opening cell than {sources()[0].name}"
 
 
-def noise(path):
+def noise(path: Path) -> Iterator[str]:
     """What a reader should not have to see in a stored notebook's outputs."""
     for cell in nbformat.read(path, as_version=4).cells:
         for output in cell.get("outputs", ()):
@@ -133,31 +137,32 @@ def noise(path):
         yield f"{shown(path)}: {path.stat().st_size / 1e6:.1f} MB"
 
 
-def each(function, *paths):
+def in_files(function: Callable[[Path], Iterable[str]], *paths: Path) -> list[str]:
     """All findings of a function, file by file."""
     return [found for path in paths for found in function(path)]
 
 
-CHECKS = {
+CHECKS: dict[str, Callable[[], list[str]]] = {
     "code": lambda: objections(
         sys.executable, "-m", "ruff", "check", "-q", "--output-format=concise"),
+    "types": lambda: objections(sys.executable, "-m", "mypy", "--no-error-summary"),
     "spelling": lambda: objections(  # dout, ans and inout are names in Verilog
         sys.executable, "-m", "codespell_lib", "-L", "dout,ans,inout", *sources(), *PAGES,
         *budget.ROOMS, "tools"),
     "shell": lambda: objections(
         Path(sys.executable).with_name("shellcheck"), "-f", "gcc", *ROOT.glob("*.sh"),
         *ROOT.glob("scripts/*.sh"), *ROOT.glob(".github/*.sh"), ROOT / ".ci/run"),
-    "dead link": lambda: each(dead_links, *sources(), *PAGES),
-    "section": lambda: each(wrong_sections, *sources(), *PAGES),
-    "title": lambda: each(stale_titles, *sources()),
-    "line": lambda: each(hard_lines, *sources()),
-    "opening": lambda: each(other_opening, *sources()),
-    "output": lambda: each(noise, *sorted(notebooks.FOLDER.glob("*.ipynb"))),
+    "dead link": lambda: in_files(dead_links, *sources(), *PAGES),
+    "section": lambda: in_files(wrong_sections, *sources(), *PAGES),
+    "title": lambda: in_files(stale_titles, *sources()),
+    "line": lambda: in_files(hard_lines, *sources()),
+    "opening": lambda: in_files(other_opening, *sources()),
+    "output": lambda: in_files(noise, *sorted(notebooks.FOLDER.glob("*.ipynb"))),
     "sync": notebooks.problems,  # stale notebooks, stored errors, absolute paths in outputs
 }
 
 
-def main():
+def main() -> None:
     """Print all findings."""
     found = [line for check in CHECKS.values() for line in check()]
     print("\n".join(found) or "lint: nothing to say")

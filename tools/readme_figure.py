@@ -14,6 +14,7 @@ import re
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib
 import pandas as pd
@@ -25,47 +26,67 @@ import budget
 
 from helpers import style
 from tables import published
+from tables.errors import UserError
 from tpu_time.bands import band, between
 
-TABLE = pd.read_csv(ROOT / "data" / "dryrun" / "v5p-8_31b.csv").set_index("recipe")
+TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
 ANSWERS = ROOT / "assets" / "figures" / "before_after.svg"
 EXAMPLE = "Prob031_updown"
 
 
-def bars():
-    """What the figure shows: [(label, real tokens per second, lowest, highest, colour's name)].
+class Bar(NamedTuple):
+    """One bar: real tokens per second with their range, and the name of a colour in `style`."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    color: str
+
+
+def steps() -> pd.DataFrame:
+    """The steps that 08 compiled for a v5p-8, by recipe."""
+    return pd.read_csv(TABLE).set_index("recipe")
+
+
+def bars() -> list[Bar]:
+    """What the figure shows, from the top.
 
     The prediction of the published recipe with its range, what its authors measured, and the
     prediction of the row that 03 trains with.
     """
-    theirs, ours = TABLE.tokens_per_second_predicted[["published", "ours"]]
-    measured = published("training_results", "metric", "tpu")["throughput"]
-    return [("published recipe, predicted", theirs, *band(theirs), "SKY"),
-            ("published recipe, measured by its authors", *[measured] * 3, "RED"),
-            ("this series, predicted", ours, *band(ours), "BLUE")]
+    theirs, ours = steps().tokens_per_second_predicted[["published", "ours"]]
+    measured = float(published("training_results", "metric", "tpu")["throughput"])
+    low, high = band(theirs)
+    our_low, our_high = band(ours)
+    return [Bar("published recipe, predicted", theirs, low, high, "SKY"),
+            Bar("published recipe, measured by its authors", measured, measured, measured, "RED"),
+            Bar("this series, predicted", ours, our_low, our_high, "BLUE")]
 
 
-def described(points):
+def described(points: list[Bar]) -> str:
     """The figure's numbers as text: it travels in the file, so that a test can compare."""
-    return "; ".join(f"{label}: {value:.0f} ({low:.0f} to {high:.0f})"
-                     for label, value, low, high, _ in points)
+    return "; ".join(f"{bar.label}: {bar.value:.0f} ({bar.low:.0f} to {bar.high:.0f})"
+                     for bar in points)
 
 
-def draw(points, target):
+def draw(points: list[Bar], target: Path) -> None:
     """Horizontal bars: real tokens per second; hatched with its range what is only predicted."""
     fig, ax = style.figure(9.0, 1.2 + 0.52 * len(points))
-    widest = max(high for _, _, _, high, _ in points)
-    for row, (label, value, low, high, name) in enumerate(points):
-        color, guess = getattr(style, name), "predicted" in label
-        ax.barh(row, value, height=0.62, color="white" if guess else color, edgecolor=color,
-                hatch="///" if guess else None, linewidth=1.4)
-        spread = f"{low:,.0f} to {high:,.0f}" if high > low else f"{value:,.0f}"
-        if high > low:
-            ax.errorbar(value, row, xerr=[[value - low], [high - value]], color=style.BLACK,
-                        capsize=4, linewidth=1.4)
-        ax.text(high + 0.015 * widest, row, spread, va="center", fontsize=9.5)
-    ax.set(yticks=range(len(points)), yticklabels=[label for label, *_ in points],
+    widest = max(bar.high for bar in points)
+    for row, bar in enumerate(points):
+        color = getattr(style, bar.color)
+        predicted = "predicted" in bar.label
+        ax.barh(row, bar.value, height=0.62, color="white" if predicted else color,
+                edgecolor=color, hatch="///" if predicted else None, linewidth=1.4)
+        text = f"{bar.value:,.0f}"
+        if bar.high > bar.low:
+            text = f"{bar.low:,.0f} to {bar.high:,.0f}"
+            reach = [[bar.value - bar.low], [bar.high - bar.value]]
+            ax.errorbar(bar.value, row, xerr=reach, color=style.BLACK, capsize=4, linewidth=1.4)
+        ax.text(bar.high + 0.015 * widest, row, text, va="center", fontsize=9.5)
+    ax.set(yticks=range(len(points)), yticklabels=[bar.label for bar in points],
            xlabel="tokens per second, padding not counted", xlim=(0, 1.25 * widest),
            ylim=(len(points) - 0.5, -0.6), title="LoRA on Gemma 4 31B, one v5p-8 (4 chips)")
     ax.xaxis.set_major_formatter("{x:,.0f}")
@@ -76,36 +97,52 @@ def draw(points, target):
     save(fig, target, described(points))
 
 
-def save(fig, target, description):
+def save(fig: Any, target: Path, description: str) -> None:
     """Write a figure, the same bytes for the same content, with what it shows in its metadata."""
     fig.savefig(target, metadata={"Date": None, "Description": description})
 
 
-def answers(folder):
-    """(request, base's answer, tuned model's answer, steps) of the running example, from 07."""
+class Answers(NamedTuple):
+    """A request, what the model answered before and after training, and after how many steps."""
+
+    asked: str
+    base: str
+    tuned: str
+    steps: int
+
+
+def answers(folder: Path) -> Answers:
+    """The running example of a finished run, from 07."""
     prompt = (ROOT / "data" / "tiny_eval" / f"{EXAMPLE}_prompt.txt").read_text()
-    found = []
-    for model in ("base", "tuned"):
-        with open(Path(folder) / "eval" / model / "samples.jsonl") as file:
-            rows = [json.loads(line) for line in file]
-        found.append(next(row["text"] for row in rows
-                          if row["problem"] == EXAMPLE and row["plan"] == "ours, greedy"))
-    with open(Path(folder) / "train" / "log.jsonl") as file:
-        steps = max(json.loads(line)["step"] for line in file)
-    return prompt.split("\n\n", 1)[1], *found, steps
+    with open(folder / "train" / "log.jsonl") as file:
+        last = max(json.loads(line)["step"] for line in file)
+    return Answers(prompt.split("\n\n", 1)[1], answer_of(folder, "base"),
+                   answer_of(folder, "tuned"), last)
 
 
-def draw_answers(shown, target):
+def answer_of(folder: Path, model: str) -> str:
+    """What a model of the run said to the example, greedily, asked as it was trained."""
+    with open(folder / "eval" / model / "samples.jsonl") as file:
+        for line in file:
+            row = json.loads(line)
+            if row["problem"] == EXAMPLE and row["plan"] == "ours, greedy":
+                return row["text"]
+    raise UserError(f"{file.name} holds no answer to {EXAMPLE}. Run 07 first.")
+
+
+def draw_answers(shown: Answers, target: Path) -> None:
     """Three panels of text: what is asked, and what the model says before and after training."""
-    *texts, steps = shown
     fig, axes = style.figure(9.6, 2.35, columns=3, width_ratios=(1, 0.75, 1.1))
-    titles = ("You ask", "Before training", f"After {steps} steps of LoRA on two CPU cores")
+    titles = ("You ask", "Before training", f"After {shown.steps} steps of LoRA on two CPU cores")
     colors = (style.BLACK, style.RED, style.BLUE)
+    texts = shown[:3]
     for ax, title, color, text in zip(axes, titles, colors, texts, strict=True):
         ax.set_axis_off()
         ax.set_title(title, color=color, fontsize=10)
-        lines = [part for line in text.strip("\n").splitlines() if not line.startswith("```")
-                 for part in textwrap.wrap(line, 40) or [""]]
+        lines = []
+        for line in text.strip("\n").splitlines():
+            if not line.startswith("```"):
+                lines += textwrap.wrap(line, 40) or [""]
         ax.text(0, 0.97, "\n".join(lines), family="monospace", fontsize=8, va="top",
                 transform=ax.transAxes, color=style.BLACK)
     fig.supxlabel(f"Tiny Gemma 4, greedy answers to {EXAMPLE}, a problem that training never saw",
@@ -113,53 +150,80 @@ def draw_answers(shown, target):
     save(fig, target, json.dumps(texts))
 
 
-def numbers(run):
+def numbers(run: Path) -> dict[str, str]:
     """{name: text} of README's numbers, as far as the run and the tables have them."""
-    pages = {path.stem[:2]: budget.reading(path) for path in sorted(ROOT.glob("[0-9][0-9]_*.py"))}
-    found = {f"read_{name}": f"{page['minutes']:.0f}" for name, page in pages.items()}
-    seven = sum(page["minutes"] for name, page in pages.items() if "01" <= name <= "07")
-    found["read_seven"] = f"{seven / 60:.1f}"
+    return reading_numbers() | run_numbers(run) | step_numbers()
+
+
+def reading_numbers() -> dict[str, str]:
+    """Minutes that each page takes to read, and hours of 01 to 07."""
+    texts, seven = {}, 0.0
+    for path in budget.pages():
+        number, minutes = path.stem[:2], budget.reading(path)["minutes"]
+        texts[f"read_{number}"] = f"{minutes:.0f}"
+        if "01" <= number <= "07":
+            seven += minutes
+    return texts | {"read_seven": f"{seven / 60:.1f}"}
+
+
+def run_numbers(run: Path) -> dict[str, str]:
+    """Seconds and scores of a run, as far as it went."""
+    texts = {}
     if (run / "times.json").exists():
         seconds = json.loads((run / "times.json").read_text())["seconds"]
-        found |= {f"run_{name[:2]}": f"{value:.0f}" for name, value in seconds.items()}
-    if (run / "eval" / "comparison.json").exists():
-        scores = json.loads((run / "eval" / "comparison.json").read_text())
-        found |= {f"pass_{name}": f"{100 * scores[name]['pass@1']:.0f}" for name in ("base", "tuned")}
-        if best := scores.get("against", {}).get(scores["rival"]):
-            gain, low, high = (100 * value for value in (best["difference"], *best["interval"]))
-            found |= {"rival": scores["rival"],
-                      "gain": f"{gain:+.0f} points of pass@1 ({low:+.0f} to {high:+.0f})"}
-    theirs, ours, whole, int8 = TABLE.tokens_per_second_predicted[
+        for name, value in seconds.items():
+            texts[f"run_{name[:2]}"] = f"{value:.0f}"
+    if not (run / "eval" / "comparison.json").exists():
+        return texts
+    scores = json.loads((run / "eval" / "comparison.json").read_text())
+    for name in ("base", "tuned"):
+        texts[f"pass_{name}"] = f"{100 * scores[name]['pass@1']:.0f}"
+    best = scores.get("against", {}).get(scores["rival"])
+    if best:
+        low, high = best["interval"]
+        texts["rival"] = scores["rival"]
+        texts["gain"] = (f"{100 * best['difference']:+.0f} points of pass@1 "
+                         f"({100 * low:+.0f} to {100 * high:+.0f})")
+    return texts
+
+
+def step_numbers() -> dict[str, str]:
+    """Memory and speed of the compiled steps, with their ranges."""
+    table = steps()
+    theirs, ours, whole, int8 = table.tokens_per_second_predicted[
         ["published", "ours", "ours, mesh (4, 1)", "ours, mesh (4, 1), int8 products"]]
-    return found | {
-        "gib_ours": f"{TABLE.hbm_gib['ours']:.1f}",
+    return {
+        "gib_ours": f"{table.hbm_gib['ours']:.1f}",
         "speed_ours": between(ours, form="{:,.0f}"), "ratio": between(ours / theirs, 2),
         "speed_rows": between(whole, form="{:,.0f}"), "ratio_rows": between(whole / theirs, 2),
         "speed_int8": between(int8, form="{:,.0f}"), "ratio_int8": between(int8 / theirs, 2)}
 
 
-def write_numbers(found, path):
+def write_numbers(texts: dict[str, str], path: Path) -> list[str]:
     """Put each number between its marks; return the names whose text changed."""
-    text, changed = path.read_text(encoding="utf-8"), []
-    for name, value in found.items():
-        new = re.sub(rf"(<!--{name}-->).*?(<!---->)", rf"\g<1>{value}\2", text)
-        changed += [name] * (new != text)
-        text = new
-    path.write_text(text, encoding="utf-8")
+    page, changed = path.read_text(encoding="utf-8"), []
+    for name, value in texts.items():
+        new = re.sub(rf"(<!--{name}-->).*?(<!---->)", rf"\g<1>{value}\2", page)
+        if new != page:
+            changed.append(name)
+        page = new
+    path.write_text(page, encoding="utf-8")
     return changed
 
 
-def main():
+def main() -> None:
     """Draw one of the figures, or write the numbers."""
     matplotlib.use("agg")
     run = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
     if "numbers" in sys.argv[1:]:
-        print("README.md:", ", ".join(write_numbers(numbers(run), ROOT / "README.md")) or "all current")
+        changed = write_numbers(numbers(run), ROOT / "README.md")
+        print("README.md:", ", ".join(changed) or "all current")
     elif "answers" in sys.argv[1:]:
         draw_answers(answers(run), ANSWERS)
         print(f"{ANSWERS.relative_to(ROOT)} drawn")
     else:
-        draw(points := bars(), FIGURE)
+        points = bars()
+        draw(points, FIGURE)
         print(f"{FIGURE.relative_to(ROOT)}: {described(points)}")
 
 

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import notebooks
 
@@ -25,25 +27,32 @@ class Stopped(BaseException):
     """A signal asked this process to end."""
 
 
-def listen():
+def listen() -> None:
     """Turn SIGTERM, SIGINT and SIGHUP into `Stopped`, unless they are ignored, as nohup does."""
-    def stop(number, frame):
+    heard = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            heard.append(number)
+
+    def stop(number: int, frame: object) -> None:
         for other in heard:
             signal.signal(other, signal.SIG_IGN)
         raise Stopped(number)
-    heard = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-             if signal.getsignal(number) != signal.SIG_IGN]
+
     for number in heard:
         signal.signal(number, stop)
 
 
-def chosen(words):
+def chosen(words: Sequence[str]) -> list[Path]:
     """The sources of a range: none (01 to 07), one number, or its first and last.
 
     Raises:
       UserError: there is none, or the range is upside down.
     """
-    first, last = (words * 2 if len(words) == 1 else words) or ("01", "07")
+    if len(words) > 2:
+        raise UserError(f"{' '.join(words)}: name one notebook, or the first and the last of a "
+                        "range.")
+    first, last = (words[0], words[-1]) if words else ("01", "07")
     numbers = [source.name[:2] for source in notebooks.sources()]
     if not {first, last} <= set(numbers):
         raise UserError(f"{first} to {last}: the notebooks are {', '.join(numbers)}.")
@@ -52,17 +61,19 @@ def chosen(words):
     return [source for source in notebooks.sources() if first <= source.name[:2] <= last]
 
 
-def server(word):
+def server(word: str) -> bool:
     """`python -m serving start|status|stop` for the run's server; returns whether it succeeded."""
-    quiet = {} if word == "start" else {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    output = None if word == "start" else subprocess.DEVNULL
     command = [sys.executable, "-m", "serving", word, str(run_dir("serve"))]
-    return not subprocess.run(command, cwd=ROOT, **quiet, start_new_session=True,
-                              stdin=subprocess.DEVNULL).returncode
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                          start_new_session=True)
+    return done.returncode == 0
 
 
-def execute(sources):
+def execute(sources: Sequence[Path]) -> None:
     """Execute the pages in order, with times; the server for a lone 06 is started first."""
-    numbers, seconds = [source.name[:2] for source in sources], {}
+    numbers = [source.name[:2] for source in sources]
+    seconds: dict[str, float] = {}
     for source in sources:
         if source.name[:2] == "06" and "05" not in numbers and not server("start"):
             raise UserError("06 needs the server as 05 left it, and it does not start (see above). "
@@ -70,19 +81,25 @@ def execute(sources):
         start = time.perf_counter()
         notebooks.execute(source, run_dir("notebooks"))
         seconds[source.stem] = round(time.perf_counter() - start, 1)
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # KiB, of one process
-        path = run_dir("times.json")
-        before = read_json(path) if path.exists() else {"seconds": {}, "peak_gib": 0.0}
-        write_json(path, {
-            "seconds": {**before["seconds"], **seconds},
-            "peak_gib": round(max(before["peak_gib"], peak), 2)})
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # KiB, one process
+        note_times(seconds, peak)
     print("   ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
     print(f"run_all: {len(seconds)} notebooks in {sum(seconds.values()) / 60:.1f} min, at most "
           f"{peak:.1f} GiB in one kernel; results in {notebooks.shown(run_dir())}, executed "
           f"notebooks in {notebooks.shown(run_dir('notebooks'))}")
 
 
-def main(*words):
+def note_times(seconds: dict[str, float], peak: float) -> None:
+    """Add the seconds of pages and the largest memory of a kernel, in GiB, to times.json."""
+    path = run_dir("times.json")
+    before: dict[str, Any] = {"seconds": {}, "peak_gib": 0.0}
+    if path.exists():
+        before = read_json(path)
+    write_json(path, {"seconds": {**before["seconds"], **seconds},
+                      "peak_gib": round(max(before["peak_gib"], peak), 2)})
+
+
+def main(*words: str) -> None:
     """The range, with a lock on the run directory; servers that it started end with it."""
     os.chdir(ROOT)
     os.environ |= {"SIZE": size(), "RUN_DIR": str(run_dir().resolve())}  # for servers and kernels

@@ -8,7 +8,7 @@
     }'''
     print(predict(text, Box("v5e", (1, 1))).seconds)
 
-`compiler.start()` and `compiler.devices_of("v5p-8")` make programs to read (08_dryrun.py, section 1).
+`compiler.start()` and `compiler.devices_of("v5p-8")` make programs to read (appendix/08_dryrun.py, section 1).
 """
 
 import importlib

@@ -1,21 +1,31 @@
 """Ask a served model for answers: plans, prompts, and a file that loses none.
 
-A client of any server with /v1/completions. Answers are saved as they come, before anyone judges
-them.
+`client.Client` talks to the server. Answers are saved as they come, before anyone judges them.
 """
 
 import contextlib
 import hashlib
 import json
 import threading
-import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-
-import openai
+from typing import Any
 
 from tables.errors import UserError
+from tables.texts import json_lines
+from verilog.client import Client, Reply
+from verilog.problems import Problem
+
+Message = dict[str, str]           # of a chat: "role" and "content"
+Ids = list[int]                    # tokens
+Place = tuple[str, str, int]       # an answer's plan, problem and index
+Row = dict[str, Any]               # a line of samples.jsonl
+Samples = dict[Place, Row]
+Report = Callable[[int, int], None]  # told how many answers there are, and how many there will be
+Tasks = Mapping[str, Sequence[Problem]]
+Prompts = dict[tuple[str, bool, Problem], Ids]  # by wording, thinking and problem
 
 
 @dataclass(frozen=True)
@@ -37,49 +47,62 @@ class Plan:
 
 BEGIN = "module TopModule"  # the start of an answer to the prompt with examples
 TEXTS = "examples", "comment"
-TURN_END = "<turn|>"  # Gemma 4's end of a turn
 EXAMPLES = (Path(__file__).parent / "examples.txt").read_text(encoding="utf-8")
 
 
-def messages_for(problem, prompt, system):
+def messages_for(problem: Problem, prompt: str, system: str | None) -> list[Message]:
     """The chat for a problem: our wording, or verilog-eval's ("official")."""
     if prompt == "ours":
         user = problem.prompt.strip()
-    elif problem.interface:  # code-complete: the description as comments, then the given header
-        system = ("You only complete chats with syntax correct Verilog code. End the Verilog "
-                  "module code completion with 'endmodule'. Do not include module, input and "
-                  "output definitions.")
-        text, header, rest = problem.prompt.partition("module TopModule")
-        described = "\n".join("// " + line for line in text.splitlines())
-        user = ("// Implement the Verilog module based on the following description. Assume that "
-                "signals are positive clock/clk triggered unless otherwise stated.\n"
-                f"{described}\n\n{header}{rest}")
+    elif problem.interface:
+        system, user = official_completion(problem)
     else:
         system = ("You are a Verilog RTL designer that only writes code using correct Verilog "
                   "syntax.")
         user = (f"\nQuestion:\n{problem.prompt.strip()}\n\nEnclose your code with [BEGIN] and "
                 "[DONE]. Only output the code snippet\nand do NOT output anything else.\n\n"
                 "Answer:\n")
-    first = [{"role": "system", "content": system}] if system else []
-    return [*first, {"role": "user", "content": user}]
+    messages = [{"role": "user", "content": user}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
 
 
-def text_to_continue(problem, prompt):
+def official_completion(problem: Problem) -> tuple[str, str]:
+    """verilog-eval's code-complete: the description as comments, then the header that is given."""
+    system = ("You only complete chats with syntax correct Verilog code. End the Verilog "
+              "module code completion with 'endmodule'. Do not include module, input and "
+              "output definitions.")
+    text, header, rest = problem.prompt.partition("module TopModule")
+    user = ("// Implement the Verilog module based on the following description. Assume that "
+            "signals are positive clock/clk triggered unless otherwise stated.\n")
+    described = []
+    for line in text.splitlines():
+        described.append(f"// {line}")
+    user += "\n".join(described)
+    return system, f"{user}\n\n{header}{rest}"
+
+
+def text_to_continue(problem: Problem, prompt: str) -> str:
     """Plain text for a model that only continues text.
 
-    "examples": two solved problems, then ours. "comment": the problem as comments above a module, as
-    Verilog files have it (and as 09 writes its corpus).
+    "examples": two solved problems, then ours. "comment": the problem as comments above a module,
+    as Verilog files have it (and as 09 writes its corpus).
     """
     text = problem.prompt.strip()
     if prompt == "examples":
         return f"{EXAMPLES}{text}\n\n{BEGIN}"
     described = text.partition("\n\n")[2] or text
-    lines = [f"// {line}".rstrip() for line in described.split("\n")]
-    return "\n".join(["// TopModule", "//", *lines, "", ""])
+    lines = ["// TopModule", "//"]
+    for line in described.split("\n"):
+        lines.append(f"// {line}".rstrip())
+    return "\n".join(lines) + "\n\n"
 
 
-def all_prompts(tasks, plans, system, render, encode):
-    """Prompt token ids by (wording, thinking, problem).
+def all_prompts(tasks: Tasks, plans: Sequence[Plan], system: str | None,
+                render: Callable[[list[Message], bool], Ids],
+                encode: Callable[[str], Ids]) -> Prompts:
+    """The token ids of every prompt.
 
     Args:
       tasks: {task: [problems]}.
@@ -87,124 +110,157 @@ def all_prompts(tasks, plans, system, render, encode):
       render: (chat messages, thinking) -> token ids, as the training data was rendered.
       encode: plain text -> token ids, with the token that begins a text.
     """
-    wanted = sorted({(plan.prompt, plan.thinking, plan.task) for plan in plans})
-    return {(wording, thinking, problem): encode(text_to_continue(problem, wording))
-            if wording in TEXTS else render(messages_for(problem, wording, system), thinking)
-            for wording, thinking, task in wanted for problem in tasks[task]}
+    wanted = set()
+    for plan in plans:
+        wanted.add((plan.prompt, plan.thinking, plan.task))
+    prompts: Prompts = {}
+    for wording, thinking, task in sorted(wanted):
+        for problem in tasks[task]:
+            if wording in TEXTS:
+                ids = encode(text_to_continue(problem, wording))
+            else:
+                ids = render(messages_for(problem, wording, system), thinking)
+            prompts[wording, thinking, problem] = ids
+    return prompts
 
 
 # ---- Answers ----
 
-def plan_jobs(plans, tasks, prompts, maker):
-    """Every answer we want: {(plan, problem's name, index): its request and key}."""
-    jobs = {}
+@dataclass(frozen=True)
+class Job:
+    """One answer that we want."""
+
+    ids: Ids   # the prompt
+    key: str   # a hash of all that the answer depends on
+    plan: Plan
+    problem: Problem
+
+
+Jobs = dict[Place, Job]
+
+
+def plan_jobs(plans: Sequence[Plan], tasks: Tasks, prompts: Prompts, maker: Any) -> Jobs:
+    """Every answer we want, by its place.
+
+    Args:
+      maker: who answers, as anything that JSON can hold; an answer of another maker doesn't count.
+    """
+    jobs: Jobs = {}
     for plan in plans:
         for problem in tasks[plan.task]:
             ids = prompts[plan.prompt, plan.thinking, problem]
-            what = json.dumps([maker, plan.temperature, plan.top_p, plan.max_tokens, ids]).encode()
-            job = {"ids": ids, "key": hashlib.sha256(what).hexdigest()[:16], "plan": plan,
-                   "problem": problem}
-            jobs |= {(plan.name, problem.name, index): job for index in range(plan.n)}
+            asked = [maker, plan.temperature, plan.top_p, plan.max_tokens, ids]
+            digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+            job = Job(ids, digest[:16], plan, problem)
+            for index in range(plan.n):
+                jobs[plan.name, problem.name, index] = job
     return jobs
 
 
-def read_samples(path, jobs):
+def read_samples(path: Path, jobs: Jobs) -> Samples:
     """The saved answers that belong to these jobs; damaged lines count as absent."""
-    samples = {}
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            row = json.loads(line.decode())
+    samples: Samples = {}
+    if not path.exists():
+        return samples
+    for line in json_lines(path.read_bytes()):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            line.text.encode()  # bytes that were no UTF-8 can't be encoded again
+            row = line.value
             place = row["plan"], row["problem"], row["index"]
-            whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
-            same = jobs.get(place, {}).get("key") == row["key"] and row["finish"] != "error"
-            if whole and same:
+            wanted = place in jobs and jobs[place].key == row["key"]
+            is_whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
+            if wanted and is_whole and row["finish"] != "error":
                 samples[place] = row
     return samples
 
 
-def ask(client, model, ids, plan, max_tokens, room):
-    """One answer from /v1/completions: text, why it ended, tokens.
+def write_samples(path: Path, jobs: Jobs, samples: Samples) -> None:
+    """Write the answers in the order of the jobs; a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    with open(fresh, "w", encoding="utf-8") as file:
+        for place in jobs:
+            if place in samples:
+                line = json.dumps(samples[place])
+                file.write(f"{line}\n")
+    fresh.replace(path)
 
-    A refusal of the server is saved as an error; a prompt that fills the context is never sent.
-    `skip_special_tokens=False` keeps a thought channel visible. It is waited for as long as ten tokens
-    a second take, and ten minutes more.
+
+def ask(client: Client, job: Job, max_tokens: int) -> Reply:
+    """One answer. A prompt that fills the context is never sent, and its answer is "too long".
+
+    Args:
+      max_tokens: of the answer, where the plan doesn't say.
     """
+    plan = job.plan
+    room = client.context - len(job.ids)
     if room < 1:
-        return {"text": "", "finish": "too long", "tokens": 0}
-    begin, more = "", {"top_k": 0, "skip_special_tokens": False}
-    if plan.prompt in TEXTS:  # else it would go on with a further module of its own
-        begin = BEGIN if plan.prompt == "examples" else ""
-        more |= {"stop": ["endmodule"], "include_stop_str_in_output": True}
+        return Reply("", "too long", 0)
+    options: dict[str, Any] = {"top_k": 0, "skip_special_tokens": False}  # a thought stays visible
+    if plan.prompt in TEXTS:  # else the model would go on with a further module of its own
+        options["stop"] = ["endmodule"]
+        options["include_stop_str_in_output"] = True
     most = min(plan.max_tokens or max_tokens, room)
-    try:
-        reply = client.completions.create(
-            model=model, prompt=ids, max_tokens=most, temperature=plan.temperature, top_p=plan.top_p,
-            extra_body=more, timeout=600 + most / 10)
-    except openai.APIStatusError as error:
-        told = f"HTTP {error.status_code}: {error}"[:300]
-        return {"text": "", "finish": "error", "tokens": 0, "error": told}
-    choice = reply.choices[0]
-    return {"text": begin + choice.text.split(TURN_END)[0], "finish": choice.finish_reason,
-            "tokens": reply.usage.completion_tokens}
+    reply = client.complete(job.ids, most, plan.temperature, plan.top_p, options)
+    if plan.prompt == "examples" and not reply.error:
+        return reply._replace(text=BEGIN + reply.text)
+    return reply
 
 
-def ask_patiently(answer, patience):
-    """Call `answer()`; while the server cannot be reached, try again, for `patience` seconds."""
-    end = time.monotonic() + patience
-    while True:
-        try:
-            return answer()
-        except openai.APIConnectionError as error:
-            if time.monotonic() > end:
-                raise UserError(
-                    f"the server has not answered for {patience:.0f} s. The answers so far are "
-                    "saved: run this notebook again, and see serve/server.log.") from error
-            time.sleep(1.0)
-
-
-def sample(jobs, path, base_url, model, cfg, max_model_len, report=None):
-    """Ask for every job that `path` does not hold yet, `cfg.in_flight` at once; return all answers.
+def sample(jobs: Jobs, path: Path, client: Client, max_tokens: int, in_flight: int,
+           report: Report = lambda done, of: None) -> Samples:
+    """Ask for every job that `path` doesn't hold yet, and return all answers.
 
     The file is first rewritten without half lines and answers of other runs; then every answer is
     appended as it comes. Killed anywhere, the next call asks for what is missing and nothing else.
 
+    Args:
+      max_tokens: of an answer, where its plan doesn't say.
+      in_flight: requests at once.
+      report: called after every answer.
+
     Raises:
-      UserError: a request failed, or the server has not answered for `cfg.patience` seconds.
+      UserError: a request failed, or the server died or can't be reached.
     """
-    samples, lock = read_samples(path, jobs), threading.Lock()
+    samples = read_samples(path, jobs)
     missing = [place for place in jobs if place not in samples]
-    client = openai.OpenAI(base_url=base_url + "/v1", api_key="unused", max_retries=2)
+    lock = threading.Lock()
 
-    def save():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_text("".join(json.dumps(samples[place]) + "\n"
-                                 for place in jobs if place in samples), encoding="utf-8")
-        fresh.replace(path)
-
-    def one(place):
+    def answer(place: Place) -> None:
         job = jobs[place]
-        room = max_model_len - len(job["ids"])
-        row = ask_patiently(lambda: ask(client, model, job["ids"], job["plan"], cfg.max_tokens,
-                                        room), cfg.patience)
-        row = dict(zip(("plan", "problem", "index"), place)) | {"key": job["key"]} | row
+        reply = ask(client, job, max_tokens)
+        plan, problem, index = place
+        row = {
+            "plan": plan,
+            "problem": problem,
+            "index": index,
+            "key": job.key,
+            "text": reply.text,
+            "finish": reply.finish,
+            "tokens": reply.tokens}
+        if reply.error:
+            row["error"] = reply.error
+        line = json.dumps(row)
         with lock, open(path, "a", encoding="utf-8") as file:
             samples[place] = row
-            file.write(json.dumps(row) + "\n")
-            if report:
-                report(len(samples), len(jobs))
+            file.write(f"{line}\n")
+            report(len(samples), len(jobs))
 
-    save()
-    with ThreadPoolExecutor(cfg.in_flight) as pool:
+    write_samples(path, jobs, samples)
+    with ThreadPoolExecutor(in_flight) as pool:
         try:
-            for done in as_completed([pool.submit(one, place) for place in missing]):
+            waiting = [pool.submit(answer, place) for place in missing]
+            for done in as_completed(waiting):
                 done.result()
         finally:
             pool.shutdown(cancel_futures=True)  # after an error or interrupt, nothing new
-    save()
-    failed = [row["error"] for row in samples.values() if row["finish"] == "error"]
-    if failed:
-        raise UserError(f"{len(failed)} requests failed ({failed[0][:80]}). They are no answers, so "
-                         "nothing is scored: run this again, it asks for these alone. The server's "
-                         "side is in its log.")
+    write_samples(path, jobs, samples)
+    errors = []
+    for row in samples.values():
+        if row["finish"] == "error":
+            errors.append(row["error"])
+    if errors:
+        raise UserError(f"{len(errors)} requests failed ({errors[0][:80]}). They aren't answers, "
+                        "so nothing is scored. Run this again: it asks for these alone. The "
+                        "server's log has its side.")
     return samples

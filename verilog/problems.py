@@ -1,16 +1,22 @@
 """Problems: Verilog's, in verilog-eval's layout, and any other questions with references."""
 
-import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tables.errors import UserError
+from tables.texts import JsonLine, json_lines
+
+Pair = tuple["Problem", str | None]  # a problem, and what counts of an answer to it; None: nothing
+Grade = Callable[[Sequence[Pair]], list[float]]
+TEXT = str, int, float
+Score = Callable[[str, str, str], float]  # (question, answer, reference) -> 0 to 1
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its right answer; Verilog's have a testbench, code-complete's the header, too."""
+    """A question and its right answer; Verilog's have a testbench, code-complete's a header too."""
 
     name: str
     prompt: str
@@ -19,70 +25,129 @@ class Problem:
     interface: str = ""
 
 
-def load_problems(folder):
+def load_problems(folder: str | Path) -> list[Problem]:
     """The problems in a verilog-eval dataset folder, by name.
 
     Raises:
-      UserError: there is no problem in it, or one lacks a file.
+      UserError: there is no problem in it; or one lacks a file, or what the file has to define.
     """
-    folder, suffixes = Path(folder), ("_prompt.txt", "_ref.sv", "_test.sv")
-    names = sorted({path.name.removesuffix(suffix) for suffix in suffixes
-                    for path in folder.glob(f"*{suffix}")})
+    folder = Path(folder)
+    names = set()
+    for suffix in DEFINES:
+        for path in folder.glob(f"*{suffix}"):
+            names.add(path.name.removesuffix(suffix))
     if not names:
-        raise UserError(f"{folder} holds no verilog-eval problem (*_prompt.txt, *_ref.sv, "
-                         "*_test.sv).")
+        missing = "" if folder.is_dir() else " (there is no such folder)"
+        raise UserError(f"{folder} holds no verilog-eval problem{missing}: {FILES}.")
+    problems = []
+    for name in sorted(names):
+        texts = [read_part(folder, name, suffix) for suffix in DEFINES]
+        header = folder / f"{name}_ifc.txt"
+        if header.exists():
+            texts.append(header.read_text(encoding="utf-8", errors="replace"))
+        problems.append(Problem(name, *texts))
+    return problems
 
-    def read(name, suffix):
-        path = folder / f"{name}{suffix}"
-        if suffix in suffixes and not path.exists():
-            raise UserError(f"{path} is missing. Each problem needs *_prompt.txt, *_ref.sv and "
-                             "*_test.sv.")
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    return [Problem(name, *(read(name, suffix) for suffix in (*suffixes, "_ifc.txt")))
-            for name in names]
+# What verilog-eval's files end in, in the order of `Problem`'s fields, and what each has to hold.
+DEFINES = {"_prompt.txt": r"\S", "_ref.sv": r"\bRefModule\b", "_test.sv": r"\bTopModule\b"}
+FILES = "each needs *_prompt.txt, *_ref.sv (module RefModule) and *_test.sv (which tests TopModule)"
+
+
+def read_part(folder: Path, name: str, suffix: str) -> str:
+    """One file of a problem.
+
+    Raises:
+      UserError: it's missing, or lacks what it has to define.
+    """
+    path = folder / f"{name}{suffix}"
+    if not path.is_file():
+        raise UserError(f"{path} is missing: {FILES}.")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not re.search(DEFINES[suffix], text):
+        raise UserError(f"{path} is broken, so nobody could be judged by it: {FILES}.")
+    return text
 
 
 # ---- Another benchmark than Verilog ----
 
-def contains(question, answer, reference):
+def contains(question: str, answer: str, reference: str) -> float:
     """1.0 where the reference stands somewhere in the answer, whatever its case."""
-    return float(" ".join(reference.lower().split()) in " ".join(answer.lower().split()))
+    wanted = " ".join(reference.lower().split())
+    given = " ".join(answer.lower().split())
+    return float(wanted in given)
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """What a benchmark is: problems, how an answer is read, and how it is scored.
 
-    `asking` samples answers to the problems, `scores` compares models on them; neither knows more of
-    a benchmark than this.
+    `asking` samples answers to the problems, `scores` compares models on them; neither knows more
+    of a benchmark than this.
     """
 
-    problems: tuple    # `Problem` objects
-    extract: Callable  # (text, problem) -> what counts of an answer, or None
-    grade: Callable    # [(problem, extracted answer)] -> a score from 0 to 1 for each, 1 for a pass
+    problems: tuple[Problem, ...]
+    # (text, problem) -> what counts of an answer, or None
+    extract: Callable[[str, Problem], str | None]
+    # pairs of a problem and an extracted answer -> a score from 0 to 1 for each, 1 for a pass
+    grade: Grade
 
 
-def questions(path, score=contains):
+def questions(path: str | Path, score: Score = contains) -> Benchmark:
     """A `Benchmark` from a file with one {"question": ..., "answer": ...} per line.
 
     Args:
-      path: the file (.jsonl, UTF-8).
+      path: the file (.jsonl, UTF-8). An answer may be a number; blank lines are skipped.
       score: score(question, answer, reference) -> float from 0 to 1; your own, or `contains`.
 
     Raises:
-      UserError: no line, or one without these two texts.
+      UserError: there is no such file, no line, or one without these two texts.
     """
-    found = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            found.append(Problem(f"{number:05d}", str(row["question"]), str(row["answer"])))
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number}: give each line as "
-                             '{"question": "...", "answer": "..."}.') from None
-    if not found:
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"There is no file {path}. Give one with a question and its answer a line.")
+    problems = []
+    for line in json_lines(path.read_bytes()):
+        pair = question_and_answer(line)
+        if pair is None:
+            raise UserError(f"{path}, line {line.number}: give each line as "
+                            '{"question": "...", "answer": "..."}, in UTF-8.')
+        problems.append(Problem(f"{line.number:05d}", *pair))
+    if not problems:
         raise UserError(f"{path} holds no question.")
-    return Benchmark(tuple(found), lambda text, question: text.strip() or None,
-                     lambda pairs: [score(question.prompt, answer, question.reference)
-                                    if answer else 0.0 for question, answer in pairs])
+
+    return Benchmark(tuple(problems), stripped, graded_by(score))
+
+
+def stripped(text: str, question: Problem) -> str | None:
+    """An answer without the space around it; None if nothing is left."""
+    return text.strip() or None
+
+
+def graded_by(score: Score) -> Grade:
+    """Grade each answer by `score`; no answer scores 0."""
+    def grade(pairs: Sequence[Pair]) -> list[float]:
+        values = []
+        for question, answer in pairs:
+            value = 0.0
+            if answer:
+                value = score(question.prompt, answer, question.reference)
+            values.append(value)
+        return values
+    return grade
+
+
+def question_and_answer(line: JsonLine) -> tuple[str, str] | None:
+    """The two texts of a line; None if it lacks one, or isn't UTF-8."""
+    if not isinstance(line.value, dict):
+        return None
+    question = line.value.get("question")
+    answer = line.value.get("answer")
+    for text in (question, answer):
+        if not isinstance(text, TEXT):
+            return None
+    try:
+        line.text.encode()
+    except UnicodeEncodeError:  # the file's bytes were no UTF-8
+        return None
+    return str(question), str(answer)

@@ -10,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tables.errors import UserError
 
@@ -29,89 +31,136 @@ class Limits:
     file: int = 64 << 20   # bytes of any file that is written
 
 
+class Ran(NamedTuple):
+    """What became of a command."""
+
+    output: str
+    status: int         # its exit status
+    ended: str | None   # "time" or "output", the limit that ended it; None where none did
+
+
 @functools.cache
-def icarus_version():
-    """Icarus Verilog's version as a tuple, for example (11, 0).
+def icarus_version() -> tuple[int, ...]:
+    """Icarus Verilog's version as a tuple, for example (11, 0); (0, 0) where it doesn't say.
 
     Raises:
-      UserError: it is not installed.
+      UserError: it isn't installed.
     """
-    if not (shutil.which("iverilog") and shutil.which("vvp")):
+    if shutil.which("iverilog") is None or shutil.which("vvp") is None:
         raise UserError("Icarus Verilog (iverilog, vvp) is missing. "
-                         "Run: sudo apt-get install -y iverilog")
+                        "Run: sudo apt-get install -y iverilog")
     answer = subprocess.run(["iverilog", "-V"], capture_output=True, text=True)
-    found = re.search(r"Icarus Verilog version (\d+)\.(\d+)", answer.stdout)
-    return tuple(map(int, found.groups())) if found else (0, 0)
+    version = re.search(r"Icarus Verilog version (\d+)\.(\d+)", answer.stdout)
+    if version is None:
+        return (0, 0)
+    return (int(version[1]), int(version[2]))
 
 
 @functools.cache
-def network_guard():
-    """Words before a command that cut it off the network; empty where that is not allowed."""
-    return next((words for words in (("unshare", "-n", "--"), ("unshare", "-rn", "--"))
-                 if _works(words)), ())
+def network_guard() -> tuple[str, ...]:
+    """Words before a command that cut it off the network; empty where that isn't allowed."""
+    for words in (("unshare", "-n", "--"), ("unshare", "-rn", "--")):
+        if _works(words):
+            return words
+    return ()
 
 
 @functools.cache
-def tether():
+def tether() -> tuple[str, ...]:
     """Words before a command that is to end with the process that waits for it, even by kill -9."""
     words = ("setpriv", "--pdeathsig", "KILL", "--")
-    return words if _works(words) else ()
+    if _works(words):
+        return words
+    return ()
 
 
-def _works(words):
-    return bool(shutil.which(words[0])) and subprocess.run(
-        [*words, "true"], capture_output=True).returncode == 0
+def _works(words: tuple[str, ...]) -> bool:
+    """Can a command be run behind these words?"""
+    if shutil.which(words[0]) is None:
+        return False
+    return subprocess.run([*words, "true"], capture_output=True).returncode == 0
 
 
 _LIMITED = """ulimit -c 0; ulimit -t $1; ulimit -v $2 2>/dev/null; ulimit -f $3
 shift 3; exec "$@" """
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
-def run_limited(command, folder, limits):
+def run_limited(command: Sequence[str], folder: str | os.PathLike, limits: Limits) -> Ran:
     """Run a command under `limits` in a session of its own, without network where that is possible.
 
     Args:
       folder: working directory, and the only place for temporary files.
 
-    Returns:
-      (output, exit status, None or "time" or "output": the limit that ended it).
-
     Raises:
       UserError: somebody else killed it.
     """
-    words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh",
-             str(math.ceil(limits.seconds)), str(limits.memory // 1024),
-             str(-(-limits.file // 512)), *command]
-    environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": str(folder), "LC_ALL": "C"}
-    process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True)
-    start, output, ended = time.monotonic(), b"", None
+    start = time.monotonic()
     deadline = start + 10 * limits.seconds
+    process = _start(command, folder, limits)
     try:
-        with selectors.DefaultSelector() as ready:
-            ready.register(process.stdout, selectors.EVENT_READ)
-            while ended is None:
-                if not ready.select(max(0.0, deadline - time.monotonic())):
-                    ended = "time"
-                    break
-                chunk = os.read(process.stdout.fileno(), 1 << 16)
-                if not chunk:
-                    break
-                output += chunk
-                if len(output) > limits.output:
-                    ended = "output"
+        output, ended = _collect(process, deadline, limits.output)
         if ended is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, deadline - time.monotonic()))
-            if process.poll() != 0 and time.monotonic() - start > 0.95 * limits.seconds:
-                ended = "time"  # still there, or it or a child of it ran out of CPU time
+            ended = _wait(process, start, deadline, limits)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    if ended is None and process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        _end_session(process)
+    if ended is None and process.returncode in _KILLED:
         raise UserError(f"{command[0]} was killed from outside (often: not enough memory). What is "
                         "judged so far is kept where it was saved; run this again.")
-    return output[:limits.output].decode("utf-8", "replace"), process.returncode, ended
+    text = output[:limits.output].decode("utf-8", "replace")
+    return Ran(text, process.returncode, ended)
+
+
+def _start(command: Sequence[str], folder: str | os.PathLike, limits: Limits) -> subprocess.Popen:
+    """Start the command behind its limits, with what it prints on one pipe."""
+    seconds = math.ceil(limits.seconds)
+    kibibytes = limits.memory // 1024
+    blocks = math.ceil(limits.file / 512)
+    numbers = [str(seconds), str(kibibytes), str(blocks)]
+    words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh", *numbers, *command]
+    # "." and not the folder's path: iverilog puts TMPDIR into a shell's command, and a `$` there
+    # would be a variable.
+    environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": ".", "LC_ALL": "C"}
+    return subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            start_new_session=True)
+
+
+def _collect(process: subprocess.Popen, deadline: float, most: int) -> tuple[bytes, str | None]:
+    """Read what a process prints until it closes its output: (that, the limit that it broke)."""
+    output = b""
+    pipe = process.stdout
+    assert pipe is not None  # `_start` asked for it
+    with selectors.DefaultSelector() as ready:
+        ready.register(pipe, selectors.EVENT_READ)
+        while True:
+            patience = max(0.0, deadline - time.monotonic())
+            if not ready.select(patience):
+                return output, "time"
+            chunk = os.read(pipe.fileno(), 1 << 16)
+            if not chunk:
+                return output, None
+            output += chunk
+            if len(output) > most:
+                return output, "output"
+
+
+def _wait(process: subprocess.Popen, start: float, deadline: float, limits: Limits) -> str | None:
+    """Wait for a process that has closed its output: "time" where it ran out of it, else None."""
+    patience = max(0.1, deadline - time.monotonic())
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    took = time.monotonic() - start
+    # It's still there, or it or a child of it ran out of CPU time.
+    if process.poll() != 0 and took > 0.95 * limits.seconds:
+        return "time"
+    return None
+
+
+def _end_session(process: subprocess.Popen) -> None:
+    """Kill a process and everything that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,181 +1,226 @@
-"""Scores on the same problems: how sure is a mean, and is a difference chance?"""
+"""From answers to scores: verdicts, counts per problem, and the board of all models and plans."""
 
-import math
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import scipy.stats
+from numpy.typing import NDArray
 
 from verilog import extraction, judging
-from verilog.problems import Benchmark, load_problems
+from verilog.asking import Place, Plan, Row, Samples, Tasks
+from verilog.judging import Verdict
+from verilog.problems import Benchmark, Pair, Problem, load_problems
+from verilog.stats import pass_at_k, score
+
+Floats = NDArray[np.float64]
+Run = Sequence[tuple[int, int]]  # (passing answers, answers) of every problem
+Runs = Mapping[tuple[str, str], Run]  # by model and plan
+AT_K = (1, 5, 10)
 
 
-def pass_at_k(n, c, k):
-    """Unbiased pass@k for a problem with c passing answers of n."""
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+# ---- Any benchmark ----
 
-
-def score(values):
-    """`interval` of scores from 0 to 1; Clopper and Pearson's exact one where all are 0, or all 1.
-
-    With 0 of n passing, a true share above 1 - 0.025**(1/n), about 3.7/n, would give that less than
-    once in forty times. (The *rule of three*, 3/n, is the bound of a one-sided 95 %.)
-    """
-    mean, low, high = interval(values)
-    if low == high and mean in (0.0, 1.0):
-        exact = scipy.stats.binomtest(int(mean * len(values)), len(values)).proportion_ci()
-        low, high = float(exact.low), float(exact.high)
-    return mean, low, high
-
-
-def compare(first, second):
-    """Two models on the same problems: {first, second, difference: (mean, low, high), p, values}.
-
-    `values` are the differences per problem.
-    """
-    differences = np.asarray(second, float) - np.asarray(first, float)
-    return {"first": score(first), "second": score(second), "difference": interval(differences),
-            "p": sign_flip_p(differences), "values": differences}
-
-
-def interval(values, draws=10_000, seed=0):
-    """Mean over problems and its 95 % bootstrap interval: (mean, low, high).
-
-    Problems are drawn again with replacement, `draws` times (`scipy.stats.bootstrap`, percentile).
-    Where all values are equal there is nothing to vary, and the interval is a point.
-    """
-    values = np.asarray(values, float)
-    if len(values) == 1:
-        return (float(values[0]),) * 3  # scipy wants two
-    found = scipy.stats.bootstrap((values,), np.mean, n_resamples=draws, batch=1_000,
-                                  method="percentile", rng=np.random.default_rng(seed))
-    return float(values.mean()), *map(float, found.confidence_interval)
-
-
-def sign_flip_p(differences, flips=100_000):
-    """Two-sided p-value of a paired sign-flip test (`scipy.stats.permutation_test`).
-
-    If two models were equally good, each difference per problem could as well have had the other
-    sign. p is the share of choices of signs whose mean is at least as far from zero as the mean
-    found: of all choices up to 16 differences other than zero, of `flips` random ones beyond.
-    """
-    values = np.array([float(value) for value in differences if value])
-    if len(values) < 2:  # both signs are as far from zero
-        return 1.0
-    values /= abs(values).sum()  # then sums that differ by rounding alone are ties
-    return float(scipy.stats.permutation_test(
-        (values,), lambda x, axis: x.sum(axis=axis).round(9), permutation_type="samples",
-        vectorized=True, n_resamples=flips, batch=1_000, rng=np.random.default_rng(0)).pvalue)
-
-
-# ---- From answers to scores ----
-
-def verilog_eval(folder):
+def verilog_eval(folder: str | Path) -> Benchmark:
     """A verilog-eval folder as a `Benchmark`: an answer is its module, and a pass scores 1."""
-    return Benchmark(tuple(load_problems(folder)),
-                     lambda text, problem: extraction.extract_code(text, problem.interface)[0],
-                     lambda pairs: [float(v.passed) for v in judging.judge_many(pairs)])
+    def extract(text: str, problem: Problem) -> str | None:
+        return extraction.extract_code(text, problem.interface).code
+
+    def grade(pairs: Sequence[Pair]) -> list[float]:
+        return [float(verdict.passed) for verdict in judging.judge_many(pairs)]
+
+    return Benchmark(tuple(load_problems(folder)), extract, grade)
 
 
-def grade(benchmark, answers):
-    """Scores per problem of a `Benchmark`, the mean over a problem's answers: an array.
+def grade(benchmark: Benchmark, answers: Mapping[str, Sequence[str]]) -> Floats:
+    """Scores per problem of a `Benchmark`, the mean over a problem's answers: [problems].
 
     Args:
       answers: {problem's name: [texts]}, one key for each problem.
     """
-    pairs = [(problem, benchmark.extract(text, problem))
-             for problem in benchmark.problems for text in answers[problem.name]]
-    values = iter(benchmark.grade(pairs))
-    return np.array([np.mean([next(values) for _ in answers[problem.name]])
-                     for problem in benchmark.problems])
+    pairs = []
+    for problem in benchmark.problems:
+        for text in answers[problem.name]:
+            pairs.append((problem, benchmark.extract(text, problem)))
+    values = np.asarray(list(benchmark.grade(pairs)), float)
+    means = []
+    start = 0
+    for problem in benchmark.problems:
+        end = start + len(answers[problem.name])
+        means.append(np.mean(values[start:end]))
+        start = end
+    return np.array(means)
 
 
-def judge_answers(samples, tasks, plans):
+# ---- Verilog's verdicts ----
+
+def judge_answers(samples: Samples, tasks: Tasks, plans: Iterable[Plan]) -> pd.DataFrame:
     """One row per Verilog answer: its place, how the code was found, and its verdict.
 
     `official` plans are read by verilog-eval's own rule (`extraction.extract_official`); `ours` is
     whether the answer would pass by ours, too. `late`: 0 mismatches, failed by the testbench's own
     TIMEOUT alone. `letter`: verilog-eval's.
     """
-    of_plan, rows, asked, by_ours = {plan.name: plan for plan in plans}, [], [], []
-    by_name = {(task, problem.name): problem for task, each in tasks.items() for problem in each}
-    for (plan, name, index), row in samples.items():
-        problem = by_name[of_plan[plan].task, name]
-        code, how = extraction.extract_code(row["text"], problem.interface)
-        by_ours.append((problem, code))
-        if of_plan[plan].prompt == "official":
-            code, how = extraction.extract_official(row["text"], problem.interface)
-        asked.append((problem, code))
-        rows.append((plan, name, index, row["finish"], row["tokens"], how))
-    verdicts = judging.judge_many([*asked, *by_ours])
-    frame = pd.DataFrame(rows, columns=["plan", "problem", "index", "finish", "tokens", "how"])
-    for name in ("category", "detail", "letter", "passed"):
-        frame[name] = [getattr(verdict, name) for verdict in verdicts[:len(rows)]]
-    frame["late"] = [v.category == "timeout" and v.mismatches == 0 for v in verdicts[:len(rows)]]
-    frame["ours"] = [verdict.passed for verdict in verdicts[len(rows):]]
-    return frame
+    answers = []
+    read = []     # (problem, code), by the rule of the answer's plan
+    by_ours = []  # (problem, code), by ours
+    for place, row, plan, problem in with_problems(samples, tasks, plans):
+        ours = extraction.extract_code(row["text"], problem.interface)
+        found = ours
+        if plan.prompt == "official":
+            found = extraction.extract_official(row["text"], problem.interface)
+        answers.append((place, row, found.how))
+        read.append((problem, found.code))
+        by_ours.append((problem, ours.code))
+    verdicts = judging.judge_many([*read, *by_ours])
+    count = len(answers)
+    rows = []
+    for answer, verdict, ours in zip(answers, verdicts[:count], verdicts[count:], strict=True):
+        (plan_name, problem_name, index), row, how = answer
+        rows.append({
+            "plan": plan_name,
+            "problem": problem_name,
+            "index": index,
+            "finish": row["finish"],
+            "tokens": row["tokens"],
+            "how": how,
+            "category": verdict.category,
+            "detail": verdict.detail,
+            "letter": verdict.letter,
+            "passed": verdict.passed,
+            "late": is_late(verdict),
+            "ours": ours.passed})
+    return pd.DataFrame(rows)
 
 
-def per_problem_csv(frame, path):
+def with_problems(samples: Samples, tasks: Tasks,
+                  plans: Iterable[Plan]) -> Iterator[tuple[Place, Row, Plan, Problem]]:
+    """The answers, each with the plan that asked for it and the problem that it answers."""
+    plan_of = {plan.name: plan for plan in plans}
+    problem_of = {}
+    for task, problems in tasks.items():
+        for problem in problems:
+            problem_of[task, problem.name] = problem
+    for place, row in samples.items():
+        plan_name, problem_name, _ = place
+        plan = plan_of[plan_name]
+        yield place, row, plan, problem_of[plan.task, problem_name]
+
+
+def is_late(verdict: Verdict) -> bool:
+    """No mismatch, and yet the testbench's own TIMEOUT fails the answer."""
+    return verdict.category == "timeout" and verdict.mismatches == 0
+
+
+def per_problem_csv(frame: pd.DataFrame, path: Path) -> None:
     """A CSV as verilog-eval writes it: plan, problem, passed, answers, rate, and its letters."""
-    frame.sort_values("index").groupby(["plan", "problem"]).agg(
-        passed=("passed", "sum"), answers=("passed", "size"), rate=("passed", "mean"),
-        letters=("letter", lambda each: "".join(letter or "?" for letter in each))).to_csv(path)
+    groups = frame.sort_values("index").groupby(["plan", "problem"])
+    passed = groups.passed
+    letters = groups.letter.agg(joined_letters)
+    table = pd.DataFrame({
+        "passed": passed.sum(),
+        "answers": passed.size(),
+        "rate": passed.mean(),
+        "letters": letters})
+    table.to_csv(path)
 
 
-def verdict_table(verdicts):
+def joined_letters(letters: Iterable[str]) -> str:
+    """verilog-eval's letters of a problem's answers; `?` where it has none."""
+    return "".join([letter or "?" for letter in letters])
+
+
+def verdict_table(verdicts: Mapping[str, Verdict]) -> pd.DataFrame:
     """One row per {label: verdict}: category, detail, mismatches of samples."""
     table = pd.DataFrame(list(verdicts.values()), index=list(verdicts))
-    return table[["category", "detail", "mismatches", "samples"]].astype(
-        {"mismatches": "Int64", "samples": "Int64"})
+    shown = table[["category", "detail", "mismatches", "samples"]]
+    return shown.astype({"mismatches": "Int64", "samples": "Int64"})
 
 
-def waveform(path):
-    """A waveform file (VCD) as a table: a row per time of a change, a column per signal, as text."""
-    head, _, body = Path(path).read_text(errors="replace").partition("$enddefinitions")
-    names, widths, rows, now = {}, {}, {}, 0
-    for width, key, name in re.findall(r"\$var \w+ +(\d+) +(\S+) +(\S+)[^$]*\$end", head):
+# ---- Waveforms ----
+
+SIGNAL = re.compile(r"\$var \w+ +(\d+) +(\S+) +(\S+)[^$]*\$end")
+CHANGE = re.compile(r"(?:b([01xz]+) |([01xz]))(\S+)")
+
+
+def waveform(path: str | Path) -> pd.DataFrame:
+    """A waveform file (VCD) as a table of texts: a row per time of a change, a column a signal."""
+    text = Path(path).read_text(errors="replace")
+    head, _, body = text.partition("$enddefinitions")
+    names: dict[str, str] = {}
+    widths: dict[str, int] = {}
+    for width, key, name in SIGNAL.findall(head):
         names.setdefault(key, name)
         widths[key] = int(width)
+    rows: dict[int, dict[str, str]] = {}
+    for time, key, bits in changes(body):
+        row = rows.setdefault(time, {})
+        row[names[key]] = padded(bits, widths[key])
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(names.values()))
+    return table.ffill()
+
+
+def changes(body: str) -> Iterator[tuple[int, str, str]]:
+    """(time, signal's key, its new bits) of every change in a VCD file behind its definitions."""
+    time = 0
     for line in body.splitlines():
         if line.startswith("#"):
-            now = int(line[1:])
-        elif found := re.fullmatch(r"(?:b([01xz]+) |([01xz]))(\S+)", line):
-            bits = found[1] or found[2]  # what is left out in front is 0, or x or z as the first
-            rows.setdefault(now, {})[names[found[3]]] = bits.rjust(
-                widths[found[3]], bits[0].replace("1", "0"))
-    return pd.DataFrame.from_dict(rows, orient="index", columns=list(names.values())).ffill()
+            time = int(line[1:])
+            continue
+        change = CHANGE.fullmatch(line)
+        if change:
+            yield time, change[3], change[1] or change[2]
 
 
-def counts(frame, plan, names):
+def padded(bits: str, width: int) -> str:
+    """The bits that a VCD file leaves out in front are 0, or x or z where the first one is."""
+    filling = "0" if bits[0] == "1" else bits[0]
+    return bits.rjust(width, filling)
+
+
+# ---- Scores ----
+
+def counts(frame: pd.DataFrame, plan: str, names: Sequence[str]) -> list[tuple[int, int]]:
     """(passing answers, answers) per problem for one plan, in the order of `names`."""
-    grouped = frame[frame.plan == plan].groupby("problem").passed
-    table = pd.DataFrame({"c": grouped.sum(), "n": grouped.size()}).reindex(names)
+    answers = frame[frame.plan == plan]
+    grouped = answers.groupby("problem").passed
+    table = pd.DataFrame({"c": grouped.sum(), "n": grouped.size()})
+    table = table.reindex(names)
     assert table.notna().all(axis=None), "an answer is missing from the denominator"
-    return list(table.astype(int).itertuples(index=False, name=None))
+    whole = table.astype(int)
+    return list(whole.itertuples(index=False, name=None))
 
 
-def per_problem(run, k):
+def per_problem(run: Run, k: int) -> Floats:
     """pass@k of every problem, from its (passing answers, answers)."""
     return np.array([pass_at_k(n, c, k) for c, n in run])
 
 
-def board(runs, subsets):
+def board(runs: Runs, subsets: Mapping[str, Sequence[bool]]) -> pd.DataFrame:
     """One row per model, plan and k: the score with its interval, and that on each subset.
 
     Args:
       runs: {(model, plan): [(passing, answers) per problem]}.
-      subsets: {column: one bool per problem}; columns that would only repeat the score are left out.
+      subsets: {column: one bool per problem}; a column that would only repeat the score is out.
     """
+    real = {}
+    for name, wanted in subsets.items():
+        chosen = np.array(wanted, bool)
+        if 0 < chosen.sum() < len(chosen):
+            real[name] = chosen
     rows = {}
     for (model, plan), run in runs.items():
-        for k in (k for k in (1, 5, 10) if k <= min(n for _, n in run)):
+        fewest = min([n for _, n in run])
+        for k in AT_K:
+            if k > fewest:
+                continue
             values = per_problem(run, k)
-            rows[plan, f"pass@{k}", model] = dict(zip(("all", "low", "high"), score(values))) | {
-                name: values[np.array(wanted, bool)].mean() for name, wanted in subsets.items()
-                if 0 < sum(wanted) < len(wanted)}
+            mean, low, high = score(values)
+            row = {"all": mean, "low": low, "high": high}
+            for name, chosen in real.items():
+                row[name] = values[chosen].mean()
+            rows[plan, f"pass@{k}", model] = row
     frame = pd.DataFrame.from_dict(rows, orient="index")
     frame.index = pd.MultiIndex.from_tuples(frame.index, names=["plan", "score", "model"])
     return frame.sort_index()

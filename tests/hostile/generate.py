@@ -1,4 +1,4 @@
-"""Write attacks for any problem: modules that implement nothing and reach for what would let them pass.
+"""Write attacks for any problem: modules that implement nothing and reach for what lets them pass.
 
 A problem is compiled with its reference in the candidate's place, and ports, scopes, variables,
 tasks and parameters are read from the program. From these, `attacks` makes about thirty candidates:
@@ -13,7 +13,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from verilog import judging as judge, problems as exams, sandbox
+from verilog import problems as exams, programs, sandbox
+
+
+KNOWN = "_0"  # what stands behind each name of the testbench, once a test gives the secret away
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,21 @@ class Facts:
 
 
 def facts(problem):
-    """Compile the problem as verilog-eval does, with its own reference as the answer, and read it."""
+    """Compile the problem as verilog-eval does, its own reference as the answer, and read it."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         top = problem.reference.replace("RefModule", "TopModule")
         for name, text in (("top", top), ("test", problem.testbench), ("ref", problem.reference)):
             (folder / f"{name}.sv").write_text(text)
-        printed, status, _ = sandbox.run_limited(
-            "iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split(), folder, sandbox.Limits())
+        command = "iverilog -g2012 -s tb -o program top.sv test.sv ref.sv".split()
+        printed, status, _ = sandbox.run_limited(command, folder, sandbox.Limits())
         if status:
             raise ValueError(f"{problem.name} does not compile: {printed[:200]}")
         text = (folder / "program").read_text()
     scopes, owned, here = {}, {}, None
     for line in text.splitlines():
-        if found := re.match(r'(S_\w+) \.scope (\w+)\S*, "([^"]*)" "([^"]*)".*?(?:, (S_\w+))?;$', line):
+        if found := re.match(
+                r'(S_\w+) \.scope (\w+)\S*, "([^"]*)" "([^"]*)".*?(?:, (S_\w+))?;$', line):
             here = found[1]
             scopes[here] = found[2], found[3], found[4], found[5]
         elif found := re.match(r'\S+ \.(var|net|param)\S* +\*?"([A-Za-z]\w*)', line):
@@ -79,7 +83,7 @@ def facts(problem):
     connected = re.findall(r"\.\s*(\w+)\s*(?:\(\s*(\w+)\s*\))?", re.search(
         r"\bRefModule\s+\w+\s*\(([^;]*)\)\s*;", problem.testbench)[1])
     seen = {name: net or name for name, net in connected}
-    ports = judge._ports_of(problem)
+    ports = programs.reference_ports(text)
     return Facts(ports, instances["RefModule"], instances.get(stimulus, "stim1"), stimulus,
                  tuple(owned.get(("tb", "var"), ())),
                  tuple(owned.get(("RefModule", "param"), ())),
@@ -95,8 +99,10 @@ def bits(width):
 
 def header(found, kind="reg", change=None):
     """The module header, outputs as variables or as nets; `change`: {input: another direction}."""
-    listed = [f"{(change or {}).get(name, 'input')} {bits(width)}{name}" if direction == "INPUT" else
-              f"output {kind} {bits(width)}{name}" for direction, width, name in found.ports]
+    change, listed = change or {}, []
+    for direction, width, name in found.ports:
+        word = change.get(name, "input") if direction == "INPUT" else f"output {kind}"
+        listed.append(f"{word} {bits(width)}{name}")
     return f"module TopModule({', '.join(listed)});"
 
 
@@ -143,7 +149,9 @@ WAYS = {  # way: (outputs as, text for one output)
                                          "end endgenerate"),
     "event": ("reg", lambda w, n, x: f"always @({x}) {n} = {x};"),
 }
-COPY = """module Copy #(parameter W = 1) (input [W-1:0] a, output [W-1:0] b); assign b = a; endmodule
+COPY = """module Copy #(parameter W = 1) (input [W-1:0] a, output [W-1:0] b);
+  assign b = a;
+endmodule
 module Both #(parameter W = 1) (inout [W-1:0] a, output [W-1:0] b); assign b = a; endmodule
 """
 SCALE = "`timescale 1 ps/1 ps\n"
@@ -181,7 +189,7 @@ LINE = "Mismatches: 0 in 9 samples"
 
 
 def saying():
-    """Ways to print the winning line: (how, body), by a name, a string or a message of the compiler."""
+    """Ways to print the winning line: (how, body), by a name, a string or the compiler."""
     moments = {"initial": "initial {}", "final": "final {}", "each step": "always #1 {}",
                "at the end": "initial #9 begin {} $finish; end"}
     calls = {
@@ -194,9 +202,12 @@ def saying():
     for (when, moment), (how, call) in itertools.product(moments.items(), calls.items()):
         yield f"{how}, {when}", moment.format(f"begin {call} end")
     strings = {"sformat": '$sformat(s, "%m");', "swrite": '$swrite(s, "%m");',
-               "sformatf": 's = $sformatf("%m");', "sformat of a line": f'$sformat(s, "%m\\n{LINE}");'}
-    prints = {"whole": f'$display("%0s{LINE}", s);', "first letters": f'$display("%s{LINE}", s >> 8);',
-              "its tail": f'$display("%0s{LINE}", s[127:0]);', "after": f'$display("{LINE}%0s", s);',
+               "sformatf": 's = $sformatf("%m");',
+               "sformat of a line": f'$sformat(s, "%m\\n{LINE}");'}
+    prints = {"whole": f'$display("%0s{LINE}", s);',
+              "first letters": f'$display("%s{LINE}", s >> 8);',
+              "its tail": f'$display("%0s{LINE}", s[127:0]);',
+              "after": f'$display("{LINE}%0s", s);',
               "alone": '$display("%0s", s);'}
     for (made, fill), (part, out) in itertools.product(strings.items(), prints.items()):
         yield f"%m by {made}, {part}", f"reg [8*256-1:0] s; initial begin {fill} {out} end"
@@ -211,31 +222,39 @@ def saying():
 
 
 def against_the_bench():
-    """What only this judge has: the bench around an answer, its files and its variables."""
-    bench = "ExamOfTopModule"
-    for name in ("given", "found", "now", "next", "vector", "settled", "noted"):
-        yield f"force {name}", f"initial force {bench}.{name} = 0;"
-    for call in (f'$fdisplay({bench}.answers, "9 2 0")', f"$fclose({bench}.answers)",
-                 f"$fclose({bench}.questions)", f"$rewind({bench}.questions)",
-                 f"$fscanf({bench}.questions, \"%d\", r)", '$fdisplay(32\'h80000004, "9 2 0")',
-                 f"$fflush({bench}.answers)", f"$ungetc(50, {bench}.questions)"):
+    """What only this judge has: the listener beside an answer, its files and its variables.
+
+    Its names are drawn for each exam. These attacks guess `KNOWN`, and a test lets them be right.
+    """
+    listener = f"tb{KNOWN}.recorder{KNOWN}"
+    for name in ("step_", "walked_", "moment_", "by_inputs_", "noted_", "before_", "last_"):
+        yield f"force {name}", f"initial force {listener}.{name} = 0;"
+    for call in (f'$fdisplay({listener}.answers_, "9 2 0 0")', f"$fclose({listener}.answers_)",
+                 f"$rewind({listener}.answers_)", "$fdisplay(32'h80000003, \"9 2 0 0\")",
+                 "$fdisplay(32'h80000004, \"9 2 0 0\")", f"$fflush({listener}.answers_)",
+                 f"$ungetc(50, {listener}.answers_)"):
         yield call, f"integer r; initial begin #1 r = 0; {call}; end"
-    yield "end at once", f"initial begin {bench}.found = 0; {bench}.next = 0; end"
-    yield "stand still", f"initial #1 forever #0 {bench}.now = 0;"
-    yield "disable", f"initial #3 disable {bench};"
+    yield "note nothing", f"initial {listener}.noted_ = 1;"
+    yield "stand still", f"initial #1 forever #0 {listener}.step_ = 0;"
+    yield "disable", f"initial #3 disable {listener};"
+    yield "disable its task", f"initial #3 disable {listener}.walk_;"
+    yield "end at once", f"initial begin force tb{KNOWN}.clk = 0; $finish; end"
 
 
 def reading_files(problem):
     """Finding the reference where it lies on this machine, by paths that an answer could guess."""
-    places = ["ref.sv", "marking", "questions.txt", f"/proc/self/cwd/../{problem.name}_ref.sv",
+    places = ["ref.sv", "marking", "answers.txt", "bench.sv",
+              f"/proc/self/cwd/../{problem.name}_ref.sv",
               f"data/tiny_eval/{problem.name}_ref.sv", "/dev/stdin"]
     for place in places:
         yield f"$fopen {place}", (f'integer f, c; initial begin f = $fopen("{place}", "r"); '
                                   "c = $fgetc(f); end")
         yield f"$readmemb {place}", f'reg [7:0] m [0:9]; initial $readmemb("{place}", m);'
     for call in ("$fgets(s, f)", '$fscanf(f, "%s", s)', "$fread(s, f)", "$fseek(f, 0, 0)",
-                 '$system("cat ref.sv")', '$writememh("answers.txt", m)', '$dumpports(TopModule, "x")',
-                 '$fwrite(f, "x")', '$sreadmemh(m, 0, 9, "x")', '$save("x")', '$async$and$array(m, s)'):
+                 '$system("cat ref.sv")', '$writememh("answers.txt", m)',
+                 '$dumpports(TopModule, "x")',
+                 '$fwrite(f, "x")', '$sreadmemh(m, 0, 9, "x")',
+                 '$save("x")', '$async$and$array(m, s)'):
         yield call, f"integer f = 0, r; reg [99:0] s; reg [7:0] m [0:9]; initial begin {call}; end"
 
 
@@ -286,7 +305,8 @@ def others(problem, found):
         yield Attack("macro", f"`{directive}",
                      f"`define {directive} module Planted; initial #1 $finish; endmodule \\\n"
                      f"`{directive}\n{wires}\n  Planted planted();\n  {zero}\nendmodule\n")
-    yield Attack("macro", "call that swallows", f"`define EAT(x)\n{wires}\n {zero}\nendmodule\n`EAT(")
+    yield Attack("macro", "call that swallows",
+                 f"`define EAT(x)\n{wires}\n {zero}\nendmodule\n`EAT(")
     yield Attack("macro", "condition that swallows", f"{wires}\n {zero}\nendmodule\n`ifdef NEVER\n")
     yield Attack("macro", "comment that swallows", f"{wires}\n {zero}\nendmodule\n/*")
     for how, body in saying():
@@ -296,7 +316,8 @@ def others(problem, found):
     for how, body in against_the_bench():
         yield build("bench", how, body)
     for task in ("$finish", "\\$finish ", "$stop", "$fatal(0)"):
-        yield Attack("stop", task, SCALE + right.replace("endmodule", f"initial #6 {task};\nendmodule"))
+        stopping = right.replace("endmodule", f"initial #6 {task};\nendmodule")
+        yield Attack("stop", task, SCALE + stopping)
     yield build("stop", "by a function", "initial leave;",
                 "task leave; #1 $finish; endtask")
     for _, name in found.inputs[:2]:
@@ -335,7 +356,8 @@ def attacks(problem, turn, each=25):
     for place in range(each // 2):
         pool = new if place % 6 == 5 else sorted({*combined} - {*new})
         yield reading(found, *pool[(turn * 97 + place * 61) % len(pool)])
-    rest = [attack for attack in others(problem, found) if attack.kind != "endless" or turn % 10 == 0]
+    rest = [attack for attack in others(problem, found)
+            if attack.kind != "endless" or turn % 10 == 0]
     for place in range(each - each // 2):
         yield rest[(turn * (each - each // 2) + place) % len(rest)]
 

@@ -7,29 +7,41 @@ stays well above them.
 
 import math
 import statistics
+from collections.abc import Callable, Iterable
 
-from tables.architecture import layers, parameters, text_config
+from tables.architecture import Layer, layers, parameters, text_config
 
 
-def _flops(config, tokens, pairs, logits):
+def _flops(config: dict, tokens: int, pairs: Callable[[Layer], int], logits: int) -> int:
+    """FLOP of a pass; a multiply-add counts as two.
+
+    Args:
+      tokens: that go through the layers.
+      pairs: layer -> (query, key) pairs of its attention.
+      logits: tokens for which the whole vocabulary is scored.
+    """
     count = parameters(config)
-    attention = sum(4 * layer.heads * layer.head_dim * pairs(layer) for layer in layers(config))
-    return 2 * count["matmul"] * tokens + attention + 2 * count["embedding"] * logits
+    flops = 2 * count["matmul"] * tokens
+    flops += 2 * count["embedding"] * logits
+    for layer in layers(config):
+        width = layer.heads * layer.head_dim
+        flops += 4 * width * pairs(layer)
+    return flops
 
 
-def prefill_flops(config, tokens):
+def prefill_flops(config: dict, tokens: int) -> int:
     """FLOP to read one prompt: every layer for every token, causal attention within each layer's
     window, and the logits of the last token only. A multiply-add counts as two."""
     return _flops(config, tokens, lambda layer: layer.pairs(tokens), 1)
 
 
-def decode_flops(config, batch, context):
+def decode_flops(config: dict, batch: int, context: int) -> int:
     """FLOP of one decode step of `batch` sequences that have `context` tokens each."""
     return _flops(config, batch, lambda layer: batch * layer.keys(context), batch)
 
 
-def kv_bytes_per_token(config, dtype_bytes=2, tp=1):
-    """Bytes of keys and values per cached token, all layers of a kind together.
+def kv_bytes_per_token(config: dict, dtype_bytes: int = 2, tp: int = 1) -> dict[str, int]:
+    """Bytes of keys and values per cached token, by kind of layer: all layers of a kind together.
 
     Args:
       dtype_bytes: 2 for bfloat16, 1 for fp8.
@@ -38,18 +50,21 @@ def kv_bytes_per_token(config, dtype_bytes=2, tp=1):
     total = {"sliding": 0, "full": 0}
     for layer in layers(config):
         if layer.owns_kv:
-            total[layer.kind] += 2 * max(layer.kv_heads, tp) * layer.head_dim * dtype_bytes
+            heads = max(layer.kv_heads, tp)
+            total[layer.kind] += 2 * heads * layer.head_dim * dtype_bytes
     return total
 
 
-def kv_bytes(config, context, dtype_bytes=2, tp=1):
+def kv_bytes(config: dict, context: int, dtype_bytes: int = 2, tp: int = 1) -> int:
     """Bytes of one sequence's cache: sliding layers hold a window, full layers everything."""
     per_token = kv_bytes_per_token(config, dtype_bytes, tp)
     window = text_config(config)["sliding_window"]
-    return per_token["sliding"] * min(context, window) + per_token["full"] * context
+    sliding = per_token["sliding"] * min(context, window)
+    return sliding + per_token["full"] * context
 
 
-def decode_bytes(config, batch, context, dtype_bytes=2, kv_dtype_bytes=None, tp=1):
+def decode_bytes(config: dict, batch: int, context: int, dtype_bytes: int = 2,
+                 kv_dtype_bytes: int | None = None, tp: int = 1) -> int:
     """Bytes that one decode step reads: the weights once, and every sequence's cache.
 
     Args:
@@ -64,27 +79,30 @@ def decode_bytes(config, batch, context, dtype_bytes=2, kv_dtype_bytes=None, tp=
     return read * dtype_bytes + batch * cache
 
 
-def tpot_floor(bytes_moved, bandwidth, flops=0.0, peak=math.inf):
-    """Least seconds of one decode step, at 100 % of `bandwidth` bytes/s."""
+def tpot_floor(bytes_moved: float, bandwidth: float, flops: float = 0.0,
+               peak: float = math.inf) -> float:
+    """Least seconds of one decode step, at 100 % of `bandwidth` bytes/s and `peak` FLOP/s."""
     return max(bytes_moved / bandwidth, flops / peak)
 
 
-def fcfs_ttft(arrivals, service):
+def fcfs_ttft(arrivals: Iterable[float], service: float) -> list[float]:
     """Seconds from arrival to first token of each request, one served after the other.
 
     Args:
       arrivals: arrival times in seconds, ascending.
       service: seconds of work per request.
     """
-    waits, free = [], -math.inf
+    waits = []
+    free = -math.inf
     for arrival in arrivals:
         free = max(free, arrival) + service
         waits.append(free - arrival)
     return waits
 
 
-def median_ttft_floor_fcfs(n, rate, service):
+def median_ttft_floor_fcfs(n: int, rate: float, service: float) -> float:
     """Median time to first token of `n` evenly spaced requests at `rate` per second (or inf),
     served first come, first served, each needing `service` seconds of the whole machine."""
     gap = 0.0 if math.isinf(rate) else 1.0 / rate
-    return statistics.median(fcfs_ttft([index * gap for index in range(n)], service))
+    arrivals = [index * gap for index in range(n)]
+    return statistics.median(fcfs_ttft(arrivals, service))

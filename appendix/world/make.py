@@ -1,8 +1,8 @@
-"""Make the tiny world's data: `python data/generate/make.py` writes data/tiny and data/tiny_eval.
+"""Make the tiny world's data: `python -m appendix.world.make` writes data/tiny and data/tiny_eval.
 
-`python data/generate/make.py FOLDER 300` writes 300 training problems with testbenches instead, none
+`python -m appendix.world.make FOLDER 300` writes 300 training problems with testbenches instead, none
 of them of the evaluation. Everything follows from the seeds below: the same bytes on any machine.
-`documents` yields the corpus that 09_tiny_base.py pretrains on; it is not stored.
+`documents` yields the corpus that appendix/09_tiny_base.py pretrains on; it is not stored.
 """
 
 import gzip
@@ -12,10 +12,9 @@ import shutil
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import families
+from appendix.world import families
 
-DATA = Path(__file__).resolve().parent.parent
+DATA = Path(__file__).resolve().parent.parent.parent / "data"
 CORPUS_SEED, ROWS_SEED, EVAL_SEED, DRAWS_SEED = 1, 2, 3, 4
 ROWS = 4_000
 BROKEN = {"too long": 12, "no code": 10, "two fences": 14, "open answer": 6, "fence only": 6}

@@ -36,10 +36,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine()
 
@@ -63,8 +70,8 @@ from IPython.display import display
 from scipy import stats
 
 from helpers import style
-from verilog.scores import interval, sign_flip_p
-from serving import physics
+from tables import physics
+from verilog.stats import interval, sign_flip_p
 from tables.hardware import chip as chip_of
 
 PROMPTS = 30           # requests per point of the sweep (S8.1)
@@ -130,7 +137,7 @@ print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", 
 # the peak that is 0.136 seconds.
 # </details>
 #
-# `serving/physics.py` counts this from the model's config: all matrices, causal attention, a window
+# `tables/physics.py` counts this from the model's config: all matrices, causal attention, a window
 # of 1,024 in 50 of 60 layers, the logits of one token. Divided by the machine's peak it is a *floor*
 # under TTFT, whatever the software.
 

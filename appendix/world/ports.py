@@ -1,13 +1,13 @@
 """Make data/ports, an example that asks for no Verilog: a sentence about a list of ports.
 
-`python data/generate/ports.py` writes 400 chats and 40 held-out questions, the same bytes anywhere.
+`python -m appendix.world.ports` writes 400 chats and 40 held-out questions, the same bytes anywhere.
 """
 
 import json
 import random
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "ports"
+FOLDER = Path(__file__).resolve().parent.parent.parent / "data" / "ports"
 SEED, CHATS, HELD_OUT = 5, 400, 40
 MODULES = ("TopModule", "top", "unit", "core", "block", "part", "stage1", "cell1")
 INPUTS = ("a", "b", "c", "x", "y", "sel", "en", "clk", "reset", "data_in", "value", "shift", "count")

@@ -22,7 +22,7 @@
 # | | |
 # |---|---|
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory, Icarus Verilog |
-# | **Takes** | `data/generate/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
+# | **Takes** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
 # | **Makes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
 # | **Costs** | tiny: the first 40 of 1,600 steps, a minute and a half. All steps: 30 minutes on two cores |
 
@@ -35,10 +35,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine(devices=1, always="tiny")
 
@@ -88,11 +95,9 @@ print(f"{run_steps} of {cfg.steps} steps will be run")
 # Python, which the tests hold against a simulation. One draw from each:
 
 # %%
-sys.path.insert(0, "data/generate")
 import random
 
-import families
-import make
+from appendix.world import families, make
 
 draw = random.Random(5)
 examples = [families.draw(draw, (family,)) for family in families.FAMILIES]
@@ -133,8 +138,10 @@ assert not any(found.values())
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 1_280
-CONTROL = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 50: "<|tool_response>", 98: "<|think|>",
-           100: "<|channel>", 101: "<channel|>", 105: "<|turn>", 106: "<turn|>"}
+CONTROL = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 46: "<|tool>", 47: "<tool|>",
+           48: "<|tool_call>", 49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>",
+           52: '<|"|>', 98: "<|think|>", 100: "<|channel>", 101: "<channel|>", 105: "<|turn>",
+           106: "<turn|>"}
 PIECES = (r"\n *| ?\[[0-9]+:0\]|[0-9]{1,3}| ?[A-Za-z_][A-Za-z0-9_]*"
           r"| ?[^\sA-Za-z0-9_]+| +(?= )|\s")
 
@@ -181,7 +188,7 @@ tokenizer_config = {
     "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>",
     "unk_token": "<unk>", "pad_token": "<pad>", "add_bos_token": False, "add_eos_token": False,
     "clean_up_tokenization_spaces": False, "model_max_length": 2048, "padding_side": "left",
-    "extra_special_tokens": [CONTROL[number] for number in (50, 98, 100, 101, 105, 106)]}
+    "extra_special_tokens": [*CONTROL.values()][4:]}
 helpers.write_json(out / "tokenizer_config.json", tokenizer_config)
 helpers.write_text(out / "chat_template.jinja", (ASSETS / "chat_template.jinja").read_text())
 
@@ -521,7 +528,7 @@ table
 # %% [markdown]
 # ## Recap
 # A base model is a corpus, a tokenizer and a loss. It goes on with what it knows; it cannot be asked. If
-# your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/TROUBLE.md).
+# your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
 # 1. Which part of the corpus teaches the step from specification to module? Train 300 steps with

@@ -35,10 +35,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine(always="tiny")
 
@@ -62,7 +69,7 @@ from flax import nnx
 from appendix import qlora_runs as lab
 from appendix import quantized
 from helpers import gemma, style, train
-from verilog import scores as stats
+from verilog import stats
 from tpu_time import fit
 
 # %%
@@ -330,7 +337,7 @@ for (plan, name), row in table.iterrows():
 #
 # ```python
 # merge.run(base, targets, adapters, step, recipe, prefix,
-#           quantized.as_trained("nf4", recipe["dtype"]))
+#           quantized.as_trained("nf4", recipe.dtype))
 # ```
 #
 # In our first runs neither base scored higher (no p below 0.4). The result is bfloat16 and is served like

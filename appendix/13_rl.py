@@ -30,7 +30,7 @@
 # | | |
 # |---|---|
 # | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
-# | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `data/generate/` (problems) |
+# | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `appendix/world/` (problems) |
 # | **Makes** | figures |
 # | **Costs** | a minute on two cores; the stored runs about an hour |
 
@@ -43,10 +43,17 @@
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
 import os, subprocess, sys
-found = [p for p in (sys.path[0], ".", "..", "gemma4-on-tpu") if os.path.isdir(f"{p}/tpu_time")]
-if not found:  # a notebook that was opened alone, as Colab opens it
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
-sys.path.insert(0, os.path.abspath((found or ["gemma4-on-tpu"])[0]))
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine(devices=1, always="tiny")
 
@@ -78,7 +85,7 @@ import verilog
 from appendix import rl
 from appendix import rl_runs as lab
 from helpers import gemma, style
-from verilog import scores
+from verilog import stats
 
 runs = lab.stored()
 before = runs.query("arm == 'reinforce' and step == 0")
@@ -294,7 +301,7 @@ rows = []
 for arm, other in (("reinforce", "start"), ("rejection", "start"), ("more_sft", "start"),
                    ("reinforce", "rejection"), ("reinforce", "more_sft")):
     gained = np.mean([passed[arm, seed] - passed[other, seed] for seed in (1, 2, 3)], axis=0) / 7
-    rows.append((arm, other, *scores.interval(gained), scores.sign_flip_p(gained)))
+    rows.append((arm, other, *stats.interval(gained), stats.sign_flip_p(gained)))
 pd.DataFrame(rows, columns=["arm", "against", "pass@1 gained", "low", "high", "p"]).round(3)
 
 # %% [markdown]

@@ -1,0 +1,1 @@
+"""The tiny world: module families, and what is made from them (corpus, rows, problems)."""

@@ -1,0 +1,27 @@
+"""Ask a model that's in this process: chats in, greedy answers out (00, 03, 04)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import nnx
+from jax.sharding import Mesh
+
+from helpers import chat, gemma
+
+
+def ask(model: nnx.Module, tokenizer: Any, chats: Sequence[list[dict]], limit: int, mesh: Mesh,
+        thinking: bool = False) -> list[str]:
+    """Greedy answers (always the likeliest token) to chats, as text.
+
+    Args:
+      model: a Tunix Gemma 4, with or without adapters.
+      tokenizer: from `chat.load_tokenizer`.
+      chats: lists of messages, each ending with the user's.
+      limit: tokens of an answer at most.
+      mesh: that the model lives on.
+      thinking: as in `chat.prompt_ids`.
+    """
+    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
+    prompts = [chat.prompt_ids(tokenizer, messages, thinking) for messages in chats]
+    answers = gemma.greedy(model, prompts, limit, stops, mesh)
+    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]

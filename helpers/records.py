@@ -1,0 +1,288 @@
+"""The files that travel between pages, as records: what 02, 03 and 04 leave for later pages.
+
+A record is read with `load`, which checks it, and written with `save`. On disk it's a JSON object
+that people can read, with the same names. Standard library only: 05, 06 and 07 read it, too.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from helpers.run import UserError, require, run_dir, write_json
+
+# ── What all records can do ──
+
+
+@dataclass(frozen=True)
+class Record:
+    """One JSON file of the run directory.
+
+    A field with a default is one that older files lack, so it's optional, and it's written only
+    where it says something else than the default. Names in a file that no field has are left alone.
+    """
+
+    PLACE: ClassVar[tuple[str, ...]]  # below the run directory
+    PAGE: ClassVar[str]               # that writes it
+
+    @classmethod
+    def load(cls, where: str | Path | None = None) -> Self:
+        """Read a record and check it.
+
+        Args:
+          where: the file, or the run directory that holds it; None is the run directory at hand.
+
+        Raises:
+          UserError: the file is missing or damaged, a field is missing, or it has another type.
+            The text names the file, the field and the page that writes the file again.
+        """
+        path = Path(where) if where else run_dir()
+        if where is None or path.is_dir():
+            path = path.joinpath(*cls.PLACE)
+        require(path, cls.PAGE)
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError, IsADirectoryError) as error:
+            raise _refusal(path, f"is not valid JSON ({error})", cls.PAGE) from error
+        return cls.from_json(value, path)
+
+    @classmethod
+    def load_if_whole(cls, where: str | Path | None = None) -> Self | None:
+        """As `load`, for the page that writes the file: None where it's missing or damaged."""
+        try:
+            return cls.load(where)
+        except UserError:
+            return None
+
+    @classmethod
+    def from_json(cls, value: Any, source: str | Path, page: str = "") -> Self:
+        """A record from what JSON gave.
+
+        Args:
+          value: an object, as a dict.
+          source: names the file in an error.
+          page: that writes the file, if it isn't the record's own.
+
+        Raises:
+          UserError: as for `load`.
+        """
+        page = page or cls.PAGE
+        if not isinstance(value, dict):
+            raise _refusal(source, f"holds {_shown(value)} instead of an object with fields", page)
+        kinds = typing.get_type_hints(cls)
+        given = {}
+        for field in dataclasses.fields(cls):
+            if field.name in value:
+                given[field.name] = _checked(
+                    field.name, value[field.name], kinds[field.name], source, page)
+            elif field.default is dataclasses.MISSING:
+                raise _refusal(source, f"has no {field.name!r}", page)
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON holds it, names in the order of the fields."""
+        written = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                written[field.name] = value.to_json() if isinstance(value, Record) else value
+        return written
+
+    def save(self, where: str | Path | None = None) -> None:
+        """Write the record to a file, or to its place below the run directory at hand.
+
+        Raises:
+          TypeError: a field has a value of another type than it says; that's a bug of ours.
+        """
+        kinds = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), kinds[field.name]
+            if not _fits(value, kind):
+                raise TypeError(f"{type(self).__name__}.{field.name} is {_shown(value)}, which "
+                                f"should be {_named(kind)}")
+        write_json(where or run_dir(*self.PLACE), self.to_json())
+
+
+def _refusal(source: str | Path, what: str, page: str) -> UserError:
+    return UserError(f"{source} {what}. It's damaged, or from another version of this "
+                     f"repository. Run {page} again, which writes it.")
+
+
+def _checked(name: str, value: Any, kind: Any, source: str | Path, page: str) -> Any:
+    """The value of a field: a record where the field is one, else the value itself."""
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return kind.from_json(value, f"{source}, {name!r},", page)
+    if not _fits(value, kind):
+        what = f"has {_shown(value)} as {name!r}, which should be {_named(kind)}"
+        raise _refusal(source, what, page)
+    return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value has the type of an annotation: a plain class, a union, `list` or `dict`."""
+    if kind is Any:
+        return True
+    if isinstance(kind, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(kind))
+    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is float:  # JSON has no type of its own for whole numbers
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if origin is int:  # in Python, True is an int
+        return isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, origin):
+        return False
+    if origin is dict and parts:
+        return all(_fits(key, parts[0]) and _fits(item, parts[1]) for key, item in value.items())
+    if origin is list and parts:
+        return all(_fits(item, parts[0]) for item in value)
+    return True
+
+
+WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false",
+         dict: "an object", list: "a list", type(None): "null"}
+
+
+def _named(kind: Any) -> str:
+    """An annotation in words."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(_named(part) for part in typing.get_args(kind))
+    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if parts and parts[-1] is not Any:
+        return f"{WORDS[origin]} of which each value is {_named(parts[-1])}"
+    return WORDS.get(origin, origin.__name__)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ── What the pages leave ──
+
+
+class _AskedAs:
+    """How a chat begins that's asked as the training chats were."""
+
+    system: str | None
+    reasoning: str
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the model thinks before it answers, as its training answers did."""
+        return self.reasoning == "kept"
+
+    @property
+    def system_messages(self) -> list[dict[str, str]]:
+        """The system message that opens a chat, in a list; an empty list without one."""
+        if not self.system:
+            return []
+        return [{"role": "system", "content": self.system}]
+
+
+@dataclass(frozen=True)
+class DataMeta(_AskedAs, Record):
+    """`data/meta.json`: 02's settings, and what it made with them."""
+
+    PLACE: ClassVar = ("data", "meta.json")
+    PAGE: ClassVar = "02_data.py"
+
+    source: str
+    system: str | None       # the message that opens every chat
+    base: str
+    rows: int                # at most so many were read
+    max_tokens: int
+    sequence_length: int     # T, tokens of a packed row
+    reasoning: str           # "stripped" or "kept"
+    validation: float        # share that's held out
+    evaluation: str          # folder of the problems that mustn't be in the data; "" for none
+    seed: int
+    size: str
+    rows_in: int
+    rows_kept: int
+    dropped: dict[str, int]  # rows by the reason why they were left out
+    tokens: int              # in the training rows, without padding
+    fill: float              # share of the rows' places that aren't padding
+    trained_tokens: int
+    examples_per_row: float
+    template_sha256: str
+    tokenizer: str
+    base_model: str          # its name
+    base_path: str           # where it's fetched from
+    train_examples: int
+    val_examples: int
+    train_rows: int
+    val_rows: int
+    files: dict[str, str]    # SHA-256 by the path below data/
+    data_sha256: str         # of all of them
+
+
+@dataclass(frozen=True)
+class Recipe(_AskedAs, Record):
+    """`train/recipe.json`: what decided the training, and what came out of it."""
+
+    PLACE: ClassVar = ("train", "recipe.json")
+    PAGE: ClassVar = "03_train.py"
+
+    optimizer: str
+    rank: int
+    alpha: float
+    targets: str              # pattern of the modules that have adapters
+    learning_rate: float
+    warmup_steps: int
+    weight_decay: float
+    max_grad_norm: float
+    dtype: str                # of the arithmetic
+    seed: int
+    base_model: str           # its name
+    base_sha256: str          # `weights.fingerprint` of its folder
+    steps: int                # of the schedule
+    rows_per_step: int
+    data_sha256: str
+    template_sha256: str
+    size: str
+    base_path: str
+    adapter_dtype: str
+    n_modules: int            # that have adapters
+    trainable_parameters: int
+    partial: bool             # whether modules were left out on purpose
+    mesh: dict[str, int]
+    checkpoints: str          # gs://..., or a path below the run directory
+    final_step: int
+    epochs: float
+    system: str | None
+    reasoning: str
+    val_loss_before: float
+    val_loss_after: float
+    examples_per_step: float
+    adapter_sha256: str = ""  # `weights.adapters_digest` of the final adapters
+
+    @property
+    def scale(self) -> float:
+        """What A · B is multiplied with."""
+        return self.alpha / self.rank
+
+    def asked_otherwise(self, data: DataMeta) -> list[str]:
+        """The names of what decides a prompt and has changed in the data since the training."""
+        decides = ("system", "reasoning", "template_sha256")
+        return [name for name in decides if getattr(data, name) != getattr(self, name)]
+
+
+@dataclass(frozen=True)
+class Merge(Record):
+    """`merge.json`: what 04 merged, from what, and the SHA-256 of every file."""
+
+    PLACE: ClassVar = ("merge.json",)
+    PAGE: ClassVar = "04_merge.py"
+
+    inputs: dict[str, Any]        # step and hashes; equal inputs give equal files
+    step: int
+    scale: float
+    base: str                     # the folder that was merged into
+    recipe: Recipe
+    files: dict[str, str]         # SHA-256 by the path below merged/
+    adapter_files: dict[str, str]  # below adapter/
+    norms: list[dict[str, Any]]   # of the deltas, a row for each matrix
+    adapter_base: str = ""        # where the adapter is served on another base than the recipe's

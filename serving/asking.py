@@ -1,0 +1,194 @@
+"""Questions to a recorded server over HTTP, and what it counts. No question goes through a
+proxy."""
+
+import collections
+import contextlib
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving import environment
+from serving.records import ServerRecord
+from tables.errors import UserError
+
+if TYPE_CHECKING:
+    import openai
+
+Counters = collections.defaultdict[Any, Any]  # by a metric's name, or (name, position)
+
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+TOKEN_TIME = "vllm:inter_token_latency_seconds"  # a histogram, on the server's own clock
+
+
+# -- HTTP ------------------------------------------------------------------------------------------
+
+def _direct() -> urllib.request.OpenerDirector:
+    """An opener that asks the server itself, whatever HTTP_PROXY says."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _headers(record: ServerRecord) -> dict[str, str]:
+    headers = {"Content-Type": "application/json"}
+    if key := environment.api_key(record.environment):
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
+
+
+def _message_of(answer: str) -> str:
+    """The server's own words in the body of a refusal, or the body."""
+    with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
+        return str(json.loads(answer)["error"]["message"])
+    return answer
+
+
+def request(record: ServerRecord, path: str, payload: object = None, timeout: float = 60.0) -> str:
+    """The server's answer to a GET (or, with `payload`, a POST of JSON), as text.
+
+    Args:
+      timeout: seconds.
+
+    Raises:
+      UserError: no server answers, or it refuses; its own message is repeated.
+    """
+    data = None if payload is None else json.dumps(payload).encode()
+    question = urllib.request.Request(record.base_url + path, data, _headers(record))
+    try:
+        with _direct().open(question, timeout=timeout) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        body = error.read().decode(errors="replace")
+        told = environment.without_secrets(_message_of(body))
+        raise UserError(f"{path}: HTTP {error.code}: {told[:300]}") from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"no server answers at {record.base_url} ({reason}). Run 05_serve_vllm.") from error
+
+
+def post(record: ServerRecord, path: str, payload: object, timeout: float = 600.0) -> Any:
+    """`request` with a payload, its answer decoded from JSON."""
+    return json.loads(request(record, path, payload, timeout))
+
+
+def healthy(record: ServerRecord) -> bool:
+    """Whether the server answers its health check."""
+    with contextlib.suppress(UserError):
+        request(record, "/health", timeout=5.0)
+        return True
+    return False
+
+
+def openai_client(record: ServerRecord) -> "openai.OpenAI":
+    """OpenAI's own client for this server: no proxy, no second try, and a key if the server asks
+    for one."""
+    import openai  # a second to import, and a sweep doesn't need it
+    return openai.OpenAI(
+        base_url=f"{record.base_url}/v1",
+        api_key=environment.api_key(record.environment) or "unused",
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(trust_env=False))
+
+
+def template_arguments(thinking: bool) -> dict:
+    """What a chat request has to hold so that the template renders prompts with or without
+    thinking."""
+    return {"chat_template_kwargs": {"enable_thinking": thinking}}
+
+
+def chat_request(text: str, system: str, thinking: bool, **more: object) -> dict:
+    """Arguments for OpenAI's `chat.completions.create`: one question, answered greedily.
+
+    Args:
+      system: the system message; "" for none.
+      thinking: whether the model may fill its thought channel first.
+      more: further arguments, such as `model` and `max_tokens`.
+    """
+    messages = [{"role": "user", "content": text.strip()}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    request = {"messages": messages, "temperature": 0}
+    request["extra_body"] = template_arguments(thinking)
+    return request | more
+
+
+# -- What it counts --------------------------------------------------------------------------------
+
+def counters(record: ServerRecord) -> Counters:
+    """The server's metrics: name -> sum over its labels, and (name, position) -> sum per draft
+    token.
+
+    Prometheus' names: a counter ends in `_total`. "cache" has the labels of vLLM's
+    cache_config_info.
+    """
+    found: Counters = collections.defaultdict(float)
+    for family in text_string_to_metric_families(request(record, "/metrics")):
+        for sample in family.samples:
+            found[sample.name] += sample.value
+            if "position" in sample.labels:
+                position = int(sample.labels["position"])
+                found[sample.name, position] += sample.value
+            if sample.name == "vllm:cache_config_info":
+                found["cache"] = sample.labels
+    return found
+
+
+def acceptance(before: Counters, after: Counters) -> dict | None:
+    """What speculation gained between two answers of `counters`.
+
+    Returns:
+      {"drafts": ..., "by position": share of drafts whose token at this position was accepted,
+      "tokens per step": accepted tokens and the one that every step gives}, or None without a
+      draft.
+    """
+    drafts = after[DRAFTS] - before[DRAFTS]
+    accepted = after[ACCEPTED] - before[ACCEPTED]
+    if not drafts:
+        return None
+    positions = sorted(key for key in after if key[0] == ACCEPTED_AT)
+    shares = [(after[key] - before[key]) / drafts for key in positions]
+    return {
+        "drafts": int(drafts),
+        "by position": shares,
+        "tokens per step": 1 + accepted / drafts,
+    }
+
+
+def seconds_per_token(before: Counters, after: Counters) -> float:
+    """Seconds between two tokens of an answer on the server's own clock, on average; nan without
+    any.
+
+    Args:
+      before, after: answers of `counters`, around the requests that count.
+    """
+    tokens = after[f"{TOKEN_TIME}_count"] - before[f"{TOKEN_TIME}_count"]
+    seconds = after[f"{TOKEN_TIME}_sum"] - before[f"{TOKEN_TIME}_sum"]
+    return seconds / tokens if tokens else float("nan")
+
+
+def wait_idle(record: ServerRecord, patience: float = 60.0) -> Counters:
+    """The counters of the server, once no request runs or waits there.
+
+    Args:
+      patience: seconds.
+
+    Raises:
+      UserError: some requests stay.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        found = counters(record)
+        running = int(found["vllm:num_requests_running"])
+        waiting = int(found["vllm:num_requests_waiting"])
+        if not running and not waiting:
+            return found
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"the server is not idle: {running} requests run and {waiting} wait after "
+                f"{patience:.0f} s. Another client uses it: end that, then run this again.")
+        time.sleep(0.2)

@@ -1,0 +1,281 @@
+"""The command that serves: one function per engine, over arguments that all engines share."""
+
+import glob
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from serving import environment
+from serving.options import IMAGES, RANKS, Options, adapter_rank
+from tables.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent  # every command runs here
+CONTAINER = "gemma4-vllm"  # `start` adds a mark of its folder: two run directories do not meet
+VENV = ROOT / ".venv-serve" / "bin"  # `./setup.sh serve`
+TPU_VENV = ROOT / ".venv-serve-tpu" / "bin"  # `./setup.sh serve-tpu`
+LAUNCHER = ROOT / "serving" / "vllm_cpu.py"
+LINKS = "runs/.served"  # below ROOT: links to folders whose own names vLLM cannot take
+TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
+QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
+
+
+class Parts(NamedTuple):
+    """What a process is started with."""
+
+    settings: list[str]  # variables of its environment, as in `Options.environment`
+    words: list[str]
+
+
+class Folders(NamedTuple):
+    """Where the process finds what it serves; "" for what there is none of."""
+
+    model: str
+    adapter: str
+    drafter: str
+
+
+# -- Names for folders -----------------------------------------------------------------------------
+
+def _mark(folder: str | Path) -> str:
+    """Eight letters that this folder alone has."""
+    place = str(Path(folder).resolve())
+    return hashlib.sha256(place.encode()).hexdigest()[:8]
+
+
+def container_of(folder: str | Path) -> str:
+    """The name of the container of a server's folder."""
+    return f"{CONTAINER}-{_mark(folder)}"
+
+
+def plain_name(folder: str) -> str:
+    """A name of this folder that `glob` takes literally: itself, or a link below `LINKS`.
+
+    vLLM finds weights by `glob.glob(folder + "/*.safetensors")` (`model_loader/default_loader.py`),
+    and in a folder called `run[1]` it finds none. The link is relative: commands run in `ROOT`.
+    """
+    if glob.escape(folder) == folder:
+        return folder
+    return f"{LINKS}/{_mark(folder)}"
+
+
+def link_plain_names(options: Options) -> None:
+    """Make the links that `plain_name` speaks of, for the folders of these options."""
+    for folder in folders_of(options):
+        name = plain_name(folder)
+        if name == folder:
+            continue
+        link = ROOT / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(folder).resolve())
+
+
+def folders_of(options: Options) -> Folders:
+    """The folders that these options serve, as they are called on this machine."""
+    drafter = "" if options.drafter == "ngram" else options.drafter
+    return Folders(options.model, options.adapter, drafter)
+
+
+# -- What every engine is told ---------------------------------------------------------------------
+
+def _shared(options: Options, folders: Folders) -> list[str]:
+    """vLLM's arguments, the same on every engine."""
+    caching = "--no-enable-prefix-caching"
+    if options.prefix_caching:
+        caching = "--enable-prefix-caching"
+    return [
+        "serve", folders.model,
+        "--served-model-name", options.name,
+        "--host", options.host,
+        "--port", str(options.port),
+        "--dtype", "bfloat16",
+        "--kv-cache-dtype", options.kv_cache_dtype,
+        "--max-model-len", str(options.max_model_len),
+        "--max-num-batched-tokens", str(options.max_num_batched_tokens),
+        "--tensor-parallel-size", str(options.tensor_parallel),
+        "--data-parallel-size", str(options.data_parallel),
+        caching,
+        "--disable-uvicorn-access-log",
+        *_quantization(options),
+        *_speculation(options, folders.drafter),
+        *_adapter(options, folders.adapter),
+    ]
+
+
+def _quantization(options: Options) -> list[str]:
+    engine, quantization = options.engine, options.quantization
+    if not quantization:
+        return []
+    if engine.startswith("tpu") and quantization in QWIX:  # quantised after it has been loaded
+        qtype = QWIX[quantization]
+        rule = {"module_path": ".*", "weight_qtype": qtype, "act_qtype": qtype}
+        config = {"quantization": {"qwix": {"rules": [rule]}}}
+        return ["--additional-config", json.dumps(config)]
+    if engine == "gpu-docker" and quantization == "fp8":
+        return ["--quantization", "fp8"]
+    raise UserError(
+        f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on a TPU, "
+        "fp8 on gpu-docker.")
+
+
+def _method_of(drafter: str) -> str:
+    """vLLM's name for how this drafter proposes: "mtp" reads the model's own cache."""
+    path = Path(drafter) / "config.json"
+    kind = Path(drafter).name
+    if path.exists():
+        kind = json.loads(path.read_text())["model_type"]
+    if kind.endswith("assistant"):  # as Gemma 4's own is called
+        return "mtp"
+    return "draft_model"
+
+
+def _speculation(options: Options, served: str) -> list[str]:
+    """The drafter's arguments; `served` is its folder as the process sees it."""
+    if not options.drafter:
+        return []
+    config: dict[str, str | int]
+    if options.drafter == "ngram":
+        config = {"method": "ngram"}
+    else:
+        config = {"method": _method_of(options.drafter), "model": served}
+    config["num_speculative_tokens"] = options.draft_tokens
+    if options.drafter == "ngram":
+        config["prompt_lookup_max"] = 4
+        config["prompt_lookup_min"] = 2
+    return ["--speculative-config", json.dumps(config)]
+
+
+def _adapter(options: Options, served: str) -> list[str]:
+    """The adapter's arguments. As JSON: in vLLM's other form, NAME=FOLDER, no comma may stand."""
+    if not options.adapter:
+        return []
+    rank = adapter_rank(options.adapter)
+    fitting = [allowed for allowed in RANKS if allowed >= rank]
+    module = {"name": f"{options.name}-adapter", "path": served}
+    return ["--enable-lora",
+            "--lora-modules", json.dumps(module),
+            "--max-lora-rank", str(min(fitting))]
+
+
+# -- One function per engine -----------------------------------------------------------------------
+
+def _cpu(options: Options, container: str) -> Parts:
+    folders = Folders(*map(plain_name, folders_of(options)))
+    settings = ["VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", *options.environment]
+    program = [str(VENV / "python"), str(LAUNCHER)]
+    arguments = [*_shared(options, folders), "--enforce-eager", *options.flags]
+    return Parts(settings, program + arguments)
+
+
+def _rest(options: Options) -> list[str]:
+    """The last arguments where there is an accelerator."""
+    return ["--limit-mm-per-prompt", TEXT_ONLY, *options.flags]
+
+
+def _model_code(options: Options) -> list[str]:
+    if not options.implementation:
+        return []
+    return [f"MODEL_IMPL_TYPE={options.implementation}"]
+
+
+def _tpu(options: Options, container: str) -> Parts:
+    folders = Folders(*map(plain_name, folders_of(options)))
+    settings = ["HF_HUB_OFFLINE=1", *_model_code(options), *options.environment]
+    program = [str(TPU_VENV / "vllm")]
+    return Parts(settings, program + _shared(options, folders) + _rest(options))
+
+
+def _mount(source: str, target: str) -> list[str]:
+    """A folder of this machine, read-only in the container.
+
+    `-v SOURCE:TARGET` ends the source at its first colon. The fields of `--mount` are those of a
+    line of CSV, which may hold everything once they are quoted.
+    """
+    field = f"source={Path(source).resolve()}"
+    if "," in field or '"' in field:
+        field = '"' + field.replace('"', '""') + '"'
+    return ["--mount", f"type=bind,{field},target={target},readonly"]
+
+
+def _docker(options: Options, container: str, more: list[str], volumes: list[str],
+            devices: list[str]) -> Parts:
+    """A container of either kind.
+
+    Args:
+      more: further variables, as in `Options.environment`.
+      volumes: Docker's arguments for what is neither model, adapter nor drafter.
+      devices: those that hand the accelerator in.
+    """
+    inside = Folders("/model", "/adapter", "/drafter")
+    variables = ["HF_HUB_OFFLINE=1", "VLLM_ENGINE_READY_TIMEOUT_S=3600"]
+    words = ["docker", "run", "--rm",
+             "--name", container,
+             "--network", "host",
+             "--shm-size", "16g"]
+    for source, target in zip(folders_of(options), inside, strict=True):
+        if source:
+            words += _mount(source, target)
+    words += volumes
+    for variable in [*variables, *options.environment, *more]:
+        words += ["-e", variable]
+    words += [*devices, "--entrypoint", "vllm", options.image or IMAGES[options.engine]]
+    words += _shared(options, inside) + _rest(options)
+    from_shell = [name for name in options.environment if "=" not in name]
+    return Parts(from_shell, words)
+
+
+def _tpu_docker(options: Options, container: str) -> Parts:
+    more = ["VLLM_XLA_CACHE_PATH=/xla_cache", *_model_code(options)]
+    cache = ["-v", "vllm-xla-cache:/xla_cache"]
+    return _docker(options, container, more, cache, ["--privileged"])
+
+
+def _gpu_docker(options: Options, container: str) -> Parts:
+    return _docker(options, container, [], [], ["--gpus", "all"])
+
+
+ENGINES: dict[str, Callable[[Options, str], Parts]] = {
+    "cpu": _cpu, "tpu": _tpu, "tpu-docker": _tpu_docker, "gpu-docker": _gpu_docker}
+
+
+def parts(options: Options, container: str = CONTAINER) -> Parts:
+    """What serves these options: settings of the environment, and the words of the command.
+
+    Args:
+      container: Docker's name for it.
+
+    Raises:
+      UserError: a quantisation that the engine does not have, or a rank that vLLM doesn't.
+    """
+    return ENGINES[options.engine](options, container)
+
+
+def command(options: Options, container: str = CONTAINER) -> list[str]:
+    """The words to type for `parts`, with `env` first where variables go with them."""
+    settings, words = parts(options, container)
+    given = [setting for setting in settings if "=" in setting]  # the shell has the others
+    return ["env", *given, *words] if given else words
+
+
+# -- To read ---------------------------------------------------------------------------------------
+
+def shown(command: list[str]) -> str:
+    """A command as one could type it in the repository, one option per line, without secrets."""
+    text = ""
+    for word in command:
+        begins_option = re.match(r"--?[a-zA-Z]", word)
+        between = " \\\n    " if begins_option and text else " "
+        plain = environment.without_secrets(word.removeprefix(f"{ROOT}/"))
+        text += between + shlex.quote(plain)
+    return text.lstrip()
+
+
+def news(command: list[str], known: list[str]) -> str:
+    """The options of a command that another one does not have, one per line."""
+    known_lines = shown(known).splitlines()
+    fresh = [line for line in shown(command).splitlines() if line not in known_lines]
+    return "\n".join(fresh)

@@ -1,0 +1,105 @@
+"""The processes of a server: which ones they are, whether its leader lives, and their end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from serving.records import ServerRecord
+from tables.errors import UserError
+
+
+def born(pid: int) -> float:
+    """Seconds from the machine's boot to a process's start; no change of the clock moves it.
+
+    Raises:
+      psutil.Error: there is no such process.
+    """
+    created = psutil.Process(pid).create_time()
+    return round(created - psutil.boot_time(), 1)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_ZOMBIE
+
+
+def _is_another(record: ServerRecord) -> bool:
+    """Whether the recorded number was given to another process since."""
+    with contextlib.suppress(psutil.Error):
+        return abs(born(record.pid) - record.born) > 0.2
+    return False
+
+
+def leads(record: ServerRecord) -> bool:
+    """Whether the leader of a recorded server lives, the process that answers its requests.
+
+    What it leaves behind when it dies, such as Python's resource tracker, makes no living server.
+    """
+    if _is_another(record):
+        return False
+    with contextlib.suppress(psutil.Error):
+        return not _has_ended(psutil.Process(record.pid))
+    return False
+
+
+def _where(belongs: Callable[[int], bool]) -> list[int]:
+    """Numbers of the live processes of which `belongs` is true."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if belongs(process.pid) and not _has_ended(process):
+                found.append(process.pid)
+    return found
+
+
+def members(record: ServerRecord) -> list[int]:
+    """Live processes of a recorded server: it leads a process group, which its workers stay in."""
+    if _is_another(record):
+        return []
+    return _where(lambda pid: os.getpgid(pid) == record.pid)
+
+
+def speakers(log: Path) -> list[int]:
+    """Live processes whose output is this log: the server of a folder that lost its record."""
+    place = str(log.resolve())
+    return _where(lambda pid: os.readlink(f"/proc/{pid}/fd/1") == place)
+
+
+def _reap(pids: list[int]) -> None:
+    """Let children of ours that have ended disappear."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def end(living: Callable[[], list[int]], patience: float) -> None:
+    """End processes: SIGTERM, and after `patience` seconds SIGKILL.
+
+    Args:
+      living: gives the numbers of those that still run.
+
+    Raises:
+      UserError: some do not end.
+    """
+    for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+        pids = living()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sign)
+        deadline = time.monotonic() + seconds
+        while living() and time.monotonic() < deadline:
+            _reap(pids)
+            time.sleep(0.1)
+    if left := living():
+        numbers = " ".join(map(str, left))
+        raise UserError(f"the server did not end; run: kill -9 {numbers}")
+
+
+def remove_container(container: str) -> None:
+    """End and remove a container, if there is one of this name."""
+    subprocess.run(["docker", "rm", "-f", container], capture_output=True)

@@ -1,0 +1,317 @@
+"""What measurements say: their record, what was delivered, the knee, and which of them are
+noise."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pandas as pd
+
+from serving.records import write_json
+
+INF = math.inf
+KEPT = 0.9        # of a rate: a server that delivers this much keeps up
+CONTRADICTED = 0.8  # of what the server has shown that it can: who delivers less was disturbed
+APART = 0.2       # of the median: repeats of a rate that lie further from each other are noise
+FALLS = 1.5       # a wait that shrinks by this much while the load grows is noise
+KINDS = ("ttft", "tpot", "itl", "e2el")  # vLLM's names for its times
+PERCENTILES = (50, 90, 99)
+PER_REQUEST = ("start_times", "ttfts", "latencies", "output_lens", "errors")
+
+Regime = tuple[int, int]  # tokens of a prompt, and of an answer
+Slo = Sequence[float]     # milliseconds to the first token, and per further token
+
+
+@dataclass(frozen=True)
+class Series:
+    """What we add to vLLM's numbers: what was measured, and what the server counted meanwhile."""
+
+    made_by: dict          # what it belongs to: server and load
+    input_len: int         # tokens of a prompt
+    output_len: int        # tokens of an answer
+    repeat: int | str      # a number, or a word for a measurement beside the repeats
+    speculation: dict | None  # of `asking.acceptance`
+    cached_tokens: float   # prompt tokens that came from the prefix cache
+
+    @property
+    def regime(self) -> Regime:
+        """What the measurement is of."""
+        return self.input_len, self.output_len
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement: what `vllm bench serve` saved, and the `Series` that it belongs to.
+
+    Lists have one entry per request, times are in seconds. A request that failed has an error text.
+    """
+
+    raw: dict               # all that vLLM saved, and the series: the content of the file
+    series: Series
+    rate: float             # requests per second that were offered; inf: all at once
+    completed: int
+    failed: int
+    duration: float
+    start_times: list[float]
+    ttfts: list[float]
+    latencies: list[float]
+    output_lens: list[int]
+    errors: list[str]
+
+    @classmethod
+    def of(cls, raw: Any) -> Self:
+        """The measurement that this content of a file is.
+
+        Raises:
+          ValueError: it is none.
+        """
+        try:
+            series = Series(**raw["series"])
+            lists = {name: raw[name] for name in PER_REQUEST}
+            counts = {len(values) for values in lists.values()}
+            found = cls(
+                raw=raw, series=series, rate=float(raw["request_rate"]),
+                completed=int(raw["completed"]), failed=int(raw["failed"]),
+                duration=float(raw["duration"]), **lists)
+            for name in ("num_prompts", "total_input_tokens", "total_output_tokens"):
+                int(raw[name])
+            for kind in KINDS:
+                for p in PERCENTILES:
+                    found.percentile(kind, p)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no measurement: {error!r}") from error
+        if len(counts) != 1 or found.completed < 1:
+            raise ValueError(f"no measurement: {found.completed} answers in lists of {counts}")
+        return found
+
+    @classmethod
+    def load(cls, path: Path, made_by: dict) -> Self | None:
+        """The kept measurement of a file; None if there is none, or it belongs to something else.
+
+        A damaged file counts as none, with a line that says so: it is measured again.
+        """
+        if not path.exists():
+            return None
+        try:
+            found = cls.of(json.loads(path.read_bytes()))
+        except (ValueError, RecursionError):
+            print(f"{path} is damaged, so it's measured again")
+            return None
+        return found if found.series.made_by == made_by else None
+
+    def save(self, path: Path) -> None:
+        """Keep it in a file, whole or not at all.
+
+        Raises:
+          UserError: the file cannot be written.
+        """
+        write_json(path, self.raw, indent=None)
+
+    def percentile(self, kind: str, p: int) -> float:
+        """vLLM's own percentile in milliseconds, of "ttft", "tpot", "itl" or "e2el"."""
+        return float(self.raw[f"p{p}_{kind}_ms"])
+
+    def shortest_latency(self) -> float:
+        """Seconds of the request that was answered fastest."""
+        pairs = zip(self.latencies, self.errors, strict=True)
+        return min(latency for latency, error in pairs if not error)
+
+    def answered(self) -> pd.DataFrame:
+        """One row per completed request: start, ttft, latency (seconds), tokens."""
+        table = pd.DataFrame({
+            "start": self.start_times,
+            "ttft": self.ttfts,
+            "latency": self.latencies,
+            "tokens": self.output_lens,
+        })
+        fine = [not error for error in self.errors]
+        return table[fine].reset_index(drop=True)
+
+
+def delivered_rate(measurement: Measurement, lone: float) -> float:
+    """Completed requests per second, corrected for both ends of the run.
+
+    A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
+    the shortest latency of a request that was seen, while nothing arrives any more. Those seconds
+    are no time of load. A server with a queue is busy to the end, and the more so the less of the
+    run saw arrivals: `lone` counts by that share.
+
+    At the start it is the other way round. The client waits one random gap before its first
+    request too, so n requests take n gaps, and who keeps up needs all of them. A server with a
+    queue was only kept from its work: the first gap, the `lead`, is taken out for it.
+
+    It errs on the low side, by up to a fifth near the limit of a run that is a few latencies long
+    (simulated in the tests), and never says more than the server can do.
+    """
+    first = min(measurement.start_times)
+    last = max(measurement.start_times)
+    pairs = zip(measurement.start_times, measurement.latencies, strict=True)
+    end = max(start + latency for start, latency in pairs)
+    lead = max(0.0, measurement.duration - (end - first))
+    loaded = max(measurement.duration - lead - lone, 1e-9)
+    share = min(1.0, (last - first) / loaded)
+    idle = lone * share + lead * (1 - share)
+    return measurement.completed / (measurement.duration - idle)
+
+
+def share_kept(measurement: Measurement, slo: Slo) -> float:
+    """Share of the completed requests whose times kept the objective (TTFT and TPOT, in ms).
+
+    A client short of CPU reads tokens late, and several at once: TTFT is then too long, TPOT too
+    short. Who passes all the same had the last token no later than the objective promises it.
+    """
+    longest_ttft, longest_tpot = slo
+    requests = zip(measurement.ttfts, measurement.latencies, measurement.output_lens,
+                   measurement.errors, strict=True)
+    answered = kept = 0
+    for ttft, latency, tokens, error in requests:
+        if error:
+            continue
+        answered += 1
+        tpot = (latency - ttft) / max(tokens - 1, 1)
+        if 1e3 * ttft <= longest_ttft and 1e3 * tpot <= longest_tpot:
+            kept += 1
+    return kept / answered
+
+
+def _row(measurement: Measurement, lone: float, slo: Slo) -> dict:
+    """One row of results.csv; see `rows`."""
+    series, raw = measurement.series, measurement.raw
+    delivered = delivered_rate(measurement, lone)
+    row: dict[str, Any] = {
+        "input_len": series.input_len,
+        "output_len": series.output_len,
+        "rate": measurement.rate,
+        "repeat": series.repeat,
+        "requests": raw["num_prompts"],
+        "failed": measurement.failed,
+        "delivered_rps": delivered,
+    }
+    for kind in KINDS:
+        for p in PERCENTILES:
+            row[f"{kind}_p{p}_ms"] = measurement.percentile(kind, p)
+    row["goodput_rps"] = delivered * share_kept(measurement, slo)
+    row["in_flight"] = sum(measurement.latencies) / measurement.duration
+    row["output_tok_s"] = delivered * raw["total_output_tokens"] / measurement.completed
+    row["cached_tokens"] = series.cached_tokens
+    return row
+
+
+def rows(measurements: Sequence[Measurement], slo: Slo,
+         dollars_per_hour: float = math.nan) -> pd.DataFrame:
+    """results.csv, a row per measurement: what was delivered, latencies in ms, goodput and cost.
+
+    Args:
+      slo: as in `load.Load`.
+      dollars_per_hour: of all chips; nan where nobody has a price.
+    """
+    shortest: dict[Regime, float] = {}
+    for measurement in measurements:
+        regime = measurement.series.regime
+        latency = measurement.shortest_latency()
+        shortest[regime] = min(latency, shortest.get(regime, INF))
+    table = []
+    for measurement in measurements:
+        lone = shortest[measurement.series.regime]
+        if measurement.rate == INF:
+            lone = 0.0  # a burst keeps the server busy to its end
+        table.append(_row(measurement, lone, slo))
+    frame = pd.DataFrame(table)
+    frame["dollars_per_hour"] = dollars_per_hour
+    frame["hours_per_million_output"] = 1e6 / frame.output_tok_s / 3600
+    frame["usd_per_million_output"] = frame.hours_per_million_output * dollars_per_hour
+    return frame
+
+
+# -- The knee, and what is noise -------------------------------------------------------------------
+
+def kept_up(part: pd.DataFrame) -> tuple[float, float]:
+    """The knee of one regime: (last rate that was kept up with, the next one that was seen).
+
+    Kept up with: in the middle of its repeats at least 90 % of the rate, and of every smaller one,
+    was delivered, and it is no more than the most that was ever delivered: a rate 8 % above the
+    limit is delivered to 92 %, and its queue grows for ever.
+
+    The last is 0 if even the smallest was too much; the next is at most inf, all at once.
+
+    Args:
+      part: the rows of one regime, of `rows`.
+    """
+    middle = part.groupby("rate").delivered_rps.median()
+    most = 1.02 * part.delivered_rps.max()
+    last = 0.0
+    for rate, delivered in middle.items():  # ascending
+        if delivered < KEPT * rate or rate > most:
+            return last, rate
+        last = rate
+    return last, INF
+
+
+def within(part: pd.DataFrame) -> pd.Series:
+    """By rate of one regime: True up to the knee where, in the middle of the repeats, nine requests
+    in ten kept the objective.
+
+    A request counts only if its TTFT *and* its TPOT were within it: two p90s that are each within
+    it may leave out 20 % of the requests.
+    """
+    knee, _ = kept_up(part)
+    kept = part.goodput_rps / part.delivered_rps
+    share = kept.groupby(part.rate).median()
+    return (share >= KEPT) & (share.index <= knee)
+
+
+def is_overloaded(rate: float, delivered: float) -> bool:
+    """Whether a measurement delivered too little of its rate: a queue grew, or noise took time."""
+    return delivered < KEPT * rate
+
+
+def is_contradicted(rate: float, delivered: float, part: pd.DataFrame) -> bool:
+    """Whether the server delivered far less than it can, so that something disturbed it.
+
+    It was shown to deliver `most` in the middle of the repeats of some rate. Offered as much or
+    more, a server is busy all the time, and delivers that again; offered less, it delivers what is
+    offered.
+    """
+    middle = part.groupby("rate").delivered_rps.median()
+    expected = min(rate, middle.max())
+    return delivered < CONTRADICTED * expected
+
+
+def noisy(part: pd.DataFrame) -> list[float]:
+    """The rates of one regime whose measurements contradict each other, or those of another rate.
+
+    Three things cannot be, on a machine that serves and does nothing else: a server that delivers
+    less than it has shown that it can (`is_contradicted`); repeats of a rate it keeps up with that
+    lie more than a fifth apart; and a wait for the first token that falls while the load grows.
+    """
+    found = set()
+    last, _ = kept_up(part)
+    delivered = part.groupby("rate").delivered_rps.agg(["median", "min", "max"])
+    for rate, row in delivered.iterrows():
+        apart = (row["max"] - row["min"]) / row["median"]
+        if rate <= last and apart > APART:
+            found.add(rate)
+        if is_contradicted(rate, row["median"], part):
+            found.add(rate)
+    below = part[part.rate <= last]
+    waits = below.groupby("rate").ttft_p90_ms.median()
+    for slower, faster in zip(waits.index, waits.index[1:], strict=False):
+        if waits[slower] > FALLS * waits[faster]:
+            found.add(slower)
+    return sorted(found)
+
+
+def states(part: pd.DataFrame) -> dict[float, str]:
+    """What each rate of one regime is, in words: "kept up", "overloaded", and whether it is
+    noisy."""
+    last, _ = kept_up(part)
+    doubtful = noisy(part)
+    found = {}
+    for rate in sorted(set(part.rate)):
+        found[rate] = "kept up" if rate <= last else "overloaded"
+        if rate in doubtful:
+            found[rate] += ", noisy"
+    return found

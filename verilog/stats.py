@@ -1,0 +1,95 @@
+"""Statistics of scores on the same problems: how sure is a mean, and is a difference chance?"""
+
+import math
+from typing import TypedDict
+
+import numpy as np
+import scipy.stats
+from numpy.typing import ArrayLike, NDArray
+
+Interval = tuple[float, float, float]  # mean, low, high
+
+
+class Comparison(TypedDict):
+    """Two models on the same problems."""
+
+    first: Interval
+    second: Interval
+    difference: Interval  # second minus first
+    p: float              # of `sign_flip_p`
+    values: NDArray[np.float64]  # the differences, one a problem
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased pass@k for a problem with c passing answers of n."""
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def score(values: ArrayLike) -> Interval:
+    """`interval` of scores from 0 to 1; Clopper and Pearson's exact one where all are 0, or all 1.
+
+    With 0 of n passing, a true share above 1 - 0.025**(1/n), about 3.7/n, would give that less than
+    once in forty times. (The *rule of three*, 3/n, is the bound of a one-sided 95 %.)
+    """
+    mean, low, high = interval(values)
+    if low == high and mean in (0.0, 1.0):
+        n = np.size(values)
+        exact = scipy.stats.binomtest(int(mean * n), n).proportion_ci()
+        low = float(exact.low)
+        high = float(exact.high)
+    return mean, low, high
+
+
+def compare(first: ArrayLike, second: ArrayLike) -> Comparison:
+    """Two models on the same problems.
+
+    Args:
+      first, second: their scores, one a problem, in the same order.
+    """
+    before = np.asarray(first, float)
+    differences = np.asarray(second, float) - before
+    return {
+        "first": score(first),
+        "second": score(second),
+        "difference": interval(differences),
+        "p": sign_flip_p(differences),
+        "values": differences}
+
+
+def interval(values: ArrayLike, draws: int = 10_000, seed: int = 0) -> Interval:
+    """Mean over problems and its 95 % bootstrap interval.
+
+    Problems are drawn again with replacement, `draws` times (`scipy.stats.bootstrap`, percentile).
+    Where all values are equal there is nothing to vary, and the interval is a point.
+    """
+    values = np.asarray(values, float)
+    mean = float(values.mean())
+    if len(values) == 1:  # scipy wants two
+        return mean, mean, mean
+    drawn = scipy.stats.bootstrap(
+        (values,), np.mean, n_resamples=draws, batch=1_000, method="percentile",
+        rng=np.random.default_rng(seed))
+    bounds = drawn.confidence_interval
+    return mean, float(bounds.low), float(bounds.high)
+
+
+def sign_flip_p(differences: ArrayLike, flips: int = 100_000) -> float:
+    """Two-sided p-value of a paired sign-flip test (`scipy.stats.permutation_test`).
+
+    If two models were equally good, each difference per problem could as well have had the other
+    sign. p is the share of choices of signs whose mean is at least as far from zero as the mean
+    found: of all choices up to 16 differences other than zero, of `flips` random ones beyond.
+    """
+    values = np.asarray(differences, float)
+    values = values[values != 0]
+    if len(values) < 2:  # both signs are as far from zero
+        return 1.0
+    values = values / abs(values).sum()  # then sums that differ by rounding alone are ties
+
+    def rounded_sum(x: NDArray, axis: int) -> NDArray:
+        return x.sum(axis=axis).round(9)
+
+    test = scipy.stats.permutation_test(
+        (values,), rounded_sum, permutation_type="samples", vectorized=True, n_resamples=flips,
+        batch=1_000, rng=np.random.default_rng(0))
+    return float(test.pvalue)
