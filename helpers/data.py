@@ -43,7 +43,7 @@ MORE_KEYS = {
     "assistant": (*WEIGHTS, *REASONING, "tool_calls"),
     "tool": ("tool_call_id", "name"),
 }
-NOTHING = (None, "", [], {})
+NOTHING: tuple = (None, "", [], {})
 # Who speaks, by the names that ShareGPT's files use for it.
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
 # What answers end with, and prompts hold, that were rendered before: here it's plain letters.

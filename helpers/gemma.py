@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ SAME = {
     "k_eq_v_global": "attention_k_eq_v",
     "per_layer_input_dim": "hidden_size_per_layer_input",
 }
-Array = jax.Array
+Array: TypeAlias = jax.Array
 Arrays = dict[str, Any]  # by Tunix's names
 Prompts = Sequence[Sequence[int]]  # token ids
 Cache = dict[str, jax.Array] | None  # keys `k` and values `v`

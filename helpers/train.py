@@ -426,7 +426,7 @@ def lower_step(model: nnx.Module, optimizer: optax.GradientTransformation, loss_
     columns = {}
     for field, kind in COLUMNS.items():
         columns[field] = jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
-    step = jit_train_step(model, optimizer, loss_fn, state, compiler_options(mesh))
+    step: Any = jit_train_step(model, optimizer, loss_fn, state, compiler_options(mesh))
     with mesh:
         return step.lower(state.adapters, state.opt_state, frozen, Batch(**columns))
 

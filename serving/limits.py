@@ -73,7 +73,7 @@ def machine_of(options: Options, config: dict | None = None,
     fast = ["int8"]
     if options.chip == "h100":  # fp8 is as fast there
         fast.append("fp8")
-    peak = chip.int8 if options.quantization in fast else chip.flops
+    peak = (chip.int8 or chip.flops) if options.quantization in fast else chip.flops
     price = (chip.dollars_per_hour or math.nan) * options.chips
     return Machine(
         system=name,

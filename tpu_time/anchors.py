@@ -316,10 +316,12 @@ def measure(name: str) -> dict[str, str]:
     if anchor.lower:
         devices = compiler.devices_of(TOPOLOGIES.get(anchor.slice, anchor.slice))
         program = anchor.lower(devices).compile(compiler_options=anchor.options or None)
-        chips = int(re.search(r"num_partitions=(\d+)|$", program.as_text())[1] or 1)
+        text = program.as_text()
+        partitions = re.search(r"num_partitions=(\d+)", text)
+        chips = int(partitions[1]) if partitions else 1
         mesh, _ = on(devices[:chips], (), anchor.mesh)
-        found = clock.predict(program.as_text(), grid_of(anchor.slice, mesh.devices.flat))
-        seconds = found.seconds and seconds + found.seconds
+        prediction = clock.predict(text, grid_of(anchor.slice, mesh.devices.flat))
+        seconds = seconds + prediction.clock if prediction.trusted else 0.0
     measured = anchor.milliseconds
     return {"name": name, "program": anchor.program, "slice": anchor.slice, "clock": anchor.clock,
             "measured_ms": f"{measured:.5g}",

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 from tables.errors import UserError
 from tpu_time.hlo import Program
@@ -107,10 +108,10 @@ class Pending:
 
     end: float
     opcode: str
-    about: dict  # of its events
+    about: dict[str, Any]  # of its events
 
 
-def _about(about: About) -> dict:
+def _about(about: About) -> dict[str, Any]:
     """An event's fields, from a record's."""
     return about._asdict()
 
@@ -233,7 +234,8 @@ class Clock:
         """An asynchronous copy, or a scatter on the SparseCore: what it writes, at HBM's speed."""
         seconds = record.bytes / self.where.spec.bandwidth
         start = self.take_links(seconds, ("HBM",))
-        about = {"part": "conversions", "direction": record.direction, "bytes": record.bytes}
+        about: dict[str, Any] = {
+            "part": "conversions", "direction": record.direction, "bytes": record.bytes}
         self.events.append(Event(record.name, "copy", "copies", start, seconds, count, **about))
         self.pending[record.name] = Pending(start + seconds, "copy", about)
 

@@ -99,8 +99,9 @@ def planned(lower: Callable) -> float:
                 os._exit(1)
         os.waitpid(child, 0)
         report, = folder.glob("*memory-usage-report.txt")
-        total = re.search(r"default \(color=0\)\s+Total bytes: (\d+)", report.read_text())
-    return int(total[1]) / 2**30
+        text = report.read_text()
+    total, = re.findall(r"default \(color=0\)\s+Total bytes: (\d+)", text)
+    return int(total) / 2**30
 
 
 def version() -> str:

@@ -380,8 +380,12 @@ def adapter_parameters(model: str) -> int:
 
 
 def price(kind: str, chips: int) -> float:
-    """Dollars per hour of a slice, on demand (tables/hardware.py says from where)."""
-    return chips * chip(kind).dollars_per_hour
+    """Dollars per hour of a slice, on demand (tables/hardware.py says from where).
+
+    Not a number (nan) where nobody rents that kind of chip by the hour.
+    """
+    rate = chip(kind).dollars_per_hour
+    return math.nan if rate is None else chips * rate
 
 
 def renters_rows(models: tuple[str, ...] = ("31b",),

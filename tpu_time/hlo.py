@@ -28,6 +28,18 @@ NEAR = 16  # instructions to look at for a JAX name
 DEEP = 200  # calls in a stack, at most
 
 
+def match_of(pattern: str | re.Pattern, text: str) -> re.Match:
+    """Where a pattern stands in a text that must hold it.
+
+    Raises:
+      ValueError: it doesn't, so the text is in a notation that isn't known here.
+    """
+    match = re.search(pattern, text)
+    if match is None:
+        raise ValueError(f"no {getattr(pattern, 'pattern', pattern)} in {text[:80]!r}")
+    return match
+
+
 class Array(NamedTuple):
     """One array in a shape's text."""
 
@@ -41,7 +53,7 @@ class Array(NamedTuple):
         if self.dtype in BITS:
             bits = BITS[self.dtype]
         else:
-            bits = int(re.search(r"\d+", self.dtype)[0])
+            bits = int(match_of(r"\d+", self.dtype)[0])
         return math.prod(self.sizes) * bits // 8
 
 
@@ -75,11 +87,11 @@ def written(shape: str) -> str:
     A copy has (what it writes, what it reads, a context), all others ((operands), result, context).
     """
     if not shape.startswith("(("):
-        return ARRAY.search(shape)[0]
+        return match_of(ARRAY, shape)[0]
     rest = shape[_closing(shape, 1) + 1:].lstrip(", ")
     if rest.startswith("("):
         return rest[:_closing(rest, 0) + 1]
-    return ARRAY.search(rest)[0]
+    return match_of(ARRAY, rest)[0]
 
 
 def _closing(text: str, start: int) -> int:
@@ -203,7 +215,7 @@ class Program:
                 if lines is not None and " = " in line:
                     lines.append(read_instruction(line))
             elif line.endswith("{") and line.startswith(("%", "ENTRY ")):
-                name = NAMES.search(line)[1]
+                name = match_of(NAMES, line)[1]
                 lines = self.computations[name] = []
                 if line.startswith("ENTRY "):
                     self.entry = name
@@ -441,8 +453,8 @@ def _product_flops(line: Instruction, lhs: str, rhs: str) -> int:
         inner = line.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
         contracted = [left[int(dimension)] for dimension in inner.split(",") if dimension]
         return 2 * math.prod(out) * math.prod(contracted)
-    lhs_label, rhs_label, out_label = re.search(
-        r"dim_labels=(\w+)_(\w+)->(\w+)", line.rest).groups()
+    labels = match_of(r"dim_labels=(\w+)_(\w+)->(\w+)", line.rest)
+    lhs_label, rhs_label, out_label = labels.groups()
     spatial = sum(label.isdigit() for label in rhs_label)
     count = left[lhs_label.index("b")] * right[rhs_label.index("i")] * right[rhs_label.index("o")]
     count //= int(line.attribute(r"batch_group_count=(\d+)") or 1)

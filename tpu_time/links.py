@@ -158,8 +158,10 @@ def _groups_of_mesh(text: str, chips: int) -> list[list[int]]:
 
 def _groups_of_iota(text: str) -> list[list[int]]:
     """`[4,2]<=[2,4]T(1,0)`: count up, reshape, transpose, reshape."""
-    shape, source, order = re.match(
-        r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+    match = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if match is None:
+        raise ValueError(f"groups in a notation that is not known: {text[:80]!r}")
+    shape, source, order = match.groups()
     source_sizes = _sizes(source)
     grid = np.arange(math.prod(source_sizes)).reshape(source_sizes)
     if order:
@@ -245,8 +247,12 @@ def collective_time(kind: str, size: float, groups: Sequence[Group], where: Box)
     if members < 2:
         return Transfer(0.0, ())
     rounds = 2 if kind == "all-reduce" else 1
-    reaches = [where.reach(group) for group in groups]
-    if None in reaches:
+    reaches = []
+    for group in groups:
+        reach = where.reach(group)
+        if reach is not None:
+            reaches.append(reach)
+    if len(reaches) < len(groups):
         pairs = []
         for group in groups:
             for place in range(members):

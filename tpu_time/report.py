@@ -23,7 +23,8 @@ class _Sum:
 
 def at_peak(event: Event, spec: Chip) -> float:
     """Seconds of an event if it ran at its own limit: products at the peak, bytes at HBM speed."""
-    products = (event.flops - event.int8) / spec.flops + event.int8 / spec.int8
+    int8_speed = spec.int8 or spec.flops
+    products = (event.flops - event.int8) / spec.flops + event.int8 / int8_speed
     return max(products, event.bytes / spec.bandwidth)
 
 

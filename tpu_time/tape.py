@@ -131,10 +131,12 @@ def from_json(rows: list) -> Tape:
     tape: Tape = []
     for kind, *fields in rows:
         if kind == "compute":
-            tape.append(Compute(*fields[:-1], About(*fields[-1])))
+            about = About(*fields.pop())
+            tape.append(Compute(*fields, about))  # type: ignore[call-arg]
         elif kind == "transfer":
-            *head, jobs, about = fields
-            tape.append(Send(*head, [Job(*job) for job in jobs], About(*about)))
+            about = About(*fields.pop())
+            jobs = [Job(*job) for job in fields.pop()]
+            tape.append(Send(*fields, jobs, about))  # type: ignore[call-arg]
         elif kind == "loop":
             trips, body = fields
             tape.append(Loop(trips, from_json(body)))
@@ -186,8 +188,8 @@ def _job(line: Instruction, shapes: dict[str, str], fusion: str, chips: int) -> 
     kind = line.opcode.removesuffix("-start")
     size = sum(bytes_of(shapes.get(name, "")) for name in line.operands)
     if kind == "collective-permute":
-        text = line.attribute(r"source_target_pairs=\{(.*?\})\}") or ""
-        pairs = re.findall(r"\{(\d+),(\d+)\}", text + "}")
+        listed = line.attribute(r"source_target_pairs=\{(.*?\})\}") or ""
+        pairs = re.findall(r"\{(\d+),(\d+)\}", listed + "}")
         return Job(kind, size, [[int(source), int(target)] for source, target in pairs])
     text = line.attribute(GROUPS)
     if text is None and "replica_groups=" in line.rest:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from verilog.judging import Verdict
 from verilog.problems import Benchmark, Pair, Problem, load_problems
 from verilog.stats import pass_at_k, score
 
-Floats = NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.float64]
 Run = Sequence[tuple[int, int]]  # (passing answers, answers) of every problem
 Runs = Mapping[tuple[str, str], Run]  # by model and plan
 AT_K = (1, 5, 10)
@@ -76,7 +77,7 @@ def judge_answers(samples: Samples, tasks: Tasks, plans: Iterable[Plan]) -> pd.D
     verdicts = judging.judge_many([*read, *by_ours])
     count = len(answers)
     rows = []
-    for answer, verdict, ours in zip(answers, verdicts[:count], verdicts[count:], strict=True):
+    for answer, verdict, by_our_rule in zip(answers, verdicts[:count], verdicts[count:], strict=True):
         (plan_name, problem_name, index), row, how = answer
         rows.append({
             "plan": plan_name,
@@ -90,7 +91,7 @@ def judge_answers(samples: Samples, tasks: Tasks, plans: Iterable[Plan]) -> pd.D
             "letter": verdict.letter,
             "passed": verdict.passed,
             "late": is_late(verdict),
-            "ours": ours.passed})
+            "ours": by_our_rule.passed})
     return pd.DataFrame(rows)
 
 
