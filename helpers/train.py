@@ -272,17 +272,17 @@ def token_losses(model: nnx.Module, rows: Batch, capacity: int) -> TokenLosses:
     """Cross-entropy of the trained tokens, at most `capacity` (K) of a row."""
     with jax.named_scope("hidden_states"):  # a name in profiles; the program stays the same
         hidden = hidden_states(model, rows)
-    # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
-    weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)
-    labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
-    hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
-    with jax.named_scope("output_matrix"):
-        logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
-        # A chip multiplies all rows by its slice of the vocabulary: no chip needs the whole matrix.
-        logits = gemma.shard(logits, (None, None, ("tp", "fsdp")))
-    if (cap := model.config.final_logit_softcap) is not None:  # Gemma keeps logits within ±cap
-        logits = jnp.tanh(logits / cap) * cap
     with jax.named_scope("loss"):
+        # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
+        weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)
+        labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
+        hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
+        with jax.named_scope("output_matrix"):
+            logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
+            # A chip multiplies all rows by its slice of the vocabulary: none needs the whole matrix.
+            logits = gemma.shard(logits, (None, None, ("tp", "fsdp")))
+        if (cap := model.config.final_logit_softcap) is not None:  # Gemma keeps logits within ±cap
+            logits = jnp.tanh(logits / cap) * cap
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     return TokenLosses(loss, weight, at)
 

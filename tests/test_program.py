@@ -13,7 +13,6 @@ import sys
 import pytest
 from conftest import ROOT
 
-from appendix import steps
 from tables import hardware
 from tpu_time import Box, bands, hlo, links, predict, report
 
@@ -372,26 +371,6 @@ def test_what_a_transfer_hands_through_a_product_is_not_read_by_it():
     made = hlo.Program(text(lines, inside))
     line = next(one for one in made.computations["main"] if one.name == "f")
     assert made.moved_bytes(line, "main") == 2 * (64 * 32 + 8 * 64 + 8 * 32)
-
-
-# ── parts of the model ──────────────────────────────────────────────────────────────────────────
-
-STACK = {
-    "MLP": ["dot", "PtqProvider.dot_general", "LoraProvider.dot_general", "Linear.__call__",
-            "FeedForward.block", "DecoderLayer.block", "Gemma4.__call__"],
-    "projections": ["PtqProvider.einsum", "LoraProvider.einsum", "Einsum.__call__",
-                    "BlockAttention.block", "Gemma4.__call__"],
-    "attention": ["PtqProvider.einsum", "LoraProvider.einsum", "attend", "BlockAttention.block", "Gemma4.__call__"],
-    "LoRA": ["LoraProvider.dot_general", "Float32Lora.dot_general", "FeedForward.block"],
-    "norms": ["RMSNorm.__call__", "DecoderLayer.block", "Gemma4.__call__"],
-    "output matrix": ["PtqProvider.dot", "Embedder.decode", "Gemma4.__call__"],
-    "optimizer": ["scale_by_adam.<locals>.update_fn", "Optimizer.update"]}
-
-
-@pytest.mark.parametrize("part", STACK)
-def test_the_stack_names_the_part(part):
-    stack = [("/x/site-packages/a.py", name, 1) for name in STACK[part]]
-    assert steps.part_of(stack, "jit(step)/jvp()/dot_general", True, False) == part
 
 
 def test_an_update_in_place_writes_what_is_new():
