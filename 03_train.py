@@ -101,7 +101,7 @@ TINY = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, 
                       epochs=0.25, attention_block=128, validate_every=20, validation_rows=8,
                       checkpoint_every=20, answer_tokens=160)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
-cfg = replace(cfg, **train.from_environment())  # MAX_STEPS and CHECKPOINTS, where a script sets them
+cfg = replace(cfg, **train.from_environment())  # MAX_STEPS, CHECKPOINTS: where a script sets them
 cfg.table()
 
 # %% [markdown]

@@ -226,8 +226,9 @@ for task, each in tasks.items():
     if lost := {p.name: v for p, v in zip(each, verdicts) if not v.passed}:
         display(scores.verdict_table(lost))
     if len(lost) == len(each):
-        raise helpers.UserError(f"no reference of {task} passes its own testbench, so no answer could: "
-                                "the table says what broke. Mend the problems, or choose others.")
+        raise helpers.UserError(
+            f"no reference of {task} passes its own testbench, so no answer could: the table says "
+            "what broke. Mend the problems, or choose others.")
 
 # %% [markdown]
 # Here all can be won. Of verilog-eval's 156 problems 151 can on Icarus 11 and 152 on Icarus 12, in its

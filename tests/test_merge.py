@@ -12,7 +12,7 @@ import random_gemma
 from conftest import ROOT, a_data_meta, a_recipe, needs_serve, page, program, serve
 
 import helpers
-from helpers import gemma, merge, weights
+from helpers import gemma, merge, records, weights
 from tables import architecture
 
 RANK, ALPHA, PREFIX = 4, 8.0, "model.language_model."
@@ -357,9 +357,9 @@ def test_a_torn_record_is_written_again(world, tmp_path, monkeypatch, text):
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     things = (world.base, world.targets, world.adapters, 20, world.recipe, PREFIX)
     whole = merge.run(*things)
-    torn = text.replace("INPUTS", json.dumps(whole["inputs"]))
+    torn = text.replace("INPUTS", json.dumps(whole.inputs))
     (tmp_path / "merge.json").write_bytes(torn.encode("latin-1"))
-    assert merge.run(*things) == whole == json.loads((tmp_path / "merge.json").read_text())
+    assert merge.run(*things) == whole == records.Merge.load(tmp_path)
 
 
 # ── What other engines say (slow) ──
