@@ -110,7 +110,7 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
         pairs.setdefault(".".join(map(str, path[:-1])), []).append(np.array(variable.get_value()))
     cfg = argparse.Namespace(rank=RANK, alpha=ALPHA, model="tiny")
     recipe.export(tmp_path, recipe.files_of(base), pairs, cfg)
-    targets = merge.targets_of(base, pairs, {})
+    targets = merge.targets_of(base, pairs, argparse.Namespace(partial=False))
     assert len(targets) == len(pairs)
     plan = merge.plan_merge(targets, pairs, "model.language_model.")
     merge.merge_model(base, tmp_path / "by_04", plan, ALPHA / RANK)
