@@ -52,8 +52,7 @@ MUST = {  # what Tunix 0.1.7 computes, whatever a config.json asks for
     "per_layer_config": [None], "use_bidirectional_attention": [None, "vision"],
     "sliding_attention": [{"rope_type": "default", "rope_theta": 1e4}],
     "full_attention": [{"rope_type": "proportional", "rope_theta": 1e6,
-                        "partial_rotary_factor": 0.25}],
-}
+                        "partial_rotary_factor": 0.25}]}
 RENAMED = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
            "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
            "num_global_kv_heads": "num_global_key_value_heads", "head_dim": "head_dim",
@@ -117,7 +116,8 @@ def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int) -> list
     plain = {"add_special_tokens": False, "split_special_tokens": True}  # <turn|> stays letters
     added = tokenizer.added_tokens_decoder.items()
     control = {token.content: number for number, token in added if token.special}
-    pattern, examples = re.compile(f"({'|'.join(map(re.escape, control))})"), []
+    pattern = re.compile(f"({'|'.join(map(re.escape, control))})")
+    examples = []
     for chat in chats:
         before = []  # for the template: with a mark in all that only spells a control token
         for turn in chat:
@@ -138,23 +138,24 @@ def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int) -> list
 
 def pack(examples: list[Example], length: int, multiple: int) -> np.ndarray:
     """int32 [rows, 4, T]: tokens, mask, segment (1, 2, ...; 0 is padding), position in it."""
-    rows, used = [], []
+    rows = []
     for ids, mask in examples:
-        recent = range(max(0, len(rows) - 64), len(rows))
-        at = next((row for row in recent if used[row] + len(ids) <= length), len(rows))
-        if at == len(rows):  # none of them has room
-            rows.append(np.zeros((4, length), np.int32))
-            used.append(0)
-        segment, end = rows[at][2].max() + 1, used[at] + len(ids)
-        rows[at][:, used[at]:end] = ids, mask, [segment] * len(ids), range(len(ids))
-        used[at] = end
+        roomy = (row for row in rows[-64:] if np.count_nonzero(row[2]) + len(ids) <= length)
+        row = next(roomy, None)
+        if row is None:
+            row = np.zeros((4, length), np.int32)
+            rows.append(row)
+        used = np.count_nonzero(row[2])
+        segment = [row[2].max() + 1] * len(ids)
+        row[:, used:used + len(ids)] = ids, mask, segment, range(len(ids))
     rows += [np.zeros((4, length), np.int32)] * (-len(rows) % multiple)
     return np.array(rows, np.int32).reshape(-1, 4, length)
 
 # ── Model: Tunix's Gemma 4, cut over the mesh, an adapter beside every matrix of a layer ──
 def files_of(folder: Path) -> list[Path]:
     """The base's files, decided once: what is loaded, copied and merged is one set of weights."""
-    index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
+    names = {"model.safetensors"}
+    index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
     odd = names ^ {path.name for path in folder.glob("*.safetensors")}
@@ -172,8 +173,8 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]
     full, sliding = gemma4.AttentionType.GLOBAL, gemma4.AttentionType.LOCAL_SLIDING
     kinds = tuple(full if name == "full_attention" else sliding for name in text["layer_types"])
     shared = text.get("num_kv_shared_layers") or 0  # the last layers of E2B and E4B reuse K and V
-    check(not shared or kinds[:-shared][-2:] == (sliding, full),
-          f"{folder}: Tunix shares K and V of a sliding layer and a full one behind it")
+    fits = not shared or kinds[:-shared][-2:] == (sliding, full)  # those whose K and V Tunix shares
+    check(fits, f"{folder}: the layers before those that share K and V are not sliding, full")
     wide = 2 * text["intermediate_size"] if shared and text.get("use_double_wide_mlp") else None
     config = gemma4.ModelConfig(
         **{name: text.get(key) for name, key in RENAMED.items()},
@@ -264,7 +265,8 @@ def restore(folder: Path, state: tuple) -> tuple[int, tuple]:
     for path in sorted(folder.glob("*.safetensors"), reverse=True):
         step, digest, _ = path.name.split(".")
         if digest == sha256_of(path):
-            arrays, (old, tree) = load_file(path), jax.tree.flatten(state)
+            arrays = load_file(path)
+            old, tree = jax.tree.flatten(state)
             leaves = [jax.device_put(arrays[str(n)], leaf.sharding) for n, leaf in enumerate(old)]
             return int(step), jax.tree.unflatten(tree, leaves)
         print(f"checkpoint {path} is damaged: its bytes have changed. Left aside", flush=True)
@@ -319,9 +321,8 @@ def claim(cfg: argparse.Namespace, files: list[Path]) -> str:
         odd = sorted(set(lines) ^ set(note.read_text("utf-8").splitlines()))
         check(not odd, f"{note} is of another recipe, data or base ({odd}): choose another --out")
     else:
-        ours = ("adapter", "checkpoints", "merged", "partial")
-        own = [name for name in ours if (cfg.out / name).exists()]
-        check(not own, f"{cfg.out} has {own} that would be replaced: choose another --out")
+        own = [path.name for path in cfg.out.iterdir() if path.is_dir()]
+        check(not own, f"{cfg.out} has {own}, and no recipe.txt: choose another --out")
     return "\n".join(lines)
 
 def run(cfg: argparse.Namespace) -> None:

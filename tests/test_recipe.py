@@ -137,7 +137,8 @@ CALL = {"role": "assistant", "content": "Let me look.", "tool_calls": [{"name": 
 def write_rows(path, rows):
     """Rows as JSON lines, with what a Windows editor puts before and after them."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode(errors="surrogateescape") + b"\r\n\r\n")
+    content = "\r\n".join(lines).encode(errors="surrogateescape")
+    path.write_bytes(b"\xef\xbb\xbf" + content + b"\r\n\r\n")
     return path
 
 
