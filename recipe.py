@@ -269,7 +269,7 @@ def restore(folder: Path, state: tuple) -> tuple[int, tuple]:
             old, tree = jax.tree.flatten(state)
             leaves = [jax.device_put(arrays[str(n)], leaf.sharding) for n, leaf in enumerate(old)]
             return int(step), jax.tree.unflatten(tree, leaves)
-        print(f"checkpoint {path} is damaged: its bytes have changed. Left aside", flush=True)
+        print(f"checkpoint {step} is left aside: its bytes have changed", flush=True)
         path.rename(path.with_suffix(".damaged"))
     return 0, state
 
