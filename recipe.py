@@ -9,11 +9,21 @@ OUT gets checkpoints/, adapter/ (for PEFT) and merged/ (for vLLM, transformers).
 again, it goes on from its newest whole checkpoint. It runs on a CPU, a TPU chip, or all of a host.
 M are micro-batches, B rows, T tokens, D the width, N and K heads, r the rank.
 """
-import argparse, gzip, hashlib, json, math, re, shutil  # noqa: E401
+import argparse
+import gzip
+import hashlib
+import json
+import math
+import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
-import jax, jax.numpy as jnp, numpy as np, optax, orbax.checkpoint as ocp, qwix  # noqa: E401
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import qwix
 from filelock import FileLock
 from flax import nnx
 from huggingface_hub import snapshot_download
@@ -21,69 +31,82 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from tunix.models.gemma4 import model as gemma4, params_safetensors
+from tunix.models.gemma4 import model as gemma4
+from tunix.models.gemma4.params_safetensors import create_model_from_safe_tensors
 
 CONSTANTS = {  # each is an option of the command, too: --rank 16
-    "model": (Path("google/gemma-4-E2B-it"), "the base: a folder, or a name on the hub"),
-    "data": (Path("chats.jsonl"), "the chats, one on a line: .jsonl or .jsonl.gz"),
-    "out": (Path("out"), "folder for checkpoints/, adapter/ and merged/"),
-    "rank": (64, "r of the adapters"), "alpha": (64.0, "their product counts alpha / rank times"),
-    "learning_rate": (1e-4, "at its peak, after the warm-up and before the cosine"),
-    "warmup_steps": (100, "from 0 to the peak; at most half of all steps"),
-    "weight_decay": (0.001, "of AdamW"), "max_grad_norm": (1.0, "longer gradients are cut to it"),
-    "epochs": (1.0, "how often the data is read"), "seed": (42, "of adapters and order"),
-    "sequence_length": (2048, "T of a packed row; longer examples are left out"),
-    "rows_per_step": (8, "packed rows of one optimizer step; one chip computes one at a time"),
-    "validation": (0.02, "share of the questions whose chats are held out"),
-    "every": (100, "steps between two held-out losses, and two checkpoints; two are kept"),
-    "dtype": ("bfloat16", "of weights and arithmetic; adapters and Adam are float32"),
+    "model": Path("google/gemma-4-E2B-it"), "data": Path("chats.jsonl"), "out": Path("out"),
+    "rank": 64, "alpha": 64.0,  # of the adapters: their product counts alpha / rank times
+    "learning_rate": 1e-4, "warmup_steps": 100,  # up to that rate, at most half of all
+    "weight_decay": 0.001, "max_grad_norm": 1.0,  # of AdamW; longer gradients are cut to it
+    "epochs": 1.0, "seed": 42,  # how often the data is read; of adapters and order
+    "sequence_length": 2048,  # T of a packed row; longer examples are left out
+    "rows_per_step": 8,  # of one optimizer step; one chip computes one row at a time
+    "validation": 0.02,  # share of the questions whose chats are held out
+    "every": 100,  # steps between two held-out losses, and two checkpoints; two are kept
+    "dtype": "bfloat16",  # of weights and arithmetic; adapters and Adam are float32
 }
-
-def need(condition: object, text: str) -> None:
-    """Stop with one line for what you can mend; whatever else goes wrong keeps its traceback."""
-    if not condition:
-        raise SystemExit(f"Error: {text}")
-
-# ── Data: an example is prompt and answer, a row holds several of them ──
+MUST = {  # what Tunix 0.1.7 computes, whatever a config.json asks for
+    "model_type": ["gemma4_text"], "hidden_activation": ["gelu_pytorch_tanh"],
+    "rms_norm_eps": [1e-6], "tie_word_embeddings": [True], "enable_moe_block": [False],
+    "per_layer_config": [None], "use_bidirectional_attention": [None, "vision"],
+    "sliding_attention": [{"rope_type": "default", "rope_theta": 1e4}],
+    "full_attention": [{"rope_type": "proportional", "rope_theta": 1e6,
+                        "partial_rotary_factor": 0.25}]}
+RENAMED = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
+           "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
+           "num_global_kv_heads": "num_global_key_value_heads", "head_dim": "head_dim",
+           "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
+           "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v"}
+TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
 MARK = "\ufdd0"  # one of Unicode's noncharacters: never in a text
 Example = tuple[list[int], list[int]]  # ids, and 1 where an id is trained
-TURNS = re.compile("(system )?(user assistant )+")
-FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
 
-def problem_of(chat: list[dict]) -> str:
-    """Why a chat can't be trained on, or ""."""
-    roles = "".join(f"{turn['role']} " for turn in chat)
-    if "tool " in roles or any(turn.get("tool_calls") for turn in chat):
-        return "a tool is called"  # without the call it would teach the model to stop there
-    if not TURNS.fullmatch(roles):
-        return "user and assistant do not take turns, up to an answer"
-    texts = [turn["content"].encode().strip() for turn in chat]  # no text raises an error here
-    weights = {turn.get("weight") for turn in chat} | {turn.get("train") for turn in chat}
-    if not all(texts) or not weights <= {None, 0, 1}:  # True is 1
-        return "an empty text, or a weight that is not 0 or 1"
-    return ""
+def check(holds: object, message: str) -> None:
+    """Stop with one line for what you can mend; whatever else goes wrong keeps its traceback."""
+    if not holds:
+        raise SystemExit(f"Error: {message}")
+
+# ── Data: an example is prompt and answer, a row holds several of them ──
+def parse(line: str) -> tuple[dict, str]:
+    """(row, why its chat can't be trained on, or "")."""
+    try:
+        row = json.loads(line)
+        chat = row["messages"]
+        roles = [turn["role"] for turn in chat]
+        turns = roles[roles[:1] == ["system"]:]
+        if "tool" in roles or any(turn.get("tool_calls") for turn in chat):
+            return row, "a tool is called"  # without the call it would teach the model to stop
+        if turns != ["user", "assistant"] * max(1, len(turns) // 2):
+            return row, "user and assistant do not take turns, up to an answer"
+        texts = [turn["content"].encode().strip() for turn in chat]  # no text raises an error here
+        weights = {turn.get(key) for turn in chat for key in ("weight", "train")}  # True is 1
+        if not all(texts) or not weights <= {None, 0, 1}:
+            return row, "an empty text, or a weight that is not 0 or 1"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}, "no object with messages that hold text"
+    return row, ""
 
 def read_chats(path: Path, share: float) -> tuple[list, list]:
     """(trained, held out) chats, parted by their first question's words; prints what isn't used."""
     trained, held_out, counts = [], [], Counter()
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    for line in filter(str.strip, content.decode("utf-8-sig").split("\n")):
-        try:
-            row = json.loads(line)
-            chat, problem = row["messages"], problem_of(row["messages"])
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            problem = "no object with messages that hold text"
-        if problem:
-            counts[f"left out: {problem}"] += 1
-            continue
-        unused = {key for part in (row, *chat) for key in part if part[key]}
-        unused -= {"messages", "role", "content", "weight", "train"}
-        counts.update(f"kept, but not used: {key}" for key in unused)
-        counts.update(f"kept, read as letters: {word}" for word in set(FOREIGN.findall(line)))
-        question = next(turn["content"] for turn in chat if turn["role"] == "user")
-        words = " ".join(re.findall(r"\w+|[^\w\s]", question.lower()))
-        number = int(hashlib.sha256(words.encode()).hexdigest()[:16], 16)
-        (held_out if number < share * 2**64 else trained).append(chat)  # as 02 chooses
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as lines:
+        for line in filter(str.strip, lines):
+            row, problem = parse(line)
+            if problem:
+                counts[f"left out: {problem}"] += 1
+                continue
+            chat = row["messages"]
+            filled = {key for part in (row, *chat) for key in part if part[key]}
+            unused = filled - {"messages", "role", "content", "weight", "train"}
+            counts.update(f"kept, but not used: {key}" for key in unused)
+            counts.update(f"kept, read as letters: {tag}" for tag in set(FOREIGN.findall(line)))
+            question = next(turn["content"] for turn in chat if turn["role"] == "user")
+            words = " ".join(re.findall(r"\w+|[^\w\s]", question.lower()))
+            number = int(hashlib.sha256(words.encode()).hexdigest()[:16], 16)
+            (held_out if number < share * 2**64 else trained).append(chat)  # as 02 chooses
     for what, count in counts.items():
         print(f"{count} rows {what!a}", flush=True)
     return trained, held_out
@@ -93,14 +116,15 @@ def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int) -> list
     plain = {"add_special_tokens": False, "split_special_tokens": True}  # <turn|> stays letters
     added = tokenizer.added_tokens_decoder.items()
     control = {token.content: number for number, token in added if token.special}
-    pattern, examples = re.compile(f"({'|'.join(map(re.escape, control))})"), []
+    pattern = re.compile(f"({'|'.join(map(re.escape, control))})")
+    examples = []
     for chat in chats:
         before = []  # for the template: with a mark in all that only spells a control token
         for turn in chat:
             if turn["role"] == "assistant" and 0 not in (turn.get("weight"), turn.get("train")):
-                prompt = []
                 text = tokenizer.apply_chat_template(
                     before, tokenize=False, add_generation_prompt=True)
+                prompt = []
                 for piece in pattern.split(text):
                     prompt += ([control[piece]] if piece in control else
                                tokenizer(piece.replace(MARK, ""), **plain)["input_ids"])
@@ -114,40 +138,28 @@ def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int) -> list
 
 def pack(examples: list[Example], length: int, multiple: int) -> np.ndarray:
     """int32 [rows, 4, T]: tokens, mask, segment (1, 2, ...; 0 is padding), position in it."""
-    rows, used = [], []
+    rows = []
     for ids, mask in examples:
-        recent = range(max(0, len(rows) - 64), len(rows))
-        at = next((row for row in recent if used[row] + len(ids) <= length), len(rows))
-        if at == len(rows):  # none of them has room
-            rows.append(np.zeros((4, length), np.int32))
-            used.append(0)
-        segment, end = rows[at][2].max() + 1, used[at] + len(ids)
-        rows[at][:, used[at]:end] = ids, mask, [segment] * len(ids), range(len(ids))
-        used[at] = end
+        roomy = (row for row in rows[-64:] if np.count_nonzero(row[2]) + len(ids) <= length)
+        row = next(roomy, None)
+        if row is None:
+            row = np.zeros((4, length), np.int32)
+            rows.append(row)
+        used = np.count_nonzero(row[2])
+        segment = [row[2].max() + 1] * len(ids)
+        row[:, used:used + len(ids)] = ids, mask, segment, range(len(ids))
     rows += [np.zeros((4, length), np.int32)] * (-len(rows) % multiple)
     return np.array(rows, np.int32).reshape(-1, 4, length)
 
 # ── Model: Tunix's Gemma 4, cut over the mesh, an adapter beside every matrix of a layer ──
-RENAMED = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
-           "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
-           "num_global_kv_heads": "num_global_key_value_heads", "head_dim": "head_dim",
-           "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
-           "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v"}
-COMPUTED = {  # by Tunix 0.1.7, whatever a config.json asks for
-    "full_attention": {
-        "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "model_type": "gemma4_text",
-    "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
-    "enable_moe_block": False, "per_layer_config": None}
-TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
-
 def files_of(folder: Path) -> list[Path]:
     """The base's files, decided once: what is loaded, copied and merged is one set of weights."""
-    index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
+    names = {"model.safetensors"}
+    index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
     odd = names ^ {path.name for path in folder.glob("*.safetensors")}
-    need(not odd, f"{folder}: {sorted(odd)} missing, or beside the model's own {sorted(names)}")
+    check(not odd, f"{folder}: {sorted(odd)} missing, or beside the model's own {sorted(names)}")
     small = (".json", ".jinja", ".model", ".txt")
     return sorted(path for path in folder.iterdir() if path.name in names or path.suffix in small)
 
@@ -156,14 +168,13 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]
     text = json.loads((folder / "config.json").read_text("utf-8"))
     text = text.get("text_config", text)
     asked = text | (text.get("rope_parameters") or {})
-    odd = {key: asked[key] for key, value in COMPUTED.items() if asked.get(key, value) != value}
-    need(not odd, f"{folder}/config.json asks for {odd}, and Tunix computes something else")
+    odd = {key: asked[key] for key in MUST if key in asked and asked[key] not in MUST[key]}
+    check(not odd, f"{folder}/config.json asks for {odd}, and Tunix computes something else")
     full, sliding = gemma4.AttentionType.GLOBAL, gemma4.AttentionType.LOCAL_SLIDING
     kinds = tuple(full if name == "full_attention" else sliding for name in text["layer_types"])
     shared = text.get("num_kv_shared_layers") or 0  # the last layers of E2B and E4B reuse K and V
-    own = kinds[:len(kinds) - shared]
-    need(not shared or own[-2:] == (sliding, full), f"{folder}: Tunix can't share K, V of {own}")
-    need(text.get("use_bidirectional_attention") != "all", f"{folder} sees what comes later")
+    fits = not shared or kinds[:-shared][-2:] == (sliding, full)  # those whose K and V Tunix shares
+    check(fits, f"{folder}: the layers before those that share K and V are not sliding, full")
     wide = 2 * text["intermediate_size"] if shared and text.get("use_double_wide_mlp") else None
     config = gemma4.ModelConfig(
         **{name: text.get(key) for name, key in RENAMED.items()},
@@ -183,11 +194,10 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]
                 held += 0 if name.startswith(TOWERS) else math.prod(tensor.get_shape())
     model = nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=nnx.Rngs(0)))
     wanted = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
-    need(held == wanted, f"{folder} holds {held:,} numbers of the language model, and its "
-         f"config.json describes {wanted:,}: a part of it would go unused, or is missing")
+    check(held == wanted, f"{folder} holds {held:,} numbers of the language model, and its "
+          f"config.json describes {wanted:,}: a part of it would go unused, or is missing")
     mode = "auto" if len(dtypes) == 1 else "original"  # the fast reader takes one dtype for granted
-    return params_safetensors.create_model_from_safe_tensors(
-        str(folder), config, mesh, config.param_dtype, mode), mesh
+    return create_model_from_safe_tensors(str(folder), config, mesh, jnp.dtype(dtype), mode), mesh
 
 def add_lora(model: nnx.Module, mesh: jax.sharding.Mesh, rank: int, alpha: float,
              seed: int) -> tuple[nnx.Module, nnx.State, nnx.State]:
@@ -237,24 +247,30 @@ def make_steps(model: nnx.Module, optimizer: optax.GradientTransformation, place
     return jax.jit(train, donate_argnums=(0, 1)), jax.jit(evaluate)
 
 # ── Checkpoints and merge: W + alpha / rank · (A B)ᵀ, in float32, rounded once ──
-def sha256_of(adapters: nnx.State) -> str:
-    """Of their numbers: kept with a checkpoint, so that a bit that flips on the disk shows."""
-    numbers = [np.asarray(array).tobytes() for array in jax.tree.leaves(adapters)]
-    return hashlib.sha256(b"".join(numbers)).hexdigest()
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-def restore(manager: ocp.CheckpointManager, state: tuple) -> tuple:
+def save(folder: Path, step: int, state: tuple) -> None:
+    """Write STEP.SHA256.safetensors, whole or not at all; the newest two are kept."""
+    arrays = {str(n): np.asarray(array) for n, array in enumerate(jax.tree.leaves(state))}
+    save_file(arrays, folder / "partial")
+    (folder / "partial").rename(folder / f"{step:07}.{sha256_of(folder / 'partial')}.safetensors")
+    for old in sorted(folder.glob("*.safetensors"))[:-2]:
+        old.unlink()
+
+def restore(folder: Path, state: tuple) -> tuple[int, tuple]:
     """(step, state) of the newest whole checkpoint; damaged ones are renamed and left aside."""
-    for step in sorted(manager.all_steps(), reverse=True):
-        why = "its numbers have changed"
-        try:
-            found = manager.restore(step, args=ocp.args.StandardRestore(state))
-            if manager.metadata(step).custom_metadata["sha256"] == sha256_of(found[0]):
-                return step, found
-        except Exception as error:  # noqa: BLE001  Orbax raises many kinds
-            why = str(error)[:150]
-        print(f"checkpoint {step} is damaged and left aside: {why!a}", flush=True)
-        (manager.directory / str(step)).rename(manager.directory / f"damaged-{step}")
-        manager.reload()
+    for path in sorted(folder.glob("*.safetensors"), reverse=True):
+        step, digest, _ = path.name.split(".")
+        if digest == sha256_of(path):
+            arrays = load_file(path)
+            old, tree = jax.tree.flatten(state)
+            leaves = [jax.device_put(arrays[str(n)], leaf.sharding) for n, leaf in enumerate(old)]
+            return int(step), jax.tree.unflatten(tree, leaves)
+        print(f"checkpoint {step} is left aside: its bytes have changed", flush=True)
+        path.rename(path.with_suffix(".damaged"))
     return 0, state
 
 def factors(path: str, a: np.ndarray, b: np.ndarray) -> dict[str, tuple]:
@@ -295,57 +311,35 @@ def export(folder: Path, files: list[Path], pairs: dict, cfg: argparse.Namespace
     assert all(name.endswith("v_proj") for name in plan), f"no place for {sorted(plan)[:3]}"
 
 # ── The run ──
-def main(argv: list[str] | None = None) -> None:
-    """Train from where OUT stands, and write what OUT is to get."""
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for name, (value, meaning) in CONSTANTS.items():
-        parser.add_argument(f"--{name}", type=type(value), default=value, help=meaning)
-    cfg = parser.parse_args(argv)
-    need(min(cfg.rank, cfg.rows_per_step, cfg.every, cfg.epochs) > 0 and 0 <= cfg.validation < 1,
-         "rank, rows_per_step, every and epochs are more than 0, validation is less than 1")
-    need(cfg.data.is_file() and cfg.data.name.endswith((".jsonl", ".jsonl.gz")),
-         f"{cfg.data} is no file that ends in .jsonl or .jsonl.gz")
-    try:
-        cfg.out.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cfg.out / "one_run_at_a_time.lock", timeout=0).acquire()
-        base = cfg.model if cfg.model.is_dir() else Path(snapshot_download(str(cfg.model)))
-        with lock:
-            run(cfg, base, files_of(base))
-    except (OSError, HFValidationError, SafetensorError) as error:
-        raise SystemExit(f"Error: {error}") from None  # a folder, a lock, room, the network
-
-def identity(cfg: argparse.Namespace, files: list[Path]) -> str:
-    """What decides the result, a line each: settings, and hashes of what the files hold."""
+def claim(cfg: argparse.Namespace, files: list[Path]) -> str:
+    """What decides the result: settings, and the files' hashes. Refuse an OUT of something else."""
     lines = [f"{name}: {value}" for name, value in vars(cfg).items() if not isinstance(value, Path)]
     for path in (cfg.data, *files):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        lines.append(f"{'data' if path == cfg.data else path.name}: {digest}")
+        lines.append(f"{'data' if path == cfg.data else path.name}: {sha256_of(path)}")
+    note = cfg.out / "recipe.txt"
+    if note.exists():
+        odd = sorted(set(lines) ^ set(note.read_text("utf-8").splitlines()))
+        check(not odd, f"{note} is of another recipe, data or base ({odd}): choose another --out")
+    else:
+        own = [path.name for path in cfg.out.iterdir() if path.is_dir()]
+        check(not own, f"{cfg.out} has {own}, and no recipe.txt: choose another --out")
     return "\n".join(lines)
 
-def check_out(out: Path, recipe: str) -> None:
-    """Refuse a folder with another recipe's work, or with folders that no recipe made."""
-    note = out / "recipe.txt"
-    if note.exists():
-        odd = sorted(set(recipe.splitlines()) - set(note.read_text("utf-8").splitlines()))
-        need(not odd, f"{note} is of another recipe, data or base, not {odd}: choose another --out")
-    else:
-        ours = ("adapter", "checkpoints", "merged", "partial")
-        own = [name for name in ours if (out / name).exists()]
-        need(not own, f"{out} has {own} that would be replaced: choose another --out")
-
-def run(cfg: argparse.Namespace, base: Path, files: list[Path]) -> None:
-    """The same, with a base on this disk, while nobody else writes to OUT."""
-    check_out(cfg.out, recipe := identity(cfg, files))
+def run(cfg: argparse.Namespace) -> None:
+    """Train from where OUT stands, and write what OUT is to get, while nobody else writes there."""
+    check(cfg.data.is_file(), f"{cfg.data} is no file")  # before a base is downloaded
+    base = cfg.model if cfg.model.is_dir() else Path(snapshot_download(str(cfg.model)))
+    files = files_of(base)
+    recipe = claim(cfg, files)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    sides = [render(tokenizer, side, cfg.sequence_length)
-             for side in read_chats(cfg.data, cfg.validation)]
-    need(sides[0], f"{cfg.data}: no answer to train within --sequence_length {cfg.sequence_length}")
+    length = cfg.sequence_length
+    sides = [render(tokenizer, side, length) for side in read_chats(cfg.data, cfg.validation)]
+    check(sides[0], f"{cfg.data}: no answer to train within --sequence_length {length}")
     model, mesh = load_model(base, cfg.dtype)
     model, adapters, frozen = add_lora(model, mesh, cfg.rank, cfg.alpha, cfg.seed)
     draw, at_once = np.random.default_rng(cfg.seed), mesh.shape["fsdp"]  # rows of a micro-batch
     draw.shuffle(sides[0])
-    rows, held_out = (pack(side, cfg.sequence_length, at_once) for side in sides)
+    rows, held_out = (pack(side, length, at_once) for side in sides)
     count, per_step = len(rows), max(1, cfg.rows_per_step // at_once) * at_once
     steps = max(1, round(cfg.epochs * count / per_step))
     passes = [draw.permutation(count) for _ in range(math.ceil(steps * per_step / count))]
@@ -360,31 +354,25 @@ def run(cfg: argparse.Namespace, base: Path, files: list[Path]) -> None:
     exam = jax.device_put(held_out.reshape(-1, at_once, *held_out.shape[1:]), split)
     (cfg.out / "recipe.part").write_text(recipe, "utf-8")
     (cfg.out / "recipe.part").rename(cfg.out / "recipe.txt")
-    manager = ocp.CheckpointManager(
-        (cfg.out / "checkpoints").resolve(), options=ocp.CheckpointManagerOptions(
-            save_interval_steps=cfg.every, save_on_steps=[steps], max_to_keep=2))
+    checkpoints = cfg.out / "checkpoints"
+    checkpoints.mkdir(exist_ok=True)
     state = (adapters, optimizer.init(adapters))
     state = jax.device_put(state, nnx.get_named_sharding(state, mesh))  # Adam's counter, too
-    done, state = restore(manager, state)
-    size = sum(file.stat().st_size for file in files)
-    size += 0 if done else 10 * sum(array.nbytes for array in jax.tree.leaves(adapters))
-    free = shutil.disk_usage(cfg.out).free  # for merged/, adapter/, three checkpoints with Adam
-    need(free > size, f"{cfg.out} has {free / 1e9:.2f} GB free, this run needs {size / 1e9:.2f}")
+    done, state = restore(checkpoints, state)
     print(f"{len(sides[0])} answers in {count} rows, steps {done + 1} to {steps}", flush=True)
     with mesh:
         for step in range(done + 1, steps + 1):
             batch = jax.device_put(rows[order[step - 1]], split)
             *state, loss, norm = train(*state, frozen, batch)
             losses = {"loss": float(loss)}
-            need(jnp.isfinite(norm), f"step {step}: {losses}, gradient {norm}: lower the rate")
-            if exam.size and (step % cfg.every == 0 or step == steps):
+            check(jnp.isfinite(norm), f"step {step}: {losses}, gradient {norm}: lower the rate")
+            pause = step % cfg.every == 0 or step == steps
+            if pause and exam.size:
                 total, tokens = np.sum([evaluate(state[0], frozen, part) for part in exam], axis=0)
                 losses["held-out loss"] = float(total / tokens)
             print(f"step {step}/{steps}", losses, flush=True)
-            if manager.should_save(step):
-                manager.save(step, args=ocp.args.StandardSave(tuple(state)),
-                             custom_metadata={"sha256": sha256_of(state[0])})
-    manager.wait_until_finished()
+            if pause:
+                save(checkpoints, step, state)
     pairs, partial = {}, cfg.out / "partial"
     for path, variable in nnx.to_flat_state(state[0]):  # lora_a, then lora_b of each module
         pairs.setdefault(".".join(map(str, path[:-1])), []).append(np.array(variable.get_value()))
@@ -394,6 +382,19 @@ def run(cfg: argparse.Namespace, base: Path, files: list[Path]) -> None:
         shutil.rmtree(cfg.out / name, ignore_errors=True)
         (partial / name).rename(cfg.out / name)
     partial.rmdir()
+
+def main(argv: list[str] | None = None) -> None:
+    """Read the options, and run with them as the only writer of OUT."""
+    parser = argparse.ArgumentParser()
+    for name, value in CONSTANTS.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value}")
+    cfg = parser.parse_args(argv)
+    try:
+        cfg.out.mkdir(parents=True, exist_ok=True)
+        with FileLock(cfg.out / "one_run_at_a_time.lock", timeout=0):
+            run(cfg)
+    except (OSError, HFValidationError, SafetensorError) as error:
+        raise SystemExit(f"Error: {error}") from None  # a folder, a lock, room, the network
 
 if __name__ == "__main__":
     main()
