@@ -219,7 +219,7 @@ ROWS = [
     Row("a run directory in nobody's home", "RUN_DIR=~nobody-here names the home of nobody",
         "run.run_dir()", env=(("RUN_DIR", "~nobody-here"),)),
     Row("a predicted time without anchors",
-        "no range without. Get the file back .git checkout data/anchors",
+        "no range can be given. Restore it .git checkout data/anchors",
         "from tpu_time import bands; bands.ANCHORS = bands.ROOT / 'no.csv'; bands.band(1.0)"),
     Row("an error of a room", "is no slice such as",
         "from tables import hardware; hardware.slice_of('nonsense')"),

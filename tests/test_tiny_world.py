@@ -69,9 +69,9 @@ def in_parallel(function, items):
 # ── Reproducible ──
 
 def test_the_generator_writes_the_committed_bytes(tmp_path):
-    script = f"import sys; sys.path.insert(0, {str(ROOT / 'data' / 'generate')!r})\n" \
-             f"import make, pathlib; make.write(pathlib.Path({str(tmp_path)!r}))"
-    subprocess.run([sys.executable, "-c", script], check=True,
+    script = (f"import pathlib\nfrom appendix.world import make\n"
+              f"make.write(pathlib.Path({str(tmp_path)!r}))")
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT,
                    env={**os.environ, "PYTHONHASHSEED": "12345", "LC_ALL": "C"})
     fresh = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
     stored = {path.relative_to(ROOT / "data"): path for folder in (TINY, EVAL)
