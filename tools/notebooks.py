@@ -217,8 +217,9 @@ def tidy(notebook: Notebook) -> Notebook:
 def problems() -> list[str]:
     """What `--check` objects to, one line each."""
     found = []
+    stems = {source.stem for source in sources()}
     for path in sorted(FOLDER.glob("*.ipynb")):
-        if not (ROOT / f"{path.stem}.py").exists():
+        if path.stem not in stems:
             found.append(f"orphan, no source: {shown(path)}")
     for source in sources():
         found += problems_of(source)
