@@ -81,7 +81,7 @@ def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any
     arrays = ocp.args.PyTreeRestore(restore_args=plan)
     restored = manager.restore(step, args=ocp.args.Composite(model_params=arrays))
     noted = manager.metadata(step).custom_metadata or {}
-    return restored["model_params"], {**noted, **noted.get("recipe", {})}
+    return restored["model_params"], noted.get("recipe", {})
 
 
 def _pairs(tree: Any) -> Adapters:

@@ -586,7 +586,7 @@ def test_a_finished_run_whose_log_is_lost_measures_once_more(tmp_path, capsys):
         train_driver.go(train_driver.build(tmp_path, steps=3))
         assert read_log(tmp_path) == [last] and last["step"] == 3
         fig = pictures.draw_loss(train.read_log(tmp_path / "log.jsonl"), 3, 1.0)
-        assert "at step 3" in fig.axes[0].get_title()
+        assert "at step 3" in fig.axes[0].get_title("left")
 
 
 def lose_moments(step):
