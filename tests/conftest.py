@@ -165,3 +165,11 @@ def a_data_meta(**changes):
         "template_sha256": "t", "tokenizer": "base", "base_model": "random", "base_path": "base",
         "train_examples": 3, "val_examples": 1, "train_rows": 1, "val_rows": 1, "files": {},
         "data_sha256": "d"} | changes)
+
+
+def a_server_record(base_url):
+    """The record of a server that nobody started."""
+    from serving.records import ServerRecord
+    return ServerRecord(
+        pid=1, born=1.0, started=1.0, base_url=base_url, name="name", model="m", engine="cpu",
+        max_model_len=1024, container="", log="x", command=[], environment=[], files=[])

@@ -11,12 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, RUN, load
+from conftest import a_server_record, ROOT, RUN, load
 
 from serving import Options, asking, limits, results
 from serving import load as bench
 from serving.load import Load
-from serving.records import ServerRecord
 from serving.results import Measurement
 from tables.errors import UserError
 from tables.hardware import chip
@@ -36,21 +35,7 @@ MACHINE = {
     "tpu": machine(8 * 918e12, 8 * 1.638e12),  # FLOP/s, bytes/s
     "gpu": machine(2 * 989e12, 2 * 3.35e12, replace(V6E, tensor_parallel=2)),
 }
-RECORD = ServerRecord(
-    pid=1,
-    born=1.0,
-    started=1.0,
-    base_url="http://127.0.0.1:9",
-    name="name",
-    model="m",
-    engine="cpu",
-    max_model_len=1024,
-    container="",
-    log="x",
-    command=[],
-    environment=[],
-    files=[],
-)
+RECORD = a_server_record("http://127.0.0.1:9")
 ENDLESS = {kind: replace(one, bandwidth=math.inf) for kind, one in MACHINE.items()}
 
 

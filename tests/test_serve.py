@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, SERVE, load, needs_serve, program
+from conftest import a_server_record, ROOT, SERVE, load, needs_serve, program
 
 import serving
 from serving import Options, asking, commands, environment, flags, processes, records, server
@@ -132,21 +132,7 @@ def vllm_part(command):
     return command[command.index("serve") :]
 
 
-RECORD = ServerRecord(
-    pid=1,
-    born=1.0,
-    started=1.0,
-    base_url="http://127.0.0.1:1",
-    name="name",
-    model="m",
-    engine="cpu",
-    max_model_len=1024,
-    container="",
-    log="x",
-    command=[],
-    environment=[],
-    files=[],
-)
+RECORD = a_server_record("http://127.0.0.1:1")
 
 
 @needs_serve
