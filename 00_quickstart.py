@@ -29,6 +29,11 @@
 #
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks for one
 # restart of the session.
+#
+# This is the road of the whole series, with what travels on it. You'll walk it once, quickly, up to the
+# trained adapters, and then judge the answers.
+#
+# ![A chat becomes token ids with a mask, several of them a packed row; LoRA trains A and B on a mesh, a merge adds them to the weights, a server answers, and a judge simulates the answers](../assets/figures/road.svg)
 
 # %% [markdown]
 # ## Before we start

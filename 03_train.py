@@ -179,6 +179,10 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # matrices by a pattern over module paths and wraps them. (An *einsum* is a product whose axes have letters;
 # Tunix names its attention matrices after it.) The adapters are float32, because in bfloat16 Adam's
 # beta2 = 0.999 rounds to 1 and its second moment would never decay.
+#
+# Drawn to scale, for one matrix of the 31B, A and B are no more than two thin lines.
+#
+# ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
 
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
@@ -449,6 +453,11 @@ print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked f
 # %% [markdown]
 # The compiler derives how results are cut from how the inputs are, and puts communication in where
 # a device needs what another one holds. You choose the cuts; you never write a send.
+#
+# Here is one matrix under either cut. *All-gather* gives every chip what each of them holds;
+# *reduce-scatter* adds up what they hold, and leaves each chip a part of the sum.
+#
+# ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
 # ### A model is a structure and a tree
 # Compiled functions take arrays and return arrays, and a module is neither. `nnx.split` takes a

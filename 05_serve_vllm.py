@@ -59,6 +59,10 @@ helpers.machine()
 # requests are computed together, and requests come and go between two steps (**continuous
 # batching**). That is what a server does better than a loop over `generate`.
 #
+# Here are five requests, a lane each, in a server with room for three at a time.
+#
+# ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
+#
 # `Options` is the only place that says what the server is: 06 takes chips and price from it, 07 its
 # server and the base.
 

@@ -307,7 +307,7 @@ def _slice(sheet: Sheet, name: str, parts: Filled, x: float, columns: int, width
     across = columns * width + (columns - 1) * gap
     speed = piece.chip.link_bandwidth / 1e9
     sheet.words(x + across / 2, top + 2 * height + down + 26,
-                f"each link: {speed:.0f} GB/s a direction", 17, "soft", "middle")
+                f"links: {speed:.0f} GB/s each way, published", 17, "soft", "middle")
 
 
 def _bar(sheet: Sheet, x: float, y: float, width: float, parts: Filled) -> None:

@@ -26,7 +26,8 @@ EACH, LAST = 1.8, 6.0  # seconds that a snapshot stays, and the last of them
 COLUMNS = 76           # letters of a line
 MOST = 18              # lines of an answer that are shown
 LINE = 23              # units from line to line
-CODE = 190             # where the answer begins
+ROAD = 130             # where the line of the steps is drawn
+CODE = 210             # where the answer begins
 
 
 def animate(snapshots: Sequence[tuple[int, str]], verdict: str, passed: bool, request: str = "",
@@ -55,7 +56,7 @@ def animate(snapshots: Sequence[tuple[int, str]], verdict: str, passed: bool, re
                   f"{snapshots[-1][1].strip()} The simulator says: {verdict}")
     _frame_of(sheet, steps, request, longest)
     for place, lines in enumerate(answers):
-        sheet.add(f'<g class="shot-{place}">')
+        sheet.add(f'<g class="shot-{place}" opacity="{int(place == len(steps) - 1)}">')
         _snapshot(sheet, place, steps, lines)
         if place == len(steps) - 1:
             _verdict(sheet, verdict, passed)
@@ -78,14 +79,14 @@ def shown(text: str) -> list[str]:
 def _frame_of(sheet: Sheet, steps: Sequence[int], request: str, longest: int) -> None:
     """What stays: the request, the road of the steps, the background of the answer."""
     sheet.words(35, 42, "One request, asked again while the model learns", 21, bold=True)
-    asked = textwrap.shorten(" ".join(request.split()), 96, placeholder=" …")
-    sheet.words(35, 70, asked, 17, "soft")
-    sheet.words(35, 118, "optimizer steps", 17, "soft")
-    sheet.line([(_stop(steps, 0), 112), (_stop(steps, len(steps) - 1), 112)], "soft", 2)
+    asked = textwrap.wrap(" ".join(request.split()), 96, max_lines=2, placeholder=" …")
+    sheet.lines(35, 72, asked, size=17, colour="soft")
+    sheet.words(35, ROAD + 6, "optimizer steps", 17, "soft")
+    sheet.line([(_stop(steps, 0), ROAD), (_stop(steps, len(steps) - 1), ROAD)], "soft", 2)
     for place, step in enumerate(steps):
         x = _stop(steps, place)
-        sheet.circle(x, 112, 7, "page", 2)
-        sheet.words(x, 144, str(step), 17, "soft", "middle")
+        sheet.circle(x, ROAD, 7, "page", 2)
+        sheet.words(x, ROAD + 32, str(step), 17, "soft", "middle")
     sheet.rectangle(35, CODE - 30, WIDTH - 70, longest * LINE + 32, "grey", radius=8, line=0)
 
 
@@ -102,8 +103,8 @@ def _stop(steps: Sequence[int], place: int) -> float:
 def _snapshot(sheet: Sheet, place: int, steps: Sequence[int], lines: Sequence[str]) -> None:
     """What belongs to one snapshot: its stop is lit, and its answer stands below."""
     x = _stop(steps, place)
-    sheet.circle(x, 112, 9, "blue-solid", 0)
-    sheet.words(x, 144, str(steps[place]), 17, "ink", "middle", bold=True)
+    sheet.circle(x, ROAD, 9, "blue-solid", 0)
+    sheet.words(x, ROAD + 32, str(steps[place]), 17, "ink", "middle", bold=True)
     sheet.lines(50, CODE, lines, LINE, size=17, colour="ink", mono=True)
 
 

@@ -2,10 +2,12 @@
 
 `tools/drawings.py` and `tools/snapshots.py` draw with it. Every sheet brings its own background, so
 it's readable whatever the page behind it looks like. Colours are the light ones; where a browser
-says that its reader prefers dark pages, a style block swaps them. Names of colours mean the same in
-all drawings: grey is frozen or only read, blue is trained or ours, orange is what moves or what we
-don't trust, green is a result.
+says that its reader prefers dark pages, a style block swaps them; where a page takes style blocks
+away, attributes have the light ones. Grey is mostly what is frozen or only read, blue what is
+trained or ours, green a result.
 """
+
+import re
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -35,7 +37,7 @@ LIGHT = {
     "orange": Colour("#FBE6BE", "#C27C00", "#8A5800"),
     "green": Colour("#CFEEE2", "#009E73", "#00714F"),
     "purple": Colour("#F3DDEA", "#B5578F", "#8C3B6C"),
-    "red": Colour("#FBDDCC", "#D55E00", "#A84A00"),
+    "red": Colour("#FBDDCC", "#D55E00", "#943F00"),
     "page": Colour("#FFFFFF", "#D0D7DE", "#1F2328"),
 }
 DARK = {
@@ -145,7 +147,7 @@ class Sheet:
             head = f"{x:g},{y:g} {x - wide:g},{back:g} {x + wide:g},{back:g}"
             end = (x, back)
         self.line([*points[:-1], end], colour, width, dashed)
-        self.add(f'<polygon points="{head}" class="{colour}-head"/>')
+        self.add(f'<polygon points="{head}" class="{colour}-solid"/>')
 
     def cells(self, x: float, y: float, colours: Sequence[Sequence[str]], size: float = 26,
               labels: Sequence[Sequence[str]] | None = None) -> None:
@@ -167,29 +169,36 @@ class Sheet:
 
     def text(self) -> str:
         """The SVG file."""
-        root = f"#{self.name}"
-        light = _rules(root, LIGHT, self.body)
-        dark = _rules(root, DARK, self.body)
-        in_the_dark = ["@media (prefers-color-scheme: dark) {", *dark, "}"]
-        style = "\n".join([*light, *self.rules, *in_the_dark])
+        drawn = "\n".join(self.body)
+        used = set(re.findall(r'class="([\w-]+)"', drawn))
+        light, dark = _looks(LIGHT), _looks(DARK)
+        style = [_rule(self.name, look, light[look]) for look in light if look in used]
+        style += self.rules
+        style.append("@media (prefers-color-scheme: dark) {")
+        style += [_rule(self.name, look, dark[look]) for look in dark if look in used]
+        style.append("}")
+        for look in used & light.keys():
+            plain = " ".join(f'{name}="{value}"' for name, value in light[look].items())
+            drawn = drawn.replace(f'class="{look}"', f'class="{look}" {plain}')
         return "\n".join([
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.name}" width="{WIDTH}" '
             f'height="{self.height:g}" viewBox="0 0 {WIDTH} {self.height:g}" role="img" '
             f'aria-labelledby="{self.name}-title {self.name}-desc" font-family="{SANS}">',
-            *self.head, f"<style>\n{style}\n</style>", *self.body, "</svg>", ""])
+            *self.head, "<style>", *style, "</style>", drawn, "</svg>", ""])
 
 
-def _rules(root: str, colours: dict[str, Colour], body: list[str]) -> list[str]:
-    """The CSS of the colours that a drawing uses, one line for each class."""
-    used = "\n".join(body)
-    rules = []
+def _looks(colours: dict[str, Colour]) -> dict[str, dict[str, str]]:
+    """{class: {property: value}}: every colour as a surface, a line, a solid and words."""
+    looks = {}
     for name, colour in colours.items():
-        looks = {name: f"fill: {colour.fill}; stroke: {colour.edge}",
-                 f"{name}-line": f"fill: none; stroke: {colour.edge}",
-                 f"{name}-head": f"fill: {colour.edge}",
-                 f"{name}-solid": f"fill: {colour.edge}",
-                 f"{name}-words": f"fill: {colour.words}"}
-        for look, css in looks.items():
-            if f'class="{look}"' in used:
-                rules.append(f"{root} .{look} {{ {css} }}")
-    return rules
+        looks[name] = {"fill": colour.fill, "stroke": colour.edge}
+        looks[f"{name}-line"] = {"fill": "none", "stroke": colour.edge}
+        looks[f"{name}-solid"] = {"fill": colour.edge}
+        looks[f"{name}-words"] = {"fill": colour.words}
+    return looks
+
+
+def _rule(name: str, look: str, properties: dict[str, str]) -> str:
+    """A line of CSS that holds inside one drawing only."""
+    values = "; ".join(f"{key}: {value}" for key, value in properties.items())
+    return f"#{name} .{look} {{ {values} }}"
