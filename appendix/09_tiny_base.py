@@ -15,16 +15,17 @@
 #
 # # 09 · A Gemma 4 small enough for a laptop, pretrained from scratch
 #
-# We make the base model that the series runs on when there is no TPU: a corpus, a tokenizer and
-# 3.65 million weights, trained with the same Tunix class as the 31B. On the way the architecture
-# of Gemma 4 is written down in 36 lines, and the model shows what it writes while it learns.
+# The series needs a base model that runs without a TPU, so let's make one: a corpus, a tokenizer and
+# 3.65 million weights, trained with the same Tunix class as the 31B. Like every model that has read
+# public code, it learns right and wrong alike, because two modules in five have a bug. On the way
+# you'll write down Gemma 4's architecture in 36 lines and watch what the model writes as it learns.
 #
 # | | |
 # |---|---|
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory, Icarus Verilog |
 # | **Takes** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
 # | **Makes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
-# | **Costs** | tiny: the first 40 of 1,600 steps, a minute and a half. All steps: 30 minutes on two cores |
+# | **Costs** | tiny: the first 40 of 1,600 steps, two minutes. All steps: 30 to 60 minutes on two cores |
 
 # %% [markdown]
 # ## Before we start
@@ -107,6 +108,38 @@ pd.DataFrame({"family": [d.family for d in examples],
              ).style.hide(axis="index").set_table_styles(words)
 
 # %% [markdown]
+# ### Code as it is: two modules in five have a bug
+# Public code is often wrong, and it rarely says so: the comment promises one thing and the module does
+# another. So our corpus is like that. In a share of the modules, `BUG_SHARE`, one line is changed after
+# the specification has been written. **Which line is wrong here?**
+
+# %%
+from appendix.world import bugs
+
+draw = random.Random(8)
+counter = families.draw(draw, (families.updown,))
+print(counter.spec + "\n")
+print(bugs.bug(draw, counter).verilog())
+
+# %% [markdown]
+# Would a simulator notice? Let's write a bug into a hundred modules and ask 07's judge.
+
+# %%
+import verilog
+from verilog.problems import Problem
+
+pairs = []
+for name, design, prompt in make.draws(100, seed=9):
+    exam = Problem(name, prompt, design.verilog("RefModule"), make.testbench(design))
+    pairs.append((exam, bugs.bug(draw, design).verilog()))
+with helpers.phase("a hundred simulations"):
+    caught = sum(not verdict.passed for verdict in verilog.judge_many(pairs))
+print(f"{caught} of {len(pairs)} modules with a bug fail; {make.BUG_SHARE:.0%} of the corpus get one")
+
+# %% [markdown]
+# Nearly all bugs matter. The few that don't are real, too: a sign extension that is one bit too wide
+# gets cut off again.
+#
 # ### The corpus: documents, not dialogues
 # A base model continues text. Ours reads Verilog files with and without a comment on top, and
 # specifications without code. One combination in eight of family, widths and port names is held
@@ -163,12 +196,13 @@ def train_tokenizer(texts, vocabulary, control, pieces):
 
 
 # %% [markdown]
-# The vocabulary comes from the corpus *and* the training rows of notebook 02, so that frequent words
-# of the fine-tune are one token. The weights see the corpus only.
+# The vocabulary comes from the corpus as its authors meant it, without bugs, *and* from the training rows
+# of notebook 02, so that frequent words of the fine-tune are one token. The weights see the corpus only.
 
 # %%
 rows = [row for _, row, _ in make.rows()]
-texts = corpus[:20_000] + [row[field] for row in rows for field in ("prompt", "response")]
+clean = list(make.documents(20_000, bug_share=0))
+texts = clean + [row[field] for row in rows for field in ("prompt", "response")]
 tokenizer = train_tokenizer(texts, VOCABULARY, CONTROL, PIECES)
 out = helpers.run_dir("tiny_base")
 out.mkdir(parents=True, exist_ok=True)
@@ -480,8 +514,6 @@ print("identical to the stored base:", ", ".join(same))
 # form it knows, and as a chat request, which it has never seen. ▶ stands before the reply.
 
 # %%
-import verilog
-
 base_path = ASSETS if run_steps < cfg.steps else out
 base_tokenizer = chat.load_tokenizer(base_path)
 base = gemma.load_base(base_path, gemma.config_from_hf(base_path, dtype="float32"), mesh)
@@ -522,13 +554,17 @@ table
 
 # %% [markdown]
 # **What this means.** The base has learned the step from specification to module, for combinations
-# of names and widths that it never saw together. It has not learned to be asked: a chat request looks
-# to it like a text that goes on. Notebook 03 closes that gap.
+# of names and widths that it never saw together. It has learned two more things. It doesn't know how to
+# be asked: a chat request looks to it like a text that goes on. And it doesn't prefer right to wrong: it
+# writes what people write, bugs included. (These answers are greedy, the likeliest token each time, and
+# there are many ways to be wrong, so the right one is often still the likeliest. Draw answers by chance,
+# as 07 does, and more of them fail.) Notebook 03 teaches it both: how to answer, and which of the two
+# kinds of code to write.
 
 # %% [markdown]
 # ## Recap
-# A base model is a corpus, a tokenizer and a loss. It goes on with what it knows; it cannot be asked. If
-# your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
+# A base model is a corpus, a tokenizer and a loss. It continues what it's given, right or wrong, the way
+# its corpus would. If your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
 # 1. Which part of the corpus teaches the step from specification to module? Train 300 steps with

@@ -10,12 +10,14 @@ import json
 import random
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from appendix.world import families
+from appendix.world import bugs, families
 
 DATA = Path(__file__).resolve().parent.parent.parent / "data"
-CORPUS_SEED, ROWS_SEED, EVAL_SEED, DRAWS_SEED = 1, 2, 3, 4
+CORPUS_SEED, ROWS_SEED, EVAL_SEED, DRAWS_SEED, BUGS_SEED = 1, 2, 3, 4, 5
+BUG_SHARE = 0.4  # of the corpus' modules: code as it is
 ROWS = 4_000
 BROKEN = {"too long": 12, "no code": 10, "two fences": 14, "open answer": 6, "fence only": 6}
 SYSTEM = ("You are a helpful assistant that writes Verilog. First think about the design inside "
@@ -70,10 +72,22 @@ def designs(seed, names):
             yield r, design.renamed(r.choice(names))
 
 
-def documents(count, seed=CORPUS_SEED):
-    """Yield `count` documents of the pretraining corpus."""
-    for (r, design), _ in zip(designs(seed, MODULES), range(count)):
-        yield document(r, design)
+def buggy(share: float, seed: int) -> Iterator[bool]:
+    """An endless stream of decisions whether the next module gets a bug."""
+    r = random.Random(seed)
+    while True:
+        yield r.random() < share
+
+
+def documents(count: int, seed: int = CORPUS_SEED, bug_share: float = BUG_SHARE) -> Iterator[str]:
+    """Yield `count` documents of the pretraining corpus; a share of the modules has a bug.
+
+    Which specifications and names are drawn doesn't depend on `bug_share`: the corpus without bugs
+    is the same one, corrected.
+    """
+    r_bugs = random.Random(BUGS_SEED + seed)
+    for (r, design), wrong, _ in zip(designs(seed, MODULES), buggy(bug_share, seed), range(count)):
+        yield document(r, bugs.bug(r_bugs, design) if wrong else design)
 
 
 def row(text, code, thought, form="plain"):
