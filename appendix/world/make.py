@@ -104,18 +104,27 @@ def row(text, code, thought, form="plain"):
     return {"system": SYSTEM, "prompt": text, "response": response}
 
 
-def rows(count=ROWS, seed=ROWS_SEED):
-    """Yield `(design, row, form)` of the training set, the broken ones spread through it."""
+def rows(count: int = ROWS, seed: int = ROWS_SEED, bug_share: float = 0.0
+         ) -> Iterator[tuple[families.Design, dict[str, str], str]]:
+    """Yield `(design, row, form)` of the training set, the broken ones spread through it.
+
+    The stored rows are curated: their modules are right. With a `bug_share`, that share of them has
+    a bug, as in a training set that a language model wrote and nobody has checked. The requests are
+    the same ones.
+    """
     forms = [form for form, number in BROKEN.items() for _ in range(number)]
     forms += ["plain"] * (count - len(forms))
     random.Random(seed).shuffle(forms)
     stream = designs(seed, ("TopModule",) * 8 + MODULES)
-    for form in forms:
+    r_bugs = random.Random(BUGS_SEED + seed)
+    for form, wrong in zip(forms, buggy(bug_share, seed)):
         r, design = next(stream)
         if form == "too long":
             design = families.table(r)
         thought = f"The module {design.module} has {len(design.ports)} ports. {design.thought}"
-        yield design, row(prompt(r, design), design.verilog(), thought, form), form
+        asked = prompt(r, design)
+        answered = bugs.bug(r_bugs, design) if wrong else design
+        yield answered, row(asked, answered.verilog(), thought, form), form
 
 
 def request(design):
