@@ -8,7 +8,6 @@ problems, once greedily and five times by chance.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -59,25 +58,14 @@ def rows_with(variant: str) -> list[train.Batch]:
 
 
 def run(variant: str, seed: int) -> str:
-    """Train, ask and judge; what is stored of it, as JSON."""
+    """Train, ask and judge; what is stored of it, one row of CSV."""
     tuned = tuning.tune(rows_with(variant), SETTINGS, STEPS, seed)
     passed = tuning.passes(tuned.model, tuned.mesh, DRAWN)
-    return json.dumps({
-        "mask": variant, "seed": seed, "steps": STEPS, "loss": round(float(np.mean(
-            tuned.losses[-10:])), 5), "greedy": passed[:, 0].tolist(),
-        "drawn": passed[:, 1:].sum(1).tolist(), "of": DRAWN})
-
-
-def stored() -> pd.DataFrame:
-    """A row for every stored run: mask, seed, how many of 38 pass greedily, share of drawn ones."""
-    found = []
-    for path in sorted(STORED.glob("*.json")):
-        run = json.loads(path.read_text())
-        found.append({"mask": run["mask"], "seed": run["seed"], "passed": sum(run["greedy"]),
-                      "drawn": np.mean(run["drawn"]) / run["of"]})
-    table = pd.DataFrame(found)
-    table["mask"] = pd.Categorical(table["mask"], VARIANTS)
-    return table.sort_values(["mask", "seed"], ignore_index=True)
+    row = {"mask": variant, "seed": seed, "steps": STEPS,
+           "loss": round(float(np.mean(tuned.losses[-10:])), 5),
+           "problems": len(passed), "greedy": int(passed[:, 0].sum()),
+           "drawn": int(passed[:, 1:].sum()), "answers_drawn": DRAWN * len(passed)}
+    return pd.DataFrame([row]).to_csv(index=False)
 
 
 if __name__ == "__main__":
@@ -86,5 +74,5 @@ if __name__ == "__main__":
     for seed in SEEDS:
         for variant in VARIANTS:
             name = variant.replace(",", "").replace(" ", "_")
-            wanted[STORED / f"{name}-{seed}.json"] = (variant, seed)
+            wanted[STORED / f"{name}-{seed}.csv"] = (variant, seed)
     runs.fill(wanted, run)
