@@ -21,7 +21,8 @@ from appendix import runs
 from helpers import chat, gemma, style, train
 from helpers.answers import ask
 from helpers.records import DataMeta
-from helpers.run import atomic_file, run_dir
+from helpers.run import run_dir
+from tables.files import atomic_file
 from verilog.asking import messages_for
 
 BASE, STORED, FIGURE = "assets/tiny_gemma4", Path("data/recipes"), "assets/figures/recipes.svg"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from helpers.run import write_text
+from tables.files import write_text
 
 
 def fill(runs, make):

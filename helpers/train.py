@@ -24,6 +24,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pandas as pd
+from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -31,7 +32,8 @@ from helpers import chat, gemma, remote, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import DataMeta
-from helpers.run import UserError, clock, digest, phase, run_dir, same_size, write_text
+from helpers.run import UserError, clock, digest, phase, run_dir, same_size
+from tables.files import write_text
 from tables.hardware import chip_of
 from tables.settings import described, setting
 from tables.texts import json_lines
@@ -535,6 +537,11 @@ def start(model: nnx.Module, optimizer: optax.GradientTransformation,
     return State(0, adapters, opt_state), frozen
 
 
+# Of these a checkpoint has at least one, however badly it's damaged: what `save` puts into it, and
+# Orbax's own notes.
+MADE_BY_ORBAX = {"model_params", "optimizer_state", "_CHECKPOINT_METADATA", "commit_success.txt"}
+
+
 def open_checkpoints(folder: str | os.PathLike, every: int, last: int,
                      keep: int = 3) -> ocp.CheckpointManager:
     """Orbax's manager of a folder, local or gs://: keeps the newest few.
@@ -546,6 +553,44 @@ def open_checkpoints(folder: str | os.PathLike, every: int, last: int,
     options = ocp.CheckpointManagerOptions(
         save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True)
     return ocp.CheckpointManager(folder, options=options)
+
+
+def throw_away(folder: str | os.PathLike) -> None:
+    """Delete a folder of checkpoints, local or gs://, if checkpoints are all that's in it.
+
+    On several hosts the first one deletes, and all of them wait until it has.
+
+    Raises:
+      UserError: something else lies there, so the folder isn't ours. Nothing was deleted.
+    """
+    path = epath.Path(folder)
+    if path.exists():
+        for entry in sorted(path.iterdir()):
+            _only_checkpoint(entry)
+    _wait_for_all_hosts("the old checkpoints were looked at")
+    if path.exists() and jax.process_index() == 0:
+        path.rmtree()
+    _wait_for_all_hosts("the old checkpoints are gone")
+
+
+def _wait_for_all_hosts(what: str) -> None:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+        multihost_utils.sync_global_devices(what)
+
+
+def _only_checkpoint(path: epath.Path) -> None:
+    """Refuse a file or folder that Orbax can't have made: it isn't ours to delete or to replace.
+
+    Orbax makes a folder for each step. It may be finished, torn by a disk, or never finished.
+    """
+    step, unfinished, _ = path.name.partition(".orbax-checkpoint-tmp")
+    if step.isdecimal() and path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+        if unfinished or not names or names & MADE_BY_ORBAX:
+            return
+    raise UserError(f"{path} isn't a checkpoint, so its folder isn't ours to change. Move it away, "
+                    "or set CHECKPOINTS (or RUN_DIR) to another folder.")
 
 
 @jax.jit
@@ -612,9 +657,12 @@ def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]
 
     Raises:
       UserError: it was trained by another recipe, and how they differ; or none of the checkpoints
-        restores; or one of several hosts meets a damaged one.
+        restores; or one of several hosts meets a damaged one; or a folder that isn't a checkpoint
+        has a number as its name.
     """
     steps = sorted(manager.all_steps(), reverse=True)
+    for step in steps:
+        _only_checkpoint(epath.Path(manager.directory) / str(step))
     for place, step in enumerate(steps):
         try:
             restored = _restore_step(manager, step, state, recipe)

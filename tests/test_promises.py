@@ -237,7 +237,8 @@ class Gated(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if listed:
             self.wfile.write(b'{"id": "google/tiny", "sha": "1234", '
-                             b'"siblings": [{"rfilename": "config.json", "size": 9}]}')
+                             b'"siblings": [{"rfilename": "config.json", "size": 9}, '
+                             b'{"rfilename": "model.safetensors", "size": 9}]}')
 
     do_HEAD = do_GET
 
