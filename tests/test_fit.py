@@ -10,6 +10,8 @@ from appendix import quantized
 from tables import hardware, stored
 from tpu_time import fit
 
+pytestmark = pytest.mark.laboratory
+
 NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
           for row in fit._stored(name, model)]

@@ -14,6 +14,8 @@ from flax import nnx
 from appendix import nca, pretrain, runs
 from appendix import nca_runs as lab
 
+pytestmark = pytest.mark.laboratory
+
 WORLD = nca.World(states=4, side=8, frames=10)
 
 # -- Rules whose films one can work out -----------------------------------------------------------

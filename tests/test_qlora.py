@@ -8,6 +8,8 @@ import pytest
 from appendix import qlora_runs as lab
 from verilog import stats
 
+pytestmark = pytest.mark.laboratory
+
 
 def table(variant, seed, passed, n=4):
     """Answers: one problem per number of passing answers."""
