@@ -1,6 +1,6 @@
 """Tunix's own LoRA step, which others ran on v5e chips: the memory that XLA plans, and its seconds.
 
-    python -m appendix.memory     fills in what data/anchors/memory.csv and anchors.csv lack of it (08)
+    python -m appendix.memory     fills in what memory.csv and anchors.csv in data/anchors lack (08)
 
 The others kept XLA's memory report of every run, also of those that the compiler refused: GiB of a
 chip, "Default CE", rank 16, JAX 0.10.1, Tunix 0.1.7 at 43cb3bd. A v5e holds 15.75.
@@ -115,7 +115,7 @@ def main() -> None:
         write_text(STORED, pd.DataFrame(rows).to_csv(index=False))
         print(*row.values(), flush=True)
     anchors.ANCHORS |= TIMED
-    anchors.main(())
+    anchors.main([])
 
 
 if __name__ == "__main__":

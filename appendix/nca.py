@@ -193,8 +193,9 @@ def brackets(count: int, length: int, kinds: int, seed: int) -> np.ndarray:
 def counting(frames: np.ndarray, world: World) -> float:
     """Nats per token of a guesser that counts a film's patches and has no idea of time.
 
-    After n patches, of which c were p, it gives p the odds (c + 8 · share of p in all these films) /
-    (n + 8). It knows the marks; the first frame is counted and not guessed. frames [R, F, H, H]
+    After n patches, of which c were p, it gives p the odds (c + 8 · s) / (n + 8), where s is the
+    share of p in all these films. It knows the marks; the first frame is counted and not guessed.
+    frames [R, F, H, H]
     """
     patch = patches(frames, world.states)
     numbers = np.arange(len(frames))
@@ -212,7 +213,9 @@ def counting(frames: np.ndarray, world: World) -> float:
 
 
 def looking_up(frames: np.ndarray, world: World) -> float:
-    """Nats per token of a guesser that looks up what like neighbourhoods became. frames [R, F, H, H]
+    """Nats per token of a guesser that looks up what like neighbourhoods became.
+
+    frames [R, F, H, H]
 
     For each cell it compares the 3 x 3 neighbourhood of a frame before with all those of the film
     so far. One of which m of the nine cells are equal counts e^(2.5 · (m - 9)) for the state that

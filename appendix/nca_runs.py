@@ -1,4 +1,4 @@
-"""12's laboratory: the arms that ask whether films of automata help a model to read, and their runs.
+"""12's laboratory: the arms that ask whether films of automata help a model to read; their runs.
 
     python -m appendix.nca_runs     makes the arms that data/nca/ lacks
 
@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from helpers.run import Progress, UserError, digest
 BASE = Path("assets/tiny_gemma4")
 STORED = Path("data/nca")
 VOCABULARY = 1280  # of text: the tiny model's tokenizer
-Params = nnx.State  # weights of one model, or of all seeds' with a first axis S
+Params: TypeAlias = nnx.State  # weights of one model, or of all seeds' with a first axis S
 
 
 @dataclasses.dataclass(frozen=True)

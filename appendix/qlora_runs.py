@@ -37,11 +37,11 @@ STORED = Path("data/qlora")
 SEEDS = (42, 43, 44)
 SETTINGS = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10,
                           max_steps=38)  # TINY of 03, half as long
-VARIANTS = {  # how the base is stored, and in what its products are computed
-    "bfloat16": {"base_dtype": "bfloat16", "int8_products": False},
-    "int8": {"base_dtype": "int8", "int8_products": False},
-    "int8 arithmetic": {"base_dtype": "int8", "int8_products": True},
-    "nf4": {"base_dtype": "nf4", "int8_products": False},
+VARIANTS = {  # (how the base is stored, whether its products are computed in int8)
+    "bfloat16": ("bfloat16", False),
+    "int8": ("int8", False),
+    "int8 arithmetic": ("int8", True),
+    "nf4": ("nf4", False),
 }
 DRAWN = 3            # answers per problem at TEMPERATURE, beside the greedy one
 TEMPERATURE = 0.8
@@ -74,11 +74,11 @@ def world() -> tuple[ModelConfig, Mesh]:
 def build(variant: str, seed: int = SEEDS[0]) -> tuple[Gemma4, Mesh]:
     """(model with adapters, mesh) for a name of `VARIANTS`."""
     config, mesh = world()
-    how = VARIANTS[variant]
-    model = quantized.load_base(BASE, config, mesh, how["base_dtype"])
+    base_dtype, int8_products = VARIANTS[variant]
+    model = quantized.load_base(BASE, config, mesh, base_dtype)
     gemma.use_block_attention(model, 128)
     rank, alpha = SETTINGS.rank, SETTINGS.alpha
-    provider = quantized.provider(rank=rank, alpha=alpha, **how)
+    provider = quantized.provider(base_dtype, rank, alpha, int8_products=int8_products)
     return gemma.inject_lora(model, rank, alpha, mesh, seed=seed, provider=provider), mesh
 
 

@@ -10,11 +10,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flax
 import grain
@@ -166,6 +166,14 @@ class Batch:
     positions: jax.Array    # [M, B, T] int32, from 0 in every example
 
 
+class Rows(Protocol):
+    """What Grain reads from: rows by their number, each a `Batch` of [T] arrays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Batch: ...
+
+
 class PackedRows:
     """The rows that notebook 02 wrote, memory-mapped: `rows[i]` is a `Batch` of [T] arrays."""
 
@@ -200,7 +208,7 @@ def micro_batches_of(cfg: Settings, fsdp: int) -> tuple[int, int]:
     return cfg.rows_per_step // micro_rows, micro_rows
 
 
-def make_dataset(rows: Sequence[Batch], micro_batches: int, micro_rows: int,
+def make_dataset(rows: Rows, micro_batches: int, micro_rows: int,
                  seed: int) -> grain.IterDataset:
     """An endless, shuffled, seekable stream of the batches of the steps."""
     dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
@@ -208,7 +216,7 @@ def make_dataset(rows: Sequence[Batch], micro_batches: int, micro_rows: int,
     return dataset.batch(micro_batches, drop_remainder=True).to_iter_dataset()
 
 
-def validation_batch(rows: Sequence[Batch], count: int, micro_rows: int) -> Batch:
+def validation_batch(rows: Rows, count: int, micro_rows: int) -> Batch:
     """`count` held-out rows as micro-batches [M, B, T], filled up with empty rows."""
     chosen = [rows[place] for place in range(min(count, len(rows)))]
     empty = jax.tree.map(np.zeros_like, chosen[0])
