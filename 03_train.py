@@ -263,8 +263,8 @@ recipe = train.recipe_of(cfg) | {
     "rows_per_step": rows_per_step, "data_sha256": meta.data_sha256,
     "template_sha256": meta.template_sha256}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
-if cfg.fresh and checkpoints.exists() and jax.process_index() == 0:
-    checkpoints.rmtree()
+if cfg.fresh:
+    train.throw_away(checkpoints)
 manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
 state, frozen = train.start(model, optimizer, mesh)
 state = train.restore(manager, state, recipe)  # of the newest checkpoint that is whole

@@ -46,7 +46,7 @@ CONSTANTS = {  # each is an option of the command, too: --rank 16
     "every": 100,  # steps between two held-out losses, and two checkpoints; two are kept
     "dtype": "bfloat16",  # of weights and arithmetic; adapters and Adam are float32
 }
-MUST = {  # what Tunix 0.1.7 computes, whatever a config.json asks for
+MUST: dict[str, list] = {  # what Tunix 0.1.7 computes, whatever a config.json asks for
     "model_type": ["gemma4_text"], "hidden_activation": ["gelu_pytorch_tanh"],
     "rms_norm_eps": [1e-6], "tie_word_embeddings": [True], "enable_moe_block": [False],
     "per_layer_config": [None], "use_bidirectional_attention": [None, "vision"],

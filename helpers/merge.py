@@ -21,9 +21,10 @@ from safetensors.numpy import save_file
 from helpers import weights
 from helpers.records import Merge, Recipe
 from helpers.run import (
-    Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
+    Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir)
 from tables import architecture
 from tables.architecture import Module
+from tables.files import write_json
 
 Folder = str | Path
 Pair = tuple[np.ndarray, np.ndarray]

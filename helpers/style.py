@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from helpers.run import atomic_file, run_dir
+from helpers.run import run_dir
+from tables.files import atomic_file
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,11 +10,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flax
 import grain
@@ -24,6 +24,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pandas as pd
+from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -31,7 +32,8 @@ from helpers import chat, gemma, remote, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import DataMeta
-from helpers.run import UserError, clock, digest, phase, run_dir, same_size, write_text
+from helpers.run import UserError, clock, digest, phase, run_dir, same_size
+from tables.files import write_text
 from tables.hardware import chip_of
 from tables.settings import described, setting
 from tables.texts import json_lines
@@ -164,6 +166,14 @@ class Batch:
     positions: jax.Array    # [M, B, T] int32, from 0 in every example
 
 
+class Rows(Protocol):
+    """What Grain reads from: rows by their number, each a `Batch` of [T] arrays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Batch: ...
+
+
 class PackedRows:
     """The rows that notebook 02 wrote, memory-mapped: `rows[i]` is a `Batch` of [T] arrays."""
 
@@ -198,7 +208,7 @@ def micro_batches_of(cfg: Settings, fsdp: int) -> tuple[int, int]:
     return cfg.rows_per_step // micro_rows, micro_rows
 
 
-def make_dataset(rows: Sequence[Batch], micro_batches: int, micro_rows: int,
+def make_dataset(rows: Rows, micro_batches: int, micro_rows: int,
                  seed: int) -> grain.IterDataset:
     """An endless, shuffled, seekable stream of the batches of the steps."""
     dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
@@ -206,7 +216,7 @@ def make_dataset(rows: Sequence[Batch], micro_batches: int, micro_rows: int,
     return dataset.batch(micro_batches, drop_remainder=True).to_iter_dataset()
 
 
-def validation_batch(rows: Sequence[Batch], count: int, micro_rows: int) -> Batch:
+def validation_batch(rows: Rows, count: int, micro_rows: int) -> Batch:
     """`count` held-out rows as micro-batches [M, B, T], filled up with empty rows."""
     chosen = [rows[place] for place in range(min(count, len(rows)))]
     empty = jax.tree.map(np.zeros_like, chosen[0])
@@ -535,6 +545,11 @@ def start(model: nnx.Module, optimizer: optax.GradientTransformation,
     return State(0, adapters, opt_state), frozen
 
 
+# Of these a checkpoint has at least one, however badly it's damaged: what `save` puts into it, and
+# Orbax's own notes.
+MADE_BY_ORBAX = {"model_params", "optimizer_state", "_CHECKPOINT_METADATA", "commit_success.txt"}
+
+
 def open_checkpoints(folder: str | os.PathLike, every: int, last: int,
                      keep: int = 3) -> ocp.CheckpointManager:
     """Orbax's manager of a folder, local or gs://: keeps the newest few.
@@ -546,6 +561,44 @@ def open_checkpoints(folder: str | os.PathLike, every: int, last: int,
     options = ocp.CheckpointManagerOptions(
         save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True)
     return ocp.CheckpointManager(folder, options=options)
+
+
+def throw_away(folder: str | os.PathLike) -> None:
+    """Delete a folder of checkpoints, local or gs://, if checkpoints are all that's in it.
+
+    On several hosts the first one deletes, and all of them wait until it has.
+
+    Raises:
+      UserError: something else lies there, so the folder isn't ours. Nothing was deleted.
+    """
+    path = epath.Path(folder)
+    if path.exists():
+        for entry in sorted(path.iterdir()):
+            _only_checkpoint(entry)
+    _wait_for_all_hosts("the old checkpoints were looked at")
+    if path.exists() and jax.process_index() == 0:
+        path.rmtree()
+    _wait_for_all_hosts("the old checkpoints are gone")
+
+
+def _wait_for_all_hosts(what: str) -> None:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+        multihost_utils.sync_global_devices(what)
+
+
+def _only_checkpoint(path: epath.Path) -> None:
+    """Refuse a file or folder that Orbax can't have made: it isn't ours to delete or to replace.
+
+    Orbax makes a folder for each step. It may be finished, torn by a disk, or never finished.
+    """
+    step, unfinished, _ = path.name.partition(".orbax-checkpoint-tmp")
+    if step.isdecimal() and path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+        if unfinished or not names or names & MADE_BY_ORBAX:
+            return
+    raise UserError(f"{path} isn't a checkpoint, so its folder isn't ours to change. Move it away, "
+                    "or set CHECKPOINTS (or RUN_DIR) to another folder.")
 
 
 @jax.jit
@@ -612,9 +665,12 @@ def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]
 
     Raises:
       UserError: it was trained by another recipe, and how they differ; or none of the checkpoints
-        restores; or one of several hosts meets a damaged one.
+        restores; or one of several hosts meets a damaged one; or a folder that isn't a checkpoint
+        has a number as its name.
     """
     steps = sorted(manager.all_steps(), reverse=True)
+    for step in steps:
+        _only_checkpoint(epath.Path(manager.directory) / str(step))
     for place, step in enumerate(steps):
         try:
             restored = _restore_step(manager, step, state, recipe)

@@ -67,7 +67,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def files_of(folder: str | Path) -> list[Path]:
-    """A model's safetensors files, in the order of their names. This alone decides which they are.
+    """A model's safetensors files, in the order of their names. `names_of` decides which they are.
 
     A large model comes in several files (shards), and an index says which tensor is in which. Where
     there is no index, it is model.safetensors. Files that lie beside these are refused, because
@@ -78,10 +78,8 @@ def files_of(folder: str | Path) -> list[Path]:
         missing, or a .safetensors file that it doesn't name.
     """
     folder = Path(folder)
-    source, names = SINGLE, [SINGLE]
-    if (folder / INDEX).exists():
-        places = _index_of(folder)
-        source, names = INDEX, sorted(set(places.values()))
+    source = INDEX if (folder / INDEX).exists() else SINGLE
+    names = names_of(folder)
     has_config = (folder / "config.json").exists()
     if not has_config or not (folder / source).exists():
         raise UserError(f"{folder} is not a model folder (config.json and safetensors files).")
@@ -95,6 +93,19 @@ def files_of(folder: str | Path) -> list[Path]:
             raise UserError(f"{folder} holds a second set of weights: {path.name} beside {source}. "
                             "Move what isn't this model's to another folder.")
     return files
+
+
+def names_of(folder: str | Path) -> list[str]:
+    """The names of a model's safetensors files: those in its index, else model.safetensors.
+
+    The files needn't be there yet: `remote.stage` fetches the ones that this names.
+
+    Raises:
+      UserError: there is an index, and it can't be used.
+    """
+    if (Path(folder) / INDEX).exists():
+        return sorted(set(_index_of(Path(folder)).values()))
+    return [SINGLE]
 
 
 def _index_of(folder: Path) -> dict[str, str]:

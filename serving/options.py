@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from serving import environment
-from serving.records import problem_of, read_json, write_json
-from tables import hardware
+from serving.records import write_json
+from tables import files, hardware, records
 from tables.errors import UserError
 from tables.settings import setting
 
@@ -125,14 +125,14 @@ def read(folder: str | Path) -> Options:
     if not path.exists():
         raise UserError(f"{path} is missing: no server was ever started for this run directory. "
                         "Run 05_serve_vllm first.")
-    values = read_json(path, "Run 05_serve_vllm again.")
-    files = values.pop("files", None) if isinstance(values, dict) else None
-    if problem := problem_of(Options, values):
-        raise UserError(f"{path} is not what 05_serve_vllm writes: {problem}. Run 05 again.")
-    for name in ("environment", "flags"):
-        values[name] = tuple(map(str, values[name]))
-    options = Options(**values)
-    if not Path(options.model).is_dir() or file_states(options.model) != files:
+    fix = "Run 05_serve_vllm again, which writes it."
+    values = files.read_json(path, fix)
+    served = values.pop("files", None) if isinstance(values, dict) else None
+    try:
+        options = records.from_json(Options, values, strict=True)
+    except records.Misfit as error:
+        raise UserError(f"{path} {error}. {fix}") from error
+    if not Path(options.model).is_dir() or file_states(options.model) != served:
         raise UserError(f"{options.model} is no longer what 05_serve_vllm checked and served. "
                         "Run 05 again.")
     return options
@@ -178,7 +178,7 @@ def adapter_rank(folder: str) -> int:
       UserError: its adapter_config.json is missing or damaged, or the rank is more than vLLM takes.
     """
     path = Path(folder) / "adapter_config.json"
-    config = read_json(path, "Run 04_merge again: it writes the adapter.")
+    config = files.read_json(path, "Run 04_merge again: it writes the adapter.")
     rank = config.get("r") if isinstance(config, dict) else None
     if not isinstance(rank, int) or rank < 1:
         raise UserError(f"{path} names no rank r. Run 04_merge again: it writes the adapter.")
@@ -202,7 +202,7 @@ def _vocabulary(folder: Path) -> dict | None:
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
-    tokenizer = read_json(path, "Download the model again.")
+    tokenizer = files.read_json(path, "Download the model again.")
     return tokenizer["model"]["vocab"]
 
 

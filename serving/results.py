@@ -12,6 +12,7 @@ import pandas as pd
 
 from serving.records import write_json
 
+
 INF = math.inf
 KEPT = 0.9        # of a rate: a server that delivers this much keeps up
 CONTRADICTED = 0.8  # of what the server has shown that it can: who delivers less was disturbed

@@ -24,6 +24,7 @@ from serving import commands, environment, processes
 from serving.asking import healthy
 from serving.options import IMAGES, FileStates, Options, check, file_states
 from serving.records import ServerRecord
+from tables import files
 from tables.errors import UserError
 
 NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|MemoryError|"
@@ -187,7 +188,7 @@ def _record_of(pid: int, port: int, options: Options, folder: Path,
                wanted: Identity) -> ServerRecord:
     """The record of a server that was started this moment."""
     reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    command, settings, files = wanted
+    command, settings, served_files = wanted
     return ServerRecord(
         pid=pid,
         born=processes.born(pid),
@@ -201,7 +202,7 @@ def _record_of(pid: int, port: int, options: Options, folder: Path,
         log=str(folder / "server.log"),
         command=command,
         environment=settings,
-        files=files)
+        files=served_files)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -210,13 +211,9 @@ def _opened(path: Path) -> BinaryIO:
     Raises:
       UserError: it cannot be written.
     """
-    try:
+    with files.refusals(path, "RUN_DIR"):
         path.parent.mkdir(parents=True, exist_ok=True)
         return open(path, "wb")
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written ({error.strerror}). Free some space there, or set RUN_DIR "
-            "to another disk.") from error
 
 
 @contextlib.contextmanager

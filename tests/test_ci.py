@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from _pytest.mark.expression import Expression
 from conftest import ROOT, program
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -35,3 +36,27 @@ def test_shell_lines_pass_shellcheck_and_call_scripts_that_exist(path):
                 assert step.get("shell") == "bash", "without it a pipe hides the first exit status"
             for script in re.findall(r"(?:\./|\.github/)[\w.]+\.sh", step["run"]):
                 assert os.access(ROOT / script, os.X_OK), script
+
+
+def suites():
+    """{suite of run_tests.sh: pytest's expression of the marks that it takes}."""
+    lines = (ROOT / "run_tests.sh").read_text().splitlines()
+    found = {}
+    for line in lines:
+        if match := re.match(r'([a-z |]+)\) run -m "?([a-z ()]+?)"? (?:-n|"\$@")', line):
+            for name in match[1].split(" | "):
+                found.setdefault(name, []).append(Expression.compile(match[2]))
+    return found
+
+
+@pytest.mark.parametrize("marks", [
+    {name for place, name in enumerate(("slow", "laboratory", "series")) if number >> place & 1}
+    for number in range(8)], ids=lambda marks: "-".join(sorted(marks)) or "none")
+def test_each_test_is_in_one_of_the_two_jobs_or_slow(marks):
+    takes = {name: [expression.evaluate(lambda word, **_: word in marks) for expression in given]
+             for name, given in suites().items()}
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    both = jobs["test"]["strategy"]["matrix"]["suite"]
+    assert sum(map(sum, (takes[suite] for suite in both))) == ("slow" not in marks)
+    assert takes["fast"] == ["slow" not in marks] and takes["slow"] == ["slow" in marks]
+    assert sum(takes["all"]) == 1

@@ -1,4 +1,4 @@
-"""Cellular automata as training data: rules worked by hand, tokens, guessers, transfer, the runs."""
+"""Cellular automata as training data: rules by hand, tokens, guessers, transfer, the runs."""
 
 import dataclasses
 import gzip
@@ -13,6 +13,8 @@ from flax import nnx
 
 from appendix import nca, pretrain, runs
 from appendix import nca_runs as lab
+
+pytestmark = pytest.mark.laboratory
 
 WORLD = nca.World(states=4, side=8, frames=10)
 
@@ -131,7 +133,8 @@ def test_brackets_are_balanced_and_of_all_kinds():
 TINY = nca.World(side=4, frames=4)
 SMALL = lab.Plan(world=TINY, rows=2, first_steps=4, text_steps=4, alone=2, every=2, documents=200,
                  validation=4, seeds=2, gate=-999.0, kinds=8,
-                 model=(("num_layers", 1), ("num_heads", 4), ("num_kv_heads", 2), ("hidden_dim", 32)))
+                 model=(("num_layers", 1), ("num_heads", 4), ("num_kv_heads", 2),
+                        ("hidden_dim", 32)))
 
 
 def test_transfer_moves_the_named_parts_and_no_other():
@@ -231,7 +234,7 @@ def test_stored_runs_are_whole_and_of_the_plan():
 
 
 def test_paired_differences_by_hand():
-    """Differences -0.1, -0.3, -0.1, -0.3: mean -0.2, deviation 0.11547, three degrees of freedom."""
+    """Differences -0.1, -0.3, -0.1, -0.3: mean -0.2, deviation 0.11547, 3 degrees of freedom."""
     ends = pd.DataFrame({"text": [1.0, 2.0, 3.0, 4.0], "automata": [0.9, 1.7, 2.9, 3.7]})
     row = lab.differences(ends).iloc[0]
     wide = scipy.stats.t.ppf(1 - 0.05 / 8 / 2, 3)  # eight comparisons

@@ -16,6 +16,8 @@ from conftest import ROOT
 from tables import hardware
 from tpu_time import Box, bands, hlo, links, predict, report
 
+pytestmark = pytest.mark.laboratory
+
 V5P = Box("v5p", (2, 2, 1))
 CLOCK = 1.75e9
 LINK = 0.90 * 90e9                                # one link, one direction, as far as it is reached

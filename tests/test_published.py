@@ -10,6 +10,8 @@ from conftest import ROOT, load, page
 from tables import physics
 from tables.hardware import chip
 
+pytestmark = pytest.mark.laboratory
+
 NOTEBOOK = "appendix/10_published.py"
 PUBLISHED = ROOT / "data" / "published"
 CONFIG = json.loads((ROOT / "data" / "configs" / "gemma4_31b.json").read_text())

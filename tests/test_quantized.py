@@ -20,6 +20,8 @@ from appendix import quantized
 from helpers import gemma, merge, train, weights
 from tpu_time import fit
 
+pytestmark = pytest.mark.laboratory
+
 KINDS = ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum", "gate_proj", "up_proj", "down_proj")
 TINY = "assets/tiny_gemma4"
 

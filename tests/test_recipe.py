@@ -27,6 +27,8 @@ import recipe
 from helpers import chat, data, gemma, merge, train
 from tables import architecture
 
+pytestmark = pytest.mark.laboratory
+
 ASSETS, RANK, ALPHA, STEPS = ROOT / "assets" / "tiny_gemma4", 8, 16.0, 20
 
 

@@ -39,8 +39,9 @@ def typical_miss() -> float:
         if row["predicted_ms"]:
             squares.append(math.log(float(row["predicted_ms"]) / float(row["measured_ms"])) ** 2)
     if not squares:
-        raise UserError(f"{ANCHORS} has no row with a prediction, so no range can be given. Restore "
-                        "it (git checkout data/anchors), or make it: python -m tpu_time.anchors")
+        raise UserError(f"{ANCHORS} has no row with a prediction, so no range can be given. "
+                        "Restore it (git checkout data/anchors), or make it: "
+                        "python -m tpu_time.anchors")
     return math.sqrt(sum(squares) / len(squares))
 
 

@@ -195,7 +195,8 @@ class Clock:
     def take_links(self, seconds: float, axes: tuple[str, ...]) -> float:
         """When a transfer starts: after those before it that use one of its links.
 
-        "x" are the links along x in both directions, "x+" those in one: a link carries both at once.
+        "x" are the links along x in both directions, "x+" those in one: a link carries both at
+        once.
         """
         ways = []
         for axis in axes:

@@ -42,8 +42,8 @@ CHECKPOINT_GB = {"31b": 62.5, "e2b": 10.2, "e4b": 16.0}
 # goes (github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b: tpu.env and the report of 2026-08-25).
 GB_PER_S = 0.2
 UP_GB_PER_S = 0.057
-# Three programs of five minutes: two that answer, one that validates. The step compiles while the base is
-# loaded. Published: 3 to 8 minutes for one.
+# Three programs of five minutes: two that answer, one that validates. The step compiles while the
+# base is loaded. Published: 3 to 8 minutes for one.
 COMPILE_MINUTES = 15
 EVERY = 100            # optimizer steps between two validations, as in 03
 HELD_OUT = 64          # rows of a validation, as in 03
