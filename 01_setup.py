@@ -155,7 +155,7 @@ style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 #
 # ## 3. Create a machine, and delete it
 # `scripts/vm.sh` runs on your laptop, with `gcloud` logged in to a project with billing and quota
-# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)). Here we print the first
+# ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)). Here we print the first
 # command of each step and run none.
 
 # %%

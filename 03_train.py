@@ -512,7 +512,7 @@ pd.DataFrame(cut).T
 # <details><summary><b>More chips than four?</b></summary>
 #
 # All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4) or (16, 1), and every host runs
-# this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)).
+# this page as a script ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)).
 # A step has more rows then, and the learning rate is yours to find again.
 #
 # </details>

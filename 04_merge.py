@@ -358,7 +358,7 @@ print(card)
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
 #
-# Training and serving are two machines; [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)
+# Training and serving are two machines; [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)
 # says how the result gets from one to the other.
 #
 # ## Recap

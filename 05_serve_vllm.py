@@ -230,7 +230,7 @@ style.words(flags.explain(tpu).reset_index())
 # the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
 #
 # Images, fallbacks and what to type on the machine are in
-# [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md).
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
 #
 # ## 5. What fits into the memory of a chip
 # A chip holds its share of the weights. The rest of what vLLM may use (92 %) is the **KV cache**: keys
