@@ -70,9 +70,9 @@ from pathlib import Path
 import pandas as pd
 
 from helpers import chat, records, remote, style
-from serving import Options, asking, commands, draw, flags, limits, server
+from serving import Options, asking, commands, draw, flags, limits, server, v5e
 from serving import options as serve
-from tables import physics, published
+from tables import hardware, physics, published
 from tables.hardware import chip
 from tables.settings import described
 
@@ -84,7 +84,8 @@ FULL = Options(engine="tpu-docker", port=8000, max_model_len=16_384, tensor_para
 SECOND = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", quantization="fp8")
 E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, environment=())
 TINY = Options(engine="cpu")
-cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
+LARGE = v5e.options_here() if hardware.here().slice == v5e.SLICE else FULL  # the free machine's
+cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
 beside = cfg.engine == "cpu"  # a CPU has room for a second server: the base, to compare with
 
 # %%
@@ -228,6 +229,9 @@ style.words(flags.explain(tpu).reset_index())
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
 # an environment of its own (it brings its own JAX), and `engine="tpu"` starts it: the short road for
 # the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
+#
+# **On Kaggle's eight v5e chips** the same `engine="tpu"` starts what `serving/v5e.py` plans: text only,
+# 8,192 tokens, and five tries in order, because nobody has published a start of the 31B there.
 #
 # Images, fallbacks and what to type on the machine are in
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
