@@ -5,15 +5,24 @@ JAX that nobody may import, a /sys with eight chips, small disks, a `kaggle` tha
 """
 
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, SERVE, needs_serve, program
-from test_hardware import alone, on, tree  # noqa: F401
+from test_hardware import alone, on, tpu, tree  # noqa: F401
 from test_serve import PARSE, vllm_part
 
 import helpers
+import kaggle_files
+from helpers import kept
 from serving import commands, limits, v5e
 from tables import hardware, kaggle
 from tables.errors import UserError
@@ -161,3 +170,325 @@ def test_xlas_cache_lies_where_the_shell_says(monkeypatch):
     own = replace(options, environment=("VLLM_XLA_CACHE_PATH=/mine",))
     assert "VLLM_XLA_CACHE_PATH=/mine" in commands.command(own)
     assert "VLLM_XLA_CACHE_PATH=/tmp/run/xla_cache" not in commands.command(own)
+
+
+# ── A machine like Kaggle's ──
+
+OLD_JAX = "raise RuntimeError('the old JAX of the image was imported, and would hold the chips')\n"
+UV = """import sys
+open({log!r}, "a").write(" ".join(sys.argv[1:]) + "\\n")
+if sys.argv[1:3] == ["python", "find"]:
+    print({python!r})
+"""
+PAGES = """#!/usr/bin/env bash
+set -e
+env > "$RUN_DIR/env"
+mkdir -p "$RUN_DIR/train/checkpoints/20" "$RUN_DIR/adapter" "$RUN_DIR/eval"
+echo '{"seconds": {"01_setup": 1.0}, "peak_gib": 1.0}' > "$RUN_DIR/times.json"
+head -c 300000 /dev/zero > "$RUN_DIR/adapter/adapter_model.safetensors"
+echo "== 03_train =="
+"""
+
+
+REAL = "the series itself"
+EIGHT = ("--xla_force_host_platform_device_count=4 "  # 03 asks for four where nobody has, so it
+         "--xla_force_host_platform_device_count=8")  # adds nothing; of two the last one counts
+
+
+class Machine:
+    """A folder tree like Kaggle's, and what runs in it."""
+
+    def __init__(self, folder, chips=8, pages=PAGES, **env):
+        self.folder, self.log = folder, folder / "uv.log"
+        for name in ("working", "scratch", "input", "bin"):
+            (folder / name).mkdir(parents=True)
+        self.python = self._python_of_the_image()
+        for name in ("apt-get", "iverilog"):
+            (folder / "bin" / name).write_text("#!/bin/sh\n")
+            (folder / "bin" / name).chmod(0o755)
+        root = tree(folder / "root", **(tpu("0x0063", chips) if chips else {}))
+        kept_env = {name: value for name, value in os.environ.items() if not name.startswith(
+            ("SIZE", "RUN_DIR", "TPU_", "XLA_", "JAX_", "PYTHON", "KAGGLE_"))}
+        self.env = {**kept_env, "KAGGLE_KERNEL_RUN_TYPE": "Batch", "HARDWARE_ROOT": str(root),
+                    "KAGGLE_WORKING": str(folder / "working"), "GCE_METADATA_HOST": "127.0.0.1:9",
+                    "KAGGLE_SCRATCH": str(folder / "scratch"), "SIZE": "tiny",
+                    "KAGGLE_INPUT": str(folder / "input"), "JAX_PLATFORMS": "cpu",
+                    "TPU_LIBRARY_PATH": "/image/libtpu.so", "TPU_WORKER_HOSTNAMES": POISON,
+                    "PATH": f"{folder}/bin:{os.environ['PATH']}", **env}
+        self.repository, self.commit = self._clone_of(pages)
+        self.working, self.run = folder / "working", folder / "scratch" / "run"
+
+    def _python_of_the_image(self):
+        """A Python with an old JAX that nobody may import, and a uv that writes down its words."""
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.folder / "image"],
+                       check=True)
+        site = next((self.folder / "image/lib").glob("python3*/site-packages"))
+        for name, text in (("jax", OLD_JAX), ("uv", "")):
+            (site / name).mkdir()
+            (site / name / "__init__.py").write_text(text)
+        (site / "uv/__main__.py").write_text(UV.format(log=str(self.log), python=sys.executable))
+        return self.folder / "image/bin/python"
+
+    def _clone_of(self, pages):
+        """A repository with our rooms; setup.sh and the pages are small scripts."""
+        folder = self.folder / "repository"
+        if pages is REAL:
+            return self._whole_clone(folder)
+        for name in ("helpers", "tables"):
+            shutil.copytree(ROOT / name, folder / name,
+                            ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "data/measured", folder / "data/measured")
+        (folder / "tools").mkdir()
+        shutil.copy2(ROOT / "tools/kaggle_session.py", folder / "tools")
+        scripts = {"setup.sh": 'echo "setup: PYTHON=$PYTHON"', "run_all.sh": pages,
+                   "first_hour.sh": 'mkdir -p "$RUN_DIR/first_hour"\n'
+                   'echo "$*" > "$RUN_DIR/first_hour/report.md"'}
+        for name, text in scripts.items():
+            (folder / name).write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}\n")
+            (folder / name).chmod(0o755)
+        return commit(folder)
+
+    def _whole_clone(self, folder):
+        """A repository with everything. What differs: packages are linked instead of installed,
+        and the pages see this machine, whose CPU plays eight chips, instead of the fake /sys."""
+        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT,
+                                check=True, capture_output=True, text=True).stdout.splitlines()
+        for name in listed:
+            source = ROOT / name
+            if source.is_file() and not name.startswith(("notebooks/", "data/dryrun/programs")):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, folder / name)
+        links = "".join(f"ln -sfn {(ROOT / name).resolve()} {name}\n"
+                        for name in (".venv", ".venv-serve") if (ROOT / name).exists())
+        (folder / "setup.sh").write_text(f'#!/bin/bash\ncd "$(dirname "$0")"\n{links}')
+        (folder / "run_all.sh").rename(folder / "run_all_real.sh")
+        (folder / "run_all.sh").write_text(
+            "#!/bin/bash\nunset HARDWARE_ROOT\nexec ./run_all_real.sh \"$@\"\n")
+        (folder / "run_all.sh").chmod(0o755)
+        return commit(folder)
+
+    def launcher(self, *words, **settings):
+        """The file that would be pushed."""
+        path = self.folder / "launch.py"
+        path.write_text(kaggle_files.launcher(str(self.repository), self.commit, list(words),
+                                              settings))
+        return path
+
+    def launch(self, *words, timeout=120, **settings):
+        """Run it to its end."""
+        return subprocess.run([self.python, self.launcher(*words, **settings)], env=self.env,
+                              cwd=self.folder, capture_output=True, text=True, timeout=timeout)
+
+    def report(self):
+        """The report that it left."""
+        return json.loads((self.working / "report.json").read_text())
+
+
+def commit(folder):
+    """(folder, hash) of a new repository with all that is in the folder."""
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"],
+                  ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-q", "-m",
+                   "state"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, text=True,
+                           capture_output=True)
+    return folder, found.stdout.strip()
+
+
+# ── The launcher, with small scripts in place of the pages ──
+
+def test_a_session_installs_runs_and_leaves_what_counts(tmp_path):
+    machine = Machine(tmp_path)
+    done = machine.launch(MAX_STEPS="4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "TPU v5e-8 (8 chips)" in done.stdout and "old JAX" not in done.stdout
+    env = dict(line.split("=", 1) for line in (machine.run / "env").read_text().splitlines()
+               if "=" in line)
+    assert "TPU_LIBRARY_PATH" not in env and "TPU_WORKER_HOSTNAMES" not in env
+    assert env["TPU_CHIPS_PER_HOST_BOUNDS"] == "2,4,1" and env["MAX_STEPS"] == "4"
+    assert env["PYTHON"] == sys.executable and "python install 3.11" in machine.log.read_text()
+    assert Path(env["RUN_DIR"]) == machine.run and Path(env["TMPDIR"]).parent == machine.run.parent
+    report = machine.report()
+    assert report["outcome"] == "done" and report["pages_seconds"] == {"01_setup": 1.0}
+    assert report["about"]["slice"] == "v5e-8" and report["about"]["commit"] == machine.commit
+    assert (machine.working / "adapter/adapter_model.safetensors").stat().st_size == 300_000
+    assert (machine.working / "train/checkpoints/20").is_dir()
+    assert "== 03_train ==" in (machine.working / "session.log").read_text()
+    assert not list(machine.working.rglob("*.partial")) + list(machine.working.glob(".reserve"))
+
+
+@pytest.mark.parametrize(("chips", "line"), [
+    (4, "this session shows 4 of the 8 chips of a TPU v5e-8"),
+    (0, "Kaggle gave this session no TPU (no TPU, no GPU). Verify your phone number")])
+def test_another_machine_is_refused_in_one_line_before_anything_is_installed(tmp_path, chips, line):
+    machine = Machine(tmp_path, chips)
+    done = machine.launch()
+    assert done.returncode == 1 and not machine.log.exists() and not (machine.run / "env").exists()
+    told = [text for text in done.stdout.splitlines() if line in text]
+    assert len(told) == 1 and "Traceback" not in done.stdout + done.stderr
+    assert machine.report()["outcome"].startswith(f"failed: {line}")
+
+
+def test_the_clock_ends_a_page_in_order(tmp_path):
+    """The page hears SIGTERM and finishes its checkpoint; that one is kept."""
+    pages = (PAGES + "trap 'mkdir $RUN_DIR/train/checkpoints/40; exit 143' TERM\n"
+             "sleep 60 & wait\n")
+    machine = Machine(tmp_path, pages=pages, KAGGLE_HOURS="0.002")
+    done = machine.launch()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert machine.report()["outcome"] == "stopped by the clock in 03_train"
+    assert [path.name for path in (machine.working / "train/checkpoints").iterdir()] == ["40"]
+
+
+def test_sigterm_leaves_the_same(tmp_path):
+    machine = Machine(tmp_path, pages=PAGES + "touch $RUN_DIR/up; exec sleep 60\n")
+    process = subprocess.Popen([machine.python, machine.launcher()], env=machine.env, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 60
+    while not (machine.run / "up").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert machine.report()["outcome"] == "stopped by SIGTERM in 03_train", said
+    assert (machine.working / "train/checkpoints/20").is_dir()
+    assert (machine.working / "adapter/adapter_model.safetensors").exists()
+
+
+def test_a_full_disk_keeps_the_report_and_the_adapter_and_names_the_rest(tmp_path):
+    """KAGGLE_WORKING is a disk of 4 MB: half of it is held for the report and the log."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
+    pages = (PAGES + 'head -c 9000000 /dev/zero > "$RUN_DIR/train/checkpoints/20/state"\n'
+             'mkdir "$RUN_DIR/jax_cache"; head -c 8000000 /dev/zero > "$RUN_DIR/jax_cache/one"\n')
+    machine = Machine(tmp_path, pages=pages)
+    (tmp_path / "after").mkdir()
+    script = (f"mount -t tmpfs -o size=4m none {machine.working} && "
+              f"{machine.python} {machine.launcher()}; echo status $?; "
+              f"cp -r {machine.working}/. {tmp_path}/after")
+    done = subprocess.run(["unshare", "-rm", "bash", "-c", script], env=machine.env, text=True,
+                          capture_output=True, timeout=120)
+    assert "status 0" in done.stdout, done.stdout + done.stderr
+    for name in ("checkpoint 20: 9.0 MB", "jax_cache: 8.0 MB"):
+        assert f"left out {name} don't fit into" in done.stdout
+    after = tmp_path / "after"
+    assert json.loads((after / "report.json").read_text())["outcome"] == "done"
+    assert (after / "adapter/adapter_model.safetensors").stat().st_size == 300_000
+    assert "left out checkpoint" in (after / "session.log").read_text()
+    assert not list(after.rglob("*.partial"))
+
+
+def test_a_session_goes_on_from_an_earlier_output(tmp_path):
+    """Kaggle mounts it at notebooks/USER/NAME; another report beside it isn't ours."""
+    first = Machine(tmp_path / "first")
+    assert first.launch().returncode == 0
+    again = 'ls "$RUN_DIR/train/checkpoints" > "$RUN_DIR/found"\n'
+    second = Machine(tmp_path / "second", pages="#!/bin/bash\n" + again)
+    mounted = second.folder / "input/notebooks/me/gemma4-on-tpu"
+    shutil.copytree(first.working, mounted)
+    (second.folder / "input/other").mkdir()
+    (second.folder / "input/other/report.json").write_text("[]")
+    done = second.launch()
+    assert done.returncode == 0 and f"going on from {mounted}: adapter, " in done.stdout
+    assert (second.run / "found").read_text() == "20\n"
+    assert (second.working / "adapter/adapter_model.safetensors").exists()
+
+
+def test_where_the_server_does_not_start_the_next_try_is_made_from_05_on(tmp_path):
+    """The base comes from Kaggle's mount, in the place where helpers.remote looks for it."""
+    pages = PAGES + """echo "$* try ${SERVE_TRY:-0}" >> "$RUN_DIR/eval/tries"
+echo "== 05_serve_vllm =="
+[ "${SERVE_TRY:-0}" = 2 ]
+"""
+    machine = Machine(tmp_path, pages=pages, SIZE="31b", BASE_FROM="mount")
+    base = machine.folder / "input/models/google/gemma-4/transformers/gemma-4-31b-it/1"
+    base.mkdir(parents=True)
+    (base / "config.json").write_text("{}")
+    done = machine.launch()
+    assert machine.report()["outcome"] == "done", done.stdout
+    assert (machine.working / "eval/tries").read_text().splitlines() == [
+        "01 07 try 0", "05 07 try 1", "05 07 try 2"]
+    found = program(sys.executable, "-c", "import sys; from helpers import remote; "
+                    "print(remote.stage('google/gemma-4-31B-it'))", cwd=ROOT,
+                    TMPDIR=str(machine.folder / "scratch/tmp"), HF_ENDPOINT="http://127.0.0.1:9")
+    assert found.stdout.strip() == f"{machine.folder}/scratch/tmp/base/google/gemma-4-31B-it"
+
+
+def test_a_page_that_fails_ends_the_session_in_order(tmp_path):
+    machine = Machine(tmp_path, pages=PAGES + "echo 'Error: no room'; exit 1\n")
+    done = machine.launch()
+    assert done.returncode == 0, "Kaggle keeps the output of a session that ends well"
+    assert machine.report()["outcome"].startswith("failed: 03_train failed (see session.log)")
+    assert (machine.working / "adapter").is_dir()
+
+
+def test_smoke_is_the_first_hour(tmp_path):
+    machine = Machine(tmp_path)
+    assert machine.launch("--smoke").returncode == 0
+    assert (machine.working / "first_hour/report.md").read_text() == "--minutes 60\n"
+    assert not (machine.run / "env").exists()
+
+
+def test_a_commit_that_is_nowhere_is_one_line_and_a_report(tmp_path):
+    machine = Machine(tmp_path)
+    machine.commit = "0" * 40
+    done = machine.launch()
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "gives no commit 000000000000" in done.stderr and "Push that commit" in done.stderr
+    assert machine.report()["outcome"].startswith("failed: ")
+
+
+def test_a_clock_that_is_no_number_is_one_line(tmp_path):
+    done = Machine(tmp_path, KAGGLE_HOURS="soon").launch()
+    assert done.returncode == 1 and "KAGGLE_HOURS=soon is no number. Name hours" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_what_has_no_room_does_not_push_out_what_was_kept(tmp_path, monkeypatch):
+    run_folder, working = tmp_path / "run", tmp_path / "working"
+    (run_folder / "train/checkpoints/20").mkdir(parents=True)
+    (run_folder / "train/checkpoints/20/state").write_bytes(bytes(1000))
+    working.mkdir()
+    keeper = kept.Keeper(run_folder, working, tmp_path / "log")
+    monkeypatch.setattr(kept, "LIMIT", 2500)
+    assert keeper.keep() == []
+    (run_folder / "train/checkpoints/40").mkdir()
+    (run_folder / "train/checkpoints/40/state").write_bytes(bytes(2000))
+    assert "left out checkpoint 40" in keeper.keep()[0]
+    assert (working / "train/checkpoints/20/state").stat().st_size == 1000
+    monkeypatch.setattr(kept, "LIMIT", 25_000)
+    assert keeper.keep() == [] and not (working / "train/checkpoints/20").exists()
+    assert (working / "train/checkpoints/40/state").stat().st_size == 2000
+    assert re.fullmatch(r"train/checkpoints", keeper.bring_back(working))
+
+
+# ── With the series' own pages, at the tiny size ──
+
+@pytest.mark.slow
+@needs_serve
+def test_the_clock_runs_out_in_03_and_the_next_session_goes_through(tmp_path):
+    """Two sessions: the first ends while 03 compiles or trains, the second gets its output."""
+    first = Machine(tmp_path / "first", pages=REAL, XLA_FLAGS=EIGHT, KAGGLE_HOURS="0.03")
+    done = first.launch(timeout=1200)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert first.report()["outcome"] == "stopped by the clock in 03_train", done.stdout[-3000:]
+    assert (first.working / "data/meta.json").exists()
+    assert not (first.working / "merge.json").exists()
+
+    second = Machine(tmp_path / "second", pages=REAL, XLA_FLAGS=EIGHT)
+    shutil.copytree(first.working, second.folder / "input/notebooks/me/gemma4-on-tpu")
+    done = second.launch(timeout=5400)
+    report = second.report()
+    assert report["outcome"] == "done", done.stdout[-5000:]
+    assert "going on from" in done.stdout and "old JAX" not in done.stdout
+    assert "JAX backend cpu: 8 x cpu (simulated)" in (second.working / "session.log").read_text()
+    assert [name[:2] for name in report["pages_seconds"]] == [f"0{n}" for n in range(1, 8)]
+    assert report["about"]["devices"] == 8 and report["about"]["size"] == "tiny"
+    wanted = {"step_seconds", "real_tokens_per_second", "server_ready_seconds", "ttft_p50_ms",
+              "tpot_p50_ms", "pass_at_1_base", "pass_at_1_tuned", "val_loss_after"}
+    assert wanted <= set(report["measured"])
+    for name in ("adapter/adapter_model.safetensors", "merge.json", "eval/comparison.json",
+                 "bench/results.csv", "notebooks/07_eval.ipynb", "serve/server.log"):
+        assert (second.working / name).exists(), name
+    assert not (second.working / "merged").exists(), "62 GB of the 31B, made again from the adapter"
+    assert any((second.working / "train/checkpoints").iterdir())
+    assert any((second.working / "jax_cache").iterdir())
