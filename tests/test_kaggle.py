@@ -461,6 +461,190 @@ def test_what_has_no_room_does_not_push_out_what_was_kept(tmp_path, monkeypatch)
     assert re.fullmatch(r"train/checkpoints", keeper.bring_back(working))
 
 
+# ── scripts/kaggle.sh, with a stand-in that records ──
+
+class Sender:
+    """A checkout whose commit is at its origin, and a `kaggle` that writes down its words."""
+
+    def __init__(self, folder):
+        self.folder, self.log = folder / "checkout", folder / "kaggle.log"
+        for name in ("scripts", "helpers", "tables"):
+            shutil.copytree(ROOT / name, self.folder / name,
+                            ignore=shutil.ignore_patterns("__pycache__"))
+        (self.folder / "tools").mkdir()
+        shutil.copy2(ROOT / "tools/kaggle_files.py", self.folder / "tools")
+        (self.folder / ".gitignore").write_text("runs/\n__pycache__/\nkaggle-output/\n")
+        self.commit = commit(self.folder)[1]
+        self.origin = folder / "origin.git"
+        subprocess.run(["git", "clone", "-q", "--bare", self.folder, self.origin], check=True)
+        self.git("remote", "add", "origin", str(self.origin))
+        self.answers("Kernel version 1 successfully pushed.")
+
+    def git(self, *words):
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *words],
+                       cwd=self.folder, check=True, capture_output=True)
+
+    def answers(self, text):
+        """What the stand-in says to a push; to `output` it brings a report."""
+        stub = self.folder.parent / "bin" / "kaggle"
+        stub.parent.mkdir(exist_ok=True)
+        stub.write_text(f"""#!/usr/bin/env bash
+echo "$*" >> {self.log}
+case "$1 $2" in
+"kernels push") echo "{text}" ;;
+"config view") echo "- username: me" ;;
+"kernels output") mkdir -p "$5"; echo '{{"outcome": "done", "send": "there"}}' > "$5/report.json" ;;
+esac
+""")
+        stub.chmod(0o755)
+
+    def call(self, *words, **env):
+        """Run the script; (its end, the calls of kaggle that do something)."""
+        self.log.write_text("")
+        done = program("bash", self.folder / "scripts/kaggle.sh", *words, **{
+            "PATH": f"{self.folder.parent}/bin:{os.environ['PATH']}", "KAGGLE_USERNAME": None,
+            "REPOSITORY": None, "DRY_RUN": None, **env})
+        calls = [line for line in self.log.read_text().splitlines()
+                 if not line.startswith(("--version", "config"))]
+        return done, calls
+
+    def sent(self, name="gemma4-on-tpu"):
+        """(metadata, launcher) of the last push of this name."""
+        folder = self.folder / "runs/kaggle" / name
+        return json.loads((folder / "kernel-metadata.json").read_text()), folder / "launch.py"
+
+
+@pytest.fixture
+def sender(tmp_path):
+    return Sender(tmp_path)
+
+
+def test_push_sends_one_commit_and_asks_for_the_tpu(sender):
+    done, calls = sender.call("push", "MAX_STEPS=40")
+    assert done.returncode == 0, done.stderr
+    assert calls == ["kernels push -p runs/kaggle/gemma4-on-tpu --accelerator TpuV5E8 -t 32400"]
+    facts, launch = sender.sent()
+    assert facts["id"] == "me/gemma4-on-tpu" and facts["machine_shape"] == "TpuV5E8"
+    assert facts["enable_tpu"] is True and facts["enable_internet"] is True
+    assert facts["model_sources"] == ["google/gemma-4/transformers/gemma-4-31b-it/1"]
+    assert facts["kernel_sources"] == [] and facts["is_private"] is True
+    names = {}
+    exec(compile(launch.read_text().split("WORKING =")[0], launch, "exec"), names)
+    assert (names["COMMIT"], names["REPOSITORY"]) == (sender.commit, str(sender.origin))
+    assert names["SETTINGS"] == {"MAX_STEPS": "40"} and names["WORDS"] == []
+    assert len(launch.read_text().splitlines()) < 90, "no code of the series travels in it"
+
+
+def test_each_resume_is_a_new_notebook_with_the_last_output_attached(sender):
+    sender.call("push")
+    for number in (2, 3):
+        done, calls = sender.call("push", "--resume")
+        assert done.returncode == 0 and f"gemma4-on-tpu-{number} " in calls[0], done.stderr
+    assert sender.sent("gemma4-on-tpu-2")[0]["kernel_sources"] == ["me/gemma4-on-tpu"]
+    assert sender.sent("gemma4-on-tpu-3")[0]["kernel_sources"] == ["me/gemma4-on-tpu-2"]
+    assert sender.call("status")[1][0] == "kernels status me/gemma4-on-tpu-3"
+    done, calls = sender.call("output", "there")
+    assert calls == ["kernels output me/gemma4-on-tpu-3 -p there --force"]
+    assert "kaggle: done" in done.stdout
+
+
+def test_smoke_is_short_and_small_and_nothing_goes_on_from_it(sender):
+    done, calls = sender.call("smoke")
+    folder = "runs/kaggle/gemma4-on-tpu-smoke"
+    assert calls == [f"kernels push -p {folder} --accelerator TpuV5E8 -t 5400"]
+    facts, launch = sender.sent("gemma4-on-tpu-smoke")
+    assert facts["model_sources"] == ["google/gemma-4/transformers/gemma-4-e2b-it/1"]
+    assert "WORDS = ['--smoke']" in launch.read_text()
+    done, calls = sender.call("push", "--resume")
+    assert done.returncode == 1 and calls == []
+    assert "smoke test, with nothing to go on" in done.stderr
+
+
+@pytest.mark.parametrize(("answer", "words", "env", "says"), [
+    ("Kernel push error: Maximum batch TPU session count of 1 reached.", ["push"], {},
+     "session count of 1 reached"),
+    ("The following are not valid model sources", ["push"], {}, "not valid model sources"),
+    ("", ["push", "HF_TOKEN=hf_abcdef"], {}, "HF_TOKEN would be stored at Kaggle with the code"),
+    ("", ["push", "30"], {}, "30 is no setting. Write NAME=VALUE"),
+    ("", ["status"], {}, "nothing was pushed from here"),
+    ("", ["push", "--resume"], {}, "nothing was pushed from here"),
+    ("", ["push"], {"PATH": "/usr/bin:/bin"}, "the kaggle command is missing. Run: pip install"),
+])
+def test_what_goes_wrong_is_said_in_one_line(sender, answer, words, env, says):
+    """kaggle itself says "push error" and ends with status 0."""
+    sender.answers(answer)
+    done, _ = sender.call(*words, **env)
+    assert done.returncode != 0 and says in done.stderr
+    assert done.stderr.count("\n") <= 2 and "hf_abcdef" not in done.stderr + done.stdout
+    assert not (sender.folder / "runs/kaggle/last").exists()
+
+
+def test_a_commit_that_was_not_pushed_is_refused(sender):
+    (sender.folder / "new").write_text("x")
+    sender.git("add", "-A")
+    sender.git("commit", "-q", "-m", "later")
+    done, calls = sender.call("push")
+    assert done.returncode == 1 and calls == [] and "Run: git push" in done.stderr
+    sender.git("push", "-q", "origin", "HEAD:main")
+    assert sender.call("push")[0].returncode == 0
+
+
+def test_a_dry_run_sends_nothing(sender):
+    done, calls = sender.call("push", DRY_RUN="1")
+    assert calls == [] and "kaggle kernels push -p runs/kaggle/gemma4-on-tpu" in done.stdout
+
+
+PARSER = """
+import json, os, sys
+os.environ |= {"KAGGLE_USERNAME": "me", "KAGGLE_KEY": "none"}
+from kaggle import api, cli
+from kaggle.api.kaggle_api_extended import KaggleApi
+class Client:
+    def __enter__(self):
+        self.kernels = self.kernels_api_client = self
+        return self
+    def __exit__(self, *_):
+        pass
+    def save_kernel(self, request):
+        print(json.dumps({name: getattr(request, name) for name in (
+            "slug", "machine_shape", "enable_tpu", "enable_internet", "kernel_data_sources",
+            "model_data_sources", "session_timeout_seconds", "kernel_type", "is_private")}))
+        raise SystemExit
+KaggleApi.build_kaggle_client = lambda self: Client()
+if sys.argv[2] != "push":  # what the command would call, instead of asking Kaggle
+    for name in ("kernels_status_cli", "kernels_output_cli", "quota_cli"):
+        setattr(KaggleApi, name, lambda self, *words, **more: print(json.dumps(more)))
+        setattr(api, name, lambda *words, **more: print(json.dumps(more)))
+cli.main()
+"""
+
+
+def test_kaggle_itself_understands_the_commands_and_reads_the_metadata(sender):
+    """KAGGLE_PYTHON names a Python with `pip install kaggle six`."""
+    python = os.environ.get("KAGGLE_PYTHON")
+    if not python:
+        pytest.skip("set KAGGLE_PYTHON to a Python that has the kaggle package")
+    asked = {}
+    for name, words in (("push", ["push"]), ("resume", ["push", "--resume"]),
+                        ("status", ["status"]), ("output", ["output"])):
+        asked[name] = sender.call(*words)[1][0].split()
+    read = {}
+    for name, words in asked.items():
+        done = program(python, "-c", PARSER, *words, cwd=sender.folder)
+        assert done.returncode == 0, done.stderr[-2000:]
+        read[name] = json.loads(done.stdout.splitlines()[-1])
+    assert read["push"] == {
+        "slug": "me/gemma4-on-tpu", "machine_shape": "TpuV5E8", "enable_tpu": True,
+        "enable_internet": True, "kernel_data_sources": [], "kernel_type": "script",
+        "model_data_sources": ["google/gemma-4/transformers/gemma-4-31b-it/1"],
+        "session_timeout_seconds": 32400, "is_private": True}
+    assert read["resume"]["kernel_data_sources"] == ["me/gemma4-on-tpu"]
+    assert read["status"]["kernel"] == read["output"]["kernel"] == "me/gemma4-on-tpu-2"
+    assert read["output"]["path"] == "kaggle-output" and read["output"]["force"] is True
+    wrong = program(python, "-c", PARSER, *asked["push"], "--please", cwd=sender.folder)
+    assert wrong.returncode == 2 and "unrecognized arguments" in wrong.stderr
+
+
 # ── With the series' own pages, at the tiny size ──
 
 @pytest.mark.slow
