@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SERVE, needs_serve, program
+from conftest import ROOT, SERVE, load, needs_serve, program
 from test_hardware import alone, on, tpu, tree  # noqa: F401
 from test_serve import PARSE, vllm_part
 
+import first_hour
 import helpers
 import kaggle_files
 from helpers import kept
@@ -159,6 +160,41 @@ def test_the_31b_fits_a_v5e_8_with_room_for_its_context():
     assert plan["weights, GiB/chip"] == pytest.approx(7.28, abs=0.01)
     assert plan["tokens"] == 54_779, "the number in serving/v5e.py"
     assert plan["tokens"] > 6 * v5e.PLANNED.max_model_len
+
+
+@pytest.mark.parametrize(("size", "chips"), [("31b", 8), ("e2b", 1)])
+def test_the_smoke_test_starts_a_server_of_few_shapes_there(on, monkeypatch, size,  # noqa: F811
+                                                            chips):
+    on("v5e-8")
+    monkeypatch.setenv("SIZE", size)
+    options = first_hour.served("/base")
+    assert (options.engine, options.chip, options.tensor_parallel) == ("tpu", "v5e", chips)
+    assert options.environment == ("SKIP_JAX_PRECOMPILE=1",)
+    prompt, answer, *_ = first_hour.LOAD[size]
+    assert prompt + answer <= options.max_model_len
+    plan = first_hour.stages(hardware.here(), size, Path("run"))
+    assert plan["serve"].skip == ""
+
+
+def test_what_machines_md_says_follows_from_what_is_planned():
+    text = " ".join((ROOT / "docs/MACHINES.md").read_text().split())
+    short = load("07_eval.py", "FIVE", "GREEDY", "EXAMPLES", "COMMENT", "COMMENT_GREEDY",
+                 "OFFICIAL_GREEDY", "SHORT")[-1]
+    one = sum(plan.n for plan in short if not plan.only)
+    base = sum(plan.n for plan in short)
+    assert f"{156 * (one + base):,} answers" in text
+    assert f"{len(v5e.TRIES)} tries" in text.replace("five", "5")
+    chip = hardware.chip("v5e")
+    assert f"{62.5e9 / 8 / chip.bandwidth * 1e3:.1f} (7.3 GiB" in text
+    assert f"predicted {37.5 / 5.08 * 62.5 / 60:.0f} from its own rate" in text
+    points = load("06_bench.py", "V5E")
+    count = len(points.regimes) * (points.repeats * (points.rates + 1) + 2)
+    seconds = count * 1.4 * points.seconds + len(points.regimes) * points.long
+    assert f"{count} points" in text.replace("twenty", "20")
+    assert f"| {seconds / 60:.0f} |" in text
+    for attempt in v5e.TRIES:
+        options = replace(v5e.PLANNED, **attempt.changes)
+        assert all(sum(regime) <= options.max_model_len for regime in points.regimes)
 
 
 def test_xlas_cache_lies_where_the_shell_says(monkeypatch):

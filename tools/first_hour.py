@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -23,6 +23,9 @@ from helpers import run
 from helpers.report import training
 from helpers.run import UserError, read_json, run_dir, size, write_json, write_text
 from tables import hardware, stored
+
+if TYPE_CHECKING:  # serving needs packages that a new machine lacks
+    from serving import Options
 
 PYTHON = str(ROOT / ".venv/bin/python")
 STEPS = 30  # to train
@@ -86,20 +89,25 @@ def stages(machine: hardware.Hardware, size_name: str, own: Path) -> dict[str, S
                        lambda: read_json(own / "serve.json"), skip)}
 
 
+def served(base: str) -> "Options":
+    """What the one start is made of; on a v5e-8 with few shapes, because the question is whether it
+    starts at all."""
+    from serving import Options, v5e
+    tiny, chips = size() == "tiny", 8 if size() == "31b" else 1
+    if hardware.here().slice == v5e.SLICE and not tiny:
+        few = v5e.TRIES[2].changes | {"model": base, "name": "base", "tensor_parallel": chips}
+        return replace(v5e.PLANNED, **few)
+    return Options(engine="cpu" if tiny else "tpu-docker", model=base, name="base", timeout=3600.0,
+                   max_model_len=1024 if tiny else 4096, tensor_parallel=chips)
+
+
 def serve() -> None:
     """Serve the base model, load it once, stop it; the result goes to serve.json."""
     from helpers import records, remote
-    from serving import load, options, server, v5e
+    from serving import load, server
     base = remote.stage(records.DataMeta.load().base_path)
     prompt, answer, rate, count = LOAD[size()]
-    tiny, chips = size() == "tiny", 8 if size() == "31b" else 1
-    if hardware.here().slice == v5e.SLICE and not tiny:  # few shapes: does it start at all?
-        few = v5e.TRIES[2].changes | {"model": str(base), "name": "base", "tensor_parallel": chips}
-        chosen = replace(v5e.PLANNED, **few)
-    else:
-        chosen = options.Options(
-            engine="cpu" if tiny else "tpu-docker", model=str(base), name="base", timeout=3600.0,
-            max_model_len=1024 if tiny else 4096, tensor_parallel=chips)
+    chosen = served(str(base))
     try:
         record = server.start(chosen, run_dir("serve"))
         ready_seconds = round(record.age(), 1)

@@ -111,7 +111,7 @@ class Session:
         if time.time() >= self.until:
             raise OutOfTime
         process = subprocess.Popen(
-            words, cwd=ROOT, env=self.env | (more or {}), stdin=subprocess.DEVNULL, text=True,
+            words, cwd=ROOT, env=self.env | dict(more or {}), stdin=subprocess.DEVNULL, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
             start_new_session=True)
         reader = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
