@@ -39,7 +39,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -512,7 +512,7 @@ pd.DataFrame(cut).T
 # <details><summary><b>More chips than four?</b></summary>
 #
 # All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4) or (16, 1), and every host runs
-# this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)).
+# this page as a script ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)).
 # A step has more rows then, and the learning rate is yours to find again.
 #
 # </details>

@@ -40,7 +40,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -358,7 +358,7 @@ print(card)
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
 #
-# Training and serving are two machines; [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)
+# Training and serving are two machines; [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)
 # says how the result gets from one to the other.
 #
 # ## Recap

@@ -42,7 +42,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -70,9 +70,9 @@ from pathlib import Path
 import pandas as pd
 
 from helpers import chat, records, remote, style
-from serving import Options, asking, commands, draw, flags, limits, server
+from serving import Options, asking, commands, draw, flags, limits, server, v5e
 from serving import options as serve
-from tables import physics, published
+from tables import hardware, physics, published
 from tables.hardware import chip
 from tables.settings import described
 
@@ -84,7 +84,8 @@ FULL = Options(engine="tpu-docker", port=8000, max_model_len=16_384, tensor_para
 SECOND = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", quantization="fp8")
 E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, environment=())
 TINY = Options(engine="cpu")
-cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
+LARGE = v5e.options_here() if hardware.here().slice == v5e.SLICE else FULL  # the free machine's
+cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
 beside = cfg.engine == "cpu"  # a CPU has room for a second server: the base, to compare with
 
 # %%
@@ -229,8 +230,11 @@ style.words(flags.explain(tpu).reset_index())
 # an environment of its own (it brings its own JAX), and `engine="tpu"` starts it: the short road for
 # the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
 #
+# **On Kaggle's eight v5e chips** the same `engine="tpu"` starts what `serving/v5e.py` plans: text only,
+# 8,192 tokens, and five tries in order, because nobody has published a start of the 31B there.
+#
 # Images, fallbacks and what to type on the machine are in
-# [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md).
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
 #
 # ## 5. What fits into the memory of a chip
 # A chip holds its share of the weights. The rest of what vLLM may use (92 %) is the **KV cache**: keys

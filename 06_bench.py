@@ -41,7 +41,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -82,7 +82,10 @@ INF = math.inf
 FULL = Load(regimes=((1024, 256), (4096, 512), (15360, 512)), warmups=4)
 E2B = Load(regimes=((512, 256), (2048, 256)), warmups=4, slo=(1000, 40))
 TINY = Load(regimes=((128, 16),), rates=6, seconds=2.0, min_requests=8, long=5.0, slo=(1000, 60))
-cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
+V5E = Load(regimes=((1024, 256), (2048, 256)), rates=3, repeats=2, seconds=45.0, long=180.0,
+           warmups=4)  # half an hour of a free session; fits every try of serving/v5e.py
+LARGE = V5E if hardware.here().slice == "v5e-8" else FULL
+cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
 PRICE = 0.0  # dollars an hour, of all chips; 0: the published price, if there is one
 print(cfg)
 

@@ -40,7 +40,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -79,6 +79,7 @@ import serving
 import verilog
 from helpers import chat, records, remote, style, weights
 from serving import options as serve_options, server
+from tables import hardware
 from verilog import asking, extraction, sandbox, scores
 from verilog.asking import Plan
 from verilog.client import Client
@@ -91,6 +92,7 @@ EXAMPLES = Plan("two examples", "examples", only="base")
 COMMENT = Plan("comment", "comment", only="base")
 COMMENT_GREEDY = replace(GREEDY, name="comment, greedy", prompt="comment")
 OFFICIAL_GREEDY = replace(GREEDY, name="official, greedy", prompt="official")
+SHORT = (FIVE, EXAMPLES, COMMENT, GREEDY, COMMENT_GREEDY, OFFICIAL_GREEDY)
 LARGE = (FIVE, EXAMPLES, COMMENT, Plan("official", "official"), GREEDY, COMMENT_GREEDY,
          OFFICIAL_GREEDY, Plan("official, n=20", "official", 20, 0.85),
          Plan("code-complete", "official", task="code-complete"),
@@ -108,9 +110,12 @@ class Settings:
     patience: float = 900.0  # seconds to wait for a server that stopped answering
 
 
-cfg = helpers.choose({"31b": Settings(), "e2b": Settings(in_flight=32), "tiny": Settings(
-    problems="data/tiny_eval", completion="", disputed=(), max_tokens=192, patience=30.0,
-    plans=(FIVE, EXAMPLES, COMMENT, GREEDY, COMMENT_GREEDY, OFFICIAL_GREEDY))})
+FULL = Settings()
+if hardware.here().slice == "v5e-8":  # what two hours of a free session hold
+    FULL = Settings(plans=SHORT, completion="", in_flight=32)
+TINY = Settings(problems="data/tiny_eval", completion="", disputed=(), max_tokens=192,
+                patience=30.0, plans=SHORT)
+cfg = helpers.choose({"31b": FULL, "e2b": Settings(in_flight=32), "tiny": TINY})
 
 # %% [markdown]
 # ## 2. One problem by hand

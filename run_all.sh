@@ -5,7 +5,7 @@
 #   ./run_all.sh 00           one notebook, here the quickstart; 06 alone gets the server as 05 left it
 # Results go to RUN_DIR (default runs/<size>), executed notebooks to RUN_DIR/notebooks.
 # Finished artifacts of an earlier run are reused; delete what is to be made anew.
-# No server that it started is left when it ends.
+# No server that it started is left when it ends. RUN_UNTIL (seconds since 1970): no page begins after it.
 set -euo pipefail
 case "${RUN_DIR:-/}" in /* | \~*) ;; *) export RUN_DIR="$PWD/$RUN_DIR" ;; esac # relative to where one stands
 cd "$(dirname "$0")"

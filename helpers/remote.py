@@ -203,4 +203,5 @@ def _refusals(address: Path | str) -> Iterator[None]:
     except Exception as error:  # each kind of storage has errors of its own
         raise UserError(f"{address} refuses us: {(str(error) or repr(error))[:200]}\nDoes the "
                         "bucket exist, and may this machine's service account write to it "
-                        "(roles/storage.objectUser)? docs/RENTING.md has both commands.") from error
+                        "(roles/storage.objectUser)? docs/MACHINES.md has both commands."
+                        ) from error

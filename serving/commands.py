@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -20,6 +21,7 @@ TPU_VENV = ROOT / ".venv-serve-tpu" / "bin"  # `./setup.sh serve-tpu`
 LAUNCHER = ROOT / "serving" / "vllm_cpu.py"
 LINKS = "runs/.served"  # below ROOT: links to folders whose own names vLLM cannot take
 TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
+READY = "VLLM_ENGINE_READY_TIMEOUT_S=3600"  # vLLM gives up after ten minutes; a TPU compiles first
 QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
 
 
@@ -182,9 +184,18 @@ def _model_code(options: Options) -> list[str]:
     return [f"MODEL_IMPL_TYPE={options.implementation}"]
 
 
+def _kept_compilations(options: Options) -> list[str]:
+    """XLA's cache where the shell says (VLLM_XLA_CACHE_PATH); else vLLM's own place in the home."""
+    named = any(setting.startswith("VLLM_XLA_CACHE_PATH") for setting in options.environment)
+    if named or not os.environ.get("VLLM_XLA_CACHE_PATH"):
+        return []
+    return [f"VLLM_XLA_CACHE_PATH={os.environ['VLLM_XLA_CACHE_PATH']}"]
+
+
 def _tpu(options: Options, container: str) -> Parts:
     folders = Folders(*map(plain_name, folders_of(options)))
-    settings = ["HF_HUB_OFFLINE=1", *_model_code(options), *options.environment]
+    settings = ["HF_HUB_OFFLINE=1", READY, *_kept_compilations(options), *_model_code(options),
+                *options.environment]
     program = [str(TPU_VENV / "vllm")]
     return Parts(settings, program + _shared(options, folders) + _rest(options))
 
@@ -211,7 +222,7 @@ def _docker(options: Options, container: str, more: list[str], volumes: list[str
       devices: those that hand the accelerator in.
     """
     inside = Folders("/model", "/adapter", "/drafter")
-    variables = ["HF_HUB_OFFLINE=1", "VLLM_ENGINE_READY_TIMEOUT_S=3600"]
+    variables = ["HF_HUB_OFFLINE=1", READY]
     words = ["docker", "run", "--rm",
              "--name", container,
              "--network", "host",

@@ -1,7 +1,8 @@
 """One vLLM server per folder: its start, its record, its end.
 
-`<folder>/server.json` records it (`records.ServerRecord`); `<folder>/server.log` is what it says. A
-second server beside it has a folder of its own. It outlives the Python that started it.
+`<folder>/server.json` records it (`records.ServerRecord`); `<folder>/server.log` is what it says;
+`<folder>/ready.json` keeps how long the last start took. A second server beside it has a folder of
+its own. It outlives the Python that started it.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from typing import BinaryIO
 from serving import commands, environment, processes
 from serving.asking import healthy
 from serving.options import IMAGES, FileStates, Options, check, file_states
-from serving.records import ServerRecord
+from serving.records import ServerRecord, write_json
 from tables import files
 from tables.errors import UserError
 
@@ -137,15 +138,20 @@ def start(options: Options, folder: str | Path, wait: bool = True) -> ServerReco
         failed.callback(stop, folder)
         with _locked(folder):
             record = _reusable(folder, wanted)
+        launched = False
         if record is None:
             _prepare_engine(options)
             with _locked(folder):  # who waited for the lock finds the other's server
-                record = _reusable(folder, wanted) or _launch(options, folder, wanted)
+                record = _reusable(folder, wanted)
+                if record is None:
+                    record, launched = _launch(options, folder, wanted), True
         elif healthy(record):
             print(f"{record.name} runs already, at {record.base_url}")
             wait = False
         if wait:
             _wait(record, options.timeout)
+        if wait and launched:  # of two that wait, one writes
+            write_json(folder / "ready.json", {"seconds": round(record.age(), 1)})
         failed.pop_all()
     return record
 

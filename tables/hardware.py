@@ -124,7 +124,7 @@ SLICES = {piece.name: piece for piece in (
     Slice("v6e-8", "31b", "2x4", 1, "ct6e-standard-8t", **_V6E),
     Slice("v6e-4", "", "2x2", 1, "ct6e-standard-4t", **_V6E),
     Slice("v6e-1", "e2b", "1x1", 1, "ct6e-standard-1t", **_V6E),
-    Slice("v5e-8", "", "2x4", 1, **_V5E),
+    Slice("v5e-8", "31b", "2x4", 1, **_V5E),
     Slice("v5e-4", "", "2x2", 1, **_V5E),
     Slice("v5e-1", "e2b", "1x1", 1, **_V5E),
 )}
@@ -246,20 +246,20 @@ def _hosts(kind: str, chips: int) -> int:
     (a machine made by the Compute Engine API) it is one.
     """
     names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
-    if names:
+    if names and " " not in names:  # images have put a warning there, a sentence with a comma
         return names.count(",") + 1
     if os.environ.get("TPU_SKIP_MDS_QUERY"):
         return 1
-    names = _metadata("worker-network-endpoints")
+    names = metadata("worker-network-endpoints")
     if names:
         return names.count(",") + 1
-    cores = re.fullmatch(r"\w+-(\d+)", _metadata("accelerator-type"))  # such as v5p-32
+    cores = re.fullmatch(r"\w+-(\d+)", metadata("accelerator-type"))  # such as v5p-32
     if cores is None:
         return 1
     return max(1, int(cores[1]) // chip(kind).cores // chips)
 
 
-def _metadata(key: str) -> str:
+def metadata(key: str) -> str:
     """An attribute of this instance from Google's metadata server; "" without one."""
     host = os.environ.get("GCE_METADATA_HOST") or "169.254.169.254"
     request = urllib.request.Request(

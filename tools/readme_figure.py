@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 import budget
 
 from helpers import style
-from tables import published
+from tables import measured, published
 from tables.errors import UserError
 from tpu_time.bands import band, between
 
@@ -53,16 +53,29 @@ def steps() -> pd.DataFrame:
 def bars() -> list[Bar]:
     """What the figure shows, from the top.
 
-    The prediction of the published recipe with its range, what its authors measured, and the
-    prediction of the row that 03 trains with.
+    The prediction of the published recipe with its range, what its authors measured, the prediction
+    of the row that 03 trains with, and whatever readers have measured of the 31B (data/measured).
     """
     theirs, ours = steps().tokens_per_second_predicted[["published", "ours"]]
-    measured = float(published("training_results", "metric", "tpu")["throughput"])
+    told = float(published("training_results", "metric", "tpu")["throughput"])
     low, high = band(theirs)
     our_low, our_high = band(ours)
     return [Bar("published recipe, predicted", theirs, low, high, "SKY"),
-            Bar("published recipe, measured by its authors", measured, measured, measured, "RED"),
-            Bar("this series, predicted", ours, our_low, our_high, "BLUE")]
+            Bar("published recipe, measured by its authors", told, told, told, "RED"),
+            Bar("this series, predicted", ours, our_low, our_high, "BLUE"),
+            *measured_bars()]
+
+
+def measured_bars(folder: Path = measured.FOLDER) -> list[Bar]:
+    """A bar for each report of the 31B that has come back; none as long as there's no report."""
+    found = []
+    for report in measured.reports(folder):
+        speed = report.values.get("real_tokens_per_second")
+        if report.size == "31b" and speed:
+            made_up = " (made up)" if report.made_up else ""
+            label = f"this series on a {report.slice}, measured by a reader{made_up}"
+            found.append(Bar(label, speed, speed, speed, "GREEN"))
+    return found
 
 
 def described(points: list[Bar]) -> str:

@@ -71,11 +71,29 @@ def server(word: str) -> bool:
     return done.returncode == 0
 
 
+def in_time(page: str) -> None:
+    """Refuse to begin a page after RUN_UNTIL, seconds since 1970; unset is forever.
+
+    Raises:
+      UserError: that moment has passed, or RUN_UNTIL is no number.
+    """
+    word = os.environ.get("RUN_UNTIL", "").strip() or "inf"
+    try:
+        late = time.time() >= float(word)
+    except ValueError:
+        raise UserError(f"RUN_UNTIL={word} is no number. Set it to seconds since 1970, such as "
+                        "$(date -d '+8 hours' +%s), or unset it.") from None
+    if late:
+        raise UserError(f"the time until RUN_UNTIL is up: {page} doesn't begin. What was finished "
+                        "is kept; run this again to go on.")
+
+
 def execute(sources: Sequence[Path]) -> None:
     """Execute the pages in order, with times; the server for a lone 06 is started first."""
     numbers = [source.name[:2] for source in sources]
     seconds: dict[str, float] = {}
     for source in sources:
+        in_time(source.stem)
         if source.name[:2] == "06" and "05" not in numbers and not server("start"):
             raise UserError("06 needs the server as 05 left it, and it does not start (see above). "
                             "`./run_all.sh 05 06` runs both.")
