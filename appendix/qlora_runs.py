@@ -88,7 +88,7 @@ def ask(model, mesh, problems):
     """Answers to problems: [(problem, "greedy" or "drawn", text)], all in one batch."""
     meta = DataMeta.load()
     tokenizer = chat.load_tokenizer(BASE)
-    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
+    stops = chat.stop_ids(tokenizer)
     jobs = [(problem, plan) for problem in problems for plan in ["greedy"] + ["drawn"] * DRAWN]
     chats = [messages_for(problem, "ours", meta.system) for problem, _ in jobs]
     prompts = chat.render_prompts(tokenizer, chats, [meta.thinking] * len(chats))
