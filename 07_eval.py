@@ -29,7 +29,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · **07 evaluate**
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · **07 evaluate** · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -489,8 +489,8 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it is graded.
 # `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`;
 # `contains` ships, and a score of your own is a function. Here is one for the answers
-# above, with the same interval and pairing. ([My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md)
-# has a whole example, and what was forgotten.) **Can a model name every port and still fail?**
+# above, with the same interval and pairing. ([Own data](own_data.ipynb)
+# has a whole example.) **Can a model name every port and still fail?**
 
 # %%
 def names_the_ports(question, answer, reference):

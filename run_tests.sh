@@ -26,6 +26,7 @@ log="$RUN_DIR/pytest-$suite.log"
   # shellcheck source=/dev/null
   . tests/never_shown.env
   ./run_all.sh 00 07
+  ./run_all.sh own
 )
 # Fast tests in two processes; slow ones start servers and kernels, and want every core themselves.
 failed=0
