@@ -129,7 +129,8 @@ def parse(line: str) -> tuple[dict, str]:
         if problem := calls_problem(chat, tools):
             return row, problem
         names = ["calling " * bool(turn.get("tool_calls")) + turn["role"] for turn in chat]
-        if not TURNS.fullmatch("".join(SPEAKERS[name] for name in names if name != "tool")):
+        letters = "".join(SPEAKERS[name] for name in names if name != "tool")
+        if not TURNS.fullmatch(letters) or names[-1] == "tool":
             return row, "user and assistant do not take turns, up to an answer"
         for turn, name in zip(chat, names, strict=True):
             turn["content"] = turn.get("content") or ""

@@ -231,7 +231,7 @@ def questions(tokenizer: Any, chats: Sequence[list[Message]], share: float, limi
     Raises:
       UserError: no chat is held out.
     """
-    found = []
+    found: list[Question] = []
     for messages in chats:
         first = next(message["content"] for message in messages if message["role"] == "user")
         if data.held_out(first, share) and len(found) < most:

@@ -7,7 +7,6 @@ sliding and full) and the tiny tokenizer with its vocabulary. One CPU device sta
 
 import json
 import re
-import sys
 from unittest import mock
 
 import huggingface_hub
