@@ -99,18 +99,19 @@ def draw_rows(rows: Rows, lengths: Sequence[int], limit: int) -> None:
       limit: of a packed row; what is longer is left out of training.
     """
     too_long = sum(length > limit for length in lengths)
-    counts = {"trained": len(lengths) - too_long, "too long": too_long, **rows.dropped}
+    counts = {"kept": len(lengths) - too_long, "too long": too_long, **rows.dropped}
     counts = {name: count for name, count in counts.items() if count}
     fig, (left, right) = style.figure(8.5, 1.6 + 0.32 * max(3, len(counts)), columns=2)
     names = list(counts)[::-1]
-    colours = [style.BLUE if name == "trained" else style.ORANGE for name in names]
+    colours = [style.BLUE if name == "kept" else style.ORANGE for name in names]
     bars = left.barh(names, [counts[name] for name in names], color=colours)
     left.bar_label(bars, padding=3)
     left.set(title="What becomes of the rows", xticks=[], xlim=(0, 1.15 * max(counts.values())))
     left.grid(False)
     right.hist(lengths, bins=30, color=style.BLUE)
     right.axvline(limit, color=style.RED, ls="--", label=f"limit: {limit:,}")
-    right.set(title="How long they are", xlabel="tokens", ylabel="chats")
+    right.set(title="How long they are", xlabel="tokens", ylabel="chats",
+              xlim=(0, None))
     right.legend()
     style.finish(fig, "own_rows", "this file")
 
@@ -141,18 +142,23 @@ def write_chats(chats: Sequence[Sequence[Message]], path: Path) -> None:
 
 
 class Copy:
-    """A stream that writes to two."""
+    """A stream that writes to two; whatever else it is asked, the first one answers."""
 
     def __init__(self, first: TextIO, second: TextIO) -> None:
         self.first, self.second = first, second
 
     def write(self, text: str) -> int:
+        """Write to both; the number of letters."""
         self.second.write(text)
         self.second.flush()
         return self.first.write(text)
 
     def flush(self) -> None:
+        """Show what was written."""
         self.first.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.first, name)
 
 
 def mark(options: Mapping[str, object], chats: Sequence[Sequence[Message]]) -> str:
@@ -203,9 +209,8 @@ def draw_losses(log: Path) -> None:
         ax.plot(*np.array(held_out).T, "o-", color=style.GREEN, label="held-out rows")
         best = min(held_out, key=lambda pair: pair[1])
         title = f"Held-out loss: best at step {best[0]} of {held_out[-1][0]}"
-    ax.set(xlabel="optimizer step", ylabel="nats per trained token", yscale="log", title=title)
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("")
+    ax.set(xlabel="optimizer step", ylabel="nats per trained token", title=title,
+           xlim=(0, None), ylim=(0, None))
     ax.legend()
     style.finish(fig, "own_loss", "this run")
 
