@@ -31,7 +31,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · **02 data** · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · **02 data** · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -117,8 +117,9 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 # ## 2. Your own data
 # **Can you bring your own chats?** Yes, because only the dataset is about hardware. Set `source` to a file, a
 # folder or a dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
-# sentence. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) does the whole
-# road with them.
+# sentence. If all you want is a model tuned on your file, [own data](own_data.ipynb) does it on one page. To
+# take your file through this series instead, set `RUN_DIR` to a folder of its own, so that you don't
+# overwrite the Verilog run.
 #
 # A row may have any of these forms. **Which of them mean the same chat?**
 

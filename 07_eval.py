@@ -29,7 +29,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · **07 evaluate**
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · **07 evaluate** · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -513,8 +513,7 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it's graded.
 # `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`. The score is
 # a function of yours, and you get the same intervals and the same pairing.
-# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) has a whole example, and
-# shows what the model forgot meanwhile. Try your score on a bad answer first: **a score that nobody fails
+# [Own data](own_data.ipynb) has a whole example. Try your score on a bad answer first: **a score that nobody fails
 # compares nothing.**
 #
 # ## 12. Save what was measured

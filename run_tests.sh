@@ -35,6 +35,7 @@ if [ "$suite" != laboratory ]; then
     # shellcheck source=/dev/null
     . tests/never_shown.env
     ./run_all.sh "${pages[@]}"
+    if [ "${#pages[@]}" = 2 ]; then ./run_all.sh own; fi
   )
 fi
 # Fast tests in two processes; slow ones start servers and kernels, and want every core themselves.

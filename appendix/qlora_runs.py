@@ -116,7 +116,7 @@ def ask(model: Gemma4, mesh: Mesh, problems: Sequence[Problem]) -> list[Answer]:
     """Answers to problems, one greedy and `DRAWN` drawn ones to each, all in one batch."""
     meta = DataMeta.load()
     tokenizer = chat.load_tokenizer(BASE)
-    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
+    stops = chat.stop_ids(tokenizer)
     asked, plans = [], []
     for problem in problems:
         for plan in ["greedy", *["drawn"] * DRAWN]:

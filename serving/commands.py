@@ -105,6 +105,7 @@ def _shared(options: Options, folders: Folders) -> list[str]:
         *_quantization(options),
         *_speculation(options, folders.drafter),
         *_adapter(options, folders.adapter),
+        *_tools(options),
     ]
 
 
@@ -161,6 +162,14 @@ def _adapter(options: Options, served: str) -> list[str]:
     return ["--enable-lora",
             "--lora-modules", json.dumps(module),
             "--max-lora-rank", str(min(fitting))]
+
+
+def _tools(options: Options) -> list[str]:
+    """vLLM's own readers of Gemma 4's calls and thoughts."""
+    if not options.tools:
+        return []
+    return ["--enable-auto-tool-choice", "--tool-call-parser", "gemma4",
+            "--reasoning-parser", "gemma4"]
 
 
 # -- One function per engine -----------------------------------------------------------------------

@@ -15,7 +15,8 @@ IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai
 ENGINES = (*IMAGES, "tpu", "cpu")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 SHARE = 0.92  # of a chip's memory that vLLM takes, unless told otherwise
-SPEEDLESS = ("adapter", "name", "host", "port", "timeout", "base")  # they change no measurement
+# They change no measurement.
+SPEEDLESS = ("adapter", "name", "host", "port", "timeout", "base", "tools")
 
 FileStates = list[list]  # [name, bytes, nanoseconds of the last change] of each file
 
@@ -40,6 +41,9 @@ class Options:
     quantization: str = setting("", 'of weights: "" (bfloat16), "int8" or "fp8"')
     prefix_caching: bool = setting(
         False, "whether prompts that share a beginning are computed once")
+    tools: bool = setting(
+        False, "whether `/v1/chat/completions` reads what Gemma 4 writes as `tool_calls` and "
+        "`reasoning`")
     drafter: str = setting(
         "", '"" for none, "ngram", or the folder of a smaller model that proposes tokens')
     draft_tokens: int = setting(4, "how many it proposes at a time")

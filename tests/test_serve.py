@@ -61,7 +61,9 @@ for arguments in job["serve"]:
                       "length": args.max_model_len, "config": args.additional_config,
                       "quantization": args.quantization, "kv": args.kv_cache_dtype,
                       "lora": bool(args.lora_modules), "step": args.max_num_batched_tokens,
-                      "limits": args.limit_mm_per_prompt, "draft": args.speculative_config}))
+                      "limits": args.limit_mm_per_prompt, "draft": args.speculative_config,
+                      "tools": [args.enable_auto_tool_choice, args.tool_call_parser,
+                                args.reasoning_parser]}))
 for arguments in job["bench"]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
@@ -125,6 +127,7 @@ def every_command(adapter, drafter):
         "gpu fp8": replace(gpu, quantization="fp8"),
         "pip": replace(tpu, engine="tpu", quantization="int8", prefix_caching=True),
         "drafted": replace(tpu, drafter=drafter, draft_tokens=3),
+        "tools": replace(tpu, tools=True),
     }
     return {name: commands.command(options) for name, options in found.items()}
 
@@ -182,6 +185,8 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter)
         "model": "/drafter",
         "num_speculative_tokens": 3,
     }
+    assert read["tools"]["tools"] == [True, "gemma4", "gemma4"]
+    assert read["drafted"]["tools"][:2] == [False, None]
     assert read["cpu"]["draft"]["method"] == "ngram" and read["tpu"]["draft"] is None
     nothing = {"image": 0, "video": 0, "audio": 0}
     assert all(each["limits"] == ({} if name == "cpu" else nothing) for name, each in read.items())

@@ -50,10 +50,15 @@ def imports(path: Path) -> frozenset[Path]:
 
 
 def pages() -> list[Path]:
-    """The notebooks' sources in order: the lesson in the root, the appendices in their room."""
+    """The notebooks' sources in order: lesson, appendices, and last the page for own data."""
     files = [*ROOT.glob("[0-9][0-9]_*.py"), *(ROOT / "appendix").glob("[0-9][0-9]_*.py")]
+    files += ROOT.glob("own_data.py")
     return sorted(files, key=lambda path: path.name)
 
+
+def number_of(page: Path) -> str:
+    """What a page is called where a range is given: its number, or "own"."""
+    return page.name.partition("_")[0]
 
 
 def _imported_names(path: Path) -> set[str]:

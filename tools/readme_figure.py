@@ -172,7 +172,7 @@ def reading_numbers() -> dict[str, str]:
     """Minutes that each page takes to read, and hours of 01 to 07."""
     texts, seven = {}, 0.0
     for path in budget.pages():
-        number, minutes = path.stem[:2], budget.reading(path)["minutes"]
+        number, minutes = budget.number_of(path), budget.reading(path)["minutes"]
         texts[f"read_{number}"] = f"{minutes:.0f}"
         if "01" <= number <= "07":
             seven += minutes
@@ -185,7 +185,7 @@ def run_numbers(run: Path) -> dict[str, str]:
     if (run / "times.json").exists():
         seconds = json.loads((run / "times.json").read_text())["seconds"]
         for name, value in seconds.items():
-            texts[f"run_{name[:2]}"] = f"{value:.0f}"
+            texts[f"run_{name.partition('_')[0]}"] = f"{value:.0f}"
     if not (run / "eval" / "comparison.json").exists():
         return texts
     scores = json.loads((run / "eval" / "comparison.json").read_text())

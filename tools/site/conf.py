@@ -48,8 +48,10 @@ def prepare(app, name, source):
         source[0] = source[0].replace("COST_DATA", json.dumps(page_data()))
     if name == root_doc:
         stems = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-        parts = {"The series": [f"notebooks/{stem}" for stem in stems if stem < "08"],
-                 "Appendices": [f"notebooks/{stem}" for stem in stems if stem >= "08"],
+        pages = [f"notebooks/{stem}" for stem in stems]
+        parts = {"The series": [page for page in pages if page < "notebooks/08"],
+                 "Your own chats": ["notebooks/own_data"],
+                 "Appendices": [page for page in pages if "notebooks/08" <= page < "notebooks/own"],
                  "More": MORE}
         source[0] += "".join(CONTENTS % (what, "\n".join(pages)) for what, pages in parts.items())
 
