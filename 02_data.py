@@ -58,6 +58,10 @@ helpers.machine()
 # prompt, here and at every request later in the series. `rows` is how much of the dataset to use;
 # the published recipe (h2loop, arXiv 2605.25645) used 10,000 of 87,321. `max_tokens` decides which
 # examples are too long.
+#
+# The model is chosen here, too: `base`, a name on the hub or a folder. It can be a Gemma 4 31B, 12B, E4B
+# or E2B. If you want to serve the 31B in four bits later (04, section 4), tune
+# `google/gemma-4-31B-it-qat-q4_0-unquantized` instead: it's the same model, trained to bear that.
 
 # %%
 import json
