@@ -82,7 +82,7 @@ import pandas as pd
 from etils import epath
 from flax import nnx
 
-from helpers import answers, chat, gemma, pictures, records, style, train, weights
+from helpers import answers, chat, gemma, pictures, programs, records, style, train, weights
 from tables import architecture
 from tables.stored import settings_here
 
@@ -131,13 +131,9 @@ capacity = train.capacity_of(train_rows, val_rows)
 loss_fn = train.make_loss(capacity)
 
 # %%
-def adapt(model):
-    gemma.use_block_attention(model, cfg.attention_block)
-    return gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.partial)
-
-
 with helpers.phase("tracing the optimizer step"):
-    lowered = train.lower_step(adapt(gemma.abstract_base(config, mesh)), optimizer, loss_fn, mesh,
+    shapes_only = programs.adapted(gemma.abstract_base(config, mesh), cfg, mesh)
+    lowered = train.lower_step(shapes_only, optimizer, loss_fn, mesh,
                                (micro_batches, micro_rows, length))
 ahead = train.compile_ahead(lowered)
 
@@ -182,7 +178,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
-model = adapt(model)
+model = programs.adapted(model, cfg, mesh)
 modules = gemma.adapted_modules(model)
 made = pd.DataFrame([(path.rpartition(".")[2], pair["a"].shape, pair["b"].shape,
                       pair["a"].size + pair["b"].size) for path, pair in modules.items()],
@@ -293,7 +289,7 @@ pd.Series(held, name="GiB per device").to_frame()
 log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every)
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
-evaluate = jax.jit(train.make_eval_step(model, loss_fn))
+evaluate = train.jit_eval_step(model, loss_fn)
 run = train.Run(
     train_step=compiled, frozen=frozen, dataset=dataset, mesh=mesh,
     validate=lambda adapters: float(evaluate(adapters, frozen, held_out)),

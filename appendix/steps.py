@@ -32,13 +32,15 @@ from tunix.sft import utils as sft_utils
 
 from appendix import quantized
 from appendix.parts import part_of
-from helpers import gemma, train
+from helpers import gemma, programs, train
 from helpers.run import phase, write_text
 from tables.hardware import SLICES
 from tpu_time import clock, compiler, fit, links, report, tape
 
 FOLDER = Path("data/dryrun")
 RANK, ALPHA = 64, 64.0         # 03's at size 31b, and the published ones
+HELD_OUT = 64                  # rows that 02 left for validation, or more
+PROMPTS = (512,) * 4           # tokens of the four prompts that 03 answers before and after
 PUBLISHED_MODULES = (          # the pattern of the published script
     ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down_proj|.*up_proj")
 
@@ -54,6 +56,7 @@ class Recipe:
     topology: str = "v5p-8"
     size: str = "31b"
     trainer: str = "03"           # notebook 03's, or Tunix's own ("tunix")
+    micro_batches: int = 1        # of an optimizer step
     micro_batch: int = 1          # rows that are computed at once, over all chips
     sequence_length: int = 4096   # tokens of a row
     remat: str = "NONE"           # what the backward pass recomputes: NONE, BLOCK, DECODER
@@ -65,6 +68,7 @@ class Recipe:
     base_dtype: str = "bfloat16"  # how the frozen base is stored (11); or int8, nf4
     int8_products: bool = False   # its products in int8, forward and backward
     mesh: str = ""                # fsdp x tp; empty: the one that the heads allow with most tp
+    rank: int = RANK              # of the adapters
 
 
 PUBLISHED = Recipe("published", trainer="tunix", sequence_length=3072, remat="DECODER",
@@ -78,11 +82,11 @@ ROAD = {PUBLISHED: "published",
         replace(PUBLISHED, recipe="published + bfloat16, no remat", compute_dtype="bfloat16",
                 remat="NONE"): "bfloat16, no remat",
         OURS: "our step", ROWS: "mesh (4, 1)", ROWS_INT8: "int8 products"}
-ONE_ROW = replace(OURS, recipe="ours, one row", micro_batch=1)
+ONE_ROW = replace(OURS, recipe="ours, one row", micro_batch=1, micro_batches=2)
 DENSE = replace(OURS, recipe="two rows, dense attention", attention_block=0)
-E2B = Recipe("ours", size="e2b", sequence_length=2048, loss="1024")
-NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", sequence_length=2048, loss="1024",
-             base_dtype="nf4")
+E2B = Recipe("ours", size="e2b", micro_batches=4, sequence_length=2048, loss="1024")
+NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", micro_batches=2, sequence_length=2048,
+             loss="1024", base_dtype="nf4")
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8")
 ELSEWHERE = [
     replace(E2B, topology="v6e-1"),
@@ -96,19 +100,21 @@ ELSEWHERE = [
     replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
             remat="BLOCK"),
     NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
-    replace(INT8, topology="v5e-8", micro_batch=2), replace(NF4, topology="v5e-8", micro_batch=2),
-    replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batch=2,
+    replace(INT8, topology="v5e-8", micro_batches=1, micro_batch=2),
+    replace(NF4, topology="v5e-8", micro_batches=1, micro_batch=2),
+    replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batches=1, micro_batch=2,
             sequence_length=4096, loss="2048", remat="BLOCK"),
-    replace(INT8, topology="v5e-1", size="e2b", sequence_length=4096, loss="2048"),
-    replace(NF4, topology="v5e-1", size="e4b")]
+    replace(INT8, topology="v5e-1", size="e2b", micro_batches=4, sequence_length=4096, loss="2048"),
+    replace(NF4, topology="v5e-1", size="e4b", micro_batches=4)]
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
 
 
 def real_tokens(recipe):
-    """Real tokens of one micro-step: positions, less padding."""
-    return recipe.micro_batch * recipe.sequence_length * recipe.fill
+    """Real tokens of what was compiled, all its micro-batches: positions, less padding."""
+    rows = recipe.micro_batches * recipe.micro_batch
+    return rows * recipe.sequence_length * recipe.fill
 
 
 # ── the steps ─────────────────────────────────────────────────────────────────────────────────────
@@ -130,18 +136,37 @@ def mesh_of(recipe, config):
     return gemma.make_mesh(config, shape, devices=compiler.devices_of(recipe.topology))
 
 
-def lower_ours(recipe, mesh, config):
-    """Notebook 03's step with one micro-batch of packed rows, lowered: traced, not yet compiled."""
-    model = quantized.abstract_base(config, mesh, recipe.base_dtype)
-    if recipe.attention_block:
-        gemma.use_block_attention(model, recipe.attention_block)
+def settings_of(recipe, fsdp):
+    """03's settings for a recipe on a mesh with so many parts of fsdp."""
+    return train.Settings(
+        rank=recipe.rank, alpha=ALPHA, rows_per_step=recipe.micro_batches * recipe.micro_batch,
+        rows_per_device=recipe.micro_batch // fsdp, dtype=recipe.compute_dtype, remat=recipe.remat,
+        attention_block=recipe.attention_block)
+
+
+def shapes_of(recipe, fsdp):
+    """The shapes of 03's programs for a recipe, as `programs.shapes_of` says them."""
+    return programs.shapes_of(settings_of(recipe, fsdp), fsdp, recipe.sequence_length,
+                              int(recipe.loss), HELD_OUT, PROMPTS)
+
+
+def model_of(recipe, mesh, config, program="step"):
+    """The abstract model that one of 03's programs is given: with adapters, but for the first."""
+    base = quantized.abstract_base(config, mesh, recipe.base_dtype)
     config.remat_config = RematConfig[recipe.remat]
-    provider = quantized.provider(recipe.base_dtype, RANK, ALPHA, int8_products=recipe.int8_products)
-    model = gemma.inject_lora(model, RANK, ALPHA, mesh, provider=provider)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_200)
-    optimizer = train.make_optimizer(schedule, weight_decay=0.001, max_grad_norm=1.0)
-    shape = (1, recipe.micro_batch, recipe.sequence_length)
-    return train.lower_step(model, optimizer, train.make_loss(int(recipe.loss)), mesh, shape)
+    if program == "answers before":
+        return base
+    cfg = settings_of(recipe, mesh.shape["fsdp"])
+    provider = quantized.provider(recipe.base_dtype, cfg.rank, cfg.alpha,
+                                  int8_products=recipe.int8_products)
+    return programs.adapted(base, cfg, mesh, provider)
+
+
+def lower_ours(recipe, mesh, config, program="step"):
+    """One of notebook 03's programs (`programs.PROGRAMS`), lowered: traced, not yet compiled."""
+    fsdp = mesh.shape["fsdp"]
+    model = model_of(recipe, mesh, config, program)
+    return programs.lower(program, settings_of(recipe, fsdp), shapes_of(recipe, fsdp), mesh, model)
 
 
 def lower_published(recipe, mesh, config):

@@ -170,7 +170,7 @@ def start(options: Options, folder: str | Path, wait: bool = True) -> ServerReco
         if wait:
             _wait(record, options.timeout)
         failed.pop_all()
-    if options.engine != "cpu" and healthy(record):
+    if options.engine.startswith("tpu") and healthy(record):
         for sentence in slow_paths(record.log):
             print(sentence)
     return record

@@ -47,8 +47,13 @@ UP_GB_PER_S = 0.057
 COMPILE_MINUTES = 15
 EVERY = 100            # optimizer steps between two validations, as in 03
 HELD_OUT = 64          # rows of a validation, as in 03
-STEP_ROWS = {"31b": 2, "e2b": 4, "e4b": 4}          # of an optimizer step, as in 03
+STEP_ROWS = stored.ROWS_PER_STEP                    # of an optimizer step, as in 03
 SAVE_EVERY = {"31b": 100, "e2b": 300, "e4b": 300}   # optimizer steps, as in 03
+# Tokens that 03 takes before and as often after training, one at a time: 512 answered, and up to 256
+# by which one of its prompts may be longer than another.
+ANSWER_TOKENS = 2 * (512 + 256)
+# What a token takes beside what reading the chip's weights takes (08, section 6).
+ANSWER_OVER_FLOOR = 3.0
 # FLOPs of a step for a weight and a token: 2 forward, 2 backward, 2 more if it recomputes.
 STEP_FLOPS = {"NONE": 4, "BLOCK": 6, "DECODER": 6}
 
@@ -58,7 +63,9 @@ WHERE_FROM = {
     "compile": "three programs, the step's beside loading; published: 3 to 8 minutes for one",
     "optimizer steps": "predicted from the compiled program (08)",
     "validate": "a forward pass: a half of a step's work, a third if it recomputes",
-    "save": f"assumed: {GB_PER_S} GB/s, nothing overlaps"}
+    "save": f"assumed: {GB_PER_S} GB/s, nothing overlaps",
+    "answer before and after": f"{ANSWER_TOKENS:,} tokens, each {ANSWER_OVER_FLOOR:g} times what "
+                               "reading the weights takes (08)"}
 
 
 @dataclass(frozen=True)
@@ -354,7 +361,8 @@ def run_cost(fit: Fit, tokens: float, dollars_per_hour: float,
     minutes = {
         "download the base": size / GB_PER_S / 60, "load it onto the chips": size / GB_PER_S / 60,
         "compile": float(COMPILE_MINUTES), "optimizer steps": tokens / speed / 60,
-        "validate": work / speed / 60, "save": saves * saved / GB_PER_S / 60}
+        "validate": work / speed / 60, "save": saves * saved / GB_PER_S / 60,
+        "answer before and after": answer_minutes(fit)}
     hours = sum(minutes.values()) / 60
     predicted = (minutes["optimizer steps"] + minutes["validate"]) / 60
     ends = [hours]
@@ -367,6 +375,16 @@ def run_cost(fit: Fit, tokens: float, dollars_per_hour: float,
     return {"minutes": minutes, "hours": hours, "dollars": hours * dollars_per_hour,
             "at_least": at_least, "hours_text": sign + hours_text,
             "dollars_text": sign + dollars_text}
+
+
+def answer_minutes(fit: Fit) -> float:
+    """Minutes that 03's answers take before and after training, on whatever mesh it trains.
+
+    Each chip multiplies its own part of every weight, so a token takes no less than reading that.
+    """
+    kind = chip(fit.slice.split("-")[0])
+    weights = held(fit.model, 1, fit.chips, fit.base_dtype)[0] * GIB
+    return ANSWER_TOKENS * ANSWER_OVER_FLOOR * weights / kind.bandwidth / 60
 
 
 @functools.cache
