@@ -96,7 +96,7 @@ data, meta, base, tokenizer = train.what_02_left()
 length = meta.sequence_length
 FULL = train.Settings(**settings_here("31b", length))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
-                     **{"rows_per_device": 1} | settings_here("e2b", length))
+                     **{"rows_per_device": 1, "remat": "DECODER"} | settings_here("e2b", length))
 TINY = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                       epochs=0.25, attention_block=128, validate_every=20, validation_rows=8,
                       checkpoint_every=20, answer_tokens=160)
