@@ -321,9 +321,9 @@ speed = table.set_index("recipe").tokens_per_second_predicted
 for recipe in (steps.OURS, steps.ROWS):
     times = speed[recipe.recipe] / speed["published"]
     whole = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4), speed[recipe.recipe])
-    print(f"{recipe.recipe}: a step {times:.1f} times as fast, {bands.between(times, 2)} (one sigma), "
-          f"{bands.between(times, 2, sigmas=2)} (two); a run {whole['hours_text']} hours, so "
-          f"{3.34 / whole['hours']:.1f} times as fast end to end")
+    print(f"{recipe.recipe}: a step {times:.1f} times as fast, {bands.between(times, 2)} with one "
+          f"sigma, {bands.between(times, 2, sigmas=2)} with two; a run {whole['hours_text']} hours, "
+          f"so {3.34 / whole['hours']:.1f} times as fast end to end")
 figures.draw_road(steps.road(table))
 
 # %% [markdown]

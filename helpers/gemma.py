@@ -8,7 +8,7 @@ import contextlib
 import math
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -693,7 +693,7 @@ def _weights_stay(config: ModelConfig) -> Iterator[None]:
 
 
 def answer_program(model: Gemma4, mesh: Mesh, at_once: int, stop_ids: Collection[int],
-                   heat: np.ndarray | None = None, seed: int = 0) -> Callable[..., Array]:
+                   heat: np.ndarray | None = None, seed: int = 0) -> Any:
     """The program of `greedy`: (weights, tokens [B, T], lengths [B], last [B]) -> tokens [B, T].
 
     It is compiled, or lowered by 08, inside `with mesh`. `at_once` tokens are read in one pass (0:

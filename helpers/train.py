@@ -443,7 +443,7 @@ def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     return options or None
 
 
-def jit_eval_step(model: nnx.Module, loss_fn: Loss) -> Callable:
+def jit_eval_step(model: nnx.Module, loss_fn: Loss) -> Any:
     """`make_eval_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU."""
     return jax.jit(make_eval_step(model, loss_fn))
 

@@ -1,6 +1,6 @@
-"""Compile step, evaluation and answers of a small E2B for a v5e chip: who copies the per-layer table?
+"""Step, evaluation and answers of a small E2B, compiled for a v5e chip: who copies its table?
 
-    .venv/bin/python tests/compile_table.py FOLDER    (needs .libtpu; FOLDER from random_gemma.write)
+    .venv/bin/python tests/compile_table.py FOLDER    (of `random_gemma.write`; needs .libtpu)
 
 Prints a JSON object: {program: copies of the whole table in it}.
 """
@@ -43,7 +43,8 @@ def lowered(folder):
     with mesh:
         evaluation = train.jit_eval_step(model, loss).lower(
             state.adapters, frozen, train.abstract_batch((ROWS, 1, LENGTH), mesh))
-        answers = gemma.answer_program(base, mesh, 64, [1]).lower(nnx.state(base), ids, count, count)
+        loop = gemma.answer_program(base, mesh, 64, [1])
+        answers = loop.lower(nnx.state(base), ids, count, count)
     return {"step": step, "evaluation": evaluation, "answers": answers}
 
 
@@ -59,8 +60,8 @@ def main(folder):
     compiler.register()
     config = gemma.config_from_hf(folder)
     found = {name: copies(program, config) for name, program in lowered(folder).items()}
-    gemma._row_by_row = lambda table: table
-    found["step, as the TPU likes"] = copies(lowered(folder)["step"], config)
+    gemma._row_by_row = lambda table: table  # as the TPU would have it
+    found["by default"] = copies(lowered(folder)["step"], config)
     print(json.dumps(found))
 
 

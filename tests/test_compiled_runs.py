@@ -11,7 +11,7 @@ from appendix import steps
 from helpers import gemma, programs, train
 from tables import hardware, stored
 
-# (slice, size, tokens of a row, trained tokens of a row at most) of every step that 03 is meant to run.
+# (slice, size, tokens of a row, trained ones at most) of every step that 03 is meant to run.
 MEANT = [(name, piece.size, length, length // 2) for name, piece in hardware.SLICES.items()
          for length in ((2_048, 4_096) if piece.size == "31b" else (2_048,)) if piece.size]
 # Steps that 03 runs and that are compiled as another program: with one micro-batch, not with four.
@@ -36,7 +36,8 @@ def test_every_step_that_03_is_meant_to_run_is_compiled_and_fits(monkeypatch):
             assert row["fits"] == "True", (name, size, length)
     assert len(MEANT) == 8 and missing == STALE
     for name, size in STALE:
-        assert stored.compiled_fit(name, size, row_length=2_048) is None, "nothing claims that it fits"
+        claimed = stored.compiled_fit(name, size, row_length=2_048)
+        assert claimed is None, "nothing claims that it fits"
 
 
 @pytest.mark.parametrize("changes", [
@@ -75,7 +76,8 @@ def test_the_shapes_are_those_of_what_03_makes(tmp_path):
     prompts = [[7] * count for count in (130, 50, 90)]
     shapes = programs.shapes_of(cfg, 4, 32, 16, 30, [len(prompt) for prompt in prompts])
     row = train.Batch(*(np.zeros(32, np.int32) for _ in range(4)))
-    assert train.validation_batch([row] * 30, cfg.validation_rows, 4).tokens.shape == shapes.evaluation
+    held_out = train.validation_batch([row] * 30, cfg.validation_rows, 4)
+    assert held_out.tokens.shape == shapes.evaluation
     dataset = train.make_dataset([row] * 30, *train.micro_batches_of(cfg, 4), seed=0)
     assert next(iter(dataset)).tokens.shape == shapes.step == (2, 4, 32)
     tokens, lengths = gemma._rows_of(prompts, cfg.answer_tokens, 4)

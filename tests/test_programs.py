@@ -1,4 +1,4 @@
-"""What is compiled is what runs: the shapes of 03's programs, their loss, their layouts, their answers."""
+"""Parts of 03's programs: the loss in chunks, the per-layer table's layout, the greedy answers."""
 
 import functools
 import json
@@ -108,7 +108,7 @@ def test_a_tpu_copies_no_per_layer_table(tmp_path):
                           capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2_000:]
     copied = json.loads(done.stdout.splitlines()[-1])
-    assert copied == {"step": 0, "evaluation": 0, "answers": 0, "step, as the TPU likes": 1}
+    assert copied == {"step": 0, "evaluation": 0, "answers": 0, "by default": 1}
 
 
 TABLE = random_gemma.E2B | {
@@ -119,7 +119,7 @@ TABLE = random_gemma.E2B | {
 # ── Answers ──
 
 def continued(model, mesh, prompt, count):
-    """The likeliest `count` tokens after a prompt, each by a whole forward pass of Tunix's model."""
+    """The likeliest `count` tokens after a prompt, each by a forward pass over all of them."""
     ids, total = list(prompt), len(prompt) + count
     graph, state = nnx.split(model)
     mask = np.tril(np.ones((1, total, total), bool))
