@@ -232,7 +232,8 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # The output matrix, which has a column for each of the 31B's 262,144 tokens. We want logits only at
 # trained positions, so `hidden_states` temporarily replaces the output layer by the identity, and
-# `token_losses` multiplies what is left.
+# `token_losses` multiplies what is left. If your answers fill most of a row, it does so for half a row at a
+# time: logits are the largest arrays of a step, and one half's are forgotten before the other's are made.
 #
 # </details>
 

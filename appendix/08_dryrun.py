@@ -322,8 +322,8 @@ for recipe in (steps.OURS, steps.ROWS):
     times = speed[recipe.recipe] / speed["published"]
     whole = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4), speed[recipe.recipe])
     print(f"{recipe.recipe}: a step {times:.1f} times as fast, {bands.between(times, 2)} with one "
-          f"sigma, {bands.between(times, 2, sigmas=2)} with two; a run {whole['hours_text']} hours, "
-          f"so {3.34 / whole['hours']:.1f} times as fast end to end")
+          f"sigma, {bands.between(times, 2, sigmas=2)} with two;\n   a run takes "
+          f"{whole['hours_text']} hours, {3.34 / whole['hours']:.1f} times as fast end to end")
 figures.draw_road(steps.road(table))
 
 # %% [markdown]

@@ -160,11 +160,21 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
         first, last = (tp, fsdp) if turned else (fsdp, tp)
         adapters += math.prod(a) / first + math.prod(b) / last
         quantised += module.size
-    weights = 2.0 * architecture.parameters(config)["total"]
+    weights = 2.0 * (architecture.parameters(config)["total"] + _padding(config))
     if base_dtype != "bfloat16":
         scales = 2.0 / TILE if base_dtype == "nf4" else 0.0
         weights += quantised * (BASE_BYTES[base_dtype] - 2.0 + scales)
     return weights / (fsdp * tp) / GIB, 12 * adapters / GIB
+
+
+def _padding(config: dict) -> int:
+    """Numbers that a chip stores to fill up the per-layer table of E2B and E4B, token by token.
+
+    A token's numbers are [layers, 256] there, and a TPU stores rows in eights.
+    """
+    text = architecture.text_config(config)
+    missing = -int(text["num_hidden_layers"]) % 8
+    return text["vocab_size"] * missing * (text.get("hidden_size_per_layer_input") or 0)
 
 
 def _layer_bytes(layer: architecture.Layer, length: int, tp: int) -> tuple[float, float]:
@@ -214,7 +224,8 @@ def estimate(model: str, fsdp: int, tp: int, base_dtype: str, remat: str, rows: 
     kept = _kept_activations(architecture.layers(config), remat, row_length, tp)
     vocabulary = architecture.text_config(config)["vocab_size"]
     return {"base weights": base, "adapters and Adam": adapters,
-            "gradients": adapters / 2,  # of the adapters, in float32, and a copy in bfloat16
+            # Of the adapters, in float32, and a copy in bfloat16; beside a sum where there are several.
+            "gradients": adapters / 2 + (adapters / 3 if rows < STEP_ROWS[model] else 0.0),
             "activations": tokens * kept / GIB,
             "logits": tokens / 2 * vocabulary / tp * 8 / GIB,
             "gathered weights": _gathered(config, base_dtype) * (fsdp - 1) / (fsdp * tp) / GIB}
