@@ -113,8 +113,8 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # (attention and MLP) or DECODER (whole layers). Each line recomputes as little as leaves a tenth of the chip
 # free: *compiled* by the TPU's own compiler if 08 has such a step, else *estimated* from the model's shapes.
 # *Real* tokens are not padding. Hours and dollars, where a time is predicted, are for
-# all of 03 on 10,000 examples of 922 tokens, as in the published recipe; downloading, loading, compiling and
-# saving are assumed (for the 31B about half an hour). `e2b` is Gemma 4 E2B, the 31B's small sister.
+# all of 03 on 10,000 examples of 922 tokens, as in the published recipe; downloading, loading, compiling,
+# answering and saving are assumed (for the 31B about half an hour). `e2b` is Gemma 4 E2B, the 31B's small sister.
 
 # %%
 def slice_row(step, price, tokens=10_000 * 922):

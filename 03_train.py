@@ -82,7 +82,7 @@ import pandas as pd
 from etils import epath
 from flax import nnx
 
-from helpers import answers, chat, gemma, pictures, records, style, train, weights
+from helpers import answers, chat, gemma, pictures, programs, records, style, train, weights
 from tables import architecture
 from tables.stored import settings_here
 
@@ -96,7 +96,7 @@ data, meta, base, tokenizer = train.what_02_left()
 length = meta.sequence_length
 FULL = train.Settings(**settings_here("31b", length))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
-                     **{"rows_per_device": 1} | settings_here("e2b", length))
+                     **{"rows_per_device": 1, "remat": "DECODER"} | settings_here("e2b", length))
 TINY = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                       epochs=0.25, attention_block=128, validate_every=20, validation_rows=8,
                       checkpoint_every=20, answer_tokens=160)
@@ -131,13 +131,9 @@ capacity = train.capacity_of(train_rows, val_rows)
 loss_fn = train.make_loss(capacity)
 
 # %%
-def adapt(model):
-    gemma.use_block_attention(model, cfg.attention_block)
-    return gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.partial)
-
-
 with helpers.phase("tracing the optimizer step"):
-    lowered = train.lower_step(adapt(gemma.abstract_base(config, mesh)), optimizer, loss_fn, mesh,
+    shapes_only = programs.adapted(gemma.abstract_base(config, mesh), cfg, mesh)
+    lowered = train.lower_step(shapes_only, optimizer, loss_fn, mesh,
                                (micro_batches, micro_rows, length))
 ahead = train.compile_ahead(lowered)
 
@@ -182,7 +178,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
-model = adapt(model)
+model = programs.adapted(model, cfg, mesh)
 modules = gemma.adapted_modules(model)
 made = pd.DataFrame([(path.rpartition(".")[2], pair["a"].shape, pair["b"].shape,
                       pair["a"].size + pair["b"].size) for path, pair in modules.items()],
@@ -236,7 +232,8 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # The output matrix, which has a column for each of the 31B's 262,144 tokens. We want logits only at
 # trained positions, so `hidden_states` temporarily replaces the output layer by the identity, and
-# `token_losses` multiplies what is left.
+# `token_losses` multiplies what is left. If your answers fill most of a row, it does so for half a row at a
+# time: logits are the largest arrays of a step, and one half's are forgotten before the other's are made.
 #
 # </details>
 
@@ -293,7 +290,7 @@ pd.Series(held, name="GiB per device").to_frame()
 log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every)
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
-evaluate = jax.jit(train.make_eval_step(model, loss_fn))
+evaluate = train.jit_eval_step(model, loss_fn)
 run = train.Run(
     train_step=compiled, frozen=frozen, dataset=dataset, mesh=mesh,
     validate=lambda adapters: float(evaluate(adapters, frozen, held_out)),

@@ -31,6 +31,7 @@ from filelock import FileLock
 from flax import nnx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
+from jax.experimental.layout import Format, Layout
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -284,7 +285,12 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]
     check(held == wanted, f"{folder} holds {held:,} numbers of the language model, and its "
           f"config.json describes {wanted:,}: a part of it would go unused, or is missing")
     mode = "auto" if len(dtypes) == 1 else "original"  # the fast reader takes one dtype for granted
-    return create_model_from_safe_tensors(str(folder), config, mesh, jnp.dtype(dtype), mode), mesh
+    model = create_model_from_safe_tensors(str(folder), config, mesh, jnp.dtype(dtype), mode)
+    if config.per_layer_input_dim:  # E2B, E4B: a TPU would lay this table out so that loops copy it
+        table = model.embedder.per_layer_input_embedding
+        layout = Format(Layout((0, 1, 2)), table.get_value().sharding)
+        table.set_value(jax.device_put(table.get_value(), layout))
+    return model, mesh
 
 def add_lora(model: nnx.Module, mesh: jax.sharding.Mesh, rank: int, alpha: float,
              seed: int) -> tuple[nnx.Module, nnx.State, nnx.State]:
@@ -315,11 +321,15 @@ def make_steps(model: nnx.Module, optimizer: optax.GradientTransformation, place
         sees = jnp.tril(segments[:, :, None] == segments[:, None, :])  # its own example's past
         hidden, _ = model(tokens, positions, None, sees)
         weight, at = jax.lax.top_k(mask[:, 1:], places)  # at t the token at t + 1 is due
-        hidden = jnp.take_along_axis(hidden.astype(dtype), at[..., None], axis=1)
-        logits = gemma4.Embedder.decode(model.embedder, hidden).astype(jnp.float32)
-        logits = jnp.tanh(logits / cap) * cap if cap else logits
-        due = jnp.take_along_axis(tokens, at + 1, axis=1)
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, due)
+        @jax.checkpoint  # logits are the largest arrays: forgotten, and computed again backwards
+        def losses(picked):  # [B, some of them] -> their cross-entropies
+            near = jnp.take_along_axis(hidden.astype(dtype), picked[..., None], axis=1)
+            logits = gemma4.Embedder.decode(model.embedder, near).astype(jnp.float32)
+            logits = jnp.tanh(logits / cap) * cap if cap else logits
+            due = jnp.take_along_axis(tokens, picked + 1, axis=1)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, due)
+        parts = [losses(at[:, start:start + 1024]) for start in range(0, places, 1024)]
+        loss = jnp.concatenate(parts, axis=1)
         return jnp.sum(loss * weight), jnp.sum(weight)
     def train(adapters, moments, frozen, batch):  # [M, B, 4, T] -> ..., mean loss
         def add(total, rows):

@@ -6,6 +6,7 @@ positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested co
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -241,6 +242,15 @@ def to_mesh(batch: Batch, mesh: Mesh) -> Batch:
     return jax.tree.map(spread, batch)
 
 
+def abstract_batch(shape: tuple[int, int, int], mesh: Mesh) -> Batch:
+    """What `to_mesh` makes of a batch of `shape` [M, B, T], without its numbers."""
+    sharding = NamedSharding(mesh, ROWS)
+    columns = {}
+    for field, kind in COLUMNS.items():
+        columns[field] = jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
+    return Batch(**columns)
+
+
 # ── Loss ──
 
 
@@ -278,6 +288,46 @@ class TokenLosses(NamedTuple):
     at: jax.Array      # [B, K] int32: the token at `at + 1` was predicted from position `at`
 
 
+def cross_entropy(model: nnx.Module, hidden: jax.Array, labels: jax.Array) -> jax.Array:
+    """Of hidden states [B, K, D] and the tokens [B, K] that they should predict. [B, K] float32"""
+    with jax.named_scope("output_matrix"):
+        logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
+        # A chip multiplies all rows by its slice of the vocabulary: none needs the whole matrix.
+        logits = gemma.shard(logits, (None, None, ("tp", "fsdp")))
+    if (cap := model.config.final_logit_softcap) is not None:  # Gemma keeps logits within ±cap
+        logits = jnp.tanh(logits / cap) * cap
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def chunk_of(row_length: int) -> int:
+    """Positions of a row whose logits may exist at once: half a row's, 1,024 at least."""
+    return max(1_024, row_length // 2)
+
+
+def in_chunks(function: Callable[..., jax.Array], most: int, *arrays: jax.Array) -> jax.Array:
+    """`function` of arrays [B, K, ...], at most `most` of K at a time; returns its [B, K].
+
+    Logits are the largest arrays of a step. A chunk's are forgotten as soon as its losses are
+    known, and computed again for the gradient, so answers that fill whole rows need no more memory
+    than answers that fill half of them. Where K is one chunk, nothing is computed twice.
+    """
+    rows, places = arrays[0].shape[:2]
+    count = -(-places // most)
+    if count == 1:
+        return function(*arrays)
+    size = -(-places // (count * 128)) * 128
+
+    def cut(array: jax.Array) -> jax.Array:
+        """[B, K, ...] -> [chunks, B, size, ...], zeros behind the last."""
+        missing = count * size - places
+        padded = jnp.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
+        return jnp.moveaxis(padded.reshape(rows, count, size, *array.shape[2:]), 1, 0)
+
+    forgetful = jax.checkpoint(lambda pieces: function(*pieces))
+    found = jax.lax.map(forgetful, tuple(cut(array) for array in arrays))
+    return jnp.moveaxis(found, 0, 1).reshape(rows, -1)[:, :places]
+
+
 def token_losses(model: nnx.Module, rows: Batch, capacity: int) -> TokenLosses:
     """Cross-entropy of the trained tokens, at most `capacity` (K) of a row."""
     with jax.named_scope("hidden_states"):  # a name in profiles; the program stays the same
@@ -287,13 +337,8 @@ def token_losses(model: nnx.Module, rows: Batch, capacity: int) -> TokenLosses:
         weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)
         labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
         hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
-        with jax.named_scope("output_matrix"):
-            logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
-            # A chip multiplies all rows by its slice of the vocabulary: none needs the whole matrix.
-            logits = gemma.shard(logits, (None, None, ("tp", "fsdp")))
-        if (cap := model.config.final_logit_softcap) is not None:  # Gemma keeps logits within ±cap
-            logits = jnp.tanh(logits / cap) * cap
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        most = chunk_of(rows.tokens.shape[1])
+        loss = in_chunks(functools.partial(cross_entropy, model), most, hidden, labels)
     return TokenLosses(loss, weight, at)
 
 
@@ -408,6 +453,17 @@ def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     return options or None
 
 
+def jit_eval_step(model: nnx.Module, loss_fn: Loss) -> Any:
+    """`make_eval_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU."""
+    return jax.jit(make_eval_step(model, loss_fn))
+
+
+def jit_optimizer_state(optimizer: optax.GradientTransformation, hull: Tree) -> Any:
+    """The optimizer's beginning for adapters, to be compiled; `hull` says where its arrays lie."""
+    shardings = jax.tree.map(lambda array: array.sharding, hull)
+    return jax.jit(optimizer.init, out_shardings=shardings)
+
+
 def jit_train_step(model: nnx.Module, optimizer: optax.GradientTransformation, loss_fn: Loss,
                    state: "State", options: dict[str, Any] | None = None) -> Callable:
     """`make_train_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU.
@@ -432,13 +488,9 @@ def lower_step(model: nnx.Module, optimizer: optax.GradientTransformation, loss_
     TPU the compiler will be asked for what `compiler_options` says.
     """
     state, frozen = start(model, optimizer, mesh)
-    sharding = NamedSharding(mesh, ROWS)
-    columns = {}
-    for field, kind in COLUMNS.items():
-        columns[field] = jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
     step: Any = jit_train_step(model, optimizer, loss_fn, state, compiler_options(mesh))
     with mesh:
-        return step.lower(state.adapters, state.opt_state, frozen, Batch(**columns))
+        return step.lower(state.adapters, state.opt_state, frozen, abstract_batch(shape, mesh))
 
 
 def compile_ahead(lowered: jax.stages.Lowered) -> Future:
@@ -540,9 +592,7 @@ def start(model: nnx.Module, optimizer: optax.GradientTransformation,
     hull = gemma.on_mesh(jax.eval_shape(optimizer.init, adapters), mesh)
     if isinstance(jax.tree.leaves(adapters)[0], jax.ShapeDtypeStruct):
         return State(0, adapters, hull), frozen
-    shardings = jax.tree.map(lambda array: array.sharding, hull)
-    opt_state = jax.jit(optimizer.init, out_shardings=shardings)(adapters)
-    return State(0, adapters, opt_state), frozen
+    return State(0, adapters, jit_optimizer_state(optimizer, hull)(adapters)), frozen
 
 
 # Of these a checkpoint has at least one, however badly it's damaged: what `save` puts into it, and
