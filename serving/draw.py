@@ -187,7 +187,7 @@ def _cost_of_regime(ax: Axes, part: pd.DataFrame, column: str, name: str, color:
         text = "all at once" if rate == INF else f"{rate:.3g}/s"
         if "noisy" in words[rate]:
             text += ", noisy"
-        label(ax, prices[rate], wait["median"], text, color, xytext=(5, 7), fontsize=8)
+        label(ax, prices[rate], wait["median"], text, color, xytext=(5, 9), fontsize=8)
     lone = prices.index[0]  # the smallest rate is the dearest, so it stands on the right
     label(ax, prices[lone], waits["median"][lone], name, color, xytext=(8, -8))
 
@@ -228,7 +228,8 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
       points: columns `machine`, `floor_ms`, `value` (milliseconds) and `too_fast`.
     """
     looks = zip(COLORS, MARKERS, strict=True)
-    for (machine, part), (color, marker) in zip(points.groupby("machine"), looks, strict=False):
+    by_machine = points.groupby("machine", sort=False)
+    for (machine, part), (color, marker) in zip(by_machine, looks, strict=False):
         fine = part[~part.too_fast]
         below = part[part.too_fast]
         ax.plot(fine.floor_ms, fine.value, marker, color=color, ms=5, label=machine)
