@@ -16,9 +16,8 @@
 # # 01 · From nothing to a TPU machine that can run this
 #
 # Can your machine run this series? And if you want to train Gemma 4 31B, what do you have to rent, and what
-# will it cost? On this page we check the machine that you're sitting at, and we look up the others. **If
-# you're on a CPU, you can go straight on to [02](02_data.ipynb):** the whole series runs there, with a tiny
-# model.
+# will it cost? **On a CPU you can go straight on to [02](02_data.ipynb):** the whole series runs there,
+# with a tiny model.
 #
 # | | |
 # |---|---|
@@ -52,17 +51,14 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Can your machine run this?
-# Four things can stop you before you've begun. The disk may have no room for the model. The machine may
-# lack the TPU (Google's chip for neural networks) that the model needs. JAX, the library that we train
-# with, may not see the chips. Or Icarus Verilog may be missing, the simulator that grades the answers in
-# 07. It's better to find out now than after an hour of downloading, so let's look.
+# Four things can stop you before you've begun: no room for the model on the disk, no TPU (Google's chip for
+# neural networks) of the kind that the model needs, chips that JAX can't see, or no Icarus Verilog, the
+# simulator that grades the answers in 07. It's better to find out now than after an hour of downloading.
 #
-# What counts as enough depends on the model you've chosen, and there are three sizes. `31b` is the one that
-# this series is about. `e2b` is Gemma 4 E2B, its small sister. `tiny` is a toy that a laptop trains in
-# minutes. `helpers.choose` reads the environment variable `SIZE`. If it isn't set, the hardware decides.
-#
-# You'll meet names such as `v5p-8` below: that's a group of TPU chips that you rent together, and section 2
-# explains the name.
+# What counts as enough depends on the model. `31b` is the one that this series is about, `e2b` (Gemma 4
+# E2B) is its small sister, and `tiny` is a toy that a laptop trains in minutes. `helpers.choose` follows
+# the environment variable `SIZE`, or else the hardware. A name such as `v5p-8` stands for a group of TPU
+# chips that you rent together; section 2 explains it.
 
 # %%
 import platform
@@ -90,8 +86,8 @@ TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# We accept a slice if it's the one we planned for your size, or if we know that the training step of
-# notebook 03 fits there. How one can know that without trying is the story of section 3.
+# A machine is fine if it's the one we planned for your size, or if we know that 03's training step fits
+# there.
 
 # %%
 def may_be(piece):
@@ -108,29 +104,28 @@ rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in results
 style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 
 # %% [markdown]
-# **If every row has a tick, this machine will do. A row with a cross also tells you how to fix it.**
+# **If every row has a tick, this machine will do. A row with a cross tells you how to fix it.**
 #
 # ## 2. Which machine does the 31B need?
 # Three words first. You pay by the **chip**. A **slice** is a group of chips that are wired together, so
-# that they can share one model. The **host** is the virtual machine that your program runs on; it drives up
-# to eight chips. Each chip has its own memory, called **HBM** (high-bandwidth memory), and whatever a
-# training step touches has to fit into the HBM of its slice.
+# that they can share one model. A **host** is the virtual machine that your program runs on; it drives up
+# to eight chips. Each chip has its own memory, called **HBM**, and whatever a training step touches has to
+# fit there.
 #
 # **The 31B has 31 billion weights of two bytes each. A v5p chip has 96 GiB of HBM, a v6e chip has 31. How
 # many of each do you need to hold the weights? And does that leave room to train?**
 #
 # <details><summary>Answer</summary>
 #
-# The checkpoint has 62.5 GB, which are 58 GiB. So one v5p chip holds it, or two v6e chips. But training
-# needs more than the weights. We train *adapters*, small matrices beside the frozen weights, and for each
-# number in them the optimizer keeps two more. The biggest part is usually the *activations*: all that the
-# forward pass has to remember for the backward pass.
+# 62.5 GB are 58 GiB, so one v5p chip holds them, or two v6e chips. But training needs more: *adapters*, the
+# small matrices that we train beside the frozen weights; the optimizer's two numbers for each number in
+# them; and above all the *activations*, which the forward pass keeps for the backward pass.
 #
 # </details>
 #
-# So you can't tell from the weights alone. The next table counts everything. Its dollars are for the whole
-# of notebook 03, which trains on 10,000 examples. They have 922 tokens on average, as in the paper that
-# this series follows (the *published recipe*, arXiv 2605.25645).
+# This table counts all of that. Its dollars are for the whole of notebook 03, which trains on 10,000
+# examples of 922 tokens on average, as in the paper that this series follows (the *published recipe*, arXiv
+# 2605.25645).
 
 # %%
 TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
@@ -145,22 +140,18 @@ for step, price in choices:  # of each slice, bfloat16 comes before int8
 style.words(pd.DataFrame(first.values(), columns=["slice", "what fits", "USD for all of 03"]))
 
 # %% [markdown]
-# The 31B needs four v5p chips or eight v6e chips. Smaller slices hold it as well if each frozen weight is
-# stored in one byte (int8) instead of two (bfloat16); [11](11_qlora.ipynb) shows how. The E2B needs just
-# one chip.
+# The 31B needs four v5p chips or eight v6e chips. Smaller slices hold it if each frozen weight takes one
+# byte (int8, [11](11_qlora.ipynb)) instead of two (bfloat16). The E2B fits one chip.
 #
-# Nobody has measured these dollars yet. The hours behind them are *predicted*, which is why you see a
-# range, and the prices are on-demand rates. Loading and compiling are in there too: for the 31B we assumed
-# about half an hour. `≥` means that no time is predicted there, so you only get a lower limit.
+# The hours behind these dollars are *predicted*, which is why you see ranges. Prices are on demand. For the
+# 31B we assumed about half an hour of loading and compiling. `≥` is a lower limit, where no time is
+# predicted.
 #
-# The next table, which opens on a click, has the rest. Two of its columns need a word:
-#
-# - **remat.** If the activations don't fit, the backward pass can compute them again instead of keeping
-#   them. (PyTorch calls this activation checkpointing.) `NONE` keeps everything, `BLOCK` recomputes
-#   attention and MLP, `DECODER` whole layers. We recompute as little as possible while keeping 10 % of the
-#   memory free.
-# - **how we know.** *Compiled* is what the TPU's own compiler says. *Estimated* is our sum over the model's
-#   shapes.
+# The next table opens on a click and has the rest. If the activations don't fit, the backward pass can
+# compute them again instead (`remat`; PyTorch says activation checkpointing). `NONE` recomputes nothing,
+# `BLOCK` attention and MLP, `DECODER` whole layers. We recompute as little as possible while keeping 10 %
+# of the memory free. *Compiled* is what the TPU's own compiler says, *estimated* is our sum over the
+# model's shapes.
 
 # %%
 def full_row(step, price):
@@ -182,35 +173,29 @@ style.folded("every slice: memory, remat, speed, hours",
              pd.DataFrame([full_row(*row) for row in listed]))
 
 # %% [markdown]
-# Like the published recipe, this series trains the 31B on a v5p-8 and serves it on a v6e-8.
-#
-# **JAX shows four devices on a v5p-8, and eight on a v6e-8. Why?**
+# Like the published recipe, the series trains the 31B on a v5p-8 and serves it on a v6e-8. **JAX shows four
+# devices on a v5p-8, and eight on a v6e-8. Why?**
 #
 # <details><summary>Answer</summary>
 #
-# Google's names don't count chips, they count TensorCores. A v5p chip has two of them, which JAX treats as
-# one device, so a v5p-8 is four chips. A v6e chip has one, so a v6e-8 is eight.
+# Google's names count TensorCores. A v5p chip has two, which JAX treats as one device. A v6e chip has one.
 #
 # </details>
 #
-# **Weights alone don't tell you whether a model trains on a slice; weights, optimizer and activations
-# together do.**
+# **A slice has to hold the weights, and everything that a training step keeps beside them.**
 #
-# ## 3. How can we know that without a TPU?
-# You may wonder where that table comes from, since nobody had a TPU to fill it. Here's the trick. Google's
-# library `libtpu` contains the compiler for TPUs, and the compiler runs on any x86-64 Linux machine. It
-# doesn't need a chip, only a description of one.
-#
-# Let's ask it about a product of two matrices, 8,192 by 8,192, on the four chips of a v5p-8. With a few
-# words of JAX you can read the cell:
+# ## 3. How can anybody know that without a TPU?
+# Nobody had a TPU to fill that table. Here's the trick: Google's library `libtpu` contains the TPU's
+# compiler, and the compiler runs on any x86-64 Linux machine. It doesn't need a chip, only a description of
+# one. Let's ask it about a product of two matrices, 8,192 by 8,192, on the four chips of a v5p-8. With a
+# few words of JAX you can read the cell:
 #
 # - A *topology* describes chips that nobody has to own; `v5p:2x2x1` is two by two of them.
-# - A *mesh* arranges the chips, here in one line of four.
-# - A *sharding* says which chip holds what. Here the first quarter of the rows goes to the first chip, and
-#   so on.
-# - A `ShapeDtypeStruct` is a matrix without any memory behind it, like a tensor on PyTorch's `meta` device.
-# - `jit(…).lower(…)` turns the Python function into a graph without running it, and `compile()` turns the
-#   graph into a program.
+# - A *mesh* arranges the chips, here in a line of four. A *sharding* says which chip holds what, here a
+#   quarter of the rows each.
+# - `ShapeDtypeStruct` is a matrix without memory, like a tensor on PyTorch's `meta` device.
+# - `lower` turns the function into a graph without running it, and `compile` turns the graph into a
+#   program.
 
 # %%
 library = "" if hardware.here().accelerator == "tpu" else compiler.start()  # leave real chips alone
@@ -233,12 +218,12 @@ else:
     print("no compiler here: ./setup.sh dryrun installs it (0.7 GB, Linux on x86-64, no TPU)")
 
 # %% [markdown]
-# That's a real TPU program; it just has no TPU to run on. And it tells you something. Each matrix is 134
-# MB, so a chip holds a quarter of both inputs, 67 MB, and makes a quarter of the output, 34 MB. But where
-# do the 134 MB in between come from? They're one whole matrix. To multiply its rows, a chip needs *all* of
-# the second matrix, so it gathers the other three quarters from its neighbours.
+# That's a real TPU program; it just has no TPU to run on. Each matrix has 134 MB, so a chip holds a quarter
+# of both inputs (67 MB) and makes a quarter of the output (34 MB). The 134 MB in between are one whole
+# matrix. To multiply its rows, a chip needs *all* of the second matrix, so it gathers the rest from the
+# other chips.
 #
-# Now you can ask what fits before you rent anything. What happens if we ask for too much?
+# What happens if we ask for too much?
 
 # %%
 if library:
@@ -249,23 +234,20 @@ if library:
         print(refusal)
 
 # %% [markdown]
-# The compiler refuses: the product would need more memory than a chip has, and the message says how much.
-# ✏️ Put in your own function instead of the product, or another slice: `v6e:2x4` is a v6e-8.
-# [08](08_dryrun.ipynb) does this with the whole training step of 03, for every slice of the table, and also
-# predicts how long it takes.
+# The compiler refuses, and says how much memory the product would need. ✏️ Put in your own function, or
+# another slice (`v6e:2x4` is a v6e-8). [08](08_dryrun.ipynb) does this with the whole training step of 03,
+# and also predicts how long it takes.
 #
-# **Compile first, rent later: a TPU's compiler tells you what fits, and you don't need the TPU.**
+# **A TPU's compiler tells you what fits, and you don't need the TPU. So compile first, and rent later.**
 #
 # ## 4. How do you get such a machine, and how do you get rid of it?
-# You may not have to pay at all. Kaggle lends everybody a v5e-8, eight small chips, for nothing: 20 hours a
-# week and 9 hours at a time (Kaggle's rules in November 2026). The table of section 2 says what fits there.
-# Everything else on this page is about Google Cloud, where you rent.
+# Maybe you don't have to pay at all. Kaggle lends everybody a v5e-8 for nothing, 20 hours a week and 9
+# hours at a time (Kaggle's rules in November 2026). Section 2 says what fits there.
 #
-# `scripts/vm.sh` does the renting. It runs on your laptop and needs `gcloud`, logged in to a project with
-# billing and with quota, Google's permission to rent that kind of chip
+# If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud`,
+# a project with billing, and *quota*, which is Google's permission to rent such chips
 # ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md) has both roads, step by
-# step). We don't run anything here. `DRY_RUN=1` makes the script print its commands instead, and we show
-# the first one of each step:
+# step). Here it only prints what it would run, and we show the first command of each step:
 
 # %%
 def dry(*words):
@@ -282,24 +264,22 @@ dry("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
 dry("delete", "gemma4-train", zone)
 
 # %% [markdown]
-# - `check` asks the model hub whether you've accepted Gemma's licence and whether your token works. Better
-#   now than on a machine that costs money.
-# - `create` tries three ways. *Flex-start* first: you wait in line, two hours at most, then the machine is
-#   yours for a fixed time, and it's cheaper than on demand. If that fails, it tries *spot*, spare capacity
-#   that Google can take back at any moment. A machine that you got in one of these two ways deletes itself
-#   after three hours, because the command sets a limit (`--max-run-duration`). The last way is Google's
-#   older, *classic* TPU API. It knows no such limit, so only you can end that machine.
-# - `run` copies a script to the machine and starts it. The script installs everything, repeats the checks
-#   of section 1, and runs 02 to 04. Checkpoints go to a *bucket*, a folder in Google Cloud Storage. If the
-#   machine disappears, run the same command on a new one: it continues from there.
-# - `delete` ends it. The machine's disk is gone, the bucket stays.
+# - `check` asks the model hub whether you've accepted the licence and whether your token works, before
+#   anything costs money.
+# - `create` first tries *flex-start*: you wait in line, two hours at most, and pay less than on demand.
+#   Then it tries *spot*: spare capacity that Google can take back at any moment. Both kinds delete
+#   themselves after three hours (`--max-run-duration`). Last comes the older *classic* API. It knows no
+#   such limit, so only you can end that machine.
+# - `run` copies a script there and starts it: install, the checks from above, 02 to 04. Checkpoints go to a
+#   *bucket*, a folder in Google Cloud Storage. So if the machine disappears, the same command on a new one
+#   continues.
+# - `delete` ends it. The disk is gone, the bucket stays.
 #
-# And where do the 62.5 GB of the model go? They have to lie on a disk before they can go to the chips. On a
-# machine that you got through the classic API that's a problem: 85 of the boot disk's 97 GB are already
-# used (published: arXiv 2605.25645, S2.3, and its repository). That's why our scripts set
-# `TMPDIR=/dev/shm`, a disk in RAM. If you work by hand, set it before you start Python.
+# The model's 62.5 GB have to lie on a disk before they go to the chips. On a classic machine 85 of the boot
+# disk's 97 GB are already used (published: arXiv 2605.25645, S2.3, and its repository). That's why our
+# scripts set `TMPDIR=/dev/shm`, a disk in RAM. If you work by hand, set it before you start Python.
 #
-# **You create a v6e-8 on a Friday without a limit on its run time, and forget it. What does it cost you by
+# **You create a v6e-8 on a Friday without a limit on its run time, and forget it. What has it cost by
 # Monday morning?**
 
 # %%
@@ -310,14 +290,14 @@ for name in (cfg.train_slice, cfg.serve_slice):
           f"{WEEKEND * price:,.0f} (on demand, published rates)")
 
 # %% [markdown]
-# Three habits keep that from happening: create with a limit, run `scripts/vm.sh list ZONE` before you close
-# the laptop, and `delete` whatever it lists.
+# Three habits prevent that: create with a limit, run `scripts/vm.sh list ZONE` before you close the laptop,
+# and `delete` whatever it lists.
 #
-# **The chips cost the same whether they work or idle, so decide when a machine ends before you start it.**
+# **Chips cost the same busy or idle, so decide when a machine ends before you start it.**
 #
-# ## 5. What will you want to know about this machine later?
-# If a result looks odd in a month, the first question will be what it was made on. So we write it down.
-# `setup.json` is written even if a check failed: send it along when you ask somebody for help.
+# ## 5. What will you want to know in a month?
+# When a result looks odd, the first question is what it was made on. `setup.json` says so. It's written
+# even if a check failed, so you can send it to whoever helps you.
 
 # %%
 kept = {name: {"fine": fine, "text": text} for name, (fine, text) in results.items()}
@@ -330,14 +310,11 @@ if wrong:
 print(f"ready; wrote {helpers.run_dir('setup.json')}")
 
 # %% [markdown]
-# **`ready` means you can go on. If you see an error instead, it lists what to fix.**
+# **`ready` means you can go on; an error lists what to fix.**
 #
 # ## Recap
-# - You know whether this machine will do.
-# - You know what each slice holds, what a run costs there, and how to ask a TPU's compiler yourself.
-# - You know how to create a machine and, more importantly, how to delete it.
-#
-# If something goes wrong, look for the symptom in
+# You know whether this machine will do, what each slice holds and costs, how to ask a TPU's compiler, and
+# how to create a machine and delete it. If something goes wrong, look up the symptom in
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # **Exercise.** A friend has quota for a v6e-4 only. Would the 31B's weights fit there for serving, and how
@@ -345,8 +322,8 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 #
 # <details><summary>Solution</summary>
 #
-# `4 * hardware.chip("v6e").hbm / 1e9` is 134 GB. The weights take 62.5 of them, so they fit, and 72 GB are
-# left. 05 shows how many requests that's good for.
+# `4 * hardware.chip("v6e").hbm / 1e9` is 134 GB. The weights take 62.5 of them, so they fit. 05 turns the
+# 72 GB that are left into requests.
 #
 # </details>
 #

@@ -15,9 +15,9 @@
 #
 # # 06 · How fast is it, and could it be?
 #
-# How many people can use the server of notebook 05 before they notice each other? First we time one request
-# on its own. Then we send many, until we find the rate at which a queue begins to grow. And next to what we
-# measure we put two more numbers: what physics allows, and what it costs.
+# How many people can use the server of notebook 05 before they notice each other? We time one request, then
+# many, and find the rate at which a queue begins. Next to what we measure we put what physics allows, and
+# what it costs.
 #
 # | | |
 # |---|---|
@@ -26,8 +26,8 @@
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
 # | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 computes it) |
 #
-# The outputs you see were made with the tiny model on a CPU, but the method and the client are those you'd
-# use for the 31B.
+# You see the outputs of the tiny run on a CPU. The method and the client are the ones you'd use for the
+# 31B.
 
 # %% [markdown]
 # ## Before we start
@@ -55,21 +55,20 @@ helpers.machine()
 # %% [markdown]
 # ## 1. What exactly do we measure?
 # "How fast is the server?" has no single answer. It depends on how long the prompts and the answers are,
-# and on how many people ask. So let's pin both down.
+# and on how many people ask.
 #
 # - A **regime** is a prompt length and an answer length, in tokens: 128/16 means 128 in and 16 out.
-# - A **rate** is how many requests arrive per second. A regime at one rate is a **point** of our
-#   measurement.
-# - The **objective** is what you'd promise a user: at most so many milliseconds until the first token, and
-#   at most so many for each further one. You'll often see it called SLO, service-level objective.
+# - A **rate** is how many requests arrive per second. A regime at one rate is a **point**.
+# - The **objective** (you'll also see SLO, service-level objective) is what you'd promise a user: at most
+#   so many milliseconds to the first token, and so many for each further one.
 #
-# Requests arrive at random moments, whether or not the server is ready for them. That's how strangers
-# behave, because none of them knows about the others. Such a test is called **open loop**.
+# Requests arrive at random moments, whether or not the server is ready, because strangers don't know about
+# each other. Such a test is an **open loop**.
 #
 # <details><summary><b>Why not simulate 30 users who each ask again as soon as they have an answer?</b></summary>
 #
-# Because then a slow server is asked less often: everybody waits for an answer before asking again. The
-# queue can't grow, so you never see it. That's a *closed loop*, and it makes slow servers look good.
+# Because then a slow server is asked less often. Its queue can't grow, so you never see it. Such a *closed
+# loop* makes slow servers look good.
 # </details>
 
 # %%
@@ -98,11 +97,11 @@ print(f"regimes: {names}; rates: {cfg.rates} and all at once, {cfg.repeats} time
       f"{cfg.slo[0]} ms to the first token, {cfg.slo[1]} ms for each further one")
 
 # %% [markdown]
-# **A speed means something only together with a regime and a rate.**
+# **A speed means nothing without a regime and a rate.**
 #
 # ## 2. Where does the time of one request go?
-# Before we add any load, let's see what a single user gets. We connect to the server of 05 (if it has
-# ended, it's started again) and prepare a request that you know: the up-down counter.
+# Let's first see what a single user gets. We connect to the server of 05 and prepare a request that you
+# know, the up-down counter.
 
 # %%
 folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
@@ -116,10 +115,9 @@ request = asking.chat_request(counter, system, thinking, model=record.name, stre
                               max_tokens=record.max_model_len // 2)
 
 # %% [markdown]
-# We send it five times and note when each piece of the answer arrives. Then we draw the run in the middle,
-# the third fastest. Before those five there's one that we don't count, because in it the client still has
-# to load code and open its connection. **What do you expect: does most of the time pass before the first
-# token, or after it?**
+# We send it five times, note when each piece of the answer arrives, and draw the run in the middle. One run
+# before them doesn't count, because there the client still loads code and opens its connection. **Does most
+# of the time pass before the first token, or after it?**
 
 # %%
 def timed():
@@ -145,20 +143,17 @@ if doubt:
     print(doubt)
 
 # %% [markdown]
-# The orange part is the **time to first token** (TTFT). During that time the server reads the whole prompt,
-# and that's called *prefill*. The blue part is the rest of the answer: one *decode* step makes one token,
-# and how long that takes on average is the **time per output token** (TPOT). Each white line is a piece of
-# the answer that arrived.
-#
-# When other people use the server too, both times grow, but for different reasons. So we always keep them
-# apart.
+# Orange is the **time to first token** (TTFT). The server reads the whole prompt then, which is called
+# *prefill*. Blue is the rest of the answer: each *decode* step makes one token, and a step's mean duration
+# is the **time per output token** (TPOT). Each white line is a piece of the answer that arrived. When
+# others use the server, both times grow, but for different reasons, so we keep them apart.
 #
 # **A user waits twice: once for the first token, then a little for each further one.**
 #
 # ## 3. How do you measure a server that many people use?
-# You need a client that behaves like many people, and vLLM brings one: `vllm bench serve`. It makes up
-# random prompts of the length we ask for, sends them at the rate we ask for, and notes the times of every
-# request. This is the command for one point:
+# You need a client that behaves like many people, and vLLM brings one. `vllm bench serve` sends random
+# prompts of a given length at a given rate, and notes the times of every request. This is the command for
+# one point:
 
 # %%
 client = Client(folder)  # one process for all points; importing vLLM takes ten seconds
@@ -167,35 +162,27 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
       .replace(" --", " \\\n    --"))
 
 # %% [markdown]
-# Three things make points comparable. With `--ignore-eos` the model can't end an answer early, so all
-# answers are equally long. The client stretches its random gaps so that n requests take n / rate seconds in
-# total, no more and no less. And before each point we wait until the server is idle. Otherwise we'd measure
-# the requests that somebody else left behind.
+# Three things make points comparable. `--ignore-eos` makes all answers equally long. The client stretches
+# its random gaps so that n requests take n / rate seconds. And before each point we wait until the server
+# is idle, or we'd measure requests that somebody else left behind.
 #
-# There's a trap, though. **A server can have a prefix cache: it keeps what it computed for earlier prompts.
-# You measure two points with the same seed. What does the second one measure?**
+# **A prefix cache keeps what a server has computed for earlier prompts. You measure two points with the
+# same seed. What does the second one measure?**
 #
 # <details><summary>Answer</summary>
 #
-# The cache. The same seed makes the same prompts, so the server has seen them all before. That's why each
-# of our measurements has a seed of its own, and why the cache is off here. To be sure, we also ask the
-# server after each point how many tokens came from its cache.
+# The cache, because the same seed makes the same prompts. So each of our measurements has a seed of its
+# own, the cache is off, and after each point we read what the server itself counted as cached.
 # </details>
 #
 # **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
 # ## 4. Which rates are worth measuring?
-# We don't know yet what this server can take, so we let it tell us. We send two **bursts**, where all
-# requests come at once, first a few and then many. How quickly they're done says roughly how many requests
-# per second it can finish.
-#
-# Then we look for the rate at which it stops keeping up. We try one below and one above, then one in
-# between, and so on, until two neighbours are at most 25 % apart (that's *bisection*). A few more rates
-# fill in the curve. Each rate is measured three times, but not three times in a row: we go through all
-# rates once, then again, then a third time. If the machine slowly gets hotter or busier, you'll see that as
-# spread instead of mistaking it for an effect of the rate.
-#
-# How long will that take?
+# We let the server tell us. First come two **bursts**, where all requests arrive at once, first a few and
+# then many. They tell us roughly how many requests it can finish per second. *Bisection* then narrows down
+# the rate where it stops keeping up: one rate below, one above, then one in between, until two neighbours
+# are at most 25 % apart. A few more rates fill in the curve. We go through all rates three times, so if the
+# machine slowly gets busier, you'll see it as spread. How long will that take?
 
 # %%
 config = helpers.read_json(Path(options.model) / "config.json")
@@ -209,19 +196,17 @@ if options.chip:
 
 # %% [markdown]
 # Some results can't be true on a machine that does nothing else: a wait that gets much shorter while the
-# load grows, three repeats that lie more than a fifth apart, or a server that delivers less than it just
-# did at another rate. If we see one of these, something disturbed us. We measure that rate again, up to
-# twice, and if it still contradicts itself, we call it *noisy*.
-#
-# Every finished measurement is a file, so you can interrupt the next cell and run it again: it continues
-# where it was.
+# load grows, repeats that lie more than a fifth apart, or less delivered than at another rate. Then
+# something disturbed us, and we measure that rate again, up to twice. If its results still contradict each
+# other, we call it *noisy*. Each measurement is a file, so if you interrupt the sweep, it continues where
+# it was.
 
 # %%
 measured = sweep(client, options, cfg, results_in)
 
 # %% [markdown]
-# From the raw times we make one row per measurement, and keep all of them in `results.csv`. Beside each
-# latency we put its floor, the least time that's physically possible; section 7 explains that one.
+# Every measurement becomes one row of `results.csv`. Beside each latency stands its floor, the least time
+# that's physically possible (section 7).
 
 # %%
 table = results.rows(measured, cfg.slo, machine.dollars_per_hour)
@@ -230,10 +215,9 @@ table = table.join(pd.DataFrame(floors))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 
 # %% [markdown]
-# Here's the summary, one row per rate, with the median of the repeats. `delivered` is how many requests per
-# second got an answer. `goodput` counts only those that kept the objective. `p50` is the median request,
-# and `p90` is the time that nine requests in ten stayed below, in milliseconds. And `state` says whether
-# the server *kept up* or was *overloaded*; section 5 explains how we tell.
+# In this summary each rate is one row, the median of its repeats. `delivered` is how many requests per
+# second were answered, and `goodput` is how many of them kept the objective. `p50` is the median request;
+# `p90` is the time that nine requests in ten stayed below. Times are in milliseconds.
 
 # %%
 REGIME = ["input_len", "output_len"]
@@ -252,17 +236,14 @@ view.format(precision=2, subset=["delivered /s", "goodput /s"])
 # %% [markdown]
 # <details><summary><b>How exactly are these computed?</b></summary>
 #
-# Latencies include every completed request, even those from the beginning and the end of the run, when the
-# load was still building up or already draining. For `delivered` we leave out the time that the last
-# request would need on its own, because nothing new arrives then. `goodput` is `delivered` times the share
-# of requests that kept the objective. vLLM's own goodput divides by the whole run instead, so it's a little
-# lower.
+# Latencies include every completed request, even while the load builds up or drains. `delivered` leaves out
+# the time that the last request would need alone, because nothing new arrives then. `goodput` is
+# `delivered` times the share that kept the objective; vLLM's own divides by the whole run.
 # </details>
 #
-# More load can't make a server deliver less or answer sooner. And yet you may find such a place in the
-# table, because a point of the tiny run has only a handful of requests. Is it an effect, or noise? The
-# repeats can tell: if those of two neighbouring rates overlap, you couldn't say which of the two is really
-# lower.
+# More load can't make a server deliver less or answer sooner. The table may say so all the same, because a
+# point of the tiny run is only a handful of requests. Is that real? If the repeats of two neighbouring
+# rates overlap, it's noise:
 
 # %%
 for (inputs, outputs), part in table.groupby(REGIME):
@@ -270,19 +251,17 @@ for (inputs, outputs), part in table.groupby(REGIME):
         print(f"{inputs}/{outputs}: {line}")
 
 # %% [markdown]
-# **One measurement is an anecdote. Believe a difference only if it's larger than what the repeats differ
-# by.**
+# **Believe a difference only if it's larger than the spread of the repeats.**
 #
 # ## 5. Up to which rate would you promise anything?
-# Look at `delivered` and at TTFT in the table, and decide before you open the answer.
+# Look at `delivered` and TTFT before you open the answer.
 #
 # <details><summary>Answer</summary>
 #
-# While the server keeps up, it delivers what's offered, and TTFT grows slowly. Then `delivered` levels off.
-# From there on every further request only makes the queue longer, so TTFT keeps growing. The place where
-# that begins is the **knee**: the last rate that the server kept up with. We say that a server keeps up
-# with a rate if it delivers at least 90 % of it (in the median of three repeats), and if that's also true
-# of every smaller rate.
+# While the server keeps up, it delivers what's offered, and TTFT grows slowly. Then `delivered` levels off,
+# and every further request only makes the queue longer. The last rate that it kept up with is the **knee**:
+# at least 90 % of it was delivered (in the median), and of every smaller rate too. Beyond the knee, a rate
+# is *overloaded*.
 # </details>
 
 # %%
@@ -301,15 +280,14 @@ for (inputs, outputs), part in whole_rounds.groupby(REGIME):
           f"{most.median():.3g}/s ({most.min():.3g} to {most.max():.3g}) delivered")
 
 # %% [markdown]
-# The dashed line is what was offered. Up to the knee the curve follows it, and that part tells you nothing
-# about speed: any server that keeps up delivers exactly what's offered. So below the knee, every server
-# looks equally fast. If somebody shows you equal throughput of two servers, ask whether either was full.
+# The dashed line is what was offered. Up to the knee the curve follows it, so there every server looks
+# equally fast: any server that keeps up delivers what's offered.
 #
-# **The knee is the most you can promise. Compare throughput only beyond it, and latency only below it.**
+# **The knee is the most you can promise. Compare throughput beyond it, and latency below it.**
 #
 # ## 6. Why can't we compare latencies beyond the knee?
-# That last half sentence needs a reason. Here's every single request of the largest rate we tried: orange
-# while it waits for its first token, blue while it's being answered.
+# Here's every request of the largest rate, orange while it waits for its first token, blue while it's being
+# answered:
 
 # %%
 finite = [measurement for measurement in measured if measurement.rate < INF]
@@ -320,31 +298,29 @@ ax.set_title(f"At {fastest.rate:.3g}/s the slowest takes {max(fastest.latencies)
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 
 # %% [markdown]
-# Why do requests get in each other's way? In one step the server computes at most 2,048 tokens (a setting
-# of 05). Each answer that has begun gets one of them, and new prompts get the rest. A step with prompts in
-# it takes longer. So while newcomers' prompts are read, everybody who's in the middle of an answer waits.
+# In one step the server computes at most 2,048 tokens (05): one for each answer that has begun, the rest
+# for new prompts. A step with prompts in it takes longer. So while newcomers' prompts are read, everybody
+# else waits.
 #
-# At the dotted line the last request is sent, and after it the queue only gets shorter. Now imagine the
-# same test with twice as many requests. The queue would grow for twice as long, and the last request would
-# wait about twice as long. Nothing about the server has changed, though.
+# Right of the dotted line nothing new arrives. With twice as many requests the queue would grow for twice
+# as long, and the last request would wait about twice as long, on the very same server.
 #
 # **Beyond the knee, TTFT and TPOT measure the length of the test, not the server.**
 #
 # ## 7. How fast could it be?
-# Is 200 ms to the first token good? You can't tell without knowing what's possible. So we compute a
-# **floor**: the least time that this work takes on this machine, whatever the software.
+# Is 200 ms to the first token good? You can't tell until you know what's possible. The **floor** is the
+# least time that this work takes on this machine, whatever the software.
 #
-# - **TTFT.** Before the first token, the whole prompt has to go through every layer. How many operations
-#   that takes follows from the model's `config.json`. Divide it by the machine's **peak**, the most
-#   operations that it can do per second.
-# - **TPOT.** Every decode step has to read all the weights from memory, and the cache of the request.
-#   Divide these bytes by the memory's **bandwidth**, in bytes per second.
-# - **A queue** has a higher floor of its own. If 30 prompts arrive at once, even a perfect machine reads
-#   them one after the other, so the median one waits for half of them.
+# - **TTFT.** The whole prompt has to go through every layer. That's a number of operations, which follows
+#   from `config.json`. Divide it by the machine's **peak**, its operations per second.
+# - **TPOT.** Every decode step has to read all weights and the request's cache. That's a number of bytes.
+#   Divide it by the memory's **bandwidth**.
+# - **A queue** has a higher floor. If 30 prompts arrive at once, the median one waits for half of them,
+#   even on a perfect machine.
 #
 # Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by
-# the number of cores. That makes the machine look a little too fast and the floors a little too low, which
-# is the harmless direction: we won't call a measurement impossible that isn't.
+# the number of cores. That's a little too fast, so the floors are a little too low, and no measurement is
+# accused wrongly.
 
 # %%
 print(f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
@@ -369,16 +345,15 @@ print("\n".join(flags) or "nothing is below its floor")
 print("tokens per step, with a drafter:", measured[0].series.speculation or "no drafter here")
 
 # %% [markdown]
-# The tiny model stays far above its floors. Its arithmetic is so small that the Python around it takes
-# nearly all of the time. For a big model it's different: two H100s that were kept busy read the 31B's
-# prompts in 2.5 times their floor (computed in [10](10_published.ipynb) from published numbers).
+# The tiny model stays far above its floors, because its arithmetic takes almost no time beside the Python
+# around it. Two busy H100s read the 31B's prompts in 2.5 times their floor (computed in
+# [10](10_published.ipynb) from published numbers).
 #
 # ### Can anybody be faster than the hardware?
-# A floor is most useful for numbers that somebody else has measured. Here are all the TTFTs of a published
-# sweep over this very model, on eight v6e chips and on two H100s. A point had 30 prompts. (Only the series
-# with the longest prompts doesn't fit that: its numbers look like 7 prompts, and [10](10_published.ipynb),
-# section 6, says why.) The more prompts wait in line, the higher the floor under the median, so we compute
-# the floor for each point:
+# Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
+# chips and on two H100s, with 30 prompts per point. (The series with the longest prompts looks like 7;
+# [10](10_published.ipynb), section 6, says why.) The more prompts wait in line, the higher the floor under
+# their median, so each point has its own:
 
 # %%
 published = pd.read_csv("data/published/qps_sweep_digitized.csv").query("metric == 'ttft'")
@@ -393,6 +368,9 @@ for point in published.itertuples():
 published = published.assign(floor_ms=least_ms, too_fast=least_ms > 1.2 * published.value,
                              machine=published.device.map({"tpu": "v6e-8", "gpu": "2 x H100"}))
 
+# %% [markdown]
+# Now each published time against its floor. Points on the dashed line would use the machine perfectly.
+
 # %%
 fig, ax = style.figure(6.5, 4.2)
 draw.against_floors(ax, published)
@@ -401,25 +379,24 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
              "error; hollow: 1.2 times below the floor or more")
 
 # %% [markdown]
-# The hollow points lie below the line, so no machine with these chips can have read those prompts in that
-# time. That doesn't mean that anybody cheated. **What do you think was measured there instead?**
+# The hollow points lie below the line. No machine with these chips can read those prompts in that time.
+# **So what was measured there?**
 #
 # <details><summary>Answer</summary>
 #
-# Most likely the prefix cache of section 3. The same client with the same seed sends the same prompts at
-# every rate, so all but the first rate find them in the cache. [10](10_published.ipynb), section 5, checks
-# this: the times fall just where the prompts fit into the cache. In general a point below its floor means
-# that other work was measured than the label says: cached prompts, shorter prompts, a wrong peak, or a
-# client so short of CPU that it read several tokens at once.
+# Most likely the prefix cache of section 3: the same seed sends the same prompts at every rate. The times
+# fall just where the prompts fit into the cache ([10](10_published.ipynb), section 5). In general a point
+# below its floor means cached prompts, shorter prompts than the label says, a wrong peak, or a client so
+# short of CPU that it read several tokens at once.
 # </details>
 #
-# **Compute the floor before you believe a latency, and start with your own.**
+# **Compute the floor before you believe a latency, above all your own.**
 #
 # ## 8. What does a token cost?
-# The machine costs the same whether it works or not. So tokens are cheapest when it's full, and when it's
-# full, users queue. How do you choose? Let's draw the wait against the price. Each point is one rate, the
-# bars are the range of its repeats, and the line joins the rates that the server keeps up with. The
-# overloaded ones stand apart, because we know from section 6 that their wait measures our test.
+# A machine costs the same whether it works or not. So tokens are cheapest when it's full, and then users
+# queue. Here's the wait against the price. Each point is one rate, the bars are the range of its repeats,
+# and the line joins the rates that the server keeps up with. Overloaded ones stand apart, because their
+# wait measures our test (section 6).
 
 # %%
 unit = "hours of the machine" if math.isnan(machine.dollars_per_hour) else "USD"
@@ -430,14 +407,14 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the
              "hollow: beyond the knee")
 
 # %% [markdown]
-# Read it from right to left: the rate rises, the price falls. Where the line dips and the bars overlap,
-# that's the noise of section 4.
+# Read it from right to left: the rate rises, the price falls. A dip whose bars overlap with its neighbours'
+# is noise (section 4).
 #
-# So which rate would you promise? We take the largest one up to the knee at which nine requests in ten kept
-# the objective. But be careful: a run of a few seconds can't show a queue that grows slowly. So the rate
-# first has to survive **one long run**, at least twenty times as long as a request takes. If it doesn't
-# hold, we try the next lower one. And if the long run delivers far less than the server has already shown
-# it can, something disturbed it, so we make it once more.
+# Which rate can you promise? The largest one up to the knee at which nine requests in ten kept the
+# objective. But a run of seconds can't show a queue that grows slowly. So the rate first has to survive
+# **one long run**, at least twenty times as long as a request takes. If it doesn't hold, we try the next
+# lower one. If the long run delivers far less than the sweep has shown, that's noise, and we make it once
+# more.
 
 # %%
 confirmed = load.confirm(client, options, cfg, results_in, table)
@@ -451,22 +428,18 @@ if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
 # %% [markdown]
-# The last number is the one for your budget. Nobody's service is busy all day, and at 30 % use each token
-# costs more than three times as much.
+# Nobody's service is busy all day, so the last number is the one for your budget.
 #
-# **A price per token is true only at a rate that holds, and only for a machine that's busy.**
+# **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
 # ## 9. What changes with your own traffic?
-# So far all prompts were random. They never begin alike, and their answers never end by themselves. Yours
-# do both. With `--dataset-name custom` the client reads your prompts from a file, one `{"prompt": ...}` per
-# line.
-#
-# As an example we take the eight longest requests of 07. Each is asked twice, since 07 also asks each
-# problem more than once.
+# Random prompts never begin alike, and their answers never end by themselves. Yours do both. With
+# `--dataset-name custom` the client reads one `{"prompt": ...}` per line. Here they're the eight longest
+# requests of 07, each asked twice, because 07 draws several answers too.
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
-own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set the path, drop the rest of the cell
+own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set its path, drop the rest
 ids = []
 for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt")):
     messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
@@ -485,7 +458,7 @@ lines = [json.dumps({"prompt": tokenizer.decode(prompt)}) + "\n" for prompt in i
 helpers.write_text(own, "".join(2 * lines))
 
 # %% [markdown]
-# We send them at a quarter of the rate that the server can take, so that no queue gets in the way.
+# We send them at a quarter of what the server can take, so that no queue gets in the way.
 
 # %%
 lengths = []
@@ -496,8 +469,8 @@ quarter = float(f"{table.delivered_rps.max() / 4:.2g}")  # of what it can take, 
 traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
 
 # %% [markdown]
-# And we send them to two servers: the one of 05, which has no prefix cache, and one that has it. **Each
-# prompt comes twice. What would you expect of the second time?**
+# First they go to the server of 05, then to one with a prefix cache. **Each prompt comes twice. How much
+# should the cache save?**
 
 # %%
 warm = replace(options, prefix_caching=True, port=0)
@@ -522,24 +495,22 @@ print(f"the cache keeps blocks of {block} tokens; prompts have {min(lengths)} to
 pd.DataFrame(columns).style.format(precision=1)
 
 # %% [markdown]
-# Half of all prompt tokens had been sent before, but fewer than half came from the cache. That's because it
-# keeps whole blocks only: a prompt that's shorter than a block never profits, and of a longer one only the
-# full blocks count.
+# Half of all prompt tokens had been sent before, but fewer came from the cache, because it keeps whole
+# blocks only. A prompt that's shorter than a block never profits.
 #
-# If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But remember
-# what its numbers say: how repetitive the traffic was. Give them beside the cold ones, never instead.
+# If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But its
+# numbers say how repetitive the traffic was. Give them beside the cold ones, never instead.
 #
 # **Measure with the traffic you'll really have, and say whether the cache was on.**
 #
 # ## Recap
-# - A user waits for the first token (prefill), and then for each further one (decode).
+# - A user waits for the first token (prefill), and for each further one (decode).
 # - The knee is the last rate that the server keeps up with. Beyond it, latencies measure the test's length.
 # - You can trust a point because of how it was made: no cache, fresh prompts, three repeats. A price needs
-#   a long run as well.
-# - A floor beside each latency shows what's possible, and what can't be true.
-# - Tokens are cheapest on a full machine, where users queue.
+#   a long run, too.
+# - The floor beside a latency says what's possible, and what can't be true.
 #
-# If something goes wrong, look for the symptom in
+# If something goes wrong, look up the symptom in
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
@@ -562,9 +533,9 @@ pd.DataFrame(columns).style.format(precision=1)
 # pieces of 2,048 tokens (section 6).
 # </details>
 #
-# 3. A drafter (05) proposes four tokens, and the model checks them in one step. Say it accepts two, so a
-#    step makes three tokens. But each request now costs the arithmetic of five tokens per step instead of
-#    one. Up to how many requests at once is that free for the 31B on a v6e-8?
+# 3. A drafter (05) proposes four tokens, and the model checks them in one step. If it accepts two, the step
+#    makes three tokens, but it costs the arithmetic of five. Up to how many requests at once is that free
+#    for the 31B on a v6e-8?
 #
 # <details><summary>Solution</summary>
 #
@@ -576,8 +547,8 @@ pd.DataFrame(columns).style.format(precision=1)
 #     print(f"{batch:3} requests at once: {plain / drafted:.1f} times faster")
 # ```
 #
-# 91 requests are as many as fit into the cache of 05, and even then every step still waits for memory, not
-# for arithmetic. So by these floors the drafter could at best triple the speed, before its own cost.
+# As many as fit into 05's cache, which is 91: even then every step waits for memory, not for arithmetic. So
+# the drafter could at best triple the speed, before its own cost.
 # </details>
 #
 # Next: [07 · pass@k that can be believed](07_eval.ipynb)
