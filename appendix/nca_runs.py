@@ -99,8 +99,9 @@ def stacked(trees):
 def text_data(plan):
     """(rows of the text stage, rows of other documents for a first stage, validation rows).
 
-    Documents of 09's corpus, for validation others, are joined and cut into rows. Which of them are
-    read in which stage differs from seed to seed; validation is the same.
+    Documents of 09's corpus, for validation others, are joined and cut into rows. Here no module has
+    a bug (`bug_share=0`), unlike in the corpus that 09's base reads. Which documents are read in
+    which stage differs from seed to seed; validation is the same.
     """
     from appendix.world import make
     tokenizer, length = Tokenizer.from_file(str(BASE / "tokenizer.json")), plan.world.film_tokens
@@ -109,8 +110,9 @@ def text_data(plan):
         ids = np.concatenate(pretrain.encode(tokenizer, documents)).astype(np.int32)
         return ids[:len(ids) // length * length].reshape(-1, length)
 
-    documents = list(make.documents(plan.documents))
-    corpus, others = cut(documents), cut(sorted(set(make.documents(600, 77)) - set(documents)))
+    documents = list(make.documents(plan.documents, bug_share=0))
+    unread = set(make.documents(600, seed=77, bug_share=0)) - set(documents)
+    corpus, others = cut(documents), cut(sorted(unread))
     text, first = plan.text_steps * plan.rows, plan.first_steps * plan.rows
     order = [np.random.default_rng(seed).permutation(len(corpus)) for seed in range(plan.seeds)]
     drawn = np.stack([corpus[numbers] for numbers in order])
