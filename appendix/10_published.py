@@ -402,7 +402,7 @@ pd.DataFrame({"prompts": runs.prompts, "tokens in": runs.input_len, "tokens out"
               "answers at once, about": at_once.round().astype(int)})
 
 # %% [markdown]
-# With 64 prompts the machine made 3,253 tokens per second, and with 128 prompts 3,085. That's more than
+# With 64 prompts the machine made up to 3,253 tokens per second, and with 128 it made 3,085. That's more than
 # twice the 1,404. (The prompts were shorter, too: 128 and 512 tokens instead of 1,024.) The run with 256
 # prompts shows where more requests stop helping. Section 5 found room for 187,627 tokens, and these
 # requests need up to 2,048 each. So the cache holds about 91 of them, which agrees with the last column,

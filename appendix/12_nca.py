@@ -74,8 +74,9 @@ world = plan.world
 helpers.show_source(nca.next_frame)
 
 # %% [markdown]
-# A *film* is what one rule does over time. We draw a few thousand rules and let each make a film. Then we
-# sort the films by how well gzip compresses them, because boring films compress well.
+# A *film* is what one rule does over time. `openings` draws two thousand rules, each with a random first
+# frame, and `films` runs them all at once. It throws away the first ten frames, in which the random start
+# settles. Then we measure how well gzip compresses each film, because boring films compress well.
 
 # %%
 frames = np.asarray(nca.films(*nca.openings(0, 0, 2_048, world), world))
@@ -97,32 +98,33 @@ style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw si
 
 # %% [markdown]
 # Each row is a film, and time runs from left to right. Some worlds freeze, some blink, some drift. Like the
-# paper, we train on neither the dullest films nor the wildest: we keep those between the 60th and the 90th
-# percentile of the compressed size.
+# paper, we train on neither the dullest films nor the wildest: we sort them by compressed size and keep
+# those from the 60th to the 90th percentile.
 #
 # To read a film, a model needs tokens. Each patch of 2 x 2 cells becomes one token, and two more tokens mark
 # the beginning and the end of a frame. The model then predicts the next token, exactly as it does with text.
 #
-# **The films mean nothing, but whoever predicts them has to look back at the right place, copy, and find out
-# which rule is at work. A reader of text needs these skills, too.**
+# **The films mean nothing. But to predict them you have to look back at the right place, copy, and find out
+# which rule is at work, and a reader of text needs these skills, too.**
 #
 # ## 2. Does the model learn them?
-# **A model has a loss of 1.2 nats per token on these films. Is that good?** You can't tell without a scale.
-# (A *nat* is the unit of this loss: e to the power of minus 1.2 says that the right token got a probability
-# of 30 %.) So we take two guessers that aren't trained at all. The first one only *counts* how often each
-# patch has appeared in the film. It knows nothing about time. The second one *looks up*: for each cell, it
-# searches the film for neighbourhoods like the present one and bets on what they became. Here are their
-# losses, next to a small model during its first 200 steps, live:
+# **Suppose a model's loss on these films is 1.2 nats per token. Is that good?** (*Nats* are the unit of a
+# loss with natural logarithms. At 1.2 nats the right token typically got a probability of e⁻¹·², or 30 %.)
+# You can't tell without a scale, so we take two guessers that aren't trained at all. The first one only
+# *counts* how often each patch has appeared in the film so far. It knows nothing about time. The second one
+# *looks up*: for each cell, it searches the film for neighbourhoods like the present one and bets on what
+# they became. Here are their losses, next to those of a small model during its first 200 steps, live:
 
 # %%
 _, live = lab.first_stage(replace(plan, first_steps=200, every=50, seeds=1), "automata")
 live[["step", "tokens", "train_loss", "val_loss", "counting", "looking_up"]].round(3)
 
 # %% [markdown]
-# No model gets below *counting* without looking back, and this one does so between step 50 and step 100.
+# Between step 50 and step 100 the model gets below *counting*. So it has found more than frequencies. It's
+# still far from *looking up*.
 #
-# How hard is it? Easier than it looks. A world this small soon returns to a frame that it has already been
-# in, and from there it repeats itself. How many of the films that we keep do that?
+# How hard are these films? Easier than they look. A world this small soon returns to a frame that was there
+# before, and from then on it repeats itself. How many of the films that we keep do that?
 
 # %%
 low, high = np.percentile(scores, world.band)
@@ -131,7 +133,7 @@ repeats = [(film[:-1] == film[-1]).all((1, 2)).any() for film in kept]
 print(f"films kept whose last frame was there before: {np.mean(repeats):.0%}")
 
 # %% [markdown]
-# **The model does learn to look back, though mostly in films that go in circles.**
+# **The model does learn from the films, though mostly from films that go in circles.**
 #
 # ## 3. Does it help with reading?
 # **If a model has seen films first, does it learn text faster?** We take a small Gemma 4 of 0.85 million
@@ -153,8 +155,9 @@ print(f"films kept whose last frame was there before: {np.mean(repeats):.0%}")
 # have a bug, and the one here is kept clean. Each arm runs with five seeds. Runs of the same seed share
 # their documents and their fresh weights, so we compare them in pairs.
 #
-# One rule was fixed in advance. A first stage that has learned nothing can't help, so films only count if
-# every seed closes at least half of the gap between counting and looking up. These are stored runs, made
+# A first stage that has learned nothing can't help. So the films had to pass a rule: with every seed, the
+# model must close at least half of the gap between counting and looking up. Harder films didn't pass
+# (LOG.md), which is why these have only two states and 6 x 6 cells. What follows are stored runs, measured
 # here on one core:
 
 # %%
@@ -184,13 +187,14 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95 % for all")
 # interval would easily miss somewhere. So the bars are wider: all eight are right together in 95 % of such
 # experiments (Bonferroni's correction).
 #
-# - **Films are a worse start than nothing.** They end 0.056 nats above `scratch`. Against `text` it's
-#   0.114, and they lose in each of the five pairs.
+# - **Films are a worse start than nothing.** Their loss ends 0.056 nats above that of `scratch`. It's 0.114
+#   above that of `text`, and worse in each of the five pairs.
 # - **We see no sign that it matters how the world moves.** Shuffled films and brackets end above `scratch`,
-#   too. The differences between them and the films could be luck, because both intervals include zero.
-# - **Text before text may help a little.** It ends 0.058 ahead of `scratch`, but its interval includes
-#   zero, too.
-# - **The test isn't blind.** `whole` wins by 0.36.
+#   too. Whether they're better or worse than the films could be luck, because both intervals include zero.
+# - **Text before text may help a little.** After 100 steps it's 0.23 below `scratch` (`data/nca` has the
+#   curves). At the end 0.058 of that is left, and the interval includes zero.
+# - **The test isn't blind.** `whole` wins by 0.36. So most of what reading has taught sits in the embedder,
+#   or needs it.
 #
 # **At this size, reading teaches to read, and films get in the way.**
 #
