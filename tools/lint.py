@@ -21,7 +21,8 @@ import notebooks
 from notebooks import ROOT, code_cells, shown, sources
 
 SOURCE_OF = {path.stem: path for path in sources()}
-PAGES = [path for pattern in ("*.md", "docs/*.md", "appendix/*/*.md", "data/*/*.md", "tests/*/*.md")
+PAGES = [path for pattern in ("*.md", "docs/*.md", "appendix/*/*.md", "data/*/*.md", "tests/*.md",
+                              "tests/*/*.md")
          for path in sorted(ROOT.glob(pattern))]
 NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "an escape sequence or a progress bar": re.compile(r"\r(?!\n)|\x1b|\x08|\d+%\|"),
