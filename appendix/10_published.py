@@ -19,8 +19,8 @@
 # Cloud TPU: A Technical Comparison with GPU Baselines* (Singh, Kishnani, Goel, Agrawal, Mishra;
 # [arXiv 2605.25645](https://arxiv.org/abs/2605.25645), May 2026). **Which of its numbers can you rely
 # on?** We take 31 of its claims word for word and recompute whatever its tables, figures and logs allow.
-# We measured none of it ourselves: the times, scores and dollars on this page are the authors', and the
-# shares, floors and ratios are computed from them here.
+# We measured none of it ourselves: the times, scores and dollars on this page are the authors', unless
+# another source is named. The shares, floors and ratios are computed here.
 #
 # | | |
 # |---|---|
@@ -55,15 +55,14 @@ helpers.machine()
 # %% [markdown]
 # ## 1. What was published
 # **What exactly did the authors compare?** They fine-tuned Gemma 4 31B twice: on a v5p-8, which is a TPU
-# machine with four chips, and on two H100 GPUs. They also served the untuned model twice: on a v6e-8 with
-# eight chips, and on two H100s. They chose the GPU machine "based on cost equivalence" (S10.3), because
-# both machines cost about the same for serving: 22.12 dollars an hour for the GPUs and 21.52 for the TPU.
-# On this page *TPU* and *GPU* mean these machines together with the software that ran on them.
+# machine with four chips, and on two H100 GPUs. They also served the untuned model twice, with the
+# open-source server vLLM: on a v6e-8 with eight chips, and on two H100s. They chose the GPU machine "based
+# on cost equivalence" (S10.3): for serving, the GPUs cost 22.12 dollars an hour and the TPU 21.52. On this
+# page *TPU* and *GPU* mean these machines together with the software that ran on them.
 #
-# S8.1 means section 8.1 of the paper. The paper isn't all there is: its draft, its code and the raw logs
-# of a few short runs are public, too (h2loop/gemma-tpu, commit 745cbdf). Some data is only in a figure. We
-# read those values off the figure, which is good to about 1 %. `data/published/README.md` has the source
-# of every file.
+# S8.1 means section 8.1 of the paper. Its draft, its code and the raw logs of a few short runs are public,
+# too (h2loop/gemma-tpu, commit 745cbdf). Some numbers are only in a figure, so we read them off, with an
+# error of about 1 %. `data/published/README.md` has the source of every file.
 
 # %%
 import math
@@ -88,11 +87,11 @@ def table(name):
 
 
 # %% [markdown]
-# A server handles a request in two phases. *Prefill* reads the whole prompt and ends with the first token
-# of the answer. *Decoding* then makes one token per step. That's why serving tables need three
-# abbreviations: **TTFT** is the time to the first token, **TPOT** is the time per output token after the
-# first, and **QPS** is how many requests the client sends per second. Here is the paper's serving table
-# (S8.1), with the ratios that the paper claims:
+# To read the paper's serving table, you need three abbreviations. A server handles a request in two phases.
+# *Prefill* reads the whole prompt and ends with the first token of the answer; the time it takes, waiting
+# included, is the *time to the first token*, **TTFT**. *Decoding* then makes one token per step, and
+# **TPOT** is the *time per output token*. **QPS** is the load: how many requests the client sends per
+# second. Here is the table (S8.1), with the ratios that the paper claims:
 
 # %%
 results = table("inference_results")
@@ -103,8 +102,8 @@ display(as_published[["tokens", "load", "metric", "tpu", "gpu", "unit", "claimed
         .fillna("").style.hide(axis="index"))
 
 # %% [markdown]
-# **The number that everybody quotes is the 23.6x: with a prompt of 4,096 tokens, the TPU is said to begin
-# its answer 23.6 times sooner.**
+# **The headline is the 23.6x: with a prompt of 4,096 tokens, the TPU is said to begin its answer 23.6 times
+# sooner.**
 #
 # ## 2. The arithmetic
 # **Do the ratios follow from the numbers beside them?** That's the easiest check, so we start with it. We
@@ -131,12 +130,12 @@ kinds = table("claims_recomputed").kind.value_counts()
 print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", kinds.to_dict())
 
 # %% [markdown]
-# They do. The only difference is harmless: 23.66 was cut to 23.6 where it should have been rounded up.
+# Fourteen of fifteen do, and the last one is harmless: 23.66 was cut to 23.6 instead of rounded up.
 #
 # The last line counts all the numbers that we recomputed, beyond this table. *match* means that a number
 # follows from the others. *rounding* means that it's off by a cent or by its last digit. *draft* numbers
-# stand only in the draft. *substantive* ones disagree with the rest, and the sections below are about the
-# most important of those.
+# stand only in the draft. *substantive* means that a number disagrees with the others. The sections below
+# are about the most important of these.
 #
 # The logs pass the test as well: within one run, throughput and latencies imply the same duration. And the
 # authors did something rare. They published their code, their logs and the obstacles they met. They even
@@ -191,9 +190,10 @@ read.round(0)
 # of the prompt wasn't read, because a cache already held it, or the prompts were shorter.
 #
 # The headline's 61 ms for 4,096 tokens is possible. But the server would have to reach 56 % of its peak
-# and have nothing else to do. The next section looks at that number in company.
+# and have nothing else to do, although four requests come every second.
 #
-# **Two of the ten published times lie below what the chips can do, and the headline doesn't.**
+# **Two of the ten published times are impossible for the prompts on their label. The headline is possible,
+# but suspiciously fast.**
 #
 # ## 4. The sweep
 # **What happens to TTFT when more requests come?** A figure in the draft (page 15) shows it. It plots the
@@ -307,8 +307,8 @@ print({side: f"room for {pool_tokens(side, 2):,.0f} tokens in bfloat16" for side
 # **If a benchmark sends the same prompts twice, its second run most likely measures the cache.**
 #
 # ## 6. The headline, 23.6 times
-# **Where do the 23.6 times come from?** They are 1,443 ms over 61 ms, both at 4 requests per second. We
-# can take the ratio apart with the points at 1 request per second. There both machines are cold, so no
+# **Where do the 23.6 times come from?** They're 1,443 ms divided by 61 ms, both at 4 requests per second.
+# The points at 1 request per second help us take the ratio apart. There both machines are cold, so no
 # prompt comes from a cache. And at this length there's hardly a queue.
 
 # %%
@@ -337,8 +337,8 @@ style.finish(fig, "10_headline", "published table (S8.1) and digitised sweep")
 
 # %% [markdown]
 # The first bar is the comparison that a reader expects: cold prompts, at a load that both servers keep up
-# with. There the TPU is 2.7 times faster. The other two bars have little to do with reading a prompt. One
-# is a line of waiting requests in front of the GPU, and the other is most likely the TPU's cache.
+# with. There the TPU answers 2.7 times sooner. The other two bars have little to do with reading a prompt.
+# One is a line of waiting requests in front of the GPU, and the other is most likely the TPU's cache.
 #
 # How do we know that the GPU had a queue? If a queue never empties, prompt number i has to wait until i
 # prompts have been read. So the median tells us how long one prompt takes. If the same time per prompt
@@ -388,36 +388,37 @@ cold.round(1)
 # **Is 1,404 tokens per second all that a v6e-8 can do?** It's the TPU's best throughput in the paper's
 # table. The table also says that the TPU *"Saturates at QPS ~32"* and the GPU at *"~8"*, so these look like
 # limits of the machines. But remember how they were measured: a run had thirty prompts in all. A
-# decoding step gives each running request one token, so thirty requests get at most thirty tokens per
+# decoding step gives each running request one token. So thirty requests get at most thirty tokens per
 # step, whatever the machine could do.
 #
-# The authors' own repository has runs with more prompts on a v6e-8, so let's look at those. If you
-# multiply the throughput by TPOT, you get how many answers were being written at the same time:
+# The authors' own repository has runs with more prompts on a v6e-8, so let's look at those. An answer in
+# progress gets one token every TPOT. If you multiply the throughput by TPOT, you therefore get how many
+# answers were in progress at the same time:
 
 # %%
 runs = table("v6e8_runs")
 at_once = runs.output_tok_s * runs.tpot_median_ms / 1e3
 pd.DataFrame({"prompts": runs.prompts, "tokens in": runs.input_len, "tokens out": runs.output_len,
               "tokens/s": runs.output_tok_s, "TPOT, ms": runs.tpot_median_ms,
-              "answers at once, about": at_once.round().astype(int)})
+              "answers in progress": at_once.round().astype(int)})
 
 # %% [markdown]
-# With 64 prompts the machine made up to 3,253 tokens per second, and with 128 it made 3,085. That's more than
-# twice the 1,404. (The prompts were shorter, too: 128 and 512 tokens instead of 1,024.) The run with 256
-# prompts shows where more requests stop helping. Section 5 found room for 187,627 tokens, and these
-# requests need up to 2,048 each. So the cache holds about 91 of them, which agrees with the last column,
-# and the others have to wait.
+# With 64 prompts the machine made up to 3,253 tokens per second, and with 128 it made 3,085. That's more
+# than twice the 1,404. (Its prompts were shorter, too: 128 and 512 tokens instead of 1,024.) The run with
+# 256 prompts shows where more requests stop helping. Section 5 found room for 187,627 tokens, and each of
+# these requests needs up to 2,048. So the cache holds about 91 of them, and the others have to wait. The
+# last column agrees.
 #
-# Others got further on half of this machine. On a v6e-4, Zimbres reached 4,752 tokens per second with 256
-# requests in flight, each with only 32 tokens in and 128 out. Somebody else repeated that run and got
-# 2,031. The log gave the reason: the server had fallen back to a slower kind of attention. (Both numbers
-# are published, in [gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026.)
+# Others got further on half of this machine. On a v6e-4, Zimbres (2026) reached 4,752 tokens per second with
+# 256 requests in flight. They were short, with 32 tokens in and 128 out. The repository
+# [gemma4-dev](https://github.com/xbill9/gemma4-dev), which quotes this number, repeated the run in August
+# 2026 and got 2,031. Its log gave the reason: the server had fallen back to a slower kind of attention.
 #
-# What about saturation? Thirty prompts at 8 per second are a burst of four seconds. A burst shows no
-# capacity, neither the TPU's nor the GPU's. The GPU's only public run with more prompts has 64 of them, and
-# made 3,158 tokens per second where the TPU made 3,253.
+# What about saturation? Thirty prompts at 8 per second are a burst of four seconds, and a burst doesn't show
+# what a server can keep up with. That goes for both machines. The GPU's only public run with more prompts
+# has 64 of them. It made 3,158 tokens per second, where the TPU made 3,253.
 #
-# **1,404 tokens per second is what thirty requests in all could ask for. It isn't the machine's limit.**
+# **1,404 tokens per second comes from a run of thirty prompts in all. It isn't the machine's limit.**
 #
 # ## 8. Training
 # **How busy were the chips while they trained?** We can tell from the published tokens per second. The
@@ -445,8 +446,8 @@ print(f"cheaper by the measured runs: {paid['gpu'] / paid['tpu']:.2f} times; at 
 # %% [markdown]
 # Neither machine was busy. The published 3.34 and 5.39 hours are real measurements, but less than a tenth
 # of either peak went into real tokens. (The GPU's code isn't public, so we don't know whether it padded,
-# too.) The dollars follow from that. In these two runs the TPU was 2.12 times cheaper. If both machines
-# used the same share of their peaks, it would be 1.22 times cheaper.
+# too.) The dollars depend on how busy the chips are. In these two runs the TPU was 2.12 times cheaper. If
+# both machines used the same share of their peaks, it would be 1.22 times cheaper.
 #
 # S5.3 gives four reasons why the TPU was faster. Two of them, bandwidth and interconnect, conflict with
 # the paper's own numbers. For the other two, XLA's fusion and PyTorch's eager mode, nobody published a
@@ -456,19 +457,21 @@ print(f"cheaper by the measured runs: {paid['gpu'] / paid['tpu']:.2f} times; at 
 # and that doesn't hold:
 #
 # - By the authors' plotting code, the GPU made 625 steps of 16 sequences and the TPU 1,244 steps of 8.
-# - A pattern of names says which matrices get an adapter. The GPU's pattern adds 489.7 million parameters
-#   and the TPU's 467.8 million, because it misses the key projection in ten layers
-#   ([03](03_train.ipynb)).
+# - A pattern of names says which matrices get an adapter. With the GPU's pattern, the adapters have 489.7
+#   million parameters, and with the TPU's 467.8 million. The TPU's pattern leaves out the key projection of
+#   ten layers ([03](03_train.ipynb) has the reason).
 # - Only one of the two runs clipped its gradients, as S3.7 says itself.
-# - LoRA's matrix A starts from random numbers. Qwix, which the TPU used, draws them from a range 2.45 times
-#   as wide as PEFT's, which the GPU used, unless somebody changes the default.
+# - LoRA's matrix A starts from random numbers. By default, Qwix (the LoRA library on the TPU) draws them from
+#   a range 2.45 times as wide as PEFT (the one on the GPU) does.
 #
 # **Two different recipes were timed, once each, on machines that were far from busy.**
 #
 # ## 9. Quality
-# **The GPU-trained model scored 69.7 % and the TPU-trained one 64.1 %. Is that gap noise?** Each model
-# answered 156 Verilog problems, five times each. A figure in the draft shows the passes of every problem as
-# bars, so we can read off all 312 scores. Their totals are exactly the published 500 and 544 passes.
+# **The GPU-trained model scored 69.7 % and the TPU-trained one 64.1 %. Is that gap noise?** Both models
+# answered 156 problems in Verilog, a language for digital circuits, five times each. The two percentages
+# are *pass@1*, the chance that an answer passes; *pass@5* is the chance that at least one of five does. A
+# figure in the draft shows the passes of every problem as bars, so we can read off all 312 scores. Their
+# totals are exactly the published 500 and 544 passes.
 #
 # We compare the models problem by problem, as [07](07_eval.ipynb) does. If they were equally good, each
 # difference could just as well have the other sign, and the p-value says how often random signs give a gap
@@ -505,9 +508,9 @@ print(f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solve
 # problems the gap is significant. But with one training run per machine, no test can say what caused it.
 # So the authors' advice stands: the gap *"should not be interpreted as a hardware-driven difference"*.
 #
-# Where is the gap? Hardly in which problems a model can solve at all. Six problems were solved only by the
-# TPU-trained model and nine only by the other one, and that could be luck (p = 0.61). The GPU-trained model
-# solves the same problems more often.
+# Where does the gap sit? Hardly in which problems a model can solve at all. Six problems were solved only
+# by the TPU-trained model and nine only by the other one, and that could be luck (p = 0.61). So the
+# difference is mostly in how often a problem is solved.
 #
 # Two limits remain. Five of the problems are disputed, because an open pull request changes their tests
 # ([verilog-eval 16](https://github.com/NVlabs/verilog-eval/pull/16)); without them p is 0.02. And the base
@@ -543,8 +546,9 @@ day = cost["gpu"] / cost["tpu"]
 #
 # ## 11. The verdicts
 # **Which of the 31 claims can you build on?** Here they all are, word for word, each with our verdict and
-# the evidence for it. A claim *holds* if the published numbers bear it, and *cannot be known* if they
-# can't decide. `verdicts.csv` also names the line of the draft where each claim stands.
+# the evidence for it. A claim *holds* if the published numbers support it. It *does not hold* if they
+# contradict it, and it *cannot be known* if they don't decide. `verdicts.csv` also names the line of the
+# draft where each claim stands.
 
 # %%
 verdicts = table("verdicts")
