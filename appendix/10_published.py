@@ -459,7 +459,7 @@ print(f"cheaper by the measured runs: {paid['gpu'] / paid['tpu']:.2f} times; at 
 # - By the authors' plotting code, the GPU made 625 steps of 16 sequences and the TPU 1,244 steps of 8.
 # - A pattern of names says which matrices get an adapter. With the GPU's pattern, the adapters have 489.7
 #   million parameters, and with the TPU's 467.8 million. The TPU's pattern leaves out the key projection of
-#   ten layers ([03](03_train.ipynb) has the reason).
+#   ten layers ([03](03_train.ipynb)).
 # - Only one of the two runs clipped its gradients, as S3.7 says itself.
 # - LoRA's matrix A starts from random numbers. By default, Qwix (the LoRA library on the TPU) draws them from
 #   a range 2.45 times as wide as PEFT (the one on the GPU) does.
