@@ -19,7 +19,8 @@
 # Seungwook Han, Akarsh Kumar and Pulkit Agrawal report that it does: *Training Language Models via Neural
 # Cellular Automata* ([arXiv 2603.10055](https://arxiv.org/abs/2603.10055),
 # [code](https://github.com/danihyunlee/nca-pre-pretraining)). We draw such worlds, look at what there is to
-# learn in them, and try it on a very small model. There the answer is no: the films made it worse.
+# learn in them, and try it on a very small model. There the answer is no: after watching, the model reads
+# worse than one that starts from nothing.
 #
 # | | |
 # |---|---|
@@ -151,9 +152,9 @@ print(f"films kept whose last frame was there before: {np.mean(repeats):.0%}")
 # | `dyck` | balanced brackets of 64 kinds | would any structure do? |
 # | `whole` | as `text`, and the embedder is moved as well | the control: if it doesn't win, the test is blind |
 #
-# The text is 09's corpus without its bugs: 09's tiny base has read a corpus in which two modules in five
-# have a bug, and the one here is kept clean. Each arm runs with five seeds. Runs of the same seed share
-# their documents and their fresh weights, so we compare them in pairs.
+# The text is 09's corpus of Verilog modules, in a clean version: the tiny base of 09 has read a corpus in
+# which two modules in five have a bug, and here none has. Each arm runs with five seeds. Runs of the same
+# seed share their documents and their fresh weights, so we compare them in pairs.
 #
 # A first stage that has learned nothing can't help. So the films had to pass a rule: with every seed, the
 # model must close at least half of the gap between counting and looking up. Harder films didn't pass
