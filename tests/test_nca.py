@@ -13,6 +13,7 @@ from flax import nnx
 
 from appendix import nca, pretrain, runs
 from appendix import nca_runs as lab
+from appendix.world import make
 
 pytestmark = pytest.mark.laboratory
 
@@ -173,6 +174,18 @@ def test_documents_of_the_stages_and_of_validation_are_apart():
         parts = [{row.tobytes() for row in part[seed]} for part in (text, first, validation)]
         assert not parts[0] & parts[1] and not parts[2] & (parts[0] | parts[1])
     assert (validation[0] == validation[1]).all() and (text[0] != text[1]).any()
+
+
+def test_the_text_is_the_corpus_without_bugs(monkeypatch):
+    """The stored runs read that one; what 09's base reads may get other bugs, or more of them."""
+    shares, documents = [], make.documents
+
+    def noting(*words, **settings):
+        shares.append(settings["bug_share"])
+        return documents(*words, **settings)
+    monkeypatch.setattr(make, "documents", noting)
+    lab.text_data.__wrapped__(SMALL)
+    assert shares == [0, 0]
 
 
 @pytest.fixture(scope="module")

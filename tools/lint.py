@@ -22,7 +22,8 @@ from notebooks import ROOT, code_cells, shown, sources
 
 SOURCE_OF = {path.stem: path for path in sources()}
 PAGES: list[Path] = []
-for _pattern in ("*.md", "docs/*.md", "appendix/*/*.md", "data/*/*.md", "tests/*/*.md"):
+for _pattern in ("*.md", "docs/*.md", "appendix/*/*.md", "data/*/*.md", "tests/*.md",
+                 "tests/*/*.md"):
     PAGES += sorted(ROOT.glob(_pattern))
 NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "an escape sequence or a progress bar": re.compile(r"\r(?!\n)|\x1b|\x08|\d+%\|"),

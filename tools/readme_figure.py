@@ -1,11 +1,12 @@
-"""Draw the README's figures, and write its numbers.
+"""Draw the README's figures, and write its numbers and those of STATUS.
 
     .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
                                                        from data/dryrun/v5p-8_31b.csv
     .venv/bin/python tools/readme_figure.py answers    draw assets/figures/before_after.svg from the
                                                        answers in RUN_DIR/eval (default runs/tiny)
     .venv/bin/python tools/readme_figure.py numbers    write what stands between <!--name--> and
-                                                       <!----> in README.md, from that run and data/
+                                                       <!----> in README.md and docs/STATUS.md, from
+                                                       that run and data/
 """
 
 import json
@@ -33,6 +34,7 @@ from tpu_time.bands import band, between
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
 ANSWERS = ROOT / "assets" / "figures" / "before_after.svg"
+NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md")  # pages with <!--name--> marks
 EXAMPLE = "Prob031_updown"
 RUN_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
 
@@ -166,7 +168,7 @@ def draw_answers(shown: Answers, target: Path) -> None:
 
 
 def numbers(run: Path) -> dict[str, str]:
-    """{name: text} of README's numbers, as far as the run and the tables have them."""
+    """{name: text} of the pages' numbers, as far as the run and the tables have them."""
     return reading_numbers() | run_numbers(run) | step_numbers()
 
 
@@ -235,8 +237,9 @@ def main() -> None:
     matplotlib.use("agg")
     run = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
     if "numbers" in sys.argv[1:]:
-        changed = write_numbers(numbers(run), ROOT / "README.md")
-        print("README.md:", ", ".join(changed) or "all current")
+        for page in NUMBERED:
+            changed = write_numbers(numbers(run), page)
+            print(f"{page.name}:", ", ".join(changed) or "all current")
     elif "answers" in sys.argv[1:]:
         draw_answers(answers(run), ANSWERS)
         print(f"{ANSWERS.relative_to(ROOT)} drawn")
