@@ -32,8 +32,7 @@ from helpers import chat, gemma, remote, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import DataMeta
-from helpers.run import UserError, clock, digest, phase, run_dir, same_size
-from tables.files import write_text
+from helpers.run import UserError, clock, digest, phase, run_dir, same_size, write_text
 from tables.hardware import chip_of
 from tables.settings import described, setting
 from tables.texts import json_lines
