@@ -307,7 +307,7 @@ def read_json(path: Path | str) -> Any:
     Raises:
       UserError: it is not JSON, for example because a disk was full.
     """
-    return files.read_json(path, "Delete it and run the notebook that writes it again.")
+    return files.read_json(path, "Delete what is there, and run the notebook that writes it again.")
 
 
 @contextlib.contextmanager
