@@ -484,7 +484,7 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
 import ml_dtypes
 from safetensors.numpy import save
 
-from tables.files import atomic_file
+from helpers.run import atomic_file
 
 rounded = {name: np.asarray(array).astype(ml_dtypes.bfloat16)
            for name, array in named(trained).items()}

@@ -24,7 +24,7 @@ from tunix.sft import utils as sft_utils
 
 from appendix import steps
 from helpers import gemma
-from tables.files import write_text
+from helpers.run import write_text
 from tpu_time import anchors, compiler
 
 STORED = Path("data/anchors/memory.csv")

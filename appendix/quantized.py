@@ -47,14 +47,15 @@ class Casts(qwix.PtqProvider):
 class StoredProducts(Casts):
     """Multiplies with a stored weight by `weight_dot` and `weight_einsum`, else as Qwix does."""
 
-    def dot_general(self, lhs, rhs, dimension_numbers, *args, **kwargs):
+    def dot_general(self, lhs: Any, rhs: Any, dimension_numbers: Any, *args: Any,
+                    **kwargs: Any) -> jax.Array:
         """Of nnx.Linear: the MLP matrices."""
         if not is_quantized(rhs):
             return super().dot_general(lhs, rhs, dimension_numbers, *args, **kwargs)
         self._get_current_rule_and_op_id("dot_general")  # Qwix counts operations
         return self.weight_dot(lhs, rhs.array, dimension_numbers)
 
-    def einsum(self, equation, *operands, **kwargs):
+    def einsum(self, equation: str, *operands: Any, **kwargs: Any) -> jax.Array:
         """Of Tunix's Einsum: the attention matrices."""
         if len(operands) != 2 or not is_quantized(operands[1]):
             return super().einsum(equation, *operands, **kwargs)
@@ -89,11 +90,11 @@ class QuantizedLora(gemma.Float32Lora, Dequantized):
 class Int8Products(StoredProducts):
     """Multiplies with stored int8 weights in int8, forward and backward (see `int8_dot`)."""
 
-    def weight_dot(self, lhs, weight, dimension_numbers):
+    def weight_dot(self, lhs: jax.Array, weight: qwix.QArray, dimension_numbers: Any) -> jax.Array:
         """`lhs` times the weight as it is stored."""
         return int8_dot(lhs, weight.qvalue, weight.scale, dimension_numbers)
 
-    def weight_einsum(self, equation, lhs, weight):
+    def weight_einsum(self, equation: str, lhs: jax.Array, weight: qwix.QArray) -> jax.Array:
         """The same for an einsum."""
         return int8_einsum(equation, lhs, weight.qvalue, weight.scale)
 

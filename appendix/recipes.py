@@ -25,8 +25,7 @@ from appendix import runs
 from helpers import chat, gemma, style, train
 from helpers.answers import ask
 from helpers.records import DataMeta
-from helpers.run import run_dir
-from tables.files import atomic_file
+from helpers.run import atomic_file, run_dir
 from verilog.asking import messages_for
 
 BASE = "assets/tiny_gemma4"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tables.files import write_text
+from helpers.run import write_text
 
 
 def fill(runs: Mapping[Path, tuple], make: Callable[..., str]) -> None:

@@ -153,7 +153,8 @@ def draw_anchors(rows: pd.DataFrame) -> None:
     colors = {"v5e": style.BLUE, "v5p": style.GREEN, "v6e": style.ORANGE}
     kinds = rows.slice.str.split("-").str[0]
     for kind, group in rows.groupby(kinds):
-        ax.scatter(group.measured_ms, group.predicted_ms, color=colors[kind], label=kind, zorder=3)
+        color = colors.get(kind, style.GREY)
+        ax.scatter(group.measured_ms, group.predicted_ms, color=color, label=kind, zorder=3)
     miss = (rows.predicted_ms / rows.measured_ms - 1).abs()
     close = (miss <= 0.10).sum()
     ax.set(xscale="log", yscale="log", xlabel="measured by others, ms", ylabel="predicted, ms",

@@ -33,9 +33,8 @@ from tunix.sft import utils as sft_utils
 from appendix import quantized
 from appendix.parts import part_of
 from helpers import gemma, programs, train
-from helpers.run import phase
+from helpers.run import phase, write_text
 from tables import architecture
-from tables.files import write_text
 from tables.hardware import SLICES
 from tpu_time import clock, compiler, fit, links, report, tape
 

@@ -23,9 +23,8 @@ never starts JAX by accident.
 from helpers.opening import machine
 from helpers.run import (
     Progress, UserError, catch_up, changed, choose, phase, read_json, require, run_dir, same_size,
-    sha256_file, size)
+    sha256_file, size, write_json, write_text)
 from helpers.style import show_source
-from tables.files import write_json, write_text
 
 __all__ = [
     "Progress", "UserError", "catch_up", "changed", "choose", "machine", "phase", "read_json",

@@ -21,10 +21,9 @@ from safetensors.numpy import save_file
 from helpers import weights
 from helpers.records import Merge, Recipe
 from helpers.run import (
-    Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir)
+    Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
 from tables import architecture
 from tables.architecture import Module
-from tables.files import write_json
 
 Folder = str | Path
 Pair = tuple[np.ndarray, np.ndarray]

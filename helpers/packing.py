@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from helpers.records import DataMeta
-from helpers.run import UserError, atomic_dir, changed, digest, hashes
-from tables.files import write_json
+from helpers.run import UserError, atomic_dir, changed, digest, hashes, write_json
 
 COLUMNS = {
     "tokens": np.int32,

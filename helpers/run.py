@@ -19,6 +19,9 @@ from typing import Any, TypeVar
 
 from tables import files, hardware
 from tables.errors import UserError
+from tables.files import atomic_file as atomic_file  # these three for all who write into a run
+from tables.files import write_json as write_json
+from tables.files import write_text as write_text
 
 # A new size is one entry here, and in `tables.hardware.SLICES` where it is taken by itself.
 SIZES = {
@@ -304,7 +307,7 @@ def read_json(path: Path | str) -> Any:
     Raises:
       UserError: it is not JSON, for example because a disk was full.
     """
-    return files.read_json(path, "Delete it and run the notebook that writes it again.")
+    return files.read_json(path, "Delete what is there, and run the notebook that writes it again.")
 
 
 @contextlib.contextmanager

@@ -10,8 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from helpers.run import run_dir
-from tables.files import atomic_file
+from helpers.run import atomic_file, run_dir
 
 if TYPE_CHECKING:
     import numpy as np

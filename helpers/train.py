@@ -33,8 +33,7 @@ from helpers import chat, gemma, remote, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import DataMeta
-from helpers.run import UserError, clock, digest, phase, run_dir, same_size
-from tables.files import write_text
+from helpers.run import UserError, clock, digest, phase, run_dir, same_size, write_text
 from tables.hardware import chip_of
 from tables.settings import described, setting
 from tables.texts import json_lines
@@ -378,13 +377,17 @@ def make_schedule(cfg: Settings, steps: int) -> optax.Schedule:
     return optax.warmup_cosine_decay_schedule(0.0, cfg.learning_rate, warmup, steps)
 
 
+# Its name is part of the recipe: no checkpoint of another optimizer is continued.
+OPTIMIZER = optax.adamw
+
+
 def make_optimizer(schedule: optax.Schedule, weight_decay: float,
                    max_grad_norm: float) -> optax.GradientTransformation:
     """Clip the step's whole gradient, then AdamW; the learning rate stays readable for the log."""
-    def clipped_adamw(learning_rate):
+    def clipped(learning_rate):
         clip = optax.clip_by_global_norm(max_grad_norm)
-        return optax.chain(clip, optax.adamw(learning_rate, weight_decay=weight_decay))
-    return optax.inject_hyperparams(clipped_adamw)(learning_rate=schedule)
+        return optax.chain(clip, OPTIMIZER(learning_rate, weight_decay=weight_decay))
+    return optax.inject_hyperparams(clipped)(learning_rate=schedule)
 
 
 def make_micro_loss(model: nnx.Module, loss_fn: Loss) -> Callable:
@@ -703,7 +706,10 @@ DECIDES = ("rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_
 
 def recipe_of(cfg: Settings) -> dict[str, Any]:
     """The settings that decide what is trained; a checkpoint is stored with them."""
-    return {"optimizer": "adamw"} | {name: getattr(cfg, name) for name in DECIDES}
+    recipe: dict[str, Any] = {"optimizer": OPTIMIZER.__name__}
+    for name in DECIDES:
+        recipe[name] = getattr(cfg, name)
+    return recipe
 
 
 def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -> State:

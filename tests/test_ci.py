@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -60,3 +61,39 @@ def test_each_test_is_in_one_of_the_two_jobs_or_slow(marks):
     assert sum(map(sum, (takes[suite] for suite in both))) == ("slow" not in marks)
     assert takes["fast"] == ["slow" not in marks] and takes["slow"] == ["slow" in marks]
     assert sum(takes["all"]) == 1
+
+
+@pytest.fixture
+def stubs(tmp_path):
+    """run_tests.sh among programs that only say how they were called."""
+    shutil.copy(ROOT / "run_tests.sh", tmp_path)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests",
+                    ignore=lambda _, names: [name for name in names if name != "never_shown.env"])
+    for name in ("setup.sh", "run_all.sh", ".venv/bin/python"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\necho {path.name} \"$@\" >> {tmp_path}/calls\n"
+                        "echo '=== 1 passed in 0.1s ==='\n")
+        path.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "series", "marks"), [
+    ([], "run_all.sh 00 07", ["not slow"]),
+    (["--lesson"], "run_all.sh 00 07", ["not slow and (not laboratory or series)"]),
+    (["--lesson", "03"], "run_all.sh 03", ["not slow and (not laboratory or series)"]),
+    (["--laboratory"], "", ["not slow and laboratory and not series"]),
+    (["--all"], "run_all.sh 00 07", ["not slow", "slow"]),
+    (["--lesson", "tests/test_data.py"], "run_all.sh 00 07",
+     ["not slow and (not laboratory or series)"]),
+])
+def test_each_suite_runs_its_pages_and_its_tests(stubs, words, series, marks):
+    done = program("bash", stubs / "run_tests.sh", *words, RUN_DIR=None)
+    assert done.returncode == 0, done.stdout + done.stderr
+    calls = (stubs / "calls").read_text().splitlines()
+    assert [call for call in calls if call.startswith("run_all")] == ([series] if series else [])
+    tests = [call for call in calls if call.startswith("python -m pytest")]
+    assert [call.split(" -m ")[2].partition(" -n ")[0].split(" tests/")[0]
+            for call in tests] == marks
+    if words[-1:] == ["tests/test_data.py"]:
+        assert tests[0].endswith("tests/test_data.py")

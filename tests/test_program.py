@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT
 
 from tables import hardware
+from tables.errors import UserError
 from tpu_time import Box, bands, hlo, links, predict, report
 
 pytestmark = pytest.mark.laboratory
@@ -437,6 +438,12 @@ def test_the_face_s_example_runs_from_an_empty_folder(tmp_path):
     done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
     assert float(done.stdout) == pytest.approx(2 * 1024 * 2 / 819e9)  # read and written
+
+
+def test_a_chip_whose_clock_nobody_says_is_refused_by_name():
+    """It was a KeyError; whoever adds a chip to the table learns what a prediction needs."""
+    with pytest.raises(UserError, match="the clock of a v7x.*tables/hardware.py.*PER_CYCLE"):
+        Box("v7x", (1, 1)).clock  # noqa: B018
 
 
 def test_what_the_site_needs_has_no_numpy():

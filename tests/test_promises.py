@@ -271,8 +271,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_half(tmp_path):
     """RUN_DIR is a disk of 256 KiB of its own."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
-    code = (PRELUDE + "from tables.files import write_text\n"
-            "write_text(run.run_dir('kept'), 'old')\n"
+    code = (PRELUDE + "run.write_text(run.run_dir('kept'), 'old')\n"
             "with run.atomic_dir(run.run_dir('data'), ours='tokens') as folder:\n"
             "    (folder / 'tokens').write_bytes(bytes(10**6))\n")
     script = (f"mount -t tmpfs -o size=256k none {tmp_path} && {sys.executable} -c \"$CODE\"; "
@@ -288,8 +287,7 @@ def test_a_disk_that_is_read_only_is_named(tmp_path):
         pytest.skip("this machine lets nobody mount a small disk (unshare -rm)")
     script = (f"mount -t tmpfs none {tmp_path} && mount -o remount,ro {tmp_path} && "
               f"{sys.executable} -c \"$CODE\"")
-    code = (PRELUDE + "from tables.files import write_text\n"
-            "write_text(run.run_dir('kept'), 'new')")
+    code = PRELUDE + "run.write_text(run.run_dir('kept'), 'new')"
     done = program("unshare", "-rm", "bash", "-c", script, RUN_DIR=str(tmp_path), CODE=code)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert "(Read-only file system). Set RUN_DIR to a disk that can be written" in done.stderr

@@ -21,8 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from helpers import run
 from helpers.report import training
-from helpers.run import UserError, read_json, run_dir, size
-from tables.files import write_json, write_text
+from helpers.run import UserError, read_json, run_dir, size, write_json, write_text
 from tables import hardware, stored
 
 if TYPE_CHECKING:  # serving needs packages that a new machine lacks

@@ -21,8 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from helpers import run
-from helpers.run import UserError, read_json, run_dir, size
-from tables.files import write_json
+from helpers.run import UserError, read_json, run_dir, size, write_json
 
 
 class Stopped(BaseException):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tables.errors import UserError
 from tables.hardware import Chip, chip, slice_of
 
 # Operations a cycle, two for multiply and add: cores x matrix units x cells x 2. v5p has 2 cores
@@ -82,8 +83,18 @@ class Box:
 
     @property
     def clock(self) -> float:
-        """Cycles a second: the vendor's, or peak over operations a cycle."""
-        return self.spec.clock or self.spec.flops / PER_CYCLE[self.chip]
+        """Cycles a second: the vendor's, or peak over operations a cycle.
+
+        Raises:
+          UserError: neither is known of this kind of chip, so no program can be timed on it.
+        """
+        if self.spec.clock:
+            return self.spec.clock
+        if self.chip not in PER_CYCLE:
+            raise UserError(f"nothing here knows the clock of a {self.chip}, so no program can be "
+                            "timed on it. Give its row in tables/hardware.py a clock, or add its "
+                            "operations a cycle to PER_CYCLE in tpu_time/links.py.")
+        return self.spec.flops / PER_CYCLE[self.chip]
 
     @functools.cached_property
     def places(self) -> np.ndarray:
