@@ -23,6 +23,7 @@ from test_serve import PARSE, vllm_part
 import first_hour
 import helpers
 import kaggle_files
+import series
 from helpers import kept
 from serving import commands, limits, v5e
 from tables import hardware, kaggle
@@ -250,6 +251,7 @@ class Machine:
                     "KAGGLE_SCRATCH": str(folder / "scratch"), "SIZE": "tiny",
                     "KAGGLE_INPUT": str(folder / "input"), "JAX_PLATFORMS": "cpu",
                     "TPU_LIBRARY_PATH": "/image/libtpu.so", "TPU_WORKER_HOSTNAMES": POISON,
+                    "PYTHONPATH": "/image/lib",
                     "PATH": f"{folder}/bin:{os.environ['PATH']}", **env}
         self.repository, self.commit = self._clone_of(pages)
         self.working, self.run = folder / "working", folder / "scratch" / "run"
@@ -342,7 +344,8 @@ def test_a_session_installs_runs_and_leaves_what_counts(tmp_path):
                if "=" in line)
     assert "TPU_LIBRARY_PATH" not in env and "TPU_WORKER_HOSTNAMES" not in env
     assert env["TPU_CHIPS_PER_HOST_BOUNDS"] == "2,4,1" and env["MAX_STEPS"] == "4"
-    assert env["PYTHON"] == sys.executable and "python install 3.11" in machine.log.read_text()
+    assert "PYTHONPATH" not in env and env["PYTHON"] == sys.executable
+    assert "python install 3.11" in machine.log.read_text()
     assert Path(env["RUN_DIR"]) == machine.run and Path(env["TMPDIR"]).parent == machine.run.parent
     report = machine.report()
     assert report["outcome"] == "done" and report["pages_seconds"] == {"01_setup": 1.0}
@@ -471,6 +474,19 @@ def test_a_commit_that_is_nowhere_is_one_line_and_a_report(tmp_path):
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "gives no commit 000000000000" in done.stderr and "Push that commit" in done.stderr
     assert machine.report()["outcome"].startswith("failed: ")
+
+
+def test_no_page_begins_after_the_time_that_was_set(monkeypatch):
+    monkeypatch.delenv("RUN_UNTIL", raising=False)
+    series.in_time("05_serve_vllm")
+    monkeypatch.setenv("RUN_UNTIL", str(time.time() + 60))
+    series.in_time("05_serve_vllm")
+    monkeypatch.setenv("RUN_UNTIL", str(time.time() - 1))
+    with pytest.raises(UserError, match="05_serve_vllm doesn't begin. What was finished is kept"):
+        series.in_time("05_serve_vllm")
+    monkeypatch.setenv("RUN_UNTIL", "tonight")
+    with pytest.raises(UserError, match="RUN_UNTIL=tonight is no number"):
+        series.in_time("05_serve_vllm")
 
 
 def test_a_clock_that_is_no_number_is_one_line(tmp_path):

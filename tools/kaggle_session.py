@@ -89,7 +89,8 @@ class Session:
             "HF_HOME": str(places.scratch / "huggingface"), "RUN_UNTIL": f"{last_start:.0f}",
             "VLLM_XLA_CACHE_PATH": str(self.run / "xla_cache"), "PYTHONUNBUFFERED": "1",
             "HF_HUB_DISABLE_XET": os.environ.get("HF_HUB_DISABLE_XET", "1")}
-        self.env.pop("RUN_DIR_LOCKED", None)
+        for name in ("RUN_DIR_LOCKED", "PYTHONPATH"):  # the image's modules are for its own Python
+            self.env.pop(name, None)
         self.keeper = Keeper(self.run, places.working, self.log)
 
     def say(self, text: str) -> None:
@@ -197,6 +198,8 @@ def install(session: Session) -> None:
     found = subprocess.run([*uv, "python", "find", "--managed-python", "3.11"], text=True,
                            capture_output=True, env=session.env)
     session.env["PYTHON"] = found.stdout.strip()
+    if not session.env["PYTHON"]:
+        raise UserError(f"uv has installed Python 3.11 and doesn't find it: {found.stderr[-200:]}")
     if session.call("./setup.sh", "train"):
         raise UserError("./setup.sh train failed (see above).")
 
