@@ -20,7 +20,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | any machine with Python 3.11; for the 31B a Google Cloud project with quota for a v5p-8 and a v6e-8 |
+# | **Needs** | any machine with Python 3.11; for the 31B a Google Cloud project with quota for a v5p-8 and a v6e-8, or Kaggle's free v5e-8 |
 # | **Reads** | nothing |
 # | **Writes** | `setup.json` |
 # | **Time and cost** | ten seconds here; on Google Cloud 16.80 USD/h (v5p-8) and 21.52 USD/h (v6e-8), published on-demand rates of May 2026 |

@@ -14,6 +14,7 @@ from __future__ import annotations  # any Python from 3.7 on reads this file
 
 import argparse
 import contextlib
+import errno
 import functools
 import glob
 import os
@@ -302,6 +303,24 @@ def _holders(root: Path, files: list[Path]) -> dict[int, str]:
             if int(process.name) != os.getpid() and os.readlink(link) in names:
                 holders[int(process.name)] = _read(process / "comm") or "unknown"
     return holders
+
+
+def busy() -> str:
+    """A chip's file that somebody still has open, such as /dev/vfio/0; "" if there's none.
+
+    Such a file can be opened once. On Kaggle it stays taken for 10 to 30 s after its process died.
+    """
+    root = Path(os.environ.get("HARDWARE_ROOT") or "/")
+    tpus, _ = _pci(root)
+    if not tpus:
+        return ""
+    for file in sorted((root / "dev").glob(f"{chip(tpus[0]).files}[0-9]*")):
+        try:
+            os.close(os.open(file, os.O_RDWR))
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                return "/" + str(file.relative_to(root))
+    return ""
 
 
 def slice_facts(piece: Slice) -> dict[str, object]:

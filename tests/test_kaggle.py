@@ -4,6 +4,7 @@ Kaggle itself isn't here. A folder tree like its own stands in for it: an image'
 JAX that nobody may import, a /sys with eight chips, small disks, a `kaggle` that only records.
 """
 
+import errno
 import json
 import os
 import re
@@ -25,7 +26,7 @@ import helpers
 import kaggle_files
 import series
 from helpers import kept
-from serving import commands, limits, v5e
+from serving import commands, limits, server, v5e
 from tables import hardware, kaggle
 from tables.errors import UserError
 
@@ -196,6 +197,26 @@ def test_what_machines_md_says_follows_from_what_is_planned():
     for attempt in v5e.TRIES:
         options = replace(v5e.PLANNED, **attempt.changes)
         assert all(sum(regime) <= options.max_model_len for regime in points.regimes)
+
+
+def test_a_server_waits_for_the_chips_that_the_last_one_still_holds(on, monkeypatch):  # noqa: F811
+    """A vfio file opens once, and stays taken for up to half a minute after a process died."""
+    root, taken = on("v5e-8"), []
+    open_file = os.open
+
+    def open_once(path, *words, **more):
+        if str(path) == f"{root}/dev/vfio/3" and len(taken) < 2:
+            taken.append(path)
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        return open_file(path, *words, **more)
+
+    monkeypatch.setattr(os, "open", open_once)
+    assert hardware.busy() == "/dev/vfio/3"
+    server._wait_for_chips()
+    assert len(taken) == 2 and hardware.busy() == ""
+    taken.clear()
+    with pytest.raises(UserError, match="/dev/vfio/3 is still held by another process"):
+        server._wait_for_chips(patience=0)
 
 
 def test_xlas_cache_lies_where_the_shell_says(monkeypatch):

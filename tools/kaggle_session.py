@@ -32,6 +32,7 @@ from helpers.run import UserError
 from tables import hardware, kaggle
 
 HOURS = 8.5        # of the nine that a session lasts
+SMOKE_HOURS = 1.4  # of the hour and a half that scripts/kaggle.sh asks for
 KEEP_EVERY = 600.0  # seconds between two copies of what is worth keeping
 PATIENCE = 120.0   # seconds that a page gets to end in order
 TRIES = 5          # of serving/v5e.py, which only the series' own Python can import
@@ -70,7 +71,7 @@ class Session:
 
     def __init__(self, places: Places, smoke: bool) -> None:
         try:
-            hours = float(os.environ.get("KAGGLE_HOURS") or HOURS)
+            hours = float(os.environ.get("KAGGLE_HOURS") or (SMOKE_HOURS if smoke else HOURS))
         except ValueError:
             raise UserError(f"KAGGLE_HOURS={os.environ['KAGGLE_HOURS']} is no number. Name hours, "
                             f"such as {HOURS}, or leave it unset.") from None
