@@ -7,7 +7,8 @@ repository, so any Python from 3.7 on runs it before anything is installed:
     python3 -m tables.hardware --slice v5p-8   what that slice is, for scripts/vm.sh
 
 Detection looks at what the kernel shows (PCI ids under /sys, device files under /dev, open files
-under /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX isn't started.
+under /proc; where a container hides the PCI bus, TPU_ACCELERATOR_TYPE). On a machine with TPU chips
+it also asks how many hosts the slice has. JAX isn't started.
 """
 
 from __future__ import annotations  # any Python from 3.7 on reads this file
@@ -202,6 +203,8 @@ def detect() -> Hardware:
     root = Path(os.environ.get("HARDWARE_ROOT") or "/")  # tests name one of their own
     tpus, gpus = _pci(root)
     if not tpus and not gpus:
+        tpus = _by_their_files(root)
+    if not tpus and not gpus:
         return Hardware()
     if not tpus:
         return Hardware("gpu", gpus[0], len(gpus))
@@ -238,6 +241,19 @@ def _pci(root: Path) -> tuple[list[str], list[str]]:
         elif vendor == NVIDIA and _read(device / "class").startswith("0x03"):  # not its sound
             gpus.append(kind)
     return tpus, gpus
+
+
+def _by_their_files(root: Path) -> list[str]:
+    """Kinds of all TPU chips of a container that shows their files, but no PCI bus.
+
+    Then TPU_ACCELERATOR_TYPE has to name them, such as v5litepod-8: a vfio file alone may be
+    anything that was handed to a virtual machine.
+    """
+    named = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
+    for kind in CHIPS.values():
+        if named and named in (kind.google, kind.name):
+            return [kind.name] * len(list((root / "dev").glob(f"{kind.files}[0-9]*")))
+    return []
 
 
 def _hosts(kind: str, chips: int) -> int:
@@ -311,7 +327,7 @@ def busy() -> str:
     Such a file can be opened once. On Kaggle it stays taken for 10 to 30 s after its process died.
     """
     root = Path(os.environ.get("HARDWARE_ROOT") or "/")
-    tpus, _ = _pci(root)
+    tpus = _pci(root)[0] or _by_their_files(root)
     if not tpus:
         return ""
     for file in sorted((root / "dev").glob(f"{chip(tpus[0]).files}[0-9]*")):

@@ -75,6 +75,18 @@ def test_a_warning_with_a_comma_is_no_two_hosts(on, monkeypatch):  # noqa: F811
     assert hardware.detect().slice == "v5e-8"
 
 
+@pytest.mark.parametrize(("named", "files", "found"), [
+    ("v5litepod-8", 8, "v5e-8"), ("v5e-8", 8, "v5e-8"), ("v5litepod-8", 4, "v5e-4"),
+    ("v5litepod-8", 0, ""), ("", 8, ""), ("abacus-8", 8, "")])
+def test_a_container_without_a_pci_bus_is_known_by_its_files_and_a_name(
+        alone, tmp_path, named, files, found):  # noqa: F811
+    root = tree(tmp_path / "root", devices=tpu("0x0063", files)["devices"])
+    alone.setenv("HARDWARE_ROOT", str(root))
+    alone.setenv("TPU_ACCELERATOR_TYPE", named)
+    alone.setenv("TPU_SKIP_MDS_QUERY", "1")
+    assert hardware.detect().slice == found
+
+
 def test_a_v5e_8_of_kaggles_trains_the_31b_without_an_edit(on, monkeypatch, tmp_path):  # noqa: F811
     on("v5e-8")
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
