@@ -273,7 +273,7 @@ class Machine:
         for name in ("working", "scratch", "input", "bin"):
             (folder / name).mkdir(parents=True)
         self.python = self._python_of_the_image()
-        for name in ("apt-get", "iverilog"):
+        for name in ("apt-get", "iverilog")[:1 if pages is REAL else 2]:
             (folder / "bin" / name).write_text("#!/bin/sh\n")
             (folder / "bin" / name).chmod(0o755)
         root = tree(folder / "root", **(tpu("0x0063", chips) if chips else {}))
@@ -489,8 +489,20 @@ def test_a_page_that_fails_ends_the_session_in_order(tmp_path):
     machine = Machine(tmp_path, pages=PAGES + "echo 'Error: no room'; exit 1\n")
     done = machine.launch()
     assert done.returncode == 0, "Kaggle keeps the output of a session that ends well"
-    assert machine.report()["outcome"].startswith("failed: 03_train failed (see session.log)")
+    assert machine.report()["outcome"] == "failed: 03_train failed: no room"
     assert (machine.working / "adapter").is_dir()
+
+
+def test_without_icarus_all_but_01_and_07_runs(tmp_path):
+    """01 refuses a machine without it; hours of training needn't wait for a simulator."""
+    machine = Machine(tmp_path, pages=PAGES + 'echo "$*" > "$RUN_DIR/eval/pages"\n')
+    (machine.folder / "bin/iverilog").unlink()
+    for name in ("git", "bash", "sh", "env", "mkdir", "head", "python3"):
+        (machine.folder / "bin" / name).symlink_to(shutil.which(name))
+    machine.env["PATH"] = str(machine.folder / "bin")
+    done = machine.launch()
+    assert "Icarus Verilog can't be installed" not in done.stdout, "apt-get says that it did"
+    assert (machine.working / "eval/pages").read_text() == "02 07\n", done.stdout
 
 
 def test_smoke_is_the_first_hour(tmp_path):

@@ -80,6 +80,7 @@ class Session:
         self.run = places.scratch / "run"
         self.log = places.scratch / "session.log"
         self.page = ""  # the one that began last
+        self.error = ""  # the last line in which something said what went wrong
         self.accepted = False  # whether the machine is the one that was asked for
         self.run.mkdir(parents=True, exist_ok=True)
         (places.scratch / "tmp").mkdir(exist_ok=True)
@@ -138,6 +139,8 @@ class Session:
             print(line, end="", flush=True)
             if line.startswith("== ") and line.rstrip().endswith(" =="):
                 self.page = line.strip("= \n")
+            if line.startswith("Error: "):
+                self.error = line.removeprefix("Error: ").strip()
             with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8") as file:
                 file.write(line)
 
@@ -187,7 +190,8 @@ def install(session: Session) -> None:
     if not shutil.which("iverilog"):
         session.call("apt-get", "update", "-q")
         if session.call("apt-get", "install", "-y", "-q", "iverilog"):
-            session.say("Icarus Verilog can't be installed: 07 will stop, all before it runs")
+            session.say("Icarus Verilog can't be installed: 01 is left out, which would refuse "
+                        "this machine, and 07 won't run")
     folder = session.places.scratch / "python"
     uv = [sys.executable, "-m", "uv"]
     session.env["UV_PYTHON_INSTALL_DIR"] = str(folder)
@@ -241,7 +245,8 @@ def run_pages(session: Session) -> None:
       OutOfTime: the clock has run out.
     """
     first = int(session.env.get("SERVE_TRY") or 0)
-    if session.call("./run_all.sh", "01", "07") == 0:
+    begin = "01" if shutil.which("iverilog") else "02"
+    if session.call("./run_all.sh", begin, "07") == 0:
         return
     for attempt in range(first + 1, TRIES):
         if time.time() >= float(session.env["RUN_UNTIL"]):
@@ -254,8 +259,7 @@ def run_pages(session: Session) -> None:
             return
     if time.time() >= float(session.env["RUN_UNTIL"]):
         raise OutOfTime
-    raise UserError(f"{session.page or 'the series'} failed (see session.log). scripts/kaggle.sh "
-                    "push --resume goes on from there.")
+    raise UserError(f"{session.page or 'the series'} failed: {session.error or 'see session.log'}")
 
 
 def work(session: Session) -> None:
