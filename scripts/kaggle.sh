@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The free TPU from your own machine: Kaggle's v5e-8, twenty hours a week (docs/MACHINES.md).
-#   scripts/kaggle.sh smoke  [NAME=VALUE...]             a quarter of an hour: thirty steps of the E2B, one server start
+#   scripts/kaggle.sh smoke  [NAME=VALUE...]             about twenty minutes: thirty steps of the E2B, one server start
 #   scripts/kaggle.sh push   [--resume] [NAME=VALUE...]  01 to 07 of the 31B, at most 8.5 hours; --resume: from the last output on
 #   scripts/kaggle.sh status                             queued, running or ended, and how much quota is left
 #   scripts/kaggle.sh output [FOLDER]                    bring what it left to FOLDER (kaggle-output)

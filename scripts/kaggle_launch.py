@@ -7,6 +7,7 @@ hold the chips, and no other could have them.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,8 @@ def clone() -> Path:
     """The commit in a folder of the large disk; one that is there already is used as it is."""
     folder = SCRATCH / "gemma4-on-tpu"
     folder.mkdir(parents=True, exist_ok=True)
+    if not shutil.which("git"):
+        subprocess.run(["apt-get", "install", "-y", "-q", "git"])
     git = ["git", "-C", str(folder)]
     for words in (["init", "-q"], ["fetch", "-q", "--depth=1", REPOSITORY, COMMIT],
                   ["checkout", "-q", "--force", "FETCH_HEAD"]):

@@ -25,7 +25,7 @@ from serving import commands, environment, processes
 from serving.asking import healthy
 from serving.options import IMAGES, FileStates, Options, check, file_states
 from serving.records import ServerRecord, write_json
-from tables import files
+from tables import files, hardware
 from tables.errors import UserError
 
 NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|MemoryError|"
@@ -200,6 +200,8 @@ def _launch(options: Options, folder: Path, wanted: Identity) -> ServerRecord:
     _stop(folder)
     if options.docker:  # one that lost its record has the same name
         processes.remove_container(commands.container_of(folder))
+    if options.engine.startswith("tpu"):
+        _wait_for_chips()
     port = _free_port(options.host, options.port)
     settings, words = commands.parts(dataclasses.replace(options, port=port),
                                      commands.container_of(folder))
@@ -215,6 +217,22 @@ def _launch(options: Options, folder: Path, wanted: Identity) -> ServerRecord:
         record.save(folder)
         gate.write(b"begin\n")
     return record
+
+
+def _wait_for_chips(patience: float = 120.0) -> None:
+    """Wait until nobody has a chip's file open: a server that has just ended still holds them.
+
+    Raises:
+      UserError: somebody keeps them.
+    """
+    deadline = time.monotonic() + patience
+    while file := hardware.busy():
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"{file} is still held by another process, and only one at a time can have the "
+                f"chips. See which: sudo lsof {file}. Shut it down, for example another notebook's "
+                "kernel, then run this again.")
+        time.sleep(1.0)
 
 
 def _record_of(pid: int, port: int, options: Options, folder: Path,

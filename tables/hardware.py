@@ -7,13 +7,15 @@ repository, so any Python from 3.7 on runs it before anything is installed:
     python3 -m tables.hardware --slice v5p-8   what that slice is, for scripts/vm.sh
 
 Detection looks at what the kernel shows (PCI ids under /sys, device files under /dev, open files
-under /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX isn't started.
+under /proc; where a container hides the PCI bus, TPU_ACCELERATOR_TYPE). On a machine with TPU chips
+it also asks how many hosts the slice has. JAX isn't started.
 """
 
 from __future__ import annotations  # any Python from 3.7 on reads this file
 
 import argparse
 import contextlib
+import errno
 import functools
 import glob
 import os
@@ -201,6 +203,8 @@ def detect() -> Hardware:
     root = Path(os.environ.get("HARDWARE_ROOT") or "/")  # tests name one of their own
     tpus, gpus = _pci(root)
     if not tpus and not gpus:
+        tpus = _by_their_files(root)
+    if not tpus and not gpus:
         return Hardware()
     if not tpus:
         return Hardware("gpu", gpus[0], len(gpus))
@@ -237,6 +241,19 @@ def _pci(root: Path) -> tuple[list[str], list[str]]:
         elif vendor == NVIDIA and _read(device / "class").startswith("0x03"):  # not its sound
             gpus.append(kind)
     return tpus, gpus
+
+
+def _by_their_files(root: Path) -> list[str]:
+    """Kinds of all TPU chips of a container that shows their files, but no PCI bus.
+
+    Then TPU_ACCELERATOR_TYPE has to name them, such as v5litepod-8: a vfio file alone may be
+    anything that was handed to a virtual machine.
+    """
+    named = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
+    for kind in CHIPS.values():
+        if named and named in (kind.google, kind.name):
+            return [kind.name] * len(list((root / "dev").glob(f"{kind.files}[0-9]*")))
+    return []
 
 
 def _hosts(kind: str, chips: int) -> int:
@@ -302,6 +319,24 @@ def _holders(root: Path, files: list[Path]) -> dict[int, str]:
             if int(process.name) != os.getpid() and os.readlink(link) in names:
                 holders[int(process.name)] = _read(process / "comm") or "unknown"
     return holders
+
+
+def busy() -> str:
+    """A chip's file that somebody still has open, such as /dev/vfio/0; "" if there's none.
+
+    Such a file can be opened once. On Kaggle it stays taken for 10 to 30 s after its process died.
+    """
+    root = Path(os.environ.get("HARDWARE_ROOT") or "/")
+    tpus = _pci(root)[0] or _by_their_files(root)
+    if not tpus:
+        return ""
+    for file in sorted((root / "dev").glob(f"{chip(tpus[0]).files}[0-9]*")):
+        try:
+            os.close(os.open(file, os.O_RDWR))
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                return "/" + str(file.relative_to(root))
+    return ""
 
 
 def slice_facts(piece: Slice) -> dict[str, object]:

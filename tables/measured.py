@@ -130,6 +130,8 @@ def beside_predictions(folder: Path = FOLDER) -> list[dict[str, Any]]:
             if name not in values or not row[column]:
                 continue
             predicted = float(row[column])
+            if name == "micro_batch_seconds":  # a row may be a step of several
+                predicted /= int(row.get("micro_batches") or 1)
             rows.append({"slice": report.slice, "what": name.replace("_", " "),
                          "measured": values[name], "predicted": predicted,
                          "miss": predicted / values[name] - 1, "source": report.said})

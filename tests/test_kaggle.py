@@ -4,6 +4,7 @@ Kaggle itself isn't here. A folder tree like its own stands in for it: an image'
 JAX that nobody may import, a /sys with eight chips, small disks, a `kaggle` that only records.
 """
 
+import errno
 import json
 import os
 import re
@@ -23,8 +24,9 @@ from test_serve import PARSE, vllm_part
 import first_hour
 import helpers
 import kaggle_files
+import series
 from helpers import kept
-from serving import commands, limits, v5e
+from serving import commands, limits, server, v5e
 from tables import hardware, kaggle
 from tables.errors import UserError
 
@@ -71,6 +73,18 @@ def test_a_warning_with_a_comma_is_no_two_hosts(on, monkeypatch):  # noqa: F811
     on("v5e-8")
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", POISON)
     assert hardware.detect().slice == "v5e-8"
+
+
+@pytest.mark.parametrize(("named", "files", "found"), [
+    ("v5litepod-8", 8, "v5e-8"), ("v5e-8", 8, "v5e-8"), ("v5litepod-8", 4, "v5e-4"),
+    ("v5litepod-8", 0, ""), ("", 8, ""), ("abacus-8", 8, "")])
+def test_a_container_without_a_pci_bus_is_known_by_its_files_and_a_name(
+        alone, tmp_path, named, files, found):  # noqa: F811
+    root = tree(tmp_path / "root", devices=tpu("0x0063", files)["devices"])
+    alone.setenv("HARDWARE_ROOT", str(root))
+    alone.setenv("TPU_ACCELERATOR_TYPE", named)
+    alone.setenv("TPU_SKIP_MDS_QUERY", "1")
+    assert hardware.detect().slice == found
 
 
 def test_a_v5e_8_of_kaggles_trains_the_31b_without_an_edit(on, monkeypatch, tmp_path):  # noqa: F811
@@ -197,6 +211,26 @@ def test_what_machines_md_says_follows_from_what_is_planned():
         assert all(sum(regime) <= options.max_model_len for regime in points.regimes)
 
 
+def test_a_server_waits_for_the_chips_that_the_last_one_still_holds(on, monkeypatch):  # noqa: F811
+    """A vfio file opens once, and stays taken for up to half a minute after a process died."""
+    root, taken = on("v5e-8"), []
+    open_file = os.open
+
+    def open_once(path, *words, **more):
+        if str(path) == f"{root}/dev/vfio/3" and len(taken) < 2:
+            taken.append(path)
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        return open_file(path, *words, **more)
+
+    monkeypatch.setattr(os, "open", open_once)
+    assert hardware.busy() == "/dev/vfio/3"
+    server._wait_for_chips()
+    assert len(taken) == 2 and hardware.busy() == ""
+    taken.clear()
+    with pytest.raises(UserError, match="/dev/vfio/3 is still held by another process"):
+        server._wait_for_chips(patience=0)
+
+
 def test_xlas_cache_lies_where_the_shell_says(monkeypatch):
     monkeypatch.delenv("VLLM_XLA_CACHE_PATH", raising=False)
     options = replace(v5e.PLANNED, model="/m", name="m")
@@ -239,7 +273,7 @@ class Machine:
         for name in ("working", "scratch", "input", "bin"):
             (folder / name).mkdir(parents=True)
         self.python = self._python_of_the_image()
-        for name in ("apt-get", "iverilog"):
+        for name in ("apt-get", "iverilog")[:1 if pages is REAL else 2]:
             (folder / "bin" / name).write_text("#!/bin/sh\n")
             (folder / "bin" / name).chmod(0o755)
         root = tree(folder / "root", **(tpu("0x0063", chips) if chips else {}))
@@ -250,6 +284,7 @@ class Machine:
                     "KAGGLE_SCRATCH": str(folder / "scratch"), "SIZE": "tiny",
                     "KAGGLE_INPUT": str(folder / "input"), "JAX_PLATFORMS": "cpu",
                     "TPU_LIBRARY_PATH": "/image/libtpu.so", "TPU_WORKER_HOSTNAMES": POISON,
+                    "PYTHONPATH": "/image/lib",
                     "PATH": f"{folder}/bin:{os.environ['PATH']}", **env}
         self.repository, self.commit = self._clone_of(pages)
         self.working, self.run = folder / "working", folder / "scratch" / "run"
@@ -342,7 +377,8 @@ def test_a_session_installs_runs_and_leaves_what_counts(tmp_path):
                if "=" in line)
     assert "TPU_LIBRARY_PATH" not in env and "TPU_WORKER_HOSTNAMES" not in env
     assert env["TPU_CHIPS_PER_HOST_BOUNDS"] == "2,4,1" and env["MAX_STEPS"] == "4"
-    assert env["PYTHON"] == sys.executable and "python install 3.11" in machine.log.read_text()
+    assert "PYTHONPATH" not in env and env["PYTHON"] == sys.executable
+    assert "python install 3.11" in machine.log.read_text()
     assert Path(env["RUN_DIR"]) == machine.run and Path(env["TMPDIR"]).parent == machine.run.parent
     report = machine.report()
     assert report["outcome"] == "done" and report["pages_seconds"] == {"01_setup": 1.0}
@@ -453,8 +489,20 @@ def test_a_page_that_fails_ends_the_session_in_order(tmp_path):
     machine = Machine(tmp_path, pages=PAGES + "echo 'Error: no room'; exit 1\n")
     done = machine.launch()
     assert done.returncode == 0, "Kaggle keeps the output of a session that ends well"
-    assert machine.report()["outcome"].startswith("failed: 03_train failed (see session.log)")
+    assert machine.report()["outcome"] == "failed: 03_train failed: no room"
     assert (machine.working / "adapter").is_dir()
+
+
+def test_without_icarus_all_but_01_and_07_runs(tmp_path):
+    """01 refuses a machine without it; hours of training needn't wait for a simulator."""
+    machine = Machine(tmp_path, pages=PAGES + 'echo "$*" > "$RUN_DIR/eval/pages"\n')
+    (machine.folder / "bin/iverilog").unlink()
+    for name in ("git", "bash", "sh", "env", "mkdir", "head", "python3"):
+        (machine.folder / "bin" / name).symlink_to(shutil.which(name))
+    machine.env["PATH"] = str(machine.folder / "bin")
+    done = machine.launch()
+    assert "Icarus Verilog can't be installed" not in done.stdout, "apt-get says that it did"
+    assert (machine.working / "eval/pages").read_text() == "02 07\n", done.stdout
 
 
 def test_smoke_is_the_first_hour(tmp_path):
@@ -471,6 +519,19 @@ def test_a_commit_that_is_nowhere_is_one_line_and_a_report(tmp_path):
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "gives no commit 000000000000" in done.stderr and "Push that commit" in done.stderr
     assert machine.report()["outcome"].startswith("failed: ")
+
+
+def test_no_page_begins_after_the_time_that_was_set(monkeypatch):
+    monkeypatch.delenv("RUN_UNTIL", raising=False)
+    series.in_time("05_serve_vllm")
+    monkeypatch.setenv("RUN_UNTIL", str(time.time() + 60))
+    series.in_time("05_serve_vllm")
+    monkeypatch.setenv("RUN_UNTIL", str(time.time() - 1))
+    with pytest.raises(UserError, match="05_serve_vllm doesn't begin. What was finished is kept"):
+        series.in_time("05_serve_vllm")
+    monkeypatch.setenv("RUN_UNTIL", "tonight")
+    with pytest.raises(UserError, match="RUN_UNTIL=tonight is no number"):
+        series.in_time("05_serve_vllm")
 
 
 def test_a_clock_that_is_no_number_is_one_line(tmp_path):

@@ -32,6 +32,7 @@ from helpers.run import UserError
 from tables import hardware, kaggle
 
 HOURS = 8.5        # of the nine that a session lasts
+SMOKE_HOURS = 1.4  # of the hour and a half that scripts/kaggle.sh asks for
 KEEP_EVERY = 600.0  # seconds between two copies of what is worth keeping
 PATIENCE = 120.0   # seconds that a page gets to end in order
 TRIES = 5          # of serving/v5e.py, which only the series' own Python can import
@@ -70,7 +71,7 @@ class Session:
 
     def __init__(self, places: Places, smoke: bool) -> None:
         try:
-            hours = float(os.environ.get("KAGGLE_HOURS") or HOURS)
+            hours = float(os.environ.get("KAGGLE_HOURS") or (SMOKE_HOURS if smoke else HOURS))
         except ValueError:
             raise UserError(f"KAGGLE_HOURS={os.environ['KAGGLE_HOURS']} is no number. Name hours, "
                             f"such as {HOURS}, or leave it unset.") from None
@@ -79,6 +80,7 @@ class Session:
         self.run = places.scratch / "run"
         self.log = places.scratch / "session.log"
         self.page = ""  # the one that began last
+        self.error = ""  # the last line in which something said what went wrong
         self.accepted = False  # whether the machine is the one that was asked for
         self.run.mkdir(parents=True, exist_ok=True)
         (places.scratch / "tmp").mkdir(exist_ok=True)
@@ -89,7 +91,8 @@ class Session:
             "HF_HOME": str(places.scratch / "huggingface"), "RUN_UNTIL": f"{last_start:.0f}",
             "VLLM_XLA_CACHE_PATH": str(self.run / "xla_cache"), "PYTHONUNBUFFERED": "1",
             "HF_HUB_DISABLE_XET": os.environ.get("HF_HUB_DISABLE_XET", "1")}
-        self.env.pop("RUN_DIR_LOCKED", None)
+        for name in ("RUN_DIR_LOCKED", "PYTHONPATH"):  # the image's modules are for its own Python
+            self.env.pop(name, None)
         self.keeper = Keeper(self.run, places.working, self.log)
 
     def say(self, text: str) -> None:
@@ -136,6 +139,8 @@ class Session:
             print(line, end="", flush=True)
             if line.startswith("== ") and line.rstrip().endswith(" =="):
                 self.page = line.strip("= \n")
+            if line.startswith("Error: "):
+                self.error = line.removeprefix("Error: ").strip()
             with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8") as file:
                 file.write(line)
 
@@ -185,7 +190,8 @@ def install(session: Session) -> None:
     if not shutil.which("iverilog"):
         session.call("apt-get", "update", "-q")
         if session.call("apt-get", "install", "-y", "-q", "iverilog"):
-            session.say("Icarus Verilog can't be installed: 07 will stop, all before it runs")
+            session.say("Icarus Verilog can't be installed: 01 is left out, which would refuse "
+                        "this machine, and 07 won't run")
     folder = session.places.scratch / "python"
     uv = [sys.executable, "-m", "uv"]
     session.env["UV_PYTHON_INSTALL_DIR"] = str(folder)
@@ -197,6 +203,8 @@ def install(session: Session) -> None:
     found = subprocess.run([*uv, "python", "find", "--managed-python", "3.11"], text=True,
                            capture_output=True, env=session.env)
     session.env["PYTHON"] = found.stdout.strip()
+    if not session.env["PYTHON"]:
+        raise UserError(f"uv has installed Python 3.11 and doesn't find it: {found.stderr[-200:]}")
     if session.call("./setup.sh", "train"):
         raise UserError("./setup.sh train failed (see above).")
 
@@ -237,7 +245,8 @@ def run_pages(session: Session) -> None:
       OutOfTime: the clock has run out.
     """
     first = int(session.env.get("SERVE_TRY") or 0)
-    if session.call("./run_all.sh", "01", "07") == 0:
+    begin = "01" if shutil.which("iverilog") else "02"
+    if session.call("./run_all.sh", begin, "07") == 0:
         return
     for attempt in range(first + 1, TRIES):
         if time.time() >= float(session.env["RUN_UNTIL"]):
@@ -250,8 +259,7 @@ def run_pages(session: Session) -> None:
             return
     if time.time() >= float(session.env["RUN_UNTIL"]):
         raise OutOfTime
-    raise UserError(f"{session.page or 'the series'} failed (see session.log). scripts/kaggle.sh "
-                    "push --resume goes on from there.")
+    raise UserError(f"{session.page or 'the series'} failed: {session.error or 'see session.log'}")
 
 
 def work(session: Session) -> None:
