@@ -24,7 +24,7 @@
 # |---|---|
 # | **Needs** | Colab with a TPU (v5e-1 or v6e-1) for Gemma 4 E2B; Kaggle's TPU v5e-8 for E2B up to the 31B; or any CPU, for a rehearsal with a tiny model |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
-# | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` and a model card |
+# | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B, 62.5 for the 31B). It's on the machine's disk; set `RUN_DIR` in a cell before the first to have it on your Drive, or below `/tmp` on Kaggle, whose `/kaggle/working` holds 20 GB |
 # | **Time and cost** | tiny: about two minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
 #
 # Choose *Run all* first, without changing anything: it runs with the example. Then name your file.
@@ -109,8 +109,8 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "own_tok
 # The base model stays as it is. Beside each of its matrices we train two thin ones, whose product is
 # added: that's LoRA, and the thin matrices are the *adapter*. All of it is in
 # [`recipe.py`](https://github.com/OWNER/gemma4-on-tpu/blob/main/recipe.py), one file that you can copy
-# into a project of your own. If this machine goes away, run the page again: training goes on from its
-# newest checkpoint.
+# into a project of your own. If the kernel stops, run the page again: training goes on from its newest
+# checkpoint.
 
 # %%
 import recipe
@@ -136,7 +136,9 @@ from flax import nnx
 
 from helpers import answers, gemma
 
-base, mesh = recipe.load_model(base_folder, options["dtype"])
+config = gemma.config_from_hf(base_folder, dtype=options["dtype"])
+mesh = gemma.make_mesh(config)  # all the devices of this machine
+base = gemma.load_base(base_folder, config, mesh)
 tuned = gemma.inject_lora(base, options["rank"], options["alpha"], mesh)
 step, adapter = recipe.restore(out / "checkpoints", nnx.state(tuned, nnx.LoRAParam))
 nnx.update(tuned, adapter)
