@@ -24,7 +24,7 @@
 # |---|---|
 # | **Needs** | Colab with a TPU (v5e-1 or v6e-1) for Gemma 4 E2B; Kaggle's TPU v5e-8 for E2B up to the 31B; or any CPU, for a rehearsal with a tiny model |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
-# | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` and a model card |
+# | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B, 62.5 for the 31B). It's on the machine's disk; set `RUN_DIR` in a cell before the first to have it on your Drive, or below `/tmp` on Kaggle, whose `/kaggle/working` holds 20 GB |
 # | **Time and cost** | tiny: about two minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
 #
 # Choose *Run all* first, without changing anything: it runs with the example. Then name your file.
@@ -68,7 +68,7 @@ HELD_OUT = 0.1   # share of the questions
 
 RECIPES = {
     "tiny": {"model": "assets/tiny_gemma4", "rank": 16, "alpha": 32.0, "learning_rate": 5e-3,
-             "warmup_steps": 10, "epochs": 2.0, "sequence_length": 256, "rows_per_step": 4,
+             "warmup_steps": 10, "epochs": 2.0, "sequence_length": 384, "rows_per_step": 3,
              "every": 20, "reasoning": "stripped", "dtype": "float32"},
     "e2b": {"model": "google/gemma-4-E2B-it", "rank": 16, "alpha": 32.0, "learning_rate": 2e-4,
             "warmup_steps": 20, "epochs": 3.0, "sequence_length": 1024, "rows_per_step": 8,
@@ -109,8 +109,8 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "own_tok
 # The base model stays as it is. Beside each of its matrices we train two thin ones, whose product is
 # added: that's LoRA, and the thin matrices are the *adapter*. All of it is in
 # [`recipe.py`](https://github.com/OWNER/gemma4-on-tpu/blob/main/recipe.py), one file that you can copy
-# into a project of your own. If this machine goes away, run the page again: training goes on from its
-# newest checkpoint.
+# into a project of your own. If the kernel stops, run the page again: training goes on from its newest
+# checkpoint.
 
 # %%
 import recipe
@@ -136,7 +136,9 @@ from flax import nnx
 
 from helpers import answers, gemma
 
-base, mesh = recipe.load_model(base_folder, options["dtype"])
+config = gemma.config_from_hf(base_folder, dtype=options["dtype"])
+mesh = gemma.make_mesh(config)  # all the devices of this machine
+base = gemma.load_base(base_folder, config, mesh)
 tuned = gemma.inject_lora(base, options["rank"], options["alpha"], mesh)
 step, adapter = recipe.restore(out / "checkpoints", nnx.state(tuned, nnx.LoRAParam))
 nnx.update(tuned, adapter)
