@@ -9,7 +9,7 @@
     data       rows of any form become examples (02); tools: those of chats that call functions
     packing    several examples in one row, and the folder in which 03 finds them (02)
     gemma      Tunix's Gemma 4: config, mesh, weights, adapters, greedy text (03, 04)
-    train      loss, step, loop, log and checkpoints (03)
+    train      loss, step, loop, log and checkpoints (03); track: its curves elsewhere
     answers    ask a model that is in this process (00, 03, 04)
     records    what 02, 03 and 04 leave for the pages after them
     weights    safetensors files too large to load
