@@ -47,7 +47,8 @@ CONSTANTS = {  # each is an option of the command, too: --rank 16
     "dtype": "bfloat16",  # of weights and arithmetic; adapters and Adam are float32
 }
 MUST = {  # what Tunix 0.1.7 computes, whatever a config.json asks for
-    "model_type": ["gemma4_text", "gemma4_unified_text"], "hidden_activation": ["gelu_pytorch_tanh"],
+    "model_type": ["gemma4_text", "gemma4_unified_text"],
+    "hidden_activation": ["gelu_pytorch_tanh"],
     "rms_norm_eps": [1e-6], "tie_word_embeddings": [True], "enable_moe_block": [False],
     "per_layer_config": [None], "use_bidirectional_attention": [None, "vision"],
     "sliding_attention": [{"rope_type": "default", "rope_theta": 1e4}],

@@ -13,7 +13,7 @@
     answers    ask a model that is in this process (00, 03, 04)
     records    what 02, 03 and 04 leave for the pages after them
     weights    safetensors files too large to load
-    merge      adapters added to the weights, and as PEFT stores them (04); four_bits: the result packed
+    merge      adapters added to the weights, and as PEFT stores them (04); four_bits: packed
 
 Importing `helpers` itself needs the standard library alone: the opening cell calls
 `helpers.machine` before anything else is there, and a page that talks HTTP to a server (05, 06, 07)

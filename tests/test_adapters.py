@@ -9,7 +9,6 @@ import pytest
 import random_gemma
 from conftest import ROOT, SERVE, a_recipe, a_server_record, needs_serve, program
 from safetensors.numpy import save_file
-from test_serve import folder_of
 
 import serving
 from helpers import merge
