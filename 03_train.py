@@ -284,7 +284,9 @@ pd.Series(held, name="GiB per device").to_frame()
 # have kept. [08](08_dryrun.ipynb) has it for every slice.
 #
 # Now train. The first step changes nothing yet, because the warm-up starts at a rate of 0.
-# Interrupted? Restart, Run All; it resumes.
+# Interrupted? Restart, Run All; it resumes. To watch the losses elsewhere, set `TRACK=tensorboard` (it
+# writes `train/tensorboard/`) or `TRACK=wandb` (after `pip install wandb` and `wandb login`) before the
+# notebook starts; both show what `log.jsonl` holds, also after a resume.
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")

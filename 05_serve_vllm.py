@@ -128,7 +128,8 @@ folder, side = helpers.run_dir("serve"), helpers.run_dir("serve", "beside")
 if beside:
     check_merged(helpers.run_dir("adapter"), merge.adapter_files)
     both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
-                   adapter=str(helpers.run_dir("adapter")), drafter="ngram")
+                   adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",),
+                   drafter="ngram")
     server.start(both, side, wait=False)  # both load at the same time
 try:
     record = server.start(options, folder)
@@ -448,6 +449,18 @@ if beside:
 # any server: vLLM has loaded adapters of Gemma 4 and answered as the base
 # ([41754](https://github.com/vllm-project/vllm/issues/41754)), sglang refuses one without `v_proj`
 # ([25913](https://github.com/sgl-project/sglang/issues/25913)).
+#
+# **What if you have ten fine-tunes?** They share one server. Name each in `adapters`, and a client
+# chooses by the model's name; requests for different adapters are computed in the same step:
+#
+# ```python
+# replace(cfg, model="the/base", name="base", adapters=("verilog=runs/a/adapter", "mine=runs/b/adapter"),
+#         environment=("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",))  # this lets it take more while it runs:
+# asking.load_adapter(record, "third", "runs/c/adapter")
+# ```
+#
+# An adapter of another base is refused before it can do harm. Each of several adapters computes what its
+# own merged model does, also one that came later (`tests/test_adapters.py`, on a CPU).
 #
 # ## 11. What do fewer bits cost?
 # An fp8 cache holds 1.7 to 1.8 times as many tokens, and weights of one byte leave more room for it. Whether

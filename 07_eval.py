@@ -516,6 +516,24 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # [Own data](own_data.ipynb) has a whole example. Try your score on a bad answer first: **a score that nobody fails
 # compares nothing.**
 #
+# <details><summary><b>What did the model forget, by everybody's ruler?</b></summary>
+#
+# A tuned model may follow instructions or count worse than before, and no Verilog problem would show it.
+# [lm-evaluation-harness](https://github.com/EleutherAI/lm-evaluation-harness) has the scores that papers
+# quote, such as IFEval (can it follow instructions?) and GSM8K (can it do sums in words?). It asks the
+# server of 05 with the same token ids as we do:
+#
+# ```bash
+# ./setup.sh harness                                 # once: an environment of its own
+# scripts/harness.sh runs/31b/serve ifeval,gsm8k     # and the same for the base's server
+# scripts/harness.sh runs/31b/serve ports            # our questions about ports (data/ports)
+# ```
+#
+# On our own questions its exact match equals `verilog.questions` (`tests/test_harness.py`), so you may compare
+# its numbers with ours. Score the base, too: **what was forgotten is the difference**.
+#
+# </details>
+#
 # ## 12. Save what was measured
 # For each model we keep a summary and a CSV in verilog-eval's own form, and then what compares the two.
 

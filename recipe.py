@@ -3,7 +3,7 @@
     pip install google-tunix==0.1.7 "jax[tpu]==0.10.2"
     python recipe.py --model MODEL --data chats.jsonl --out OUT
 
-MODEL is a Gemma 4 (31B, E2B, E4B): a folder, or a name on the hub. A line of chats.jsonl is
+MODEL is a Gemma 4 (31B, 12B, E4B, E2B): a folder, or a name on the hub. A line of chats.jsonl is
 {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]},
 with "tools" and "tool_calls", where there are any, as the OpenAI API writes them.
 OUT gets checkpoints/, adapter/ (for PEFT) and merged/ (for vLLM, transformers). Killed and started
@@ -52,7 +52,8 @@ CONSTANTS = {  # each is an option of the command, too: --rank 16
     "dtype": "bfloat16",  # of weights and arithmetic; adapters and Adam are float32
 }
 MUST: dict[str, list] = {  # what Tunix 0.1.7 computes, whatever a config.json asks for
-    "model_type": ["gemma4_text"], "hidden_activation": ["gelu_pytorch_tanh"],
+    "model_type": ["gemma4_text", "gemma4_unified_text"],
+    "hidden_activation": ["gelu_pytorch_tanh"],
     "rms_norm_eps": [1e-6], "tie_word_embeddings": [True], "enable_moe_block": [False],
     "per_layer_config": [None], "use_bidirectional_attention": [None, "vision"],
     "sliding_attention": [{"rope_type": "default", "rope_theta": 1e4}],
@@ -63,7 +64,8 @@ RENAMED = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": 
            "num_global_kv_heads": "num_global_key_value_heads", "head_dim": "head_dim",
            "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
            "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v"}
-TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
+          "model.vision_embedder.")  # of the 12B
 FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
 SPEAKERS = {"system": "s", "user": "u", "assistant": "a", "calling assistant": "c"}
 TURNS = re.compile("s?(uc*a)*uc*[ac]")  # after a call c and its results, the same turn goes on

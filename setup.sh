@@ -5,6 +5,7 @@
 #   ./setup.sh serve-tpu             .venv-serve-tpu  vLLM on a machine with TPU chips, without Docker
 #   ./setup.sh dryrun                .libtpu      the TPU's compiler for notebook 08 (Linux x86-64, 0.7 GB, no TPU)
 #   ./setup.sh site                  .venv-site   Sphinx, for build_site.sh
+#   ./setup.sh harness               .venv-harness  lm-evaluation-harness, for scripts/harness.sh
 #   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 to 3.13)
 # PYTHON names the Python 3.11 to use, TORCH_INDEX where the CPU build of PyTorch is, VLLM_TPU another vllm-tpu (0.28.0).
 set -euo pipefail
@@ -102,6 +103,11 @@ site)
   install .venv-site/bin/python requirements/site.txt || stop "installing requirements/site.txt failed (see above)"
   say "site environment ready: .venv-site"
   ;;
+harness)
+  make_venv .venv-harness
+  install .venv-harness/bin/python requirements/harness.txt || stop "installing requirements/harness.txt failed (see above)"
+  say "harness environment ready: .venv-harness"
+  ;;
 dryrun)
   make_venv .venv
   if ! [ -f ".libtpu/libtpu-$LIBTPU.dist-info/METADATA" ]; then
@@ -113,7 +119,7 @@ dryrun)
   say "libtpu $LIBTPU is in .libtpu"
   ;;
 *)
-  sed -n '2,9p' "$(basename "$0")" | sed 's/^# \{0,1\}//'
+  sed -n '2,10p' "$(basename "$0")" | sed 's/^# \{0,1\}//'
   exit 2
   ;;
 esac

@@ -59,7 +59,7 @@ ANY_PREFIX = r"(?:model\.language_model\.)?"  # how Tunix's patterns of tensor n
 
 def config_from_hf(source: architecture.Config | str | Path, dtype: str = "bfloat16",
                    **overrides: Any) -> ModelConfig:
-    """Tunix's `ModelConfig` from a Hugging Face `config.json`: 31B, E2B, E4B or tiny.
+    """Tunix's `ModelConfig` from a Hugging Face `config.json`: 31B, 12B, E4B, E2B or tiny.
 
     Args:
       source: a directory with a config.json, the file itself, or its content as a dict.

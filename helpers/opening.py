@@ -12,7 +12,7 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
-from helpers import run
+from helpers import run, track
 from helpers.run import UserError, run_dir, size
 from tables import hardware, kaggle
 
@@ -121,8 +121,10 @@ def quiet() -> None:
     """Silence the libraries' chatter (XLA, absl, transformers); errors still show."""
     for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_VERBOSITY", "ERROR"),
                         ("TOKENIZERS_PARALLELISM", "true"), ("TRANSFORMERS_VERBOSITY", "error"),
-                        ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("WANDB_MODE", "disabled")):
+                        ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
         os.environ.setdefault(name, value)
+    if track.choice() != "wandb":  # Tunix would ask W&B by itself
+        os.environ.setdefault("WANDB_MODE", "disabled")
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
     warnings.filterwarnings("ignore", message="`with mesh:`")  # where Tunix looks for its mesh
     for name in ("absl", "jax"):

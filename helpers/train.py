@@ -29,7 +29,7 @@ from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from helpers import chat, gemma, remote, weights
+from helpers import chat, gemma, remote, track, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import DataMeta
@@ -862,6 +862,7 @@ class StepLog:
         self.validations: list[float] = []
         self.first = 0  # the step that this process goes on from
         self.begun = 0.0
+        self.tracker: Any = None  # of TRACK, from `rewind` on
 
     def rewind(self, step: int) -> None:
         """Keep what happened up to a checkpoint.
@@ -884,11 +885,15 @@ class StepLog:
         self.validations = [record["val_loss"] for record in kept if "val_loss" in record]
         self.first = step
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        self.tracker = track.begin(self.path)
+        for record in kept:
+            track.write(self.tracker, record)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one line, handed to the operating system at once."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+        track.write(self.tracker, record)
 
     def training(self, record: dict[str, Any]) -> None:
         """Log one optimizer step, and print the first, the last and every few."""

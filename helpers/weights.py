@@ -22,7 +22,8 @@ from tables import architecture
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}  # a merge's results
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PREFIXES = ("model.language_model.", "model.")  # of the language model's tensors
-TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
+          "model.vision_embedder.")  # the last is the 12B's
 
 
 @dataclass(frozen=True)

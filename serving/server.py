@@ -157,7 +157,7 @@ def start(options: Options, folder: str | Path, wait: bool = True) -> ServerReco
     folder = Path(folder)
     check(options)
     settings, words = commands.parts(options, commands.container_of(folder))
-    wanted = words, settings, file_states(options.model, options.adapter)
+    wanted = words, settings, file_states(options.model, *options.adapter_folders.values())
     with _terminable(), contextlib.ExitStack() as failed:
         failed.callback(stop, folder)
         with _locked(folder):

@@ -109,18 +109,19 @@ def every_command(adapter, drafter):
     )
     gpu = Options(engine="gpu-docker", model=MODEL, name="name", port=8000, tensor_parallel=2)
     two = replace(tpu, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8")
+    two_names = (f"one={adapter}", f"the other={adapter}")
     found = {
         "tpu": tpu,
         "two": two,
-        "gpu": replace(gpu, adapter=adapter),
+        "gpu": replace(gpu, adapters=two_names),
         "cpu": Options(
-            model="runs/tiny/merged", name="name", port=8001, adapter=adapter, drafter="ngram"
+            model="runs/tiny/merged", name="name", port=8001, adapters=two_names, drafter="ngram"
         ),
         "torchax": replace(
             tpu,
             quantization="int8",
             implementation="vllm",
-            adapter=adapter,
+            adapters=two_names,
             flags=("--max-num-seqs", "256"),
         ),
         "fp8": replace(two, quantization="fp8"),
@@ -267,8 +268,9 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(
     for options, words in (
         (Options(engine="npu", model=model), "there are tpu-docker"),
         (replace(tpu, engine="tpu"), "needs TPU chips, and this machine has none"),
-        (replace(tpu, adapter=adapter), "merge it .* instead"),
-        (replace(tpu, adapter=adapter, implementation="vllm", data_parallel=2), "data_parallel=1"),
+        (replace(tpu, adapters=(f"a={adapter}",)), "merge it .* instead"),
+        (replace(tpu, adapters=(f"a={adapter}",), implementation="vllm", data_parallel=2),
+         "data_parallel=1"),
         (replace(tpu, drafter="google/none"), "is no folder of a model. Download it"),
         (replace(tpu, drafter=other), "has another tokenizer than"),
     ):
@@ -658,7 +660,8 @@ def test_a_folder_may_be_called_anything(fake, tmp_path, name):
     weights = Path(folder_of(place / "merged", model={})) / "model.safetensors"
     weights.write_text("")
     adapter = folder_of(place / "adapter", adapter_config={"r": 16})
-    options = replace(options, model=str(weights.parent), adapter=adapter)
+    named = (f"fake-adapter={adapter}", "second=" + folder_of(place / "2", adapter_config={"r": 4}))
+    options = replace(options, model=str(weights.parent), adapters=named)
     record = serving.start(options, place / "serve")
     words = record.command
     served = words[words.index("serve") + 1]
@@ -701,7 +704,7 @@ def test_a_rank_that_vllm_does_not_serve_is_one_line_before_the_start(
     files = {"adapter_config": config} if config is not None else {}
     adapter = folder_of(tmp_path / "other", **files)
     with pytest.raises(UserError, match=words) as caught:
-        serving.start(replace(options, adapter=adapter), folder)
+        serving.start(replace(options, adapters=(f"mine={adapter}",)), folder)
     assert "\n" not in str(caught.value) and "04_merge" in str(caught.value) and not folder.exists()
 
 
