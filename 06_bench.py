@@ -215,9 +215,10 @@ table = table.join(pd.DataFrame(floors))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 
 # %% [markdown]
-# In this summary each rate is one row, the median of its repeats. `delivered` is how many requests per
-# second were answered, and `goodput` is how many of them kept the objective. `p50` is the median request;
-# `p90` is the time that nine requests in ten stayed below. Times are in milliseconds.
+# In this summary each rate is one row, the median of its repeats. `state` says whether the server kept up
+# (section 5 explains how we tell). `delivered` is how many requests per second were answered, and `goodput`
+# is how many of them kept the objective. `p50` is the median request; `p90` is the time that nine requests
+# in ten stayed below. Times are in milliseconds, and `inf` is all at once.
 
 # %%
 REGIME = ["input_len", "output_len"]
@@ -351,9 +352,9 @@ print("tokens per step, with a drafter:", measured[0].series.speculation or "no 
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
-# chips and on two H100s, with 30 prompts per point. (The series with the longest prompts looks like 7;
-# [10](10_published.ipynb), section 6, says why.) The more prompts wait in line, the higher the floor under
-# their median, so each point has its own:
+# chips and on two H100s, with 30 prompts per point. (The series with the longest prompts looks like 7
+# prompts; [10](10_published.ipynb), section 6, says why.) The more prompts wait in line, the higher the
+# floor under their median, so each point has its own:
 
 # %%
 published = pd.read_csv("data/published/qps_sweep_digitized.csv").query("metric == 'ttft'")
