@@ -244,7 +244,7 @@ view.format(precision=2, subset=["delivered /s", "goodput /s"])
 #
 # More load can't make a server deliver less or answer sooner. The table may say so all the same, because a
 # point of the tiny run is only a handful of requests. Is that real? If the repeats of two neighbouring
-# rates overlap, it's noise:
+# rates overlap, you can't tell it from noise:
 
 # %%
 for (inputs, outputs), part in table.groupby(REGIME):
