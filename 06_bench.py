@@ -370,7 +370,8 @@ published = published.assign(floor_ms=least_ms, too_fast=least_ms > 1.2 * publis
                              machine=published.device.map({"tpu": "v6e-8", "gpu": "2 x H100"}))
 
 # %% [markdown]
-# Now each published time against its floor. Points on the dashed line would use the machine perfectly.
+# Let's put each published time against its floor. A point on the dashed line would use the machine
+# perfectly.
 
 # %%
 fig, ax = style.figure(6.5, 4.2)
@@ -409,7 +410,7 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the
 
 # %% [markdown]
 # Read it from right to left: the rate rises, the price falls. A dip whose bars overlap with its neighbours'
-# is noise (section 4).
+# is within the noise (section 4).
 #
 # Which rate can you promise? The largest one up to the knee at which nine requests in ten kept the
 # objective. But a run of seconds can't show a queue that grows slowly. So the rate first has to survive
@@ -429,14 +430,14 @@ if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
 # %% [markdown]
-# Nobody's service is busy all day, so the last number is the one for your budget.
+# Nobody's service is busy all day. So the number for your budget is the last one, at 30 % use.
 #
 # **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
 # ## 9. What changes with your own traffic?
-# Random prompts never begin alike, and their answers never end by themselves. Yours do both. With
-# `--dataset-name custom` the client reads one `{"prompt": ...}` per line. Here they're the eight longest
-# requests of 07, each asked twice, because 07 draws several answers too.
+# Real prompts often share a beginning, and real answers end by themselves. The random ones so far did
+# neither. With `--dataset-name custom` the client reads one `{"prompt": ...}` per line. Here they're the
+# eight longest requests of 07, each asked twice, because 07 draws several answers too.
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
