@@ -143,8 +143,8 @@ style.words(pd.DataFrame(first.values(), columns=["slice", "what fits", "USD for
 # The 31B needs four v5p chips or eight v6e chips. Smaller slices hold it if each frozen weight takes one
 # byte (int8, [11](11_qlora.ipynb)) instead of two (bfloat16). The E2B fits one chip.
 #
-# The hours behind these dollars are *predicted*, which is why you see ranges. Prices are on demand. For the
-# 31B we assumed about half an hour of loading and compiling. `≥` is a lower limit, where no time is
+# The hours behind these dollars are *predicted*, which is why you see ranges. Prices are on-demand rates.
+# For the 31B we assumed about half an hour of loading and compiling. `≥` is a lower limit, where no time is
 # predicted.
 #
 # The next table opens on a click and has the rest. If the activations don't fit, the backward pass can

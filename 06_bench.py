@@ -218,9 +218,10 @@ table = table.join(pd.DataFrame(floors))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 
 # %% [markdown]
-# In this summary each rate is one row, the median of its repeats. `delivered` is how many requests per
-# second were answered, and `goodput` is how many of them kept the objective. `p50` is the median request;
-# `p90` is the time that nine requests in ten stayed below. Times are in milliseconds.
+# In this summary each rate is one row, the median of its repeats. `state` says whether the server kept up
+# (section 5 explains how we tell). `delivered` is how many requests per second were answered, and `goodput`
+# is how many of them kept the objective. `p50` is the median request; `p90` is the time that nine requests
+# in ten stayed below. Times are in milliseconds, and `inf` is all at once.
 
 # %%
 REGIME = ["input_len", "output_len"]
@@ -246,7 +247,7 @@ view.format(precision=2, subset=["delivered /s", "goodput /s"])
 #
 # More load can't make a server deliver less or answer sooner. The table may say so all the same, because a
 # point of the tiny run is only a handful of requests. Is that real? If the repeats of two neighbouring
-# rates overlap, it's noise:
+# rates overlap, you can't tell it from noise:
 
 # %%
 for (inputs, outputs), part in table.groupby(REGIME):
@@ -354,9 +355,9 @@ print("tokens per step, with a drafter:", measured[0].series.speculation or "no 
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
-# chips and on two H100s, with 30 prompts per point. (The series with the longest prompts looks like 7;
-# [10](10_published.ipynb), section 6, says why.) The more prompts wait in line, the higher the floor under
-# their median, so each point has its own:
+# chips and on two H100s, with 30 prompts per point. (The series with the longest prompts looks like 7
+# prompts; [10](10_published.ipynb), section 6, says why.) The more prompts wait in line, the higher the
+# floor under their median, so each point has its own:
 
 # %%
 published = pd.read_csv("data/published/qps_sweep_digitized.csv").query("metric == 'ttft'")
@@ -372,7 +373,8 @@ published = published.assign(floor_ms=least_ms, too_fast=least_ms > 1.2 * publis
                              machine=published.device.map({"tpu": "v6e-8", "gpu": "2 x H100"}))
 
 # %% [markdown]
-# Now each published time against its floor. Points on the dashed line would use the machine perfectly.
+# Let's put each published time against its floor. A point on the dashed line would use the machine
+# perfectly.
 
 # %%
 fig, ax = style.figure(6.5, 4.2)
@@ -411,7 +413,7 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the
 
 # %% [markdown]
 # Read it from right to left: the rate rises, the price falls. A dip whose bars overlap with its neighbours'
-# is noise (section 4).
+# is within the noise (section 4).
 #
 # Which rate can you promise? The largest one up to the knee at which nine requests in ten kept the
 # objective. But a run of seconds can't show a queue that grows slowly. So the rate first has to survive
@@ -431,14 +433,14 @@ if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
 # %% [markdown]
-# Nobody's service is busy all day, so the last number is the one for your budget.
+# Nobody's service is busy all day. So the number for your budget is the last one, at 30 % use.
 #
 # **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
 # ## 9. What changes with your own traffic?
-# Random prompts never begin alike, and their answers never end by themselves. Yours do both. With
-# `--dataset-name custom` the client reads one `{"prompt": ...}` per line. Here they're the eight longest
-# requests of 07, each asked twice, because 07 draws several answers too.
+# Real prompts often share a beginning, and real answers end by themselves. The random ones so far did
+# neither. With `--dataset-name custom` the client reads one `{"prompt": ...}` per line. Here they're the
+# eight longest requests of 07, each asked twice, because 07 draws several answers too.
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)

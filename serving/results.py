@@ -323,8 +323,8 @@ def states(part: pd.DataFrame) -> dict[float, str]:
 def dips(part: pd.DataFrame) -> list[str]:
     """Where numbers of one regime fall although the load grows, in words: one line per column.
 
-    More load can't make a server deliver less, or answer sooner, so a fall is noise. It's harmless
-    where the repeats of the two rates overlap; where they don't, something disturbed one of them.
+    More load can't make a server deliver less, or answer sooner. So where the repeats of the two
+    rates overlap, a fall is within the noise; where they don't, something disturbed one of them.
     All at once isn't a rate, so it isn't compared.
     """
     lines = []
@@ -340,8 +340,8 @@ def dips(part: pd.DataFrame) -> list[str]:
             else:
                 disturbed.append(f"{faster:.3g}/s")
         if harmless:
-            lines.append(f"{name} is lower at {', '.join(harmless)} than at the rate before: noise, "
-                         "because the repeats overlap")
+            lines.append(f"{name} is lower at {', '.join(harmless)} than at the rate before, but "
+                         "that's within the noise: the repeats overlap")
         if disturbed:
             lines.append(f"{name} is lower at {', '.join(disturbed)} than at the rate before, and "
                          "no repeats overlap: something disturbed one of the two")
