@@ -15,9 +15,9 @@
 #
 # # 02 · From a Verilog dataset to packed, masked rows
 #
-# Which tokens does the model read, and which of them does it learn? We turn questions and answers
-# into exactly the tokens that the served model will see, mark what is trained, and pack the
-# examples into rows with hardly any padding.
+# Which tokens does the model read, and which of them does it learn? You'll turn questions and answers into
+# exactly the tokens that the served model will see, mark the ones to train, and pack the examples into rows
+# with hardly any padding.
 #
 # | | |
 # |---|---|
@@ -31,7 +31,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · **02 data** · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · **02 data** · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -42,7 +42,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -54,10 +54,14 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Settings, and one row
-# Four choices matter. `source` is the dataset. `system` is the one sentence that opens every
-# prompt, here and at every request later in the series. `rows` is how much of the dataset to use;
-# the published recipe (h2loop, arXiv 2605.25645) used 10,000 of 87,321. `max_tokens` decides which
-# examples are too long.
+# **What do you have to decide before you look at any data?** Four things. `source` is the dataset. `system`
+# is the one sentence that opens every prompt, here and in every request later in the series. `rows` is how
+# much of the dataset you use; the published recipe (h2loop, arXiv 2605.25645) used 10,000 of 87,321.
+# `max_tokens` says which examples are too long.
+#
+# You choose the model here, too. `base` is a name on the hub or a folder, and it can be a Gemma 4 31B, 12B,
+# E4B or E2B. If you want to serve the 31B in four bits later (04, section 4), tune
+# `google/gemma-4-31B-it-qat-q4_0-unquantized`: it's the same model, trained to bear four bits.
 
 # %%
 import json
@@ -67,7 +71,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from IPython.display import display
 
 from helpers import chat, data, packing, remote, style
 
@@ -99,12 +102,12 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 #               validation=0.1, evaluation="")
 
 # %% [markdown]
-# CodeV-R1 (Zhu et al. 2025, licence CC BY-SA 4.0) holds specifications of hardware modules and the
-# answers of a reasoning model, kept only where the Verilog can be turned into a circuit. The tiny
-# set has the same columns, written by a generator, with a few rows broken on purpose.
+# CodeV-R1 (Zhu et al. 2025, licence CC BY-SA 4.0) pairs specifications of hardware modules with the answers
+# of a reasoning model. Its authors kept an answer only if its Verilog can be turned into a circuit. The
+# tiny set has the same columns. A generator wrote it, and broke a few rows on purpose.
 #
-# Our running example is an up-down counter. The benchmark of notebook 07 asks for one, so we must
-# not train on that very problem. This is its sibling in the training set:
+# Our running example is an up-down counter. The benchmark of notebook 07 asks for one, so we mustn't train
+# on that very problem. Here's its sibling in the training set:
 
 # %%
 everything = data.read_rows(cfg.source)
@@ -116,12 +119,13 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 
 # %% [markdown]
 # ## 2. Your own data
-# Only the dataset is about hardware. Set `source` to a file, a folder or a
-# dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
-# sentence. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) lists each cell
-# to change, with a run directory of your own, so that the Verilog run is not overwritten.
+# **Can you bring your own chats?** Yes, because only the dataset is about hardware. Set `source` to a file, a
+# folder or a dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
+# sentence. If all you want is a model tuned on your file, [own data](own_data.ipynb) does it on one page. To
+# take your file through this series instead, set `RUN_DIR` to a folder of its own, so that you don't
+# overwrite the Verilog run.
 #
-# Each row may have any of these forms. **Which of them mean the same chat?**
+# A row may have any of these forms. **Which of them mean the same chat?**
 
 # %%
 ask, reply = "An inverter, please.", "assign y = ~a;"
@@ -139,12 +143,12 @@ pd.DataFrame([(data.form_of(row), json.dumps(row)) for row in FORMS],
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first four. `prompt` and `response` are CodeV-R1's columns: a request and one fenced Verilog
-# module. If your answers are plain text, rename `response` to `completion`.
+# The first four. `prompt` and `response` are CodeV-R1's columns: a request, and an answer with one fenced
+# Verilog module. If your answers are plain text, rename `response` to `completion`.
 #
 # </details>
 #
-# Now a file with ten chats. What becomes a training example, and what is dropped?
+# Here's a file with ten chats. Which of them become training examples, and which are dropped?
 
 # %%
 tokenizer = chat.load_tokenizer(cfg.base)
@@ -158,9 +162,9 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
                   f"A chat with two answers: {sum(mask)} of {len(ids)} tokens are trained")
 
 # %% [markdown]
-# Blue tokens are trained, grey ones only read: both answers, with the `<turn|>` that ends each.
-# (Ignore `thought` until section 4.) A chat with a system message of its own keeps it; the others
-# get `cfg.system`. A message with `"weight": 0` or `"train": false` is read and not learned.
+# Blue tokens are trained, and grey ones are only read. Both answers are trained, each with the `<turn|>`
+# that ends it. (Ignore `thought` until section 4.) If a chat brings its own system message, it keeps it;
+# all others get `cfg.system`. A message with `"weight": 0` or `"train": false` is read but not learned.
 #
 # **What should a model learn from a chat with tools?** It writes the call, but somebody else writes
 # the result.
@@ -180,25 +184,25 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_tool
                   f"A call and an answer: {sum(mask)} of {len(ids)} tokens are trained")
 
 # %% [markdown]
-# The call is trained, and so is the `<|tool_response>` after it: that's where the model stops and
-# waits. The result is only read. Then the same turn goes on with the answer. **Everything that the
-# model writes is trained, and nothing else.**
+# The call is trained, and so is the `<|tool_response>` after it, because that's where the model has to stop
+# and wait. The result is only read. Then the same turn goes on with the answer. **Everything the model
+# writes is trained, and nothing else.**
 #
-# At size tiny a chat may have about 600 letters, because this tokenizer knows only Verilog: look at
-# your rows with it, then train Gemma 4 E2B.
+# At size tiny a chat may have about 600 letters, because this tokenizer knows little but Verilog. So look at
+# your rows here, and then train Gemma 4 E2B on them.
 #
 # ## 3. Keep only the answer
-# A CodeV-R1 response opens with reasoning inside `<think>`; the module follows in `<answer>`. We
-# make two decisions, and both have a price.
+# **How much of a CodeV-R1 answer do we want?** It opens with reasoning inside `<think>`, and the module
+# follows inside `<answer>`. We make two decisions, and each has a price.
 #
-# - **We strip the reasoning.** The model learns to answer at once, as notebooks 05 to 07 serve it.
-#   The price: a reasoning model wrote these answers, and ours learns them without the reasoning.
+# - **We strip the reasoning.** The model learns to answer at once, which is how notebooks 05 to 07 serve it.
+#   The price: these answers came out of that reasoning, and our model has to learn them without it.
 #   `reasoning="kept"` puts it into Gemma 4's thought channel instead.
-# - **We replace CodeV-R1's system text**, which asks for `<think>` and `<answer>` tags. The price:
-#   a model that knows only our sentence, so every later request must bring it.
+# - **We replace CodeV-R1's system text**, which asks for `<think>` and `<answer>` tags. The price: the model
+#   knows only our sentence, so every later request has to bring it.
 #
-# **Which of these answers would you train on?** One with two code fences? One that was cut in the
-# middle of a module? Decide before you run `data.split_response` on them.
+# **Which of these answers would you train on?** One with two code fences? One that was cut in the middle of
+# a module? Decide before you run the cell.
 
 # %%
 code = "module m;\nendmodule"
@@ -214,14 +218,14 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 # %% [markdown]
 # <details><summary><b>Why not keep them all?</b></summary>
 #
-# With two fences we would have to guess, and a module cut in the middle teaches broken Verilog. A
-# dropped row costs one row; a wrong one is learned.
+# With two fences we'd have to guess, and a module cut in the middle teaches broken Verilog. A dropped row
+# costs one row, but a wrong row gets learned.
 #
 # </details>
 #
-# Now all rows. Malformed JSON drops a row too, and so does a missing column or a value that isn't
-# text. Every reason is counted and shown with one example. Of the rows that we keep, the line above
-# the table names what we don't use, so that nothing disappears without a word.
+# Now all rows. Malformed JSON drops a row too, and so does a missing column or a value that isn't text.
+# Every reason is counted and shown with one example. The line above the table names whatever we don't use
+# of the rows that we keep, so nothing disappears without a word.
 
 # %%
 cleaned = [data.clean(row, cfg.reasoning == "kept") for row in rows]
@@ -238,15 +242,13 @@ pd.DataFrame([(problem, count, shown[problem]) for problem, count in dropped.ite
 
 # %% [markdown]
 # ## 4. From text to tokens: the model's own chat template
-# A chat model never sees text. It sees token ids, and a few of them are control tokens: a turn
-# opens with `<|turn>` and closes with `<turn|>`. The checkpoint brings a template that writes them,
-# and the server applies the same template to every request. What we train on must therefore be what
-# that template writes, token by token.
+# **What does a model see of a chat?** No text at all, only token ids, and a few of those are control tokens:
+# a turn opens with `<|turn>` and closes with `<turn|>`. A *chat template* that comes with the model writes
+# them, and the server applies that same template to every request. So what we train on has to be exactly
+# what the template writes, token by token.
 
 # %%
 special = chat.special_ids(tokenizer)
-names = ["<pad>", "<eos>", "<bos>", "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"]
-display(pd.DataFrame({"id": [special.get(name, "absent") for name in names]}, index=names).T)
 question = [{"role": "user", "content": ask}]
 stored = [*question, {"role": "assistant", "content": reply}]
 print("a stored chat:     ", repr(tokenizer.apply_chat_template(stored, tokenize=False)))
@@ -254,14 +256,14 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
                                                                  add_generation_prompt=True)))
 
 # %% [markdown]
-# **Two prompts for one answer. What does the second have that the first lacks?**
+# **Two prompts for one answer. What does the second one have that the first doesn't?**
 #
 # <details><summary>The trap</summary>
 #
-# An *empty thought channel*: `<|channel>thought`, newline, `<channel|>`. The larger Gemma 4 models
-# (12B, 26B, 31B) end a question with it: thinking is over, answer now. A stored chat has none.
-# Train on the stored form, and you train on a prompt that the server never sends. The fine-tune can
-# then end up worse than its base (reported for the 31B in discussion 77 on its hub page).
+# An *empty thought channel*: `<|channel>thought`, a newline, `<channel|>`. The larger Gemma 4 models (12B,
+# 26B, 31B) end a question with it, as if to say: thinking is over, answer now. A stored chat doesn't have
+# it. So if you train on the stored form, you train on a prompt that the server never sends, and the
+# fine-tune can end up worse than its base (reported for the 31B in discussion 77 on its hub page).
 #
 # </details>
 #
@@ -276,12 +278,12 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 #           └── loss on; in the prompt, only on earlier answers
 # ```
 #
-# `chat.render` builds tokens and mask in one go, so there is nothing to align later. Notebooks 05 and
-# 07 send prompts of the same function. It encodes contents with control tokens off: a user who types
-# `<turn|>` gets those seven characters, not the end of a turn. The template of the small models (E2B,
-# E4B) writes no empty thought, and then neither do we.
+# `chat.render` builds the tokens and the mask together, so there's nothing to align later, and notebooks 05
+# and 07 send prompts that come from the same function. It encodes contents with control tokens switched
+# off: a user who types `<turn|>` gets those seven characters, not the end of a turn. The template of the
+# small models (E2B, E4B) writes no empty thought, and then we don't either.
 #
-# The picture to keep, our counter as the model sees it:
+# Here's the picture to keep: our counter as the model sees it.
 
 # %%
 def letters(messages):
@@ -296,12 +298,13 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
 
 # %% [markdown]
-# 05 compares these ids with the server's; a test compares them with transformers' own.
+# How do we know that these ids are right? 05 compares them with the server's, and a test compares them with
+# transformers' own.
 #
-# > **Trap: counting pieces.** The published recipe tokenised the whole chat, and then every piece
-# > again to count lengths. Its tokenizer adds `<bos>` and `<eos>` on each call, so the mask starts
-# > six tokens late, and tokens after the end of the turn are trained. The counter, both ways
-# > ([10](10_published.ipynb) has the rest):
+# ### A trap: counting pieces
+# The published recipe tokenised the whole chat, and then every piece of it again to count lengths. Its
+# tokenizer adds `<bos>` and `<eos>` on each call, so its mask starts six tokens late and trains tokens
+# after the end of the turn. ([10](10_published.ipynb) has the rest.)
 
 # %%
 def published_row(tokenizer, prompt, answer):
@@ -317,6 +320,11 @@ def published_row(tokenizer, prompt, answer):
     return ids, ((ends[2] <= places) & (places < ends[3])).tolist()
 
 
+# %% [markdown]
+# Let's compare it with ours on one row. What should be trained is easy to say: the answer's own tokens, and
+# the token that ends the turn.
+
+# %%
 def answer_places(numbers, target):
     """True where `target` stands for the first time: what should be trained."""
     should = [False] * len(numbers)
@@ -334,6 +342,8 @@ asked, answered = shown[-2]["content"], shown[-1]["content"]
 ways = {"The published way": published_row(tokenizer, asked, answered),
         "Ours": chat.render(tokenizer, shown)}
 target = [*chat.encode_texts(tokenizer, [answered])[0], special[chat.TURN_END]]
+
+# %%
 fig, axes = style.figure(11, 5.4, columns=2)
 for ax, (name, (numbers, trained)) in zip(axes, ways.items()):
     should = answer_places(numbers, target)
@@ -348,10 +358,38 @@ fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
 style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed above")
 
 # %% [markdown]
+# ### What does a mask in the wrong place do?
+# The loss won't tell you: it falls in every case. So we trained the tiny base three times on these rows,
+# with the same tokens, steps and seeds, and let 07's judge count what passes. Only the mask differs.
+# **Which of the three would you bet on, and which one fails completely?**
+
+# %%
+runs = pd.concat([pd.read_csv(path) for path in sorted(Path("data/masks").glob("*.csv"))])
+masks = ["answers", "prompts, too", "six tokens late"]
+fig, ax = style.figure(8, 2.4)
+for place, name in enumerate(masks):
+    passed = runs[runs["mask"] == name].greedy
+    ax.barh(place, passed.mean(), color=style.SKY)
+    ax.plot(passed, [place] * len(passed), "o", color=style.BLUE)
+ax.set(yticks=range(len(masks)), yticklabels=masks, xlim=(0, 38), ylim=(2.6, -0.6),
+       xlabel=f"of 38 problems passed; a dot is a seed, {runs.steps.iloc[0]} steps each")
+style.finish(fig, "02_masks", "data/masks, measured at size tiny")
+
+# %% [markdown]
+# <details><summary><b>Why does the late mask fail?</b></summary>
+#
+# It never trains the first six tokens of an answer, which are the opening fence and the word `module`. So
+# the model doesn't learn how to begin, and everything that it did learn comes after a beginning.
+#
+# </details>
+#
+# **A wrong mask doesn't raise an error and doesn't stop the loss from falling. Look at the tokens.**
+#
 # ## 5. Is the test in the training set?
-# A model that saw the exam proves nothing by passing it. `data.overlap` compares every training
-# prompt with every evaluation prompt in two ways. Prompts that are equal but for case, spaces and
-# line breaks are dropped in section 6. Shared runs of 13 words are the usual yardstick for the rest.
+# **Could a model have seen the exam?** If it has, passing proves nothing. `data.overlap` compares every
+# training prompt with every evaluation prompt, in two ways. Prompts that are equal except for case, spaces
+# and line breaks get dropped in section 6. For the rest we count shared runs of 13 words, the usual
+# yardstick.
 
 # %%
 exams = {}
@@ -377,15 +415,15 @@ pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], asked[place][1].
 #
 # <details><summary>Answer</summary>
 #
-# Nearly: only the width differs (32 bits, not 16), because the tiny world has one set of phrases. In real
-# data it would be an alarm; CodeV-R1's authors removed rows close to VerilogEval.
+# Nearly. Only the width differs (32 bits, not 16), because the tiny world has just one set of phrases. In
+# real data it would be an alarm, and CodeV-R1's authors did remove rows close to VerilogEval.
 #
 # </details>
 #
 # ## 6. How long are they, and what do we drop?
-# An example above `max_tokens` is dropped, since a cut one would teach the model to stop in the
-# middle of a module. A low limit loses examples; a high one, with one example per row, is mostly
-# padding. In the last column several whole examples share a row (section 7).
+# **Why drop a long example instead of cutting it?** Because a cut one would teach the model to stop in the
+# middle of a module. The limit is a trade. A low one loses examples. A high one, with one example in each
+# row, is mostly padding. In the last column of the table several whole examples share a row (section 7).
 
 # %%
 all_ids, all_masks = chat.render_all(tokenizer, chats)
@@ -399,14 +437,13 @@ limits = sorted({*np.percentile(lengths, [50, 90, 99, 100]).astype(int).tolist()
 packing.length_study(lengths, limits, cfg.sequence_length, cfg.seed).map("{:.1%}".format)
 
 # %% [markdown]
-# **Of what is left a few per cent are held out, to measure on. Why not simply the last hundred
-# rows?**
+# We hold out a few percent for validation. **Why not simply take the last hundred rows?**
 #
 # <details><summary>Answer</summary>
 #
-# The same question may be there twice, once on either side, and then held-out loss measures memory.
-# We choose by a hash of the prompt: the same prompt always falls on the same side, in this run and
-# in the next.
+# Because the same question may be there twice, once on either side, and then the held-out loss measures
+# memory. We choose by a hash of the prompt, so the same prompt always falls on the same side, in this run
+# and in the next.
 #
 # </details>
 
@@ -428,13 +465,13 @@ pd.Series(table, name="rows").to_frame()
 
 # %% [markdown]
 # ## 7. Packing
-# Several whole examples share a row of fixed length. Four arrays say what is what. `tokens` and
-# `loss_mask` you know. `segment_ids` number the examples of a row 1, 2, 3 …, with 0 for padding.
-# `positions` restart at 0 in each example. Notebook 03 makes the attention mask from the segment
-# ids, so no example sees its neighbour.
+# **How do several examples share a row without seeing each other?** Four arrays say what is what. `tokens`
+# and `loss_mask` you know. `segment_ids` number the examples of a row 1, 2, 3 …, with 0 for padding.
+# `positions` start again at 0 in each example. Notebook 03 makes the attention mask from the segment ids,
+# so no example sees its neighbour.
 #
-# Which example goes where? `fill_rows` takes them in random order and puts each into the fullest
-# row that still has room for it: best fit.
+# Which example goes into which row? `fill_rows` takes them in random order and puts each one into the
+# fullest row that still has room for it. That's called best fit.
 
 # %%
 helpers.show_source(packing.pack_arrays)
@@ -461,15 +498,16 @@ axes[1].set(xlabel="place in the row (white is padding; light: context, dark: tr
 style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 
 # %% [markdown]
-# A colour is an example. A place costs a step nearly the same whether it holds text or padding, so
-# the lower picture trains several times as much text for the same arithmetic. Real examples vary
-# more in length and fill better still: with CodeV-R1's published lengths, rows of 4,096 are at
-# least 95 % full (`tests/test_data.py`), where one example per row of 3,072 fills 30 %.
+# Each colour is an example. A padding token costs a step almost as much as a real one, so the lower picture
+# trains several times as much text for the same arithmetic. Real examples vary more in length and fill the
+# rows better still: with CodeV-R1's published lengths, rows of 4,096 are at least 95 % full
+# (`tests/test_data.py`), where one example in each row of 3,072 fills 30 %. **Packing is the cheapest
+# speed-up in this series.**
 #
 # ## 8. Save for notebook 03
-# Four plain `.npy` files for each part, which 03 maps into memory. `samples.json` holds three
-# held-out examples, which 03 asks before and after training. `meta.json` says what later notebooks must
-# agree with, and the hash of each file.
+# What does 03 need? Four plain `.npy` files for each part, which it maps into memory. `samples.json` holds
+# three held-out examples that 03 asks before and after training. `meta.json` says what later notebooks
+# have to agree with, and has the hash of each file.
 
 # %%
 meta = asdict(cfg) | {
@@ -495,16 +533,16 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 
 # %% [markdown]
 # ## Recap
-# - An example is the *served* prompt, the answer and `<turn|>`, built once with its mask.
-# - Examples are dropped with a reason, never cut. Prompts of the evaluation set are out.
-# - Packing puts several examples into a row; segment ids and restarted positions keep them apart.
+# - An example is the *served* prompt, the answer and `<turn|>`, built once, together with its mask.
+# - Examples are dropped for a reason and never cut, and prompts of the evaluation set are out.
+# - Packing puts several examples into a row. Segment ids and restarted positions keep them apart.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
-# A chat with two answers becomes one row here, and its first answer stands without the empty thought
-# channel that was there when it was generated. The same is true of a call before an answer. Make one
-# row per answer instead, each exactly as served.
+# A chat with two answers becomes one row here, and its first answer stands without the empty thought channel
+# that was there when it was generated. The same is true of a call before an answer. Can you make one row
+# for each answer instead, exactly as it was served?
 #
 # <details><summary>Solution</summary>
 #
@@ -518,7 +556,7 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 #             yield ids, [position >= len(prompt) for position in range(len(ids))]
 # ```
 #
-# The earlier answers are rendered again as context in each row: more tokens, and every trained one
+# The earlier answers are rendered again as context in each row. That's more tokens, and every trained one
 # follows what the server will send.
 #
 # </details>

@@ -28,7 +28,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · **03 train** · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · **03 train** · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -39,7 +39,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -82,7 +82,7 @@ import pandas as pd
 from etils import epath
 from flax import nnx
 
-from helpers import answers, chat, gemma, pictures, records, style, train, weights
+from helpers import answers, chat, gemma, pictures, programs, records, style, train, weights
 from tables import architecture
 from tables.stored import settings_here
 
@@ -96,7 +96,7 @@ data, meta, base, tokenizer = train.what_02_left()
 length = meta.sequence_length
 FULL = train.Settings(**settings_here("31b", length))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
-                     **{"rows_per_device": 1} | settings_here("e2b", length))
+                     **{"rows_per_device": 1, "remat": "DECODER"} | settings_here("e2b", length))
 TINY = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
                       epochs=0.25, attention_block=128, validate_every=20, validation_rows=8,
                       checkpoint_every=20, answer_tokens=160)
@@ -131,13 +131,9 @@ capacity = train.capacity_of(train_rows, val_rows)
 loss_fn = train.make_loss(capacity)
 
 # %%
-def adapt(model):
-    gemma.use_block_attention(model, cfg.attention_block)
-    return gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.partial)
-
-
 with helpers.phase("tracing the optimizer step"):
-    lowered = train.lower_step(adapt(gemma.abstract_base(config, mesh)), optimizer, loss_fn, mesh,
+    shapes_only = programs.adapted(gemma.abstract_base(config, mesh), cfg, mesh)
+    lowered = train.lower_step(shapes_only, optimizer, loss_fn, mesh,
                                (micro_batches, micro_rows, length))
 ahead = train.compile_ahead(lowered)
 
@@ -186,7 +182,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
-model = adapt(model)
+model = programs.adapted(model, cfg, mesh)
 modules = gemma.adapted_modules(model)
 made = pd.DataFrame([(path.rpartition(".")[2], pair["a"].shape, pair["b"].shape,
                       pair["a"].size + pair["b"].size) for path, pair in modules.items()],
@@ -240,7 +236,8 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # The output matrix, which has a column for each of the 31B's 262,144 tokens. We want logits only at
 # trained positions, so `hidden_states` temporarily replaces the output layer by the identity, and
-# `token_losses` multiplies what is left.
+# `token_losses` multiplies what is left. If your answers fill most of a row, it does so for half a row at a
+# time: logits are the largest arrays of a step, and one half's are forgotten before the other's are made.
 #
 # </details>
 
@@ -267,8 +264,8 @@ recipe = train.recipe_of(cfg) | {
     "rows_per_step": rows_per_step, "data_sha256": meta.data_sha256,
     "template_sha256": meta.template_sha256}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
-if cfg.fresh and checkpoints.exists() and jax.process_index() == 0:
-    checkpoints.rmtree()
+if cfg.fresh:
+    train.throw_away(checkpoints)
 manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
 state, frozen = train.start(model, optimizer, mesh)
 state = train.restore(manager, state, recipe)  # of the newest checkpoint that is whole
@@ -291,13 +288,15 @@ pd.Series(held, name="GiB per device").to_frame()
 # have kept. [08](08_dryrun.ipynb) has it for every slice.
 #
 # Now train. The first step changes nothing yet, because the warm-up starts at a rate of 0.
-# Interrupted? Restart, Run All; it resumes.
+# Interrupted? Restart, Run All; it resumes. To watch the losses elsewhere, set `TRACK=tensorboard` (it
+# writes `train/tensorboard/`) or `TRACK=wandb` (after `pip install wandb` and `wandb login`) before the
+# notebook starts; both show what `log.jsonl` holds, also after a resume.
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every)
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
-evaluate = jax.jit(train.make_eval_step(model, loss_fn))
+evaluate = train.jit_eval_step(model, loss_fn)
 run = train.Run(
     train_step=compiled, frozen=frozen, dataset=dataset, mesh=mesh,
     validate=lambda adapters: float(evaluate(adapters, frozen, held_out)),
@@ -521,7 +520,7 @@ pd.DataFrame(cut).T
 # <details><summary><b>More chips than four?</b></summary>
 #
 # All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4) or (16, 1), and every host runs
-# this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)).
+# this page as a script ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)).
 # A step has more rows then, and the learning rate is yours to find again.
 #
 # </details>

@@ -24,12 +24,12 @@
 # |---|---|
 # | **Needs** | A CPU. No model is held in memory; the 31B wants room for 125 GB of files, base and result |
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
-# | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both) |
+# | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` if asked |
 # | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB); no chip is used, so the TPU may already be given back |
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · **04 merge** · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · **04 merge** · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -40,7 +40,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -53,7 +53,7 @@ helpers.machine()
 # %% [markdown]
 # ## 1. One matrix, by hand
 # Rank, alpha, matrices and base were decided in notebook 03 and travel in `train/recipe.json`.
-# Three settings are left.
+# Four settings are left.
 
 # %%
 import json
@@ -67,20 +67,21 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import merge, records, remote, weights
+from helpers import four_bits, merge, records, remote, weights
 from tables import architecture
 
 
 @dataclass(frozen=True)
 class Settings:
-    step: int = 0      # checkpoint to merge; 0: the one 03 finished with
-    base: str = ""     # another copy of the base; empty: where 03 found it
-    ask: bool = False  # load merged/ on this CPU and ask it; 05 does so with a server
+    step: int = 0            # checkpoint to merge; 0: the one 03 finished with
+    base: str = ""           # another copy of the base; empty: where 03 found it
+    ask: bool = False        # load merged/ on this CPU and ask it; 05 does so with a server
+    four_bits: bool = False  # write the merged model a second time, in four bits (section 4)
 
 
 FULL = Settings()
 E2B = FULL
-TINY = replace(FULL, ask=True)
+TINY = replace(FULL, ask=True, four_bits=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
@@ -278,6 +279,52 @@ if cfg.ask and told.exists():
 #
 # </details>
 #
+# ### In four bits
+# Could one chip serve the tuned 31B? In bfloat16 its weights are twice too large for a v6e chip. With
+# four bits a weight they leave room (05, section 5, does the arithmetic), and vLLM on a TPU loads such a
+# folder: W4A16, four bits for weights, sixteen for the numbers that they're multiplied with.
+#
+# Sixteen values are few, so 32 neighbours in a row share a scale of their own. The largest of them
+# becomes -8, and the others are rounded to whole numbers beside it:
+
+# %%
+helpers.show_source(four_bits.quantize)
+packed = helpers.run_dir("merged-w4a16")
+if cfg.four_bits:
+    errors = four_bits.export(helpers.run_dir("merged"), packed)
+    size = sum(path.stat().st_size for path in packed.glob("*.safetensors"))
+    errors["kind"] = errors.tensor.str.extract(r"(\w+)_proj\.weight$")
+    errors["error, %"] = 100 * errors.error  # of the matrix
+    print(f"{len(errors)} matrices in four bits, {size:,} bytes in all")
+    display(errors.groupby("kind", sort=False)["error, %"].agg(["min", "max"]).round(2))
+
+# %% [markdown]
+# The error hardly depends on the matrix. It's the price of sixteen values, and it's far larger than that
+# of bfloat16 (section 5). **Does it cost answers?** Only a judge can say. Few machines compute with four
+# bits, but every machine can compute with *what four bits left of the weights*: in 07, judge this
+# folder beside the tuned one.
+#
+# ```python
+# from helpers import four_bits
+# four_bits.dequantize(helpers.run_dir("merged-w4a16"), helpers.run_dir("merged-rounded"))
+# models["four bits"] = helpers.run_dir("merged-rounded")
+# ```
+#
+# <details><summary><b>Can I tune a model that doesn't mind four bits?</b></summary>
+#
+# Google publishes one: `google/gemma-4-31B-it-qat-q4_0-unquantized` has the 31B's layers and is stored in
+# bfloat16, but it was trained so that its weights lie on four-bit steps (*quantisation-aware training*).
+# Choose it as `base` in 02 and nothing else changes. Our rounding gives weights on such steps back as
+# they were (`tests/test_four_bits.py`), where the usual rounding moves them by 6.7 %
+# ([measured on Google's own four-bit 31B](https://github.com/xbill9/gemma4-dev/blob/main/QUANTIZATION.md)).
+# The merge moves them off their steps a little. How much that costs, nobody has measured yet.
+#
+# </details>
+#
+# To serve `merged-w4a16/`, name it as `model` in 05's options. Google's own 31B in this form is
+# `google/gemma-4-31B-it-qat-w4a16-ct`. vLLM reads ours, and so do transformers and compressed-tensors, the
+# library that defines the format (tested). On a CPU, vLLM's kernel for it needs AVX-512.
+#
 # ## 5. What the fine-tune touched
 # The norms give two numbers per matrix: the size of the change relative to the matrix,
 # `‖ΔW‖ / ‖W‖`, and what rounding the sum cost, relative to the change.
@@ -362,7 +409,7 @@ print(card)
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
 #
-# Training and serving are two machines; [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)
+# Training and serving are two machines; [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)
 # says how the result gets from one to the other.
 #
 # ## Recap

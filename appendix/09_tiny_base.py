@@ -15,20 +15,21 @@
 #
 # # 09 · A Gemma 4 small enough for a laptop, pretrained from scratch
 #
-# We make the base model that the series runs on when there is no TPU: a corpus, a tokenizer and
-# 3.65 million weights, trained with the same Tunix class as the 31B. On the way the architecture
-# of Gemma 4 is written down in 36 lines, and the model shows what it writes while it learns.
+# The series needs a base model that runs without a TPU, so let's make one: a corpus, a tokenizer and
+# 3.65 million weights, trained with the same Tunix class as the 31B. Like every model that has read
+# public code, it learns right and wrong alike, because two modules in five have a bug. On the way
+# you'll write down Gemma 4's architecture in 36 lines and watch what the model writes as it learns.
 #
 # | | |
 # |---|---|
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory, Icarus Verilog |
 # | **Takes** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
 # | **Makes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
-# | **Costs** | tiny: the first 40 of 1,600 steps, a minute and a half. All steps: 30 minutes on two cores |
+# | **Costs** | tiny: the first 40 of 1,600 steps, two minutes. All steps: 30 to 60 minutes on two cores |
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · **09 tiny base** · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -39,7 +40,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -51,9 +52,10 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Settings
-# The stored base took all `steps`. At size tiny this page takes the first `run_steps` of them, enough
-# to see that the loss follows the stored log, and then examines the *stored* weights. To pretrain anew,
-# set `run_steps` to `steps`, and `install` to replace them.
+# **How long does it take to make a base?** The stored one took all `steps`. At size tiny this page takes only
+# the first `run_steps` of them, which is enough to see the loss follow the stored log, and then it examines
+# the *stored* weights. To pretrain a base of your own, set `run_steps` to `steps`, and set `install` to
+# replace the stored one.
 
 # %%
 import hashlib
@@ -90,9 +92,10 @@ print(f"{run_steps} of {cfg.steps} steps will be run")
 
 # %% [markdown]
 # ## 2. A small world of Verilog
-# The generator knows 38 families of small modules. Each draws an operation, widths, port names and
-# a phrasing, and returns the specification in English, the module in Verilog, and a model of it in
-# Python, which the tests hold against a simulation. One draw from each:
+# **What should a tiny model read?** A world that's small enough for it. Our generator knows 38 families of
+# small modules. Each one draws an operation, widths, port names and a phrasing. It returns the specification
+# in English, the module in Verilog, and a model of the module in Python, which the tests hold against a
+# simulation. Here's one draw from each family:
 
 # %%
 import random
@@ -107,10 +110,42 @@ pd.DataFrame({"family": [d.family for d in examples],
              ).style.hide(axis="index").set_table_styles(words)
 
 # %% [markdown]
+# ### Code as it is: two modules in five have a bug
+# Public code is often wrong, and it rarely says so: the comment promises one thing and the module does
+# another. So our corpus is like that. In a share of the modules, `BUG_SHARE`, one line is changed after
+# the specification has been written. **Which line is wrong here?**
+
+# %%
+from appendix.world import bugs
+
+draw = random.Random(8)
+counter = families.draw(draw, (families.updown,))
+print(counter.spec + "\n")
+print(bugs.bug(draw, counter).verilog())
+
+# %% [markdown]
+# Would a simulator notice? Let's write a bug into a hundred modules and ask 07's judge.
+
+# %%
+import verilog
+from verilog.problems import Problem
+
+pairs = []
+for name, design, prompt in make.draws(100, seed=9):
+    exam = Problem(name, prompt, design.verilog("RefModule"), make.testbench(design))
+    pairs.append((exam, bugs.bug(draw, design).verilog()))
+with helpers.phase("a hundred simulations"):
+    caught = sum(not verdict.passed for verdict in verilog.judge_many(pairs))
+print(f"{caught} of {len(pairs)} modules with a bug fail; {make.BUG_SHARE:.0%} of the corpus get one")
+
+# %% [markdown]
+# Nearly all bugs matter. The few that don't are real, too: a sign extension that is one bit too wide
+# gets cut off again.
+#
 # ### The corpus: documents, not dialogues
-# A base model continues text. Ours reads Verilog files with and without a comment on top, and
-# specifications without code. One combination in eight of family, widths and port names is held
-# out, decided by a hash: it appears neither here nor in the training rows, only in the benchmark.
+# A base model continues text, so it reads documents: Verilog files with and without a comment on top, and
+# specifications without code. We hold out one combination in eight of family, widths and port names, chosen
+# by a hash. Those appear only in the benchmark, neither here nor in the training rows.
 
 # %%
 corpus = list(make.documents(cfg.documents))
@@ -119,8 +154,8 @@ print(corpus[0] + "─" * 60)
 print(f"{len(corpus):,} documents, {sum(map(len, corpus)) / 1e6:.1f} M characters")
 
 # %% [markdown]
-# What it must not contain: whatever the fine-tuned model knows of chats and fences, it has learned in
-# notebook 03.
+# There's something it must not contain. Whatever the fine-tuned model knows of chats and fences, it should
+# have learned in notebook 03 and not here.
 
 # %%
 foreign = ("```", "<answer>", "<|turn>", "Implement", "Please", "Write a")
@@ -130,9 +165,10 @@ assert not any(found.values())
 
 # %% [markdown]
 # ## 3. The tokenizer
-# Byte-level BPE (byte-pair encoding: frequent neighbours become one token): any text goes in and
-# comes out unchanged. The first 128 ids are control tokens, the used ones at Gemma 4's own ids.
-# Neighbours may merge inside a word, a number, a vector range, or a line break with its indentation.
+# **How does text become numbers?** By byte-level BPE, byte-pair encoding: neighbours that are often seen
+# together become one token. Any text goes in and comes out unchanged. The first 128 ids are control tokens,
+# and those that are used have Gemma 4's own ids. Neighbours may merge inside a word, a number, a vector
+# range, or a line break with its indentation.
 
 # %%
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -163,12 +199,13 @@ def train_tokenizer(texts, vocabulary, control, pieces):
 
 
 # %% [markdown]
-# The vocabulary comes from the corpus *and* the training rows of notebook 02, so that frequent words
-# of the fine-tune are one token. The weights see the corpus only.
+# The vocabulary comes from the corpus as its authors meant it, without bugs, *and* from the training rows
+# of notebook 02, so that frequent words of the fine-tune are one token. The weights see the corpus only.
 
 # %%
 rows = [row for _, row, _ in make.rows()]
-texts = corpus[:20_000] + [row[field] for row in rows for field in ("prompt", "response")]
+clean = list(make.documents(20_000, bug_share=0))
+texts = clean + [row[field] for row in rows for field in ("prompt", "response")]
 tokenizer = train_tokenizer(texts, VOCABULARY, CONTROL, PIECES)
 out = helpers.run_dir("tiny_base")
 out.mkdir(parents=True, exist_ok=True)
@@ -180,8 +217,8 @@ strange = "naïve 模块 \u200b🙂\t\r\n\x00 \u2581"
 assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
 
 # %% [markdown]
-# The chat template is a file of its own. It has the 31B's trap: a prompt ends in an *empty thought
-# channel*, and a stored model turn has none (02 deals with both).
+# The chat template is a file of its own. It has the 31B's trap built in: a prompt ends in an *empty thought
+# channel*, and a stored model turn has none. (02 deals with both.)
 
 # %%
 tokenizer_config = {
@@ -203,10 +240,10 @@ print("─" * 60 + "\n" + template([question, answer], tokenize=False), end="")
 
 # %% [markdown]
 # ## 4. The same architecture as the 31B, in miniature
-# Kept is what a Gemma 4 fine-tune can break on: to five sliding layers, which look back over a window,
-# one full layer, which looks at everything. There the values come from the keys' projection, heads are
-# larger, and their four heads of keys and values can be cut over 4 devices, not over 8. The vision
-# tower is left out.
+# **What must a miniature keep?** Whatever a Gemma 4 fine-tune can break on. For five *sliding* layers, which
+# look back over a window, there's one *full* layer, which looks at everything. In a full layer the values
+# come from the keys' projection and the heads are larger. Its four heads of keys and values can be cut over
+# four devices, not over eight, just as the 31B's can't be cut over eight. We leave out the vision tower.
 
 # %%
 tiny_config = {
@@ -237,17 +274,17 @@ pd.DataFrame({"tiny": [tiny_config[key] for key in shown],
 
 # %% [markdown]
 # ### The forward pass in 36 lines
-# `weights` has Tunix's names, a text is a vector of token ids, and every letter in an einsum is an axis:
-# T tokens, D width, N query heads, K heads of keys and values, H numbers per head.
+# Here's the whole architecture. `weights` has Tunix's names, a text is a vector of token ids, and every letter
+# in an einsum is an axis: T tokens, D width, N query heads, K heads of keys and values, H numbers per head.
 #
 # **Which three things here would you not find in Llama?**
 #
 # <details><summary>Answer</summary>
 #
-# Norms behind attention and MLP as well as before them; a norm on queries, keys and values instead of
-# a division by the root of H; full layers whose values come from the keys' projection, with only a
-# quarter of each head turned by its position. The logits' soft cap and the scale of each layer's output
-# also count.
+# There are norms behind attention and MLP as well as before them. Queries, keys and values are normed, which
+# replaces the division by the root of H. And full layers take their values from the keys' projection and turn
+# only a quarter of each head by its position. (The logits' soft cap and the scale of each layer's output
+# count, too.)
 #
 # </details>
 
@@ -298,9 +335,10 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 
 # %% [markdown]
 # ### Initial weights
-# Tunix creates a model to be loaded into (its MLP starts at zero), so we draw the weights ourselves:
-# matrices with standard deviation one over the root of their inputs, norms at one, but the queries' at
-# one over the root of H. Then our 36 lines must give Tunix's logits.
+# Where do the first weights come from? Tunix creates a model to be loaded into, and its MLP starts at zero. So
+# we draw the weights ourselves: matrices with a standard deviation of one over the root of their inputs,
+# norms at one, except for the queries' norm, which starts at one over the root of H. Then our 36 lines must
+# give Tunix's logits.
 
 # %%
 from flax import nnx
@@ -327,9 +365,10 @@ assert apart < 1e-3
 
 # %% [markdown]
 # ## 5. Batches
-# One document per row, `<bos>` in front and `<eos>` behind. Documents of similar length share a
-# batch, padded to 64, 96, 128 or 192 tokens: four compiled programs instead of one, for less
-# padding. The validation documents come from another seed; a few of them stand in the corpus, too.
+# **How much of a batch is padding?** We put one document into each row, with `<bos>` in front and `<eos>`
+# behind. Documents of similar length share a batch, padded to 64, 96, 128 or 192 tokens. That takes four
+# compiled programs instead of one, and saves a lot of padding. The validation documents come from another
+# seed; a few of them are in the corpus, too.
 
 # %%
 order = np.random.default_rng(cfg.seed)
@@ -347,17 +386,18 @@ print(f"{len(batches)} batches of {used:,} documents, {fill:.0%} of the position
 
 # %% [markdown]
 # ## 6. Loss and step
-# Next-token cross-entropy over everything that is not padding, AdamW, warm-up and cosine. Tokens that the
-# corpus never contains (fences, control tokens, words of requests) take no part in the softmax. Otherwise
-# every step would push all their embeddings in the same direction, until nothing tells one from another:
-# in our first attempt the fine-tuned model never gave the opening fence a probability above 27 %.
+# **What's there to get wrong in a loss?** One thing surprised us. We use next-token cross-entropy over
+# everything that isn't padding, AdamW, a warm-up and a cosine. But tokens that the corpus never contains
+# (fences, control tokens, words of requests) take no part in the softmax. Otherwise every step pushes all
+# of their embeddings in the same direction, until you can't tell one from another. In our first attempt the
+# fine-tuned model never gave the opening fence a probability above 27 %.
 
 # %%
 helpers.show_source(pretrain.token_loss, pretrain.make_optimizer, pretrain.make_steps)
 
 # %% [markdown]
-# A model that finds all n tokens equally likely has a loss of ln n nats. A random one is a little worse,
-# because it prefers some for no reason: logits of spread 1 cost half a nat.
+# A model that finds all n tokens equally likely has a loss of ln n nats. A random model is a little worse,
+# because it prefers some tokens for no reason: logits with a spread of 1 cost half a nat.
 
 # %%
 optimizer = pretrain.make_optimizer(
@@ -368,8 +408,8 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 
 # %% [markdown]
 # ## 7. Train, and look at what it writes
-# At three moments our 36 lines let the model continue a comment, one likeliest token after the
-# other, each from a whole forward pass.
+# At three moments our 36 lines let the model continue a comment. They take the likeliest token each time, and
+# each token costs a whole forward pass.
 #
 # **The loss starts near 7. What will the model write after 10 steps, and what after 40?**
 
@@ -396,8 +436,8 @@ log = pd.DataFrame(history)
 helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_format="%.6f"))
 
 # %% [markdown]
-# Our losses must lie on the stored log: corpus and tokenizer are the same bytes everywhere, the
-# arithmetic is the same up to rounding.
+# Is this the model that we ship? Then our losses must lie on the stored log, because corpus and tokenizer are
+# the same bytes everywhere and the arithmetic is the same up to rounding.
 
 # %%
 from helpers import style
@@ -430,15 +470,15 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
     assert gap.head(40).max() < 0.1
 
 # %% [markdown]
-# **What this means.** Most of the drop comes in the first 100 steps, when the model learns what
-# Verilog looks like. We read the slow rest as learning to copy names and widths from the comment
-# into the module. The pale line swings because a batch holds documents of one length.
+# **Most of the drop comes in the first 100 steps**, when the model learns what Verilog looks like. We read the
+# slow rest as learning to copy names and widths from the comment into the module. It can't get to zero:
+# nobody can foresee a bug. The pale line swings because a batch holds documents of one length.
 
 # %% [markdown]
 # ## 8. Export in Hugging Face's names
-# Hugging Face stores a matrix as [outputs, inputs] with heads and head dimension merged, and K and V
-# apart (`pretrain.to_hf`). Everything is rounded once, to bfloat16. Loaded again through Tunix's own
-# reader, the file must give the same logits.
+# **Will other programs read it?** Hugging Face stores a matrix as [outputs, inputs], with heads and head
+# dimension merged, and it keeps K and V apart. `pretrain.to_hf` does that. We round everything once, to
+# bfloat16, and load it again through Tunix's own reader. It must give the same logits.
 
 # %%
 import ml_dtypes
@@ -476,12 +516,10 @@ print("identical to the stored base:", ", ".join(same))
 
 # %% [markdown]
 # ## 9. What the base can do, and what it cannot
-# We ask the base for the 38 problems of the benchmark in two ways: as a commented file to continue, the
-# form it knows, and as a chat request, which it has never seen. ▶ stands before the reply.
+# **Can it do anything yet?** We ask for the 38 problems of the benchmark in two ways: as a commented file to
+# continue, the form that it knows, and as a chat request, which it has never seen. ▶ stands before the reply.
 
 # %%
-import verilog
-
 base_path = ASSETS if run_steps < cfg.steps else out
 base_tokenizer = chat.load_tokenizer(base_path)
 base = gemma.load_base(base_path, gemma.config_from_hf(base_path, dtype="float32"), mesh)
@@ -522,13 +560,17 @@ table
 
 # %% [markdown]
 # **What this means.** The base has learned the step from specification to module, for combinations
-# of names and widths that it never saw together. It has not learned to be asked: a chat request looks
-# to it like a text that goes on. Notebook 03 closes that gap.
+# of names and widths that it never saw together. It has learned two more things. It doesn't know how to
+# be asked: a chat request looks to it like a text that goes on. And it doesn't prefer right to wrong: it
+# writes what people write, bugs included. (These answers are greedy, the likeliest token each time, and
+# there are many ways to be wrong, so the right one is often still the likeliest. Draw answers by chance,
+# as 07 does, and more of them fail.) Notebook 03 teaches it both: how to answer, and which of the two
+# kinds of code to write.
 
 # %% [markdown]
 # ## Recap
-# A base model is a corpus, a tokenizer and a loss. It goes on with what it knows; it cannot be asked. If
-# your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
+# A base model is a corpus, a tokenizer and a loss. It continues what it's given, right or wrong, the way
+# its corpus would. If your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
 # 1. Which part of the corpus teaches the step from specification to module? Train 300 steps with

@@ -22,6 +22,8 @@ from appendix import steps
 from tpu_time import bands
 from tables import published
 
+pytestmark = pytest.mark.laboratory
+
 SOURCE = "appendix/08_dryrun.py"
 TABLES = sorted((ROOT / "data" / "dryrun").glob("*_*[be].csv"))
 

@@ -1,4 +1,4 @@
-"""tpu_time.fit: the estimate against every stored row, the mesh, the renter's table, cost by hand."""
+"""tpu_time.fit: the estimate against every stored row, the mesh, the renter's table, cost."""
 
 import itertools
 from types import SimpleNamespace
@@ -9,6 +9,8 @@ from conftest import load
 from appendix import quantized
 from tables import hardware, stored
 from tpu_time import fit
+
+pytestmark = pytest.mark.laboratory
 
 NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
@@ -104,7 +106,8 @@ def test_a_run_validates_and_saves_as_often_as_03():
         assert fit.SAVE_EVERY[name] == settings.checkpoint_every
         assert (fit.EVERY, fit.HELD_OUT) == (settings.validate_every, settings.validation_rows)
     one, two = (fit.will_it_fit("v5p", 4, rows=rows) for rows in (1, 2))
-    assert fit.step_tokens(one) == fit.step_tokens(two) == 2 * 4096 * fit.FILL  # 1: in two micro-steps
+    tokens = 2 * 4096 * fit.FILL  # one row at a time: in two micro-steps
+    assert fit.step_tokens(one) == fit.step_tokens(two) == tokens
     minutes = fit.run_cost(two, 250.5 * fit.step_tokens(two), 1.0)["minutes"]
     rows = 4 * 64  # at steps 0, 100, 200 and 250
     assert minutes["validate"] == pytest.approx(

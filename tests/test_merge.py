@@ -87,8 +87,9 @@ def make_world(folder, config):
     targets = architecture.modules(text)
     _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 20)
     recipe = a_recipe(rank=RANK, alpha=ALPHA, n_modules=len(targets))
-    return SimpleNamespace(folder=folder, base=base, prompts=prompts, before=before, targets=targets,
-                           after=logits(model, mesh, prompts), adapters=adapters, notes=notes,
+    return SimpleNamespace(folder=folder, base=base, prompts=prompts, before=before,
+                           targets=targets, after=logits(model, mesh, prompts),
+                           adapters=adapters, notes=notes,
                            recipe=recipe, tensors=weights.open_model(base), scale=ALPHA / RANK,
                            plan=merge.plan_merge(targets, adapters, PREFIX))
 

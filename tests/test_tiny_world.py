@@ -27,6 +27,8 @@ from helpers import gemma
 
 from appendix.world import families, make
 
+pytestmark = pytest.mark.laboratory
+
 ASSETS, TINY, EVAL = ROOT / "assets" / "tiny_gemma4", ROOT / "data" / "tiny", ROOT / "data" / "tiny_eval"
 FACTS = json.loads((ASSETS / "pretrain.json").read_text())
 COMMAND = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s", "tb", "-o", "sim"]

@@ -1,11 +1,12 @@
-"""Draw the README's figures, and write its numbers.
+"""Draw the README's figures, and write its numbers and those of STATUS.
 
     .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
                                                        from data/dryrun/v5p-8_31b.csv
     .venv/bin/python tools/readme_figure.py answers    draw assets/figures/before_after.svg from the
                                                        answers in RUN_DIR/eval (default runs/tiny)
     .venv/bin/python tools/readme_figure.py numbers    write what stands between <!--name--> and
-                                                       <!----> in README.md, from that run and data/
+                                                       <!----> in README.md and docs/STATUS.md, from
+                                                       that run and data/
 """
 
 import json
@@ -25,14 +26,17 @@ sys.path.insert(0, str(ROOT))
 import budget
 
 from helpers import style
-from tables import published
+from tables import measured, published
 from tables.errors import UserError
+from tpu_time import fit
 from tpu_time.bands import band, between
 
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
 ANSWERS = ROOT / "assets" / "figures" / "before_after.svg"
+NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md")  # pages with <!--name--> marks
 EXAMPLE = "Prob031_updown"
+RUN_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
 
 
 class Bar(NamedTuple):
@@ -53,16 +57,29 @@ def steps() -> pd.DataFrame:
 def bars() -> list[Bar]:
     """What the figure shows, from the top.
 
-    The prediction of the published recipe with its range, what its authors measured, and the
-    prediction of the row that 03 trains with.
+    The prediction of the published recipe with its range, what its authors measured, the prediction
+    of the row that 03 trains with, and whatever readers have measured of the 31B (data/measured).
     """
     theirs, ours = steps().tokens_per_second_predicted[["published", "ours"]]
-    measured = float(published("training_results", "metric", "tpu")["throughput"])
+    told = float(published("training_results", "metric", "tpu")["throughput"])
     low, high = band(theirs)
     our_low, our_high = band(ours)
     return [Bar("published recipe, predicted", theirs, low, high, "SKY"),
-            Bar("published recipe, measured by its authors", measured, measured, measured, "RED"),
-            Bar("this series, predicted", ours, our_low, our_high, "BLUE")]
+            Bar("published recipe, measured by its authors", told, told, told, "RED"),
+            Bar("this series, predicted", ours, our_low, our_high, "BLUE"),
+            *measured_bars()]
+
+
+def measured_bars(folder: Path = measured.FOLDER) -> list[Bar]:
+    """A bar for each report of the 31B that has come back; none as long as there's no report."""
+    found = []
+    for report in measured.reports(folder):
+        speed = report.values.get("real_tokens_per_second")
+        if report.size == "31b" and speed:
+            made_up = " (made up)" if report.made_up else ""
+            label = f"this series on a {report.slice}, measured by a reader{made_up}"
+            found.append(Bar(label, speed, speed, speed, "GREEN"))
+    return found
 
 
 def described(points: list[Bar]) -> str:
@@ -151,7 +168,7 @@ def draw_answers(shown: Answers, target: Path) -> None:
 
 
 def numbers(run: Path) -> dict[str, str]:
-    """{name: text} of README's numbers, as far as the run and the tables have them."""
+    """{name: text} of the pages' numbers, as far as the run and the tables have them."""
     return reading_numbers() | run_numbers(run) | step_numbers()
 
 
@@ -159,7 +176,7 @@ def reading_numbers() -> dict[str, str]:
     """Minutes that each page takes to read, and hours of 01 to 07."""
     texts, seven = {}, 0.0
     for path in budget.pages():
-        number, minutes = path.stem[:2], budget.reading(path)["minutes"]
+        number, minutes = budget.number_of(path), budget.reading(path)["minutes"]
         texts[f"read_{number}"] = f"{minutes:.0f}"
         if "01" <= number <= "07":
             seven += minutes
@@ -172,7 +189,7 @@ def run_numbers(run: Path) -> dict[str, str]:
     if (run / "times.json").exists():
         seconds = json.loads((run / "times.json").read_text())["seconds"]
         for name, value in seconds.items():
-            texts[f"run_{name[:2]}"] = f"{value:.0f}"
+            texts[f"run_{name.partition('_')[0]}"] = f"{value:.0f}"
     if not (run / "eval" / "comparison.json").exists():
         return texts
     scores = json.loads((run / "eval" / "comparison.json").read_text())
@@ -188,15 +205,19 @@ def run_numbers(run: Path) -> dict[str, str]:
 
 
 def step_numbers() -> dict[str, str]:
-    """Memory and speed of the compiled steps, with their ranges."""
+    """Memory and speed of the compiled steps with their ranges, and hours of a whole run."""
     table = steps()
-    theirs, ours, whole, int8 = table.tokens_per_second_predicted[
-        ["published", "ours", "ours, mesh (4, 1)", "ours, mesh (4, 1), int8 products"]]
+    theirs, ours, whole = table.tokens_per_second_predicted[
+        ["published", "ours", "ours, mesh (4, 1)"]]
+    fitted, price = fit.will_it_fit("v5p", 4), fit.price("v5p", 4)
+    hours = {speed: fit.run_cost(fitted, RUN_TOKENS, price, speed)["hours_text"]
+             for speed in (ours, whole)}
     return {
         "gib_ours": f"{table.hbm_gib['ours']:.1f}",
         "speed_ours": between(ours, form="{:,.0f}"), "ratio": between(ours / theirs, 2),
+        "ratio_two": between(ours / theirs, 2, sigmas=2), "hours_ours": hours[ours],
         "speed_rows": between(whole, form="{:,.0f}"), "ratio_rows": between(whole / theirs, 2),
-        "speed_int8": between(int8, form="{:,.0f}"), "ratio_int8": between(int8 / theirs, 2)}
+        "ratio_rows_two": between(whole / theirs, 2, sigmas=2), "hours_rows": hours[whole]}
 
 
 def write_numbers(texts: dict[str, str], path: Path) -> list[str]:
@@ -216,8 +237,9 @@ def main() -> None:
     matplotlib.use("agg")
     run = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
     if "numbers" in sys.argv[1:]:
-        changed = write_numbers(numbers(run), ROOT / "README.md")
-        print("README.md:", ", ".join(changed) or "all current")
+        for page in NUMBERED:
+            changed = write_numbers(numbers(run), page)
+            print(f"{page.name}:", ", ".join(changed) or "all current")
     elif "answers" in sys.argv[1:]:
         draw_answers(answers(run), ANSWERS)
         print(f"{ANSWERS.relative_to(ROOT)} drawn")

@@ -10,12 +10,14 @@ import json
 import random
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from appendix.world import families
+from appendix.world import bugs, families
 
 DATA = Path(__file__).resolve().parent.parent.parent / "data"
-CORPUS_SEED, ROWS_SEED, EVAL_SEED, DRAWS_SEED = 1, 2, 3, 4
+CORPUS_SEED, ROWS_SEED, EVAL_SEED, DRAWS_SEED, BUGS_SEED = 1, 2, 3, 4, 5
+BUG_SHARE = 0.4  # of the corpus' modules: code as it is
 ROWS = 4_000
 BROKEN = {"too long": 12, "no code": 10, "two fences": 14, "open answer": 6, "fence only": 6}
 SYSTEM = ("You are a helpful assistant that writes Verilog. First think about the design inside "
@@ -70,10 +72,22 @@ def designs(seed, names):
             yield r, design.renamed(r.choice(names))
 
 
-def documents(count, seed=CORPUS_SEED):
-    """Yield `count` documents of the pretraining corpus."""
-    for (r, design), _ in zip(designs(seed, MODULES), range(count)):
-        yield document(r, design)
+def buggy(share: float, seed: int) -> Iterator[bool]:
+    """An endless stream of decisions whether the next module gets a bug."""
+    r = random.Random(seed)
+    while True:
+        yield r.random() < share
+
+
+def documents(count: int, seed: int = CORPUS_SEED, bug_share: float = BUG_SHARE) -> Iterator[str]:
+    """Yield `count` documents of the pretraining corpus; a share of the modules has a bug.
+
+    Which specifications and names are drawn doesn't depend on `bug_share`: the corpus without bugs
+    is the same one, corrected.
+    """
+    r_bugs = random.Random(BUGS_SEED + seed)
+    for (r, design), wrong, _ in zip(designs(seed, MODULES), buggy(bug_share, seed), range(count)):
+        yield document(r, bugs.bug(r_bugs, design) if wrong else design)
 
 
 def row(text, code, thought, form="plain"):
@@ -90,18 +104,27 @@ def row(text, code, thought, form="plain"):
     return {"system": SYSTEM, "prompt": text, "response": response}
 
 
-def rows(count=ROWS, seed=ROWS_SEED):
-    """Yield `(design, row, form)` of the training set, the broken ones spread through it."""
+def rows(count: int = ROWS, seed: int = ROWS_SEED, bug_share: float = 0.0
+         ) -> Iterator[tuple[families.Design, dict[str, str], str]]:
+    """Yield `(design, row, form)` of the training set, the broken ones spread through it.
+
+    The stored rows are curated: their modules are right. With a `bug_share`, that share of them has
+    a bug, as in a training set that a language model wrote and nobody has checked. The requests are
+    the same ones.
+    """
     forms = [form for form, number in BROKEN.items() for _ in range(number)]
     forms += ["plain"] * (count - len(forms))
     random.Random(seed).shuffle(forms)
     stream = designs(seed, ("TopModule",) * 8 + MODULES)
-    for form in forms:
+    r_bugs = random.Random(BUGS_SEED + seed)
+    for form, wrong in zip(forms, buggy(bug_share, seed)):
         r, design = next(stream)
         if form == "too long":
             design = families.table(r)
         thought = f"The module {design.module} has {len(design.ports)} ports. {design.thought}"
-        yield design, row(prompt(r, design), design.verilog(), thought, form), form
+        asked = prompt(r, design)
+        answered = bugs.bug(r_bugs, design) if wrong else design
+        yield answered, row(asked, answered.verilog(), thought, form), form
 
 
 def request(design):
