@@ -99,10 +99,6 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # A *chip* is what you pay for. A *slice* is a set of chips that work together; one virtual machine,
 # the *host*, drives up to eight. *HBM* is the memory on a chip, and a training step has to fit there.
 #
-# Here are two slices, with what fills their memory while they train the 31B.
-#
-# ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
-#
 # **The 31B has 31 billion weights of two bytes. A v5p chip has 96 GiB of HBM, a v6e chip 31. How many
 # of each does it take to hold the weights, and does that leave room to train?**
 #
@@ -112,6 +108,10 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # and above all what the forward pass keeps for the backward pass: *activations*.
 #
 # </details>
+#
+# Here is what fills the memory of two slices while they train it.
+#
+# ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
 # If activations do not fit, the backward pass computes them again. `remat` says how much: NONE, BLOCK
 # (attention and MLP) or DECODER (whole layers). Each line recomputes as little as leaves a tenth of the chip
