@@ -174,16 +174,16 @@ for kind, target in kinds.items():
 display(pd.DataFrame(rows).set_index("Tunix"))
 
 # %% [markdown]
-# Most kinds are one matrix with other axes. `kv_einsum` is two, keys first, then values:
-#
-# ![One Tunix array of shape 2, K, D, H becomes k_proj and v_proj of shape K times H, D: each head is turned, and the heads are stacked; of its adapter A is shared and B comes apart](../assets/figures/kv_einsum.svg)
-#
 # <details><summary><b>How do two HF matrices come out of one <code>kv_einsum</code>?</b></summary>
 #
 # `A` narrows the input for both, so both share it. `B` has an axis `c` of length 2, keys first,
 # then values: each half is the `B` of one matrix. A PEFT run would have trained two `A`s.
 #
 # </details>
+#
+# Here is `kv_einsum` coming apart, and its adapter with it.
+#
+# ![One Tunix array of shape 2, K, D, H becomes k_proj and v_proj of shape K times H, D: each head is turned, and the heads are stacked; of its adapter A is shared and B comes apart](../assets/figures/kv_einsum.svg)
 #
 # To merge, we want two plain matrices for each HF matrix, `A [in, r]` and `B [r, out]`. Heads fold
 # into one axis, and what is stacked comes apart. One function does it for every kind:
