@@ -321,9 +321,16 @@ if cfg.four_bits:
 #
 # </details>
 #
-# To serve `merged-w4a16/`, name it as `model` in 05's options. Google's own 31B in this form is
-# `google/gemma-4-31B-it-qat-w4a16-ct`. vLLM reads ours, and so do transformers and compressed-tensors, the
-# library that defines the format (tested). On a CPU, vLLM's kernel for it needs AVX-512.
+# To serve `merged-w4a16/` on one v6e chip (`Options` is 05's):
+#
+# ```python
+# four = Options(engine="tpu", model="merged-w4a16", max_model_len=8_192, chip="v6e", timeout=3600.0)
+# serving.start(four, "serve-four-bits")
+# ```
+#
+# That hasn't run here. What has: compressed-tensors, the library that defines the format, unpacks exactly
+# these weights, transformers computes with the folder, and vLLM reads its settings. vLLM's kernel for a CPU
+# needs AVX-512.
 #
 # ## 5. What the fine-tune touched
 # The norms give two numbers per matrix: the size of the change relative to the matrix,

@@ -1,7 +1,7 @@
 """scripts/harness.sh: lm-evaluation-harness and `verilog.questions` give the same score.
 
-The server is ours: it answers some questions right, some wrong, some with space around them, so that
-neither model nor vLLM is needed. `HARNESS` names an environment that isn't .venv-harness.
+The server is ours: it answers some questions right, some wrong, some with space around them, so
+that neither model nor vLLM is needed. `HARNESS` names an environment that isn't .venv-harness.
 """
 
 import http.server

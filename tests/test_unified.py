@@ -1,4 +1,8 @@
-"""Gemma 4 12B: its language model (`gemma4_unified_text`) through loading, LoRA, merge and PEFT."""
+"""Gemma 4 12B: its language model (`gemma4_unified_text`) through loading, LoRA, merge and PEFT.
+
+`data/configs/gemma4_12b.json` is the text part of google/gemma-4-12B's config.json (revision
+56820d7d on the hub, June 2026), as somebody else's public log shows that file.
+"""
 
 import json
 import shutil
@@ -8,7 +12,7 @@ import pytest
 import random_gemma
 from conftest import ROOT, needs_serve, serve
 from safetensors.numpy import load_file, save_file
-from test_merge import make_world
+from test_merge import make_world, tunix
 
 import helpers
 from helpers import four_bits, gemma, merge, weights
@@ -77,6 +81,20 @@ def test_names_stay_as_they_were(world, tmp_path):
     assert list(weights.open_model(tmp_path / "merged")) == list(tensors)
     packed = four_bits.export(tmp_path / "merged", tmp_path / "packed")
     assert len(packed) == len(world.plan)
+
+
+def test_the_recipe_loads_it_as_03_does(world):
+    """Array by array; on four devices, of which no two share the one head."""
+    import jax
+    from flax import nnx
+
+    import recipe
+    model, mesh = recipe.load_model(world.base, "float32")
+    assert dict(mesh.shape) == {"fsdp": 4, "tp": 1}
+    theirs, _ = tunix(world.base)
+    pairs = zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(theirs)), strict=True)
+    for mine, other in pairs:
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(other))
 
 
 def test_the_published_config():
