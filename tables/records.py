@@ -23,9 +23,10 @@ def from_json(cls: type[Instance], value: Any, strict: bool = False) -> Instance
     """A dataclass's instance from what JSON gave.
 
     Args:
-      cls: the dataclass. A field with a default may be missing in JSON.
+      cls: the dataclass.
       value: an object, as a dict.
-      strict: refuse names that no field has. Otherwise they're left alone.
+      strict: every field has to be there, and nothing else. Otherwise a field with a default may be
+        missing, and names that no field has are left alone.
 
     Raises:
       Misfit: the first thing that's wrong.
@@ -37,7 +38,7 @@ def from_json(cls: type[Instance], value: Any, strict: bool = False) -> Instance
     for field in _fields(cls):
         if field.name in value:
             given[field.name] = _checked(field.name, value[field.name], kinds[field.name])
-        elif field.default is dataclasses.MISSING:
+        elif strict or field.default is dataclasses.MISSING:
             raise Misfit(f"has no {field.name!r}")
     unknown = sorted(value.keys() - given.keys())
     if strict and unknown:
