@@ -136,9 +136,9 @@ class FirstData(NamedTuple):
 def text_data(plan: Plan) -> TextData:
     """Rows of text.
 
-    Documents of 09's corpus, for validation others, are joined and cut into rows. Here no module has
-    a bug (`bug_share=0`), unlike in the corpus that 09's base reads. Which documents are read in
-    which stage differs from seed to seed; validation is the same.
+    Documents of 09's corpus, for validation others, are joined and cut into rows. Here no module
+    has a bug (`bug_share=0`), unlike in the corpus that 09's base reads. Which documents are read
+    in which stage differs from seed to seed; validation is the same.
     """
     from appendix.world import make
     documents = list(make.documents(plan.documents, bug_share=0))

@@ -680,9 +680,9 @@ def _weights_stay(config: ModelConfig) -> Iterator[None]:
     """Activations are cut so that no weight has to travel: for answers, a token at a time.
 
     While a model trains on a mesh with `fsdp`, a chip keeps its rows and gathers the weights. One
-    token of a few rows is some kilobytes, and gathering the weights for each token takes twenty times
-    as long as reading them. So here a chip multiplies its own part of each weight by the numbers that
-    meet it, and what is added up over the links are the tokens' sums.
+    token of a few rows is some kilobytes, and gathering the weights for each token takes twenty
+    times as long as reading them. So here a chip multiplies its own part of each weight by the
+    numbers that meet it, and what is added up over the links are the tokens' sums.
     """
     before = config.shd_config
     config.shd_config = replace(before, act_btd=(None, None, "fsdp"))
@@ -712,7 +712,7 @@ def answer_program(model: Gemma4, mesh: Mesh, at_once: int, stop_ids: Collection
         def choose(at: Any, tokens: Array, read: tuple[Array, Any], done: Array) -> tuple:
             logits, cache = read
             scores = logits[:, -1].astype(jnp.float32)
-            if heat is not None:  # the largest of scores plus such noise is a draw from their softmax
+            if heat is not None:  # the largest of scores plus such noise: a draw from a softmax
                 noise = jax.random.gumbel(jax.random.key(seed * total + at), scores.shape)
                 scores += heat * noise
             new = jnp.argmax(scores, axis=-1).astype(jnp.int32)

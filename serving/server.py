@@ -105,9 +105,9 @@ def slow_paths(log: str | Path) -> list[str]:
     text = COLOURS.sub("", path.read_text(errors="replace")) if path.exists() else ""
     told = []
     if TRITON.search(text):
-        told.append("slow attention: the server fell back to TRITON_ATTN. For others that cost more "
-                    "than half of the speed (2,031 tokens/s where 4,752 were reached): use the "
-                    "pinned version, not a nightly one")
+        told.append("slow attention: the server fell back to TRITON_ATTN. For others that cost "
+                    "more than half of the speed (2,031 tokens/s where 4,752 were reached): use "
+                    "the pinned version, not a nightly one")
     stored = CACHE_DTYPE.findall(text)
     if "bfloat16" in stored and SPEAKS_OF_FP8.search(text):
         told.append("the KV cache is stored in bfloat16, though the log speaks of fp8: reckon "

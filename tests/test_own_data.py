@@ -193,7 +193,8 @@ def test_the_page_is_short_and_has_its_badges():
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     assert len(code) <= 12 and all(len(source.splitlines()) <= 20 for source in code)
     first = cells[0].source
-    assert "colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/own_data" in first
+    assert ("colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/"
+            "own_data") in first
     assert ("kaggle.com/kernels/welcome?src=https://github.com/OWNER/gemma4-on-tpu/blob/main/"
             "notebooks/own_data.ipynb") in first
 

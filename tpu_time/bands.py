@@ -5,14 +5,15 @@ makes it). Their misses are the only knowledge of the model's error there is, so
 and stated here once:
 
     The typical miss m is the root mean square of log(predicted / measured) over all anchors that
-    have a prediction and that time a program. A predicted time t becomes the range t / e^m to t e^m.
-    A ratio of two predictions has two such errors, so its range has sqrt(2) m. (Errors that two
-    programs share would cancel; we do not count on it.)
+    have a prediction and that time a program. A predicted time t becomes the range t / e^m to t
+    e^m. A ratio of two predictions has two such errors, so its range has sqrt(2) m. (Errors that
+    two programs share would cancel; we do not count on it.)
 
 That is one sigma: if misses fell like a bell, two predictions of three would lie inside. Two sigmas
-(`sigmas=2`) hold nineteen of twenty. Rows whose clock is `one call` are shown and do not count. They
-time one call of a program of a few milliseconds from the host, and what the host does for it takes as
-long: 1.2 of 2.67 ms for the 233 arrays of an AdamW update. A training step is called once a second.
+(`sigmas=2`) hold nineteen of twenty. Rows whose clock is `one call` are shown and do not count.
+They time one call of a program of a few milliseconds from the host, and what the host does for it
+takes as long: 1.2 of 2.67 ms for the 233 arrays of an AdamW update. A training step is called once
+a second.
 """
 
 import csv

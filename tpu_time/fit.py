@@ -49,8 +49,8 @@ EVERY = 100            # optimizer steps between two validations, as in 03
 HELD_OUT = 64          # rows of a validation, as in 03
 STEP_ROWS = stored.ROWS_PER_STEP                    # of an optimizer step, as in 03
 SAVE_EVERY = {"31b": 100, "e2b": 300, "e4b": 300}   # optimizer steps, as in 03
-# Tokens that 03 takes before and as often after training, one at a time: 512 answered, and up to 256
-# by which one of its prompts may be longer than another.
+# Tokens that 03 takes before and as often after training, one at a time: 512 answered, and up to
+# 256 by which one of its prompts may be longer than another.
 ANSWER_TOKENS = 2 * (512 + 256)
 # What a token takes beside what reading the chip's weights takes (08, section 6).
 ANSWER_OVER_FLOOR = 3.0
@@ -224,7 +224,8 @@ def estimate(model: str, fsdp: int, tp: int, base_dtype: str, remat: str, rows: 
     kept = _kept_activations(architecture.layers(config), remat, row_length, tp)
     vocabulary = architecture.text_config(config)["vocab_size"]
     return {"base weights": base, "adapters and Adam": adapters,
-            # Of the adapters, in float32, and a copy in bfloat16; beside a sum where there are several.
+            # Of the adapters, in float32, and a copy in bfloat16; beside a sum where there are
+            # several.
             "gradients": adapters / 2 + (adapters / 3 if rows < STEP_ROWS[model] else 0.0),
             "activations": tokens * kept / GIB,
             "logits": tokens / 2 * vocabulary / tp * 8 / GIB,

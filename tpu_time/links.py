@@ -33,14 +33,15 @@ COPY = 0.83
 # 01-CCE/data/mesh_pathology_tpu_v5e_synthetic/results.csv, rows projection_collective_loop and
 # chunked_matmul_loop; medians of ten).
 LINK = 0.90
-# What all eight chips of a v5e or v6e of 2 x 4 reach, in links of one chip. A line of four has no link
-# from its end to its beginning, so a collective can't send along both dimensions as on 2 x 2, or both
-# ways round as in a ring of 16. The compiler says so: its text names one ring through the eight chips
-# ("1DAllGatherNonMajorDim"; for sums "UniDirection1DRingStrategy", "colors:2"). Measured on a
-# v5litepod-8 (AI-Hypercomputer/jetstream-pytorch, pull request 168): gathers of 2 and 1 GiB took 68.3
-# and 34.5 ms, less a copy of the result 30 of 45 GB/s; sums of 256 and 128 MiB 57 and 54 GB/s. A ring
-# with wrap-around reaches 95 % of both directions (the scaling book's 8 x 16), so this is what the
-# missing links cost. On a v5p of 2 x 2 x 1 the text names "2DAllGatherOnMajorDim", along both dimensions.
+# What all eight chips of a v5e or v6e of 2 x 4 reach, in links of one chip. A line of four has no
+# link from its end to its beginning, so a collective can't send along both dimensions as on 2 x 2,
+# or both ways round as in a ring of 16. The compiler says so: its text names one ring through the
+# eight chips ("1DAllGatherNonMajorDim"; for sums "UniDirection1DRingStrategy", "colors:2").
+# Measured on a v5litepod-8 (AI-Hypercomputer/jetstream-pytorch, pull request 168): gathers of 2 and
+# 1 GiB took 68.3 and 34.5 ms, less a copy of the result 30 of 45 GB/s; sums of 256 and 128 MiB 57
+# and 54 GB/s. A ring with wrap-around reaches 95 % of both directions (the scaling book's 8 x 16),
+# so this is what the missing links cost. On a v5p of 2 x 2 x 1 the text names
+# "2DAllGatherOnMajorDim", along both dimensions.
 SNAKE = {"all-gather": 0.67, "reduce-scatter": 1.25, "all-reduce": 1.25}
 
 Group = Sequence[int]  # partitions of the program that talk to each other
