@@ -7,6 +7,7 @@ sliding and full) and the tiny tokenizer with its vocabulary. One CPU device sta
 
 import json
 import re
+import sys
 from unittest import mock
 
 import huggingface_hub
@@ -270,6 +271,7 @@ def test_the_page_leads_from_a_file_to_a_merged_e2b_and_goes_on_where_it_was(tmp
     assert "step 1/" not in again.stdout, "it goes on from its checkpoint"
 
 
-def test_run_all_knows_the_page_by_its_name(tmp_path):
-    done = program("./run_all.sh", "own", "01", RUN_DIR=str(tmp_path), SIZE="tiny")
+def test_a_range_knows_the_page_by_its_name(tmp_path):
+    done = program(sys.executable, "tools/series.py", "own", "01", RUN_DIR=str(tmp_path))
     assert done.returncode == 1 and "own comes after 01" in done.stderr
+    assert re.search(r"\[0-9\]\[0-9\] \| own\) ;;", (ROOT / "run_all.sh").read_text())
