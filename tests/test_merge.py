@@ -29,7 +29,8 @@ def split_in_two(folder):
         save_file({name: arrays[name] for name in part}, folder / file, metadata={"format": "pt"})
         index.update(dict.fromkeys(part, file))
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    places = {"metadata": {}, "weight_map": index}  # transformers wants both
+    (folder / "model.safetensors.index.json").write_text(json.dumps(places))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "processor_config.json").write_text("{}")
     return folder
