@@ -331,7 +331,9 @@ figures.draw_road(steps.road(table))
 # attention by blocks, two rows at once, nothing returned that was not donated.
 #
 # **And int8?** No anchor of section 9 is a step with int8 products. The compiler's cycles say that ours reach 94 %
-# of the chip's 918 TOPS, and whether a chip does is what we don't know. So here is what would be left at less:
+# of the chip's 918 TOPS. Plain int8 products reached 96 % on a v5e (section 9) and 61 % on a v6e
+# ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf), so which it is for a step we
+# don't know. Here is what would be left at less:
 
 # %%
 peak, found = hardware.SLICES["v5p-8"].chip.int8, steps.predicted(steps.ROWS_INT8)
@@ -406,9 +408,9 @@ plans.groupby(["model", "slice"], sort=False).agg(
 #
 # The rule for every range in this series stands in `tpu_time/bands.py`: the typical miss is the root mean
 # square of log(predicted / measured) over the table above, and a ratio of two predictions has √2 of it. That is
-# one sigma. Rows that time a single call from the host are shown and do not count: a call of a few milliseconds
-# takes the host as long as the chip, and a training step of a second does not. (AdamW's alone would be half of
-# the squared miss.)
+# one sigma. Some rows are shown and do not count. A single call of a few milliseconds takes the host as long as
+# the chip, and a training step of a second doesn't (AdamW's row alone would be half of the squared miss). And the
+# gathers and sums of a v5e-8 set one of the model's constants, so they can't test it.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
@@ -418,6 +420,12 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
       f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
 
 # %% [markdown]
+# That constant is the newest: on 2 x 4 chips a gather took 2.3 times what we predicted. Why, the compiled text
+# says itself. A line of four has no link from its end to its beginning, so the program names one ring through all
+# eight chips and sends one way round ("1DAllGather…"). With wrap-around the scaling book's ring of 16 reaches 95 %
+# of both directions. On a v5p of 2 x 2 the text names a gather along both dimensions at once, so the doubt is
+# about v5e-8 and v6e-8, and their rows now count it.
+#
 # Cautions. These programs had earlier compilers. Of six whole steps one is hit, Tunix's of Gemma 4. The
 # published one is predicted too short, MaxText's and those of Gemma 3 too long. Tpuchat's single calls take
 # longer than their programs, the more so the more arrays go in and out: about 0.13 ms with three (a norm

@@ -234,6 +234,19 @@ def test_a_range_is_the_anchors_typical_miss(tmp_path, monkeypatch):
     assert bands.band(10.0, 2) == pytest.approx((10 / 2**2**0.5, 10 * 2**2**0.5))
 
 
+def test_what_says_nothing_about_a_step_widens_no_range(tmp_path, monkeypatch):
+    path = tmp_path / "anchors.csv"
+    path.write_text("predicted_ms,measured_ms,clock,sets\n2,1,trace,\n1,2.67,one call,\n"
+                    "1,9,host,links.SNAKE\n,5,host,\n")
+    monkeypatch.setattr(bands, "ANCHORS", path)
+    assert bands.band(10.0) == pytest.approx((5.0, 20.0))
+    assert bands.band(10.0, sigmas=2) == pytest.approx((2.5, 40.0))
+    path.write_text(path.read_text() + "100,50,one call,\n")  # a long call does count
+    assert bands.typical_miss() == pytest.approx(np.log(2))
+    path.write_text(path.read_text() + "50,50,one call,\n")
+    assert bands.typical_miss() < 0.9 * np.log(2)
+
+
 def test_the_stored_anchors_add_up():
     from appendix import memory
     from tpu_time import anchors
@@ -243,8 +256,10 @@ def test_the_stored_anchors_add_up():
         anchor = known[row["name"]]
         assert float(row["measured_ms"]) == pytest.approx(anchor.milliseconds, rel=1e-4)
         assert row["clock"] == anchor.clock and row["source"] == anchor.source
-        assert float(row["miss"]) == pytest.approx(
-            float(row["predicted_ms"]) / anchor.milliseconds - 1, abs=2e-3)
+        if row["predicted_ms"]:
+            assert float(row["miss"]) == pytest.approx(
+                float(row["predicted_ms"]) / anchor.milliseconds - 1, abs=2e-3)
+        assert row["sets"] == anchor.sets
     psum = next(row for row in rows if row["name"] == "psum v6e")
     by_hand = 2 * 255 / 256 * 17_408**2 * 2 / (4 * 0.9 * 90e9)
     assert float(psum["predicted_ms"]) == pytest.approx(1e3 * by_hand, rel=1e-3)
