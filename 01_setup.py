@@ -132,12 +132,12 @@ def slice_row(step, price, tokens=10_000 * 922):
 
 
 chosen = [row for row in fit.renters_rows() if row[0].base_dtype != "nf4"]
-chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].compiled]
+chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].base_dtype != "nf4"]
 style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
-# Like the published recipe, the series trains the 31B on a v5p-8 and serves it on a v6e-8; for E2B one
-# chip is enough. [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the base in int8.
+# Like the published recipe, the series trains the 31B on a v5p-8 and serves it on a v6e-8. For E2B one
+# chip should be enough: a v6e-1 by far, a v5e-1 barely, both by an estimate as long as no row says *compiled*. [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the base in int8.
 #
 # **JAX on a v5p-8 shows four devices, on a v6e-8 eight. Why?**
 #

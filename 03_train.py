@@ -502,7 +502,7 @@ pd.DataFrame(cut).T
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
 #
-# Heads limit only `tp`. On v5p and v6e a mesh without it, such as `(4, 1)`, is predicted faster: a chip keeps
+# Heads limit only `tp`. On a v5p a mesh without it, such as `(4, 1)`, is predicted faster: a chip keeps
 # whole rows and gathers the *weights*, which can travel while it multiplies; a sum over chips cannot. With
 # `max_tokens` and `sequence_length` at 2,048 in 02 this page takes it ([08](08_dryrun.ipynb), section 6).
 #

@@ -276,7 +276,9 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 # %% [markdown]
 # One matrix is not gathered: the output matrix, 2.8 GB. A chip keeps its slice of the vocabulary and
 # multiplies all rows by it, so 44 MB of hidden states travel instead. On a v5p the waits left are for the
-# MLP's weights, for the sum of the adapters' gradients, and for the chip's own copies.
+# MLP's weights, for the sum of the adapters' gradients, and for the chip's own copies. **On a v6e-8 the same mesh
+# loses**, as far as we know: gathers over its 2 x 4 chips go one way round a single ring. That was measured on a
+# v5e-8 (section 9); a v6e's program names the same ring, and nobody has timed it there.
 #
 # To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: 03 then takes these meshes by itself.
 # int8 adds the three calls of 11, and on a v6e-8 `remat="BLOCK"`. The price: of examples as long as
@@ -436,7 +438,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 # ## Recap
 # - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.
 # - Its text is a schedule, from which a time follows; what others measured says how far to trust it.
-# - The fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
+# - On a v5p the fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
 #
 # ### Exercise
 # How large may two square bfloat16 matrices be whose product one v5e chip can make? Reckon first, then
