@@ -137,7 +137,8 @@ style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
 
 # %% [markdown]
 # Like the published recipe, the series trains the 31B on a v5p-8 and serves it on a v6e-8. For E2B one
-# chip should be enough: a v6e-1 by far, a v5e-1 barely, both by an estimate as long as no row says *compiled*. [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the base in int8.
+# chip should be enough, a v6e-1 with room to spare and a v5e-1 barely. [08](08_dryrun.ipynb) explains the
+# predicted times, [11](11_qlora.ipynb) the base in int8.
 #
 # **JAX on a v5p-8 shows four devices, on a v6e-8 eight. Why?**
 #

@@ -131,9 +131,12 @@ capacity = train.capacity_of(train_rows, val_rows)
 loss_fn = train.make_loss(capacity)
 
 # %%
+def adapt(model):
+    return programs.adapted(model, cfg, mesh)
+
+
 with helpers.phase("tracing the optimizer step"):
-    shapes_only = programs.adapted(gemma.abstract_base(config, mesh), cfg, mesh)
-    lowered = train.lower_step(shapes_only, optimizer, loss_fn, mesh,
+    lowered = train.lower_step(adapt(gemma.abstract_base(config, mesh)), optimizer, loss_fn, mesh,
                                (micro_batches, micro_rows, length))
 ahead = train.compile_ahead(lowered)
 
@@ -178,7 +181,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
-model = programs.adapted(model, cfg, mesh)
+model = adapt(model)
 modules = gemma.adapted_modules(model)
 made = pd.DataFrame([(path.rpartition(".")[2], pair["a"].shape, pair["b"].shape,
                       pair["a"].size + pair["b"].size) for path, pair in modules.items()],

@@ -244,7 +244,7 @@ def test_03_trains_a_quantised_base_after_three_calls_changed(tmp_path):
     text = (ROOT / "03_train.py").read_text().partition("# ## 5. Ask again")[0]
     for old, new in (("gemma.abstract_base(config, mesh", 'quantized.abstract_base(config, mesh, "int8"'),
                      ("gemma.load_base(base, config, mesh", 'quantized.load_base(base, config, mesh, "int8"'),
-                     ("cfg.partial)", 'cfg.partial, quantized.provider("int8", cfg.rank, cfg.alpha))'),
+                     ("cfg, mesh)", 'cfg, mesh, quantized.provider("int8", cfg.rank, cfg.alpha))'),
                      ("from helpers import answers,", "from appendix import quantized\nfrom helpers import answers,")):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
