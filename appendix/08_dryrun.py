@@ -285,9 +285,10 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 # CodeV-R1's the longest 3 % are dropped, and because they are the longest, 8 % of all tokens go with them.
 #
 # **What does this mesh do to the answers before and after training?** An answer grows by one token at a time. If
-# a chip gathered all weights for each, a token would take 290 ms on mesh (4, 1), where reading the weights takes
-# 6. So `gemma.greedy` turns the rule around: the weights stay where they are, each chip multiplies its part of
-# them, and only the tokens' sums travel.
+# a chip gathered all weights for each, a token would take 290 ms on mesh (4, 1) and 15 on mesh (1, 4) (predicted
+# from six compiled layers), where reading a chip's weights takes 6. So `gemma.greedy` turns the rule around: the
+# weights stay where they are, each chip multiplies its part of them, and only the tokens' sums travel. Hours below
+# assume 17 ms a token on any mesh; this program isn't compiled yet.
 #
 # ## 7. The table
 # `DRYRUN=full python appendix/08_dryrun.py` compiles what is not stored and writes after each row: stop it
