@@ -98,7 +98,7 @@ def test_every_row_adds_up(path):
         assert row.chips == piece.chips
         assert row.hbm_gib == pytest.approx(row.args_gib + row.out_gib + row.temp_gib, rel=1e-4)
         assert row.fits == (row.hbm_gib <= chip.hbm / 2**30)
-        tokens = row.micro_batch * row.sequence_length * row.fill
+        tokens = row.micro_batches * row.micro_batch * row.sequence_length * row.fill
         assert row.real_tokens_per_step == pytest.approx(tokens, rel=1e-4)
         if not np.isnan(row.seconds_predicted):
             peak = chip.int8 if row.int8_products else chip.flops
@@ -111,7 +111,8 @@ def test_flops_are_those_of_the_whole_model():
     rows = steps.stored("v5p-8_31b")
     for _, row in rows[rows.args_gib.notna()].iterrows():
         passes = {"NONE": 4, "BLOCK": 6, "DECODER": 6}[row.remat]
-        floor = passes * parameters * row.micro_batch * row.sequence_length / row.chips
+        rows_of_step = row.micro_batches * row.micro_batch
+        floor = passes * parameters * rows_of_step * row.sequence_length / row.chips
         # embeddings are looked up, not multiplied, and the loss may see fewer positions
         assert 0.9 < row.flops_per_chip / floor < 1.45, row.recipe
 
@@ -122,11 +123,6 @@ def test_ours_is_what_notebook_03_trains_with():
     ours = steps.stored("v5p-8_31b").set_index("recipe").loc["ours"]  # tp=4, so fsdp=1
     assert (ours.micro_batch, ours.remat, ours.compute_dtype, ours.attention_block) == (
         full.rows_per_device, full.remat, full.dtype, full.attention_block)
-
-
-@pytest.mark.parametrize("name", ["v6e-1_e2b", "v5e-1_e2b", "v5e-1_e4b"])
-def test_a_small_model_fits_one_chip(name):
-    assert steps.stored(name).fits.astype(bool).any()
 
 
 # ── what is compiled ────────────────────────────────────────────────────────────────────────────
