@@ -145,7 +145,8 @@ style.words(pd.DataFrame(first.values(), columns=["slice", "what fits", "USD for
 
 # %% [markdown]
 # The 31B needs four v5p chips or eight v6e chips. Smaller slices hold it if each frozen weight takes one
-# byte (int8, [11](11_qlora.ipynb)) instead of two (bfloat16). The E2B fits one chip.
+# byte (int8, [11](11_qlora.ipynb)) instead of two (bfloat16). For the E2B one
+# chip should be enough, a v6e-1 with room to spare and a v5e-1 barely.
 #
 # The hours behind these dollars are *predicted*, which is why you see ranges. Prices are on-demand rates.
 # For the 31B we assumed about half an hour of loading and compiling. `≥` is a lower limit, where no time is

@@ -131,9 +131,12 @@ capacity = train.capacity_of(train_rows, val_rows)
 loss_fn = train.make_loss(capacity)
 
 # %%
+def adapt(model):
+    return programs.adapted(model, cfg, mesh)
+
+
 with helpers.phase("tracing the optimizer step"):
-    shapes_only = programs.adapted(gemma.abstract_base(config, mesh), cfg, mesh)
-    lowered = train.lower_step(shapes_only, optimizer, loss_fn, mesh,
+    lowered = train.lower_step(adapt(gemma.abstract_base(config, mesh)), optimizer, loss_fn, mesh,
                                (micro_batches, micro_rows, length))
 ahead = train.compile_ahead(lowered)
 
@@ -182,7 +185,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
-model = programs.adapted(model, cfg, mesh)
+model = adapt(model)
 modules = gemma.adapted_modules(model)
 made = pd.DataFrame([(path.rpartition(".")[2], pair["a"].shape, pair["b"].shape,
                       pair["a"].size + pair["b"].size) for path, pair in modules.items()],
@@ -513,7 +516,7 @@ pd.DataFrame(cut).T
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
 #
-# Heads limit only `tp`. On v5p and v6e a mesh without it, such as `(4, 1)`, is predicted faster: a chip keeps
+# Heads limit only `tp`. On a v5p a mesh without it, such as `(4, 1)`, is predicted faster: a chip keeps
 # whole rows and gathers the *weights*, which can travel while it multiplies; a sum over chips cannot. With
 # `max_tokens` and `sequence_length` at 2,048 in 02 this page takes it ([08](08_dryrun.ipynb), section 6).
 #

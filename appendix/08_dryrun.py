@@ -276,16 +276,19 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 # %% [markdown]
 # One matrix is not gathered: the output matrix, 2.8 GB. A chip keeps its slice of the vocabulary and
 # multiplies all rows by it, so 44 MB of hidden states travel instead. On a v5p the waits left are for the
-# MLP's weights, for the sum of the adapters' gradients, and for the chip's own copies.
+# MLP's weights, for the sum of the adapters' gradients, and for the chip's own copies. **On a v6e-8 the same mesh
+# loses**, as far as we know: gathers over its 2 x 4 chips go one way round a single ring. That was measured on a
+# v5e-8 (section 9); a v6e's program names the same ring, and nobody has timed it there.
 #
 # To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: 03 then takes these meshes by itself.
 # int8 adds the three calls of 11, and on a v6e-8 `remat="BLOCK"`. The price: of examples as long as
 # CodeV-R1's the longest 3 % are dropped, and because they are the longest, 8 % of all tokens go with them.
 #
 # **What does this mesh do to the answers before and after training?** An answer grows by one token at a time. If
-# a chip gathered all weights for each, a token would take 290 ms on mesh (4, 1), where reading the weights takes
-# 6. So `gemma.greedy` turns the rule around: the weights stay where they are, each chip multiplies its part of
-# them, and only the tokens' sums travel.
+# a chip gathered all weights for each, a token would take 290 ms on mesh (4, 1) and 15 on mesh (1, 4) (predicted
+# from six compiled layers), where reading a chip's weights takes 6. So `gemma.greedy` turns the rule around: the
+# weights stay where they are, each chip multiplies its part of them, and only the tokens' sums travel. Hours below
+# assume 17 ms a token on any mesh; this program isn't compiled yet.
 #
 # ## 7. The table
 # `DRYRUN=full python appendix/08_dryrun.py` compiles what is not stored and writes after each row: stop it
@@ -331,7 +334,9 @@ figures.draw_road(steps.road(table))
 # attention by blocks, two rows at once, nothing returned that was not donated.
 #
 # **And int8?** No anchor of section 9 is a step with int8 products. The compiler's cycles say that ours reach 94 %
-# of the chip's 918 TOPS, and whether a chip does is what we don't know. So here is what would be left at less:
+# of the chip's 918 TOPS. Plain int8 products reached 96 % on a v5e (section 9) and 61 % on a v6e
+# ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf), so which it is for a step we
+# don't know. Here is what would be left at less:
 
 # %%
 peak, found = hardware.SLICES["v5p-8"].chip.int8, steps.predicted(steps.ROWS_INT8)
@@ -406,9 +411,9 @@ plans.groupby(["model", "slice"], sort=False).agg(
 #
 # The rule for every range in this series stands in `tpu_time/bands.py`: the typical miss is the root mean
 # square of log(predicted / measured) over the table above, and a ratio of two predictions has √2 of it. That is
-# one sigma. Rows that time a single call from the host are shown and do not count: a call of a few milliseconds
-# takes the host as long as the chip, and a training step of a second does not. (AdamW's alone would be half of
-# the squared miss.)
+# one sigma. Some rows are shown and do not count. A single call of a few milliseconds takes the host as long as
+# the chip, and a training step of a second doesn't (AdamW's row alone would be half of the squared miss). And the
+# gathers and sums of a v5e-8 set one of the model's constants, so they can't test it.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
@@ -418,6 +423,12 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
       f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
 
 # %% [markdown]
+# That constant is the newest: on 2 x 4 chips a gather took 2.3 times what we predicted. Why, the compiled text
+# says itself. A line of four has no link from its end to its beginning, so the program names one ring through all
+# eight chips and sends one way round ("1DAllGather…"). With wrap-around the scaling book's ring of 16 reaches 95 %
+# of both directions. On a v5p of 2 x 2 the text names a gather along both dimensions at once, so the doubt is
+# about v5e-8 and v6e-8, and their rows now count it.
+#
 # Cautions. These programs had earlier compilers. Of six whole steps one is hit, Tunix's of Gemma 4. The
 # published one is predicted too short, MaxText's and those of Gemma 3 too long. Tpuchat's single calls take
 # longer than their programs, the more so the more arrays go in and out: about 0.13 ms with three (a norm
@@ -428,7 +439,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 # ## Recap
 # - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.
 # - Its text is a schedule, from which a time follows; what others measured says how far to trust it.
-# - The fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
+# - On a v5p the fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
 #
 # ### Exercise
 # How large may two square bfloat16 matrices be whose product one v5e chip can make? Reckon first, then

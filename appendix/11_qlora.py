@@ -369,8 +369,10 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 # %% [markdown]
 # - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all.
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: it fits in bfloat16, and storage alone saves no time. With
-#   int8 *products* and no tensor parallelism v5p-8 and v6e-8 are faster ([08](08_dryrun.ipynb), section 6).
-# - **v5e-1**: E2B needs no quantising. E4B does, and NF4 lets its rows be twice as long as int8.
+#   int8 *products* and no tensor parallelism a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
+# - **v5e-1**: by these estimates E2B needs no quantising, and E4B does. 08 has compiled such steps with one
+#   micro-batch only. 03 runs four, and the first such program of E2B was refused (08, section 3, says why, and
+#   what was changed). So wait for a compiled row, or take the larger v6e-1.
 #
 # To train the 31B on a v5e-4, set `max_tokens` and `sequence_length` to 2,048 in 02, and in 03
 # `remat="DECODER"`, `rows_per_device=1` and the three calls of section 4. Loading takes 62 GB of the host's memory beside the files, so keep

@@ -250,7 +250,7 @@ def test_03_trains_a_quantised_base_after_three_calls_changed(tmp_path):
     changes = {
         "gemma.abstract_base(config, mesh": 'quantized.abstract_base(config, mesh, "int8"',
         "gemma.load_base(base, config, mesh": 'quantized.load_base(base, config, mesh, "int8"',
-        "cfg.partial)": 'cfg.partial, quantized.provider("int8", cfg.rank, cfg.alpha))',
+        "cfg, mesh)": 'cfg, mesh, quantized.provider("int8", cfg.rank, cfg.alpha))',
         "from helpers import answers,":
             "from appendix import quantized\nfrom helpers import answers,",
     }

@@ -49,6 +49,7 @@ class Anchor:
       seconds: predicted without compiling, beside what is compiled.
       options: for the compiler.
       mesh: shape; None for all chips along the first axis.
+      sets: the constant of the model that this measurement set, so that it can't test it; or "".
     """
 
     program: str
@@ -61,6 +62,7 @@ class Anchor:
     seconds: Callable[[], float] | None = None
     options: dict = field(default_factory=dict)
     mesh: tuple[int, int] | None = None
+    sets: str = ""
 
 
 def on(devices: list, shapes: Any, shape: tuple[int, int] | None = None,
@@ -291,10 +293,11 @@ def basic_ops() -> dict[str, Anchor]:
     for what, (text, function, shapes, specs, mapped, *measured) in programs.items():
         for dtype, milliseconds in zip(("bfloat16", "int8"), measured, strict=True):
             found[f"v5e-8 {what} {dtype}"] = Anchor(
-                f"{text}, {dtype}", "v5e-8", milliseconds, "host",
+                f"{text}, {dtype}", "v5e-8", milliseconds, "one call",
                 "AI-Hypercomputer/jetstream-pytorch: pull request 168, benchmarks/basic_ops.py",
                 "August 2024, mean of five", mesh=(8, 1),
-                lower=eight_chips(function, dtype, shapes, specs, mapped))
+                lower=eight_chips(function, dtype, shapes, specs, mapped),
+                sets="links.SNAKE" if what in ("gather", "psum") else "")
     return found
 
 
@@ -386,7 +389,7 @@ def measure(name: str) -> dict[str, str]:
             "measured_ms": f"{measured:.5g}",
             "predicted_ms": f"{1e3 * seconds:.5g}" if seconds else "",
             "miss": f"{1e3 * seconds / measured - 1:.3f}" if seconds else "",
-            "source": anchor.source, "versions": anchor.versions,
+            "sets": anchor.sets, "source": anchor.source, "versions": anchor.versions,
             "options": " ".join(f"{key}={value}" for key, value in anchor.options.items()),
             "jax": metadata.version("jax"), "libtpu": compiler.version(),
             "compile_cpu_seconds": f"{time.process_time() - start:.0f}",
