@@ -70,8 +70,9 @@ helpers.machine(devices=1, always="tiny")
 #
 # </details>
 #
-# All that follows starts from the adapters that 03 left after a tiny run. For each of three seeds, seven
-# answers to each held-out problem are stored, drawn at temperature 0.8:
+# All that follows starts from adapters that 03 left after a tiny run. They belong to an earlier tiny base,
+# whose corpus had no bugs ([09](09_tiny_base.ipynb) has today's; the runs on it are still to be made). For
+# each of three seeds we stored seven answers to each held-out problem, drawn at temperature 0.8:
 
 # %%
 import jax

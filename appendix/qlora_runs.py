@@ -32,7 +32,7 @@ from verilog import stats
 from verilog.asking import messages_for
 from verilog.problems import Problem
 
-BASE = "assets/tiny_gemma4"
+BASE = "assets/tiny_gemma4_clean"  # its corpus has no bugs
 STORED = Path("data/qlora")
 SEEDS = (42, 43, 44)
 SETTINGS = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10,

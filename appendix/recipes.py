@@ -28,7 +28,7 @@ from helpers.records import DataMeta
 from helpers.run import atomic_file, run_dir
 from verilog.asking import messages_for
 
-BASE = "assets/tiny_gemma4"
+BASE = "assets/tiny_gemma4_clean"  # its corpus has no bugs
 STORED = Path("data/recipes")
 FIGURE = Path("assets/figures/recipes.svg")
 RUNS = (  # rank, rate, seed

@@ -22,7 +22,7 @@ from appendix import rl, runs
 from helpers import chat, data, gemma, train
 from verilog.asking import messages_for
 
-BASE, STORED = "assets/tiny_gemma4", Path("data/rl")
+BASE, STORED = "assets/tiny_gemma4_clean", Path("data/rl")  # its corpus has no bugs
 START = STORED / "start.safetensors"  # 03's adapters at the end of a tiny run
 
 
