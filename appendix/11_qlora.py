@@ -106,9 +106,10 @@ style.finish(fig, "11_answer",
 # unpacked before it is multiplied.
 #
 # ## 2. One seed is no result
-# Should you? The first thing that we learned was how easily one is fooled. We trained the tiny
-# base with each storage and three seeds, and judged 38 problems each (as in [07](07_eval.ipynb)). Here
-# is NF4 against bfloat16 with the same seed, in our first runs:
+# Should you? The first thing that we learned was how easily one is fooled. We trained a tiny base with each
+# storage and three seeds, and judged 38 problems each (as in [07](07_eval.ipynb)). All runs of this page are
+# of earlier tiny bases, whose corpus had no bugs; those on today's ([09](09_tiny_base.ipynb)) are still to be
+# made. Here's NF4 against bfloat16 with the same seed, in our first runs:
 
 # %%
 FIRST_BASE = "814107fdbaa3"  # `lab.base_id()` is this repository's
