@@ -136,7 +136,8 @@ for name, design, prompt in make.draws(100, seed=9):
     pairs.append((exam, bugs.bug(draw, design).verilog()))
 with helpers.phase("a hundred simulations"):
     caught = sum(not verdict.passed for verdict in verilog.judge_many(pairs))
-print(f"{caught} of {len(pairs)} modules with a bug fail; {make.BUG_SHARE:.0%} of the corpus get one")
+print(f"{caught} of {len(pairs)} modules with a bug fail; "
+      f"{make.BUG_SHARE:.0%} of the corpus' modules get one")
 
 # %% [markdown]
 # Nearly all bugs matter. The few that don't are real, too: a sign extension that is one bit too wide
