@@ -463,8 +463,8 @@ if beside:
 # asking.load_adapter(record, "third", "runs/c/adapter")
 # ```
 #
-# An adapter of another base is refused before it can do harm. Each of several adapters computes what its
-# own merged model does, also one that came later (`tests/test_adapters.py`, on a CPU).
+# An adapter of another base is refused before it can do harm. Whether each adapter computes what its own
+# merged model does, also one that came later, is what a slow test in `tests/test_adapters.py` compares.
 #
 # ## 11. What do fewer bits cost?
 # An fp8 cache holds 1.7 to 1.8 times as many tokens, and weights of one byte leave more room for it. Whether
