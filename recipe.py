@@ -21,6 +21,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -171,7 +172,7 @@ def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list, list
         print(f"{count} rows {what!a}", flush=True)
     return trained, held_out
 
-def marked(value: object, pattern: re.Pattern) -> object:
+def marked(value: Any, pattern: re.Pattern) -> Any:
     """The same structure, with a mark in all that only spells a control token."""
     if isinstance(value, str):
         return pattern.sub(lambda word: word[0][0] + MARK + word[0][1:], value)
