@@ -358,33 +358,6 @@ fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
 style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed above")
 
 # %% [markdown]
-# ### What does a mask in the wrong place do?
-# The loss won't tell you: it falls in every case. So we trained the tiny base three times on these rows,
-# with the same tokens, steps and seeds, and let 07's judge count what passes. Only the mask differs.
-# **Which of the three would you bet on, and which one fails completely?**
-
-# %%
-runs = pd.concat([pd.read_csv(path) for path in sorted(Path("data/masks").glob("*.csv"))])
-masks = ["answers", "prompts, too", "six tokens late"]
-fig, ax = style.figure(8, 2.4)
-for place, name in enumerate(masks):
-    passed = runs[runs["mask"] == name].greedy
-    ax.barh(place, passed.mean(), color=style.SKY)
-    ax.plot(passed, [place] * len(passed), "o", color=style.BLUE)
-ax.set(yticks=range(len(masks)), yticklabels=masks, xlim=(0, 38), ylim=(2.6, -0.6),
-       xlabel=f"of 38 problems passed; a dot is a seed, {runs.steps.iloc[0]} steps each")
-style.finish(fig, "02_masks", "data/masks, measured at size tiny")
-
-# %% [markdown]
-# <details><summary><b>Why does the late mask fail?</b></summary>
-#
-# It never trains the first six tokens of an answer, which are the opening fence and the word `module`. So
-# the model doesn't learn how to begin, and everything that it did learn comes after a beginning.
-#
-# </details>
-#
-# **A wrong mask doesn't raise an error and doesn't stop the loss from falling. Look at the tokens.**
-#
 # ## 5. Is the test in the training set?
 # **Could a model have seen the exam?** If it has, passing proves nothing. `data.overlap` compares every
 # training prompt with every evaluation prompt, in two ways. Prompts that are equal except for case, spaces
