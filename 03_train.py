@@ -15,9 +15,9 @@
 #
 # # 03 · LoRA on Gemma 4: every matrix, every token, every bit
 #
-# How does a model that answers in fragments learn to write the module you asked for? You load Gemma
-# 4 onto four devices, ask it for an up-down counter, train small adapters beside its frozen
-# weights, and ask again. Then you learn the JAX behind it, as much as that takes.
+# How does a model that answers in fragments learn to write the module you asked for? You'll load Gemma 4
+# onto four devices, ask it for an up-down counter, train small adapters beside its frozen weights, and ask
+# again. Then you'll learn the JAX behind it, as much of it as that takes.
 #
 # | | |
 # |---|---|
@@ -51,9 +51,10 @@ helpers.machine(devices=4)
 
 # %% [markdown]
 # ## 1. Load the model and ask it
-# JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax is the
-# optimizer, Grain feeds data, Orbax writes checkpoints. The defaults of `train.Settings` are
-# mostly a published recipe for the 31B ([10](10_published.ipynb) asks what holds of it).
+# **Who does what here?** JAX computes, Flax NNX holds the model, and Tunix knows Gemma 4. Qwix adds LoRA,
+# Optax is the optimizer, Grain feeds the data, and Orbax writes checkpoints. The defaults of
+# `train.Settings` are mostly a published recipe for the 31B ([10](10_published.ipynb) asks how much of it
+# holds).
 #
 # <details><summary>If you know PyTorch</summary>
 #
@@ -87,9 +88,9 @@ from tables import architecture
 from tables.stored import settings_here
 
 # %% [markdown]
-# The base model is no setting: the data says which tokenizer and model it is for, and how long a row
-# is. Where [08](08_dryrun.ipynb) has compiled this step for your slice, `settings_here` brings the mesh,
-# what is recomputed and the rows of a device, as compiled for the nearest length.
+# You don't choose the model here: the data already did. It was made with one model's tokenizer, and its rows
+# have one length. If [08](08_dryrun.ipynb) has compiled this step for your slice, `settings_here` brings the
+# mesh, what is recomputed and the rows of a device, as compiled for the nearest length.
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
@@ -105,8 +106,8 @@ cfg = replace(cfg, **train.from_environment())  # MAX_STEPS, CHECKPOINTS: where 
 cfg.table()
 
 # %% [markdown]
-# A *mesh* arranges the devices along two axes: `fsdp` cuts the batch and the storage of the weights,
-# `tp` cuts heads and columns (section 6).
+# A *mesh* arranges the devices along two axes. `fsdp` cuts the batch and the storage of the weights, and `tp`
+# cuts heads and columns. (Section 6 shows both.)
 
 # %%
 train.keep_compilations(cfg.checkpoints)
@@ -116,9 +117,9 @@ mesh = gemma.make_mesh(config, cfg.mesh)
 fsdp, tp = mesh.devices.shape
 
 # %% [markdown]
-# Compiling the optimizer step takes minutes for the 31B, and needs only shapes. So it starts now, in a
-# thread, before any weight is loaded. Sections 2 to 4 explain what it is given: an optimizer, a loss, and
-# a model with adapters.
+# Compiling the 31B's optimizer step takes minutes, but the compiler needs only shapes, no weights. So it
+# starts now, in a thread of its own, before anything is loaded. What it's given is an optimizer, a loss, and a
+# model with adapters; sections 2 to 4 explain them.
 
 # %%
 train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
@@ -155,8 +156,8 @@ base_parameters = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
 print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB per device")
 
 # %% [markdown]
-# And ask for the up-down counter (with your own data: your first held-out question), together with
-# the three held-out requests of notebook 02.
+# Now ask it for the up-down counter, together with the three held-out requests of notebook 02. (If you
+# brought your own data, your first held-out question takes the counter's place.)
 
 # %%
 samples = helpers.read_json(data / "samples.json")
@@ -171,7 +172,7 @@ with helpers.phase("four answers of the base model"):
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
-# That is no counter. In section 5 you ask again.
+# That isn't a counter. You'll ask again in section 5.
 #
 # ## 2. LoRA: W + (α/r) · A · B
 # Each matrix W of attention and MLP stays frozen, like all else. Beside it you train A, which reads the
@@ -277,7 +278,7 @@ found = f"resuming from step {state.step}" if state.step else "starting at step 
 print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 
 # %% [markdown]
-# The compiled step tells what it needs in memory: one that does not fit is refused here, after loading.
+# The compiled step says how much memory it needs. If it won't fit, you'll find out here.
 
 # %%
 with train.within_memory(), helpers.phase("waiting for the compiled optimizer step"):
@@ -287,14 +288,12 @@ held = train.memory_of(compiled, state, frozen)
 pd.Series(held, name="GiB per device").to_frame()
 
 # %% [markdown]
-# *Temporaries* are the activations of one micro-batch and the gradients. If a step does not fit,
-# `remat` (rematerialisation) trades time for memory: the backward pass computes again what it would
-# have kept. [08](08_dryrun.ipynb) has it for every slice.
+# *Temporaries* are the activations of one micro-batch and the gradients. If a step doesn't fit, `remat`
+# (rematerialisation) trades time for memory: the backward pass computes again what it would otherwise have
+# kept. [08](08_dryrun.ipynb) has the numbers for every slice.
 #
-# Now train. The first step changes nothing yet, because the warm-up starts at a rate of 0.
-# Interrupted? Restart, Run All; it resumes. To watch the losses elsewhere, set `TRACK=tensorboard` (it
-# writes `train/tensorboard/`) or `TRACK=wandb` (after `pip install wandb` and `wandb login`) before the
-# notebook starts; both show what `log.jsonl` holds, also after a resume.
+# Now train. The first step changes nothing yet, because the warm-up starts at a rate of 0. If you're
+# interrupted, restart and choose *Run All*: it goes on where it was.
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
@@ -311,9 +310,9 @@ nnx.update(model, state.adapters)
 manager.close()  # after the last checkpoint is written
 
 # %% [markdown]
-# What 04 must know travels in `recipe.json`, so that no later notebook repeats a setting of this
-# one. We write it right away: whatever happens in the cells below, the training is saved and 04 can run.
-# The hash of the adapters goes with it, because a bit that a disk flips would go unnoticed.
+# What does 04 need to know? It's all in `recipe.json`, so no later notebook repeats a setting of this one. We
+# write it right away: whatever happens in the cells below, your training is saved and 04 can run. The hash of
+# the adapters goes with it, because nobody would notice a bit that a disk flips.
 
 # %%
 history = train.read_log(log_file)
@@ -332,8 +331,8 @@ helpers.write_json(helpers.run_dir("train", "machine.json"), {
     "micro_rows": micro_rows, "sequence_length": length, "remat": cfg.remat})
 
 # %% [markdown]
-# The whole run, read from `log.jsonl`. Loss is in *nats*, its unit with natural logarithms: guessing
-# among n tokens costs ln n.
+# Here's the whole run, read from `log.jsonl`. The loss is in *nats*, its unit with natural logarithms: guessing
+# blindly among n tokens costs ln n.
 
 # %% tags=["raises-exception"]
 style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
@@ -345,14 +344,13 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 #
 # <details><summary>Answer</summary>
 #
-# The model memorises its rows. The held-out loss counts: it is on requests that the model has not seen.
-# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) has a figure with few rows,
-# where it happens.
+# The model has begun to memorise its rows. The held-out loss is the one that counts, because it's on requests
+# that the model hasn't seen. Once it rises, you've trained too long.
 #
 # </details>
 #
 # ## 5. Ask again
-# The same request, the base on the left, the tuned model on the right.
+# **Did it learn?** Here's the same request: the base on the left, the tuned model on the right.
 
 # %% tags=["raises-exception"]
 with helpers.phase("four answers of the tuned model"):
@@ -360,9 +358,9 @@ with helpers.phase("four answers of the tuned model"):
 style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 
 # %% [markdown]
-# It looks like a counter; [07](07_eval.ipynb) lets a simulator decide. Now the three held-out
-# requests, beside the dataset's own answers. Most tiny modules have only one natural form, so expect
-# the same text.
+# It looks like a counter, and in [07](07_eval.ipynb) a simulator decides whether it is one. Now the three
+# held-out requests, beside the dataset's own answers. Most of the tiny modules have only one natural form, so
+# you can expect the same text.
 
 # %% tags=["raises-exception"]
 for sample, old, new in zip(samples, before[1:], after[1:]):
@@ -379,11 +377,11 @@ helpers.write_json(helpers.run_dir("train", "answers.json"), {
 print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())))
 
 # %% [markdown]
-# You can go on to [04](04_merge.ipynb) now. What follows: the JAX behind all this, how a step is spread
-# over several chips, and why we wrote our own.
+# **Your model is trained, so you can go on to [04](04_merge.ipynb) now.** What follows is for the curious: the
+# JAX behind all this, how a step is spread over several chips, and why we wrote our own loop.
 #
 # ## 6. JAX in ten minutes
-# What ran above are four ideas. One cell each, on the model that is in memory.
+# What ran above rests on four ideas. Each gets one cell, on the model that's in memory.
 #
 # ### Functions are compiled, for one shape
 # `jax.jit` runs your Python function once with placeholders that have a shape and no values. It
@@ -477,7 +475,7 @@ with mesh:
 print(f"compiled and called as it is: at most {apart:.2g} apart")
 
 # %% [markdown]
-# That is all: functions of trees, compiled once per shape, over arrays that know where they lie.
+# **That's all of it: functions of trees, compiled once for each shape, over arrays that know where they lie.**
 #
 # ## 7. Which mesh? Heads limit it
 # With `tp` each device gets whole attention heads, so it must divide every head count. Gemma 4 31B
@@ -551,8 +549,8 @@ losses = trainer.metrics_logger.get_metric_history("", "loss", "train")
 print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# It works, and still we wrote a loop of our own. Tunix weights tokens unevenly, and its step copies
-# the frozen weights.
+# It works. So why did we write a loop of our own? Because Tunix weights tokens unevenly, and because its step
+# copies the frozen weights.
 #
 # <details><summary><b>How can two trainers disagree about a mean?</b></summary>
 #
@@ -571,17 +569,17 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # 1,023 tokens at most.
 #
 # ## 9. What was checked
-# Three proofs are in `tests/`, not on this page. The loss and all gradients of a packed row are
-# those of its examples one by one, by an independent textbook loss. One optimizer step
-# equals PyTorch's with PEFT, from the same A and B. A run that is ended by `kill -9` at any point
-# continues to the same bits, and so it does when its newest checkpoint is torn.
+# **Why should you believe any of this?** Three proofs are in `tests/` and not on this page. The loss and all
+# gradients of a packed row equal those of its examples one by one, by an independent textbook loss. One
+# optimizer step equals PyTorch's with PEFT, from the same A and B. And a run that's ended by `kill -9` at any
+# point continues to the same bits, even when its newest checkpoint is torn.
 #
 # ## Recap
-# - JAX compiles functions of trees, once per shape, for a whole mesh. Heads limit `tp`; rows and
-#   weights can be cut without it.
-# - All modules have float32 adapters, which change nothing before the first step.
+# - JAX compiles functions of trees, once for each shape, for a whole mesh. Heads limit `tp`; rows and weights
+#   can be cut without it.
+# - All modules have float32 adapters, and they change nothing before the first step.
 # - The step weighs every token equally and returns only what changed.
-# - A run can be killed at any moment, and continues to the same bits.
+# - You can kill a run at any moment, and it continues to the same bits.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
