@@ -15,10 +15,9 @@
 #
 # # 04 · From the checkpoint to a model every engine agrees on
 #
-# How do a few small matrices become part of a model of 62 GB, and how do you know that nothing was
-# lost on the way? You merge one matrix by hand, learn what is different about the others, and write a
-# folder that vLLM serves as it is. The same adapters also go into the format of PEFT, Hugging Face's
-# adapter library.
+# How do a few small matrices become part of a model of 62 GB, and how do you know that nothing got lost on the
+# way? You'll merge one matrix by hand, learn what's different about the others, and write a folder that vLLM
+# serves as it is. The same adapters also go into the format of PEFT, Hugging Face's adapter library.
 #
 # | | |
 # |---|---|
@@ -52,8 +51,8 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. One matrix, by hand
-# Rank, alpha, matrices and base were decided in notebook 03 and travel in `train/recipe.json`.
-# Four settings are left.
+# **What's left to decide?** Not much. Notebook 03 decided rank, alpha, matrices and base, and
+# `train/recipe.json` brings them along. Four settings remain.
 
 # %%
 import json
@@ -85,9 +84,9 @@ TINY = replace(FULL, ask=True, four_bits=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# For each large matrix notebook 03 left a pair of small ones: `A` narrows the layer's input to `r`
-# numbers (`r` is the rank), `B` widens them to the output. We restore them as plain NumPy arrays;
-# no model is built.
+# For each large matrix notebook 03 left a pair of small ones. `A` narrows the layer's input to `r` numbers (`r`
+# is the rank), and `B` widens them to the output. We restore them as plain NumPy arrays, without building a
+# model.
 
 # %%
 recipe = records.Recipe.load()
@@ -104,9 +103,9 @@ for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
 
 # %% [markdown]
-# These are the six pairs of the first layer. Now the base. `open_model` reads where each tensor
-# lies; nothing is loaded. A fingerprint says whether this is the base that 03 trained on, and
-# `language_prefix` compares its tensors with its config.
+# Those are the six pairs of the first layer. Now the base. `open_model` reads where each tensor is stored, but it
+# loads nothing. A fingerprint says whether this is the base that 03 trained on, and `language_prefix` compares
+# its tensors with its config.
 
 # %%
 base = remote.stage(cfg.base or recipe.base_path)
@@ -119,9 +118,10 @@ total = sum(tensor.stop - tensor.start for tensor in tensors.values())
 print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB; names start with {prefix!r}")
 
 # %% [markdown]
-# Training computed `x Wᵀ` and beside it `(alpha / r) · x A B`. Merging adds the second matrix to
-# the first, once and for all. Here is the whole merge, for one matrix. The proof is a random input:
-# the merged matrix must give what base and adapter give together, up to one rounding to bfloat16.
+# Training computed `x Wᵀ` and, beside it, `(alpha / r) · x A B`. Merging adds the second matrix to the first,
+# once and for all. Here's the whole merge, for one matrix. How do we know that it's right? We send a random
+# input through both: the merged matrix must give what base and adapter give together, up to one rounding to
+# bfloat16.
 
 # %%
 path = next(path for path in adapters if path.endswith("down_proj"))
@@ -140,9 +140,9 @@ print(f"{path}: W {W.shape} {W.dtype} is {length:.1f} long, the change {change:.
 assert apart < ml_dtypes.finfo(W.dtype).eps
 
 # %% [markdown]
-# That is a complete merge, and it is right. Three problems are left. Attention has no plain
-# `[in, r]` and `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And
-# 62 GB do not fit into the memory of a small machine (section 4).
+# **That's a complete merge, and it's right.** Three problems are left. Attention has no plain `[in, r]` and
+# `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And 62 GB don't fit into the
+# memory of a small machine (section 4).
 #
 # <details><summary><b>Why is <code>A B</code> transposed before it is added?</b></summary>
 #
@@ -152,11 +152,11 @@ assert apart < ml_dtypes.finfo(W.dtype).eps
 # </details>
 #
 # ## 2. Two names for every matrix
-# Tunix, which trained, and Hugging Face (HF), whose files everybody reads, cut the same network
-# differently. HF has flat `[out, in]` matrices. Tunix keeps attention heads as an axis of their
-# own. In *sliding* layers, which attend to a window of recent tokens, it stores the projections to
-# keys and values as one array. *Full* layers attend to all tokens; in the 31B and the tiny model
-# they have no projection to values, because their values are the keys' projection.
+# **Why can't we just add them all up?** Because the two libraries cut the same network differently. Tunix
+# trained it; Hugging Face (HF) defines the files that everybody reads. HF has flat `[out, in]` matrices. Tunix
+# keeps attention heads as an axis of their own. In *sliding* layers, which attend to a window of recent tokens,
+# Tunix stores the projections to keys and values as one array. *Full* layers attend to all tokens. In the 31B
+# and the tiny model they don't have a projection to values, because their values are the keys' projection.
 #
 # Here is every kind of matrix, with the einsum (a product whose axes have letters) that training
 # runs: `t` tokens, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP
@@ -199,7 +199,8 @@ np.testing.assert_allclose(ours, theirs.reshape(ours.shape), rtol=1e-9, atol=1e-
 print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 
 # %% [markdown]
-# Tests do this for every kind. Section 6 proves that Hugging Face, too, puts heads one after the other.
+# Tests do this for every kind, and section 6 proves that Hugging Face concatenates heads in the same order.
+# **One function knows how every kind comes apart, so nothing else has to.**
 #
 # ## 3. Nothing missing, nothing left over
 # **A merge forgets one matrix. Who notices?**
@@ -210,8 +211,8 @@ print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 #
 # </details>
 #
-# So we compare three lists before writing a byte: what the config says, what the checkpoint holds,
-# what the base holds. Any difference stops us, with its name.
+# So before we write a byte, we compare three lists: what the config says, what the checkpoint holds, and what
+# the base holds. Any difference stops us, with its name.
 
 # %%
 merge.check(targets, adapters, tensors, prefix, recipe, notes)
@@ -230,7 +231,7 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 #
 # </details>
 #
-# Each piece is section 1's merge. On the way the sizes of base, change and rounding are noted.
+# Each piece is section 1's merge. On the way we note how large the base, the change and the rounding are.
 
 # %%
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
@@ -243,12 +244,12 @@ for folder, files in (("merged", record.files), ("adapter", record.adapter_files
 pd.DataFrame(rows).set_index("file")
 
 # %% [markdown]
-# `merge.json` has the hash of every file and of all that they were made from; 05 checks it before it
+# `merge.json` has the hash of every file and of everything that the files were made from. 05 checks it before it
 # serves.
 #
 # ### Ask the merged weights
-# Does the folder know what the adapters knew? Load it as any base model, without adapters, and ask
-# it what notebook 03 asked. (On a larger model [05](05_serve_vllm.ipynb) asks.)
+# **Does the folder know what the adapters knew?** Load it like any base model, without adapters, and ask it what
+# notebook 03 asked. (For a larger model [05](05_serve_vllm.ipynb) does that.)
 
 # %%
 told = helpers.run_dir("train", "answers.json")
@@ -270,7 +271,7 @@ if cfg.ask and told.exists():
 # [PEFT](https://github.com/huggingface/peft): `lora_A [r, in]` and `lora_B [out, r]` for each HF
 # matrix.
 #
-# **Why is the adapter of `k_proj` stored a second time, as `v_proj`, where there is no `v_proj`?**
+# **Some layers have no `v_proj`. Why do we save an adapter for one anyway?**
 #
 # <details><summary>Answer</summary>
 #
@@ -333,8 +334,8 @@ if cfg.four_bits:
 # needs AVX-512.
 #
 # ## 5. What the fine-tune touched
-# The norms give two numbers per matrix: the size of the change relative to the matrix,
-# `‖ΔW‖ / ‖W‖`, and what rounding the sum cost, relative to the change.
+# **How much did the fine-tune change?** The norms tell us two things about each matrix: how large the change is,
+# relative to the matrix, `‖ΔW‖ / ‖W‖`, and what rounding the sum cost, relative to the change.
 
 # %%
 norms = pd.DataFrame(record.norms)
@@ -348,8 +349,8 @@ display(styled.set_caption("change, % of the matrix"))
 norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round(2)
 
 # %% [markdown]
-# These changes are large: the tiny base had never seen an instruction, and it learned at a high
-# rate. **What happens to a change of a tenth of a per cent?**
+# These changes are large, because the tiny base had never seen an instruction and learned at a high rate.
+# **What happens to a change of a tenth of a percent?**
 #
 # <details><summary>Answer</summary>
 #
@@ -361,9 +362,8 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 # </details>
 #
 # ## 6. Do all engines agree?
-# Ten prompts of 100 tokens go through five paths, and `tests/test_merge.py` compares the
-# log-probability of every token of the vocabulary at every position (tiny base, random `A` and
-# `B`):
+# **Is it the same model everywhere?** Ten prompts of 100 tokens go through five paths, and `tests/test_merge.py`
+# compares the log-probability of every token of the vocabulary at every position (tiny base, random `A` and `B`):
 #
 # | max (mean) of \|Δ log-probability\| | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
 # |---|---|---|
@@ -375,13 +375,13 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 # | vLLM, base + adapter without the copied `v_proj` | **1.4** (0.074) | **1.3** (0.086) |
 # | HF, base alone | 13 (1.5) | 13 (1.5) |
 #
-# In float32 the five paths are one model. In bfloat16 they differ by about as much as HF and vLLM
-# do on the untouched base (0.034): the noise of the arithmetic, not of the merge.
+# **In float32 the five paths are one model.** In bfloat16 they differ by about as much as HF and vLLM differ on the
+# untouched base (0.034). So that's the noise of the arithmetic, not of the merge.
 #
 # <details><summary><b>Which row would you have missed without this test?</b></summary>
 #
-# The sixth. The adapter loads, the model answers, and one layer in six uses its old values. That is
-# what the copied `v_proj` prevents.
+# The sixth. The adapter loads and the model answers, but one layer in six uses its old values. The copied `v_proj`
+# prevents that.
 #
 # </details>
 #
