@@ -223,8 +223,8 @@ style.side_by_side({f"{number} steps: {'passes' if verdict.passed else 'fails'}"
                     for (number, text), verdict in zip(counters.items(), verdicts)})
 
 # %% [markdown]
-# First it learns what an answer looks like: a fence, a module, the ports that were asked for. What the
-# module *does* comes last.
+# First it learns what an answer looks like: a fence, a module, a list of ports. The details that a simulator
+# cares about come last.
 #
 # ## 4. Is it right? Count
 # We ask for all 38 modules again. Each answer is compiled and simulated beside a correct module by the

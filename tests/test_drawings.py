@@ -196,3 +196,10 @@ def test_the_program_writes_an_animation_or_one_line(tmp_path):
         done, made = draw(bad)
         assert done.returncode == 2 and "holds no snapshots" in done.stderr, bad
         assert "Traceback" not in done.stderr and not made.exists()
+
+
+def test_the_counter_of_the_readme_is_what_its_snapshots_say():
+    told = json.loads((FIGURES / "counter.json").read_text())
+    drawn = snapshots.animate([tuple(shot) for shot in told["snapshots"]], told["verdict"],
+                              told["passed"], told["request"])
+    assert (FIGURES / "counter.svg").read_text() == drawn, "tools/snapshots.py, then look at it"

@@ -1,9 +1,7 @@
-"""Draw the README's figures, and write its numbers and those of STATUS.
+"""Draw README's figure of speeds, and write its numbers and those of STATUS.
 
     .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
                                                        from data/dryrun/v5p-8_31b.csv
-    .venv/bin/python tools/readme_figure.py answers    draw assets/figures/before_after.svg from the
-                                                       answers in RUN_DIR/eval (default runs/tiny)
     .venv/bin/python tools/readme_figure.py numbers    write what stands between <!--name--> and
                                                        <!----> in README.md and docs/STATUS.md, from
                                                        that run and data/
@@ -13,7 +11,6 @@ import json
 import os
 import re
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,15 +24,12 @@ import budget
 
 from helpers import style
 from tables import measured, published
-from tables.errors import UserError
 from tpu_time import fit
 from tpu_time.bands import band, between
 
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
-ANSWERS = ROOT / "assets" / "figures" / "before_after.svg"
 NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md")  # pages with <!--name--> marks
-EXAMPLE = "Prob031_updown"
 RUN_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
 
 
@@ -119,54 +113,6 @@ def save(fig: Any, target: Path, description: str) -> None:
     fig.savefig(target, metadata={"Date": None, "Description": description})
 
 
-class Answers(NamedTuple):
-    """A request, what the model answered before and after training, and after how many steps."""
-
-    asked: str
-    base: str
-    tuned: str
-    steps: int
-
-
-def answers(folder: Path) -> Answers:
-    """The running example of a finished run, from 07."""
-    prompt = (ROOT / "data" / "tiny_eval" / f"{EXAMPLE}_prompt.txt").read_text()
-    with open(folder / "train" / "log.jsonl") as file:
-        last = max(json.loads(line)["step"] for line in file)
-    return Answers(prompt.split("\n\n", 1)[1], answer_of(folder, "base"),
-                   answer_of(folder, "tuned"), last)
-
-
-def answer_of(folder: Path, model: str) -> str:
-    """What a model of the run said to the example, greedily, asked as it was trained."""
-    with open(folder / "eval" / model / "samples.jsonl") as file:
-        for line in file:
-            row = json.loads(line)
-            if row["problem"] == EXAMPLE and row["plan"] == "ours, greedy":
-                return row["text"]
-    raise UserError(f"{file.name} holds no answer to {EXAMPLE}. Run 07 first.")
-
-
-def draw_answers(shown: Answers, target: Path) -> None:
-    """Three panels of text: what is asked, and what the model says before and after training."""
-    fig, axes = style.figure(9.6, 2.35, columns=3, width_ratios=(1, 0.75, 1.1))
-    titles = ("You ask", "Before training", f"After {shown.steps} steps of LoRA on two CPU cores")
-    colors = (style.BLACK, style.RED, style.BLUE)
-    texts = shown[:3]
-    for ax, title, color, text in zip(axes, titles, colors, texts, strict=True):
-        ax.set_axis_off()
-        ax.set_title(title, color=color, fontsize=10)
-        lines = []
-        for line in text.strip("\n").splitlines():
-            if not line.startswith("```"):
-                lines += textwrap.wrap(line, 40) or [""]
-        ax.text(0, 0.97, "\n".join(lines), family="monospace", fontsize=8, va="top",
-                transform=ax.transAxes, color=style.BLACK)
-    fig.supxlabel(f"Tiny Gemma 4, greedy answers to {EXAMPLE}, a problem that training never saw",
-                  fontsize=8, color=style.GREY, x=0.01, ha="left")
-    save(fig, target, json.dumps(texts))
-
-
 def numbers(run: Path) -> dict[str, str]:
     """{name: text} of the pages' numbers, as far as the run and the tables have them."""
     return reading_numbers() | run_numbers(run) | step_numbers()
@@ -233,16 +179,13 @@ def write_numbers(texts: dict[str, str], path: Path) -> list[str]:
 
 
 def main() -> None:
-    """Draw one of the figures, or write the numbers."""
+    """Draw the figure, or write the numbers."""
     matplotlib.use("agg")
     run = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
     if "numbers" in sys.argv[1:]:
         for page in NUMBERED:
             changed = write_numbers(numbers(run), page)
             print(f"{page.name}:", ", ".join(changed) or "all current")
-    elif "answers" in sys.argv[1:]:
-        draw_answers(answers(run), ANSWERS)
-        print(f"{ANSWERS.relative_to(ROOT)} drawn")
     else:
         points = bars()
         draw(points, FIGURE)

@@ -1,6 +1,6 @@
 """Animate an answer that gets better: one request, asked again as training goes on.
 
-    .venv/bin/python tools/snapshots.py snapshots.json          writes assets/figures/counter.svg
+    .venv/bin/python tools/snapshots.py assets/figures/counter.json     writes counter.svg
     .venv/bin/python tools/snapshots.py snapshots.json -o x.svg
 
 The file has what 00 has seen:
