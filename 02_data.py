@@ -24,7 +24,7 @@
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
 # | **Reads** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, verilog-eval's prompts by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own data (section 2) |
 # | **Writes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
-# | **Time and cost** | tiny: about 8 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
+# | **Time and cost** | tiny: about 15 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
 # The outputs shown are those of the tiny run. New words are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).

@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each). e2b (Gemma 4 E2B, about two billion effective parameters): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: two to three minutes on two idle CPU cores (measured). 31b: about an hour on a v5p-8 (predicted and assumed, [08](08_dryrun.ipynb)) |
+# | **Time and cost** | tiny: about eight minutes on two CPU cores without AVX-512 (measured). 31b: about an hour on a v5p-8 (predicted and assumed, [08](08_dryrun.ipynb)) |
 
 # %% [markdown]
 # ## Before we start
