@@ -25,7 +25,7 @@
 # | **Needs** | Colab with a TPU (v5e-1 or v6e-1) for Gemma 4 E2B; Kaggle's TPU v5e-8 for E2B up to the 31B; or any CPU, for a rehearsal with a tiny model |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
 # | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B, 62.5 for the 31B). It's on the machine's disk; set `RUN_DIR` in a cell before the first to have it on your Drive, or below `/tmp` on Kaggle, whose `/kaggle/working` holds 20 GB |
-# | **Time and cost** | tiny: two to three minutes on two CPU cores (predicted from 00, which trains as many tokens); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
+# | **Time and cost** | tiny: four minutes on two busy CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
 #
 # Choose *Run all* first, without changing anything: it runs with the example. Then name your file.
 #
