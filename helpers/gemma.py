@@ -189,8 +189,10 @@ def on_mesh(tree: Any, mesh: Mesh) -> Any:
 
 
 def place(model: AnyModel, mesh: Mesh) -> AnyModel:
-    """`on_mesh` for all variables of an NNX module, in place; returns the module."""
+    """`on_mesh` for all variables of an NNX module or optimizer, in place; returns it."""
     nnx.update(model, on_mesh(nnx.state(model), mesh))
+    if not isinstance(model, nnx.Module):  # an optimizer's state has no table
+        return model
     for _, module in model.iter_modules():
         if isinstance(module, Embedder) and hasattr(module, "per_layer_input_embedding"):
             table = module.per_layer_input_embedding
