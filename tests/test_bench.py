@@ -780,7 +780,7 @@ def test_the_table_of_the_series_is_what_vllm_measured():
         assert bool(longs) == results.within(part).any(), (
             "a price is tried where a rate kept the objective"
         )
-        assert all(raw["completed"] >= 20 for raw in longs)
+        assert all(raw["completed"] >= 10 for raw in longs)
     assert table.flag.isna().mean() > 0.5, (
         "a client short of CPU reads some answers at once, not most"
     )
