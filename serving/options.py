@@ -264,11 +264,11 @@ def _shapes_of(file: Path) -> dict[str, tuple[int, int]]:
         raise UserError(f"{file} is damaged or cut short. Run 04_merge again.") from error
     sizes: dict[str, dict[str, int]] = {}
     for name, entry in header.items():
-        found = ADAPTED.fullmatch(name)
-        if found:
+        match = ADAPTED.fullmatch(name)
+        if match:
             shape = entry["shape"]
-            half = found["half"]  # A is [r, in], B is [out, r]
-            sizes.setdefault(found["matrix"], {})[half] = shape[1] if half == "A" else shape[0]
+            half = match["half"]  # A is [r, in], B is [out, r]
+            sizes.setdefault(match["matrix"], {})[half] = shape[1] if half == "A" else shape[0]
     return {matrix: (halves.get("B", 0), halves.get("A", 0)) for matrix, halves in sizes.items()}
 
 
