@@ -239,10 +239,10 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # <details><summary>Answer</summary>
 #
-# The output matrix, which has a column for each of the 31B's 262,144 tokens. We want logits only at
-# trained positions, so `hidden_states` temporarily replaces the output layer by the identity, and
-# `token_losses` multiplies what is left. If your answers fill most of a row, it does so for half a row at a
-# time: logits are the largest arrays of a step, and one half's are forgotten before the other's are made.
+# The output matrix, which has a column for each of the 31B's 262,144 tokens. We want logits only at trained
+# positions. So `hidden_states` stops before the output matrix, and `token_losses` multiplies only the
+# positions that are trained. Logits are the largest arrays of a step. So if your answers fill most of a row,
+# `token_losses` takes half a row at a time, and drops the logits of one half before it computes the other's.
 #
 # </details>
 
