@@ -403,9 +403,10 @@ for share in (0.94, 0.8, 0.7, 0.6):
 
 # %% [markdown]
 # Others have measured whole steps with int8 products. They gained a factor of 1.2 to 1.4: an 8B on v5e went from
-# 58 to 70 % of the peak ([marin 620](https://github.com/marin-community/marin/issues/620)), and a model with
-# experts on a v5p-8 gained 21 and 37 % ([marin 2710](https://github.com/marin-community/marin/issues/2710)). They
-# quantise their weights in each step, and a frozen int8 base that's stored doesn't need that. **So read the int8
+# 58 to 70 % of the peak ([marin 620](https://github.com/marin-community/marin/issues/620)), and training experts
+# on a v5p-8 gained 21 % at one width and 37 % at a larger one
+# ([marin 2710](https://github.com/marin-community/marin/issues/2710)). They quantise their weights in each step,
+# which a base that's frozen and stored in int8 doesn't need. **So read the int8
 # row as somewhere from 9 to 14.5 times, unanchored, and take the bfloat16 number as the result.**
 #
 # ## 8. What can you rent?
