@@ -2,9 +2,9 @@
 # Score the server of notebook 05 with lm-evaluation-harness, the ruler that everybody uses.
 #   ./setup.sh harness                            once: its environment, .venv-harness
 #   scripts/harness.sh FOLDER ports               our own task, data/harness/ports.yaml
-#   scripts/harness.sh FOLDER ifeval --limit 100  one of theirs, with any option of `lm_eval run`
-# FOLDER is the server's, such as runs/31b/serve. Run it on base and tuned model: the difference on IFEval or
-# GSM8K is what was forgotten. Prompts are rendered by the template in the model's folder and sent as ids.
+#   scripts/harness.sh FOLDER ifeval --limit 100  one of the harness's own, with any option of `lm_eval run`
+# FOLDER is the server's, such as runs/31b/serve. Run it on the base and on the tuned model: what the tuned one
+# loses on IFEval or GSM8K is what it forgot. Prompts are rendered by the template in the model's folder and sent as ids.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stop() { printf '%s\n' "harness: $*" >&2; exit 1; }
