@@ -80,7 +80,7 @@ else:
     print("libtpu is not on this machine (./setup.sh dryrun): what follows is stored")
 
 # %% [markdown]
-# These are bytes on one chip. A quarter of both matrices comes in, and a quarter of their product goes out.
+# These are bytes on one chip. A quarter of each matrix comes in, and a quarter of their product goes out.
 #
 # Put your own function in place of the product, and `v5e:2x4` or `v6e:1x1` in place of the topology. Then you
 # know whether it fits before you rent anything. If it doesn't, the compiler raises `RESOURCE_EXHAUSTED` and says
@@ -130,8 +130,8 @@ print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000
 # **Which steps do we compare, and are they the real ones?** A *recipe* is one configuration of a training step.
 # There are three on this page:
 #
-# - `published` does what the published script does, without its dropout. Of its tokens 30 % are real and the rest
-#   is padding (922 real ones on average, counted by the authors).
+# - `published` does what the published script does, without its dropout. Only 30 % of its tokens are real, and the
+#   rest is padding. (A row has 922 real ones on average, counted by the authors.)
 # - `ours` is notebook 03 on mesh (1, 4), which means tensor parallelism over all four chips. Its rows are packed,
 #   and we count 95 % of their tokens as real.
 # - `ours, mesh (4, 1), int8 products` gives each chip whole rows and multiplies in int8. Sections 6 and 7 come
@@ -158,9 +158,9 @@ fields = pd.DataFrame({recipe.recipe: dataclasses.asdict(recipe) for recipe in r
 fields[fields.astype(str).nunique(axis=1) > 1].drop("recipe")
 
 # %% [markdown]
-# None of this is written a second time for this page. Model, loss, optimizer and step are 03's own, and so are
-# the shapes: `helpers/programs.py` traces them for 03 and for this page. And nothing gets memory, because shapes,
-# types and shardings are enough to lower a step.
+# We didn't write our step a second time for this page. Model, loss, optimizer and step are 03's own, and so are the
+# shapes: `helpers/programs.py` traces them for 03 and for this page. And nothing gets memory, because shapes, types
+# and shardings are enough to lower a step.
 
 # %%
 helpers.show_source(steps.lower_ours)
@@ -180,9 +180,9 @@ helpers.show_source(steps.lower_ours)
 #
 # So we count a compiled row for 03 only if it has as many micro-batches as 03's step.
 #
-# A run also has other programs than its step: it makes the optimizer's state, it evaluates, and it answers. Here
-# are those that we've compiled so far, for the slices that 03 is meant for. Their memory includes whatever else
-# lies on the chip while they run:
+# Beside its step, a run needs a few more programs: they make the optimizer's state, evaluate, and answer. Here are
+# those that we've compiled so far, for the slices that 03 is meant for. Their memory includes whatever else lies on
+# the chip while they run:
 
 # %%
 import os
@@ -244,8 +244,9 @@ if libtpu:
 #
 # </details>
 #
-# So a prediction knows when each instruction starts. We can write that down as the trace that a profiler would
-# have recorded: drop the file on [ui.perfetto.dev](https://ui.perfetto.dev). And we can draw it:
+# So a prediction knows when each instruction starts. The next cell writes that down as the trace that a profiler
+# would have recorded (drop the file on [ui.perfetto.dev](https://ui.perfetto.dev) to look around in it), and draws
+# it:
 
 # %%
 trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
@@ -261,9 +262,9 @@ figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 #
 # ## 5. Where the time goes
 # **What would a better program save?** Each instruction knows the line of Python that it came from, so we can
-# split the time by part of the model. Look at the column *at its limit*: it's the share of its time that a part
-# would still need if its products ran at the peak, or its bytes moved at the HBM's speed. The rest of that time
-# is what a better program could save.
+# split the time by part of the model. Then look at the column *at its limit*. Imagine that the products of a part
+# ran at the chip's peak, or that its bytes moved at the HBM's speed. What share of its time would the part still
+# need? Near 100 % there's little to gain. The rest is what a better program could save.
 
 # %%
 walked = {recipe: steps.predicted(recipe) for recipe in (steps.PUBLISHED, steps.OURS)}
@@ -275,8 +276,9 @@ for recipe, found in walked.items():
 
 # %% [markdown]
 # The published step computes its layers a second time in the backward pass. Its operands are float32. The matrix
-# unit multiplies in bfloat16 all the same, but it has to read twice the bytes and to round them on the way. Our
-# step recomputes nothing. It loses most of its time to waits, and then to attention and LoRA.
+# unit multiplies in bfloat16 all the same, but it has to read twice the bytes and to round them on the way.
+#
+# Our step recomputes nothing. What it still loses is mostly waits; then come attention and LoRA.
 #
 # ### Two changes that cost only compile time
 # - **One sum where there were two.** In the MLP, gate and up read the same input. Its gradient is a sum of two
@@ -285,7 +287,7 @@ for recipe, found in walked.items():
 #   the copy is gone, and so is the second sum.
 # - **Larger tiles.** The compiler lets one product use 16 MiB of on-chip memory. On a v5p, 03 asks for 32.
 #
-# **The published step loses time because it computes twice and reads float32. Ours mostly loses it waiting.**
+# **The published step loses time because it computes twice and reads float32. Our step mostly loses it waiting.**
 #
 # ## 6. Gather weights instead of adding sums
 # **Can we get rid of the waits?** On mesh (1, 4) every block ends in a sum over the chips, and nothing can go on
@@ -330,11 +332,11 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 #
 # <details><summary><b>What does this mesh do to the answers before and after training?</b></summary>
 #
-# An answer grows by one token at a time. If a chip gathered all the weights for each of them, a token would take
-# 290 ms on mesh (4, 1) and only 15 on mesh (1, 4) (predicted from six compiled layers). Just reading a chip's own
-# weights takes 6. So `gemma.greedy` turns the rule around: the weights stay where they are, each chip multiplies
-# its part of them, and only the tokens' sums travel. This program isn't compiled yet, so the hours below assume
-# 17 ms a token on any mesh.
+# An answer grows by one token at a time. If a chip gathered all the weights for every token, a token would take
+# 290 ms on mesh (4, 1), against 15 ms on mesh (1, 4) (predicted from six compiled layers). Just reading a chip's
+# own weights takes 6 ms. So `gemma.greedy` turns the rule around: the weights stay where they are, each chip
+# multiplies its part of them, and only the tokens' sums travel. This program isn't compiled yet, so the hours below
+# assume 17 ms a token on any mesh.
 #
 # </details>
 #
@@ -368,8 +370,8 @@ steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
 # How many times the published speed is that, in real tokens per second? It's a ratio of two predictions, so we
 # print it with the range that section 9 gives it. *One sigma* means: if our misses are like those of section 9,
 # two of three such ranges hold. With two sigmas, nineteen of twenty do. But you don't wait for a step. You wait
-# for a whole run, with its downloads, compilations, evaluations and answers. So that stands beside it. The
-# published run took 3.34 hours.
+# for a whole run, with its downloads, compilations, evaluations and answers. So the time of a whole run stands
+# beside it. (The published run took 3.34 hours.)
 
 # %%
 speed = table.set_index("recipe").tokens_per_second_predicted
@@ -389,8 +391,8 @@ figures.draw_road(steps.road(table))
 # **And int8?** Section 9 compares our predictions with programs that others timed. We call these programs
 # *anchors*, and none of them is a training step with int8 products. The compiler's cycles say that ours reach
 # 94 % of the chip's 918 TOPS (10¹² operations per second). Plain int8 products reached 96 % on a v5e (section 9)
-# and 61 % on a v6e ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf). Which of
-# these a whole step would reach, we don't know. So here's what would be left if it reached less than 94 %:
+# and 61 % on a v6e ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf). We don't
+# know which of these a whole step would reach. So here's what would be left if it reached less than 94 %:
 
 # %%
 peak, found = hardware.SLICES["v5p-8"].chip.int8, steps.predicted(steps.ROWS_INT8)
@@ -403,11 +405,12 @@ for share in (0.94, 0.8, 0.7, 0.6):
 
 # %% [markdown]
 # Others have measured whole steps with int8 products. They gained a factor of 1.2 to 1.4: an 8B on v5e went from
-# 58 to 70 % of the peak ([marin 620](https://github.com/marin-community/marin/issues/620)), and training experts
-# on a v5p-8 gained 21 % at one width and 37 % at a larger one
+# 58 to 70 % of the peak ([marin 620](https://github.com/marin-community/marin/issues/620)), and the training of a
+# model with experts on a v5p-8 became 21 % faster at one width, and 37 % faster at a larger one
 # ([marin 2710](https://github.com/marin-community/marin/issues/2710)). They quantise their weights in each step,
-# which a base that's frozen and stored in int8 doesn't need. **So read the int8
-# row as somewhere from 9 to 14.5 times, unanchored, and take the bfloat16 number as the result.**
+# which a base that's frozen and stored in int8 doesn't need. So ours may gain more, but no measurement says so.
+#
+# **Read the int8 row as somewhere from 9 to 14.5 times, unanchored, and take the bfloat16 number as the result.**
 #
 # ## 8. What can you rent?
 # **Which slice should it be?** Here are the questions of section 2 for every slice, on the mesh with the most
@@ -495,14 +498,15 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 #
 # **Where should you be careful?**
 #
-# - These programs had earlier compilers.
-# - Of six whole steps one is hit: Tunix's of Gemma 4. The published one is predicted too short. MaxText's and
-#   those of Gemma 3 are predicted too long.
+# - The programs were measured with earlier compilers than ours.
+# - There are six whole steps, and the prediction hits one of them: Tunix's of Gemma 4. It's too short for the
+#   published one, and too long for MaxText's and for those of Gemma 3.
 # - Tpuchat's single calls take longer than their programs, and the more arrays go in and out, the longer. It's
 #   about 0.13 ms with three arrays (a norm and seven products, LOG.md), 0.9 with 116 (its mean of gradients) and
 #   1.2 with 233 (its AdamW).
-# - The all-reduce over 256 chips misses, and no second measurement says why.
-# - Two of the model's rules were mended on MaxText's row, and the links' 0.90 comes from twins of the two loops.
+# - For the all-reduce over 256 chips the prediction misses, and there's no second measurement that could say why.
+# - The model has seen some of these rows, or their like: two of its rules were mended on MaxText's row, and the
+#   links' 0.90 comes from twins of the two loops.
 #
 # **Other people's measurements say how far to trust a prediction, so it's a range and never a single number.**
 #

@@ -111,8 +111,8 @@ style.finish(fig, "11_answer",
 #
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a storage costs in quality, and the first thing we learned
-# was how easily one is fooled. We trained a tiny base with each storage and with three seeds, and judged 38
-# problems each, as in [07](07_eval.ipynb). (All the runs of this page used earlier tiny bases, whose corpus had no
+# was how easily one is fooled. We trained a tiny base with each storage and with three seeds, and judged each tuned
+# model on 38 problems, as in [07](07_eval.ipynb). (All the runs of this page used earlier tiny bases, whose corpus had no
 # bugs. Those on today's base ([09](09_tiny_base.ipynb)) still have to be made.) These are our first runs: NF4 minus
 # bfloat16, with the same seed on both sides.
 
@@ -192,7 +192,8 @@ with mesh:
 # %% [markdown]
 # Tunix calls `jnp.astype` on its weight. A quantised weight isn't an array, though: it's a pair of values and
 # scales. Normally Qwix handles that by *interception*: while the model runs, calls of `jnp.einsum`, `jnp.asarray`
-# and others go to its provider. `jnp.astype` isn't on its list, so we add it.
+# and others go to an object of Qwix's instead, the *provider*, which knows about scales. `jnp.astype` isn't on its
+# list, so we add it.
 
 # %%
 helpers.show_source(quantized.Casts, quantized.Dequantized)
@@ -238,12 +239,13 @@ print(f"largest difference of logits: {apart[0]:.1%} to the dequantised model, "
 assert apart[0] < 0.05
 
 # %% [markdown]
-# The first number is the test. The second is what NF4 itself does.
+# The first number is the test. The second shows how far NF4 itself moves the base.
 #
 # Training follows gradients, so they matter more. We compare the adapters' gradients with those of the unquantised
-# model, for each kind of matrix: 1 means the same direction. (We do it at a random B, because at B = 0 the gradient
-# of A is zero.) The column *int8 arithmetic* goes one step further: the weights are multiplied as int8, too,
-# forward and backward, which a TPU does up to twice as fast. [08](08_dryrun.ipynb) tells how long such a step takes.
+# model. For each kind of matrix, the table says whether they point the same way: 1 is the same direction. (We do it
+# at a random B, because at B = 0 the gradient of A is zero.) The column *int8 arithmetic* goes one step further.
+# There the weights are also multiplied as int8, forward and backward, which a TPU does up to twice as fast.
+# [08](08_dryrun.ipynb) tells how long such a step takes.
 
 # %%
 if not helpers.run_dir("data", "train").is_dir():
@@ -366,8 +368,8 @@ for (plan, name), row in table.iterrows():
 #
 # ## 8. What it buys
 # **On which slices does this decide anything?** For every slice and storage, the table shows the best step that
-# fits. If there's a compiled step that leaves a tenth of the chip free, it comes first; then the step that
-# recomputes least, with the longest rows. Hours and dollars are for the published 10,000 examples of 922 tokens,
+# fits. That's a compiled step that leaves a tenth of the chip free, if there is one. Otherwise it's the estimated
+# step that recomputes least, with the longest rows. Hours and dollars are for the published 10,000 examples of 922 tokens,
 # with loading, compiling and saving. A range is predicted from a compiled program, and a *≥* is only a lower bound
 # ([08](08_dryrun.ipynb)).
 
