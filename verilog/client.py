@@ -75,7 +75,7 @@ class Client:
             return f"the server at {self.base_url} has died."
         if time.monotonic() > end:
             cause = error.__cause__ or error
-            return (f"the server at {self.base_url} has not answered for {self.patience:.0f} s "
+            return (f"the server at {self.base_url} hasn't answered for {self.patience:.0f} s "
                     f"({cause}).")
         return ""
 

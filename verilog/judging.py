@@ -24,16 +24,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tables.errors import UserError
 from verilog import programs
-from verilog.problems import Problem
+from verilog.problems import Pair, Problem
 from verilog.sandbox import Limits, Ran, icarus_version, run_limited
 
 LONGEST = 1 << 20  # characters of an answer
 DEFAULT = Limits()
-
-Count = tuple[int, int]  # mismatches, samples
 
 
 @dataclass(frozen=True)
@@ -77,27 +76,47 @@ _CATEGORIES = {".": "pass", "S": "syntax", "T": "timeout"}
 _ASYNCHRONOUS = ("posedge reset", "negedge reset", "posedge r)")
 
 
-def analyse(log: str) -> tuple[str, str, Count | None]:
-    """The official analyser's rules for a log: (letter, why, (mismatches, samples) or None).
+class Count(NamedTuple):
+    """What a testbench counted: how many samples differ from the reference's, and of how many."""
 
-    The letter is `.` for a pass, S e 0 n w m c p C for what did not compile, T for a timeout and R
-    for any other failure at run time. The count is the log's last; as in verilog-eval, a log passes
-    in which any count says 0. (Theirs also reads what the answer prints, so a plain $display wins.)
+    mismatches: int
+    samples: int
+
+
+class Analysis(NamedTuple):
+    """What verilog-eval's rules read in a log."""
+
+    letter: str
+    why: str  # the line that decided; "" for a pass
+    counted: Count | None  # the log's last; None: the testbench counted nothing
+
+
+def analyse(log: str) -> Analysis:
+    """The official analyser's rules for a log.
+
+    The letter is `.` for a pass, S e 0 n w m c p C for what didn't compile, T for a timeout and R
+    for any other failure at run time. As in verilog-eval, a log passes if any of its counts says 0.
+    (Theirs also reads what the answer prints, so a plain $display wins.)
     """
     log = log.replace("\r", "\n")
-    counts = [(int(wrong), int(samples)) for wrong, samples in _MISMATCHES.findall(log)]
-    count = counts[-1] if counts else None
+    counts = []
+    for mismatches, samples in _MISMATCHES.findall(log):
+        count = Count(int(mismatches), int(samples))
+        counts.append(count)
+    last = counts[-1] if counts else None
+
     for letters in _DECIDES:
         for line in log.split("\n"):
             letter = _letter_of(line, letters)
             if letter is not None:
-                return letter, line.strip(), count
-    for wrong, _ in counts:
-        if wrong == 0:
-            return ".", "", count
-    if count is None:
-        return "R", "the testbench never reported", None
-    return "R", f"{count[0]} of {count[1]} samples differ", count
+                return Analysis(letter, line.strip(), last)
+    for count in counts:
+        if count.mismatches == 0:
+            return Analysis(".", "", last)
+    if last is None:
+        return Analysis("R", "the testbench never reported", None)
+    why = f"{last.mismatches} of {last.samples} samples differ"
+    return Analysis("R", why, last)
 
 
 def _letter_of(line: str, letters: dict[str, str]) -> str | None:
@@ -109,16 +128,23 @@ def _letter_of(line: str, letters: dict[str, str]) -> str | None:
 
 
 def _verdict(letter: str, why: str, code: str, log: str, count: Count | None = None) -> Verdict:
-    """A `Verdict` by verilog-eval's letter, which also knows `r`: R, and an asynchronous reset."""
+    """A `Verdict` by verilog-eval's letter.
+
+    verilog-eval also knows the letter `r`: R, and the answer's code has an asynchronous reset.
+    """
+    if letter != "R":
+        category = _CATEGORIES.get(letter, "compile")
+    elif count is None:
+        category = "runtime"
+    else:
+        category = "mismatch"
     if letter == "R":
-        category = "runtime" if count is None else "mismatch"
         for text in _ASYNCHRONOUS:
             if text in code:
                 letter = "r"
-    else:
-        category = _CATEGORIES.get(letter, "compile")
-    mismatches, samples = count if count is not None else (None, None)
-    return Verdict(category, why, letter, mismatches, samples, log)
+    if count is None:
+        return Verdict(category, why, letter, log=log)
+    return Verdict(category, why, letter, count.mismatches, count.samples, log)
 
 
 # ---- What all answers to one problem share ----
@@ -171,21 +197,31 @@ def _made(problem: Problem) -> _Exam:
     """Compile the marking, and run both programs with an empty answer."""
     with _folder() as folder:
         _check_room(folder, DEFAULT)
-        _write(folder, {"test.sv": problem.testbench, "ref.sv": problem.reference})
+        texts = {"test.sv": problem.testbench, "ref.sv": problem.reference}
+        _write(folder, texts)
+
         _compile_own(problem, folder, "-s", "RefModule", "-o", "ref", "ref.sv")
         compiled = _read(folder / "ref")
         reference = programs.reference_ports(compiled)
         events = programs.reference_events(compiled, reference)
         ports = programs.tested_ports(problem.testbench, reference)
-        _write(folder, {"marking.sv": programs.marking(problem, ports)})
+
+        texts = {"marking.sv": programs.marking(problem, ports)}
+        _write(folder, texts)
         sources = ("marking.sv", "test.sv", "ref.sv")
         _compile_own(problem, folder, "-s", "tb", "-o", "marking", *sources)
-        _compile_own(problem, folder, "-E", "-o", "plain.sv", "test.sv")
         marking = _read(folder / "marking")
+
+        _compile_own(problem, folder, "-E", "-o", "plain.sv", "test.sv")
+        testbench = _read(folder / "plain.sv")
         scopes = programs.scope_names(marking)
-        bench = programs.exam(problem, _read(folder / "plain.sv"), ports, scopes, events)
-        end = _rehearse(problem, folder, bench, programs.empty_answer(ports))
-        return _Exam(bench, marking, system_calls(_read(folder / "exam")), end)
+        bench = programs.exam(problem, testbench, ports, scopes, events)
+
+        empty = programs.empty_answer(ports)
+        end = _rehearse(problem, folder, bench, empty)
+        exam = _read(folder / "exam")
+        calls = system_calls(exam)
+        return _Exam(bench, marking, calls, end)
 
 
 def _rehearse(problem: Problem, folder: Path, bench: str, empty: str) -> int:
@@ -193,13 +229,16 @@ def _rehearse(problem: Problem, folder: Path, bench: str, empty: str) -> int:
     log, status, ended = _compile(folder, bench, empty, DEFAULT)
     if status or ended:
         raise _broken(problem, f"its testbench doesn't compile without the reference: {log}")
-    _, _, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, DEFAULT)
-    last = _LAST_LINE.search(_read(folder / "answers.txt"))
-    if ended or last is None:
+
+    exam = run_limited(_RUN_EXAM, folder, DEFAULT)
+    answers = _read(folder / "answers.txt")
+    last = _LAST_LINE.search(answers)
+    if exam.ended or last is None:
         raise _broken(problem, "its testbench doesn't come to an end")
-    printed, _, _ = run_limited(["vvp", "-n", "marking", "-none"], folder, DEFAULT)
-    _, _, count = analyse(printed)
-    if count is None:
+
+    marking = run_limited(_RUN_MARKING, folder, DEFAULT)
+    analysis = analyse(marking.output)
+    if analysis.counted is None:
         raise _broken(problem, 'its testbench prints no line "Mismatches: 0 in 9 samples"')
     return int(last[1])
 
@@ -307,6 +346,12 @@ def cut_short(status: int, answers: str, end: int) -> bool:
 
 # ---- Judging ----
 
+COMPILER = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012"]  # verilog-eval's options
+_RUN_EXAM = ["vvp", "-n", "exam", "-none"]  # none: no waveform
+_RUN_MARKING = ["vvp", "-n", "marking", "-none"]
+_RUN_MARKING_WITH_WAVES = ["vvp", "-n", "marking"]
+
+
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
@@ -366,9 +411,6 @@ def judge(problem: Problem, code: str | None, limits: Limits = DEFAULT,
     return verdict
 
 
-COMPILER = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012"]  # verilog-eval's options
-
-
 def drawn_letters() -> str:
     """What stands behind each name of the testbench in one exam: 64 bits that nobody can guess."""
     return "_" + secrets.token_hex(8)
@@ -381,13 +423,17 @@ def _compile(folder: Path, bench: str, code: str, limits: Limits) -> Ran:
     swallows is missed.
     """
     letters = drawn_letters()
-    bench = bench.replace(programs.SECRET, letters)
-    end = f"module End{letters}; logic end_of_exam; endmodule\n"
-    _write(folder, {"bench.sv": bench, "top.sv": code, "end.sv": end})
+    sources = {
+        "bench.sv": bench.replace(programs.SECRET, letters),
+        "top.sv": code,
+        "end.sv": f"module End{letters}; logic end_of_exam; endmodule\n"}
+    _write(folder, sources)
+
     tops = ["-s", f"tb{letters}", "-s", f"End{letters}"]
     command = [*COMPILER, *tops, "-Mall=files", "-o", "exam", *SOURCES]
     ran = run_limited(command, folder, limits)
-    return ran._replace(output=ran.output.replace(letters, ""))
+    output = ran.output.replace(letters, "")
+    return ran._replace(output=output)
 
 
 @dataclass(frozen=True)
@@ -404,30 +450,44 @@ def _examine(folder: Path, exam: _Exam, code: str, limits: Limits) -> _Recorded:
     """Compile one answer's exam, look at what was compiled, and run it."""
     log, status, ended = _compile(folder, exam.bench, code, limits)
     if ended:
-        return _Recorded(_ended(ended, "compiling", limits, log))
+        verdict = _ended(ended, "compiling", limits, log)
+        return _Recorded(verdict)
+
     letter, why, _ = analyse(log)
-    if status or not (folder / "exam").exists():
+    program = folder / "exam"
+    if status or not program.exists():
         if letter in ".RT":
-            letter, why = "C", f"iverilog ended with {status}: {why}"
-        return _Recorded(_verdict(letter, why, code, log))
+            letter = "C"
+            why = f"iverilog ended with {status}: {why}"
+        verdict = _verdict(letter, why, code, log)
+        return _Recorded(verdict)
+
     objection = _objection(folder, exam)
     if objection:
-        return _Recorded(Verdict("refused", objection, log=log))
-    _, status, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, limits)
+        verdict = Verdict("refused", objection, log=log)
+        return _Recorded(verdict)
+
+    _, status, ended = run_limited(_RUN_EXAM, folder, limits)
     if ended:
-        return _Recorded(_ended(ended, "simulating", limits, log))
+        verdict = _ended(ended, "simulating", limits, log)
+        return _Recorded(verdict)
     if status not in (0, 1):
-        return _Recorded(_verdict("R", f"vvp ended with {status}", code, log))
-    if cut_short(status, _read(folder / "answers.txt"), exam.end):
-        return _Recorded(Verdict("refused", "ends the simulation itself", log=log))
+        verdict = _verdict("R", f"vvp ended with {status}", code, log)
+        return _Recorded(verdict)
+    answers = _read(folder / "answers.txt")
+    if cut_short(status, answers, exam.end):
+        verdict = Verdict("refused", "ends the simulation itself", log=log)
+        return _Recorded(verdict)
     return _Recorded(None, letter, why, log)
 
 
 def _objection(folder: Path, exam: _Exam) -> str | None:
     """Why a compiled exam isn't run; None where nothing speaks against it."""
-    file = foreign_file(_read(folder / "files"))
+    listed = _read(folder / "files")
+    file = foreign_file(listed)
     if file:
         return f"reads another file: {file}"
+
     program = _read(folder / "exam")
     call = forbidden_call(program, exam.calls)
     if call:
@@ -441,20 +501,22 @@ def _mark(folder: Path, exam: _Exam, code: str, recorded: _Recorded, limits: Lim
           waves: str | os.PathLike | None) -> Verdict:
     """Replay the outputs to testbench and reference: the `Verdict`."""
     _write(folder, {"marking": exam.marking})
-    command = ["vvp", "-n", "marking"]
-    if waves is None:
-        command.append("-none")
+    command = _RUN_MARKING if waves is None else _RUN_MARKING_WITH_WAVES
     marked, status, ended = run_limited(command, folder, limits)
     log = recorded.log + marked
-    if waves is not None and (folder / "wave.vcd").exists():
-        Path(waves).write_text(_read(folder / "wave.vcd"), encoding="utf-8")
+
+    recording = folder / "wave.vcd"
+    if waves is not None and recording.exists():
+        waveform = _read(recording)
+        Path(waves).write_text(waveform, encoding="utf-8")
     if ended:
         return _ended(ended, "simulating", limits, log)
+
     letter, why, count = analyse(marked)
     # The compiler's words are half the answer's own: they may condemn it, and never acquit it.
     if recorded.letter not in ".R":
         return _verdict(recorded.letter, recorded.why, code, log, count)
-    nothing_compared = count is not None and count[1] == 0
+    nothing_compared = count is not None and count.samples == 0
     if letter == "." and (nothing_compared or status):
         why = f"no sample compared, or vvp ended with {status}"
         return _verdict("R", why, code, log)
@@ -464,8 +526,10 @@ def _mark(folder: Path, exam: _Exam, code: str, recorded: _Recorded, limits: Lim
 def _ended(limit: str, phase: str, limits: Limits, log: str) -> Verdict:
     """The `Verdict` on an answer that a limit ended."""
     if limit == "time":
-        return Verdict("timeout", f"{phase} took over {limits.seconds:g} s", "T", log=log)
-    return Verdict("runtime", f"{phase} printed over {limits.output} bytes", "R", log=log)
+        why = f"{phase} took over {limits.seconds:g} s"
+        return Verdict("timeout", why, "T", log=log)
+    why = f"{phase} printed over {limits.output} bytes"
+    return Verdict("runtime", why, "R", log=log)
 
 
 _NAMED: set[Problem] = set()  # the broken problems that were named
@@ -477,21 +541,22 @@ def _name_broken(problems: list[Problem], pool: ThreadPoolExecutor) -> None:
     Raises:
       UserError: as for `judge`.
     """
-    version = ".".join(str(number) for number in icarus_version())
     broken = []
-    for problem, exam in zip(problems, pool.map(_prepare, problems), strict=True):
+    exams = pool.map(_prepare, problems)
+    for problem, exam in zip(problems, exams, strict=True):
         if isinstance(exam, Verdict) and problem not in _NAMED:
             broken.append(problem)
     if not broken:
         return
+
     _NAMED.update(broken)
     names = ", ".join(problem.name for problem in broken)
+    version = ".".join(map(str, icarus_version()))
     print(f"{len(broken)} of {len(problems)} problems are broken: Icarus {version} can't compile "
           f"their own files, so no answer to them can pass ({names})")
 
 
-def judge_many(candidates: Iterable[tuple[Problem, str | None]],
-               limits: Limits = DEFAULT) -> list[Verdict]:
+def judge_many(candidates: Iterable[Pair], limits: Limits = DEFAULT) -> list[Verdict]:
     """Judge many (problem, code or None) pairs in parallel: verdicts in order, equal pairs once.
 
     One line is printed first if problems are among them whose own files don't compile.
@@ -501,10 +566,14 @@ def judge_many(candidates: Iterable[tuple[Problem, str | None]],
     """
     candidates = list(candidates)
     different = list(dict.fromkeys(candidates))
-    problems = [problem for problem, _ in different]
-    codes = [code for _, code in different]
+    problems = dict.fromkeys(problem for problem, _ in different)
+
+    def verdict_on(candidate: Pair) -> Verdict:
+        problem, code = candidate
+        return judge(problem, code, limits)
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        _name_broken(list(dict.fromkeys(problems)), pool)
-        verdicts = pool.map(lambda problem, code: judge(problem, code, limits), problems, codes)
+        _name_broken(list(problems), pool)
+        verdicts = pool.map(verdict_on, different)
         by_candidate = dict(zip(different, verdicts, strict=True))
     return [by_candidate[candidate] for candidate in candidates]
