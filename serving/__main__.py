@@ -24,11 +24,11 @@ def status(folder: str) -> str:
 def stop(folder: str) -> str:
     """End every server whose folder is this one, or is in it."""
     folders = {path.parent for path in Path(folder).rglob("server.*")}
-    said = "no server was running"
+    outcome = "no server was running"
     for place in sorted(folders):
         if server.stop(place):
-            said = "stopped"
-    return said
+            outcome = "stopped"
+    return outcome
 
 
 WORDS = {"start": start, "status": status, "stop": stop}
