@@ -81,12 +81,12 @@ def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
     ax.barh(0, last - first, left=first, color=SKY, height=0.5)
     ax.vlines(ms, -0.25, 0.25, color="white", lw=0.7)
 
-    bold: dict[str, Any] = {"fontsize": 10, "weight": "bold"}
-    ax.text(0.004 * last, 0.36, f"TTFT: {first:.0f} ms", color=ORANGE, **bold)
     pace = "not measured"
     if np.isfinite(gap):
         gaps = len(ms) - 1
         pace = f"{1e3 * gap:.1f} ms, {gaps} times"
+    bold: dict[str, Any] = {"fontsize": 10, "weight": "bold"}
+    ax.text(0.004 * last, 0.36, f"TTFT: {first:.0f} ms", color=ORANGE, **bold)
     ax.text(last, 0.36, f"TPOT: {pace}", color=BLUE, ha="right", **bold)
 
     ax.set_yticks([])
@@ -145,7 +145,8 @@ def _regimes(table: pd.DataFrame) -> Iterator[tuple[_Look, pd.DataFrame]]:
     regimes = table.groupby(["input_len", "output_len"])
     for (inputs, outputs), part in regimes:
         color, marker = next(styles)
-        yield _Look(f"{inputs}/{outputs}", color, marker), part
+        look = _Look(f"{inputs}/{outputs}", color, marker)
+        yield look, part
 
 
 def _spread(part: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -188,23 +189,25 @@ def _curve_of_regime(ax: Axes, part: pd.DataFrame, column: str, dashed: str, loo
     middle = stats["median"]
     limit = part.groupby("rate")[dashed].median()
     knee, _ = kept_up(part)
+    color = look.color
 
     x = stats.index.map(place)
-    is_rate = stats.index < INF  # all at once is no rate: it stands alone
-    ax.plot(x[is_rate], middle[is_rate], color=look.color)
-    ax.plot(x[is_rate], limit[is_rate], "--", color=look.color, lw=1.2)
-    ax.plot(x[~is_rate], limit[~is_rate], "_", color=look.color, lw=1.2)
+    is_rate = stats.index < INF
+    burst = ~is_rate  # all at once is no rate: it stands alone
+    ax.plot(x[is_rate], middle[is_rate], color=color)
+    ax.plot(x[is_rate], limit[is_rate], "--", color=color, lw=1.2)
+    ax.plot(x[burst], limit[burst], "_", color=color, lw=1.2)
     for rate, row in stats.iterrows():
         ax.errorbar(
             place[rate],
             row["median"],
             yerr=_range(row),
             fmt=look.marker,
-            color=look.color,
-            mfc=look.color if rate <= knee else "white",
+            color=color,
+            mfc=color if rate <= knee else "white",
             capsize=3,
             zorder=3)
-    label(ax, x[-1], middle.iloc[-1], look.name, look.color, xytext=(9, 0))
+    label(ax, x[-1], middle.iloc[-1], look.name, color, xytext=(9, 0))
 
 
 def _rates_as_ticks(ax: Axes, place: dict[float, float]) -> None:

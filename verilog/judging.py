@@ -243,6 +243,10 @@ def _rehearse(problem: Problem, folder: Path, bench: str, empty: str) -> int:
     return int(last[1])
 
 
+_BLAMES_PROBLEM = re.compile(
+    r"^(?:test|ref)\.sv:\d+: |Unable to find the root module", re.MULTILINE)
+
+
 def _compile_own(problem: Problem, folder: Path, *words: str) -> None:
     """Run the compiler on the problem's own files.
 
@@ -253,7 +257,7 @@ def _compile_own(problem: Problem, folder: Path, *words: str) -> None:
     log, status, ended = run_limited(["iverilog", "-g2012", *words], folder, DEFAULT)
     if status == 0 and ended is None:
         return
-    if re.search(r"^(?:test|ref)\.sv:\d+: |Unable to find the root module", log, re.MULTILINE):
+    if _BLAMES_PROBLEM.search(log):
         raise _DoesNotCompile(log)
     raise _broken(problem, f"Icarus can't compile its own files: {log}")
 
@@ -354,23 +358,33 @@ _RUN_MARKING_WITH_WAVES = ["vvp", "-n", "marking"]
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, whatever stands in it."""
     with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def _write(folder: Path, texts: dict[str, str]) -> None:
+    """Write files into a folder: {name: text}."""
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8", errors="replace")
+        path = folder / name
+        path.write_text(text, encoding="utf-8", errors="replace")
 
 
 def _read(path: Path) -> str:
+    """A file's text; "" if there is no such file."""
     if not path.exists():
         return ""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _check_room(folder: Path, limits: Limits) -> None:
-    """A compiler that finds no room writes half a file, and blames the answer for it."""
+    """Raise if the disk is nearly full.
+
+    A compiler that finds no room writes half a file, and blames the answer for it.
+
+    Raises:
+      UserError: it is.
+    """
     if shutil.disk_usage(folder).free >= limits.file:
         return
     needed = limits.file >> 20
@@ -504,11 +518,8 @@ def _mark(folder: Path, exam: _Exam, code: str, recorded: _Recorded, limits: Lim
     command = _RUN_MARKING if waves is None else _RUN_MARKING_WITH_WAVES
     marked, status, ended = run_limited(command, folder, limits)
     log = recorded.log + marked
-
-    recording = folder / "wave.vcd"
-    if waves is not None and recording.exists():
-        waveform = _read(recording)
-        Path(waves).write_text(waveform, encoding="utf-8")
+    if waves is not None:
+        _keep_waves(folder, Path(waves))
     if ended:
         return _ended(ended, "simulating", limits, log)
 
@@ -521,6 +532,14 @@ def _mark(folder: Path, exam: _Exam, code: str, recorded: _Recorded, limits: Lim
         why = f"no sample compared, or vvp ended with {status}"
         return _verdict("R", why, code, log)
     return _verdict(letter, why, code, log, count)
+
+
+def _keep_waves(folder: Path, waves: Path) -> None:
+    """Copy the waveform out of the simulation's folder, if the testbench wrote one."""
+    recording = folder / "wave.vcd"
+    if recording.exists():
+        text = _read(recording)
+        waves.write_text(text, encoding="utf-8")
 
 
 def _ended(limit: str, phase: str, limits: Limits, log: str) -> Verdict:

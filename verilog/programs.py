@@ -80,6 +80,7 @@ class Ports:
 
 
 def _names(ports: Sequence[Port]) -> list[str]:
+    """The ports' names, in order."""
     return [port.name for port in ports]
 
 
@@ -242,7 +243,9 @@ def _unit(problem: Problem) -> str:
 
 @functools.cache
 def _template(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+    """The text of a template of this folder, with its marks (`@ports@`)."""
+    path = Path(__file__).parent / name
+    return path.read_text(encoding="utf-8")
 
 
 def _filled(name: str, problem: Problem, ports: Ports) -> str:
