@@ -1,6 +1,6 @@
 """python -m serving start|status|stop FOLDER: a server as `options.json` in the folder says.
 
-`stop` also ends those whose folders are in it.
+`stop` also ends the servers whose folders are inside it.
 """
 
 import sys
@@ -35,10 +35,10 @@ WORDS = {"start": start, "status": status, "stop": stop}
 
 
 def main(words: list[str]) -> None:
-    """Do what the words say; an error is its one line.
+    """Do what the words say; an error is shown as its one line.
 
     Raises:
-      SystemExit: the words are others, or what they ask for failed, or Ctrl-C.
+      SystemExit: the words aren't these, or what they ask for failed, or Ctrl-C.
     """
     if len(words) != 2 or words[0] not in WORDS:
         sys.exit(__doc__)

@@ -179,7 +179,7 @@ def _speculation(options: Options, served: str) -> list[str]:
 def _adapters(options: Options, served: dict[str, str]) -> list[str]:
     """The adapters' arguments; `served` has their folders as the process sees them, by name.
 
-    As JSON: in vLLM's other form, NAME=FOLDER, no comma may stand.
+    They're JSON, because vLLM's other form, NAME=FOLDER, can't hold a comma.
     """
     if not served:
         return []
@@ -221,7 +221,7 @@ def _cpu(options: Options, container: str) -> Parts:
 
 
 def _rest(options: Options) -> list[str]:
-    """The last arguments where there is an accelerator."""
+    """The last arguments, on every engine with an accelerator."""
     return ["--limit-mm-per-prompt", TEXT_ONLY, *options.flags]
 
 
@@ -275,12 +275,12 @@ def _mount(source: str, target: str) -> list[str]:
 
 def _docker(options: Options, container: str, more: list[str], volumes: list[str],
             devices: list[str]) -> Parts:
-    """A container of either kind.
+    """A container, for a TPU or for a GPU.
 
     Args:
       more: further variables, as in `Options.environment`.
       volumes: Docker's arguments for what is neither model, adapter nor drafter.
-      devices: those that hand the accelerator in.
+      devices: Docker's arguments that let the accelerator in.
     """
     outside = folders_of(options)
     inside = _inside_container(outside)

@@ -38,10 +38,10 @@ class Load:
     """What 06 measures."""
 
     regimes: tuple[Regime, ...] = ((256, 32),)
-    rates: int = 7          # how many are seen around the knee, beside all at once
+    rates: int = 7          # how many are measured around the knee, beside all at once
     repeats: int = 3        # measurements of each point
     again: int = 2          # further ones at the most, of a point that noise disturbed
-    seconds: float = 60.0   # at all that the server can take; a smaller rate: up to twice as long
+    seconds: float = 60.0   # at the most that the server takes; smaller rates up to twice as long
     min_requests: int = 12  # per point, however slow the server
     long: float = 600.0     # seconds of the run that confirms a price; at the least 20 latencies
     warmups: int = 1        # requests before each point, not counted
@@ -171,9 +171,10 @@ def arguments(record: ServerRecord, load: Load, regime: Regime, rate: float, req
 
     Args:
       regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may
-        have. rate: requests per second, or inf. prompts: a file from which the requests come;
-        answers end where they end. Nothing is sent before them: it would be the first of them,
-        which a prefix cache then knows.
+        have.
+      rate: requests per second, or inf.
+      prompts: a file from which the requests come; answers end where they end. No warm-up is sent
+        before them: it would be the first of them, and a prefix cache would then know it.
     """
     inputs, outputs = map(str, regime)
     if prompts:
@@ -210,7 +211,7 @@ def arguments(record: ServerRecord, load: Load, regime: Regime, rate: float, req
 
 
 def _belongs_to(options: Options, load: Load, requests: int, prompts: str | Path | None) -> dict:
-    """What a measurement is one of: the server, the machine of a CPU, and the requests."""
+    """What a measurement belongs to: the server, the machine if it's a CPU, and the requests."""
     made_by = options.measured()
     made_by["requests"] = requests
     made_by["cores"] = 0 if options.chip else os.cpu_count()
@@ -234,7 +235,7 @@ def _first_error(result: dict) -> str:
 def measure(client: Runner, options: Options, load: Load, folder: str | Path, regime: Regime,
             rate: float, requests: int, repeat: int | str,
             prompts: str | Path | None = None) -> Measurement:
-    """One measurement on an idle server: its stored result, if it is of the same, else a new one.
+    """One measurement on an idle server: the stored one if it belongs to the same, else a new one.
 
     Args:
       client: a `Client` of a server of these options.

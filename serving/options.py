@@ -15,10 +15,11 @@ IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai
 ENGINES = (*IMAGES, "tpu", "cpu")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 SHARE = 0.92  # of a chip's memory that vLLM takes, unless told otherwise
-# They change no measurement.
+# These change no measurement.
 SPEEDLESS = ("adapters", "name", "host", "port", "timeout", "base", "tools")
-ADAPTED = re.compile(r"base_model\.model\.model\.(language_model\.)?"
-                     r"(?P<matrix>layers\.\d+\.(self_attn|mlp)\.\w+_proj)\.lora_(?P<half>[AB])\.weight")
+ADAPTED = re.compile(  # the names of a PEFT file
+    r"base_model\.model\.model\.(language_model\.)?"
+    r"(?P<matrix>layers\.\d+\.(self_attn|mlp)\.\w+_proj)\.lora_(?P<half>[AB])\.weight")
 
 FileStates = list[list]  # [name, bytes, nanoseconds of the last change] of each file
 Shape = tuple[int, int]  # (out, in) of a matrix
@@ -164,7 +165,7 @@ def check(options: Options) -> None:
     """Raise unless these options can be served here.
 
     Raises:
-      UserError: no chips for engine "tpu"; a drafter that is none or of another tokenizer; an
+      UserError: no chips for engine "tpu"; a drafter that isn't one or has another tokenizer; an
         adapter where there can be none, of another base, or of a rank that vLLM doesn't take; two
         adapters of one name; a secret among the settings. One line that says what would do.
     """

@@ -40,7 +40,7 @@ def _is_another(record: ServerRecord) -> bool:
 def leads(record: ServerRecord) -> bool:
     """Whether the leader of a recorded server lives, the process that answers its requests.
 
-    What it leaves behind when it dies, such as Python's resource tracker, makes no living server.
+    What it leaves behind when it dies, such as Python's resource tracker, doesn't count as it.
     """
     if _is_another(record):
         return False
@@ -51,7 +51,7 @@ def leads(record: ServerRecord) -> bool:
 
 
 def _where(belongs: Callable[[int], bool]) -> list[int]:
-    """Numbers of the live processes of which `belongs` is true."""
+    """Numbers of the live processes for which `belongs` is true."""
     pids = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -157,8 +157,8 @@ def delivered_rate(measurement: Measurement, lone: float) -> float:
     the run saw arrivals: `lone` counts by that share.
 
     At the start it's the other way round. The client waits one random gap before its first
-    request too, so n requests take n gaps, and who keeps up needs all of them. A server with a
-    queue was only kept from its work: the first gap, the `lead`, is taken out for it.
+    request too, so n requests take n gaps, and a server that keeps up needs all of them. A server
+    with a queue was only kept from its work, so for it we take out the first gap, the `lead`.
 
     It errs on the low side, by up to a fifth near the limit of a run that is a few latencies long
     (simulated in the tests), and never says more than the server can do.
@@ -181,7 +181,7 @@ def share_kept(measurement: Measurement, slo: Slo) -> float:
     """Share of the completed requests whose times kept the objective (TTFT and TPOT, in ms).
 
     A client short of CPU reads tokens late, and several at once: TTFT is then too long, TPOT too
-    short. Who passes all the same had the last token no later than the objective promises it.
+    short. A request that passes all the same got its last token no later than the objective says.
     """
     longest_ttft, longest_tpot = slo
     requests = zip(
@@ -258,9 +258,9 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
 def kept_up(part: pd.DataFrame) -> tuple[float, float]:
     """The knee of one regime: (last rate that was kept up with, the next one that was seen).
 
-    Kept up with: in the middle of its repeats at least 90 % of the rate, and of every smaller one,
-    was delivered, and it is no more than the most that was ever delivered: a rate 8 % above the
-    limit is delivered to 92 %, and its queue grows for ever.
+    A server keeps up with a rate if the median of its repeats delivers at least 90 % of it, and if
+    that holds for every smaller rate, too. The rate also mustn't exceed the most that was ever
+    delivered: a rate 8 % above the limit is delivered to 92 %, and yet its queue grows for ever.
 
     The last is 0 if even the smallest was too much; the next is at most inf, all at once.
 
@@ -281,8 +281,8 @@ def within(part: pd.DataFrame) -> pd.Series:
     """By rate of one regime: True up to the knee where, in the middle of the repeats, nine requests
     in ten kept the objective.
 
-    A request counts only if its TTFT *and* its TPOT were within it: two p90s that are each within
-    it may leave out 20 % of the requests.
+    A request counts only if its TTFT *and* its TPOT were within it. Two p90s wouldn't do: each may
+    be within it while up to 20 % of the requests miss one of the two.
     """
     knee, _ = kept_up(part)
     kept = part.goodput_rps / part.delivered_rps
@@ -298,9 +298,8 @@ def is_overloaded(rate: float, delivered: float) -> bool:
 def is_contradicted(rate: float, delivered: float, part: pd.DataFrame) -> bool:
     """Whether the server delivered far less than it can, so that something disturbed it.
 
-    It was shown to deliver `most` in the middle of the repeats of some rate. Offered as much or
-    more, a server is busy all the time, and delivers that again; offered less, it delivers what is
-    offered.
+    What it can deliver is the largest median over the repeats of a rate. Offered as much or more, a
+    server is busy all the time and delivers that again; offered less, it delivers what is offered.
     """
     middle = part.groupby("rate").delivered_rps.median()
     expected = min(rate, middle.max())

@@ -2,7 +2,7 @@
 
 `<folder>/server.json` records it (`records.ServerRecord`); `<folder>/server.log` is what it says;
 `<folder>/ready.json` keeps how long the last start took. A second server beside it has a folder of
-its own. It outlives the Python that started it.
+its own. A server outlives the Python that started it.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def current(folder: str | Path) -> ServerRecord:
     """The record of the server that runs now.
 
     Raises:
-      UserError: none was started, or it has ended, or it doesn't answer; says what to run.
+      UserError: no server was started, or it has ended, or it doesn't answer; says what to run.
     """
     record = ServerRecord.load(folder)
     if record is None:
@@ -132,7 +132,7 @@ def slow_paths(log: str | Path) -> list[str]:
 # -- Start -----------------------------------------------------------------------------------------
 
 def prepare(*words: str) -> None:
-    """Run what brings an environment or an image; once that is there, this takes a second.
+    """Install an environment or fetch an image; if it's there already, this takes a second.
 
     It has the whole environment of the shell: packages and images may have to come through a proxy.
 
@@ -164,9 +164,9 @@ def start(options: Options, folder: str | Path, wait: bool = True) -> ServerReco
     """Serve `options`, wait until the server is healthy, and return its record.
 
     A healthy server of the same options and files is reused, and one that is still starting is
-    waited for, also if another process is starting it at this moment. Another one of this folder is
-    stopped first: two don't fit into an accelerator's memory. However else this ends, no server is
-    left.
+    waited for, also if another process is starting it at this moment. Any other server of this
+    folder is stopped first, because two don't fit into an accelerator's memory. If this fails or is
+    interrupted, no server is left.
 
     Args:
       folder: where the record and the log go.
@@ -193,7 +193,7 @@ def start(options: Options, folder: str | Path, wait: bool = True) -> ServerReco
                 record, launched = _launched(options, folder, wanted)
             if wait:
                 _wait(record, options.timeout)
-            if wait and launched:  # of two that wait, one writes
+            if wait and launched:  # if two processes wait, the one that launched it writes
                 ready = {"seconds": round(record.age(), 1)}
                 write_json(folder / "ready.json", ready)
         failed.pop_all()
@@ -208,7 +208,7 @@ def _launched(options: Options, folder: Path, wanted: Identity) -> tuple[ServerR
     """A server that has just been started; False beside it if another process was faster."""
     _prepare_engine(options)
     with _locked(folder):
-        record = _reusable(folder, wanted)  # who waited for the lock finds the other's server
+        record = _reusable(folder, wanted)  # another process may have started it
         if record is not None:
             return record, False
         record = _launch(options, folder, wanted)
@@ -263,7 +263,7 @@ def _wait_for_chips(patience: float = 120.0) -> None:
     """Wait until nobody has a chip's file open: a server that has just ended still holds them.
 
     Raises:
-      UserError: somebody keeps them.
+      UserError: another process keeps them.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -360,7 +360,7 @@ def _free_port(host: str, port: int) -> int:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM as an exception, so that what is to be cleaned up is; only a main thread can have
+    """Turn SIGTERM into an exception, so that everything is cleaned up; only the main thread can do
     that."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -181,7 +181,8 @@ def read_samples(path: Path, jobs: Jobs) -> Samples:
             place = row["plan"], row["problem"], row["index"]
             is_wanted = place in jobs and jobs[place].key == row["key"]
             is_whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
-            if is_wanted and is_whole and row["finish"] != "error":
+            is_answer = row["finish"] != "error"
+            if is_wanted and is_whole and is_answer:
                 samples[place] = row
     return samples
 

@@ -44,7 +44,9 @@ class Client:
         self.alive = alive
         direct = is_this_machine(base_url)
         self._openai = openai.OpenAI(
-            base_url=base_url + "/v1", api_key="unused", max_retries=2,
+            base_url=f"{base_url}/v1",
+            api_key="unused",
+            max_retries=2,
             http_client=openai.DefaultHttpxClient(trust_env=not direct))
 
     def complete(self, ids: list[int], max_tokens: int, temperature: float, top_p: float,
@@ -84,10 +86,16 @@ class Client:
         """One request. We wait as long as ten tokens a second take, and ten minutes more."""
         try:
             answer = self._openai.completions.create(
-                model=self.model, prompt=ids, max_tokens=max_tokens, temperature=temperature,
-                top_p=top_p, extra_body=options, timeout=600 + max_tokens / 10)
+                model=self.model,
+                prompt=ids,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                extra_body=options,
+                timeout=600 + max_tokens / 10)
         except openai.APIStatusError as error:
-            return Reply("", "error", 0, f"HTTP {error.status_code}: {error}"[:300])
+            refusal = f"HTTP {error.status_code}: {error}"
+            return Reply("", "error", 0, refusal[:300])
         choice = answer.choices[0]
         text = choice.text
         if self.turn_end:

@@ -252,7 +252,7 @@ def outside_modules(text: str) -> str:
 
 
 def bare_modules(text: str) -> set[str]:
-    """The modules in a text without comments, spaces and names: who shares one has copied it."""
+    """The modules in a text without comments, spaces and names: equal ones have been copied."""
     plain = without_comments(text)
     modules = set()
     position = 0

@@ -55,7 +55,8 @@ class Verdict:
 
 # ---- verilog-eval's rules ----
 
-# The first line with one of the first texts decides, then of the second; a count comes last.
+# The first line that holds one of the first texts decides; without one, the second texts, and so
+# on. The counts come last.
 _DECIDES = (
     {
         "syntax error": "S",
@@ -431,10 +432,10 @@ def drawn_letters() -> str:
 
 
 def _compile(folder: Path, bench: str, code: str, limits: Limits) -> Ran:
-    """Compile the exam, with names drawn anew; in what was printed they stand as they were.
+    """Compile the exam, with letters drawn anew behind its names; the output has none of them.
 
-    Behind the answer stands one more module: what an open comment, condition or macro of the answer
-    swallows is missed.
+    One more module stands behind the answer. If an open comment, condition or macro of the answer
+    swallows it, the compiler misses it.
     """
     letters = drawn_letters()
     sources = {

@@ -68,7 +68,8 @@ def read_part(folder: Path, name: str, suffix: str) -> str:
     if not path.is_file():
         raise UserError(f"{path} is missing: {FILES}.")
     text = path.read_text(encoding="utf-8", errors="replace")
-    if not re.search(DEFINES[suffix], text):
+    pattern = DEFINES[suffix]
+    if not re.search(pattern, text):
         raise UserError(f"{path} is broken, so nobody could be judged by it: {FILES}.")
     return text
 
@@ -77,9 +78,15 @@ def read_part(folder: Path, name: str, suffix: str) -> str:
 
 def contains(question: str, answer: str, reference: str) -> float:
     """1.0 where the reference stands somewhere in the answer, whatever its case."""
-    wanted = " ".join(reference.lower().split())
-    given = " ".join(answer.lower().split())
+    wanted = _words(reference)
+    given = _words(answer)
     return float(wanted in given)
+
+
+def _words(text: str) -> str:
+    """A text's words in small letters, with one space between two."""
+    words = text.lower().split()
+    return " ".join(words)
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ def _awaited(ports: Sequence[Port]) -> str:
 def _heard(ports: Sequence[Port]) -> str:
     """Nets that follow the ports.
 
-    Icarus makes one event of all processes that wait for the same of the same net, and which of two
-    processes wakes first depends on that. We wait for nets of our own, and change no order.
+    Icarus makes one event of all processes that wait for the same edge of the same net, and which
+    of two processes wakes first depends on that. We wait for nets of our own, and change no order.
     """
     lines = []
     for port in ports:
@@ -372,5 +372,6 @@ def _with_own_random_numbers(testbench: str) -> str:
         return testbench
     for call in ("random", "urandom"):
         without_seed = rf"\${call}\b(?:\s*\(\s*\))?(?!\s*\()"
-        testbench = re.sub(without_seed, f"${call}({call}{SECRET})", testbench)
+        with_seed = f"${call}({call}{SECRET})"
+        testbench = re.sub(without_seed, with_seed, testbench)
     return f"integer random{SECRET} = 0, urandom{SECRET} = 0;\n{testbench}"

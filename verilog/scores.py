@@ -253,7 +253,7 @@ def board(runs: Runs, subsets: Mapping[str, Sequence[bool]]) -> pd.DataFrame:
 
     Args:
       runs: {(model, plan): [(passing, answers) per problem]}.
-      subsets: {column: one bool per problem}; a column that would only repeat the score is out.
+      subsets: {column: one bool per problem}; a column that only repeats the score is left out.
     """
     kept = {}
     for name, subset in subsets.items():
