@@ -48,10 +48,10 @@ def main(words: list[str]) -> None:
     except UserError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
-        told = "interrupted: run it again to be sure"
+        message = "interrupted: run it again to be sure"
         if word == "start":
-            told = "interrupted: no server was left running"
-        print(told, file=sys.stderr)
+            message = "interrupted: no server was left running"
+        print(message, file=sys.stderr)
         sys.exit(130)
 
 

@@ -256,9 +256,9 @@ def check_base(adapter: str, model: str) -> None:
         shape = shapes.get(name)
         if shape == (outputs, inputs):
             continue
-        there = "there is none" if shape is None else f"there it is {list(shape)}"
+        other = "there is none" if shape is None else f"there it is {list(shape)}"
         raise UserError(f"the adapter {adapter} was trained for another base than {model}: its "
-                        f"{name} is [{outputs}, {inputs}], {there}. Serve it with its own base.")
+                        f"{name} is [{outputs}, {inputs}], {other}. Serve it with its own base.")
 
 
 def _adaptable(model: str) -> dict[str, Shape]:

@@ -62,9 +62,9 @@ def extract_code(text: str, interface: str = "") -> Extracted:
     if not thought.closed:
         return Extracted(None, "thought never ends")
     for extractor in EXTRACTORS:
-        found = extractor(thought.rest, interface)
-        if found:
-            return found
+        extracted = extractor(thought.rest, interface)
+        if extracted:
+            return extracted
     return Extracted(None, "no module")
 
 
@@ -86,9 +86,9 @@ def between_marks(text: str, interface: str) -> Extracted | None:
         code = part.strip("\n")
         return Extracted(code, "marked")
     for extractor in (in_fences, in_bare_text, as_body):
-        found = extractor(part, interface)
-        if found:
-            return found
+        extracted = extractor(part, interface)
+        if extracted:
+            return extracted
     return None
 
 
@@ -304,11 +304,17 @@ def extract_official(text: str, interface: str = "") -> Extracted:
 
 def official_bare_text(lines: list[str], has_module: bool) -> list[str]:
     """The lines up to the first `endmodule`, from `module TopModule` if there is one; no fences."""
+    def begins_module(line: str) -> bool:
+        return line.strip().startswith("module TopModule")
+
+    def ends_module(line: str) -> bool:
+        return line.strip().startswith(END)
+
     plain = [line for line in lines if not line.startswith("```")]
     first = 0
     if has_module:
-        first = first_place(plain, lambda line: line.strip().startswith("module TopModule"))
-    last = first_place(plain, lambda line: line.strip().startswith(END))
+        first = first_place(plain, begins_module)
+    last = first_place(plain, ends_module)
     return plain[first:last + 1]
 
 

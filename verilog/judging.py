@@ -220,9 +220,12 @@ def _made(problem: Problem) -> _Exam:
 
         empty = programs.empty_answer(ports)
         end = _rehearse(problem, folder, bench, empty)
-        exam = _read(folder / "exam")
-        calls = system_calls(exam)
-        return _Exam(bench, marking, calls, end)
+        rehearsed = _read(folder / "exam")
+        return _Exam(
+            bench=bench,
+            marking=marking,
+            calls=system_calls(rehearsed),
+            end=end)
 
 
 def _rehearse(problem: Problem, folder: Path, bench: str, empty: str) -> int:
@@ -586,7 +589,7 @@ def judge_many(candidates: Iterable[Pair], limits: Limits = DEFAULT) -> list[Ver
     """
     candidates = list(candidates)
     different = list(dict.fromkeys(candidates))
-    problems = dict.fromkeys(problem for problem, _ in different)
+    problems = dict.fromkeys(problem for problem, _ in different)  # each once, in order
 
     def verdict_on(candidate: Pair) -> Verdict:
         problem, code = candidate

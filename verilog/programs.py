@@ -57,22 +57,22 @@ class Port(NamedTuple):
 class Ports:
     """The ports of TopModule, in the order of its header."""
 
-    every: tuple[Port, ...]
+    all: tuple[Port, ...]
 
     @property
     def inputs(self) -> list[Port]:
         """The ports that the testbench drives."""
-        return [port for port in self.every if port.direction == "INPUT"]
+        return [port for port in self.all if port.direction == "INPUT"]
 
     @property
     def outputs(self) -> list[Port]:
         """All others."""
-        return [port for port in self.every if port.direction != "INPUT"]
+        return [port for port in self.all if port.direction != "INPUT"]
 
     def header(self, input_word: str, output_word: str) -> str:
         """The header's list: with "output reg" for outputs, `input [0:0] a, output reg [7:0] b`."""
         declared = []
-        for port in self.every:
+        for port in self.all:
             word = input_word if port.direction == "INPUT" else output_word
             declaration = f"{word} {port.bits} {port.name}"
             declared.append(declaration)
@@ -260,8 +260,8 @@ def _filled(name: str, problem: Problem, ports: Ports) -> str:
         "outs": _listed(outputs, otherwise="1'b0"),
         "inputs": _awaited(inputs),
         "outputs": _awaited(outputs),
-        "anything": _awaited(ports.every),
-        "heard": _heard(ports.every),
+        "anything": _awaited(ports.all),
+        "heard": _heard(ports.all),
         "heard_inputs": _heard(inputs),
         "wide": str(_last_bit(inputs)),
         "many": str(_last_bit(outputs)),
@@ -312,7 +312,7 @@ def exam(problem: Problem, testbench: str, ports: Ports, scopes: set[str],
     listened_to = _with_listener(plain)
     reference = _empty_reference(ports, events)
 
-    known = _names(ports.every)  # an answer has to know its ports' names
+    known = _names(ports.all)  # an answer has to know its ports' names
     hidden = renamed(f"{listened_to}\n{reference}", scopes.difference(known))
     bench = _with_own_random_numbers(hidden)
     listener = _filled("exam.sv", problem, ports)

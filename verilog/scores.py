@@ -178,21 +178,31 @@ def waveform(path: str | Path) -> pd.DataFrame:
     """A waveform file (VCD) as a table of texts: a row per time of a change, a column a signal."""
     text = Path(path).read_text(errors="replace")
     head, _, body = text.partition("$enddefinitions")
-    names: dict[str, str] = {}  # by the signal's key in this file
-    widths: dict[str, int] = {}
-    for width, key, name in SIGNAL.findall(head):
-        names.setdefault(key, name)
-        widths[key] = int(width)
-
+    signals = _signals(head)
     rows: dict[int, dict[str, str]] = {}  # by time
     for change in changes(body):
-        name = names[change.key]
-        width = widths[change.key]
+        signal = signals[change.key]
         row = rows.setdefault(change.time, {})
-        row[name] = padded(change.bits, width)
-    columns = list(names.values())
+        row[signal.name] = padded(change.bits, signal.width)
+    columns = [signal.name for signal in signals.values()]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     return table.ffill()
+
+
+class Signal(NamedTuple):
+    """A signal of a VCD file."""
+
+    name: str
+    width: int  # bits
+
+
+def _signals(head: str) -> dict[str, Signal]:
+    """The signals that a VCD file defines, by their keys; of several names the first counts."""
+    signals: dict[str, Signal] = {}
+    for width, key, name in SIGNAL.findall(head):
+        signal = Signal(name, int(width))
+        signals.setdefault(key, signal)
+    return signals
 
 
 class Change(NamedTuple):
@@ -258,7 +268,8 @@ def board(runs: Runs, subsets: Mapping[str, Sequence[bool]]) -> pd.DataFrame:
     kept = {}
     for name, subset in subsets.items():
         chosen = np.array(subset, bool)
-        if 0 < chosen.sum() < len(chosen):
+        size = chosen.sum()
+        if 0 < size < len(chosen):
             kept[name] = chosen
 
     rows = {}
