@@ -273,8 +273,12 @@ def _mount(source: str, target: str) -> list[str]:
     return ["--mount", f"type=bind,{field},target={target},readonly"]
 
 
-def _docker(options: Options, container: str, more: list[str], volumes: list[str],
-            devices: list[str]) -> Parts:
+def _docker(
+        options: Options,
+        container: str,
+        more: list[str],
+        volumes: list[str],
+        devices: list[str]) -> Parts:
     """A container, for a TPU or for a GPU.
 
     Args:

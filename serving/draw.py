@@ -182,8 +182,13 @@ def curves(ax: Axes, table: pd.DataFrame, column: str, dashed: str, words: str) 
     plain_log(ax)
 
 
-def _curve_of_regime(ax: Axes, part: pd.DataFrame, column: str, dashed: str, look: _Look,
-                     place: dict[float, float]) -> None:
+def _curve_of_regime(
+        ax: Axes,
+        part: pd.DataFrame,
+        column: str,
+        dashed: str,
+        look: _Look,
+        place: dict[float, float]) -> None:
     """One regime of `curves`; `place` says where a rate stands on the x axis."""
     stats = _spread(part, column)
     middle = stats["median"]

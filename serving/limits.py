@@ -135,8 +135,13 @@ def ttft_floors(config: dict, input_len: int, starts: Sequence[float],
     return alone, max(alone, queued)
 
 
-def tpot_floor(config: dict, input_len: int, machine: Machine, batch: int = 1, tokens: float = 1.0,
-               checked: int = 1) -> float:
+def tpot_floor(
+        config: dict,
+        input_len: int,
+        machine: Machine,
+        batch: int = 1,
+        tokens: float = 1.0,
+        checked: int = 1) -> float:
     """Least possible time per output token in seconds: of one request alone, or of a full batch.
 
     Args:
@@ -220,8 +225,14 @@ def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
     return gap, ""
 
 
-def memory_plan(config: dict, chip_bytes: float, tp: int, dp: int, kv_dtype_bytes: int,
-                stored: float, share: float = SHARE) -> dict[str, float]:
+def memory_plan(
+        config: dict,
+        chip_bytes: float,
+        tp: int,
+        dp: int,
+        kv_dtype_bytes: int,
+        stored: float,
+        share: float = SHARE) -> dict[str, float]:
     """HBM per chip and the requests that fit, for one layout; sizes are per chip, in GiB.
 
     Every layer keeps all tokens: vLLM's TPU package 0.32.0 sets `sliding_window = None` in its

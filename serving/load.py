@@ -165,8 +165,14 @@ def _is_done(process: subprocess.Popen, log: BinaryIO) -> bool:
     return False
 
 
-def arguments(record: ServerRecord, load: Load, regime: Regime, rate: float, requests: int,
-              seed: int, prompts: str | Path | None = None) -> list[str]:
+def arguments(
+        record: ServerRecord,
+        load: Load,
+        regime: Regime,
+        rate: float,
+        requests: int,
+        seed: int,
+        prompts: str | Path | None = None) -> list[str]:
     """The arguments of `vllm` for one point at the server of `record`.
 
     Args:
@@ -232,9 +238,16 @@ def _first_error(result: dict) -> str:
     return "no error text"
 
 
-def measure(client: Runner, options: Options, load: Load, folder: str | Path, regime: Regime,
-            rate: float, requests: int, repeat: int | str,
-            prompts: str | Path | None = None) -> Measurement:
+def measure(
+        client: Runner,
+        options: Options,
+        load: Load,
+        folder: str | Path,
+        regime: Regime,
+        rate: float,
+        requests: int,
+        repeat: int | str,
+        prompts: str | Path | None = None) -> Measurement:
     """One measurement on an idle server: the stored one if it belongs to the same, else a new one.
 
     Args:
@@ -453,8 +466,14 @@ def sweep(client: Runner, options: Options, load: Load, folder: str | Path) -> l
     return kept
 
 
-def _long_run(client: Runner, options: Options, load: Load, folder: str | Path, part: pd.DataFrame,
-              regime: Regime, rate: float) -> tuple[Measurement, bool]:
+def _long_run(
+        client: Runner,
+        options: Options,
+        load: Load,
+        folder: str | Path,
+        part: pd.DataFrame,
+        regime: Regime,
+        rate: float) -> tuple[Measurement, bool]:
     """One long run at a rate, a second one where noise disturbed the first; and whether it held."""
     at_this_rate = part[part.rate == rate]
     latency = at_this_rate.e2el_p50_ms.median() / 1e3  # in seconds
@@ -480,8 +499,12 @@ def _long_run(client: Runner, options: Options, load: Load, folder: str | Path, 
     return measurement, kept >= KEPT and not overloaded
 
 
-def confirm(client: Runner, options: Options, load: Load, folder: str | Path,
-            table: pd.DataFrame) -> dict[Regime, tuple[float, Measurement]]:
+def confirm(
+        client: Runner,
+        options: Options,
+        load: Load,
+        folder: str | Path,
+        table: pd.DataFrame) -> dict[Regime, tuple[float, Measurement]]:
     """One long run at the rate that may be promised, of each regime: {regime: (rate, measurement)}.
 
     It begins at the largest rate that is `within` the objective. A rate that doesn't hold for

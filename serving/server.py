@@ -278,8 +278,12 @@ def _wait_for_chips(patience: float = 120.0) -> None:
         time.sleep(1.0)
 
 
-def _record_of(pid: int, port: int, options: Options, folder: Path,
-               wanted: Identity) -> ServerRecord:
+def _record_of(
+        pid: int,
+        port: int,
+        options: Options,
+        folder: Path,
+        wanted: Identity) -> ServerRecord:
     """The record of a server that was started this moment."""
     reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
     container = commands.container_of(folder) if options.docker else ""

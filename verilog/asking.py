@@ -103,9 +103,12 @@ def text_to_continue(problem: Problem, prompt: str) -> str:
     return f"{comments}\n\n"
 
 
-def all_prompts(tasks: Tasks, plans: Sequence[Plan], system: str | None,
-                render: Callable[[list[Message], bool], Ids],
-                encode: Callable[[str], Ids]) -> Prompts:
+def all_prompts(
+        tasks: Tasks,
+        plans: Sequence[Plan],
+        system: str | None,
+        render: Callable[[list[Message], bool], Ids],
+        encode: Callable[[str], Ids]) -> Prompts:
     """The token ids of every prompt.
 
     Args:
@@ -224,8 +227,13 @@ def ask(client: Client, job: Job, max_tokens: int) -> Reply:
     return reply
 
 
-def sample(jobs: Jobs, path: Path, client: Client, max_tokens: int, in_flight: int,
-           report: Report = lambda done, of: None) -> Samples:
+def sample(
+        jobs: Jobs,
+        path: Path,
+        client: Client,
+        max_tokens: int,
+        in_flight: int,
+        report: Report = lambda done, of: None) -> Samples:
     """Ask for every job that `path` doesn't hold yet, and return all answers.
 
     The file is first rewritten without half lines and answers of other runs; then every answer is

@@ -34,8 +34,14 @@ class Client:
       alive: whether the server still lives. Nobody waits for one that has died.
     """
 
-    def __init__(self, base_url: str, model: str, context: int, turn_end: str = "",
-                 patience: float = 900.0, alive: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+            self,
+            base_url: str,
+            model: str,
+            context: int,
+            turn_end: str = "",
+            patience: float = 900.0,
+            alive: Callable[[], bool] = lambda: True) -> None:
         self.base_url = base_url
         self.model = model
         self.context = context
@@ -49,8 +55,13 @@ class Client:
             max_retries=2,
             http_client=openai.DefaultHttpxClient(trust_env=not direct))
 
-    def complete(self, ids: list[int], max_tokens: int, temperature: float, top_p: float,
-                 options: dict[str, Any]) -> Reply:
+    def complete(
+            self,
+            ids: list[int],
+            max_tokens: int,
+            temperature: float,
+            top_p: float,
+            options: dict[str, Any]) -> Reply:
         """The completion of a prompt of token ids; a refusal of the server is an "error".
 
         Args:
@@ -81,8 +92,13 @@ class Client:
                     f"({cause}).")
         return ""
 
-    def _ask(self, ids: list[int], max_tokens: int, temperature: float, top_p: float,
-             options: dict[str, Any]) -> Reply:
+    def _ask(
+            self,
+            ids: list[int],
+            max_tokens: int,
+            temperature: float,
+            top_p: float,
+            options: dict[str, Any]) -> Reply:
         """One request. We wait as long as ten tokens a second take, and ten minutes more."""
         try:
             answer = self._openai.completions.create(

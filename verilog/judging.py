@@ -515,8 +515,13 @@ def _objection(folder: Path, exam: _Exam) -> str | None:
     return None
 
 
-def _mark(folder: Path, exam: _Exam, code: str, recorded: _Recorded, limits: Limits,
-          waves: str | os.PathLike | None) -> Verdict:
+def _mark(
+        folder: Path,
+        exam: _Exam,
+        code: str,
+        recorded: _Recorded,
+        limits: Limits,
+        waves: str | os.PathLike | None) -> Verdict:
     """Replay the outputs to testbench and reference: the `Verdict`."""
     _write(folder, {"marking": exam.marking})
     command = _RUN_MARKING if waves is None else _RUN_MARKING_WITH_WAVES

@@ -299,8 +299,12 @@ def _empty_reference(ports: Ports, events: list[str]) -> str:
     return f"{text}endmodule\n"
 
 
-def exam(problem: Problem, testbench: str, ports: Ports, scopes: set[str],
-         events: list[str]) -> str:
+def exam(
+        problem: Problem,
+        testbench: str,
+        ports: Ports,
+        scopes: set[str],
+        events: list[str]) -> str:
     """All of an exam but the answer: testbench, listener, and an empty reference.
 
     Args:
