@@ -145,7 +145,13 @@ def _verdict(letter: str, why: str, code: str, log: str, count: Count | None = N
                 letter = "r"
     if count is None:
         return Verdict(category, why, letter, log=log)
-    return Verdict(category, why, letter, count.mismatches, count.samples, log)
+    return Verdict(
+        category=category,
+        detail=why,
+        letter=letter,
+        mismatches=count.mismatches,
+        samples=count.samples,
+        log=log)
 
 
 # ---- What all answers to one problem share ----
@@ -190,8 +196,11 @@ def _prepare_once(problem: Problem) -> _Exam | Verdict:
     except _DoesNotCompile as error:
         log = str(error)
     first_line = log.partition("\n")[0]
-    why = f"the problem's own files don't compile: {first_line[:150]}"
-    return Verdict("broken problem", why, "C", log=log)
+    return Verdict(
+        category="broken problem",
+        detail=f"the problem's own files don't compile: {first_line[:150]}",
+        letter="C",
+        log=log)
 
 
 def _made(problem: Problem) -> _Exam:
@@ -554,10 +563,16 @@ def _keep_waves(folder: Path, waves: Path) -> None:
 def _ended(limit: str, phase: str, limits: Limits, log: str) -> Verdict:
     """The `Verdict` on an answer that a limit ended."""
     if limit == "time":
-        why = f"{phase} took over {limits.seconds:g} s"
-        return Verdict("timeout", why, "T", log=log)
-    why = f"{phase} printed over {limits.output} bytes"
-    return Verdict("runtime", why, "R", log=log)
+        return Verdict(
+            category="timeout",
+            detail=f"{phase} took over {limits.seconds:g} s",
+            letter="T",
+            log=log)
+    return Verdict(
+        category="runtime",
+        detail=f"{phase} printed over {limits.output} bytes",
+        letter="R",
+        log=log)
 
 
 _NAMED: set[Problem] = set()  # the broken problems that were named

@@ -165,7 +165,8 @@ def verdict_table(verdicts: Mapping[str, Verdict]) -> pd.DataFrame:
     labels = list(verdicts)
     table = pd.DataFrame(rows, index=labels)
     shown = table[["category", "detail", "mismatches", "samples"]]
-    return shown.astype({"mismatches": "Int64", "samples": "Int64"})
+    whole = {"mismatches": "Int64", "samples": "Int64"}  # None stays, and no number gets a point
+    return shown.astype(whole)
 
 
 # ---- Waveforms ----
@@ -288,7 +289,11 @@ def _scores(run: Run, k: int, subsets: Mapping[str, NDArray[np.bool_]]) -> dict[
     """One row of `board`."""
     values = per_problem(run, k)
     mean, low, high = score(values)
-    row = {"all": mean, "low": low, "high": high}
+    row = {
+        "all": mean,
+        "low": low,
+        "high": high}
     for name, chosen in subsets.items():
-        row[name] = values[chosen].mean()
+        part = values[chosen]
+        row[name] = part.mean()
     return row
