@@ -29,10 +29,13 @@ def topology() -> dict[str, str]:
     The image sets these variables in its first process; a shell started otherwise lacks them.
     """
     piece = hardware.slice_of(SLICE)
-    return {"TPU_SKIP_MDS_QUERY": "1",
-            "TPU_ACCELERATOR_TYPE": piece.accelerator_type,
-            "TPU_CHIPS_PER_HOST_BOUNDS": f"{piece.topology.replace('x', ',')},1",
-            "TPU_HOST_BOUNDS": "1,1,1"}
+    chips = piece.topology.replace("x", ",")
+    return {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": piece.accelerator_type,
+        "TPU_CHIPS_PER_HOST_BOUNDS": f"{chips},1",
+        "TPU_HOST_BOUNDS": "1,1,1",
+    }
 
 
 def mend(environment: MutableMapping[str, str] = os.environ) -> list[str]:
