@@ -41,8 +41,13 @@ SHORT = 20.0  # milliseconds: a single call of less says as much about the host 
 
 def counts(row: dict[str, str]) -> bool:
     """Whether a row belongs to the typical miss: see the rule above."""
-    is_short_call = row["clock"] == "one call" and float(row["measured_ms"]) < SHORT
-    return bool(row["predicted_ms"]) and not is_short_call and not row.get("sets")
+    if not row["predicted_ms"]:
+        return False
+    if row.get("sets"):
+        return False
+    is_one_call = row["clock"] == "one call"
+    is_short = float(row["measured_ms"]) < SHORT
+    return not (is_one_call and is_short)
 
 
 def typical_miss() -> float:
@@ -54,21 +59,32 @@ def typical_miss() -> float:
     squares = []
     for row in anchors():
         if counts(row):
-            squares.append(math.log(float(row["predicted_ms"]) / float(row["measured_ms"])) ** 2)
+            predicted = float(row["predicted_ms"])
+            measured = float(row["measured_ms"])
+            miss = math.log(predicted / measured)
+            squares.append(miss**2)
     if not squares:
-        raise UserError(f"{ANCHORS} has no row with a prediction, so no range can be given. "
-                        "Restore it (git checkout data/anchors), or make it: "
-                        "python -m tpu_time.anchors")
-    return math.sqrt(sum(squares) / len(squares))
+        raise UserError(
+            f"{ANCHORS} has no row with a prediction, so no range can be given. "
+            "Restore it (git checkout data/anchors), or make it: python -m tpu_time.anchors"
+        )
+    mean = sum(squares) / len(squares)
+    return math.sqrt(mean)
 
 
 def band(value: float, predictions: int = 1, sigmas: float = 1.0) -> tuple[float, float]:
     """(low, high) of a predicted time, speed or cost; of a ratio with `predictions=2`."""
-    factor = math.exp(sigmas * math.sqrt(predictions) * typical_miss())
+    miss = sigmas * math.sqrt(predictions) * typical_miss()
+    factor = math.exp(miss)
     return value / factor, value * factor
 
 
-def between(value: float, predictions: int = 1, form: str = "{:.1f}", sigmas: float = 1.0) -> str:
+def between(
+    value: float,
+    predictions: int = 1,
+    form: str = "{:.1f}",
+    sigmas: float = 1.0,
+) -> str:
     """`band` as text: "7.1 to 8.9"."""
     low, high = band(value, predictions, sigmas)
     return f"{form.format(low)} to {form.format(high)}"
