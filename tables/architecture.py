@@ -122,7 +122,7 @@ class Layer:
     kv_heads: int       # K
     head_dim: int       # H
     mlp: int            # F
-    window: int | None  # how many keys a query sees at the most, itself included; None: all
+    window: int | None  # how many keys a query sees at most, its own included; None: all
     kv_from: int        # the layer whose keys and values it uses: itself or an earlier (E2B, E4B)
     k_is_v: bool        # whether the values are the keys' projection, which is stored once
     family: dict[str, Kind] = field(repr=False)  # one of `FAMILIES`
@@ -245,7 +245,7 @@ def read_config(source: Config | str | Path) -> Config:
     """A config.json as a dict, from a model folder, the file itself, or such a dict.
 
     Raises:
-      UserError: the file is missing, or no JSON object.
+      UserError: the file is missing, or it isn't a JSON object.
     """
     if isinstance(source, dict):
         return source
@@ -270,8 +270,8 @@ def text_config(config: Config) -> Config:
     has the full layers' sizes in `per_layer_config`; here they have their old names.
 
     Raises:
-      UserError: it does not describe a Gemma 4, its weights are quantised, or a key has a value (or
-        we don't know a key) that may mean other arithmetic than ours.
+      UserError: it doesn't describe a Gemma 4, its weights are quantised, or it may mean other
+        arithmetic than ours: by a key's value, or by a key that we don't know.
     """
     text = config.get("text_config") or config
     if text.get("model_type") not in FAMILIES:
@@ -333,7 +333,11 @@ def _check_keys(text: Config) -> None:
 
 
 def _layer_types(text: Config) -> list[str]:
-    """The kind of every layer; where the file has none, every sixth is a full one."""
+    """The kind of every layer. If the file doesn't say, every sixth is a full one.
+
+    Raises:
+      UserError: the file's number of layers is another one, or we don't know a kind.
+    """
     kinds = text.get("layer_types")
     if kinds is None:
         count = text.get("num_hidden_layers", 30)
@@ -374,7 +378,11 @@ def _check_rope(kind: str, settings: Config) -> None:
 
 
 def _sizes_of_full_layers(text: Config, kinds: list[str]) -> Config:
-    """What `per_layer_config` says, under the keys that it replaced; {} where there is none."""
+    """What `per_layer_config` says, under the keys that it replaced; {} if there's none.
+
+    Raises:
+      UserError: it has other sizes than one for all full-attention layers.
+    """
     entries = text.get("per_layer_config")
     if not entries:
         return {}
@@ -594,7 +602,7 @@ def choose_mesh(config: Config, devices: int) -> tuple[int, int]:
     """(fsdp, tp) for a number of devices: the largest tensor parallelism that the heads allow.
 
     Raises:
-      UserError: no mesh of them can hold this model.
+      UserError: no mesh of so many devices can hold this model.
     """
     problem = ""
     for tp in range(devices, 0, -1):

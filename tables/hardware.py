@@ -145,10 +145,10 @@ CHIPS = {chip.name: chip for chip in _CHIPS}
 
 @dataclass(frozen=True)
 class Slice:
-    """A TPU slice by Google's name; "" is what the table does not know, or what there is not."""
+    """A TPU slice by Google's name; "" where there's nothing to say, or nothing that we know."""
 
     name: str           # such as v5p-8; it counts TensorCores
-    size: str = ""      # the size of the series that is taken there while SIZE is unset
+    size: str = ""      # the size of the series that we take there if SIZE is unset
     topology: str = ""  # chips along x, y (and z), such as 2x2x1
     hosts: int = 1      # machines it consists of
     machine: str = ""   # Compute Engine's machine type; none where several hosts are needed
@@ -212,7 +212,7 @@ def chip(name: str) -> Chip:
     """The `Chip` called v4, v5e, v5p, v6e, v7x or h100.
 
     Raises:
-      UserError: there is none of that name in the table.
+      UserError: the table has no chip of that name.
     """
     if name not in CHIPS:
         raise UserError(f"no chip is called {name!r}; the list has {', '.join(CHIPS)}")
@@ -220,10 +220,11 @@ def chip(name: str) -> Chip:
 
 
 def slice_of(name: str) -> Slice:
-    """The `Slice` of Google's name; one that is not in the table has its chips and nothing more.
+    """The `Slice` of Google's name. If the table hasn't got it, we only know its chips.
 
     Raises:
-      UserError: it is no such name, its kind of chip is not in the table, or it has no whole chip.
+      UserError: it isn't such a name, its kind of chip isn't in the table, or it isn't a whole
+        number of chips.
     """
     kind, _, cores = name.partition("-")
     if kind not in CHIPS or not re.fullmatch("[1-9][0-9]*", cores):
@@ -258,10 +259,10 @@ class Hardware:
     """What one machine has."""
 
     accelerator: str = ""  # "tpu", "gpu" or ""
-    kind: str = ""         # a key of `CHIPS`, or "" where the ids are not known to us
+    kind: str = ""         # a key of `CHIPS`, or "" if we don't know the ids
     chips: int = 0         # chips (or GPUs) of this machine
     hosts: int = 1         # machines of the slice, this one included
-    trouble: str = ""      # why the chips cannot be used now, in one line; "" if nothing was seen
+    trouble: str = ""      # why the chips can't be used now, in one line; "" if we saw nothing
 
     @property
     def slice(self) -> str:
@@ -330,7 +331,7 @@ def _read(path: Path) -> str:
 
 
 def _pci(root: Path) -> tuple[list[str], list[str]]:
-    """Kinds of all TPU chips and of all GPUs on the PCI bus."""
+    """(TPU chips, GPUs) on the PCI bus: the kind of each, or "" for a GPU that we don't know."""
     tpus = []
     gpus = []
     names = {chip.pci: chip.name for chip in CHIPS.values()}
@@ -350,8 +351,8 @@ def _pci(root: Path) -> tuple[list[str], list[str]]:
 def _by_their_files(root: Path) -> list[str]:
     """Kinds of all TPU chips of a container that shows their files, but no PCI bus.
 
-    Then TPU_ACCELERATOR_TYPE has to name them, such as v5litepod-8: a vfio file alone may be
-    anything that was handed to a virtual machine.
+    In that case TPU_ACCELERATOR_TYPE has to name them, such as v5litepod-8, because a vfio file
+    alone may be anything that was handed to a virtual machine.
     """
     named, _, _ = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")
     if not named:
@@ -363,10 +364,10 @@ def _by_their_files(root: Path) -> list[str]:
 
 
 def _hosts(kind: str, chips: int) -> int:
-    """Machines of the slice: a v5p-32's host looks like a v5p-8. As JAX asks, but quickly.
+    """How many machines the slice has. (One host of a v5p-32 looks like a v5p-8.)
 
-    The environment knows it under Kubernetes, the metadata server on a TPU VM. Where neither does
-    (a machine made by the Compute Engine API) it is one.
+    We ask as JAX does, but quickly: under Kubernetes the environment says it, and on a TPU VM the
+    metadata server does. If neither does (a machine made by the Compute Engine API), it's one.
     """
     names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
     if names and " " not in names:  # images have put a warning there, a sentence with a comma
@@ -398,7 +399,7 @@ def metadata(key: str) -> str:
 
 
 def _trouble(root: Path, kind: str, files: list[Path]) -> str:
-    """Why these chips cannot be used now, in one line; "" if nothing is seen."""
+    """Why these chips can't be used now, in one line; "" if we see nothing."""
     where = f"/dev/{chip(kind).files}*"
     if not files:
         return (

@@ -29,12 +29,12 @@ PREDICTED = {
 
 @dataclass(frozen=True)
 class Report:
-    """One report: of which machine and settings, and its numbers by the names of fields.csv."""
+    """One report: what was measured, on which machine, with which settings."""
 
     source: str                  # the file's name
-    about: dict[str, Any]
-    values: dict[str, float]
-    made_up: bool                # for a test; the folder takes none
+    about: dict[str, Any]        # the machine and the settings
+    values: dict[str, float]     # by the names of fields.csv
+    made_up: bool                # for a test; the folder takes no such report
 
     @property
     def slice(self) -> str:
@@ -67,7 +67,7 @@ def reports(folder: Path = FOLDER) -> list[Report]:
     Raises:
       UserError: a file isn't a report, or it's a made-up one in data/measured; it's named.
     """
-    fields()  # reads the folder even where it's empty: whoever depends on it is seen to
+    fields()  # reads the folder even if it's empty, so we notice who depends on it
     listed = []
     for path in sorted(folder.glob("*.json")):
         report = _read(path)

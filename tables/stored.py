@@ -12,10 +12,10 @@ ROWS_PER_STEP = {"31b": 2, "e2b": 4, "e4b": 4}  # packed rows of an optimizer st
 
 
 def is_what_03_runs(row: dict[str, str], size: str) -> bool:
-    """Whether a stored row is a whole optimizer step of 03, with as many micro-batches.
+    """Is a stored row a whole optimizer step of 03, with as many micro-batches?
 
-    A step of one micro-batch is another program than one of several: those stand in a loop, beside
-    the sum of their gradients, and what the compiler moves out of a loop it keeps.
+    A step of one micro-batch is another program than a step of several. Several stand in a loop,
+    beside the sum of their gradients, and the compiler keeps what it moves out of the loop.
     """
     rows_at_once = int(row["micro_batch"])
     micro_batches = max(1, ROWS_PER_STEP[size] // rows_at_once)
@@ -42,9 +42,10 @@ def compiled_fit(
     base_dtype: str = "bfloat16",
     row_length: int = 4_096,
 ) -> dict[str, str] | None:
-    """How notebook 03's step fits a slice: of the rows of data/dryrun/ the nearest in length.
+    """How notebook 03's step fits a slice: the row of data/dryrun/ whose length is nearest.
 
-    Long enough comes first; among equals the one that recomputes least, with most rows at once.
+    Rows that are long enough come first. Among equals, the one that recomputes least wins, and then
+    the one with most rows at once.
 
     Returns:
       The row as a dict of strings (`mesh`, `remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
@@ -67,7 +68,7 @@ def compiled_fit(
 def settings_here(size: str, row_length: int) -> dict[str, Any]:
     """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device.
 
-    Empty if no such row is stored for this machine, or none that fits.
+    Empty if no row that fits is stored for this machine.
     """
     row = compiled_fit(hardware.here().slice, size, row_length=row_length)
     if row is None:

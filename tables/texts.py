@@ -22,7 +22,7 @@ class JsonLine(NamedTuple):
 
 
 def json_lines(content: bytes) -> Iterator[JsonLine]:
-    """The lines of a JSON-lines file; a damaged line is told, not skipped.
+    """The lines of a JSON-lines file; a damaged line is reported, not skipped.
 
     Lines end with a line feed and nothing else: JSON strings may hold U+2028, U+0085 and others
     that `str.splitlines` would cut at. A byte-order mark and blank lines are allowed.
@@ -65,7 +65,7 @@ def fences(text: str) -> list[tuple[int, int]]:
 
 
 def places_outside(text: str, tag: str, spans: list[tuple[int, int]]) -> list[int]:
-    """Where a tag stands in a text, but for those that stand inside one of the `spans`."""
+    """Where a tag stands in a text, leaving out the places inside one of the `spans`."""
     places = []
     for match in re.finditer(re.escape(tag), text):
         if not _inside(match.start(), spans):
@@ -74,7 +74,7 @@ def places_outside(text: str, tag: str, spans: list[tuple[int, int]]) -> list[in
 
 
 def text_problem(values: dict[str, Any]) -> str:
-    """The first of the named values that cannot be used as text, and why; "" if all can."""
+    """Which of the named values can't be used as text, and why: the first; "" if all can."""
     for name, value in values.items():
         if not isinstance(value, str):
             return f"{name} is not text"

@@ -72,12 +72,12 @@ class Prediction:
 
     Attributes:
       seconds: the whole, or None where too much has no known cost.
-      compute: the chip works.
-      exposed: it waits for the links.
-      copies: it waits for its own asynchronous copies.
-      clock: the sum of the three, also where it is not to be trusted.
-      unknown: of what has no known cost, the most bytes first.
-      moved: the same of what has no cycles but only moves bytes: it takes them at the HBM's speed.
+      compute: while the chip works.
+      exposed: while it waits for the links.
+      copies: while it waits for its own asynchronous copies.
+      clock: the sum of the three, also where you shouldn't trust it.
+      unknown: what has no known cost, the most bytes first.
+      moved: the same for what has no cycles but only moves bytes: we take the HBM's speed for it.
       unknown_flops, unknown_bytes: their share of the program's.
       flops, bytes: of the whole program.
       opaque: kernels and loops that say nothing about their time.
@@ -104,12 +104,12 @@ class Prediction:
 
     @property
     def trusted(self) -> bool:
-        """Is so little unknown that the time means something?"""
+        """Is so little of the program unknown that its time means something?"""
         return self.unknown_share <= TRUSTED
 
     @property
     def seconds(self) -> float | None:
-        """The whole, or None where it isn't to be trusted."""
+        """The whole, or None where you shouldn't trust it."""
         return self.clock if self.trusted else None
 
 
@@ -155,7 +155,7 @@ class Clock:
     opaque: int = 0
 
     def run(self, tape: Tape, count: int = 1) -> None:
-        """One execution of a tape that is executed `count` times."""
+        """Play a tape once. It's executed `count` times, because it stands in loops."""
         for record in tape:
             match record:
                 case Compute():
@@ -277,7 +277,7 @@ class Clock:
         self.now = started.end
 
     def loop(self, record: Loop, count: int) -> None:
-        """The body once, times its trips: what runs beside it doesn't reach over a turn's end."""
+        """The body once, times its trips. What runs beside it ends with its turn, we assume."""
         trips = record.trips
         if trips is None:
             totals = self.unknown.setdefault("while", Totals("while"))
@@ -353,7 +353,7 @@ def predict(program: Program | str, where: Box | str,
 
     Args:
       program: a `Program`, or the text of one.
-      where: a `Box`, or Google's name of one that is in the table: "v5p-8".
+      where: a `Box`, or Google's name of a slice in our table, such as "v5p-8".
       part_of: as for `read`.
 
     Raises:

@@ -35,8 +35,8 @@ def find() -> str:
 def start() -> str:
     """Set what libtpu and JAX read when they start; returns the library's path, "" if none is here.
 
-    Where the library is, what to take this machine for, not to ask the cloud about it, and that two
-    processes may load it at once: its lock guards a chip, and there is none.
+    We tell them where the library is, what machine to take this one for, and not to ask the cloud
+    about it. Two processes may load the library at once: its lock guards a chip, and there's none.
     """
     library = find()
     if library:
@@ -49,10 +49,10 @@ def start() -> str:
 
 @functools.cache
 def register() -> None:
-    """Make devices that nobody owns JAX's first backend; what is computed stays on the CPU.
+    """Make devices that nobody owns JAX's first backend; computing itself stays on the CPU.
 
-    Tunix asks `jax.devices()` for its platform and leaves its sharding constraints out on a CPU.
-    With this it traces the program that a TPU would get.
+    Tunix asks `jax.devices()` for its platform, and on a CPU it leaves its sharding constraints
+    out. With this it traces the program that a TPU would get.
     """
     import jax
     from jax.extend.backend import register_backend_factory
@@ -74,19 +74,21 @@ def devices_of(name: str) -> list:
 def planned(lower: Callable) -> float:
     """GiB of one chip that XLA plans for a program, in a tenth of a compilation's time.
 
-    XLA writes its memory report when all buffers have places and no code is generated yet, which is
-    nine tenths of the work. So a child process compiles and ends when the report is there. Comes
-    before this process has started a device; a program that does not fit has a report, too. The sum
-    of a whole compilation is up to 11 % larger (v5e-8, v6e-8).
+    XLA writes its memory report once all buffers have their places. Generating the code comes
+    after that, and it's nine tenths of the work. So a child process compiles, and ends as soon as
+    the report is there. Call this before this process has started a device. A program that doesn't
+    fit has a report as well. The sum of a whole compilation is up to 11 % larger (compiled for
+    v5e-8 and v6e-8).
 
     Args:
-      lower: makes the lowered program, in the child.
+      lower: makes the lowered program; it's called in the child.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         child = os.fork()
         if child == 0:
-            def leave():  # this file comes after the report
+            def leave() -> None:
+                """End as soon as this file is there; it comes after the report."""
                 while not list(folder.glob("*after_optimizations_after_buffer_assignment*")):
                     time.sleep(0.2)
                 os._exit(0)
@@ -106,5 +108,7 @@ def planned(lower: Callable) -> float:
 
 def version() -> str:
     """The library's version: of the wheel beside it, or "unknown"."""
-    wheel = next(Path(find()).parent.parent.glob("libtpu-*.dist-info"), Path("libtpu-unknown"))
-    return wheel.name.removeprefix("libtpu-").removesuffix(".dist-info")
+    packages = Path(find()).parent.parent
+    for wheel in packages.glob("libtpu-*.dist-info"):
+        return wheel.name.removeprefix("libtpu-").removesuffix(".dist-info")
+    return "unknown"

@@ -1,9 +1,9 @@
 """Will it fit, how fast, what does it cost: a renter's questions, from compiled rows or estimates.
 
-`will_it_fit` answers with a row of data/dryrun/ where notebook 08 has compiled exactly that, and
-else adds up the parts of a chip's memory. `run_cost` turns a speed into hours and dollars, with all
-that a run does beside its steps. Standard library only: 01 and the site's cost page use it, too.
-Letters: D width, N query heads, K key and value heads, H head size, F width of an MLP.
+`will_it_fit` answers with a row of data/dryrun/ if notebook 08 has compiled exactly that step. If
+not, it adds up the parts of a chip's memory. `run_cost` turns a speed into hours and dollars, and
+counts all that a run does beside its steps. Standard library only, because 01 and the site's cost
+page use it as well.
 """
 
 import functools
@@ -28,7 +28,7 @@ ADAPTER_BYTES = 12     # of a number of an adapter: itself and Adam's two moment
 TILE = 32              # weights that share a bfloat16 scale (nf4); int8 has one a channel
 SCORES = 2.6           # bytes of a query and key: two numbers, some of which the compiler drops
 REMATS = ("NONE", "BLOCK", "DECODER")  # from the fastest to the smallest
-# Tokens of a row, the better first.
+# Tokens of a row, the better length first.
 LENGTHS = {"31b": (4096, 2048), "e2b": (2048, 1024), "e4b": (2048, 1024)}
 # The renter's table: (kind, chips) of every slice, apart for those of a single chip.
 SLICES: dict[str, tuple[str, int]] = {}
@@ -38,28 +38,29 @@ for _name, _piece in hardware.SLICES.items():
     _table[_name] = (_piece.kind, _piece.chips)
 SMALL = ("e2b", "e4b")  # models that one chip may hold
 
-# What a run does beside its steps, and where the numbers come from. Nothing here was timed by us.
+# What a run does beside its steps, and where the numbers come from. We have timed nothing here.
 # Published: Google's repositories on the hub. E4B: its matrices here and 0.45 B of its towers.
 CHECKPOINT_GB = {"31b": 62.5, "e2b": 10.2, "e4b": 16.0}
-# Of the hub, the disk, a checkpoint of many arrays: assumed. Another author's 62.58 GB took 311 s
-# from the hub, 337 s from a bucket in the region, and 1,093 s into it in one stream, as our copy
-# goes (github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b: tpu.env and the report of 2026-08-25).
+# The speed of the hub, of the disk, and of writing a checkpoint of many arrays: assumed. Another
+# author's 62.58 GB took 311 s from the hub, 337 s from a bucket in the region, and 1,093 s into the
+# bucket in one stream, which is how our copy goes (github.com/xbill9/gemma4-dev,
+# gce-vllm-v6e8-31b: tpu.env and the report of 2026-08-25).
 GB_PER_S = 0.2
 UP_GB_PER_S = 0.057
-# Three programs of five minutes: two that answer, one that validates. The step compiles while the
-# base is loaded. Published: 3 to 8 minutes for one.
+# Three programs of five minutes each: two answer, one validates. The step compiles while the base
+# is loaded. Published: 3 to 8 minutes for one program.
 COMPILE_MINUTES = 15
 EVERY = 100            # optimizer steps between two validations, as in 03
 HELD_OUT = 64          # rows of a validation, as in 03
 STEP_ROWS = stored.ROWS_PER_STEP                    # of an optimizer step, as in 03
 SAVE_EVERY = {"31b": 100, "e2b": 300, "e4b": 300}   # optimizer steps, as in 03
-# Tokens that 03 takes before and as often after training, one at a time: 512 answered, and up to
-# 256 by which one of its prompts may be longer than another.
+# Tokens that 03's model takes one at a time, before training and again after it: 512 that it
+# answers, and up to 256 by which one of its prompts may be longer than another.
 ANSWER_TOKENS = 2 * (512 + 256)
-# What a token takes, in times of reading the chip's weights once: assumed. Six layers of the 31B,
-# compiled for a v5p-8 on mesh (1, 4), say 15 ms for sixty, 2.7 times.
+# How much longer a token takes than reading the chip's weights once: assumed. Six layers of the
+# 31B, compiled for a v5p-8 on mesh (1, 4), predict 15 ms for all sixty, which is 2.7 times.
 ANSWER_OVER_FLOOR = 3.0
-# FLOPs of a step for a weight and a token: 2 forward, 2 backward, 2 more if it recomputes.
+# FLOPs of a step per weight and token: 2 forward, 2 backward, and 2 more if it recomputes.
 STEP_FLOPS = {"NONE": 4, "BLOCK": 6, "DECODER": 6}
 
 
@@ -84,11 +85,12 @@ class Fit:
       chips: of the slice.
       parts: {what: GiB of one chip}; their sum is `total`.
       limit: GiB of a chip that XLA can use.
-      compiled: the numbers are the TPU compiler's; else an estimate.
-      speed: real tokens per second as predicted from the compiled program (08), or None.
-      bound: real tokens per second that cannot be exceeded: the arithmetic, of the compiled program
-        if there is one, at the chips' peak. A quantised base that is not compiled gets no better
-        one than bfloat16's on the same slice, since storage saves no time.
+      compiled: the numbers are the TPU compiler's; False: they're an estimate.
+      speed: real tokens per second, predicted from the compiled program (08), or None.
+      bound: real tokens per second that the step can't exceed, because the chips would do all its
+        arithmetic at their peak; the arithmetic is the compiled program's if there is one. Storing
+        weights in fewer bits saves no time. So a quantised base that isn't compiled gets a bound
+        no better than bfloat16's on the same slice.
     """
 
     slice: str
@@ -111,7 +113,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Does it? An estimate has to leave `SPARE` of the chip free."""
+        """Does the step fit? An estimate has to leave `SPARE` of the chip free."""
         usable = 1.0 if self.compiled else 1 - SPARE
         return self.total <= self.limit * usable
 
@@ -163,10 +165,11 @@ def _stored(name: str, model: str) -> list[dict]:
 
 
 def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[float, float]:
-    """GiB of one chip that a step is handed: the base; adapters with Adam's two moments, float32.
+    """GiB of one chip that a step starts with: (the base, the adapters with Adam's two moments).
 
-    A matrix is cut over both axes. Its adapters meet one side of it each, so each of them is cut
-    over one axis and repeated along the other. A quantised base keeps its embeddings in bfloat16.
+    A matrix is cut over both axes of the mesh. Its adapter A meets one side of it and B the other,
+    so each of the two is cut over one axis and repeated along the other. Adapters and moments are
+    in float32. A quantised base keeps its embeddings in bfloat16.
     """
     config = _config(model)
     numbers = architecture.parameters(config)["total"] + _padding(config)
@@ -188,9 +191,9 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
 
 
 def _padding(config: dict) -> int:
-    """Numbers that a chip stores to fill up the per-layer table of E2B and E4B, token by token.
+    """Numbers that fill up the per-layer table of E2B and E4B in a chip's memory.
 
-    A token's numbers are [layers, 256] there, and a TPU stores rows in eights.
+    A token has [layers, 256] numbers in that table, and a TPU stores rows in eights.
     """
     text = architecture.text_config(config)
     missing_rows = -int(text["num_hidden_layers"]) % 8
@@ -201,9 +204,9 @@ def _padding(config: dict) -> int:
 def _layer_bytes(layer: Layer, length: int, tp: int) -> tuple[float, float]:
     """Bytes of one token that the backward pass reads again: (the residual stream, all else).
 
-    Counted from the model's code: eight arrays of the stream; queries three times (projected,
-    normalised, rotated), keys three times, values twice; per pair of query and key a score and a
-    weight; gate, up and their product. All in bfloat16, cut over tp.
+    Counted from the model's code: the stream eight times; queries three times (projected,
+    normalised, rotated), keys three times, values twice; a score and a weight for each pair of
+    query and key; gate, up and their product. All of it is bfloat16 and cut over tp.
     """
     queries = layer.heads * layer.head_dim
     keys = layer.kv_heads * layer.head_dim
@@ -262,9 +265,10 @@ def estimate(
 ) -> dict[str, float]:
     """{what: GiB of one chip} of a training step, added up from the model's shapes.
 
-    Within a tenth of the compiler's sum, but for one stored row: int8 on a v6e-8 with BLOCK needs
-    13.6 GiB by this and 21.6 compiled. Where a chip has room the compiler's schedule works on
-    several layers of the backward pass at once and keeps the MLPs' activations of them all.
+    It's within a tenth of the compiler's sum for all stored rows but one: int8 on a v6e-8 with
+    BLOCK needs 13.6 GiB by this estimate and 21.6 GiB compiled. If a chip has room, the compiler
+    works on several layers of the backward pass at once, and keeps the activations of all their
+    MLPs.
     """
     config = _config(model)
     base, adapters = held(model, fsdp, tp, base_dtype)
@@ -272,8 +276,8 @@ def estimate(
     vocabulary = architecture.text_config(config)["vocab_size"]
     kept = _kept_activations(architecture.layers(config), remat, row_length, tp)
 
-    # Of the adapters, in float32, and a copy in bfloat16. Of several micro-batches there's their
-    # sum, too.
+    # The adapters' gradients in float32, and a copy in bfloat16. A step of several micro-batches
+    # holds their sum as well.
     gradients = adapters / 2
     if rows < STEP_ROWS[model]:
         gradients += adapters / 3
@@ -288,10 +292,10 @@ def estimate(
 
 
 def _gathered(config: dict, base_dtype: str) -> float:
-    """Bytes of all matrices' bfloat16 copies that the compiler keeps from the forward pass on.
+    """Bytes of the matrices, gathered in bfloat16, that are kept from the forward pass on.
 
-    As far as rows are compiled: all that came from the other chips, of a quantised base half of it.
-    The output matrix is never gathered.
+    That's what the compiler does in the stored rows: it keeps all that came from the other chips,
+    or half of it if the base is quantised. The output matrix is never gathered.
     """
     kept = 1.0 if base_dtype == "bfloat16" else 0.5
     numbers = sum(module.size for module in architecture.modules(config))
@@ -307,7 +311,7 @@ def will_it_fit(
     rows: int | None = None,
     row_length: int | None = None,
 ) -> Fit:
-    """Whether notebook 03's step fits a slice, and how fast it is as far as that is predicted.
+    """Does notebook 03's step fit a slice, and how fast is it, as far as we predict that?
 
     Args:
       kind: v5p, v5e or v6e.
@@ -319,10 +323,11 @@ def will_it_fit(
       row_length: tokens of a row; None: 4,096 for the 31B, else 2,048.
 
     Returns:
-      A `Fit`: compiled where data/dryrun/ has such a row (of several the fastest), else estimated.
+      A `Fit`: compiled if data/dryrun/ has such a row (the fastest, if it has several), or else
+      estimated.
 
     Raises:
-      UserError: an unknown word, or a mesh or rows that cannot be.
+      UserError: a word is unknown, or there's no such mesh or number of rows.
     """
     if base_dtype not in BASE_BYTES or remat not in REMATS:
         raise UserError(
@@ -409,11 +414,11 @@ def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
 
 
 def best_fit(kind: str, chips: int, model: str = "31b", base_dtype: str = "bfloat16") -> Fit:
-    """The `Fit` that 03 would train with: of the compiled ones, else of the estimated ones, the one
-    that recomputes least with the longest rows. If none fits, the smallest.
+    """The `Fit` that 03 would train with, or the smallest one if none fits.
 
-    Of compiled ones that recompute the same, one comes first that is a whole optimizer step; then
-    the fastest.
+    Compiled ones come before estimated ones. Among the compiled, the one that recomputes least
+    wins; then one that's a whole optimizer step; then the fastest. Among the estimated, the longest
+    rows come first, and then the one that recomputes least.
     """
     name = slice_name(kind, chips)
     fitting = []
@@ -455,15 +460,17 @@ def run_cost(
     """What a whole training run takes, as 03 would do it.
 
     Args:
-      fit: a `Fit`.
+      fit: the step, and where it runs.
       tokens: real tokens to train on.
       dollars_per_hour: of the whole slice.
-      speed: real tokens per second; None: the predicted one, or the bound where there is none.
+      speed: real tokens per second; None: the predicted one, or the bound if none is predicted.
 
     Returns:
-      {"minutes": {part: minutes}, "hours", "dollars", "at_least": no time is predicted, the bound
-      stands in for it, "hours_text", "dollars_text": the range that `bands` gives to what is
-      predicted, or "≥" and the bound}.
+      A dict with:
+        "minutes": {part: minutes}.
+        "hours", "dollars": of the whole run.
+        "at_least": True if no speed is predicted, so that the bound stands in for it.
+        "hours_text", "dollars_text": the range that `bands` gives, or "≥" and the bound.
     """
     at_least = speed is None and fit.speed is None
     minutes = _minutes(fit, tokens, speed or fit.speed or fit.bound)
@@ -511,7 +518,8 @@ def _minutes(fit: Fit, tokens: float, speed: float) -> dict[str, float]:
 def answer_minutes(fit: Fit) -> float:
     """Minutes that 03's answers take before and after training, on whatever mesh it trains.
 
-    Each chip multiplies its own part of every weight, so a token takes no less than reading that.
+    Each chip multiplies with its own part of every weight, so a token takes at least as long as
+    reading that part.
     """
     kind, _, _ = fit.slice.partition("-")
     base, _ = held(fit.model, 1, fit.chips, fit.base_dtype)
@@ -530,9 +538,9 @@ def adapter_parameters(model: str) -> int:
 
 
 def price(kind: str, chips: int) -> float:
-    """Dollars per hour of a slice, on demand (tables/hardware.py says from where).
+    """Dollars per hour of a slice, on demand (tables/hardware.py says where we have them from).
 
-    Not a number (nan) where nobody rents that kind of chip by the hour.
+    Not a number (nan) if nobody rents that kind of chip by the hour.
     """
     rate = chip(kind).dollars_per_hour
     return math.nan if rate is None else chips * rate

@@ -1,8 +1,8 @@
 """A compiled program's text: its instructions, what they compute and move, and what made them.
 
-`compiled.as_text()` is XLA's *scheduled* program: instructions in the order in which a chip runs
-them, most with the back end's own count of cycles, collectives with their sizes and groups. This
-file reads that text and knows nothing of time.
+`compiled.as_text()` is XLA's *scheduled* program. It lists the instructions in the order in which a
+chip runs them. Most have the back end's own count of cycles, and collectives have their sizes and
+groups. This file reads that text and knows nothing about time.
 """
 
 import math
@@ -40,13 +40,11 @@ LOOKUPS = ("gather", "dynamic-slice", "slice")
 PRODUCTS = ("convolution", "dot")  # XLA writes most products on a TPU as convolutions
 NEAR = 16  # instructions to look at for a JAX name
 DEEP = 200  # calls in a stack, at most
-
-
 Pattern = str | re.Pattern
 
 
 def match_of(pattern: Pattern, text: str) -> re.Match:
-    """Where a pattern stands in a text that must hold it.
+    """The match of a pattern in a text that must hold it.
 
     Raises:
       ValueError: it doesn't, so the text is in a notation that we don't know.
@@ -87,16 +85,18 @@ def arrays(shape: str) -> list[Array]:
     for dtype, sizes, layout in ARRAY.findall(shape):
         extents = [int(size.strip("<= ")) for size in sizes.split(",") if size]
         memory = number_in(layout, MEMORY) or 0
-        listed.append(Array(dtype, tuple(extents), memory))
+        listed.append(Array(dtype=dtype, sizes=tuple(extents), memory=memory))
     return listed
 
 
 def each_bytes(shape: str, hbm_only: bool = False) -> list[int]:
-    """Bytes array by array; on request 0 for those that aren't in HBM."""
+    """Bytes of each array in a shape's text; on request 0 for those that aren't in HBM."""
     listed = []
     for array in arrays(shape):
-        elsewhere = hbm_only and array.memory != 0
-        listed.append(0 if elsewhere else array.bytes)
+        if hbm_only and array.memory != 0:
+            listed.append(0)
+        else:
+            listed.append(array.bytes)
     return listed
 
 
@@ -149,6 +149,10 @@ class Instruction:
         match = re.search(pattern, self.rest)
         return match[1] if match else None
 
+    def reference(self, word: str) -> str | None:
+        """The computation that an attribute names: "sum" for the word `calls` in `calls=%sum`."""
+        return self.attribute(word + r"=%([\w.\-]+)")
+
     @property
     def cycles(self) -> int | None:
         """The back end's own count, or None."""
@@ -159,7 +163,7 @@ class Instruction:
         """The computation that a fusion or an asynchronous start calls, or None."""
         # (An all-reduce has a to_apply, too: how two numbers are added.)
         word = "to_apply" if self.opcode == "call-start" else "calls"
-        return self.attribute(word + r"=%([\w.\-]+)")
+        return self.reference(word)
 
     @property
     def op_name(self) -> str:
@@ -218,15 +222,15 @@ class Program:
 
     Attributes:
       computations: {name: its instructions, in the order in which a chip runs them}.
-      entry: the name of the one that runs first.
+      entry: the name of the computation that runs first.
       shapes: {computation: {instruction: its shape's text}}.
-      chips: that the program is for.
+      chips: how many chips the program is for.
 
     Args:
       text: `compiled.as_text()`.
 
     Raises:
-      ValueError: the text holds no scheduled program.
+      ValueError: the text isn't a scheduled program.
     """
 
     def __init__(self, text: str) -> None:
@@ -265,7 +269,8 @@ class Program:
                     lines.append(read_instruction(line))
             elif line.endswith("{") and line.startswith(("%", "ENTRY ")):
                 name = match_of(NAMES, line)[1]
-                lines = self.computations[name] = []
+                lines = []
+                self.computations[name] = lines
                 if line.startswith("ENTRY "):
                     self.entry = name
             elif line.startswith("}"):
@@ -458,7 +463,7 @@ class Program:
             return known
         counts_up = False
         limits = []
-        for inner in self.inner(line.attribute(r"condition=%([\w.\-]+)")):
+        for inner in self.inner(line.reference("condition")):
             if inner.opcode == "compare" and "direction=LT" in inner.rest:
                 counts_up = True
             if inner.opcode == "constant" and inner.shape.startswith(("s32[]", "u32[]")):
@@ -565,7 +570,7 @@ def _by_dimension(window: str, name: str, default: int, count: int) -> list[int]
 
 
 def _product_work(line: Instruction, shapes: dict[str, str]) -> Work:
-    """Operations of a dot, or of a convolution: XLA writes products on a TPU as convolutions.
+    """Operations of a dot or a convolution. XLA writes most products on a TPU as convolutions.
 
     Args:
       line: the product.

@@ -1,8 +1,9 @@
 """What a chip and a slice can do: cycles, links, and the time of one collective.
 
 Clock, peak and bandwidth are the vendor's. The shape of the links is the scaling book's (Austin et
-al., "How to Scale Your Model", https://jax-ml.github.io/scaling-book/tpus). Two shares of them are
-measured, `COPY` and `LINK`; `SNAKE` is for one shape of slice.
+al., "How to Scale Your Model", https://jax-ml.github.io/scaling-book/tpus). What's measured is how
+much of them a program reaches: `COPY` of the memory's bandwidth, `LINK` of the links, and `SNAKE`
+of the links of one shape of slice.
 """
 
 import functools

@@ -182,7 +182,7 @@ def direction_of(op_name: str) -> str:
 
 
 def source_line(stack: list[Place]) -> str:
-    """`file:line, function` of the innermost call that is no library's and no wrapper's, or ""."""
+    """`file:line, function` of the innermost call that isn't a library's or a wrapper's, or ""."""
     if not stack:
         return ""
     place = stack[0]
@@ -263,12 +263,20 @@ class Ends(NamedTuple):
 def transfer_of(program: Program, line: Instruction, computation: str) -> Ends | None:
     """A collective, or one end of it; None if an instruction is neither.
 
-    XLA for TPUs writes collectives in five ways: an operation of its own, which stops the chip; a
-    pair of `-start` and `-done`; the same pair around a call that the SparseCore executes
-    (`call-start`, `async_execution_thread="sparsecore"`); a fusion around `%all-reduce-scatter`,
-    which stops the chip, too; and a chain of fusions: one that calls `AsyncCollectiveStart`,
-    products that carry the transfer along (`%async_collective_fusion`; they have cycles and are
-    products like others), and one that calls `AsyncCollectiveDone`.
+    XLA for TPUs writes collectives in five ways:
+
+    - an operation of its own, which stops the chip;
+    - a pair of `-start` and `-done`;
+    - the same pair around a call that the SparseCore executes (`call-start`,
+      `async_execution_thread="sparsecore"`);
+    - a fusion around `%all-reduce-scatter`, which stops the chip as well;
+    - a chain of fusions. The first calls `AsyncCollectiveStart` and the last
+      `AsyncCollectiveDone`. In between are products that carry the transfer along
+      (`%async_collective_fusion`). Those have cycles and are products like any other.
+
+    Raises:
+      ValueError: it runs beside the program on a unit that we don't know, or its groups are in a
+        notation that we don't know.
     """
     thread = line.attribute(r'async_execution_thread="([^"]+)"')
     if thread not in (None, "main", "sparsecore"):
@@ -348,13 +356,14 @@ class Reader:
         if opcode in FREE:
             return []
         if opcode == "while":
-            body = line.attribute(r"body=%([\w.\-]+)") or ""
-            return [Loop(self.program.trips(line), self.run(body))]
+            trips = self.program.trips(line)
+            body = line.reference("body") or ""
+            return [Loop(trips, self.run(body))]
         if opcode == "conditional":
             tapes = [self.run(name) for name in _branches(line)]
             return [Branches(tapes)]
         if opcode == "call":
-            name = line.attribute(r"to_apply=%([\w.\-]+)") or ""
+            name = line.reference("to_apply") or ""
             return self.run(name)
         if opcode.endswith("-done"):
             return [Wait(line.name, opcode, self._start_of(line))]
@@ -393,7 +402,7 @@ def _branches(line: Instruction) -> list[str]:
     listed = line.attribute(r"branch_computations=\{([^}]*)\}") or ""
     names = re.findall(r"%([\w.\-]+)", listed)
     for word in ("true_computation", "false_computation"):
-        name = line.attribute(word + r"=%([\w.\-]+)")
+        name = line.reference(word)
         if name:
             names.append(name)
     return names
