@@ -22,10 +22,14 @@ PLATFORM = "tpu_compiler"
 
 def find() -> str:
     """The library's path, or an empty string: TPU_LIBRARY_PATH, .libtpu/, or an installed wheel."""
-    places = [os.environ.get("TPU_LIBRARY_PATH", ""), str(ROOT / ".libtpu/libtpu/libtpu.so")]
+    places = [
+        os.environ.get("TPU_LIBRARY_PATH", ""),
+        str(ROOT / ".libtpu/libtpu/libtpu.so"),
+    ]
     wheel = importlib.util.find_spec("libtpu")
     if wheel:
-        places += [f"{folder}/libtpu.so" for folder in wheel.submodule_search_locations or ()]
+        for folder in wheel.submodule_search_locations or ():
+            places.append(f"{folder}/libtpu.so")
     for place in places:
         if place and Path(place).is_file():
             return str(Path(place).resolve())
@@ -40,10 +44,15 @@ def start() -> str:
     """
     library = find()
     if library:
-        os.environ |= {"TPU_LIBRARY_PATH": library, "JAX_PLATFORMS": f"{PLATFORM},cpu",
-                       "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8",
-                       "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
-                       "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        os.environ |= {
+            "TPU_LIBRARY_PATH": library,
+            "JAX_PLATFORMS": f"{PLATFORM},cpu",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_ACCELERATOR_TYPE": "v5p-8",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_WORKER_ID": "0",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        }
     return library
 
 
@@ -63,12 +72,14 @@ def register() -> None:
 def devices_of(name: str) -> list:
     """The devices of a slice ("v5p-8") or a topology ("v5p:4x4x4"), for compiling only."""
     from jax.experimental import topologies
-    if ":" in name:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
-    piece = SLICES[name]
-    options = {"chips_per_host_bounds": (1, 1, 1)} if piece.chips == 1 else {}
-    return topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{piece.kind}:{piece.topology}", **options).devices
+    options = {}
+    if ":" not in name:
+        piece = SLICES[name]
+        name = f"{piece.kind}:{piece.topology}"
+        if piece.chips == 1:
+            options = {"chips_per_host_bounds": (1, 1, 1)}
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+    return topology.devices
 
 
 def planned(lower: Callable) -> float:
@@ -87,16 +98,8 @@ def planned(lower: Callable) -> float:
         folder = Path(name)
         child = os.fork()
         if child == 0:
-            def leave() -> None:
-                """End as soon as this file is there; it comes after the report."""
-                while not list(folder.glob("*after_optimizations_after_buffer_assignment*")):
-                    time.sleep(0.2)
-                os._exit(0)
             try:
-                register()
-                lowered = lower()
-                threading.Thread(target=leave, daemon=True).start()
-                lowered.compile(compiler_options={"xla_dump_to": name})
+                _compile_until_reported(lower, folder)
             finally:
                 os._exit(1)
         os.waitpid(child, 0)
@@ -104,6 +107,20 @@ def planned(lower: Callable) -> float:
         text = report.read_text()
     total, = re.findall(r"default \(color=0\)\s+Total bytes: (\d+)", text)
     return int(total) / 2**30
+
+
+def _compile_until_reported(lower: Callable, folder: Path) -> None:
+    """Compile, let XLA write its reports into a folder, and end this process once they're there."""
+    def leave() -> None:
+        after_the_report = "*after_optimizations_after_buffer_assignment*"
+        while not list(folder.glob(after_the_report)):
+            time.sleep(0.2)
+        os._exit(0)
+
+    register()
+    lowered = lower()
+    threading.Thread(target=leave, daemon=True).start()
+    lowered.compile(compiler_options={"xla_dump_to": str(folder)})
 
 
 def version() -> str:

@@ -29,7 +29,11 @@ TILE = 32              # weights that share a bfloat16 scale (nf4); int8 has one
 SCORES = 2.6           # bytes of a query and key: two numbers, some of which the compiler drops
 REMATS = ("NONE", "BLOCK", "DECODER")  # from the fastest to the smallest
 # Tokens of a row, the better length first.
-LENGTHS = {"31b": (4096, 2048), "e2b": (2048, 1024), "e4b": (2048, 1024)}
+LENGTHS = {
+    "31b": (4096, 2048),
+    "e2b": (2048, 1024),
+    "e4b": (2048, 1024),
+}
 # The renter's table: (kind, chips) of every slice, apart for those of a single chip.
 SLICES: dict[str, tuple[str, int]] = {}
 ONE_CHIP: dict[str, tuple[str, int]] = {}
@@ -174,20 +178,24 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
     config = _config(model)
     numbers = architecture.parameters(config)["total"] + _padding(config)
     weights = 2.0 * numbers
-    adapters = 0.0
-    quantised = 0
+    adapters = 0.0  # numbers that a chip has of them
+    quantised = 0  # numbers of the base that are stored in fewer bits
     for module in architecture.modules(config):
         quantised += module.size
         a, b = module.adapter(RANK)
-        cuts_of_a, cuts_of_b = fsdp, tp
+        cuts_of_a = fsdp
+        cuts_of_b = tp
         if module.kind in ("attn_vec_einsum", "down_proj"):
-            cuts_of_a, cuts_of_b = tp, fsdp
+            cuts_of_a = tp
+            cuts_of_b = fsdp
         adapters += math.prod(a) / cuts_of_a + math.prod(b) / cuts_of_b
 
     if base_dtype != "bfloat16":
         scales = 2.0 / TILE if base_dtype == "nf4" else 0.0
-        weights += quantised * (BASE_BYTES[base_dtype] - 2.0 + scales)
-    return weights / (fsdp * tp) / GIB, ADAPTER_BYTES * adapters / GIB
+        saved = BASE_BYTES[base_dtype] - 2.0 + scales  # bytes of a number; below 0
+        weights += quantised * saved
+    chips = fsdp * tp
+    return weights / chips / GIB, ADAPTER_BYTES * adapters / GIB
 
 
 def _padding(config: dict) -> int:

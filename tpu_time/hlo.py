@@ -354,7 +354,7 @@ class Program:
             return _product_work(line, self.shapes[computation])
         name = line.called
         if not name:
-            return Work(0, 0)
+            return Work(flops=0, int8=0)
         if name not in self._work:
             flops = int8 = 0
             for inner in self.computations.get(name, ()):
@@ -630,8 +630,8 @@ def _meetings(tap: Tap, size: int, results: int) -> int:
 
     Args:
       tap: the window in this dimension.
-      size: numbers of the left operand.
-      results: of the convolution.
+      size: numbers that the left operand has in it.
+      results: numbers that the convolution gives in it.
     """
     end = (size - 1) * tap.wide + 1
     starts = np.arange(results) * tap.stride - tap.before

@@ -23,7 +23,11 @@ from tables.hardware import Chip, chip, slice_of
 # with 4 units of 128 x 128 (459e12 of them a second make 1.75 GHz), v5e one such core. v6e has two
 # units of 256 x 256, and the compiler counts two products a cell and cycle: it gives a product of
 # two 8192 x 8192 matrices 369,000 operations a cycle, more than one product a cell would allow.
-PER_CYCLE = {"v5p": 2 * 4 * 128 * 128 * 2, "v5e": 4 * 128 * 128 * 2, "v6e": 2 * 256 * 256 * 4}
+PER_CYCLE = {
+    "v5p": 2 * 4 * 128 * 128 * 2,
+    "v5e": 4 * 128 * 128 * 2,
+    "v6e": 2 * 256 * 256 * 4,
+}
 HOP = 1e-6  # seconds that a hop over a link takes at least (scaling book, "A note on ICI latency")
 # What a plain copy reaches of the HBM's speed: 33.5 MB copied on a v6e in 0.04936 ms by the trace
 # (AI-Hypercomputer/tpu-recipes, microbenchmarks/README.md). An instruction that the back end gives
@@ -43,7 +47,11 @@ LINK = 0.90
 # and 54 GB/s. A ring with wrap-around reaches 95 % of both directions (the scaling book's 8 x 16),
 # so this is what the missing links cost. On a v5p of 2 x 2 x 1 the text names
 # "2DAllGatherOnMajorDim", along both dimensions.
-SNAKE = {"all-gather": 0.67, "reduce-scatter": 1.25, "all-reduce": 1.25}
+SNAKE = {
+    "all-gather": 0.67,
+    "reduce-scatter": 1.25,
+    "all-reduce": 1.25,
+}
 
 AXES = "xyz"  # the names of a slice's dimensions
 Group = Sequence[int]  # partitions of the program that talk to each other
@@ -363,4 +371,5 @@ def _pass_around(size: float, groups: Sequence[Group], where: Box) -> Transfer:
         for partition in group:
             pairs.append((before, partition))
             before = partition
-    return send_time(size / len(groups[0]), pairs, where)
+    piece = size / len(groups[0])
+    return send_time(piece, pairs, where)

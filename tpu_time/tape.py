@@ -377,7 +377,8 @@ class Reader:
             return [Send(line.name, opcode, transfer.role, transfer.key, transfer.jobs, about)]
         if opcode.endswith("-start"):
             size = bytes_of(written(line.shape))
-            return [Copy(line.name, opcode, size, direction_of(line.op_name))]
+            direction = direction_of(line.op_name)
+            return [Copy(line.name, opcode, size, direction)]
         return [self._compute(line, computation)]
 
     def _start_of(self, line: Instruction) -> str:
