@@ -42,7 +42,7 @@ class Report:
         return str(self.about["slice"])
 
     @property
-    def said(self) -> str:
+    def origin(self) -> str:
         """Where a number is from, for a table or a figure; says so where it's made up."""
         text = f"{self.source}, commit {self.about['commit'][:7]}"
         return f"{text} (made up)" if self.made_up else text
@@ -173,6 +173,6 @@ def beside_predictions(folder: Path = FOLDER) -> list[dict[str, Any]]:
                 "measured": values[name],
                 "predicted": predicted,
                 "miss": predicted / values[name] - 1,
-                "source": report.said,
+                "source": report.origin,
             })
     return rows

@@ -527,9 +527,9 @@ class Tap(NamedTuple):
 
     size: int
     stride: int
-    before: int  # padding
-    wide: int  # dilation of the left operand
-    far: int  # dilation of the right operand
+    padding: int  # before the first number
+    left_dilation: int  # places from one number of the left operand to the next
+    right_dilation: int  # places from one number of the window to the next
 
 
 def _window(line: Instruction, count: int) -> list[Tap]:
@@ -537,18 +537,18 @@ def _window(line: Instruction, count: int) -> list[Tap]:
     text = line.attribute(r"window=\{([^}]*)\}") or ""
     sizes = _by_dimension(text, "size", 1, count)
     strides = _by_dimension(text, "stride", 1, count)
-    pads = _by_dimension(text, "pad", 0, count)
-    wide = _by_dimension(text, "lhs_dilate", 1, count)
-    far = _by_dimension(text, "rhs_dilate", 1, count)
+    paddings = _by_dimension(text, "pad", 0, count)
+    left_dilations = _by_dimension(text, "lhs_dilate", 1, count)
+    right_dilations = _by_dimension(text, "rhs_dilate", 1, count)
 
     window = []
     for dimension in range(count):
         tap = Tap(
             size=sizes[dimension],
             stride=strides[dimension],
-            before=pads[dimension],
-            wide=wide[dimension],
-            far=far[dimension],
+            padding=paddings[dimension],
+            left_dilation=left_dilations[dimension],
+            right_dilation=right_dilations[dimension],
         )
         window.append(tap)
     return window
@@ -633,12 +633,12 @@ def _meetings(tap: Tap, size: int, results: int) -> int:
       size: numbers that the left operand has in it.
       results: numbers that the convolution gives in it.
     """
-    end = (size - 1) * tap.wide + 1
-    starts = np.arange(results) * tap.stride - tap.before
+    end = (size - 1) * tap.left_dilation + 1
+    starts = np.arange(results) * tap.stride - tap.padding
     met = 0
     for place in range(tap.size):
-        reached = starts + place * tap.far
+        reached = starts + place * tap.right_dilation
         is_inside = (reached >= 0) & (reached < end)
-        is_real = is_inside & (reached % tap.wide == 0)
+        is_real = is_inside & (reached % tap.left_dilation == 0)
         met += int(is_real.sum())
     return met

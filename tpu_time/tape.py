@@ -253,10 +253,10 @@ def _role(lines: list[Instruction]) -> str | None:
 
 
 class Ends(NamedTuple):
-    """What `transfer_of` finds."""
+    """What `transfer_of` finds; the fields are those of a `Send`."""
 
-    role: str
-    key: str
+    role: str  # whole, start or done
+    key: str  # the same for a start and its done
     jobs: list[Job]
 
 
