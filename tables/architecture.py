@@ -140,6 +140,7 @@ class Layer:
             keeps = "keys alone"
         else:
             keeps = "keys and values"
+        sizes = self._sizes()
         listed = []
         for path, kind in self.family.items():
             if kind.when in ("always", keeps):
@@ -147,15 +148,15 @@ class Layer:
                     path=f"layers.{self.index}.{path}",
                     layer=self.index,
                     how=kind,
-                    inputs=self._sizes(kind.inputs),
-                    outputs=self._sizes(kind.outputs),
+                    inputs=tuple([sizes[axis] for axis in kind.inputs]),
+                    outputs=tuple([sizes[axis] for axis in kind.outputs]),
                 )
                 listed.append(module)
         return listed
 
-    def _sizes(self, axes: str) -> tuple[int, ...]:
-        """The sizes of axes that are named by letters, such as (N, H) for "NH"."""
-        sizes = {
+    def _sizes(self) -> dict[str, int]:
+        """The sizes of axes by their letters."""
+        return {
             "D": self.width,
             "N": self.heads,
             "K": self.kv_heads,
@@ -163,7 +164,6 @@ class Layer:
             "F": self.mlp,
             "c": 2,
         }
-        return tuple(sizes[axis] for axis in axes)
 
     def pairs(self, tokens: int) -> int:
         """(query, key) pairs of a causal prompt: each token itself and what its window shows it."""

@@ -168,6 +168,7 @@ def _stored(name: str, model: str) -> list[dict]:
     return rows
 
 
+@functools.cache
 def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[float, float]:
     """GiB of one chip that a step starts with: (the base, the adapters with Adam's two moments).
 
