@@ -84,8 +84,9 @@ def arrays(shape: str) -> list[Array]:
     listed = []
     for dtype, sizes, layout in ARRAY.findall(shape):
         extents = [int(size.strip("<= ")) for size in sizes.split(",") if size]
-        memory = number_in(layout, MEMORY) or 0
-        listed.append(Array(dtype=dtype, sizes=tuple(extents), memory=memory))
+        elsewhere = MEMORY.search(layout)
+        memory = int(elsewhere[1]) if elsewhere else 0
+        listed.append(Array(dtype, tuple(extents), memory))
     return listed
 
 
@@ -182,11 +183,11 @@ def read_instruction(line: str) -> Instruction:
     closing = _closing(text, opening)
 
     return Instruction(
-        name=name.removeprefix("%"),
-        shape=text[:end_of_shape],
-        opcode=text[end_of_shape:opening].strip(),
-        inside=text[opening + 1:closing],
-        rest=text[closing + 1:],
+        name.removeprefix("%"),
+        text[:end_of_shape],
+        text[end_of_shape:opening].strip(),
+        text[opening + 1:closing],
+        text[closing + 1:],
     )
 
 

@@ -117,7 +117,7 @@ Tape = list[Record]
 # ── as JSON ──
 
 
-KINDS: dict[str, type] = {  # by the word that a record's list begins with
+KINDS: dict[str, Any] = {  # by the word that a record's list begins with
     "compute": Compute,
     "transfer": Send,
     "copy": Copy,
@@ -145,25 +145,18 @@ def to_json(tape: Tape) -> list:
 
 def from_json(rows: list) -> Tape:
     """The tape that `to_json` wrote."""
-    return [_record(word, fields) for word, *fields in rows]
-
-
-def _record(word: str, fields: list[Any]) -> Record:
-    """A record from its word and its fields. Those that hold records themselves stand last."""
-    if word == "compute":
-        *own, about = fields
-        return Compute._make([*own, About(*about)])
-    if word == "transfer":
-        *own, jobs, about = fields
-        jobs = [Job(*job) for job in jobs]
-        return Send._make([*own, jobs, About(*about)])
-    if word == "loop":
-        trips, body = fields
-        return Loop(trips, from_json(body))
-    if word == "branches":
-        branches, = fields
-        return Branches([from_json(branch) for branch in branches])
-    return KINDS[word](*fields)
+    tape: Tape = []
+    for word, *fields in rows:
+        if word in ("compute", "transfer"):
+            fields[-1] = About._make(fields[-1])
+        if word == "transfer":
+            fields[-2] = [Job._make(job) for job in fields[-2]]
+        elif word == "loop":
+            fields[1] = from_json(fields[1])
+        elif word == "branches":
+            fields[0] = [from_json(branch) for branch in fields[0]]
+        tape.append(KINDS[word]._make(fields))
+    return tape
 
 
 # ── what an instruction is ──
