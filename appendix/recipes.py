@@ -124,20 +124,14 @@ def passed(model: nnx.Module, mesh: Mesh, system: str | None) -> int:
 def draw() -> None:
     """The figure: loss and passed problems after each pass, for every rate and rank."""
     points = runs.stored(STORED)
-    fig, axes = style.figure(9.0, 5.2, 2, points["rank"].nunique(), sharex=True, sharey="row",
-                             squeeze=False)
+    columns = points["rank"].nunique()
+    fig, axes = style.figure(9.0, 5.2, 2, columns, sharex=True, sharey="row", squeeze=False)
     lines: dict[str, Line2D] = {}  # of the legend
     for column, (rank, of_rank) in zip(axes.T, points.groupby("rank"), strict=True):
         losses, problems = column
         losses.set_title(f"rank {rank}")
-        for color, (rate, of_rate) in zip(style.CYCLE, of_rank.groupby("rate"), strict=False):
-            for seed, run in of_rate.groupby("seed"):
-                is_first = seed == RUNS[0][2]
-                line = _draw_run(losses, problems, run, color, 1.0 if is_first else 0.45)
-                lines.setdefault(f"rate {rate:g}", line)
-        losses.set(yscale="log")
-        problems.set(xscale="log", xticks=EPOCHS, xticklabels=EPOCHS, xlabel="passes over the rows")
-        problems.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        for label, line in _draw_rank(losses, problems, of_rank).items():
+            lines.setdefault(label, line)
     axes[0, 0].set_ylabel("nats per trained token")
     axes[1, 0].set_ylabel("of 38 problems passed")
     fig.legend(lines.values(), lines, loc="outside upper center", ncols=3)
@@ -146,6 +140,21 @@ def draw() -> None:
                   ha="left")
     with atomic_file(FIGURE) as file:
         fig.savefig(file, format="svg", metadata={"Date": None})
+
+
+def _draw_rank(losses: Axes, problems: Axes, of_rank: pd.DataFrame) -> dict[str, Line2D]:
+    """All runs of a rank in its two panels; returns {rate: the line of its first seed}."""
+    _, _, first_seed = RUNS[0]
+    lines: dict[str, Line2D] = {}
+    for color, (rate, of_rate) in zip(style.CYCLE, of_rank.groupby("rate"), strict=False):
+        for seed, run in of_rate.groupby("seed"):
+            alpha = 1.0 if seed == first_seed else 0.45
+            line = _draw_run(losses, problems, run, color, alpha)
+            lines.setdefault(f"rate {rate:g}", line)
+    losses.set(yscale="log")
+    problems.set(xscale="log", xticks=EPOCHS, xticklabels=EPOCHS, xlabel="passes over the rows")
+    problems.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    return lines
 
 
 def _draw_run(losses: Axes, problems: Axes, run: pd.DataFrame, color: str, alpha: float) -> Line2D:

@@ -52,11 +52,11 @@ def place_labels(ax: Axes, labels: Sequence[str]) -> None:
     ax.set_yticks(places, labels)
 
 
-def draw_trace(found: Prediction, name: str, title: str) -> None:
+def draw_trace(prediction: Prediction, name: str, title: str) -> None:
     """The lanes of a prediction: what the chip computes, what it waits for, what's on the links."""
     fig, ax = style.figure(11, 2.4)
     parts_seen = set()
-    for event in found.events:
+    for event in prediction.events:
         if event.track == "wait":
             color = WAITING
         else:
@@ -70,7 +70,7 @@ def draw_trace(found: Prediction, name: str, title: str) -> None:
 
     lanes = dict(report.TRACKS.values())
     ax.set_yticks([-lane for lane in lanes], lanes.values())
-    busy = found.compute / found.clock
+    busy = prediction.compute / prediction.clock
     ax.set(title=f"The chip computes {busy:.0%} of the time: {title}", xlabel="ms")
     ax.grid(axis="y", visible=False)
     shown = {part: color for part, color in COLORS.items() if part in parts_seen}
@@ -158,12 +158,12 @@ def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
     order = list(colors)
     large = set()  # parts that can be seen in some bar, for the legend
     labels = []
-    for place, (recipe, found) in enumerate(predictions.items()):
-        seconds = steps.parts_of(recipe, found).groupby("part").seconds
+    for place, (recipe, prediction) in enumerate(predictions.items()):
+        seconds = steps.parts_of(recipe, prediction).groupby("part").seconds
         sums = seconds.sum()
         left = 0.0
         for part in sorted(sums.index, key=order.index):
-            if sums[part] > 0.002 * found.clock:
+            if sums[part] > 0.002 * prediction.clock:
                 large.add(part)
             ax.barh(-place, sums[part], left=left, color=colors[part], height=0.75)
             left += sums[part]

@@ -350,11 +350,11 @@ PREDICTED = ("unknown_share", "seconds_predicted", "seconds_compute", "seconds_e
 
 def versions() -> dict[str, str]:
     """What the numbers depend on."""
-    found = {}
+    installed = {}
     for short, name in (("jax", "jax"), ("flax", "flax"), ("tunix", "google-tunix"),
                         ("qwix", "qwix")):
-        found[short] = metadata.version(name)
-    return found | {"libtpu": compiler.version()}
+        installed[short] = metadata.version(name)
+    return installed | {"libtpu": compiler.version()}
 
 
 def slice_of(recipe: Recipe) -> links.Box:
@@ -368,16 +368,16 @@ def slice_of(recipe: Recipe) -> links.Box:
     return links.Box(piece.kind, tuple(sizes), places)
 
 
-def columns_of(recipe: Recipe, found: Prediction) -> dict[str, Any]:
+def columns_of(recipe: Recipe, prediction: Prediction) -> dict[str, Any]:
     """What a prediction says, as columns; empty where too much has no known cost."""
     row: dict[str, Any] = dict.fromkeys(PREDICTED)
-    row["unknown_share"] = found.unknown_share
+    row["unknown_share"] = prediction.unknown_share
     row["clock"] = clock.VERSION
-    if found.seconds is not None:
-        row["seconds_predicted"] = found.seconds
-        row["seconds_compute"] = found.compute
-        row["seconds_exposed"] = found.exposed + found.copies
-        row["tokens_per_second_predicted"] = real_tokens(recipe) / found.seconds
+    if prediction.seconds is not None:
+        row["seconds_predicted"] = prediction.seconds
+        row["seconds_compute"] = prediction.compute
+        row["seconds_exposed"] = prediction.exposed + prediction.copies
+        row["tokens_per_second_predicted"] = real_tokens(recipe) / prediction.seconds
     return row
 
 
@@ -501,9 +501,9 @@ def _compiled_row(recipe: Recipe) -> dict[str, Any]:
     row = measure(recipe, program, refusal, seconds)
     if program:
         keep(recipe, program.as_text())
-        found = predicted(recipe)
-        assert found, "what was just kept is there"
-        row |= columns_of(recipe, found)
+        prediction = predicted(recipe)
+        assert prediction is not None, "it was just kept"
+        row |= columns_of(recipe, prediction)
     return row
 
 
@@ -513,9 +513,9 @@ def predict_again(recipes: Iterable[Recipe]) -> None:
         for row in stored_rows(table_path(recipe)):
             if row["recipe"] != recipe.recipe:
                 continue
-            found = predicted(recipe)
-            if found:
-                store(recipe, row | columns_of(recipe, found))
+            prediction = predicted(recipe)
+            if prediction is not None:
+                store(recipe, row | columns_of(recipe, prediction))
 
 
 def store(recipe: Recipe, row: Mapping[str, object]) -> None:
@@ -661,18 +661,18 @@ def in_order(table: pd.DataFrame, recipes: Sequence[Recipe]) -> pd.DataFrame:
     return rows.sort_values("recipe", key=lambda names: names.map(order.index), ignore_index=True)
 
 
-def int8_at(found: Prediction, share: float, peak: float) -> float:
+def int8_at(prediction: Prediction, share: float, peak: float) -> float:
     """Seconds of a prediction if its int8 products reached no more than a share of their peak.
 
     No anchor is a step with int8 products, and the compiler's cycles say 94 % of the peak for ours.
     What such a step waits for stays as it is.
     """
-    assert found.seconds is not None, "too much of this program has no known cost"
+    assert prediction.seconds is not None, "too much of this program has no known cost"
     slower = 0.0
-    for event in found.events:
+    for event in prediction.events:
         if event.track == "compute" and event.int8:
             slower += max(0.0, event.int8 / (share * peak) - event.seconds)
-    return found.seconds + slower
+    return prediction.seconds + slower
 
 
 def road(table: pd.DataFrame) -> list[tuple[str, float, float]]:
@@ -688,20 +688,20 @@ def road(table: pd.DataFrame) -> list[tuple[str, float, float]]:
     return stretches
 
 
-def parts_of(recipe: Recipe, found: Prediction) -> pd.DataFrame:
+def parts_of(recipe: Recipe, prediction: Prediction) -> pd.DataFrame:
     """`report.profile` of a prediction; a wait is a part of its own, named by what it waits for."""
-    rows = pd.DataFrame(report.profile(found, SLICES[recipe.topology].chip))
+    rows = pd.DataFrame(report.profile(prediction, SLICES[recipe.topology].chip))
     rows["part"] = rows.part.where(rows.what == "compute", "waits: " + rows.what)
     return rows
 
 
-def show_parts(recipe: Recipe, found: Prediction) -> Styler:
+def show_parts(recipe: Recipe, prediction: Prediction) -> Styler:
     """A prediction in milliseconds: a row for each part and each wait, longest first.
 
     `at its limit` is the share of a part's time that its products at the peak, or its bytes at the
     HBM's speed, would take.
     """
-    rows = parts_of(recipe, found)
+    rows = parts_of(recipe, prediction)
     tokens = real_tokens(recipe)
     seconds = rows.pivot_table(index="part", columns="direction", values="seconds", aggfunc="sum",
                                fill_value=0.0)
@@ -716,9 +716,9 @@ def show_parts(recipe: Recipe, found: Prediction) -> Styler:
     table = table.sort_values("all", ascending=False).rename_axis(index=None, columns=None)
     look = table.style.format("{:,.1f}", na_rep="")
     look = look.format("{:.0%}", na_rep="", subset=["share", "at its limit"])
-    return look.set_caption(f"{recipe.recipe}: {found.seconds:.3f} s predicted for a micro-step of "
-                            f"{tokens:,.0f} real tokens, {found.exposed:.3f} s of it waiting "
-                            "for the links")
+    return look.set_caption(
+        f"{recipe.recipe}: {prediction.seconds:.3f} s predicted for a micro-step of {tokens:,.0f} "
+        f"real tokens, {prediction.exposed:.3f} s of it waiting for the links")
 
 
 def renters_table(tokens: float, prices: Mapping[str, float]) -> pd.DataFrame:
@@ -727,22 +727,22 @@ def renters_table(tokens: float, prices: Mapping[str, float]) -> pd.DataFrame:
     `tokens` are the run's real ones, `prices` your own: {slice: dollars an hour}.
     """
     lines = []
-    for found, usual_price in fit.renters_rows():
-        line = {"slice": found.slice,
-                "model": found.model,
-                "base": found.base_dtype,
-                "fits": yes_or_no(found.fits),
-                "remat": found.remat,
-                "rows": f"{found.rows} x {found.row_length:,}",
-                "GiB a chip": f"{found.total:.1f}",
-                "limit": f"{found.limit:.1f}",
-                "from": "compiled" if found.compiled else "estimated",
+    for choice, usual_price in fit.renters_rows():
+        line = {"slice": choice.slice,
+                "model": choice.model,
+                "base": choice.base_dtype,
+                "fits": yes_or_no(choice.fits),
+                "remat": choice.remat,
+                "rows": f"{choice.rows} x {choice.row_length:,}",
+                "GiB a chip": f"{choice.total:.1f}",
+                "limit": f"{choice.limit:.1f}",
+                "from": "compiled" if choice.compiled else "estimated",
                 "real tokens/s": "",
                 "whole run, h": "",
                 "USD": ""}
-        if found.fits:
-            cost = fit.run_cost(found, tokens, prices.get(found.slice, usual_price))
-            line["real tokens/s"] = found.pace
+        if choice.fits:
+            cost = fit.run_cost(choice, tokens, prices.get(choice.slice, usual_price))
+            line["real tokens/s"] = choice.pace
             line["whole run, h"] = cost["hours_text"]
             line["USD"] = cost["dollars_text"]
         lines.append(line)
