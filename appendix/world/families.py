@@ -337,11 +337,10 @@ def demux(r: Random) -> Design:
         model=model)
 
 
-SUMS: dict[str, dict[str, Any]] = {
-    "add": {"word": "sum", "sign": "+", "output": "sum", "spoken": "plus", "verb": "adds",
-            "apply": operator.add},
-    "sub": {"word": "difference", "sign": "-", "output": "diff", "spoken": "minus",
-            "verb": "subtracts", "apply": operator.sub},
+SUMS = {
+    "add": {"word": "sum", "sign": "+", "short": "sum", "spoken": "plus", "verb": "adds"},
+    "sub": {"word": "difference", "sign": "-", "short": "diff", "spoken": "minus",
+            "verb": "subtracts"},
 }
 
 
@@ -351,11 +350,12 @@ def adder(r: Random) -> Design:
     width = r.choice(WIDTHS)
     a, b = r.choice(PAIRS)
     words = SUMS[operation]
-    z = r.choice((*OUTS, words["output"]))
+    apply = {"add": operator.add, "sub": operator.sub}[operation]
+    z = r.choice((*OUTS, words["short"]))
     names = dict(a=a, b=b, z=z, w=width, **words)
 
     def model(inputs: Values) -> Values:
-        return {z: words["apply"](inputs[a], inputs[b]) & mask(width)}
+        return {z: apply(inputs[a], inputs[b]) & mask(width)}
 
     return combinational(
         "adder", operation, [*inputs_of(width, a, b), wire_out(z, width)], names,
@@ -1008,7 +1008,11 @@ def drawn_reset(r: Random, *others: str) -> Reset:
     kind = r.choice(("sync", "sync", "async", "low", *others))
     if kind == "none":
         return Reset(kind, "")
-    names = {"sync": r.choice(RESETS), "async": r.choice(ASYNC_RESETS), "low": r.choice(LOW_RESETS)}
+    names = {  # one of each kind is drawn, so that any kind takes as many draws
+        "sync": r.choice(RESETS),
+        "async": r.choice(ASYNC_RESETS),
+        "low": r.choice(LOW_RESETS),
+    }
     return Reset(kind, names[kind])
 
 
