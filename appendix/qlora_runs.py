@@ -98,7 +98,7 @@ def fit(variant: str, seed: int, steps: int = SETTINGS.max_steps) -> Trained:
     batches = train.make_dataset(rows, 2, 2, seed)
 
     tuning = Tuning(model, mesh, optimizer, loss_fn, batches)
-    tuning.steps(steps)
+    tuning.run(steps)
     validation = tuning.evaluate(train.validation_batch(held_out, 8, 2))
     tuning.finish()
     return Trained(model, mesh, tuning.losses, validation)

@@ -61,10 +61,10 @@ class Tuning:
         self.losses.append(loss)
         return loss
 
-    def steps(self, number: int, every: int = 1) -> None:
-        """Learn from so many batches, with a line of progress that says the loss."""
-        progress = Progress(number, "step", every=every)
-        for _ in range(number):
+    def run(self, steps: int, seconds: float = 5.0) -> None:
+        """Learn from so many batches; a line of progress, every few seconds, says the loss."""
+        progress = Progress(steps, "step", every=seconds)
+        for _ in range(steps):
             loss = self.step()
             progress.update(note=f"loss {loss:.3f}")
 
@@ -75,8 +75,9 @@ class Tuning:
             return float(self._evaluate(self._adapters, self._frozen, placed))
 
     def finish(self) -> None:
-        """Put the adapters as they are now into the model; it may be trained on."""
-        nnx.update(self.model, jax.tree.map(jnp.copy, self._adapters))  # a step uses up its own
+        """Put copies of the adapters as they are now into the model; the fine-tune can go on."""
+        copies = jax.tree.map(jnp.copy, self._adapters)  # a step uses up what it gets
+        nnx.update(self.model, copies)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def tune(rows: train.Rows, settings: train.Settings, steps: int, seed: int) -> T
     batches = train.make_dataset(rows, 1, settings.rows_per_step, seed)
 
     tuning = Tuning(model, mesh, optimizer, loss_fn, batches)
-    tuning.steps(steps, every=20)
+    tuning.run(steps, seconds=20)
     tuning.finish()
     return Tuned(model, mesh, tuning.losses)
 

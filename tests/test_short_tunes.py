@@ -73,10 +73,10 @@ def test_the_loop_learns_and_goes_on_after_its_adapters_were_taken():
     tuning, rows = tuning_of_a_small_model()
     exam = train.validation_batch(rows, 2, 2)
     before = tuning.evaluate(exam)
-    tuning.steps(2)
+    tuning.run(2)
     tuning.finish()
     taken = adapters_of(tuning)
-    tuning.steps(2)
+    tuning.run(2)
     for old, new in zip(taken, adapters_of(tuning), strict=True):
         np.testing.assert_array_equal(old, new)
     assert len(tuning.losses) == 4 and tuning.losses[0] == pytest.approx(before, rel=1e-5)
