@@ -31,7 +31,6 @@ STORED = Path("data/anchors/memory.csv")
 MODULES = ".*(q_einsum|kv_einsum|qkv_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj).*"
 MODELS = {"270M": gemma3.ModelConfig.gemma3_270m, "1B": gemma3.ModelConfig.gemma3_1b_it,
           "E2B": gemma4.ModelConfig.gemma4_e2b, "E4B": gemma4.ModelConfig.gemma4_e4b}
-
 DTYPES = {"input_tokens": jnp.int32, "input_mask": bool, "valid": bool}  # of a batch
 
 
