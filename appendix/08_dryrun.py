@@ -451,6 +451,16 @@ display(anchors[["program", "slice", "clock", "measured_ms", "predicted_ms", "mi
 figures.draw_anchors(anchors)
 
 # %% [markdown]
+# Has anybody run *this* repository on a chip? Whoever does gets a `report.json`, and the reports that came back lie
+# in `data/measured/`. Each of them stands here beside what we had predicted for it.
+
+# %%
+from tables import measured
+
+reported = pd.DataFrame(measured.beside_predictions())
+reported if len(reported) else print("No report has come back yet: yours would be the first.")
+
+# %% [markdown]
 # <details><summary><b>Which clock makes a measurement longer, the device's trace or the host's?</b></summary>
 #
 # The host's, because it includes the time to send the program off (*dispatch*). Google's own pair for one product
