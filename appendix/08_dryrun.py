@@ -458,7 +458,10 @@ figures.draw_anchors(anchors)
 from tables import measured
 
 reported = pd.DataFrame(measured.beside_predictions())
-reported if len(reported) else print("No report has come back yet: yours would be the first.")
+if reported.empty:
+    print("No report has come back yet: yours would be the first.")
+else:
+    display(reported)
 
 # %% [markdown]
 # <details><summary><b>Which clock makes a measurement longer, the device's trace or the host's?</b></summary>
