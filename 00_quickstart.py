@@ -226,8 +226,8 @@ style.side_by_side({f"{number} steps: {'passes' if verdict.passed else 'fails'}"
 
 # %% [markdown]
 # First it learns what an answer looks like: a code fence (the three backticks), a module, a list of ports.
-# The details that a simulator cares about come last. Look at the answer after ten steps: only the clock has
-# the wrong name, and that's enough to fail.
+# The details that a simulator cares about come last. In our run only the clock has the wrong name after ten
+# steps, and that's enough to fail.
 #
 # ## 4. Is it right? Count
 # We ask for all 38 modules again. Each answer is compiled and simulated beside a correct module by the

@@ -183,9 +183,10 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # A full stop isn't a counter. You'll ask again in section 5.
 #
 # ## 2. LoRA: W + (α/r) · A · B
-# How can you teach a model of 31 billion weights without touching any of them? Each matrix W of attention and
-# MLP stays frozen, and so does everything else. Beside W you train A, which narrows the same input to r numbers
-# (r is the `rank`), and B, which turns these into a correction of the output. The correction counts α/r times (α is `alpha`).
+# How can you teach a model of 31 billion weights without touching any of them? Each matrix W of attention
+# and MLP stays frozen, and so does everything else. Beside W you train A, which narrows the same input to
+# r numbers (r is the `rank`), and B, which turns these into a correction of the output. The correction
+# counts α/r times (α is `alpha`).
 #
 # Qwix finds the matrices by a pattern over module paths and wraps them. (An *einsum* is a product whose axes
 # have letters; Tunix names its attention matrices after it.) The adapters are float32, because in bfloat16
@@ -532,9 +533,10 @@ pd.DataFrame(cut).T
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
 #
-# Heads limit only `tp`, so you can also do without it. On a v5p we predict that a mesh such as `(4, 1)` is
-# faster. There a chip keeps whole rows and gathers the *weights*, and they can travel while it multiplies. A sum over chips has to wait for the product. This page takes such a mesh if you set `max_tokens` and
-# `sequence_length` to 2,048 in 02 ([08](08_dryrun.ipynb), section 6).
+# Heads limit only `tp`, so you can also do without it. On a v5p we predict that a mesh such as `(4, 1)`
+# is faster. There a chip keeps whole rows and gathers the *weights*, and they can travel while it
+# multiplies. A sum over chips has to wait for the product. This page takes such a mesh if you set
+# `max_tokens` and `sequence_length` to 2,048 in 02 ([08](08_dryrun.ipynb), section 6).
 #
 # <details><summary><b>What about more than four chips?</b></summary>
 #
