@@ -423,14 +423,15 @@ if beside:
               f"| {count['tokens per step']:.2f} tokens a drafted step")
 
 # %% [markdown]
-# Steps without a proposal aren't counted, and most have none. `ngram` has learned nothing, so a fine-tune can't mislead
-# it. A trained drafter is another matter: **after fine-tuning, it no longer knows what the model will say.** The assistant learned what the stock model
-# says. With a model tuned by LoRA others saw 3 to 13 %
-# of its proposals accepted, and 21 to 25 % after eleven minutes of training the drafter as well
-# ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a model in another
-# precision it can fall to 0.2 % ([vllm 41789](https://github.com/vllm-project/vllm/issues/41789)). A refused
-# proposal was computed in vain, so measure before you promise: 06 prints the same counts for any server
-# with a drafter. For the 31B these flags would be new in the command:
+# Steps without a proposal aren't counted, and most have none. `ngram` has learned nothing, so a fine-tune
+# can't mislead it. A trained drafter is another matter: **after fine-tuning, it no longer knows what the
+# model will say.** The assistant learned what the stock model says. With a model tuned by LoRA others saw
+# 3 to 13 % of its proposals accepted, and 21 to 25 % after eleven minutes of training the drafter as well
+# ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a model in
+# another precision it can fall to 0.2 % ([vllm
+# 41789](https://github.com/vllm-project/vllm/issues/41789)). A refused proposal was computed in vain, so
+# measure before you promise: 06 prints the same counts for any server with a drafter. For the 31B these
+# flags would be new in the command:
 
 # %%
 # first: hf download google/gemma-4-31B-it-assistant --local-dir /dev/shm/gemma-4-31B-it-assistant
