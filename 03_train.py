@@ -17,7 +17,7 @@
 #
 # How does a model that answers in fragments learn to write the module you asked for? You'll load Gemma 4
 # onto four devices, ask it for an up-down counter, train small adapters beside its frozen weights, and ask
-# again. Then you'll learn the JAX behind it, as much of it as that takes.
+# again. Then you'll learn the JAX behind it, in ten minutes.
 #
 # | | |
 # |---|---|
@@ -180,7 +180,7 @@ with helpers.phase("four answers of the base model"):
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
-# A full stop isn't a counter. You'll ask again in section 5.
+# **A full stop isn't a counter. You'll ask again in section 5.**
 #
 # ## 2. LoRA: W + (α/r) · A · B
 # How can you teach a model of 31 billion weights without touching any of them? Each matrix W of attention
@@ -366,6 +366,8 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 #
 # </details>
 #
+# **A step changes A and B only, and the held-out loss tells you when to stop.**
+#
 # ## 5. Ask again
 # **Did it learn?** Here's the same request: the base on the left, the tuned model on the right.
 
@@ -546,6 +548,8 @@ pd.DataFrame(cut).T
 #
 # </details>
 #
+# **Heads limit `tp`. With more chips, `fsdp` grows.**
+#
 # ## 8. Why not Tunix's trainer?
 # Tunix has a trainer, `PeftTrainer`, with a loop, a loss, accumulation and checkpoints. It's the shortest way
 # to a tuned model. Here it learns one example by heart, with the tiny model in float32:
@@ -586,6 +590,8 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # most of them away. Our attention (`helpers.show_source(gemma.attend)`) takes a block of queries at a time and
 # multiplies it only with the keys that one of them may see. That saves a lot, because 50 of the 31B's 60 layers
 # look back 1,023 tokens at most.
+#
+# **In our loop every trained token counts the same, and a step returns only what changed.**
 #
 # ## 9. What was checked
 # **Why should you believe any of this?** Three proofs are in `tests/` and not on this page. The loss and all

@@ -222,6 +222,8 @@ plan = merge.plan_merge(targets, adapters, prefix)
 print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will change: all fit")
 
 # %% [markdown]
+# **A list that doesn't match stops the merge before it begins.**
+#
 # ## 4. Merge
 # **How much memory does it take to merge 62 GB?**
 #

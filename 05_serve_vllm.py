@@ -145,6 +145,8 @@ except BaseException:
 serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
+# **Check the files before you serve them, because a broken copy looks like a bad fine-tune.**
+#
 # ## 3. Talk to it
 # **How do you talk to it?** vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it.
 # `openai_client` points it at our server and past every proxy. `chat_request` asks the way training asked: the
@@ -218,6 +220,8 @@ print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then",
       doubt or f"one every {1e3 * gap:.1f} ms; the server made one every {1e3 * made:.1f} ms")
 
 # %% [markdown]
+# **You wait once for the whole prompt, and then you read along as fast as tokens are made.**
+#
 # ## 4. The command, on four engines
 # **What exactly gets started?** One function makes the command from the options. Here's the one for the 31B on eight
 # v6e chips, with a reason for every flag, first Docker's and then vLLM's:
@@ -245,6 +249,8 @@ style.words(flags.explain(tpu).reset_index())
 #
 # Images, fallbacks and what to type on the machine are in
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
+#
+# **The server is one command, and you can read it before you run it.**
 #
 # ## 5. What fits into the memory of a chip
 # **How many people can it serve at once?** A chip holds its share of the weights. The rest of what vLLM may use (92 %)
@@ -297,7 +303,7 @@ for version, tp, measured in MEASURED:
           f"({fit / measured - 1:+.1%})")
 
 # %% [markdown]
-# One formula gives all three, within half a percent. **Row 1** of the figure is our first choice; a close relative
+# One formula gives all three, within about half a percent. **Row 1** of the figure is our first choice; a close relative
 # of it started on half the chips. If it ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in
 # section 1 and run `./run_all.sh 05 07`. fp8 on four chips has started for others
 # ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026). But vLLM first loads bfloat16
@@ -384,7 +390,7 @@ assert first["text"] == text and onward["token_ids"][:count] == first["token_ids
 assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 
 # %% [markdown]
-# The same tokens and then more, as expected: the answer ended where we taught it to end.
+# The same tokens and then more, as expected. **The answer ended where we taught it to end.**
 #
 # ### The server stays
 # **What happens to it now?** It outlives this notebook. 06 finds it by `serve/server.json`, or starts it again
@@ -467,10 +473,10 @@ if beside:
     server.stop(side)
 
 # %% [markdown]
-# Base + adapter is the merged model up to bfloat16 rounding, drafter or not. It holds because 04 stores
-# the `k_proj` adapter of the layers in which V equals K a second time as `v_proj`. Make this comparison on
-# any server: vLLM has loaded adapters of Gemma 4 and answered as the base
-# ([41754](https://github.com/vllm-project/vllm/issues/41754)), sglang refuses one without `v_proj`
+# Base + adapter is the merged model up to bfloat16 rounding, drafter or not. In some layers V equals K, and it only
+# holds there because 04 stores the `k_proj` adapter a second time as `v_proj`. Make this comparison on
+# any server. People have seen vLLM load adapters of Gemma 4 and still answer like the base
+# ([41754](https://github.com/vllm-project/vllm/issues/41754)), and sglang refuses an adapter without `v_proj`
 # ([25913](https://github.com/sgl-project/sglang/issues/25913)).
 #
 # **What if you have ten fine-tunes?** They share one server. Name each in `adapters`, and a client

@@ -502,7 +502,7 @@ pd.DataFrame(columns).style.format(precision=1)
 # %% [markdown]
 # Half of all prompt tokens had been sent before, but fewer came from the cache, because it keeps whole
 # blocks only. A prompt that's shorter than a block never profits. And the waits didn't get shorter. By section 7
-# the arithmetic of such a short prompt takes some 5 of the 200 milliseconds, so there's next to nothing to save.
+# the arithmetic of such a short prompt takes only a few of these milliseconds, so there's next to nothing to save.
 # With long prompts and a large model there is.
 #
 # If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But its
