@@ -61,7 +61,7 @@ helpers.machine()
 #
 # You choose the model here, too. `base` is a name on the hub or a folder, and it can be a Gemma 4 31B, 12B,
 # E4B or E2B. If you want to serve the 31B in four bits later (04, section 4), tune
-# `google/gemma-4-31B-it-qat-q4_0-unquantized`: it's the same model, trained so that four bits cost it little.
+# `google/gemma-4-31B-it-qat-q4_0-unquantized`: it's the same model, trained with four bits in mind.
 
 # %%
 import json

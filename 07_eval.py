@@ -491,8 +491,8 @@ style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 # nothing of another wording or another training seed. [11](11_qlora.ipynb) shows a difference of ten points
 # with p = 0.002 that two more seeds removed.
 #
-# **At 31B** the strongest rival is the base with *thinking* switched on, and the plans ask it, too. Don't
-# expect an easy win. Published nearby
+# **At 31B** the strongest rival is probably the base with *thinking* switched on, and the plans ask it, too. Don't
+# expect an easy win. Here's what others have published nearby
 # ([`neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)):
 # a 31B tuned without reasoning 64 to 70 %, GPT-4o 63 %, a 7B trained to reason 69 %. Nobody has published
 # the base that thinks. And verilog-eval is nearly saturated and
