@@ -51,20 +51,15 @@ import helpers
 helpers.machine()
 
 # %% [markdown]
-# ## 1. Settings
-# **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a
-# **plan**: which wording, how many answers to a problem, and how random. `temperature` is how random, and
-# `top_p` keeps only the likeliest tokens, up to that share. **Greedy** means temperature 0: always the
-# likeliest token.
+# ## 1. What's in the exam?
+# **What does one question of this exam look like?** Three files. A **prompt** says what's wanted. A
+# reference module, `RefModule`, does it. A **testbench**, `tb`, plays the outside world: it feeds the same
+# signals to the reference and to the answer, which is called `TopModule`, compares their outputs at both
+# edges of the clock, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles the files
+# (`iverilog`) and runs the simulation (`vvp`).
 #
-# There are four wordings. `ours` is the chat that training used, and it's the main one. `official` is
-# verilog-eval's own chat (without the one to four examples that it can put first). `examples` shows two
-# solved problems and lets the model continue. `comment` writes the problem as the comment above a module,
-# the way Verilog files have it. We ask only the base in the last two with random answers, because they're
-# made for a model that nobody has tuned.
-#
-# The server settings come from 05's `serve/options.json`. Here the prefix cache is on, since several
-# answers share a prompt.
+# First the imports and the settings. The settings also list the *plans*, which are ways of asking a model these
+# questions: six for the tiny model, ten for the 31B. You don't need them before section 5, which explains them.
 
 # %%
 import math
@@ -118,12 +113,11 @@ TINY = Settings(problems="data/tiny_eval", completion="", disputed=(), max_token
 cfg = helpers.choose({"31b": FULL, "e2b": Settings(in_flight=32), "tiny": TINY})
 
 # %% [markdown]
+# **A question is a prompt, a module that does it, and a testbench that compares.**
+#
 # ## 2. One problem by hand
-# **What does one question of this exam look like?** Three files. A **prompt** says what's wanted. A
-# reference module, `RefModule`, does it. A **testbench**, `tb`, plays the outside world: it feeds the same
-# signals to the reference and to the answer, which is called `TopModule`, compares their outputs at both
-# edges of the clock, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles the files
-# (`iverilog`) and runs the simulation (`vvp`). You know the first problem:
+# **How is an answer graded?** Let's do it by hand, with a problem that you know. Here are its prompt and its
+# reference:
 
 # %%
 COUNTER = {p.name: p for p in verilog.load_problems("data/tiny_eval")}["Prob031_updown"]
@@ -216,9 +210,9 @@ display(scores.verdict_table({
     for name, trick in TRICKS.items()}))
 
 # %% [markdown]
-# The last two pass, and they should: what a right answer prints or mentions harms nobody. For the
-# references of verilog-eval and of the tiny benchmark, verdicts and counts are those that one program
-# gives. A generator in
+# The last two pass, and they should: what a right answer prints or mentions harms nobody. Are honest answers
+# graded as before, too? Yes: for the references of verilog-eval and of the tiny benchmark, verdicts and
+# mismatches are the same as with everything in one program. A generator in
 # [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes over two
 # thousand attacks, and none of them passes.
 #
@@ -258,8 +252,21 @@ for task, each in tasks.items():
 # </details>
 #
 # ## 5. Asking
-# **Are we asking the right model?** What's served has to be what 04 merged, and it has to be asked the way
-# it was trained. Otherwise the score belongs to another model. So the files check each other first.
+# **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a
+# **plan**: which wording, how many answers to a problem, and how random. `temperature` is how random, and
+# `top_p` keeps only the likeliest tokens, up to that share. **Greedy** means temperature 0: always the
+# likeliest token.
+#
+# There are four wordings. `ours` is the chat that training used, and it's the main one. `official` is
+# verilog-eval's own chat (without the one to four examples that it can put first). `examples` shows two
+# solved problems and lets the model continue. `comment` writes the problem as the comment above a module,
+# the way Verilog files have it. The last two are made for a model that nobody has tuned, so we ask them of the
+# base, and of the tuned model only once, by `comment` and greedily.
+#
+# Are we asking the right model? What's served has to be what 04 merged, and it has to be asked the way
+# it was trained. Otherwise the score belongs to another model. So the files check each other first. The server
+# settings come from 05's `serve/options.json`, but here the prefix cache is on, since several answers share a
+# prompt.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
@@ -285,9 +292,11 @@ for wording in dict.fromkeys(plan.prompt for plan in cfg.plans):
     print(f"── {wording}\n{shown if len(shown) < 600 else '[...]' + shown[-300:]}\n")
 
 # %% [markdown]
-# Each answer is one line of `samples.jsonl`, written as soon as it arrives. Its **key** is a hash of the
-# model, the serving options, the plan and the prompt. If you kill this anywhere, the next run asks only
-# for what's missing.
+# Those are the four wordings of one problem. Now we ask both models everything. Each answer is one line of
+# `samples.jsonl`, written as soon as it arrives. Its **key** is a hash of the model, the serving options, the plan
+# and the prompt. If you kill this anywhere, the next run asks only for what's missing.
+#
+# **A score belongs to a model that's asked in one particular way, so we write the way down.**
 
 # %%
 served = [getattr(options, name) for name in (
@@ -340,6 +349,9 @@ pd.DataFrame({label: {
     for label, frame in judged.items()})
 
 # %% [markdown]
+# In our run everything below the first line is zero. In a run of your own, look there first: answers that were
+# cut or refused say something about the limits and not about the model.
+#
 # Whom do we compare with? The tuned model's **rival** is the base, asked in the wording in which it passes
 # most often. Here's every answer of both:
 
@@ -366,8 +378,8 @@ display(pd.concat(judged).groupby([pd.Grouper(level=0), "plan"]).category.value_
 # Many *no code* mean a wording that the model doesn't follow.
 #
 # Could the exam have leaked into the training rows? 02 compared the prompts. Here we compare the trained
-# *answers* with the references, without comments, spaces and module names. What we can't know is what a
-# downloaded base has read. Probably HDLBits, which verilog-eval's problems come from.
+# *answers* with the references, without comments, spaces and module names. We can't know what a downloaded base
+# has read. It probably has read HDLBits, the site that verilog-eval's problems come from.
 
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
@@ -379,8 +391,8 @@ print(f"{len(trained)} different trained modules; references among them: {len(kn
 # %% [markdown]
 # ## 7. pass@k without bias
 # **What if you may try k times?** **pass@k** is the chance that at least one of k answers passes. Say we
-# drew n answers and c of them pass. Then the share of k-subsets without a single pass is
-# C(n-c, k) / C(n, k). One minus that is pass@k, and it's unbiased.
+# drew n answers and c of them pass. There are C(n, k) ways to pick k of the n, and C(n-c, k) of them pick
+# failures only. So pass@k is 1 - C(n-c, k) / C(n, k), and that's unbiased: on average it's the truth.
 #
 # <details><summary><b>Is the tempting 1 - (1 - c/n)<sup>k</sup> too high or too low?</b></summary>
 #
@@ -402,8 +414,8 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 #
 # <details><summary><b>Not one of 38 problems passes. Is the true share zero?</b></summary>
 #
-# It may still be about 3.5/38, which is where an exact interval ends. A bootstrap has nothing to vary
-# there.
+# Not necessarily. It may be as much as about 3.5/38, which is where an exact interval ends. A bootstrap can't
+# tell, because all its samples are zero, too.
 # </details>
 
 # %%
@@ -421,13 +433,13 @@ display(board.round(3))
 #
 # ## 9. Two models on the same problems
 # **Is the tuned model really better, or was it lucky?** Both models met the same problems and fail on the
-# hard ones, so we compare **pairs**: one difference for each problem. That takes the problems' difficulty
-# out. If the models were equally good, each difference could just as well have the other sign. So we flip
-# signs at random many times; p is the share of **sign flips** whose mean is at least as far from zero as
-# ours (of 100,000 at most, so the smallest p is 2e-05).
+# hard ones, so we compare **pairs**: one difference for each problem. Then it doesn't matter how hard the
+# problems are. If the models were equally good, each difference could just as well have the other sign. So we flip
+# signs at random many times, and p is the share of these **sign flips** whose mean is at least as far from zero as
+# the mean we saw. (We flip at most 100,000 times, so the smallest p is 2e-05.)
 #
-# <details><summary><b>Which base is the fair rival: the one asked as the tuned model was, or the one asked
-# as it likes best?</b></summary>
+# <details><summary><b>Which base is the fair rival: the one that's asked as the tuned model is, or the one that's
+# asked in its favourite way?</b></summary>
 #
 # Ask both. Against the base in the trained wording, a fine-tune may only have taught the wording. What
 # else it taught shows against the base at its best.
@@ -479,8 +491,8 @@ style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 # nothing of another wording or another training seed. [11](11_qlora.ipynb) shows a difference of ten points
 # with p = 0.002 that two more seeds removed.
 #
-# **At 31B** the strongest rival is the base with *thinking* switched on, and the plans ask it, too. Don't
-# expect an easy win. Published nearby
+# **At 31B** the strongest rival is probably the base with *thinking* switched on, and the plans ask it, too. Don't
+# expect an easy win. Here's what others have published nearby
 # ([`neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)):
 # a 31B tuned without reasoning 64 to 70 %, GPT-4o 63 %, a 7B trained to reason 69 %. Nobody has published
 # the base that thinks. And verilog-eval is nearly saturated and
@@ -509,12 +521,21 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # %% [markdown]
 # Which line of the code does it? (You can open `eval/failure.vcd` in GTKWave or Surfer.)
 #
+# <details><summary>Answer, for our run</summary>
+#
+# The fourth, `input [9:0] w`. Nobody asked for that port, so nothing is connected to it, and its bits have no
+# value (`z`). An XOR with them is unknown: that's the `x` in `outp_dut`.
+#
+# </details>
+#
+# **Look at one failure before you believe a score.**
+#
 # ## 11. And if your task isn't Verilog?
-# A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it's graded.
-# `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`. The score is
-# a function of yours, and you get the same intervals and the same pairing.
-# [Own data](own_data.ipynb) has a whole example. Try your score on a bad answer first: **a score that nobody fails
-# compares nothing.**
+# **What has to change for another task?** Little. A benchmark is one object, `verilog.Benchmark`:
+# problems, how an answer is read, and how it's graded. `verilog.questions("mine.jsonl", score=...)` makes
+# one from lines with `question` and `answer`. The score is a function of yours, and you get the same
+# intervals and the same pairing. [Own data](own_data.ipynb) has a whole example. Try your score on a bad
+# answer first: **a score that nobody fails compares nothing.**
 #
 # <details><summary><b>What did the model forget, by everybody's ruler?</b></summary>
 #
@@ -535,7 +556,8 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # </details>
 #
 # ## 12. Save what was measured
-# For each model we keep a summary and a CSV in verilog-eval's own form, and then what compares the two.
+# What do you keep? For each model a summary and a CSV in verilog-eval's own form, and one file that compares the
+# two.
 
 # %%
 for label, frame in judged.items():
@@ -562,7 +584,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
 # - The answer never meets the reference, and what it prints decides nothing.
 # - The ceiling comes first, answers are saved before they're judged, and failures stay in the denominator.
 # - Scores carry intervals over problems. Models are compared problem by problem, and the rival is the base
-#   in the wording that it likes best.
+#   in its favourite wording.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
@@ -576,11 +598,12 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
 # print(math.ceil((1.96 * best["values"].std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# You'd find it every second time. For four times out of five take 2.8 instead of 1.96. verilog-eval has 156.
+# With so many problems you'd find the difference every second time. To find it four times out of five, take 2.8
+# instead of 1.96. For comparison, verilog-eval has 156 problems.
 # </details>
 #
 # 2. Write an answer to the counter that passes without counting: `verilog.judge(COUNTER, with_trick(WRONG,
 #    "..."), quick)`. We don't know of one. If you find it, `tests/hostile/` wants it.
 #
-# Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU you do not have,
+# Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU that you don't have,
 # [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb) recomputes the published claims.
