@@ -253,14 +253,14 @@ def draw_losses(log: Path) -> None:
     """Draw the loss of each step and the held-out losses of a log."""
     curves = losses(log)
     fig, ax = style.figure(7, 2.8)
-    steps, trained = np.array(curves["loss"]).T
-    ax.plot(steps, trained, color=style.BLUE, alpha=0.5, label="trained rows")
+    trained = np.array(curves["loss"]).reshape(-1, 2)  # (step, loss) a row, of any number
+    ax.plot(trained[:, 0], trained[:, 1], color=style.BLUE, alpha=0.5, label="trained rows")
     title = "The loss of this run"
 
     held_out = curves["held-out loss"]
     if held_out:
-        steps, measured = np.array(held_out).T
-        ax.plot(steps, measured, "o-", color=style.GREEN, label="held-out rows")
+        measured = np.array(held_out)
+        ax.plot(measured[:, 0], measured[:, 1], "o-", color=style.GREEN, label="held-out rows")
         best_step, _ = min(held_out, key=lambda pair: pair[1])
         last_step, _ = held_out[-1]
         title = f"Held-out loss: best at step {best_step} of {last_step}"
@@ -318,7 +318,10 @@ def questions(tokenizer: Any, chats: Sequence[list[Message]], share: float, limi
 
 
 def longest(tokenizer: Any, exam: Sequence[Question]) -> int:
-    """Tokens of the longest answer that's wanted, and a tenth more, and two for its end."""
+    """How long an answer may become: the tokens of the longest one that's wanted, and some more.
+
+    A tenth is added for other wordings, and two tokens for the end.
+    """
     texts = [question.wanted for question in exam]
     lengths = [len(ids) for ids in chat.encode_texts(tokenizer, texts)]
     return int(1.1 * max(lengths)) + 2
