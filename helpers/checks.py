@@ -31,7 +31,7 @@ def check_space(folder: str | Path, free_gb: float, need_gb: float) -> Check:
 
 
 def check_slice(machine: hardware.Hardware, slices: Sequence[str]) -> Check:
-    """The machine is one of the slices that this size is for, and its chips are free."""
+    """Is this machine one of the slices that the size is for, and are its chips free?"""
     if not slices:
         return True, f"{machine}; none is needed"
     if machine.slice in slices and not machine.trouble:
@@ -42,7 +42,7 @@ def check_slice(machine: hardware.Hardware, slices: Sequence[str]) -> Check:
 
 
 def check_devices(count: int, kind: str, chips: int, last_words: str = "") -> Check:
-    """JAX must see every TPU chip; without one, a CPU will do.
+    """Does JAX see every TPU chip? Without any, a CPU will do.
 
     Args:
       count, kind: the devices that JAX sees.
@@ -62,7 +62,11 @@ def check_devices(count: int, kind: str, chips: int, last_words: str = "") -> Ch
 
 
 def check_icarus(first_line: str) -> Check:
-    """Icarus 11 and 12 judge the answers; verilog-eval's benches do not support 13."""
+    """Is this Icarus 11 or 12? They judge the answers; verilog-eval's benches don't support 13.
+
+    Args:
+      first_line: what `iverilog -V` prints first; "" without Icarus.
+    """
     version = re.search(r"version (\d+)", first_line)
     if version and version[1] in ("11", "12"):
         return True, first_line.partition(" (")[0]

@@ -1,6 +1,7 @@
-"""Rows of any form become training examples, and training is held apart from evaluation.
+"""Turns rows of any form into training examples, and keeps training apart from evaluation.
 
-02 shows how rows become training chats and explains it; 00 uses the same functions.
+02 shows how rows become training chats and explains it; 00 uses the same functions. Most functions
+here give a pair of a value and a problem. The problem is the reason why a row is dropped, or "".
 """
 
 import gzip
@@ -73,7 +74,7 @@ def read_rows(source: str) -> Any:
     place = Path(source).expanduser()
     if not place.exists():
         if source.endswith((".jsonl", ".gz")) or local_path(source):
-            raise UserError(f"{source} is no file or folder here.")
+            raise UserError(f"{source} isn't a file or folder here.")
         return _hub_rows(source)
     files = [place]
     if place.is_dir():
@@ -128,7 +129,7 @@ def _hub_rows(source: str) -> Any:
     try:
         return load_dataset(name, configuration or None, split="train", revision=revision or None)
     except (OSError, ValueError) as error:
-        raise UserError(f"{source} is no file or folder here, and the hub gives no dataset of that "
+        raise UserError(f"{source} isn't a file or folder here, and the hub has no dataset of that "
                         f"name: {error}") from error
 
 

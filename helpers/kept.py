@@ -1,4 +1,4 @@
-"""What of a run is worth keeping where little room persists, in which order, and back again."""
+"""Keeps what's worth keeping of a run on a small disk, in order of worth, and brings it back."""
 
 import contextlib
 import json

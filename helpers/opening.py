@@ -38,11 +38,11 @@ def machine(devices: int = 0, always: str = "") -> None:
     Args:
       devices: 0 leaves JAX alone. Otherwise the number of devices the page wants: on a machine
         without an accelerator that many CPU devices are simulated, so that the same sharded
-        program runs; on a TPU all its chips are used and `devices` is not looked at.
+        program runs; on a TPU all its chips are used, whatever `devices` says.
       always: the size of a page that has only one, whatever `SIZE` and the hardware say.
 
     Raises:
-      UserError: this is somebody else's Python; or there are TPU chips, and JAX cannot use them; or
+      UserError: this is somebody else's Python; or there are TPU chips, and JAX can't use them, or
         no size is meant for them.
     """
     chosen = os.environ.get("RUN_DIR")

@@ -1,7 +1,8 @@
-"""What is not on this machine: a base on the hub or in a bucket, checkpoints there, verilog-eval.
+"""Brings what isn't on this machine: a base from the hub or from a bucket, and verilog-eval.
 
-Buckets are fsspec's: gs:// here, any other that its packages know. A run is copied into one and
-back by `gcloud storage rsync` (scripts/vm.sh), checkpoints go there by Orbax itself.
+fsspec reads the buckets, so gs:// works here, and so does every other kind whose package is
+installed. scripts/vm.sh copies a run into a bucket and back (`gcloud storage rsync`), and Orbax
+writes its checkpoints there by itself.
 """
 
 import contextlib
@@ -239,7 +240,7 @@ def bucket(address: Path | str) -> tuple[Any, str]:
 
 
 def check_writable(address: Path | str) -> None:
-    """Write and remove a small object: better before the weights are loaded than after.
+    """Write a small object and remove it: better before the weights are loaded than after.
 
     Raises:
       UserError: the bucket does not exist, or we may not write there.
@@ -252,7 +253,11 @@ def check_writable(address: Path | str) -> None:
 
 @contextlib.contextmanager
 def _refusals(address: Path | str) -> Iterator[None]:
-    """What a bucket that is missing or refuses us says, in two lines."""
+    """Turn what a bucket says that's missing or refuses us into two lines.
+
+    Raises:
+      UserError: the block failed, in whatever way.
+    """
     try:
         yield
     except Exception as error:  # each kind of storage has errors of its own

@@ -49,8 +49,8 @@ def one_line_errors() -> None:
 def what_to_do(error: BaseException) -> str:
     """The line of an error that a reader can mend; "" for any other.
 
-    Those are a `UserError`, and a place of ours (`_setting_of`) that is full or that we may not
-    write. Everything else is a bug and keeps its traceback.
+    There are two kinds: a `UserError`, and a place of ours (`_setting_of`) that's full or that we
+    may not write. Everything else is a bug and keeps its traceback.
     """
     if isinstance(error, UserError):
         return str(error)
@@ -177,7 +177,8 @@ def choose(settings: Mapping[str, Chosen]) -> Chosen:
 def run_dir(*parts: str) -> Path:
     """A path under the run directory: `RUN_DIR`, else `runs/<size>` in the repository.
 
-    The directory is created; the path below it is not. It is short if it is below this one.
+    The run directory is made, but nothing below it. Where it lies below the working directory, the
+    path is relative.
 
     Raises:
       UserError: it holds more than a run, such as the repository itself, or it can't be made.
@@ -214,7 +215,8 @@ def _run_folder() -> Path:
     try:
         return chosen.expanduser()
     except RuntimeError:  # the ~name of nobody here
-        raise UserError(f"RUN_DIR={chosen} names the home of nobody on this machine.") from None
+        raise UserError(f"RUN_DIR={chosen} names a home folder, but nobody on this machine "
+                        "has that name.") from None
 
 
 def room(folder: Path | str, size: float, what: str,
@@ -268,9 +270,9 @@ def require(path: Path | str, page: str) -> Path:
 
 
 def catch_up(last: str) -> None:
-    """Run pages 02 to `last` ("03", say) with this Python, for who starts in the middle.
+    """Run pages 02 to `last` ("03", say) with this Python, for a reader who starts in the middle.
 
-    01 is left out: it looks at the machine, and makes nothing that another needs.
+    01 is left out, because it only looks at the machine and makes nothing that another page needs.
 
     Raises:
       UserError: one of them failed; its own last words are in the text.

@@ -1,4 +1,7 @@
-"""Chats that call tools: the many ways in which files write them, brought into one."""
+"""Chats that call tools: files write them in many ways, and here they all become one.
+
+As in `data`, a problem is the reason why a row is dropped, or "".
+"""
 
 import json
 from collections.abc import Sequence
@@ -79,9 +82,10 @@ def _complete_call(call: Any, place: int) -> tuple[Row, str]:
 
 
 def order_problem(messages: Sequence[Row]) -> str:
-    """Do question and answer take turns, and does each call have its result? "" if so.
+    """What's wrong with the order of a chat; "" if turns alternate and each call has its result.
 
-    Every message has its `tool_calls`, which may be empty. The last one may call.
+    Args:
+      messages: each with its `tool_calls`, which may be empty. The last one may call.
     """
     roles = [message["role"] for message in messages]
     if not roles or roles[-1] != "assistant":
@@ -119,9 +123,12 @@ def _disorder(role: str, expected: str) -> str:
 
 
 def name_results(messages: Sequence[Row]) -> str:
-    """Give every result the `tool_call_id` and the `name` of its call; what is wrong, or "".
+    """Give every result the `tool_call_id` and the `name` of its call.
 
     A result without an id answers the first call that still waits.
+
+    Returns:
+      The problem, or "".
     """
     waiting: dict[str, str] = {}  # the names of the calls without a result, by id
     for message in messages:
