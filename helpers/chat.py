@@ -123,13 +123,15 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 def _encode_pieces(tokenizer: Any, rows: list[list[Piece]]) -> list[list[int]]:
     """Ids of each row of pieces; a text that several rows share is encoded once."""
-    places: dict[str, int] = {}
+    texts = []
     for row in rows:
         for piece in row:
             if not piece.control:
-                places.setdefault(piece.text, len(places))
-    plain = encode_texts(tokenizer, list(places))
+                texts.append(piece.text)
+    unique = list(dict.fromkeys(texts))
+    ids_of_text = dict(zip(unique, encode_texts(tokenizer, unique), strict=True))
     special = special_ids(tokenizer)
+
     encoded = []
     for row in rows:
         ids: list[int] = []
@@ -137,7 +139,7 @@ def _encode_pieces(tokenizer: Any, rows: list[list[Piece]]) -> list[list[int]]:
             if piece.control:
                 ids.append(special[piece.text])
             else:
-                ids += plain[places[piece.text]]
+                ids += ids_of_text[piece.text]
         encoded.append(ids)
     return encoded
 
@@ -306,6 +308,9 @@ def render(tokenizer: Any, messages: Chat) -> tuple[list[int], list[bool]]:
       result, where the model never wrote it;
     - if the last message has its `reasoning`, which goes into the thought channel, those that stand
       without theirs: they would teach not to think. Calls since the last question keep theirs.
+
+    Raises:
+      UserError: as for `render_chats`.
     """
     return render_chats(tokenizer, [messages])[0]
 
