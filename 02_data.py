@@ -152,10 +152,10 @@ pd.DataFrame([(data.form_of(row), json.dumps(row)) for row in FORMS],
 
 # %%
 tokenizer = chat.load_tokenizer(cfg.base)
-own = [data.clean(row) for row in data.read_rows("data/own_example.jsonl")]
-own_chats = [data.as_messages(example, cfg.system) for example, reason in own if not reason]
-print(f"{len(own)} rows, {len(own_chats)} chats; "
-      f"dropped: {dict(Counter(reason for _, reason in own if reason))}")
+own_rows = [data.clean(row) for row in data.read_rows("data/own_example.jsonl")]
+own_chats = [data.as_messages(example, cfg.system) for example, problem in own_rows if not problem]
+own_dropped = Counter(problem for _, problem in own_rows if problem)
+print(f"{len(own_rows)} rows, {len(own_chats)} chats; dropped: {dict(own_dropped)}")
 longest = max(own_chats, key=len)
 ids, mask = chat.render(tokenizer, longest)
 style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own",
@@ -232,13 +232,13 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 cleaned = [data.clean(row, cfg.reasoning == "kept") for row in rows]
 examples = [example for example, problem in cleaned if not problem]
 dropped = Counter(problem for _, problem in cleaned if problem)
-shown = {problem: repr(row)[-100:] for row, (_, problem) in zip(rows, cleaned) if problem}
+row_ends = {problem: repr(row)[-100:] for row, (_, problem) in zip(rows, cleaned) if problem}
 print(f"{len(examples):,} of {len(rows):,} rows are usable")
 if not examples:
     raise helpers.UserError(f"No row of {cfg.source} is usable: {dict(dropped)}. Section 2 of 02 "
                             "shows the forms that a row can have.")
 print(*data.remarks(examples), sep="\n")
-pd.DataFrame([(problem, count, shown[problem]) for problem, count in dropped.items()],
+pd.DataFrame([(problem, count, row_ends[problem]) for problem, count in dropped.items()],
              columns=["dropped because", "rows", "the end of one of them"])
 
 # %% [markdown]
@@ -336,13 +336,13 @@ def answer_places(numbers, target):
     return should
 
 
-shown = running
+compared = running
 if len(running) > 3 or "tools" in running[0]:  # the published recipe knows no such chat
-    shown = understood[0]
-asked, answered = shown[-2]["content"], shown[-1]["content"]
-ways = {"The published way": published_row(tokenizer, asked, answered),
-        "Ours": chat.render(tokenizer, shown)}
-target = [*chat.encode_texts(tokenizer, [answered])[0], special[chat.TURN_END]]
+    compared = understood[0]
+prompt, answer = compared[-2]["content"], compared[-1]["content"]
+ways = {"The published way": published_row(tokenizer, prompt, answer),
+        "Ours": chat.render(tokenizer, compared)}
+target = [*chat.encode_texts(tokenizer, [answer])[0], special[chat.TURN_END]]
 
 # %%
 fig, axes = style.figure(11, 5.4, columns=2)
@@ -369,8 +369,8 @@ runs = pd.concat([pd.read_csv(path) for path in sorted(Path("data/masks").glob("
 masks = ["answers", "prompts, too", "six tokens late"]
 fig, ax = style.figure(8, 2.4)
 for place, name in enumerate(masks):
-    found = runs[runs["mask"] == name]
-    shares = found.drawn / found.answers_drawn
+    seeds = runs[runs["mask"] == name]
+    shares = seeds.drawn / seeds.answers_drawn
     ax.barh(place, shares.mean(), color=style.SKY)
     ax.plot(shares, [place] * len(shares), "o", color=style.BLUE)
     ax.annotate(f" {shares.mean():.0%}", (shares.max(), place), va="center", fontsize=11)
@@ -406,13 +406,17 @@ if cfg.evaluation:
     if not exams:
         raise helpers.UserError(f"evaluation={cfg.evaluation!r} holds no *_prompt.txt, so there is "
                                 "nothing to compare with. Name another folder, or set it to \"\".")
-asked = [(place, message["content"]) for place, example in enumerate(examples)
-         for message in example["before"] if message["role"] == "user"]
-exact, closest = data.overlap([text for _, text in asked], exams)
-exact = {asked[place][0] for place in exact}
+questions, example_of = [], []  # a chat may ask several; example_of: where it stands in examples
+for place, example in enumerate(examples):
+    for message in example["before"]:
+        if message["role"] == "user":
+            questions.append(message["content"])
+            example_of.append(place)
+exact_questions, closest = data.overlap(questions, exams)
+exact = {example_of[question] for question in exact_questions}
 near = sorted(closest.items(), key=lambda item: -item[1][0])
 print(f"{len(exact)} training examples ask one of {len(exams)} evaluation prompts")
-pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], asked[place][1].strip()[-90:])
+pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], questions[place].strip()[-90:])
               for name, (share, place) in near[:4] if share],
              columns=["evaluation prompt", "shared runs", "it ends with", "the closest row ends"])
 
@@ -494,9 +498,9 @@ print(f"{len(parts['train']):,} examples in {len(train['tokens']):,} rows of "
 # **With one example in each row, how much of a row is padding?**
 
 # %%
-alone = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 0)
-         for i in parts["train"][:10]]
-alone = {name: np.concatenate([one[name] for one in alone]) for name in train}
+single_rows = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 0)
+               for i in parts["train"][:10]]
+alone = {name: np.concatenate([row[name] for row in single_rows]) for name in train}
 fig, axes = style.figure(9, 4.6, rows=2)
 real = (alone["segment_ids"] > 0).mean()
 style.draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")

@@ -120,7 +120,8 @@ cfg = helpers.choose({"31b": FULL, "e2b": Settings(in_flight=32), "tiny": TINY})
 # reference:
 
 # %%
-COUNTER = {p.name: p for p in verilog.load_problems("data/tiny_eval")}["Prob031_updown"]
+COUNTER = next(problem for problem in verilog.load_problems("data/tiny_eval")
+               if problem.name == "Prob031_updown")
 print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 
 # %% [markdown]
@@ -226,15 +227,17 @@ tasks = {"spec-to-rtl": verilog.load_problems(folder)}
 if cfg.completion:
     tasks["code-complete"] = verilog.load_problems(remote.checkout(cfg.completion))
 winnable, version = {}, ".".join(map(str, sandbox.icarus_version()))
-for task, each in tasks.items():
-    verdicts = verilog.judge_many([(problem, as_answer(problem)) for problem in each])
+for task, problems in tasks.items():
+    verdicts = verilog.judge_many([(problem, as_answer(problem)) for problem in problems])
     winnable[task] = [verdict.passed for verdict in verdicts]
     clean = sum(verdict.mismatches == 0 for verdict in verdicts)
-    print(f"{task}, Icarus {version}: {len(each)} problems, {clean} references show 0 mismatches, "
-          f"{sum(winnable[task])} can be won")
-    if lost := {p.name: v for p, v in zip(each, verdicts) if not v.passed}:
+    print(f"{task}, Icarus {version}: {len(problems)} problems, {clean} references show 0 "
+          f"mismatches, {sum(winnable[task])} can be won")
+    lost = {problem.name: verdict for problem, verdict in zip(problems, verdicts)
+            if not verdict.passed}
+    if lost:
         display(scores.verdict_table(lost))
-    if len(lost) == len(each):
+    if len(lost) == len(problems):
         raise helpers.UserError(
             f"no reference of {task} passes its own testbench, so no answer could: the table says "
             "what broke. Mend the problems, or choose others.")
@@ -271,10 +274,13 @@ for task, each in tasks.items():
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge, meta = records.Merge.load(), records.DataMeta.load()
-if bad := helpers.changed(merged, merge.files):
-    raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
-if changed := merge.recipe.asked_otherwise(meta):
-    raise helpers.UserError(f"02 changed {changed} after 03: run 03, 04 and 05 again.")
+changed_files = helpers.changed(merged, merge.files)
+if changed_files:
+    raise helpers.UserError(
+        f"{merged} is not what 04 wrote ({changed_files}): run 04_merge and 05.")
+changed_settings = merge.recipe.asked_otherwise(meta)
+if changed_settings:
+    raise helpers.UserError(f"02 changed {changed_settings} after 03: run 03, 04 and 05 again.")
 options = replace(serve_options.read(helpers.run_dir("serve")), prefix_caching=True)
 models = {"tuned": merged, "base": remote.stage(options.base or merge.recipe.base_path)}
 
@@ -317,9 +323,9 @@ def answers_of(label, path):
     place = helpers.run_dir("serve")
     with serving.running(replace(options, model=str(path)), place) as url:
         client = Client(url, options.name, options.max_model_len, chat.TURN_END, cfg.patience,
-                               alive=lambda: server.is_alive(place))
+                        alive=lambda: server.is_alive(place))
         return asking.sample(jobs, file, client, cfg.max_tokens, cfg.in_flight,
-                             lambda done, of: progress.update())
+                             lambda done, total: progress.update())
 
 
 replies = {label: answers_of(label, path) for label, path in models.items()}
@@ -385,8 +391,10 @@ display(pd.concat(judged).groupby([pd.Grouper(level=0), "plan"]).category.value_
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
 texts = (tokenizer.decode(row) for row in rows[:20_000])
 trained = set().union(*map(extraction.bare_modules, texts))
-known = [p.name for p in tasks["spec-to-rtl"] if extraction.bare_modules(p.reference) & trained]
-print(f"{len(trained)} different trained modules; references among them: {len(known)}", *known[:5])
+leaked = [problem.name for problem in tasks["spec-to-rtl"]
+          if extraction.bare_modules(problem.reference) & trained]
+print(f"{len(trained)} different trained modules; references among them: {len(leaked)}",
+      *leaked[:5])
 
 # %% [markdown]
 # ## 7. pass@k without bias
@@ -448,22 +456,25 @@ display(board.round(3))
 # %%
 def paired(first, second, k=1):
     """Two (model, plan) on the same problems."""
-    return verilog.compare(*(scores.per_problem(runs[each], k) for each in (first, second)))
+    return verilog.compare(scores.per_problem(runs[first], k),
+                           scores.per_problem(runs[second], k))
 
 
 against = {name: paired(("base", name), ("tuned", main))
            for name in dict.fromkeys([*wordings, main])}
-for name, found in against.items():
-    print("pass@1, tuned minus base asked by {}: {:+.3f} [{:+.3f}, {:+.3f}], p = {:.2g}".format(
-        name, *found["difference"], found["p"]))
+for name, compared in against.items():
+    mean, low, high = compared["difference"]
+    print(f"pass@1, tuned minus base asked by {name}: {mean:+.3f} [{low:+.3f}, {high:+.3f}], "
+          f"p = {compared['p']:.2g}")
 best = against[rival]
 low, high = best["difference"][1:]
 verdict = "tuning taught more than the wording" if low > 0 else "no difference is shown"
 print(f"Against the base at its best ({rival}): {'the base is better' if high < 0 else verdict}")
 
 # %%
-scored = {f"base, {name}": found["first"] for name, found in
-          sorted(against.items(), key=lambda item: item[1]["first"][0])} | {"tuned": best["second"]}
+weakest_first = sorted(against, key=lambda name: against[name]["first"][0])
+scored = {f"base, {name}": against[name]["first"] for name in weakest_first}
+scored["tuned"] = best["second"]
 fig, (left, right) = style.figure(9.5, 3.4, columns=2, width_ratios=(1, 1.1))
 for place, (mean, low, high) in enumerate(scored.values()):
     left.errorbar(mean, place, xerr=[[mean - low], [high - mean]], fmt="o", capsize=4)
@@ -508,7 +519,7 @@ failing = judged["tuned"].query("plan == @main and category == 'mismatch'")
 problem, code = COUNTER, WRONG
 if len(failing):
     row = failing.iloc[0]
-    problem = next(each for each in problems if each.name == row.problem)
+    problem = by_name[row.problem]
     code, _ = verilog.extract_code(replies["tuned"][main, row.problem, row["index"]]["text"])
 waves = helpers.run_dir("eval", "failure.vcd")
 waves.unlink(missing_ok=True)
@@ -567,8 +578,8 @@ for label, frame in judged.items():
         "served": options.measured(), "icarus": version,
         "categories": {plan: group.category.value_counts().to_dict()
                        for plan, group in frame.groupby("plan")},
-        "counts": {plan: dict(zip(names, each))
-                   for (of, plan), each in runs.items() if of == label}})
+        "counts": {plan: dict(zip(names, counts))
+                   for (model, plan), counts in runs.items() if model == label}})
 
 # %%
 helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
@@ -576,8 +587,9 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
        for label in models},
     "model_hash": options.model_hash, "plan": asdict(cfg.plans[0]), "rival": rival,
     "n_winnable": int(sum(winnable["spec-to-rtl"])),
-    "against": {name: {"difference": found["difference"][0], "interval": found["difference"][1:],
-                       "p": found["p"]} for name, found in against.items()}})
+    "against": {name: {"difference": compared["difference"][0],
+                       "interval": compared["difference"][1:], "p": compared["p"]}
+                for name, compared in against.items()}})
 
 # %% [markdown]
 # ## Recap

@@ -124,6 +124,8 @@ def test_what_is_asked_is_what_recipe_holds_out(tmp_path):
     assert len(own.questions(tokenizer, chats, 0.2, 256, most=3)) == 3
     with pytest.raises(UserError, match="No chat is held out of 60"):
         own.questions(tokenizer, chats, 0.0, 256)
+    with pytest.raises(UserError, match="All 60 held-out questions are longer than 5 tokens"):
+        own.questions(tokenizer, chats, 1.0, 5)
     tools, = own.look(str(ROOT / "data/tools/train.jsonl")).chats[:1]
     asked, wanted = own.questions(tokenizer, [tools], 1.0, 512)[0]
     assert len(asked) == 2 and wanted == "<|tool_call>call:width{high:9,low:0}<tool_call|>"
