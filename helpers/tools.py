@@ -53,9 +53,12 @@ def calls_of(message: Row) -> tuple[list[Row], str]:
             return [], "a call's arguments are not JSON"
         if not isinstance(arguments, dict):
             return [], "a call's arguments are not an object"
+        number = call.get("id") or f"call {place}"
+        if not isinstance(number, (str, int)):
+            return [], "a call's id is neither text nor a number"
         known.append({
             "type": "function",
-            "id": call.get("id") or f"call {place}",
+            "id": number,
             "function": {"name": function["name"], "arguments": arguments},
         })
     return known, _unicode_problem("tool_calls", known)
@@ -109,7 +112,7 @@ def name_results(messages: Sequence[Row]) -> str:
                 return "two calls with one id"
         elif message["role"] == "tool":
             answered = message.get("tool_call_id") or next(iter(waiting))
-            if answered not in waiting:
+            if answered not in list(waiting):  # a list could be looked up in no dict
                 return NO_CALL
             message["tool_call_id"] = answered
             message["name"] = waiting.pop(answered)
