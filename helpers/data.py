@@ -18,7 +18,8 @@ from helpers import tools
 from helpers.run import UserError, local_path
 from tables.texts import fences, json_lines, places_outside, split_thought, text_problem
 
-FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+FENCE_OPENS = re.compile(r"^[ \t]*```[^\n`]*\n", re.MULTILINE)
+FENCE_CLOSES = re.compile(r"^[ \t]*```[ \t]*$", re.MULTILINE)
 MODULE = re.compile(r"\bmodule\b.*\bendmodule\b", re.DOTALL)
 # The forms of a row, by the columns that it must have.
 FORMS = {
@@ -246,7 +247,7 @@ def split_response(response: str) -> tuple[str, str, str]:
     if not closed:
         return "", "", "unfinished reasoning"
     inside = _inside_answer_tags(rest)
-    codes = FENCE.findall(inside)
+    codes = _fenced_codes(inside)
     if len(codes) > 1:
         return "", "", "several code fences"
     if not codes and "```" in inside:
@@ -259,6 +260,19 @@ def split_response(response: str) -> tuple[str, str, str]:
         return "", "", "no module in the fence"
     code = code.strip("\n").rstrip()
     return reasoning, f"```verilog\n{code}\n```", ""
+
+
+def _fenced_codes(text: str) -> list[str]:
+    """What stands in the closed code fences of a text. The time grows with its length alone."""
+    codes = []
+    place = 0
+    while opening := FENCE_OPENS.search(text, place):
+        closing = FENCE_CLOSES.search(text, opening.end())
+        if not closing:  # nor is there one for any later opening
+            break
+        codes.append(text[opening.end():closing.start()])
+        place = closing.end()
+    return codes
 
 
 def _inside_answer_tags(text: str) -> str:

@@ -223,9 +223,10 @@ def _made(out: Path) -> dict[str, Any]:
         return nothing
     try:
         open_model(out)
-        return read_json(out / RECORD)
+        noted = read_json(out / RECORD)
     except UserError:  # cut short: it is made again
         return nothing
+    return nothing | noted if isinstance(noted, dict) else nothing
 
 
 def _bytes_of(name: str, tensor: Tensor) -> int:

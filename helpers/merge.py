@@ -21,7 +21,8 @@ from safetensors.numpy import save_file
 from helpers import weights
 from helpers.records import Merge, Recipe
 from helpers.run import (
-    Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
+    DamagedError, Progress, UserError, atomic_dir, changed, damaged_notes, digest, hashes, is_a_bug,
+    room, run_dir, write_json)
 from tables import architecture
 from tables.architecture import Module
 
@@ -30,7 +31,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 Adapters = dict[str, Pair]  # (A, B) by a module's path, or by a tensor's name
 RowsAsTrained = Callable[[np.ndarray], np.ndarray]
 # What Orbax raises for a step that is damaged; for some of its files it is a plain `Exception`.
-TORN = (ValueError, OSError, KeyError, AttributeError, TypeError)
+TORN = (ValueError, OSError, KeyError, AttributeError, TypeError, DamagedError)
 BLOCK = 1_024  # rows of a matrix that are in memory at a time
 
 
@@ -55,7 +56,9 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
             raise UserError(f"{folder} is missing. Run 03_train.py first.")
         folder = Path(folder).resolve()
     handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
-    with ocp.CheckpointManager(folder, item_handlers=handlers) as manager:
+    with damaged_notes(folder):
+        opened = ocp.CheckpointManager(folder, item_handlers=handlers)
+    with opened as manager:
         steps = sorted(manager.all_steps())
         step = step or max(steps, default=0)
         if step not in steps:
@@ -64,7 +67,8 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
         try:
             tree, notes = _read(manager, step)
         except Exception as error:
-            if type(error) is not Exception and not isinstance(error, TORN):
+            known = type(error) is Exception or isinstance(error, TORN)
+            if is_a_bug(error) or not known:
                 raise
             text = str(error) or type(error).__name__
             why = text.splitlines()[0][:150]
@@ -75,12 +79,17 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
 
 def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
     """(tree of NumPy arrays, notes) of a step."""
-    shapes = manager.item_metadata(step)["model_params"].tree
+    described = manager.item_metadata(step).get("model_params")
+    if described is None:
+        raise DamagedError("nothing describes its arrays")
+    shapes = described.tree
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
     plan = jax.tree.map(lambda _: as_numpy, shapes)
     arrays = ocp.args.PyTreeRestore(restore_args=plan)
     restored = manager.restore(step, args=ocp.args.Composite(model_params=arrays))
     noted = manager.metadata(step).custom_metadata or {}
+    if not isinstance(noted, dict):
+        raise DamagedError("its notes aren't what was saved")
     return restored["model_params"], noted.get("recipe", {})
 
 

@@ -227,7 +227,10 @@ def train(main: Callable[[list[str]], None], options: Mapping[str, object], out:
             with contextlib.redirect_stdout(shown_and_kept):  # type: ignore[type-var]
                 main(words)
         except SystemExit as error:
-            raise UserError(str(error).removeprefix("Error: ")) from None
+            line = str(error).removeprefix("Error: ")
+            if not isinstance(error.code, str):  # argparse has said it, in the lines above
+                line = "recipe.py doesn't take one of these options, see above."
+            raise UserError(line) from None
         finally:
             gc.collect()  # the chip's memory is free again before the next cell
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.run import UserError, atomic_dir, local_path, phase, room
+from helpers.run import UserError, atomic_dir, is_a_bug, local_path, phase, room
 
 VERILOG_EVAL = "https://github.com/NVlabs/verilog-eval"
 COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
@@ -261,6 +261,8 @@ def _refusals(address: Path | str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # each kind of storage has errors of its own
+        if is_a_bug(error):
+            raise
         why = str(error) or repr(error)
         raise UserError(f"{address} refuses us: {why[:200]}\nDoes the bucket exist, and may this "
                         "machine's service account write to it (roles/storage.objectUser)? "

@@ -68,6 +68,40 @@ def what_to_do(error: BaseException) -> str:
     return files.refusal(number, place, setting)
 
 
+class DamagedError(Exception):
+    """A file that can be read, and isn't what was saved."""
+
+
+def is_a_bug(error: BaseException) -> bool:
+    """Whether an error began in our own code, and not in a library or in a file that we read.
+
+    For who takes a library's errors as trouble of a file or a service: ours keep their traceback.
+    A `UserError` or a `DamagedError` is no bug.
+    """
+    trace = error.__traceback__
+    if trace is None or isinstance(error, (UserError, DamagedError)):
+        return False
+    while trace.tb_next:
+        trace = trace.tb_next
+    return Path(trace.tb_frame.f_code.co_filename).parent in (_ROOT / "helpers", _ROOT / "tables")
+
+
+@contextlib.contextmanager
+def damaged_notes(folder: object) -> Iterator[None]:
+    """For who opens a folder of checkpoints: Orbax reads the notes of all of them at once.
+
+    Raises:
+      UserError: those of one are JSON, and not what Orbax wrote.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError) as error:
+        if is_a_bug(error):
+            raise
+        raise UserError(f"a checkpoint in {folder} is damaged, in its _CHECKPOINT_METADATA "
+                        f"({error}). Move that checkpoint away: the others are used.") from error
+
+
 def _setting_of(name: object) -> str:
     """The setting that says where a file of ours is, RUN_DIR or TMPDIR; "" for a file elsewhere."""
     if not isinstance(name, (str, bytes, os.PathLike)):

@@ -71,8 +71,8 @@ def _complete_call(call: Any, place: int) -> tuple[Row, str]:
     if not isinstance(arguments, dict):
         return {}, "a call's arguments are not an object"
     number = call.get("id") or f"call {place}"
-    if isinstance(number, (list, dict)):
-        return {}, "a call's id is not text"
+    if not isinstance(number, (str, int)):
+        return {}, "a call's id is neither text nor a number"
     complete = {
         "type": "function",
         "id": number,

@@ -33,7 +33,9 @@ from helpers import chat, gemma, remote, track, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import DataMeta
-from helpers.run import UserError, clock, digest, phase, run_dir, same_size, write_text
+from helpers.run import (
+    DamagedError, UserError, clock, damaged_notes, digest, is_a_bug, phase, run_dir, same_size,
+    write_text)
 from tables.hardware import chip_of
 from tables.settings import described, setting
 from tables.texts import json_lines
@@ -608,12 +610,16 @@ def open_checkpoints(folder: str | os.PathLike, every: int, last: int,
     """Orbax's manager of a folder, local or gs://: keeps the newest few.
 
     It saves after the first step (Orbax does), then every few, and after the last.
+
+    Raises:
+      UserError: see `damaged_notes`.
     """
     if "://" not in str(folder):  # Orbax wants an absolute path, and says so at the first save
         folder = Path(folder).resolve()
     options = ocp.CheckpointManagerOptions(
         save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True)
-    return ocp.CheckpointManager(folder, options=options)
+    with damaged_notes(folder):
+        return ocp.CheckpointManager(folder, options=options)
 
 
 def throw_away(folder: str | os.PathLike) -> None:
@@ -730,9 +736,9 @@ def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]
     for place, step in enumerate(steps):
         try:
             restored = _restore_step(manager, step, state, recipe)
-        except UserError:
-            raise
         except Exception as error:  # noqa: BLE001  Orbax's own for torn files is a plain Exception
+            if isinstance(error, UserError) or is_a_bug(error):
+                raise
             _leave_aside(manager, step, error)
         else:
             for newer in steps[:place]:
@@ -771,10 +777,8 @@ def _restore_step(manager: ocp.CheckpointManager, step: int, state: State,
       UserError: it's whole, and was trained by another recipe.
       Exception: it's damaged. What Orbax and TensorStore raise depends on the file and the damage.
     """
-    notes = manager.metadata(step).custom_metadata
-    saved_recipe = notes["recipe"]
-    digests = notes.get("digests", {})  # earlier versions kept none
-    if digests and digest(saved_recipe) != digests["recipe"]:
+    saved_recipe, digests = _notes_of(manager, step)
+    if digests and digest(saved_recipe) != digests.get("recipe"):
         raise DamagedError("its recipe isn't the one that was saved")
     _same_recipe(manager, step, saved_recipe, recipe)
     adapters = _on_shardings_of(state.adapters)
@@ -786,9 +790,20 @@ def _restore_step(manager: ocp.CheckpointManager, step: int, state: State,
     _same_shapes((state.adapters, state.opt_state), (restored.adapters, restored.opt_state))
     if digests:
         for part, value in digests_of(restored, saved_recipe).items():
-            if digests[part] != value:
+            if digests.get(part) != value:
                 raise DamagedError(f"other bytes than were saved: {part}")
     return restored
+
+
+def _notes_of(manager: ocp.CheckpointManager, step: int) -> tuple[dict, dict]:
+    """(recipe, digests) that were saved with a checkpoint; earlier versions kept no digests."""
+    notes = manager.metadata(step).custom_metadata
+    if not isinstance(notes, dict):
+        raise DamagedError("it has no notes")
+    recipe, digests = notes.get("recipe"), notes.get("digests", {})
+    if not isinstance(recipe, dict) or not isinstance(digests, dict):
+        raise DamagedError("its notes aren't what was saved")
+    return recipe, digests
 
 
 def _on_shardings_of(tree: Tree) -> ocp.args.PyTreeRestore:
@@ -813,10 +828,6 @@ def _same_shapes(expected: Tree, restored: Tree) -> None:
         if wanted.shape != array.shape or wanted.dtype != array.dtype:
             raise DamagedError(f"an array is {array.dtype}{array.shape}, not "
                                f"{wanted.dtype}{wanted.shape}")
-
-
-class DamagedError(Exception):
-    """A checkpoint that can be read, and isn't what was saved."""
 
 
 def adapters_sha256(adapters: Tree) -> str:

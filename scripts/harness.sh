@@ -19,7 +19,7 @@ read_record() { "${lm_eval%lm_eval}python" -c 'import json, sys; print(json.load
 url="$(read_record base_url)"
 "${lm_eval%lm_eval}python" -c 'import sys, urllib.request as u; u.build_opener(u.ProxyHandler({})).open(sys.argv[1] + "/health", timeout=10)' "$url" 2>/dev/null ||
   stop "the server of $folder does not answer at $url. Run 05_serve_vllm, or .venv/bin/python -m serving start $folder"
-export OPENAI_API_KEY="${VLLM_API_KEY:-unused}" NO_PROXY=127.0.0.1,localhost TOKENIZERS_PARALLELISM=false
+export OPENAI_API_KEY="${VLLM_API_KEY:-unused}" NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost TOKENIZERS_PARALLELISM=false
 # A TPU refuses a request that has a seed, and the harness sends one unless it is told otherwise.
 exec "$lm_eval" run --model local-completions --tasks "$tasks" --include_path data/harness \
   --apply_chat_template --gen_kwargs '{"seed": null}' --output_path "$folder/harness" --log_samples \

@@ -524,6 +524,40 @@ def test_a_checkpoint_of_an_earlier_version_has_no_digests(bfloat16, two_checkpo
     assert contents(restored(folder, bfloat16)) == contents(states[2])
 
 
+def test_a_bug_of_ours_is_not_called_damage(bfloat16, two_checkpoints, tmp_path, monkeypatch):
+    """Each whole checkpoint was left aside as "damaged", and the traceback was lost."""
+    monkeypatch.setattr(train, "_same_shapes", None)
+    with pytest.raises(TypeError):
+        restored(shutil.copytree(two_checkpoints[0], tmp_path / "whole"), bfloat16)
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["1", "2"]
+
+
+@pytest.mark.parametrize("notes", [None, {}, {"recipe": []}, {"recipe": {}, "digests": [1]},
+                                   {"recipe": {}, "digests": {"adapters": "0"}}], ids=str)
+def test_notes_of_another_shape_are_damage(bfloat16, two_checkpoints, tmp_path, capsys, notes):
+    whole, states = two_checkpoints
+    folder = shutil.copytree(whole, tmp_path / "other")
+    path = folder / "2" / "_CHECKPOINT_METADATA"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"custom_metadata": notes}))
+    assert contents(restored(folder, bfloat16)) == contents(states[1])
+    assert "checkpoint 2 is damaged (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"custom_metadata": []}', '{"item_handlers": 3}'])
+def test_notes_that_orbax_cannot_open_are_one_line(two_checkpoints, tmp_path, text):
+    """It reads those of every checkpoint when it opens the folder, and 03 and 04 ended there."""
+    folder = shutil.copytree(two_checkpoints[0], tmp_path / "other")
+    (folder / "2" / "_CHECKPOINT_METADATA").write_text(text)
+    for opened in (lambda: train.open_checkpoints(folder, 1, 2).close(),
+                   lambda: merge.restore_adapters(folder, 1)):
+        try:
+            opened()
+        except UserError as error:
+            assert "is damaged, in its _CHECKPOINT_METADATA" in str(error)
+            assert len(str(error).splitlines()) == 1
+
+
 def test_no_memory_is_not_called_damage(bfloat16, two_checkpoints, tmp_path, monkeypatch):
     def full(*parts):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 2 GiB")
