@@ -375,6 +375,7 @@ for place, name in enumerate(masks):
     ax.plot(shares, [place] * len(shares), "o", color=style.BLUE)
     ax.annotate(f" {shares.mean():.0%}", (shares.max(), place), va="center", fontsize=11)
 ax.set(yticks=range(len(masks)), yticklabels=masks, xlim=(0, 1), ylim=(2.6, -0.6),
+       title="What three masks taught",
        xlabel="share of 190 drawn answers that pass; a dot is a seed")
 style.finish(fig, "02_masks", f"data/masks: tiny, {runs.steps.iloc[0]} steps each, measured")
 

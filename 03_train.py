@@ -435,7 +435,7 @@ for tokens in (16, 16, 32):
 # Only `pair` is differentiated, so `W` is frozen without being told so.
 
 # %% tags=["raises-exception"]
-kernel = model.layers[0].mlp.gate_proj.kernel.get_value()  # [D, F], in bfloat16
+kernel = model.layers[0].mlp.gate_proj.kernel.get_value()  # [D, F]
 W = kernel.astype(jnp.float32)
 pair = {"a": jax.random.normal(jax.random.key(0), (W.shape[0], 4)) / W.shape[0] ** 0.5,
         "b": jnp.zeros((4, W.shape[1]))}

@@ -382,7 +382,8 @@ fig, ax = style.figure(7, 2.6)
 for seed, run in runs.groupby("seed"):
     ax.plot(run.scale, run.greedy, "o-", label=f"seed {seed}")
 ax.axvline(1.0, color=style.GREY, linestyle=":")
-ax.set(xlabel="times alpha / rank; dotted: as trained", ylabel="of 38 passed", ylim=(-1, 38))
+ax.set(title="How strongly should the adapters count?",
+       xlabel="times alpha / rank; dotted: as trained", ylabel="of 38 passed", ylim=(-1, 38))
 ax.legend(fontsize=9)
 style.finish(fig, "04_scale", "data/scales: tiny, greedy answers, measured")
 

@@ -287,7 +287,7 @@ held = plans["1. tp 8, bfloat16"]["requests of 16,384"]
 small = plans["6. one chip, four bits"]
 print(f"in four bits: {small['weights, GiB/chip']:.1f} GiB of weights on one chip, and room for "
       f"{small['tokens']:,} tokens")
-ax.set_title(f"Eight chips hold {held} long requests, in fp8 more")
+ax.set_title(f"Eight chips hold {held} long requests, and more in fp8")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]

@@ -192,7 +192,8 @@ machine = limits.machine_of(options, config, PRICE)
 regimes = len(cfg.regimes)
 count = regimes * (cfg.repeats * (cfg.rates + 1) + 2)
 hours = (count * 1.4 * cfg.seconds + regimes * cfg.long) / 3600
-print(f"{count} short measurements, then a long one per regime: about {60 * hours:.0f} min")
+print(f"{count} short measurements, then a long one per regime: "
+      f"at least {60 * hours:.0f} min, and longer where a request takes long")
 if options.chip:
     print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 

@@ -481,7 +481,7 @@ for place, (mean, low, high) in enumerate(scored.values()):
     left.annotate(f"{mean:.2f}", (mean, place + 0.2), ha="center")
 left.axvline(np.mean(winnable["spec-to-rtl"]), color=style.RED, linestyle="--")
 left.set_yticks(range(len(scored)), list(scored))
-left.set(title="Asked alike, and at its best", xlabel="pass@1; dashed: the ceiling",
+left.set(title="Asked the same way, and each in its best way", xlabel="pass@1; dashed: the ceiling",
          xlim=(-0.07, 1.07), ylim=(-0.5, len(scored)))
 mean, low, high = best["difference"]
 right.bar(range(len(problems)), np.sort(best["values"]))
