@@ -1131,16 +1131,27 @@ class StepLog:
 
         A killed run may have left half a line, and a disk can do worse. A line that isn't a record
         is left out, and a printed line says so.
+
+        Raises:
+          UserError: the file has several lines and none of them is ours. It stays as it is.
         """
-        if not step or not self.path.exists():
+        if not self.path.exists():
             return []
-        kept = []
+        records = []
         damaged = []
         for line in json_lines(self.path.read_bytes()):
-            if not _is_record(line.value):
+            if _is_record(line.value):
+                records.append(line.value)
+            else:
                 damaged.append(line.number)
-            elif line.value["step"] <= step:
-                kept.append(line.value)
+        if len(damaged) > 1 and not records:
+            raise UserError(f"{self.path} isn't a log of this page, and training would empty it. "
+                            "Set RUN_DIR to another folder, or move the file away.")
+
+        if not step:
+            return []
+
+        kept = [record for record in records if record["step"] <= step]
         if damaged:
             print(f"{self.path}: {len(damaged)} damaged lines are left out, the first is line "
                   f"{damaged[0]}. The training isn't touched by that.")

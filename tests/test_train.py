@@ -613,6 +613,15 @@ def test_a_damaged_line_of_the_log_is_left_out_and_said(tmp_path, capsys, line, 
     assert len(train.read_log(path)) == 3 and not capsys.readouterr().out
 
 
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_log_of_somebody_else_is_not_emptied(tmp_path, step):
+    theirs = '{"epoch": 1, "loss": 2.0}\n{"epoch": 2, "loss": 1.5}\n'
+    (path := tmp_path / "log.jsonl").write_text(theirs)
+    with pytest.raises(UserError, match="isn't a log of this page"):
+        train.StepLog(path, 4, 1).rewind(step)
+    assert path.read_text() == theirs
+
+
 def test_a_finished_run_whose_log_is_lost_measures_once_more(tmp_path, capsys):
     train_driver.go(train_driver.build(tmp_path, steps=3))
     last = read_log(tmp_path)[-1]
