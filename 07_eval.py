@@ -498,6 +498,10 @@ style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 # held no new kind of module. They only showed which of the two to write, right or wrong. That's what
 # fine-tuning mostly does: **it chooses among what the base already knows.**
 #
+# How sure is the second? We drew twice from the same two models. The difference was 11 points both times. One
+# interval left zero out (2 to 21), and the other just touches it (−1 to 22). So 38 problems with five
+# answers each can barely tell 11 points from luck.
+#
 # A p-value answers one question: how often would equally good models differ this much by chance? It knows
 # nothing of another wording or another training seed. [11](11_qlora.ipynb) shows a difference of ten points
 # with p = 0.002 that two more seeds removed.
