@@ -531,7 +531,7 @@ pd.DataFrame(columns).style.format(precision=1)
 #     print(inputs, f"{last * physics.prefill_flops(config, inputs) / machine.peak:.1%}")
 # ```
 #
-# In our run about 2 %: 4.1 prompts a second of 0.994 GFLOP each, of 184 GFLOP/s. The rest of the time goes to
+# In our run about 2 %: 3 prompts a second of 0.994 GFLOP each, of some 190 GFLOP/s. The rest of the time goes to
 # decoding and to Python.
 # </details>
 #
