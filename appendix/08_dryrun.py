@@ -518,7 +518,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 #   about 0.13 ms with three arrays (a norm and seven products, LOG.md), 0.9 with 116 (its mean of gradients) and
 #   1.2 with 233 (its AdamW).
 # - For the all-reduce over 256 chips the prediction misses, and there's no second measurement that could say why.
-# - The model has seen some of these rows, or their like: two of its rules were mended on MaxText's row, and the
+# - The model has seen some of these rows, or rows like them: two of its rules were mended on MaxText's row, and the
 #   links' 0.90 comes from twins of the two loops.
 #
 # **Other people's measurements say how far to trust a prediction, so it's a range and never a single number.**

@@ -75,8 +75,8 @@ class DamagedError(Exception):
 def is_a_bug(error: BaseException) -> bool:
     """Whether an error began in our own code, and not in a library or in a file that we read.
 
-    For who takes a library's errors as trouble of a file or a service: ours keep their traceback.
-    A `UserError` or a `DamagedError` is no bug.
+    Ask this where a library's error means that a file is damaged or a service refuses: an error of
+    ours means neither, and keeps its traceback. A `UserError` or a `DamagedError` isn't a bug.
     """
     trace = error.__traceback__
     if trace is None or isinstance(error, (UserError, DamagedError)):
@@ -88,10 +88,10 @@ def is_a_bug(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def damaged_notes(folder: object) -> Iterator[None]:
-    """For who opens a folder of checkpoints: Orbax reads the notes of all of them at once.
+    """Open a folder of checkpoints inside this: Orbax reads the notes of all of them at once.
 
     Raises:
-      UserError: those of one are JSON, and not what Orbax wrote.
+      UserError: the notes of one checkpoint are JSON, but not what Orbax wrote.
     """
     try:
         yield
