@@ -83,7 +83,8 @@ import pandas as pd
 from etils import epath
 from flax import nnx
 
-from helpers import answers, chat, gemma, pictures, programs, records, style, train, weights
+from helpers import (
+    answers, chat, gemma, pictures, programs, quantized, records, style, train, weights)
 from tables import architecture
 from tables.stored import settings_here
 
@@ -145,7 +146,8 @@ def adapt(model):
 
 
 with helpers.phase("tracing the optimizer step"):
-    lowered = train.lower_step(adapt(gemma.abstract_base(config, mesh)), optimizer, loss_fn, mesh,
+    shapes = adapt(quantized.abstract_base(config, mesh, cfg.base_dtype))
+    lowered = train.lower_step(shapes, optimizer, loss_fn, mesh,
                                (micro_batches, micro_rows, length))
 ahead = train.compile_ahead(lowered)
 
@@ -157,10 +159,10 @@ ahead = train.compile_ahead(lowered)
 # %%
 began = time.perf_counter()
 with helpers.phase(f"loading {meta.base_model} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
-    model = gemma.place(gemma.load_base(base, config, mesh), mesh)
+    model = quantized.load_base(base, config, mesh, cfg.base_dtype)
     jax.block_until_ready(nnx.state(model))
 load_seconds = time.perf_counter() - began
-base_parameters = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
+base_parameters = quantized.parameters_of(model)
 print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB per device")
 
 # %% [markdown]
@@ -435,7 +437,7 @@ for tokens in (16, 16, 32):
 # Only `pair` is differentiated, so `W` is frozen without being told so.
 
 # %% tags=["raises-exception"]
-kernel = model.layers[0].mlp.gate_proj.kernel.get_value()  # [D, F]
+kernel = quantized.weight_of(model.layers[0].mlp.gate_proj)  # [D, F]
 W = kernel.astype(jnp.float32)
 pair = {"a": jax.random.normal(jax.random.key(0), (W.shape[0], 4)) / W.shape[0] ** 0.5,
         "b": jnp.zeros((4, W.shape[1]))}
@@ -485,12 +487,13 @@ print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked f
 # together again inside the compiled function.
 
 # %% tags=["raises-exception"]
-graph, arrays = nnx.split(model.layers[0].mlp)
+part = quantized.by_itself(model.layers[0].mlp)  # the layer's MLP, without its adapters
+graph, arrays = nnx.split(part)
 for path, variable in nnx.to_flat_state(arrays):
     print(".".join(map(str, path)), variable.get_value().shape)
 mlp = jax.jit(lambda arrays, x: nnx.merge(graph, arrays)(x))
 with mesh:
-    apart = jnp.abs(mlp(arrays, x) - model.layers[0].mlp(x)).max()
+    apart = jnp.abs(mlp(arrays, x) - part(x)).max()
 print(f"compiled and called as it is: at most {apart:.2g} apart")
 
 # %% [markdown]

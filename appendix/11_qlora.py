@@ -67,8 +67,7 @@ import qwix
 from flax import nnx
 
 from appendix import qlora_runs as lab
-from appendix import quantized
-from helpers import gemma, style, train
+from helpers import gemma, quantized, style, train
 from verilog import stats
 from tpu_time import fit
 
@@ -202,10 +201,10 @@ helpers.show_source(quantized.Casts, quantized.Dequantized)
 # The second class is there for speed and memory. Qwix looks up NF4 weights in a table, and on a mesh that would
 # gather whole matrices on every chip.
 #
-# In 03 you change three calls and nothing else. `abstract_base` and `load_base` become those of `quantized`, which
-# load on the host and send one quantised matrix at a time to the chips. And in `adapt` the adapters come with a
+# In 03 that's one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B has it by itself. The page then
+# loads the base on the host and sends one quantised matrix at a time to the chips, and the adapters come with a
 # provider. (If you try this in 03 on a CPU, take int8. JAX 0.10.2 refuses 4-bit arguments there if a step was
-# compiled ahead.) Here are two of the three, and what the base then takes:
+# compiled ahead.) Here's what 03 calls, and what the base then takes:
 
 # %%
 model = quantized.load_base(lab.BASE, config, mesh, "nf4")
@@ -353,13 +352,8 @@ for (plan, name), row in table.iterrows():
 # ## 7. Merging: into which base?
 # **You trained beside a rounded base. Do you merge the adapter into that one, or into the original?** The adapter
 # has only ever seen the *dequantised* weights, and it may have learned to make up for their errors. So we merge it
-# into those: what you ship is then what training has validated. In 04 that's one more argument, which turns the
-# rows of the base's files into what training saw:
-#
-# ```python
-# merge.run(base, targets, adapters, step, recipe, prefix,
-#           quantized.as_trained("nf4", recipe.dtype))
-# ```
+# into those: what you ship is then what training has validated. 04 does that by itself. It reads in 03's recipe how
+# the base was stored, and `quantized.as_trained` turns the rows of the base's files into what training saw.
 #
 # In our first runs neither of the two scored higher (no p below 0.4). The result is in bfloat16, and you serve it
 # like any other.
@@ -402,7 +396,7 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 # <details><summary><b>How do you train the 31B on a v5e-4?</b></summary>
 #
 # - In 02, set `max_tokens` and `sequence_length` to 2,048.
-# - In 03, set `remat="DECODER"` and `rows_per_device=1`, and change the three calls of section 4.
+# - In 03, set `base_dtype="int8"` (or `"nf4"`), `remat="DECODER"` and `rows_per_device=1`.
 # - Loading takes 62 GB of the host's memory beside the files, so keep the files on a disk.
 # - 04 doesn't need a TPU, but it needs 125 GB of disk. Run it on another machine.
 #

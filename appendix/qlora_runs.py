@@ -24,9 +24,9 @@ from jax.sharding import Mesh
 from tunix.models.gemma4.model import Gemma4, ModelConfig
 
 import verilog
-from appendix import quantized, runs
+from appendix import runs
 from appendix.tuning import Tuning
-from helpers import chat, gemma, train, weights
+from helpers import chat, gemma, quantized, train, weights
 from helpers.records import DataMeta
 from helpers.run import run_dir
 from verilog import stats

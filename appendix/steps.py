@@ -33,9 +33,8 @@ from tunix.models.gemma4.model import Gemma4, ModelConfig, RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
-from appendix import quantized
 from appendix.parts import part_of
-from helpers import gemma, programs, train
+from helpers import gemma, programs, quantized, train
 from helpers.run import phase, write_text
 from tables import architecture
 from tables.hardware import SLICES
@@ -93,6 +92,7 @@ E2B = Recipe("ours", size="e2b", micro_batches=4, sequence_length=2048, loss="10
 NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", micro_batches=2, sequence_length=2048,
              loss="1024", base_dtype="nf4")
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8")
+FREE = replace(INT8, topology="v5e-8", micro_batches=1, micro_batch=2)  # Kaggle lends that slice
 ELSEWHERE = [
     replace(E2B, topology="v6e-1"),
     replace(E2B, recipe="ours, DECODER remat", topology="v5e-1", remat="DECODER"),
@@ -105,7 +105,7 @@ ELSEWHERE = [
     replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
             remat="BLOCK"),
     NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
-    replace(INT8, topology="v5e-8", micro_batches=1, micro_batch=2),
+    FREE,
     replace(NF4, topology="v5e-8", micro_batches=1, micro_batch=2),
     replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batches=1, micro_batch=2,
             sequence_length=4096, loss="2048", remat="BLOCK"),
@@ -115,7 +115,8 @@ ELSEWHERE = [
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
 # What 03 takes where a slice is meant for a size (`stored.settings_here`).
-AS_03_RUNS = [OURS, ROWS, *(recipe for recipe in ELSEWHERE if recipe.base_dtype == "bfloat16")]
+AS_03_RUNS = [OURS, ROWS, FREE,
+              *(recipe for recipe in ELSEWHERE if recipe.base_dtype == "bfloat16")]
 
 
 def real_tokens(recipe: Recipe) -> float:
@@ -159,6 +160,8 @@ def settings_of(recipe: Recipe, fsdp: int) -> train.Settings:
         rows_per_step=recipe.micro_batches * recipe.micro_batch,
         rows_per_device=recipe.micro_batch // fsdp,
         dtype=recipe.compute_dtype,
+        base_dtype=recipe.base_dtype,
+        int8_products=recipe.int8_products,
         remat=recipe.remat,
         attention_block=recipe.attention_block)
 
@@ -195,6 +198,8 @@ def recipe_for(cfg: train.Settings, size: str, topology: str, length: int,
         compute_dtype=cfg.dtype,
         loss=str(trained),
         attention_block=cfg.attention_block,
+        base_dtype=cfg.base_dtype or "bfloat16",
+        int8_products=cfg.int8_products,
         mesh=mesh,
         rank=cfg.rank)
 
@@ -225,9 +230,7 @@ def model_of(recipe: Recipe, mesh: Mesh, config: ModelConfig, program: str = "st
     if program == "answers before":
         return base
     cfg = settings_of(recipe, mesh.shape["fsdp"])
-    provider = quantized.provider(recipe.base_dtype, cfg.rank, cfg.alpha,
-                                  int8_products=recipe.int8_products)
-    return programs.adapted(base, cfg, mesh, provider)
+    return programs.adapted(base, cfg, mesh)
 
 
 def lower_ours(recipe: Recipe, mesh: Mesh, config: ModelConfig,

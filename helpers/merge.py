@@ -409,7 +409,6 @@ def run(
     step: int,
     recipe: Recipe,
     prefix: str,
-    as_trained: RowsAsTrained | None = None,
 ) -> Merge:
     """Make `merged/`, `adapter/` and `merge.json` of the run directory, unless they're current.
 
@@ -419,8 +418,8 @@ def run(
     Args:
       base: the base's folder.
       targets, adapters, prefix: as for `check`.
-      step, recipe: of the checkpoint, and 03's.
-      as_trained: as for `merge_model`.
+      step, recipe: of the checkpoint, and 03's. If it stored the base quantised, the adapters are
+        merged into what it multiplied with.
 
     Returns:
       The `Merge`.
@@ -444,7 +443,7 @@ def run(
 
     if norms is None:
         plan = plan_merge(targets, adapters, prefix)
-        table = merge_model(base, merged, plan, recipe.scale, as_trained)
+        table = merge_model(base, merged, plan, recipe.scale, rows_as_trained(recipe))
         norms = table.to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
     record = Merge(
@@ -459,6 +458,14 @@ def run(
     )
     record.save(path)
     return record
+
+
+def rows_as_trained(recipe: Recipe) -> RowsAsTrained | None:
+    """What makes rows of the base's files those that a run multiplied with; None: they are."""
+    if not recipe.base_dtype:
+        return None
+    from helpers import quantized  # JAX, which the rest of a merge doesn't need
+    return quantized.as_trained(recipe.base_dtype, recipe.dtype)
 
 
 def inputs_of(base: Folder, adapters: Adapters, step: int, recipe: Recipe) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-import qwix
 from flax import nnx
 from jax.sharding import Mesh
 from tunix.models.gemma4.model import Gemma4
 
-from helpers import gemma, train
+from helpers import gemma, quantized, train
 
 # In the order in which they run. Each adapter is made by a program of its own, of one array.
 PROGRAMS = ("answers before", "optimizer state", "evaluation", "step", "answers after")
@@ -67,20 +66,22 @@ def shapes_of(
     )
 
 
-def adapted(
-    model: Gemma4,
-    cfg: train.Settings,
-    mesh: Mesh,
-    provider: qwix.QuantizationProvider | None = None,
-) -> Gemma4:
+def adapted(model: Gemma4, cfg: train.Settings, mesh: Mesh) -> Gemma4:
     """A model as 03 trains it: it has adapters, and computes attention by blocks.
 
     Args:
-      model: the base, real or abstract. Its attention layers are changed in place.
+      model: the base, real or abstract, stored as `cfg` says. Its attention layers are changed in
+        place.
       cfg: 03's settings.
       mesh: that the model lives on.
-      provider: of a quantised base (11); None for others.
     """
+    provider = quantized.provider(
+        cfg.base_dtype,
+        cfg.rank,
+        cfg.alpha,
+        cfg.targets,
+        cfg.int8_products,
+    )
     if cfg.attention_block:
         gemma.use_block_attention(model, cfg.attention_block)
     return gemma.inject_lora(

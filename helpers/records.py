@@ -191,6 +191,8 @@ class Recipe(_AskedAs, Record):
     val_loss_after: float
     examples_per_step: float
     adapter_sha256: str = ""  # `weights.adapters_digest` of the final adapters
+    base_dtype: str = ""      # how the base was stored, if it was quantised (`helpers.quantized`)
+    int8_products: bool = False
 
     @property
     def scale(self) -> float:

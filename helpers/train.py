@@ -63,6 +63,8 @@ class Settings:
     epochs: float = setting(1.0, "passes over the rows")
     max_steps: int = setting(0, "0: all; else the schedule is shorter")
     dtype: str = setting("bfloat16", "of the arithmetic; adapters are float32")
+    base_dtype: str = setting("", "int8, nf4: how the frozen base is stored; empty: as dtype")
+    int8_products: bool = setting(False, "True: an int8 base is multiplied in int8, too (11)")
     mesh: tuple = setting((), "(fsdp, tp); empty: as much tp as the heads allow")
     remat: str = setting("NONE", "BLOCK, DECODER: what is computed again")
     attention_block: int = setting(1_024, "queries at a time; sliding: half a window")
@@ -897,7 +899,8 @@ def save(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -
 
 
 DECIDES = ("rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_decay",
-           "max_grad_norm", "dtype", "seed")
+           "max_grad_norm", "dtype", "base_dtype", "int8_products", "seed")
+OLDER = {"base_dtype": "", "int8_products": False}  # what checkpoints without these names trained
 
 
 def recipe_of(cfg: Settings) -> dict[str, Any]:
@@ -1031,6 +1034,7 @@ def _same_recipe(
     Raises:
       UserError: the settings that differ, with both values.
     """
+    saved = OLDER | saved
     differences = []
     for key, value in recipe.items():
         if saved.get(key) != value:

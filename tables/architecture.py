@@ -1,6 +1,6 @@
 """One table per model family, and from it the layers and matrices of a config.json.
 
-Loading and LoRA (`helpers.gemma`), merging (`helpers.merge`), quantising (`appendix.quantized`) and
+Loading and LoRA (`helpers.gemma`), merging (`helpers.merge`), quantising (`helpers.quantized`) and
 counting (`tables.physics`, `tpu_time`) all read this file. Standard library only. Letters: D width
 of the model, N query heads, K key and value heads, H numbers per head, F width of an MLP, r rank.
 """

@@ -8,6 +8,7 @@ from tables import architecture, hardware
 
 ROOT = Path(__file__).resolve().parent.parent
 REMATS = ("NONE", "BLOCK", "DECODER")  # what's computed again, from nothing to nearly all
+BASE_DTYPES = ("bfloat16", "int8")  # that 03 chooses from, the first that fits
 ROWS_PER_STEP = {"31b": 2, "e2b": 4, "e4b": 4}  # packed rows of an optimizer step, as in 03
 
 
@@ -66,20 +67,31 @@ def compiled_fit(
 
 
 def settings_here(size: str, row_length: int) -> dict[str, Any]:
-    """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device.
+    """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device, storage.
 
-    Empty if no row that fits is stored for this machine.
+    The base stays in bfloat16 if such a step fits, and is stored as int8 if only that fits. Empty
+    if no row that fits is stored for this machine.
     """
-    row = compiled_fit(hardware.here().slice, size, row_length=row_length)
-    if row is None:
-        return {}
+    slice_name = hardware.here().slice
+    for base_dtype in BASE_DTYPES:
+        row = compiled_fit(slice_name, size, base_dtype, row_length)
+        if row is not None:
+            return _settings_of(row, size)
+    return {}
+
+
+def _settings_of(row: dict[str, str], size: str) -> dict[str, Any]:
+    """03's settings of a stored row."""
     mesh = _mesh_of(row, size)
     fsdp, _ = mesh
-    return {
+    settings = {
         "mesh": mesh,
         "remat": row["remat"],
         "rows_per_device": int(row["micro_batch"]) // fsdp,
     }
+    if row["base_dtype"] != "bfloat16":
+        settings["base_dtype"] = row["base_dtype"]
+    return settings
 
 
 def _mesh_of(row: dict[str, str], size: str) -> tuple[int, int]:

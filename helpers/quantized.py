@@ -1,9 +1,8 @@
 """A quantised base under float32 adapters: int8 or NF4 storage, and int8 arithmetic on top of it.
 
-03's step takes either by what is passed in: `load_base` instead of `gemma.load_base`, and
-`gemma.inject_lora(..., provider=provider(...))`. Nothing is patched. Tunix's `Einsum` calls
-`jnp.astype` on its weight, which fails on Qwix's quantised arrays; Qwix asks its provider which
-functions to intercept, and ours names that one more.
+03 takes it where a slice is too small for the base in bfloat16, and 11 explains it. Nothing is
+patched. Tunix's `Einsum` calls `jnp.astype` on its weight, which fails on Qwix's quantised arrays;
+Qwix asks its provider which functions to intercept, and ours names that one more.
 Letters in shape comments: B rows, T tokens, D embedding, N heads, H head size.
 """
 
@@ -25,6 +24,7 @@ from helpers import gemma
 from helpers.run import UserError
 
 BASE_DTYPES = ("bfloat16", "int8", "nf4")  # 2 bytes a weight, as it is; 1; half of one
+PLAIN = ("", "bfloat16")  # not quantised
 TILE = 32  # input weights that share a scale in NF4; in int8 all of an output's do
 _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
 
@@ -107,6 +107,17 @@ class Int8Lora(gemma.Float32Lora, Int8Products):
     """Float32 adapters beside int8 weights that are multiplied as int8."""
 
 
+def check_storage(base_dtype: str) -> None:
+    """Refuse a storage that nobody knows.
+
+    Raises:
+      UserError: the text lists what there is.
+    """
+    if base_dtype not in ("", *BASE_DTYPES):
+        raise UserError(f"base_dtype={base_dtype!r} is no storage that we know. Take one of "
+                        f"{', '.join(BASE_DTYPES)}, or leave it empty.")
+
+
 @functools.cache
 def _levels() -> tuple[float, ...]:
     """The 16 values of NF4, as Qwix has them."""
@@ -150,16 +161,17 @@ def is_quantized(x: Any) -> bool:
 
 def provider(base_dtype: str, rank: int, alpha: float, targets: str = gemma.TARGETS,
              int8_products: bool = False) -> qwix.LoraProvider:
-    """The provider that `gemma.inject_lora` hands to Qwix, for a base of one of `BASE_DTYPES`.
+    """The provider that `gemma.inject_lora` hands to Qwix, for a base stored as `base_dtype`.
 
     Matrices that `targets` leaves without adapters are quantised all the same.
 
     Raises:
-      UserError: int8 products of anything but int8 weights.
+      UserError: an unknown `base_dtype`, or int8 products of anything but int8 weights.
     """
+    check_storage(base_dtype)
     if int8_products and base_dtype != "int8":
         raise UserError('int8_products needs base_dtype="int8".')
-    if base_dtype == "bfloat16":
+    if base_dtype in PLAIN:
         return gemma.lora_provider(rank, alpha, targets)
     stored = _stored_as(base_dtype)
     adapted = qwix.LoraRule(
@@ -359,6 +371,22 @@ def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray
     return rows_as_trained
 
 
+def weight_of(module: nnx.Module) -> jax.Array:
+    """The weight of a matrix's module as the model multiplies with it, quantised or not."""
+    name = "w" if hasattr(module, "w") else "kernel"
+    weight = getattr(module, name)
+    return dequantized(weight) if is_quantized(weight) else weight.get_value()
+
+
+def parameters_of(model: nnx.Module) -> int:
+    """How many weights a model has; the scales of quantised ones aren't weights."""
+    total = 0
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        if path[-1] != "scale" or path[-2] != "array":
+            total += leaf.get_value().size
+    return total
+
+
 def dequantize_into(plain: nnx.Module, quantised: nnx.Module) -> nnx.Module:
     """Set `plain`'s weights to the dequantised ones of another model, in place; returns it."""
     modules = dict(plain.iter_modules())
@@ -383,10 +411,22 @@ def answering(model: Gemma4) -> Gemma4:
     return qwix.quantize_model(model, base, skip_nnx_init=True)
 
 
+def by_itself(part: nnx.Module) -> nnx.Module:
+    """A part of a model with adapters that can be called from outside; they play no role then.
+
+    Without quantised weights that's the part as it is. See `answering` for the others.
+    """
+    for _, module in part.iter_modules():
+        if any(is_quantized(value) for value in vars(module).values()):
+            return qwix.quantize_model(part, Dequantized([]), skip_nnx_init=True)
+    return part
+
+
 def abstract_base(config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16") -> Gemma4:
     """`gemma.abstract_base` with a quantised base: shapes, dtypes and shardings, no memory."""
+    check_storage(base_dtype)
     model = gemma.abstract_base(config, mesh)
-    if base_dtype == "bfloat16":
+    if base_dtype in PLAIN:
         return model
     modules = dict(model.iter_modules())
     for path, hull in plan(model, mesh, base_dtype).items():
@@ -394,20 +434,34 @@ def abstract_base(config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16")
     return answering(model)
 
 
+def _cpu() -> jax.Device:
+    """The device of JAX that is this machine's CPU.
+
+    Raises:
+      UserError: JAX_PLATFORMS hides it.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise UserError("A base is quantised on the CPU, and JAX_PLATFORMS hides the CPU from JAX. "
+                        "Unset it and start again.") from error
+
+
 def load_base(source: str | Path, config: ModelConfig, mesh: Mesh,
               base_dtype: str = "bfloat16") -> Gemma4:
-    """`gemma.load_base` for a base of one of `BASE_DTYPES`, placed on the mesh; it can be asked.
+    """`gemma.load_base` for a base stored as `base_dtype`, placed on the mesh; it can be asked.
 
     The model is loaded into the host's memory (62 GB for the 31B); there one matrix at a time is
     quantised, so the numbers are the same on every machine (`as_trained` makes them, too), and sent
     to the chips, which never hold a bfloat16 copy.
 
     Raises:
-      UserError: see `gemma.load_base`.
+      UserError: see `gemma.load_base`; or JAX may not use the CPU, which does the quantising.
     """
-    if base_dtype == "bfloat16":
+    check_storage(base_dtype)
+    if base_dtype in PLAIN:
         return gemma.place(gemma.load_base(source, config, mesh), mesh)
-    host = gemma.make_mesh(config, (1, 1), jax.local_devices(backend="cpu")[:1])
+    host = gemma.make_mesh(config, (1, 1), [_cpu()])
     model = gemma.load_base(source, config, host)
     modules = dict(model.iter_modules())
     for path, hull in plan(gemma.abstract_base(config, mesh), mesh, base_dtype).items():
