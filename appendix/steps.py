@@ -608,8 +608,13 @@ def _program_row(recipe: Recipe, program: str) -> dict[str, Any]:
     """Compile one of 03's programs; returns its row, without what it took to make it."""
     config = model_config(recipe)
     mesh = mesh_of(recipe, config)
+    compiled, refusal = compiled_or_refused(lower_ours(recipe, mesh, config, program))
     row: dict[str, Any] = known_by(recipe, program)
-    row |= memory_of_program(lower_ours(recipe, mesh, config, program))
+    row |= memory_of_program(compiled, refusal)
+    row["seconds_a_token"] = None
+    if compiled and program.startswith("answers"):
+        row["seconds_a_token"] = seconds_of_a_token(recipe, compiled.as_text())
+    del compiled  # it takes gigabytes
     cfg = settings_of(recipe, mesh.shape["fsdp"])
     model = model_of(recipe, mesh, model_config(recipe))
     row["beside_gib"] = programs.beside(program, cfg, mesh, model)
@@ -619,9 +624,23 @@ def _program_row(recipe: Recipe, program: str) -> dict[str, Any]:
     return row
 
 
-def memory_of_program(lowered: jax.stages.Lowered) -> dict[str, float | None]:
-    """GiB of a chip that a lowered program takes, by the compiler; what it asked for if refused."""
-    program, refusal = compiled_or_refused(lowered)
+def seconds_of_a_token(recipe: Recipe, text: str) -> float | None:
+    """Predicted seconds of one turn of the loop in which a program answers, a token of each row.
+
+    That loop is the only one whose number of turns the compiler doesn't know. None where too much
+    has no known cost.
+    """
+    turns = []
+    for record in tape.read(text, part_of):
+        if isinstance(record, tape.Loop) and record.trips is None:
+            turns.append(record.body)
+    turn, = turns
+    return clock.play(turn, slice_of(recipe)).seconds
+
+
+def memory_of_program(program: jax.stages.Compiled | None,
+                      refusal: str) -> dict[str, float | None]:
+    """GiB of a chip that a program takes, by the compiler; what it asked for if it's refused."""
     if program is None:
         return {"args_gib": None, "temp_gib": None, "hbm_gib": gib_asked_for(refusal)}
     memory = program.memory_analysis()

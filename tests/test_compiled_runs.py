@@ -11,9 +11,16 @@ from appendix import steps
 from helpers import gemma, programs, train
 from tables import hardware, stored
 
+
+def lengths_of(name, size):
+    """Tokens of a row that 02 makes for a slice, and those that 03's section 7 asks for."""
+    long_rows = size == "31b" and name != "v5e-8"
+    return (2_048, 4_096) if long_rows else (2_048,)
+
+
 # (slice, size, tokens of a row, trained ones at most) of every step that 03 is meant to run.
 MEANT = [(name, piece.size, length, length // 2) for name, piece in hardware.SLICES.items()
-         for length in ((2_048, 4_096) if piece.size == "31b" else (2_048,)) if piece.size]
+         if piece.size for length in lengths_of(name, piece.size)]
 # Steps that 03 runs and that are compiled as another program: with one micro-batch, not with four.
 STALE = {("v6e-1", "e2b"), ("v5e-1", "e2b")}
 
@@ -34,10 +41,19 @@ def test_every_step_that_03_is_meant_to_run_is_compiled_and_fits(monkeypatch):
             missing.add((name, size))
         else:
             assert row["fits"] == "True", (name, size, length)
-    assert len(MEANT) == 10 and missing == STALE
+    assert len(MEANT) == 9 and missing == STALE
     for name, size in STALE:
         claimed = stored.compiled_fit(name, size, row_length=2_048)
         assert claimed is None, "nothing claims that it fits"
+
+
+def test_02_makes_rows_of_a_length_that_is_compiled(monkeypatch):
+    for name, piece in hardware.SLICES.items():
+        if piece.size == "31b":
+            monkeypatch.setattr(hardware, "here", lambda name=name: SimpleNamespace(slice=name))
+            full = load("02_data.py", "Settings", "ROW", "FULL")[-1]
+            assert full.sequence_length == max(lengths_of(name, "31b")), name
+            assert full.max_tokens <= full.sequence_length
 
 
 @pytest.mark.parametrize("changes", [
@@ -62,7 +78,7 @@ def test_what_changes_no_shape_changes_no_row(monkeypatch):
 def test_a_recipe_is_lowered_with_the_settings_of_03(monkeypatch):
     """Back and forth: the settings of a stored recipe are the recipe of these settings."""
     for recipe in steps.AS_03_RUNS:
-        fsdp = int(recipe.mesh.split("x")[0]) if recipe.mesh else {"v5p-32": 4, "v6e-8": 2}.get(
+        fsdp = int(recipe.mesh.split("x")[0]) if recipe.mesh else {"v5p-32": 4, "v6e-8": 2, "v5e-8": 2}.get(
             recipe.topology, 1)
         cfg = steps.settings_of(recipe, fsdp)
         mesh = tuple(map(int, recipe.mesh.split("x"))) if recipe.mesh else ()
