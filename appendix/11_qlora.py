@@ -384,7 +384,9 @@ table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
 table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 
 # %% [markdown]
-# - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all.
+# - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all. On a v5e-8, which
+#   [Kaggle lends for nothing](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8),
+#   03 takes int8 by itself. Its step is compiled whole there; nobody has run it.
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and storage alone saves no time. With int8
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: by these estimates the E2B doesn't need quantising, and the E4B does. But 08 has compiled such steps

@@ -48,6 +48,38 @@ def test_an_environment_of_kaggles_is_mended_and_nothing_else_changes(alone):  #
     assert kaggle.mend(mended) == [], "a second time there's nothing to mend"
 
 
+@pytest.mark.parametrize(("asked", "mended"), [
+    ("tpu", "tpu,cpu"), ("tpu,cpu", "tpu,cpu"), ("cpu", "cpu"), ("cpu,tpu", "cpu,tpu")])
+def test_jax_may_use_the_cpu_beside_the_tpu(alone, asked, mended):  # noqa: F811
+    """An int8 base is quantised on the CPU, which JAX_PLATFORMS=tpu hides."""
+    environment = {"JAX_PLATFORMS": asked, **kaggle.topology()}
+    told = kaggle.mend(environment)
+    assert environment["JAX_PLATFORMS"] == mended and len(told) == (asked != mended)
+
+
+@pytest.mark.parametrize(("files", "gib"), [
+    ({"proc/meminfo": "MemTotal:  419430400 kB\nMemFree: 1 kB\n"}, 400),
+    ({"proc/meminfo": "MemTotal: 419430400 kB\n", "sys/fs/cgroup/memory.max": f"{330 * 2**30}\n"},
+     330),
+    ({"proc/meminfo": "MemTotal: 419430400 kB\n", "sys/fs/cgroup/memory.max": "max\n"}, 400),
+    ({"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{330 * 2**30}\n"}, 330),
+    ({}, 0)])
+def test_the_hosts_memory_is_its_containers_limit(on, files, gib):  # noqa: F811
+    root = on("v5e-8")
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    assert hardware.host_memory() == gib * 2**30
+
+
+def test_a_host_without_the_memory_to_quantise_is_refused_in_one_line():
+    small = int(47.9 * 2**30)
+    why = kaggle.no_memory("31b", small)
+    assert why.startswith("this session's host has 48 GiB of memory") and "SIZE=e2b" in why
+    for size, memory in (("31b", 330 * 2**30), ("31b", 0), ("e2b", small), ("tiny", small)):
+        assert kaggle.no_memory(size, memory) == ""
+
+
 @pytest.mark.parametrize("names", ["localhost", "t1v-n-ab12-w-0,t1v-n-ab12-w-1", "10.0.0.2"])
 def test_real_names_of_hosts_stay(alone, names):  # noqa: F811
     environment = {"TPU_WORKER_HOSTNAMES": names, **kaggle.topology()}
@@ -369,14 +401,17 @@ def commit(folder):
 # ── The launcher, with small scripts in place of the pages ──
 
 def test_a_session_installs_runs_and_leaves_what_counts(tmp_path):
-    machine = Machine(tmp_path)
+    machine = Machine(tmp_path, JAX_PLATFORMS="tpu")
+    (tmp_path / "root/proc/meminfo").write_text("MemTotal: 346030080 kB\n")
     done = machine.launch(MAX_STEPS="4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "TPU v5e-8 (8 chips)" in done.stdout and "old JAX" not in done.stdout
+    assert "330 GiB memory" in done.stdout
     env = dict(line.split("=", 1) for line in (machine.run / "env").read_text().splitlines()
                if "=" in line)
     assert "TPU_LIBRARY_PATH" not in env and "TPU_WORKER_HOSTNAMES" not in env
     assert env["TPU_CHIPS_PER_HOST_BOUNDS"] == "2,4,1" and env["MAX_STEPS"] == "4"
+    assert env["JAX_PLATFORMS"] == "tpu,cpu", "the base is quantised on the CPU"
     assert "PYTHONPATH" not in env and env["PYTHON"] == sys.executable
     assert "python install 3.11" in machine.log.read_text()
     assert Path(env["RUN_DIR"]) == machine.run and Path(env["TMPDIR"]).parent == machine.run.parent
@@ -399,6 +434,14 @@ def test_another_machine_is_refused_in_one_line_before_anything_is_installed(tmp
     told = [text for text in done.stdout.splitlines() if line in text]
     assert len(told) == 1 and "Traceback" not in done.stdout + done.stderr
     assert machine.report()["outcome"].startswith(f"failed: {line}")
+
+
+def test_a_host_that_is_too_small_for_the_base_is_refused_before_it_is_fetched(tmp_path):
+    machine = Machine(tmp_path, SIZE="31b")
+    (tmp_path / "root/proc/meminfo").write_text("MemTotal: 50331648 kB\n")
+    done = machine.launch()
+    assert done.returncode == 1 and not machine.log.exists() and not (machine.run / "env").exists()
+    assert "this session's host has 48 GiB of memory" in machine.report()["outcome"]
 
 
 def test_the_clock_ends_a_page_in_order(tmp_path):
