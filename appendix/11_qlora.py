@@ -399,7 +399,8 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 #
 # - In 02, set `max_tokens` and `sequence_length` to 2,048.
 # - In 03, set `base_dtype="int8"` (or `"nf4"`), `remat="DECODER"` and `rows_per_device=1`.
-# - Loading takes 62 GB of the host's memory beside the files, so keep the files on a disk.
+# - Loading takes 62 GB of the host's memory, and about 10 more while it stacks queries, keys and values. So keep
+#   the files on a disk and not in `/dev/shm`, which is memory, too.
 # - 04 doesn't need a TPU, but it needs 125 GB of disk. Run it on another machine.
 #
 # </details>

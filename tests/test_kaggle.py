@@ -27,8 +27,9 @@ import kaggle_files
 import series
 from helpers import kept
 from serving import commands, limits, server, v5e
-from tables import hardware, kaggle
+from tables import hardware, kaggle, stored
 from tables.errors import UserError
+from tpu_time import bands
 
 POISON = ("WARNING: could not determine TPU worker hostnames or IP addresses, please set env var "
           "`TPU_WORKER_HOSTNAMES` manually")
@@ -241,6 +242,35 @@ def test_what_machines_md_says_follows_from_what_is_planned():
     for attempt in v5e.TRIES:
         options = replace(v5e.PLANNED, **attempt.changes)
         assert all(sum(regime) <= options.max_model_len for regime in points.regimes)
+
+
+def test_the_nine_hours_add_up_and_the_steps_follow_from_the_compiled_one():
+    text = (ROOT / "docs/MACHINES.md").read_text()
+    table = text.partition("| what | minutes |")[2].partition("\n\n")[0]
+    lines = re.sub("<!--.*?-->", "", table).splitlines()[2:]
+    lows, highs, steps = [], [], ""
+    for line in lines:
+        what, minutes = (cell.strip("* ") for cell in line.split("|")[1:3])
+        low, _, high = minutes.partition(" to ")
+        if what.startswith("sum"):
+            break
+        if not what.startswith("the queue"):
+            lows.append(int(low))
+            highs.append(int(high or low))
+        if what.endswith(" steps"):
+            steps = minutes
+    assert (int(low), int(high)) == (round(sum(lows), -1), round(sum(highs), -1))
+    hours = f"{int(low) / 60:.1f} to {int(high) / 60:.1f} hours"
+    assert hours in text and hours in (ROOT / "README.md").read_text()
+
+    row = stored.compiled_fit("v5e-8", "31b", "int8", 2_048)
+    count = int(10_000 * 922 / float(row["real_tokens_per_step"]))
+    waiting = float(row["seconds_exposed"])
+    slow = float(row["seconds_compute"]) + 2.3 * waiting
+    least, _ = bands.band(count * float(row["seconds_predicted"]) / 60)
+    _, most = bands.band(count * slow / 60)
+    assert steps == f"{least:.0f} to {most:.0f}"
+    assert f"{waiting:.2f} s of the {float(row['seconds_predicted']):.2f} in the middle" in text
 
 
 def test_a_server_waits_for_the_chips_that_the_last_one_still_holds(on, monkeypatch):  # noqa: F811
