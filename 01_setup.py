@@ -146,8 +146,9 @@ style.words(pd.DataFrame(first.values(), columns=["slice", "what fits", "USD for
 # %% [markdown]
 # So the compiler says that the 31B fits on four v5p chips, or on eight v6e chips. By our own estimate four v6e
 # chips hold it, too. On eight v5e chips it fits if each frozen weight takes one byte (int8,
-# [11](11_qlora.ipynb)) instead of two (bfloat16). For the E2B one chip should be enough, a v6e-1 with room to
-# spare and a v5e-1 barely (estimated).
+# [11](11_qlora.ipynb)) instead of two (bfloat16). You don't have to ask for that: on a v5e-8 03 stores them
+# that way by itself. For the E2B one chip should be enough, a v6e-1 with room to spare and a v5e-1 barely
+# (estimated).
 #
 # The hours behind these dollars are *predicted*, which is why you see ranges. Prices are on-demand rates.
 # For the 31B we assumed about half an hour of loading and compiling. (A `≥` in the table would be a lower
@@ -250,7 +251,8 @@ if library:
 #
 # ## 4. How do you get such a machine, and how do you get rid of it?
 # Maybe you don't have to pay at all. Kaggle lends everybody a v5e-8 for nothing, 20 hours a week and 9
-# hours at a time (Kaggle's rules in November 2026). Section 2 says what fits there.
+# hours at a time (Kaggle's rules in November 2026). By section 2 the 31B fits there in int8, although nobody
+# has run it yet. `scripts/kaggle.sh push` starts the whole series there from your own machine.
 #
 # If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud`,
 # a project with billing, and *quota*, which is Google's permission to rent such chips

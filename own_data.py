@@ -22,7 +22,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | Colab with a TPU (v5e-1 or v6e-1) for Gemma 4 E2B; Kaggle's TPU v5e-8 for E2B up to the 31B; or any CPU, for a rehearsal with a tiny model |
+# | **Needs** | Colab with a TPU (v5e-1 or v6e-1) or Kaggle's TPU v5e-8 for Gemma 4 E2B; or any CPU, for a rehearsal with a tiny model. For the 31B a larger slice, such as a v5p-8: this page keeps the base in bfloat16, which most likely doesn't fit a v5e-8 (by our estimate 15.6 of 15.75 GiB a chip). There [03](03_train.ipynb) trains it, with an int8 base |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
 # | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B, 62.5 for the 31B). It's on the machine's disk; set `RUN_DIR` in a cell before the first to have it on your Drive, or below `/tmp` on Kaggle, whose `/kaggle/working` holds 20 GB |
 # | **Time and cost** | tiny: four minutes on two busy CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |

@@ -326,9 +326,9 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 # there.
 #
 # Would you like to train this way? Set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes these
-# meshes by itself. For int8 add the three calls of 11, and on a v6e-8 `remat="BLOCK"` as well. The price is in
-# the data: if your examples are as long as CodeV-R1's, you drop the longest 3 %. And because they're the longest,
-# 8 % of all tokens go with them.
+# meshes by itself. For int8 products set `base_dtype="int8"` and `int8_products=True` in 03 ([11](11_qlora.ipynb)
+# explains them), and on a v6e-8 `remat="BLOCK"` as well. The price is in the data: if your examples are as long as
+# CodeV-R1's, you drop the longest 3 %. And because they're the longest, 8 % of all tokens go with them.
 #
 # <details><summary><b>What does this mesh do to the answers before and after training?</b></summary>
 #
@@ -417,6 +417,11 @@ for share in (0.94, 0.8, 0.7, 0.6):
 # tensor parallelism. There a base in fewer bits saves memory and no time. Where no row is compiled, we estimate
 # the memory by adding up the parts, and one such sum was 8 GiB too low (int8, BLOCK, v6e-8). In this table a step
 # fits only if it leaves a tenth of the chip free, whether it's compiled or estimated.
+#
+# One slice costs nothing: Kaggle lends everybody a v5e-8 (the dollars in its rows are what Google asks for one).
+# A bfloat16 base doesn't fit there, and an int8 base does (compiled). So on a v5e-8 03 stores the base as int8 by
+# itself. [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8) adds
+# up what a session there takes.
 #
 # The steps on a v5e-4, and the int8 step on a v6e-4, were compiled with one micro-batch, where 03 runs two. Until
 # that's done they count as estimated.

@@ -384,7 +384,9 @@ table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
 table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 
 # %% [markdown]
-# - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all.
+# - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all. On a v5e-8, which
+#   [Kaggle lends for nothing](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8),
+#   03 takes int8 by itself. Its step is compiled whole there; nobody has run it.
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and storage alone saves no time. With int8
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: by these estimates the E2B doesn't need quantising, and the E4B does. But 08 has compiled such steps
@@ -397,7 +399,8 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 #
 # - In 02, set `max_tokens` and `sequence_length` to 2,048.
 # - In 03, set `base_dtype="int8"` (or `"nf4"`), `remat="DECODER"` and `rows_per_device=1`.
-# - Loading takes 62 GB of the host's memory beside the files, so keep the files on a disk.
+# - Loading takes 62 GB of the host's memory, and about 10 more while it stacks queries, keys and values. So keep
+#   the files on a disk and not in `/dev/shm`, which is memory, too.
 # - 04 doesn't need a TPU, but it needs 125 GB of disk. Run it on another machine.
 #
 # </details>

@@ -25,13 +25,13 @@ WARM = 3  # the first steps warm caches up, and are not counted
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix", "orbax-checkpoint")
 # What machine.json says of the training, and the report repeats.
 TRAINED_WITH = ("device_kind", "devices", "mesh", "remat", "sequence_length", "micro_rows",
-                "micro_batches", "base_dtype")
+                "micro_batches")
 SEND = ("Please send this file: https://github.com/OWNER/gemma4-on-tpu/issues/new, or as a pull "
         "request that adds it to data/measured/.")
 
 
 def training(folder: Path) -> dict[str, Any]:
-    """What 03 left in a run directory: its machine.json, and its steps from log.jsonl.
+    """What 03 left in a run directory: machine.json, its base's dtype, and steps from log.jsonl.
 
     Raises:
       LookupError, ValueError: no step was finished, or the log ends in half a line.
@@ -42,6 +42,7 @@ def training(folder: Path) -> dict[str, Any]:
     tokens = [step["real_tokens"] for step in steady]
     return {
         **run.read_json(folder / "train/machine.json"),
+        "base_dtype": _base_dtype(folder),
         "steps_measured": len(steady),
         "step_seconds": statistics.median(seconds),
         "first_step_seconds": steps[0]["seconds"],
@@ -49,6 +50,12 @@ def training(folder: Path) -> dict[str, Any]:
         "first_loss": steps[0]["loss"],
         "last_loss": steps[-1]["loss"],
     }
+
+
+def _base_dtype(folder: Path) -> str | None:
+    """How 03 stored the frozen base in a run directory; None if it didn't get far enough to say."""
+    recipe = _json(folder / "train/recipe.json")
+    return recipe.get("base_dtype") or recipe.get("dtype")
 
 
 def _steps(log: Path) -> list[dict[str, Any]]:
@@ -112,6 +119,7 @@ def _about(folder: Path) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "base": data.get("base_model", ""),
         "rank": recipe.get("rank"),
+        "base_dtype": _base_dtype(trained),
     }
     for name in TRAINED_WITH:
         about[name] = facts.get(name)

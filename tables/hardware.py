@@ -317,6 +317,25 @@ def _root() -> Path:
     return Path(os.environ.get("HARDWARE_ROOT") or "/")
 
 
+def host_memory() -> int:
+    """Bytes of the host's memory that this process may use: all of it, or its container's limit.
+
+    0 if nobody says.
+    """
+    root = _root()
+    limits = []
+    for line in _read(root / "proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            limits.append(1024 * int(line.split()[1]))
+    # Of a container: the newer kind of control group, and the older one. Without a limit the first
+    # says "max", and the second a number that's larger than any machine.
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        text = _read(root / "sys/fs/cgroup" / name)
+        if text.isdecimal():
+            limits.append(int(text))
+    return min(limits, default=0)
+
+
 def _device_files(root: Path, kind: Chip) -> list[Path]:
     """The files in /dev of all chips of a kind, by name."""
     return sorted((root / "dev").glob(f"{kind.files}[0-9]*"))

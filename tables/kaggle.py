@@ -15,6 +15,9 @@ from tables import hardware
 from tables.hardware import Hardware
 
 SLICE = "v5e-8"
+# Of the host's memory, what 03 needs to quantise the base: 58 for its weights, 10 for the queries,
+# keys and values that Tunix stacks, and what the system takes beside them.
+HOST_GIB = {"31b": 80}
 ADDRESS = re.compile(r"[\w.:-]+(,[\w.:-]+)*")  # of hosts: names or addresses, with commas between
 
 
@@ -43,6 +46,8 @@ def mend(environment: MutableMapping[str, str] = os.environ) -> list[str]:
 
     - TPU_LIBRARY_PATH goes. It names the image's old libtpu, and a newer JAX would load that one.
     - TPU_WORKER_HOSTNAMES goes where it holds a warning instead of names, as images have had it.
+    - JAX_PLATFORMS gets the CPU beside the TPU: an int8 base is quantised there, before it's sent
+      to the chips, and "tpu" alone hides the CPU from JAX.
     - The four variables of `topology` are set, unless they are, or a metadata server answers.
 
     Args:
@@ -58,6 +63,10 @@ def mend(environment: MutableMapping[str, str] = os.environ) -> list[str]:
     if names is not None and not ADDRESS.fullmatch(names):
         del environment["TPU_WORKER_HOSTNAMES"]
         changes.append("TPU_WORKER_HOSTNAMES unset: it held no names of hosts")
+    platforms = environment.get("JAX_PLATFORMS", "").split(",")
+    if "tpu" in platforms and "cpu" not in platforms:
+        environment["JAX_PLATFORMS"] = ",".join([*platforms, "cpu"])
+        changes.append("JAX_PLATFORMS has the CPU, too: the base is quantised there")
     wanted = {name: value for name, value in topology().items() if name not in environment}
     if "TPU_SKIP_MDS_QUERY" in wanted and hardware.metadata("accelerator-type"):
         return changes
@@ -81,4 +90,23 @@ def refusal(machine: Hardware) -> str:
     if machine.chips < wanted:
         return (f"this session shows {machine.chips} of the {wanted} chips of a TPU {SLICE}. Stop "
                 "it and start another: with fewer nothing fits as planned")
+    return ""
+
+
+def no_memory(size: str, memory: int) -> str:
+    """Why this session's host can't load the base, in one line; "" if it can, or nobody knows.
+
+    03 stores the base as int8 there. It loads the whole base into the host's memory first, and
+    sends one quantised matrix at a time to the chips.
+
+    Args:
+      size: of the series.
+      memory: bytes, of `hardware.host_memory`; 0 if that's unknown.
+    """
+    needed = HOST_GIB.get(size, 0)
+    available = memory / hardware.GIB
+    if memory and available < needed:
+        return (f"this session's host has {available:.0f} GiB of memory, and 03 needs about "
+                f"{needed} to load the {size.upper()} before it's quantised. Stop it and start "
+                "another, or take SIZE=e2b")
     return ""

@@ -45,6 +45,18 @@ def test_the_report_has_the_numbers_and_the_compiled_ones_beside_them(tmp_path):
     assert "serve skipped" in block and "First hour on a v5p-8 (size 31b)" in block
 
 
+def test_a_step_with_an_int8_base_stands_beside_its_own_row(tmp_path):
+    write_training(tmp_path / "run")
+    (tmp_path / "run/train/recipe.json").write_text('{"dtype": "bfloat16", "base_dtype": "int8"}')
+    about = ABOUT | {"kind": "v5e", "chips": 8, "slice": "v5e-8"}
+    trained = first_hour.training(tmp_path / "run")
+    block = first_hour.markdown({"about": about, "stages": {
+        "train": {"status": "done", "why": "", "result": trained}}})
+    guess = first_hour.stored.compiled_fit("v5e-8", "31b", "int8")
+    assert "| base dtype | int8 |" in block
+    assert f"| step seconds | 1.5 | {guess['seconds_predicted']} |" in block
+
+
 def test_a_second_call_goes_on_and_a_report_of_another_commit_does_not(tmp_path):
     ran = tmp_path / "ran"
     plan = {"one": (python(f"open({str(ran)!r}, 'a').write('1')"), dict, ""),
@@ -57,6 +69,17 @@ def test_a_second_call_goes_on_and_a_report_of_another_commit_does_not(tmp_path)
     assert ran.read_text() == "12", "what was done is not done again"
     with pytest.raises(ValueError, match="about another commit"):
         first_hour.measure(plan, tmp_path, ABOUT | {"commit": "f"}, 1)
+
+
+def test_a_training_that_fails_does_not_hide_whether_the_server_starts(tmp_path):
+    fails = (python("raise SystemExit('this does not fit')"), dict, "")
+    plan = {"train": fails, "serve": (python(""), lambda: {"ready_seconds": 9.0}, "")}
+    report = first_hour.measure(plan, tmp_path, ABOUT, 1)
+    assert report["stages"]["train"]["why"] == "this does not fit"
+    assert report["stages"]["serve"]["result"] == {"ready_seconds": 9.0}
+    plan = {"data": fails, "serve": plan["serve"]}
+    report = first_hour.measure(plan, tmp_path / "other", ABOUT, 1)
+    assert list(report["stages"]) == ["data"], "without 02 nobody knows which base to serve"
 
 
 def test_the_limit_ends_a_stage_that_hangs_with_all_it_started(tmp_path):

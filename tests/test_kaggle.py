@@ -27,8 +27,9 @@ import kaggle_files
 import series
 from helpers import kept
 from serving import commands, limits, server, v5e
-from tables import hardware, kaggle
+from tables import hardware, kaggle, stored
 from tables.errors import UserError
+from tpu_time import bands
 
 POISON = ("WARNING: could not determine TPU worker hostnames or IP addresses, please set env var "
           "`TPU_WORKER_HOSTNAMES` manually")
@@ -46,6 +47,38 @@ def test_an_environment_of_kaggles_is_mended_and_nothing_else_changes(alone):  #
         "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1", "TPU_HOST_BOUNDS": "1,1,1"}
     assert len(told) == 5 and all("\n" not in line for line in told)
     assert kaggle.mend(mended) == [], "a second time there's nothing to mend"
+
+
+@pytest.mark.parametrize(("asked", "mended"), [
+    ("tpu", "tpu,cpu"), ("tpu,cpu", "tpu,cpu"), ("cpu", "cpu"), ("cpu,tpu", "cpu,tpu")])
+def test_jax_may_use_the_cpu_beside_the_tpu(alone, asked, mended):  # noqa: F811
+    """An int8 base is quantised on the CPU, which JAX_PLATFORMS=tpu hides."""
+    environment = {"JAX_PLATFORMS": asked, **kaggle.topology()}
+    told = kaggle.mend(environment)
+    assert environment["JAX_PLATFORMS"] == mended and len(told) == (asked != mended)
+
+
+@pytest.mark.parametrize(("files", "gib"), [
+    ({"proc/meminfo": "MemTotal:  419430400 kB\nMemFree: 1 kB\n"}, 400),
+    ({"proc/meminfo": "MemTotal: 419430400 kB\n", "sys/fs/cgroup/memory.max": f"{330 * 2**30}\n"},
+     330),
+    ({"proc/meminfo": "MemTotal: 419430400 kB\n", "sys/fs/cgroup/memory.max": "max\n"}, 400),
+    ({"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{330 * 2**30}\n"}, 330),
+    ({}, 0)])
+def test_the_hosts_memory_is_its_containers_limit(on, files, gib):  # noqa: F811
+    root = on("v5e-8")
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    assert hardware.host_memory() == gib * 2**30
+
+
+def test_a_host_without_the_memory_to_quantise_is_refused_in_one_line():
+    small = int(47.9 * 2**30)
+    why = kaggle.no_memory("31b", small)
+    assert why.startswith("this session's host has 48 GiB of memory") and "SIZE=e2b" in why
+    for size, memory in (("31b", 330 * 2**30), ("31b", 0), ("e2b", small), ("tiny", small)):
+        assert kaggle.no_memory(size, memory) == ""
 
 
 @pytest.mark.parametrize("names", ["localhost", "t1v-n-ab12-w-0,t1v-n-ab12-w-1", "10.0.0.2"])
@@ -211,6 +244,35 @@ def test_what_machines_md_says_follows_from_what_is_planned():
         assert all(sum(regime) <= options.max_model_len for regime in points.regimes)
 
 
+def test_the_nine_hours_add_up_and_the_steps_follow_from_the_compiled_one():
+    text = (ROOT / "docs/MACHINES.md").read_text()
+    table = text.partition("| what | minutes |")[2].partition("\n\n")[0]
+    lines = re.sub("<!--.*?-->", "", table).splitlines()[2:]
+    lows, highs, steps = [], [], ""
+    for line in lines:
+        what, minutes = (cell.strip("* ") for cell in line.split("|")[1:3])
+        low, _, high = minutes.partition(" to ")
+        if what.startswith("sum"):
+            break
+        if not what.startswith("the queue"):
+            lows.append(int(low))
+            highs.append(int(high or low))
+        if what.endswith(" steps"):
+            steps = minutes
+    assert (int(low), int(high)) == (round(sum(lows), -1), round(sum(highs), -1))
+    hours = f"{int(low) / 60:.1f} to {int(high) / 60:.1f} hours"
+    assert hours in text and hours in (ROOT / "README.md").read_text()
+
+    row = stored.compiled_fit("v5e-8", "31b", "int8", 2_048)
+    count = int(10_000 * 922 / float(row["real_tokens_per_step"]))
+    waiting = float(row["seconds_exposed"])
+    slow = float(row["seconds_compute"]) + 2.3 * waiting
+    least, _ = bands.band(count * float(row["seconds_predicted"]) / 60)
+    _, most = bands.band(count * slow / 60)
+    assert steps == f"{least:.0f} to {most:.0f}"
+    assert f"{waiting:.2f} s of the {float(row['seconds_predicted']):.2f} in the middle" in text
+
+
 def test_a_server_waits_for_the_chips_that_the_last_one_still_holds(on, monkeypatch):  # noqa: F811
     """A vfio file opens once, and stays taken for up to half a minute after a process died."""
     root, taken = on("v5e-8"), []
@@ -369,14 +431,17 @@ def commit(folder):
 # ── The launcher, with small scripts in place of the pages ──
 
 def test_a_session_installs_runs_and_leaves_what_counts(tmp_path):
-    machine = Machine(tmp_path)
+    machine = Machine(tmp_path, JAX_PLATFORMS="tpu")
+    (tmp_path / "root/proc/meminfo").write_text("MemTotal: 346030080 kB\n")
     done = machine.launch(MAX_STEPS="4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "TPU v5e-8 (8 chips)" in done.stdout and "old JAX" not in done.stdout
+    assert "330 GiB memory" in done.stdout
     env = dict(line.split("=", 1) for line in (machine.run / "env").read_text().splitlines()
                if "=" in line)
     assert "TPU_LIBRARY_PATH" not in env and "TPU_WORKER_HOSTNAMES" not in env
     assert env["TPU_CHIPS_PER_HOST_BOUNDS"] == "2,4,1" and env["MAX_STEPS"] == "4"
+    assert env["JAX_PLATFORMS"] == "tpu,cpu", "the base is quantised on the CPU"
     assert "PYTHONPATH" not in env and env["PYTHON"] == sys.executable
     assert "python install 3.11" in machine.log.read_text()
     assert Path(env["RUN_DIR"]) == machine.run and Path(env["TMPDIR"]).parent == machine.run.parent
@@ -399,6 +464,14 @@ def test_another_machine_is_refused_in_one_line_before_anything_is_installed(tmp
     told = [text for text in done.stdout.splitlines() if line in text]
     assert len(told) == 1 and "Traceback" not in done.stdout + done.stderr
     assert machine.report()["outcome"].startswith(f"failed: {line}")
+
+
+def test_a_host_that_is_too_small_for_the_base_is_refused_before_it_is_fetched(tmp_path):
+    machine = Machine(tmp_path, SIZE="31b")
+    (tmp_path / "root/proc/meminfo").write_text("MemTotal: 50331648 kB\n")
+    done = machine.launch()
+    assert done.returncode == 1 and not machine.log.exists() and not (machine.run / "env").exists()
+    assert "this session's host has 48 GiB of memory" in machine.report()["outcome"]
 
 
 def test_the_clock_ends_a_page_in_order(tmp_path):

@@ -92,6 +92,7 @@ def a_run(folder):
                                "micro_rows": 2, "sequence_length": 2048, "remat": "DECODER",
                                "held_gib_per_device": 5.0, "peak_bytes_in_use": 2**33,
                                "load_seconds": 30.0, "compile_seconds": 200.0},
+        "train/recipe.json": {"rank": 64, "dtype": "bfloat16", "base_dtype": "int8"},
         "serve/ready.json": {"seconds": 2400.0},
         "eval/comparison.json": {"base": {"pass@1": 0.5, "n_problems": 156},
                                  "tuned": {"pass@1": 0.625, "n_problems": 156}}}
@@ -122,6 +123,20 @@ def test_a_run_becomes_a_report_that_reads_back(tmp_path):
     (tmp_path / "sent").mkdir()
     (tmp_path / "sent/one.json").write_text(json.dumps(found | {"made_up": True}))
     assert measured.reports(tmp_path / "sent")[0].values == found["measured"]
+
+
+def test_a_report_of_an_int8_base_finds_its_prediction(tmp_path):
+    """03 says in its recipe how it stored the base. Without that, a v5e-8 has no such row."""
+    found = reports.collect(a_run(tmp_path / "run"))
+    about = found["about"] | {"slice": "v5e-8", "size": "31b", "commit": "0123abcdef"}
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent/one.json").write_text(json.dumps(found | {"about": about, "made_up": True}))
+    report = measured.reports(tmp_path / "sent")[0]
+    row = measured.compiled_row(report)
+    assert row is not None and row["base_dtype"] == "int8"
+    recipe = tmp_path / "run/train/recipe.json"
+    recipe.write_text(json.dumps({"dtype": "bfloat16", "base_dtype": ""}))
+    assert reports.collect(tmp_path / "run")["about"]["base_dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize("lost", ["train/log.jsonl", "train/machine.json", "eval/comparison.json",

@@ -154,7 +154,9 @@ def measure(plan: Mapping[str, Stage], folder: Path, about: dict[str, Any],
                 entry["result"] = collect()
             print(f"{name}: {entry['status']} in {entry['seconds']} s {entry['why']}", flush=True)
         write_json(path, report)
-        if entry["status"] in ("failed", "stopped"):
+        # The server gets the base, so it's started even if the training failed.
+        is_needed = name != "train"
+        if entry["status"] == "stopped" or (entry["status"] == "failed" and is_needed):
             break
     return report
 
@@ -163,8 +165,10 @@ def markdown(report: dict[str, Any]) -> str:
     """The report as a block that can be sent as an issue, predictions beside measurements."""
     about = report["about"]
     found = {name: entry.get("result", {}) for name, entry in report["stages"].items()}
-    length = found.get("train", {}).get("sequence_length", 4_096)
-    guess = stored.compiled_fit(about["slice"], about["size"], row_length=length) or {}
+    trained = found.get("train", {})
+    length = trained.get("sequence_length", 4_096)
+    base_dtype = trained.get("base_dtype") or "bfloat16"
+    guess = stored.compiled_fit(about["slice"], about["size"], base_dtype, length) or {}
     lines = [f"### First hour on a {about['slice'] or 'CPU'} (size {about['size']})", "",
              f"{about['chips']} chips, {about['hosts']} host(s), commit {about['commit']}", "",
              "| | measured | compiled or predicted (08) |", "|---|---|---|"]

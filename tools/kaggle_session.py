@@ -163,7 +163,8 @@ def look(session: Session) -> None:
     """Mend the environment, print the machine, and refuse what isn't the v5e-8 asked for.
 
     Raises:
-      UserError: a silent CPU, fewer than eight chips, or chips that somebody holds.
+      UserError: a silent CPU, fewer than eight chips, chips that somebody holds, or a host without
+        the memory that 03 needs.
     """
     for line in kaggle.mend(session.env):
         session.say(line)
@@ -174,8 +175,10 @@ def look(session: Session) -> None:
     places = session.places
     free = [f"{shutil.disk_usage(place).free / 1e9:.0f} GB free in {place}"
             for place in (places.working, places.scratch)]
-    session.say(f"{machine}, {os.cpu_count()} cores, {', '.join(free)}")
-    why = kaggle.refusal(machine)
+    memory = hardware.host_memory()
+    session.say(f"{machine}, {os.cpu_count()} cores, {memory / hardware.GIB:.0f} GiB memory, "
+                f"{', '.join(free)}")
+    why = kaggle.refusal(machine) or kaggle.no_memory(session.env["SIZE"], memory)
     if why or machine.trouble:
         raise UserError(f"{why or machine.trouble}.")
     session.accepted = True

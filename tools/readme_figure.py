@@ -1,10 +1,10 @@
-"""Draw README's figure of speeds, and write its numbers and those of STATUS.
+"""Draw README's figure of speeds, and write its numbers and those of STATUS and MACHINES.
 
     .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
                                                        from data/dryrun/v5p-8_31b.csv
     .venv/bin/python tools/readme_figure.py numbers    write what stands between <!--name--> and
-                                                       <!----> in README.md and docs/STATUS.md, from
-                                                       that run and data/
+                                                       <!----> in README.md, docs/STATUS.md and
+                                                       docs/MACHINES.md, from that run and data/
 """
 
 import json
@@ -29,7 +29,8 @@ from tpu_time.bands import band, between
 
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
-NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md")  # pages with <!--name--> marks
+# Pages with <!--name--> marks.
+NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md", ROOT / "docs" / "MACHINES.md")
 RUN_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
 
 
@@ -115,7 +116,7 @@ def save(fig: Any, target: Path, description: str) -> None:
 
 def numbers(run: Path) -> dict[str, str]:
     """{name: text} of the pages' numbers, as far as the run and the tables have them."""
-    return reading_numbers() | run_numbers(run) | step_numbers()
+    return reading_numbers() | run_numbers(run) | step_numbers() | free_numbers()
 
 
 def reading_numbers() -> dict[str, str]:
@@ -164,6 +165,23 @@ def step_numbers() -> dict[str, str]:
         "ratio_two": between(ours / theirs, 2, sigmas=2), "hours_ours": hours[ours],
         "speed_rows": between(whole, form="{:,.0f}"), "ratio_rows": between(whole / theirs, 2),
         "ratio_rows_two": between(whole / theirs, 2, sigmas=2), "hours_rows": hours[whole]}
+
+
+def free_numbers() -> dict[str, str]:
+    """Memory and speed of the step on Kaggle's free v5e-8, as it's compiled, with its ranges."""
+    step = fit.will_it_fit("v5e", 8, "31b", "int8", "DECODER", row_length=2_048)
+    assert step.compiled and step.speed
+    tokens = fit.step_tokens(step)
+    seconds = tokens / step.speed
+    steps_of_a_run = int(RUN_TOKENS / tokens)
+    return {
+        "gib_free": f"{step.total:.1f}",
+        "speed_free": between(step.speed, form="{:,.0f}"),
+        "speed_free_two": between(step.speed, form="{:,.0f}", sigmas=2),
+        "second_free": between(seconds, form="{:.2f}"),
+        "steps_free": f"{steps_of_a_run:,}",
+        "minutes_free": between(steps_of_a_run * seconds / 60, form="{:.0f}"),
+    }
 
 
 def write_numbers(texts: dict[str, str], path: Path) -> list[str]:
