@@ -182,7 +182,7 @@ helpers.show_source(steps.lower_ours)
 #
 # Beside its step, a run needs a few more programs: they make the optimizer's state, evaluate, and answer. Here are
 # those that we've compiled so far, for the slices that 03 is meant for. Their memory includes whatever else lies on
-# the chip while they run:
+# the chip while they run. *ms a token* is predicted: what one more token of all four answers takes.
 
 # %%
 import os
@@ -192,8 +192,10 @@ waiting = steps.missing_programs()
 if libtpu and os.environ.get("DRYRUN") == "full":
     steps.run_programs(waiting)
 if len(others):
-    columns = ["topology", "size", "recipe", "program", "hbm_gib", "limit_gib", "fits"]
-    display(others[columns].style.hide(axis="index"))
+    others["ms a token"] = 1e3 * pd.to_numeric(others.seconds_a_token)
+    columns = ["topology", "size", "recipe", "program", "hbm_gib", "limit_gib", "fits",
+               "ms a token"]
+    display(others[columns].style.hide(axis="index").format({"ms a token": "{:.0f}"}, na_rep=""))
 print(f"{len(others)} compiled, {len(waiting)} not yet")
 
 # %% [markdown]

@@ -78,8 +78,8 @@ def test_what_changes_no_shape_changes_no_row(monkeypatch):
 def test_a_recipe_is_lowered_with_the_settings_of_03(monkeypatch):
     """Back and forth: the settings of a stored recipe are the recipe of these settings."""
     for recipe in steps.AS_03_RUNS:
-        fsdp = int(recipe.mesh.split("x")[0]) if recipe.mesh else {"v5p-32": 4, "v6e-8": 2, "v5e-8": 2}.get(
-            recipe.topology, 1)
+        usual = {"v5p-32": 4, "v6e-8": 2, "v5e-8": 2}.get(recipe.topology, 1)
+        fsdp = int(recipe.mesh.split("x")[0]) if recipe.mesh else usual
         cfg = steps.settings_of(recipe, fsdp)
         mesh = tuple(map(int, recipe.mesh.split("x"))) if recipe.mesh else ()
         found = steps.recipe_for(replace(cfg, mesh=mesh), recipe.size, recipe.topology,
