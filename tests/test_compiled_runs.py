@@ -107,4 +107,12 @@ def test_the_programs_beside_the_step_that_nobody_has_compiled_are_known():
     assert missing == NOT_YET
 
 
-NOT_YET = {(recipe.topology, recipe.size) for recipe in steps.AS_03_RUNS}
+NOT_YET = {(recipe.topology, recipe.size) for recipe in steps.AS_03_RUNS if recipe != steps.FREE}
+
+
+def test_everything_that_03_compiles_on_the_free_slice_fits():
+    rows = [row for row in steps.stored_rows(steps.OTHERS) if row["topology"] == "v5e-8"]
+    assert {row["program"] for row in rows} | {"step"} == set(programs.PROGRAMS)
+    assert {row["fits"] for row in rows} == {"True"}
+    tokens = [float(row["seconds_a_token"]) for row in rows if row["program"] == "answers before"]
+    assert 0.004 < min(tokens) <= max(tokens) < 0.025, "no faster than 31 GB by 8 chips are read"
