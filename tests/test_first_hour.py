@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import first_hour
+from tables.errors import UserError
 
 ABOUT = {"accelerator": "tpu", "kind": "v5p", "chips": 4, "hosts": 1, "trouble": "",
          "slice": "v5p-8", "size": "31b", "commit": "0123abc"}
@@ -57,6 +58,15 @@ def test_a_second_call_goes_on_and_a_report_of_another_commit_does_not(tmp_path)
     assert ran.read_text() == "12", "what was done is not done again"
     with pytest.raises(ValueError, match="about another commit"):
         first_hour.measure(plan, tmp_path, ABOUT | {"commit": "f"}, 1)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"about": {}}', '{"about": [], '
+                                  '"stages": {}}', '{"about": {}, "stages": {"one": 3}}', "{"])
+def test_an_earlier_report_of_another_shape_is_one_line(tmp_path, text):
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(UserError, match="report.json .*(Delete|run the notebook)") as error:
+        first_hour.measure({}, tmp_path, ABOUT, 1)
+    assert "\n" not in str(error.value)
 
 
 def test_the_limit_ends_a_stage_that_hangs_with_all_it_started(tmp_path):
