@@ -477,12 +477,10 @@ def run(
     if norms is None:
         plan = plan_merge(targets, adapters, prefix)
         as_trained = rows_as_trained(recipe)
-        only_rounded: Adapters = {}
         if as_trained:
-            only_rounded = without_adapters(base, adapters, prefix)
-        table = merge_model(base, merged, plan | only_rounded, recipe.scale, as_trained)
-        have_adapters = ~table.tensor.isin(list(only_rounded))
-        norms = table[have_adapters].to_dict("records")
+            plan |= without_adapters(base, adapters, prefix)
+        table = merge_model(base, merged, plan, recipe.scale, as_trained)
+        norms = _of_adapters(table, plan).to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
     record = Merge(
         inputs=inputs,
@@ -496,6 +494,12 @@ def run(
     )
     record.save(path)
     return record
+
+
+def _of_adapters(table: pd.DataFrame, plan: Adapters) -> pd.DataFrame:
+    """The rows of `merge_model`'s table whose matrices have adapters; the others have rank 0."""
+    only_rounded = [name for name, (a, _) in plan.items() if a.shape[-1] == 0]
+    return table[~table.tensor.isin(only_rounded)]
 
 
 def rows_as_trained(recipe: Recipe) -> RowsAsTrained | None:
