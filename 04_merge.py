@@ -257,17 +257,15 @@ pd.DataFrame(rows).set_index("file")
 # notebook 03 asked. (For a larger model [05](05_serve_vllm.ipynb) does that.)
 
 # %%
-told = helpers.run_dir("train", "answers.json")
-if cfg.ask and told.exists():
+if cfg.ask and helpers.run_dir("train", "answers.json").exists():
     from helpers import answers, chat, gemma
-    told, merged_folder = helpers.read_json(told), helpers.run_dir("merged")
+    told, merged_folder = records.Answers.load(), helpers.run_dir("merged")
     config = gemma.config_from_hf(merged_folder)
     mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
     model = gemma.load_base(merged_folder, config, mesh)
     tokenizer = chat.load_tokenizer(merged_folder)
-    answer, = answers.ask(model, tokenizer, [told["asked"]], told["limit"], mesh,
-                          recipe.thinking)
-    before = "the same to the letter" if answer == told["after"] else told["after"]
+    answer, = answers.ask(model, tokenizer, [told.asked], told.limit, mesh, recipe.thinking)
+    before = "the same to the letter" if answer == told.after else told.after
     print(f"{answer}\n\nthe answer in 03 was {before}")
 
 # %% [markdown]

@@ -351,10 +351,10 @@ for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
 # vLLM's `/tokenize` says what the endpoint would compute on:
 
 # %%
-samples = helpers.read_json(helpers.require(helpers.run_dir("data", "samples.json"), "02_data.py"))
+samples = records.load_samples()
 tokenizer = chat.load_tokenizer(merged)
 template = asking.template_arguments(thinking)
-chats = [request["messages"], *(sample["messages"] for sample in samples)]
+chats = [request["messages"], *(sample.messages for sample in samples)]
 for messages in chats:
     trained = chat.prompt_ids(tokenizer, messages, thinking)
     question = {"model": cfg.name, "messages": messages, **template}

@@ -83,7 +83,7 @@ from helpers import chat, records, style
 from serving import asking, draw, limits, load, results, server
 from serving import options as serve
 from serving.load import Client, Load, sweep
-from tables import hardware, physics, texts
+from tables import architecture, hardware, physics, texts
 
 INF = math.inf
 FULL = Load(regimes=((1024, 256), (4096, 512), (15360, 512)), warmups=4)
@@ -187,7 +187,7 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 # machine slowly gets busier, you'll see it as spread. How long will that take?
 
 # %%
-config = helpers.read_json(Path(options.model) / "config.json")
+config = architecture.read_config(options.model)
 machine = limits.machine_of(options, config, PRICE)
 regimes = len(cfg.regimes)
 count = regimes * (cfg.repeats * (cfg.rates + 1) + 2)
@@ -361,7 +361,7 @@ print("tokens per step, with a drafter:", measured[0].series.speculation or "no 
 
 # %%
 published = pd.read_csv("data/published/qps_sweep_digitized.csv").query("metric == 'ttft'")
-big = helpers.read_json("data/configs/gemma4_31b.json")
+big = architecture.read_config("data/configs/gemma4_31b.json")
 peaks = {"tpu": 8 * hardware.chip("v6e").flops, "gpu": 2 * hardware.chip("h100").flops}
 least_ms = []
 for point in published.itertuples():

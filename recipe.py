@@ -253,10 +253,10 @@ def files_of(folder: Path) -> list[Path]:
     names = {"model.safetensors"}
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = from_json(index.read_text("utf-8"))
+        shards = from_json(index.read_text("utf-8", "replace"))
         places = shards.get("weight_map", {}) if isinstance(shards, dict) else {}
-        check(places, f"{index} has no weight_map: download it again")
-        names = set(places.values())
+        check(places and isinstance(places, dict), f"{index} has no weight_map: download it again")
+        names = set(map(str, places.values()))
     odd = names ^ {path.name for path in folder.glob("*.safetensors")}
     check(not odd, f"{folder}: {sorted(odd)} missing, or beside the model's own {sorted(names)}")
     small = (".json", ".jinja", ".model", ".txt")
@@ -264,9 +264,13 @@ def files_of(folder: Path) -> list[Path]:
 
 def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]:
     """(model, mesh) of a Hugging Face folder: tp cuts heads and MLPs, fsdp rows and weights."""
-    text = json.loads((folder / "config.json").read_text("utf-8"))
-    text = text.get("text_config", text)
-    asked = text | (text.get("rope_parameters") or {})
+    text = from_json((folder / "config.json").read_text("utf-8", "replace"))
+    text = text.get("text_config", text) if isinstance(text, dict) else {}
+    text = text if isinstance(text, dict) else {}
+    rope = text.get("rope_parameters") or {}
+    described = isinstance(rope, dict) and isinstance(text.get("layer_types"), list)
+    check(described, f"{folder}/config.json describes no layers of a Gemma 4: download it again")
+    asked = text | rope
     odd = {key: asked[key] for key in MUST if key in asked and asked[key] not in MUST[key]}
     check(not odd, f"{folder}/config.json asks for {odd}, and Tunix computes something else")
     full, sliding = gemma4.AttentionType.GLOBAL, gemma4.AttentionType.LOCAL_SLIDING

@@ -278,7 +278,21 @@ def _made(out: Path) -> dict[str, Any]:
         noted = read_json(out / RECORD)
     except UserError:  # cut short, so it's made again
         return nothing
-    return nothing | noted if isinstance(noted, dict) else nothing
+    if isinstance(noted, dict):
+        noted = nothing | noted  # `dequantize` notes no errors
+    return noted if _is_note(noted) else nothing
+
+
+def _is_note(noted: Any) -> bool:
+    """Is that what `export` notes: the model's fingerprint, and an error for each matrix?"""
+    if not isinstance(noted, dict) or not isinstance(noted.get("errors"), list):
+        return False
+    for row in noted["errors"]:
+        if not isinstance(row, dict) or not isinstance(row.get("tensor"), str):
+            return False
+        if not isinstance(row.get("error"), float):
+            return False
+    return isinstance(noted.get("model"), str)
 
 
 def _bytes_of(name: str, tensor: Tensor) -> int:

@@ -167,10 +167,8 @@ def check(
         problems.append(f"{path} has no adapter")
     for path in sorted(adapters.keys() - places.keys()):
         problems.append(f"adapter {path} has no place")
-    for key, value in (("rank", recipe.rank), ("alpha", recipe.alpha)):
-        noted = notes.get(key, value)
-        if noted != value:
-            problems.append(f"recipe says {key} {value}, the checkpoint {noted}")
+    if notes:
+        problems += _recipe_problems(recipe, notes)
 
     for path in sorted(places.keys() & adapters.keys()):
         target = places[path]
@@ -181,6 +179,23 @@ def check(
     if problems:
         raise UserError(f"checkpoint and base do not fit: {weights.first_three(problems)}. Check "
                         "Settings.base and Settings.step, or run 03_train.py.")
+
+
+# What the checkpoint's own notes have to say as well, because it decides what a merge writes.
+NOTED = ("rank", "alpha", "dtype", "base_dtype")
+UNSAID = {"base_dtype": ""}  # what older notes, without this name, trained on
+
+
+def _recipe_problems(recipe: Recipe, notes: dict[str, Any]) -> list[str]:
+    """Where 03's recipe.json and the notes of the checkpoint disagree, in words."""
+    problems = []
+    for name in NOTED:
+        written = getattr(recipe, name)
+        noted = notes.get(name, UNSAID.get(name, written))
+        if noted != written:
+            problems.append(f"recipe says {name} {written or 'nothing'}, "
+                            f"the checkpoint {noted or 'nothing'}")
+    return problems
 
 
 def _is_trained(adapters: Adapters) -> bool:
@@ -232,6 +247,24 @@ def plan_merge(targets: list[Module], adapters: Adapters, prefix: str) -> Adapte
         a, b = adapters[target.path]
         for name, pair in target.factors(a, b).items():
             plan[f"{prefix}{name}.weight"] = pair
+    return plan
+
+
+def without_adapters(base: Folder, adapters: Adapters, prefix: str) -> Adapters:
+    """As `plan_merge`, for the matrices that 03 left without adapters on purpose: rank 0.
+
+    A quantised base is quantised there, too. So these matrices have to be written as the run
+    multiplied with them, though nothing is added.
+    """
+    plan: Adapters = {}
+    config = architecture.read_config(base)
+    for module in architecture.modules(config):
+        if module.path in adapters:
+            continue
+        for name, (outputs, inputs) in module.names.items():
+            a = np.zeros((inputs, 0), np.float32)
+            b = np.zeros((0, outputs), np.float32)
+            plan[f"{prefix}{name}.weight"] = a, b
     return plan
 
 
@@ -443,8 +476,11 @@ def run(
 
     if norms is None:
         plan = plan_merge(targets, adapters, prefix)
-        table = merge_model(base, merged, plan, recipe.scale, rows_as_trained(recipe))
-        norms = table.to_dict("records")
+        as_trained = rows_as_trained(recipe)
+        if as_trained:
+            plan |= without_adapters(base, adapters, prefix)
+        table = merge_model(base, merged, plan, recipe.scale, as_trained)
+        norms = _of_adapters(table, plan).to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
     record = Merge(
         inputs=inputs,
@@ -460,9 +496,15 @@ def run(
     return record
 
 
+def _of_adapters(table: pd.DataFrame, plan: Adapters) -> pd.DataFrame:
+    """The rows of `merge_model`'s table whose matrices have adapters; the others have rank 0."""
+    only_rounded = [name for name, (a, _) in plan.items() if a.shape[-1] == 0]
+    return table[~table.tensor.isin(only_rounded)]
+
+
 def rows_as_trained(recipe: Recipe) -> RowsAsTrained | None:
     """What makes rows of the base's files those that a run multiplied with; None: they are."""
-    if not recipe.base_dtype:
+    if not recipe.quantised:
         return None
     from helpers import quantized  # JAX, which the rest of a merge doesn't need
     return quantized.as_trained(recipe.base_dtype, recipe.dtype)

@@ -494,10 +494,16 @@ def _shown(interval: Interval, sign: str = "") -> str:
 
 
 def label(folder: Path, base: str, text: str) -> None:
-    """Give an adapter its card, and the base's own name instead of the folder it was staged in."""
-    run.write_text(folder / "README.md", text)
+    """Give an adapter its card, and the base's own name instead of the folder it was staged in.
+
+    Raises:
+      UserError: the adapter's settings can't be read.
+    """
     path = folder / "adapter_config.json"
     config = run.read_json(path)
+    if not isinstance(config, dict):
+        raise UserError(f"{path} isn't what 04_merge.py writes. Run it again.")
+    run.write_text(folder / "README.md", text)
     config["base_model_name_or_path"] = base
     run.write_json(path, config)
 

@@ -22,8 +22,9 @@ from tunix.models.gemma4.model import Gemma4, ModelConfig
 
 from helpers import gemma
 from helpers.run import UserError
+from tables.stored import STORAGES
 
-BASE_DTYPES = ("bfloat16", "int8", "nf4")  # 2 bytes a weight, as it is; 1; half of one
+BASE_DTYPES = STORAGES
 PLAIN = ("", "bfloat16")  # not quantised
 TILE = 32  # input weights that share a scale in NF4; in int8 all of an output's do
 _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
@@ -357,7 +358,13 @@ def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray
     Bit for bit what `load_base` stores and the model multiplies with, because no scale is shared by
     two outputs and no tile crosses heads: any rows can be taken by themselves. `dtype` is what the
     base had before it was stored as `base_dtype`, and is multiplied in.
+
+    Raises:
+      UserError: `base_dtype` isn't a storage with fewer bits.
     """
+    check_storage(base_dtype)
+    if base_dtype in PLAIN:
+        raise UserError(f"base_dtype={base_dtype!r} stores the base as it is: nothing is rounded.")
     tiled = ((1, TILE),) if base_dtype == "nf4" else ()
 
     def rows_as_trained(rows):

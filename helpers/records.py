@@ -1,15 +1,16 @@
 """The files that travel between pages, as records: what 02, 03 and 04 leave for later pages.
 
 A record is read with `load`, which checks it, and written with `save`. On disk it's a JSON object
-that people can read, with the same names. Standard library only: 05, 06 and 07 read it, too.
+that people can read, with the same names. `samples.json` is a list of examples, and `load_samples`
+reads it. Standard library only: 05, 06 and 07 read these files, too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from helpers.run import UserError, require, run_dir
-from tables import files, records
+from tables import files, records, stored
 
 # ── What all records can do ──
 
@@ -40,8 +41,7 @@ class Record:
         if where is None or path.is_dir():
             path = path.joinpath(*cls.PLACE)
         require(path, cls.PAGE)
-        fix = cls._fix(cls.PAGE)
-        value = files.read_json(path, fix)
+        value = files.read_json(path, _fix(cls.PAGE))
         return cls.from_json(value, path)
 
     @classmethod
@@ -65,9 +65,18 @@ class Record:
           UserError: as for `load`.
         """
         try:
-            return records.from_json(cls, value)
+            record = records.from_json(cls, value)
+            record.check()
         except records.Misfit as error:
-            raise UserError(f"{source} {error}. {cls._fix(page or cls.PAGE)}") from error
+            raise UserError(f"{source} {error}. {_fix(page or cls.PAGE)}") from error
+        return record
+
+    def check(self) -> None:
+        """Refuse what has the right types, and still isn't what a page writes.
+
+        Raises:
+          Misfit: names the field.
+        """
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON holds it, names in the order of the fields.
@@ -86,11 +95,11 @@ class Record:
         path = where or run_dir(*self.PLACE)
         files.write_json(path, self.to_json())
 
-    @staticmethod
-    def _fix(page: str) -> str:
-        """What to do about a file that can't be used."""
-        return (f"It's damaged, or from another version of this repository. Run {page} again, "
-                "which writes it.")
+
+def _fix(page: str) -> str:
+    """What to do about a file that can't be used."""
+    return (f"It's damaged, or from another version of this repository. Run {page} again, "
+            "which writes it.")
 
 
 # ── What the pages leave ──
@@ -153,6 +162,63 @@ class DataMeta(_AskedAs, Record):
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A held-out example of `data/samples.json`, which 03 and 05 ask again."""
+
+    messages: list[dict[str, Any]]  # of the chat before the answer
+    answer: str                     # the dataset's own
+
+
+def load_samples(where: str | Path | None = None) -> list[Sample]:
+    """The held-out examples that 02 left in `data/samples.json`, checked.
+
+    Args:
+      where: the file; None is the one in the run directory at hand.
+
+    Raises:
+      UserError: the file is missing or damaged, or an example isn't what 02 writes. The text names
+        the file, the example and the page that writes the file again.
+    """
+    path = Path(where) if where else run_dir("data", "samples.json")
+    page = DataMeta.PAGE
+    fix = _fix(page)
+    require(path, page)
+    value = files.read_json(path, fix)
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{path} holds {records.shown(value)} instead of a list of examples. {fix}")
+
+    samples = []
+    for number, entry in enumerate(value, 1):
+        try:
+            sample = records.from_json(Sample, entry)
+            check_messages("messages", sample.messages)
+        except records.Misfit as error:
+            raise UserError(f"{path}: example {number} {error}. {fix}") from error
+        samples.append(sample)
+    return samples
+
+
+def check_messages(name: str, messages: list[dict[str, Any]]) -> None:
+    """Refuse what isn't a chat that can be asked.
+
+    Args:
+      name: of the field that holds the messages.
+      messages: as JSON had them.
+
+    Raises:
+      Misfit: there's no message, or one lacks its role, or its content isn't text.
+    """
+    if not messages:
+        raise records.Misfit(f"has no message in {name!r}")
+    for message in messages:
+        role = message.get("role")
+        content = message.get("content", "")  # a message that calls a tool may have none
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise records.Misfit(f"has {records.shown(message)} in {name!r}, which should be a "
+                                 "message with a role and a text")
+
+
+@dataclass(frozen=True)
 class Recipe(_AskedAs, Record):
     """`train/recipe.json`: what decided the training, and what came out of it."""
 
@@ -187,7 +253,7 @@ class Recipe(_AskedAs, Record):
     epochs: float
     system: str | None
     reasoning: str
-    val_loss_before: float
+    val_loss_before: float = field(metadata=records.MAY_BE_NAN)  # NaN: its log was lost
     val_loss_after: float
     examples_per_step: float
     adapter_sha256: str = ""  # `weights.adapters_digest` of the final adapters
@@ -199,6 +265,20 @@ class Recipe(_AskedAs, Record):
         """What A · B is multiplied with."""
         return self.alpha / self.rank
 
+    @property
+    def quantised(self) -> bool:
+        """Whether the base was stored with fewer bits than its files have."""
+        return self.base_dtype not in ("", "bfloat16")
+
+    def check(self) -> None:
+        """See `Record.check`: there's a rank to divide by, and we know how the base was stored."""
+        if self.rank < 1:
+            raise records.Misfit(f"has {self.rank} as 'rank', which should be 1 or more")
+        if self.base_dtype not in ("", *stored.STORAGES):
+            storages = ", ".join(stored.STORAGES)
+            raise records.Misfit(f"has {records.shown(self.base_dtype)} as 'base_dtype', which "
+                                 f"should be one of {storages}")
+
     def asked_otherwise(self, data: DataMeta) -> list[str]:
         """The names of what decides a prompt and has changed in the data since the training."""
         changed = []
@@ -206,6 +286,23 @@ class Recipe(_AskedAs, Record):
             if getattr(data, name) != getattr(self, name):
                 changed.append(name)
         return changed
+
+
+@dataclass(frozen=True)
+class Answers(Record):
+    """`train/answers.json`: a question that 03 asked, with the answers before and after."""
+
+    PLACE: ClassVar = ("train", "answers.json")
+    PAGE: ClassVar = "03_train.py"
+
+    asked: list[dict[str, Any]]  # the chat's messages
+    limit: int                   # tokens of an answer, at most
+    before: str
+    after: str
+
+    def check(self) -> None:
+        """See `Record.check`: the question is a chat that can be asked."""
+        check_messages("asked", self.asked)
 
 
 @dataclass(frozen=True)
@@ -224,3 +321,18 @@ class Merge(Record):
     adapter_files: dict[str, str]  # below adapter/
     norms: list[dict[str, Any]]   # of the deltas, a row for each matrix
     adapter_base: str = ""        # where the adapter is served on another base than the recipe's
+
+    def check(self) -> None:
+        """See `Record.check`: the recipe's own check, and the norms have what 04 draws."""
+        if not self.norms:
+            raise records.Misfit("has no 'norms'")
+        try:
+            self.recipe.check()
+        except records.Misfit as error:
+            raise records.Misfit(f"has a 'recipe' that {error}") from error
+        for row in self.norms:
+            numbers = [row.get(name) for name in ("base", "delta", "rounding")]
+            is_named = isinstance(row.get("tensor"), str)
+            if not is_named or not all(type(number) in (int, float) for number in numbers):
+                raise records.Misfit(f"has {records.shown(row)} in 'norms', which should be a "
+                                     "tensor with three norms")

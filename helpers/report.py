@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from helpers import run
+from helpers.run import UserError
 from tables import hardware, measured
+from tables.texts import json_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM = 3  # the first steps warm caches up, and are not counted
@@ -36,6 +38,9 @@ def training(folder: Path) -> dict[str, Any]:
     Raises:
       LookupError, ValueError: no step was finished, or the log ends in half a line.
     """
+    path = folder / "train/machine.json"
+    if not _json(path):
+        raise UserError(f"{path} isn't what 03_train.py writes. Run it again.")
     steps = _steps(folder / "train/log.jsonl")
     steady = steps[WARM:] or steps
     seconds = [step["seconds"] for step in steady]
@@ -59,12 +64,22 @@ def _base_dtype(folder: Path) -> str | None:
 
 
 def _steps(log: Path) -> list[dict[str, Any]]:
-    """The lines of 03's log that tell of a step; others tell of a held-out loss."""
+    """The lines of 03's log that tell of a step; others tell of a held-out loss.
+
+    Raises:
+      ValueError: a line is neither.
+    """
     steps = []
-    for line in log.read_text().splitlines():
-        record = json.loads(line)
-        if "loss" in record:
-            steps.append(record)
+    for line in json_lines(log.read_bytes()):
+        record = line.value
+        if not isinstance(record, dict):
+            raise UserError(f"{log}: line {line.number} isn't one of 03's.")
+        if "loss" not in record:
+            continue
+        for name in ("loss", "seconds", "real_tokens"):
+            if not measured.is_number(record.get(name)):
+                raise UserError(f"{log}: line {line.number} has no number {name!r}.")
+        steps.append(record)
     return steps
 
 
@@ -78,7 +93,7 @@ def collect(folder: Path, outcome: str = "") -> dict[str, Any]:
     values = _training(folder) | _serving(folder) | _scores(folder)
     numbers = {}
     for name in measured.fields():
-        if values.get(name) is not None:
+        if measured.is_number(values.get(name)):
             numbers[name] = values[name]
     return {
         "series": measured.SERIES,
@@ -87,7 +102,7 @@ def collect(folder: Path, outcome: str = "") -> dict[str, Any]:
         "outcome": outcome,
         "about": _about(folder),
         "versions": _versions(),
-        "pages_seconds": _json(folder / "times.json").get("seconds", {}),
+        "pages_seconds": _part(_json(folder / "times.json"), "seconds"),
         "measured": numbers,
     }
 
@@ -96,8 +111,14 @@ def _json(path: Path) -> dict[str, Any]:
     """A JSON file's object; {} where it's missing or damaged, as after a full disk."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _part(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """The object that an object holds under a name; {} where there's none."""
+    value = values.get(name)
     return value if isinstance(value, dict) else {}
 
 
@@ -123,6 +144,7 @@ def _about(folder: Path) -> dict[str, Any]:
     }
     for name in TRAINED_WITH:
         about[name] = facts.get(name)
+    about["int8_products"] = recipe.get("int8_products") is True
     return about
 
 
@@ -157,7 +179,7 @@ def _training(folder: Path) -> dict[str, Any]:
         return {}
 
     peak = values.get("peak_bytes_in_use")
-    if peak:
+    if peak is not None and measured.is_number(peak):
         values["peak_gib_per_device"] = peak / hardware.GIB
     recipe = _json(place / "train/recipe.json")
     for name in ("val_loss_before", "val_loss_after"):
@@ -170,8 +192,8 @@ def _serving(folder: Path) -> dict[str, Any]:
 
     A first hour measures the server, too. Its numbers stand where 05 or 06 left none.
     """
-    stages = _json(folder / "first_hour/report.json").get("stages", {})
-    hour = stages.get("serve", {}).get("result", {})
+    stages = _part(_json(folder / "first_hour/report.json"), "stages")
+    hour = _part(_part(stages, "serve"), "result")
     ready = _json(folder / "serve/ready.json")
     values = {
         "server_ready_seconds": ready.get("seconds", hour.get("ready_seconds")),
@@ -213,7 +235,7 @@ def _scores(folder: Path) -> dict[str, Any]:
     compared = _json(folder / "eval/comparison.json")
     values = {}
     for model in ("base", "tuned"):
-        scores = compared.get(model, {})
+        scores = _part(compared, model)
         values[f"pass_at_1_{model}"] = scores.get("pass@1")
         values["problems"] = scores.get("n_problems")
     return values

@@ -30,7 +30,7 @@ from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from helpers import chat, gemma, remote, track, weights
+from helpers import chat, gemma, quantized, remote, track, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import DataMeta
@@ -493,6 +493,7 @@ def make_micro_loss(model: nnx.Module, loss_fn: Loss) -> MicroLoss:
 
 Metrics = dict[str, jax.Array]  # of a step: loss, grad_norm, real_tokens
 TrainStep = Callable[[nnx.State, Tree, nnx.State, Batch], tuple[nnx.State, Tree, Metrics]]
+Total = tuple[SumAndCount, nnx.State]  # of micro-batches: losses and tokens, and gradients
 
 
 def make_train_step(
@@ -505,7 +506,7 @@ def make_train_step(
     def train_step(
         adapters: nnx.State, opt_state: Tree, frozen: nnx.State, batch: Batch
     ) -> tuple[nnx.State, Tree, Metrics]:
-        def add_micro_batch(total, rows):
+        def add_micro_batch(total: Total, rows: Batch) -> tuple[Total, None]:
             part = loss_and_grads(adapters, frozen, rows)
             return jax.tree.map(jnp.add, total, part), None
 
@@ -908,6 +909,8 @@ def recipe_of(cfg: Settings) -> dict[str, Any]:
     recipe: dict[str, Any] = {"optimizer": OPTIMIZER.__name__}
     for name in DECIDES:
         recipe[name] = getattr(cfg, name)
+    if recipe["base_dtype"] in quantized.PLAIN:  # two words for a base that isn't quantised
+        recipe["base_dtype"] = ""
     return recipe
 
 
@@ -1038,11 +1041,17 @@ def _same_recipe(
     differences = []
     for key, value in recipe.items():
         if saved.get(key) != value:
-            differences.append(f"{key}: {saved.get(key)} there, {value} here")
+            there, here = _shown(saved.get(key)), _shown(value)
+            differences.append(f"{key}: {there} there, {here} here")
     if differences:
         raise UserError(f"{manager.directory} holds step {step} of another recipe: "
                         f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
                         "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
+
+
+def _shown(value: Any) -> str:
+    """A setting's value as a message shows it; an empty text would be invisible."""
+    return '""' if value == "" else str(value)
 
 
 def _same_shapes(expected: Tree, restored: Tree) -> None:

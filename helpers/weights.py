@@ -138,7 +138,7 @@ def _index_of(folder: Path) -> dict[str, str]:
     path = folder / INDEX
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
 
     places = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from serving import environment
-from serving.options import IMAGES, RANKS, Options, adapter_rank
+from serving.options import IMAGES, RANKS, Options, adapter_rank, model_type
 from tables.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent  # every command runs here
@@ -145,13 +145,15 @@ def _quantization(options: Options) -> list[str]:
 
 
 def _method_of(drafter: str) -> str:
-    """vLLM's name for how this drafter proposes: "mtp" reads the model's own cache."""
+    """vLLM's name for how this drafter proposes: "mtp" reads the model's own cache.
+
+    Raises:
+      UserError: its config.json doesn't say which model it is.
+    """
     folder = Path(drafter)
-    path = folder / "config.json"
     kind = folder.name
-    if path.exists():
-        config = json.loads(path.read_text())
-        kind = config["model_type"]
+    if (folder / "config.json").exists():
+        kind = model_type(folder)
     if kind.endswith("assistant"):  # as Gemma 4's own is called
         return "mtp"
     return "draft_model"

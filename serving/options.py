@@ -14,7 +14,16 @@ from tables.settings import setting
 IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai:v0.32.0"}
 ENGINES = (*IMAGES, "tpu", "cpu")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
+DOWNLOAD = "Download the model again."
 SHARE = 0.92  # of a chip's memory that vLLM takes, unless told otherwise
+LEAST = {  # that these options can be
+    "port": 0,
+    "max_model_len": 1,
+    "max_num_batched_tokens": 1,
+    "tensor_parallel": 1,
+    "data_parallel": 1,
+    "draft_tokens": 1}
+LAST_PORT = 65_535
 # These change no measurement.
 SPEEDLESS = ("adapters", "name", "host", "port", "timeout", "base", "tools")
 ADAPTED = re.compile(  # the names of a PEFT file
@@ -153,6 +162,8 @@ def read(folder: str | Path) -> Options:
         options = records.from_json(Options, values, strict=True)
     except records.Misfit as error:
         raise UserError(f"{path} {error}. {fix}") from error
+    if not isinstance(served, list):
+        raise UserError(f"{path} has no list of 'files', those that were served. {fix}")
     if not Path(options.model).is_dir() or file_states(options.model) != served:
         raise UserError(f"{options.model} is no longer what 05_serve_vllm checked and served. "
                         "Run 05 again.")
@@ -165,12 +176,14 @@ def check(options: Options) -> None:
     """Raise unless these options can be served here.
 
     Raises:
-      UserError: no chips for engine "tpu"; a drafter that isn't one or has another tokenizer; an
-        adapter where there can be none, of another base, or of a rank that vLLM doesn't take; two
-        adapters of one name; a secret among the settings. One line that says what would do.
+      UserError: no chips for engine "tpu"; a number that can't be; a drafter that isn't one or has
+        another tokenizer; an adapter where there can be none, of another base, or of a rank that
+        vLLM doesn't take; two adapters of one name; a secret among the settings. One line that says
+        what would do.
     """
     if options.engine not in ENGINES:
         raise UserError(f"engine {options.engine!r} is unknown; there are {', '.join(ENGINES)}.")
+    _check_numbers(options)
     if options.engine == "tpu" and not hardware.detect().accelerator.startswith("tpu"):
         raise UserError('engine="tpu" needs TPU chips, and this machine has none that it may open. '
                         'Serve with engine="cpu" here, or run this on a TPU VM.')
@@ -180,6 +193,20 @@ def check(options: Options) -> None:
         _check_adapters(options)
     if options.drafter not in ("", "ngram"):
         _check_drafter(Path(options.drafter), Path(options.model))
+
+
+def _check_numbers(options: Options) -> None:
+    """Raise if a number can't be what it's called.
+
+    Raises:
+      UserError: names the first one.
+    """
+    for name, least in LEAST.items():
+        value = getattr(options, name)
+        if value < least:
+            raise UserError(f"{name}={value} can't be: it's {least} at least.")
+    if options.port > LAST_PORT:
+        raise UserError(f"port={options.port} can't be: the last one is {LAST_PORT}.")
 
 
 def _check_flags(flags: tuple[str, ...]) -> None:
@@ -208,7 +235,7 @@ def adapter_rank(folder: str) -> int:
     rank = None
     if isinstance(config, dict):
         rank = config.get("r")
-    if not isinstance(rank, int) or rank < 1:
+    if type(rank) is not int or rank < 1:  # for isinstance, true is an int
         raise UserError(f"{path} names no rank r. Run 04_merge again: it writes the adapter.")
     most = max(RANKS)
     if rank > most:
@@ -306,34 +333,82 @@ def _header_of(file: Path) -> dict:
     Raises:
       UserError: the file is damaged.
     """
+    damaged = f"{file} is damaged or cut short. Run 04_merge again."
     try:
         with open(file, "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            header = opened.read(length)
-            return json.loads(header)
-    except (ValueError, MemoryError) as error:
-        raise UserError(f"{file} is damaged or cut short. Run 04_merge again.") from error
+            content = opened.read(length)
+        header = json.loads(content)
+    except (ValueError, MemoryError, OverflowError, RecursionError) as error:
+        raise UserError(damaged) from error
+    if not isinstance(header, dict):
+        raise UserError(damaged)
+    for name, entry in header.items():
+        if ADAPTED.fullmatch(name) and not _has_two_axes(entry):
+            raise UserError(damaged)
+    return header
 
 
-def _vocabulary(folder: Path) -> dict | None:
-    """The tokens of a model's tokenizer.json with their ids; None if it has none."""
+def _has_two_axes(entry: object) -> bool:
+    """Whether what a header says of a tensor gives it a shape of two whole numbers."""
+    if not isinstance(entry, dict):
+        return False
+    shape = entry.get("shape")
+    if not isinstance(shape, list) or len(shape) != 2:
+        return False
+    return all(type(size) is int for size in shape)
+
+
+def _vocabulary(folder: Path) -> dict | list | None:
+    """The tokens of a model's tokenizer.json with their ids; None if it has none.
+
+    Most tokenizers keep a dict. A Unigram one keeps a list, where an id is a place.
+
+    Raises:
+      UserError: the file isn't a tokenizer's.
+    """
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
-    tokenizer = files.read_json(path, "Download the model again.")
-    return tokenizer["model"]["vocab"]
+    tokenizer = files.read_json(path, DOWNLOAD)
+    vocabulary = None
+    if isinstance(tokenizer, dict):
+        model = tokenizer.get("model")
+        if isinstance(model, dict):
+            vocabulary = model.get("vocab")
+    if not isinstance(vocabulary, (dict, list)):
+        raise UserError(f"{path} holds no tokenizer (it names no vocabulary). {DOWNLOAD}")
+    return vocabulary
+
+
+def model_type(folder: Path) -> str:
+    """What a model's config.json says that it is, such as "gemma4".
+
+    Raises:
+      UserError: it doesn't say it, or can't be read.
+    """
+    path = folder / "config.json"
+    config = files.read_json(path, DOWNLOAD)
+    kind = None
+    if isinstance(config, dict):
+        kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise UserError(f"{path} doesn't say which model this is (it has no model_type). "
+                        f"{DOWNLOAD}")
+    return kind
 
 
 def _check_drafter(drafter: Path, model: Path) -> None:
     """Raise unless the drafter is a model that speaks the same tokens.
 
     Raises:
-      UserError: it isn't.
+      UserError: it isn't, or one of its files can't be used.
     """
     if not (drafter / "config.json").exists():
         raise UserError(
             f"the drafter {drafter} isn't the folder of a model. Download it first: hf download "
             f"{drafter} --local-dir drafter")
+    model_type(drafter)
     vocabulary = _vocabulary(drafter)
     if vocabulary and vocabulary != _vocabulary(model):
         raise UserError(

@@ -33,9 +33,9 @@ class ServerRecord:
     max_model_len: int   # tokens
     container: str       # Docker's name for it; "" without Docker
     log: str             # the file that holds what it says
-    command: list        # the words that were run, before a free port was chosen
-    environment: list    # the settings that went with them
-    files: list          # names, sizes and times of the served files (`options.file_states`)
+    command: list[str]      # the words that were run, before a free port was chosen
+    environment: list[str]  # the settings that went with them
+    files: list[list]       # names, sizes and times of the served files (`options.file_states`)
 
     @staticmethod
     def path(folder: str | Path) -> Path:
@@ -55,9 +55,13 @@ class ServerRecord:
         fix = "Run 05_serve_vllm again: it ends what still runs there, and writes it anew."
         value = files.read_json(path, fix)
         try:
-            return records.from_json(cls, value, strict=True)
+            record = records.from_json(cls, value, strict=True)
         except records.Misfit as error:
             raise UserError(f"{path} {error}. {fix}") from error
+        if record.pid < 1 or not record.base_url.startswith("http://"):
+            raise UserError(f"{path} names no process or no address: pid {record.pid}, base_url "
+                            f"{record.base_url!r}. {fix}")
+        return record
 
     def save(self, folder: str | Path) -> None:
         """Write the record into a folder, whole or not at all.

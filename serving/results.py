@@ -11,6 +11,7 @@ from typing import Any, Self
 import pandas as pd
 
 from serving.records import write_json
+from tables import records
 
 INF = math.inf
 KEPT = 0.9        # of a rate: a server that delivers this much keeps up
@@ -25,7 +26,8 @@ GROWS = {  # with the load, on a quiet machine
     "ttft_p90_ms": "TTFT p90",
     "tpot_p50_ms": "TPOT p50",
     "tpot_p90_ms": "TPOT p90"}
-PER_REQUEST = ("start_times", "ttfts", "latencies", "output_lens", "errors")
+NUMBERS = ("start_times", "ttfts", "latencies", "output_lens")  # of each request
+PER_REQUEST = (*NUMBERS, "errors")
 COUNTS = ("num_prompts", "total_input_tokens", "total_output_tokens")
 
 Regime = tuple[int, int]  # tokens of a prompt, and of an answer
@@ -78,7 +80,7 @@ class Measurement:
         try:
             measurement = cls(
                 raw=raw,
-                series=Series(**raw["series"]),
+                series=records.from_json(Series, raw["series"], strict=True),
                 rate=float(raw["request_rate"]),
                 completed=int(raw["completed"]),
                 failed=int(raw["failed"]),
@@ -88,14 +90,19 @@ class Measurement:
                 latencies=raw["latencies"],
                 output_lens=raw["output_lens"],
                 errors=raw["errors"])
+            for name in NUMBERS:
+                _check_all(name, raw[name], (int, float))
+            _check_all("errors", raw["errors"], str)
             lengths = {len(raw[name]) for name in PER_REQUEST}
             for name in COUNTS:
                 int(raw[name])
             for kind in KINDS:
                 for p in PERCENTILES:
                     measurement.percentile(kind, p)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"no measurement: {error!r}") from error
+        if not 0 < measurement.duration < INF:
+            raise ValueError(f"no measurement: it took {measurement.duration} s")
         if len(lengths) != 1 or measurement.completed < 1:
             raise ValueError(
                 f"no measurement: {measurement.completed} answers in lists of {lengths}")
@@ -146,6 +153,20 @@ class Measurement:
         })
         completed = [not error for error in self.errors]
         return table[completed].reset_index(drop=True)
+
+
+def _check_all(name: str, values: Any, kind: type | tuple[type, ...]) -> None:
+    """Raise unless this is a list of which each value has a type; NaN isn't a number.
+
+    Raises:
+      TypeError: it isn't.
+    """
+    if not isinstance(values, list):
+        raise TypeError(f"{name} is no list")
+    for value in values:
+        is_nan = value != value
+        if not isinstance(value, kind) or isinstance(value, bool) or is_nan:
+            raise TypeError(f"{name} has {value!r}")
 
 
 def delivered_rate(measurement: Measurement, lone: float) -> float:

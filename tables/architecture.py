@@ -245,7 +245,7 @@ def read_config(source: Config | str | Path) -> Config:
     """A config.json as a dict, from a model folder, the file itself, or such a dict.
 
     Raises:
-      UserError: the file is missing, or it isn't a JSON object.
+      UserError: the file is missing, or can't be read, or it isn't a JSON object.
     """
     if isinstance(source, dict):
         return source
@@ -256,8 +256,10 @@ def read_config(source: Config | str | Path) -> Config:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing: {source} holds no Hugging Face model.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}). Download it again.") from error
     if not isinstance(config, dict):
         raise UserError(f"{path} holds no model's settings (no JSON object). Download it again.")
     return config

@@ -116,11 +116,11 @@ def _check(value: Any) -> None:
     if unknown:
         raise ValueError(f"the form has no field {unknown[0]!r}")
     for name, number in values.items():
-        if not _is_number(number):
+        if not is_number(number):
             raise ValueError(f"{name!r} is no number")
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Is it a finite number, and not true or false, which Python counts as 1 and 0?"""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -130,6 +130,8 @@ def _is_number(value: object) -> bool:
 def compiled_row(report: Report) -> dict[str, str] | None:
     """The row of 08 that a report's step was compiled like; None if there's none."""
     about = report.about
+    if about.get("int8_products"):  # no row of 03's step multiplies in int8
+        return None
     mesh = "x".join(str(size) for size in about.get("mesh") or ())
     wanted = {
         "base_dtype": about.get("base_dtype") or "bfloat16",

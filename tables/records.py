@@ -2,11 +2,13 @@
 
 A field's annotation says what JSON may hold: `str`, `int`, `float`, `bool`, a `list`, a `dict`, a
 union of these, `Any`, a `tuple` (a list in JSON), or another dataclass. A whole number is welcome
-where a float is; nothing else is converted. Standard library only.
+where a float is; nothing else is converted. NaN, which Python's JSON knows, is only a number where
+a field says so (`MAY_BE_NAN`). Standard library only.
 """
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Iterable
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 
 Values = dict[str, Any]  # field: value
 Instance = TypeVar("Instance")
+MAY_BE_NAN = {"may_be_nan": True}  # metadata of a field
 
 
 class Misfit(ValueError):
@@ -38,7 +41,7 @@ def from_json(cls: type[Instance], value: Any, strict: bool = False) -> Instance
     given: Values = {}
     for field in _fields(cls):
         if field.name in value:
-            given[field.name] = _checked(field.name, value[field.name], kinds[field.name])
+            given[field.name] = _checked(field, value[field.name], kinds[field.name])
         elif strict or field.default is dataclasses.MISSING:
             raise Misfit(f"has no {field.name!r}")
     unknown = sorted(value.keys() - given.keys())
@@ -61,7 +64,7 @@ def to_json(record: Any) -> Values:
     for field in _fields(type(record)):
         value = getattr(record, field.name)
         kind = kinds[field.name]
-        if not _fits(value, kind):
+        if not _fits_field(value, kind, field):
             raise TypeError(
                 f"{type(record).__name__}.{field.name} is {shown(value)}, which "
                 f"should be {_named(kind)}"
@@ -85,8 +88,9 @@ def _fields(cls: Any) -> tuple[dataclasses.Field, ...]:
     return dataclasses.fields(cls)
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
+def _checked(field: dataclasses.Field, value: Any, kind: Any) -> Any:
     """The value of a field, converted where JSON has no such type."""
+    name = field.name
     if dataclasses.is_dataclass(kind):
         try:
             return from_json(typing.cast(type, kind), value)
@@ -95,9 +99,20 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     origin = typing.get_origin(kind) or kind
     if origin is tuple and isinstance(value, list):
         value = tuple(value)
-    if not _fits(value, kind):
+    if not _fits_field(value, kind, field):
         raise Misfit(f"has {shown(value)} as {name!r}, which should be {_named(kind)}")
     return value
+
+
+def _fits_field(value: Any, kind: Any, field: dataclasses.Field) -> bool:
+    """Whether a value has the type that a field says."""
+    if _is_nan(value):
+        return kind is Any or "may_be_nan" in field.metadata
+    return _fits(value, kind)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -112,7 +127,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if isinstance(value, bool) and origin in (int, float):  # in Python, True is an int
         return False
     if origin is float:  # JSON has no type of its own for whole numbers
-        return isinstance(value, (int, float))
+        return isinstance(value, (int, float)) and not _is_nan(value)
     if not isinstance(value, origin):
         return False
     if origin is dict and parts:

@@ -8,6 +8,7 @@ from tables import architecture, hardware
 
 ROOT = Path(__file__).resolve().parent.parent
 REMATS = ("NONE", "BLOCK", "DECODER")  # what's computed again, from nothing to nearly all
+STORAGES = ("bfloat16", "int8", "nf4")  # of a frozen base: 2 bytes a weight, 1, or half of one
 BASE_DTYPES = ("bfloat16", "int8")  # that 03 chooses from, the first that fits
 ROWS_PER_STEP = {"31b": 2, "e2b": 4, "e4b": 4}  # packed rows of an optimizer step, as in 03
 
@@ -69,15 +70,20 @@ def compiled_fit(
 def settings_here(size: str, row_length: int) -> dict[str, Any]:
     """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device, storage.
 
-    The base stays in bfloat16 if such a step fits, and is stored as int8 if only that fits. Empty
-    if no row that fits is stored for this machine.
+    The base stays in bfloat16 if such a step fits, and is stored as int8 if only that fits. A step
+    fits if one with rows that are long enough does. If there's none of either, the nearest counts.
+    Empty if no row that fits is stored for this machine.
     """
     slice_name = hardware.here().slice
+    rows = []
     for base_dtype in BASE_DTYPES:
         row = compiled_fit(slice_name, size, base_dtype, row_length)
         if row is not None:
+            rows.append(row)
+    for row in rows:
+        if int(row["sequence_length"]) >= row_length:
             return _settings_of(row, size)
-    return {}
+    return _settings_of(rows[0], size) if rows else {}
 
 
 def _settings_of(row: dict[str, str], size: str) -> dict[str, Any]:

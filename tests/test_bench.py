@@ -724,6 +724,12 @@ def test_a_kept_measurement_of_another_shape_is_measured_again(idle, tmp_path, c
         if name in ("series", "ttfts", "errors", "p90_e2el_ms", "total_output_tokens")
     ]
     broken += [good | {"ttfts": good["ttfts"][1:]}, good | {"series": []}, 3, [], None]
+    for value in (None, math.nan, "0.1", [], True):
+        broken += [good | {"ttfts": [value, *good["ttfts"][1:]]}, good | {"duration": value}]
+    series = good["series"]
+    broken += [good | {"errors": None}, good | {"errors": {}}, good | {"completed": INF},
+               good | {"duration": 0.0}, good | {"series": series | {"input_len": "256"}},
+               good | {"series": series | {"cached_tokens": None}}]
     for content in broken:
         path.write_text(json.dumps(content))
         before = len(client.calls)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import first_hour
+from tables.errors import UserError
 
 ABOUT = {"accelerator": "tpu", "kind": "v5p", "chips": 4, "hosts": 1, "trouble": "",
          "slice": "v5p-8", "size": "31b", "commit": "0123abc"}
@@ -80,6 +81,15 @@ def test_a_training_that_fails_does_not_hide_whether_the_server_starts(tmp_path)
     plan = {"data": fails, "serve": plan["serve"]}
     report = first_hour.measure(plan, tmp_path / "other", ABOUT, 1)
     assert list(report["stages"]) == ["data"], "without 02 nobody knows which base to serve"
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"about": {}}', '{"about": [], '
+                                  '"stages": {}}', '{"about": {}, "stages": {"one": 3}}', "{"])
+def test_an_earlier_report_of_another_shape_is_one_line(tmp_path, text):
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(UserError, match="report.json .*(Delete|run the notebook)") as error:
+        first_hour.measure({}, tmp_path, ABOUT, 1)
+    assert "\n" not in str(error.value)
 
 
 def test_the_limit_ends_a_stage_that_hangs_with_all_it_started(tmp_path):

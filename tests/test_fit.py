@@ -66,6 +66,19 @@ def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
     assert stored.settings_here(size, length) == expected
 
 
+@pytest.mark.parametrize("length, expected", [(2048, ""), (2049, "int8"), (4096, "int8"),
+                                              (9000, "")])
+def test_a_plain_step_that_is_too_short_does_not_stand_for_one_that_fits(
+        monkeypatch, length, expected):
+    """bfloat16 fits at 2,048, int8 up to 4,096: rows of 4,096 take what was compiled for them."""
+    plain = stored.compiled_rows("v6e-8", "31b")[0] | {
+        "fits": "True", "base_dtype": "bfloat16", "sequence_length": "2048"}
+    rows = [plain, plain | {"base_dtype": "int8", "sequence_length": "4096"}]
+    monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice="v6e-8"))
+    monkeypatch.setattr(stored, "compiled_rows", lambda slice_name, size: rows)
+    assert stored.settings_here("31b", length).get("base_dtype", "") == expected
+
+
 def test_the_price_and_03_speak_of_the_same_step():
     """Two functions choose among the compiled rows of a slice; they must choose alike.
 

@@ -154,6 +154,29 @@ def test_what_did_not_run_is_missing_and_nothing_else(tmp_path, lost):
     assert reports.collect(tmp_path / "nothing")["measured"] == {}
 
 
+@pytest.mark.parametrize("text", ["[]", "3", "null", "NaN", '"text"', "[" * 100_000, "\x00", "{}",
+                                  '{"seconds": [], "stages": 3, "base": [1], "tuned": null}',
+                                  '{"seconds": null, "stages": {"serve": []}, "base": {"pass@1": '
+                                  '"0.5"}, "peak_bytes_in_use": "8 GB"}'])
+def test_a_file_of_another_shape_is_as_if_it_were_missing(tmp_path, text):
+    for lost in ("train/machine.json", "train/log.jsonl", "train/recipe.json", "times.json",
+                 "serve/ready.json", "eval/comparison.json", "first_hour/report.json"):
+        run = a_run(tmp_path / lost.replace("/", "_"))
+        (run / lost).parent.mkdir(parents=True, exist_ok=True)
+        (run / lost).write_text(text)
+        for number in reports.collect(run)["measured"].values():
+            assert measured.is_number(number), lost
+
+
+def test_a_run_with_int8_products_is_compared_with_no_row_of_another_program(folder):
+    path, = folder.glob("*.json")
+    report = json.loads(path.read_text())
+    assert len(measured.beside_predictions(folder)) == 2
+    report["about"]["int8_products"] = True
+    path.write_text(json.dumps(report))
+    assert measured.beside_predictions(folder) == []
+
+
 def test_a_report_names_no_account_and_no_path(tmp_path):
     text = json.dumps(reports.collect(a_run(tmp_path / "run"), "done"))
     assert str(tmp_path) not in text and str(ROOT) not in text

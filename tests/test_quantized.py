@@ -14,10 +14,10 @@ import qwix
 import random_gemma
 import test_merge
 import train_driver
-from conftest import ROOT, RUN, needs_serve, page, serve
+from conftest import ROOT, RUN, a_recipe, needs_serve, page, serve
 from flax import nnx
 
-from helpers import gemma, merge, quantized, train, weights
+from helpers import gemma, merge, programs, quantized, records, train, weights
 from helpers.run import UserError
 from tpu_time import fit
 
@@ -243,6 +243,49 @@ def test_a_merge_into_the_base_as_trained(trained, tmp_path):
     assert np.abs(found - wanted).max() < 1e-3 < 0.1 < np.abs(found - trained.after).max()
 
 
+ONLY_Q = ".*q_einsum"
+
+
+def test_partial_targets_on_a_quantised_base(trained, tmp_path, monkeypatch):
+    """Every matrix is quantised, q_proj has adapters; the merged folder says the same of both."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    config = gemma.config_from_hf(trained.base, dtype="float32")
+    mesh = one_device(config)
+    rank, alpha = test_merge.RANK, test_merge.ALPHA
+    model = quantized.load_base(trained.base, config, mesh, "nf4")
+    provider = quantized.provider("nf4", rank, alpha, ONLY_Q)
+    with pytest.raises(UserError, match="If that is meant, set partial=True"):
+        gemma.inject_lora(model, rank, alpha, mesh, ONLY_Q, provider=provider)
+    model = gemma.inject_lora(model, rank, alpha, mesh, ONLY_Q, partial=True, provider=provider)
+    adapters = {path: pair for path, pair in trained.adapters.items() if path.endswith("q_einsum")}
+    pairs = gemma.adapted_modules(model)
+    assert set(pairs) == set(adapters)
+    for path, pair in pairs.items():
+        for side, value in zip("ab", adapters[path]):
+            pair[side].set_value(jnp.asarray(value))
+    wanted = test_merge.logits(model, mesh, trained.prompts)
+
+    recipe = replace(trained.recipe, targets=ONLY_Q, partial=True, base_dtype="nf4")
+    targets = merge.targets_of(trained.base, adapters, recipe)
+    record = merge.run(trained.base, targets, adapters, 20, recipe, test_merge.PREFIX)
+    found = test_merge.logits(*test_merge.tunix(tmp_path / "merged"), trained.prompts)
+    assert np.abs(found - wanted).max() < 1e-3, "all matrices are written as they were trained on"
+    assert len(record.norms) == len(adapters) and all(row["delta"] > 0 for row in record.norms)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert "q_proj" in config["target_modules"] and "up_proj" not in config["target_modules"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+def test_rows_are_rounded_whatever_dtype_the_base_s_files_have(dtype):
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(3, 64)).astype(jnp.dtype(dtype))
+    for base_dtype in ("int8", "nf4"):
+        rounded = quantized.as_trained(base_dtype, "bfloat16")(rows)
+        assert rounded.dtype == rows.dtype and rounded.shape == rows.shape
+        error = np.abs(np.float32(rounded) - np.float32(rows)).max()
+        assert 0 < error < 0.02 * (1 if base_dtype == "int8" else 30)
+
+
 @pytest.mark.series
 @pytest.mark.skipif(not (RUN / "data").exists(), reason=f"no run in {RUN}: ./run_all.sh makes one")
 def test_03_and_04_take_a_quantised_base(tmp_path):
@@ -272,8 +315,68 @@ def test_a_storage_that_nobody_knows_is_refused_with_a_list():
     for base_dtype in ("fp8", "int4", "BF16"):
         with pytest.raises(UserError, match="bfloat16, int8, nf4"):
             quantized.provider(base_dtype, 4, 8.0)
-    with pytest.raises(UserError, match="int8_products needs"):
-        quantized.provider("nf4", 4, 8.0, int8_products=True)
+    for base_dtype in ("", "bfloat16", "nf4"):
+        with pytest.raises(UserError, match="int8_products needs"):
+            quantized.provider(base_dtype, 4, 8.0, int8_products=True)
+
+
+@pytest.mark.parametrize("base_dtype", ["INT8", "fp8", " int8", 3, None, True, ["int8"]])
+def test_a_storage_that_nobody_knows_is_refused_before_anything_is_read(base_dtype, monkeypatch):
+    config = gemma.config_from_hf(TINY)
+    mesh = one_device(config)
+    monkeypatch.setattr(gemma, "load_base", None)  # would be a TypeError
+    monkeypatch.setattr(gemma, "abstract_base", None)
+    for ask in (lambda: quantized.abstract_base(config, mesh, base_dtype),
+                lambda: quantized.load_base("nowhere", config, mesh, base_dtype),
+                lambda: quantized.provider(base_dtype, 4, 8.0),
+                lambda: quantized.as_trained(base_dtype, "bfloat16")):
+        with pytest.raises(UserError, match="no storage that we know. Take one of bfloat16, int8"):
+            ask()
+
+
+@pytest.mark.parametrize("page_s_own", ["", "bfloat16"])
+def test_int8_products_of_a_plain_base_stop_03_before_anything_is_loaded(page_s_own, monkeypatch):
+    """03 makes the abstract model and its adapters first, and `load_base` comes after that."""
+    config = gemma.config_from_hf(TINY)
+    mesh = one_device(config)
+    cfg = train.Settings(base_dtype=page_s_own, int8_products=True)
+    with pytest.raises(UserError, match='int8_products needs base_dtype="int8"'):
+        programs.adapted(quantized.abstract_base(config, mesh, cfg.base_dtype), cfg, mesh)
+
+
+def test_the_two_words_for_a_plain_base_are_one_recipe():
+    plain, named = (train.recipe_of(train.Settings(base_dtype=word)) for word in ("", "bfloat16"))
+    assert plain == named and plain["base_dtype"] == ""
+    for word in ("", "bfloat16"):
+        assert merge.rows_as_trained(a_recipe(base_dtype=word)) is None
+    with pytest.raises(UserError, match="nothing is rounded"):
+        quantized.as_trained("bfloat16", "float32")
+
+
+@pytest.mark.parametrize("base_dtype", ["fp8", "INT8", 3, None, True, ["int8"]])
+def test_a_recipe_with_another_storage_is_one_line_that_names_its_file(base_dtype, tmp_path):
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(a_recipe().to_json() | {"base_dtype": base_dtype}))
+    with pytest.raises(UserError, match="'base_dtype'.*Run 03_train.py again") as error:
+        records.Recipe.load(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_older_recipe_beside_an_int8_checkpoint_is_refused(made):
+    """Else 04 would merge int8 training into the base as it was before."""
+    ours = made.recipe
+    noted = {"rank": ours.rank, "alpha": ours.alpha, "dtype": ours.dtype, "base_dtype": "int8",
+             "int8_products": False}
+    parts = made.targets, made.adapters, made.tensors, test_merge.PREFIX
+    merge.check(*parts, replace(ours, base_dtype="int8"), noted)
+    with pytest.raises(UserError, match="recipe says base_dtype nothing, the checkpoint int8"):
+        merge.check(*parts, ours, noted)
+    for older in ({}, made.notes):  # an older checkpoint says nothing of it, and was plain
+        merge.check(*parts, ours, older)
+    with pytest.raises(UserError, match="recipe says base_dtype int8, the checkpoint nothing"):
+        merge.check(*parts, replace(ours, base_dtype="int8"), made.notes)
+    with pytest.raises(UserError, match="recipe says dtype float32, the checkpoint bfloat16"):
+        merge.check(*parts, replace(ours, base_dtype="int8"), noted | {"dtype": "bfloat16"})
 
 
 def test_a_checkpoint_without_the_new_names_is_one_of_a_plain_base():
@@ -283,8 +386,9 @@ def test_a_checkpoint_without_the_new_names_is_one_of_a_plain_base():
     manager = SimpleNamespace(directory="checkpoints")
     train._same_recipe(manager, 5, older, recipe)
     stored_as_int8 = train.recipe_of(train.Settings(base_dtype="int8"))
-    for saved, wanted in ((older, stored_as_int8), (stored_as_int8, recipe)):
-        with pytest.raises(UserError, match="base_dtype: "):
+    for saved, wanted, words in ((older, stored_as_int8, '"" there, int8 here'),
+                                 (stored_as_int8, recipe, 'int8 there, "" here')):
+        with pytest.raises(UserError, match=f"base_dtype: {words}"):
             train._same_recipe(manager, 5, saved, wanted)
 
 

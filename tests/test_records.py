@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 from conftest import ROOT, a_data_meta, a_recipe, load
@@ -13,8 +14,11 @@ MERGE = records.Merge(
     inputs={"step": 20, "base": "b"}, step=20, scale=2.0, base="base", recipe=a_recipe(),
     files={"model.safetensors": "0"}, adapter_files={"adapter_model.safetensors": "1"},
     norms=[{"tensor": "x", "base": 1.0, "delta": 0.1, "rounding": 0.01}])
-ALL = [a_data_meta(), a_recipe(), a_recipe(adapter_sha256="a", system=None), MERGE]
-FORMS = pytest.mark.parametrize("record", ALL, ids=["data", "recipe", "full recipe", "merge"])
+CHAT = [{"role": "user", "content": "a counter"}]
+ANSWERS = records.Answers(asked=CHAT, limit=160, before=".", after="module")
+ALL = [a_data_meta(), a_recipe(), a_recipe(adapter_sha256="a", system=None), MERGE, ANSWERS]
+FORMS = pytest.mark.parametrize(
+    "record", ALL, ids=["data", "recipe", "full recipe", "merge", "answers"])
 
 
 def refused(record, path, text):
@@ -73,6 +77,20 @@ def test_a_damaged_recipe_inside_merge_json_sends_the_reader_to_04(tmp_path):
     assert "'recipe'" in said and "'rank'" in said and "whole number" in said
 
 
+def test_a_recipe_and_norms_that_cannot_be_meant_are_named(tmp_path):
+    for changes in ({"rank": 0}, {"rank": -1}, {"base_dtype": "fp8"}):
+        text = json.dumps(a_recipe().to_json() | changes)
+        assert repr(*changes) in refused(a_recipe(), tmp_path / "recipe.json", text)
+        whole = MERGE.to_json()
+        whole["recipe"] |= changes
+        said = refused(MERGE, tmp_path / "merge.json", json.dumps(whole))
+        assert "'recipe'" in said and repr(*changes) in said
+    row = MERGE.norms[0]
+    for bad in ({}, row | {"tensor": 3}, row | {"delta": None}, row | {"base": "1"}):
+        text = json.dumps(MERGE.to_json() | {"norms": [row, bad] if bad else []})
+        assert "'norms'" in refused(MERGE, tmp_path / "merge.json", text)
+
+
 @FORMS
 def test_names_that_nobody_knows_do_no_harm(record, tmp_path):
     (tmp_path / "file.json").write_text(json.dumps(record.to_json() | {"later": 1}))
@@ -107,14 +125,78 @@ def test_rules_that_are_spelled_once():
     assert recipe.asked_otherwise(changed) == ["reasoning", "template_sha256"]
 
 
+# Who reads JSON without a record, and why that's fine. Any other file gets a record, else a renamed
+# field, or a file of another shape, would be found where it's used, hours later.
+CHECKS_ITSELF = {
+    "03_train.py": 1,         # samples.json, when `check_data` has compared every byte
+    "05_serve_vllm.py": 1,    # data/configs of the repository
+    "09_tiny_base.py": 2,     # data/configs and assets of the repository
+    "10_published.py": 1,     # data/configs
+    "13_rl.py": 1,            # data/configs
+    "four_bits.py": 1,        # another shape counts as no export
+    "own.py": 1,              # looks at the shape
+    "report.py": 1,           # looks at the shape
+    "first_hour.py": 2,       # looks at the shape; what its own child has just written
+    "series.py": 1,           # a record
+    "options.py": 4,          # a record; rank, vocabulary and model type look at the shape
+}
+
+
 def test_no_page_reads_one_of_the_files_as_a_dict():
-    """Else a renamed field would be found where it's used, hours later."""
-    names = ("recipe.json", "meta.json", "merge.json")
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("helpers/*.py"), *ROOT.glob("serving/*.py"),
-                 *ROOT.glob("appendix/*.py"), *ROOT.glob("tools/*.py")]:
-        lines = path.read_text().splitlines()
-        reads = [line for line in lines if "read_json" in line and any(n in line for n in names)]
-        assert not reads, (path.name, reads)
+    counts = {}
+    for folder in (".", "helpers", "serving", "verilog", "appendix", "tools"):
+        for path in (ROOT / folder).glob("*.py"):
+            text = path.read_text().replace("pd.read_json(", "")  # pandas' own
+            calls = text.count("read_json(")
+            if calls and path.name not in ("run.py", "records.py"):  # which define and check
+                counts[path.name] = calls
+    assert counts == CHECKS_ITSELF
+
+
+def refused_samples(path, value, text):
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    with pytest.raises(UserError) as error:
+        records.load_samples(path)
+    said = str(error.value)
+    assert len(said.splitlines()) == 1 and str(path) in said and text in said, said
+    assert "Run 02_data.py" in said, said
+
+
+def test_samples_of_another_shape_are_one_line_that_names_the_example(tmp_path):
+    path = tmp_path / "samples.json"
+    good = {"messages": CHAT, "answer": "module"}
+    path.write_text(json.dumps([good, good]))
+    assert records.load_samples(path) == [records.Sample(CHAT, "module")] * 2
+    for value in ("", "{", "[" * 100_000, "\x00"):
+        refused_samples(path, value, "is not valid JSON")
+    for value in ("{}", "[]", "null", "NaN", "3", json.dumps({"samples": [good]})):
+        refused_samples(path, value, "instead of a list of examples")
+    for bad in (None, [], 3, "text", {}, {"messages": CHAT}, {"answer": "x"}, good | {"answer": 3},
+                good | {"messages": None}, good | {"messages": {}}, good | {"messages": []},
+                good | {"messages": ["text"]}, good | {"messages": [{}]},
+                good | {"messages": [{"role": "user", "content": 3}]},
+                good | {"messages": [{"role": None, "content": "x"}]}):
+        refused_samples(path, [good, bad], "example 2 ")
+    path.unlink()
+    with pytest.raises(UserError, match="samples.json is missing. Run 02_data.py first"):
+        records.load_samples(path)
+
+
+def test_a_question_that_cannot_be_asked_is_one_line(tmp_path):
+    for asked in ([], [{}], [{"role": "user", "content": None}], [{"role": 1, "content": "x"}]):
+        text = json.dumps(ANSWERS.to_json() | {"asked": asked})
+        assert "'asked'" in refused(ANSWERS, tmp_path / "answers.json", text)
+
+
+def test_nan_is_no_number_unless_a_field_says_so(tmp_path):
+    whole = a_recipe().to_json()
+    for name in ("alpha", "learning_rate", "rank", "val_loss_after"):
+        text = json.dumps(whole | {name: float("nan")})
+        assert f"NaN as {name!r}" in refused(a_recipe(), tmp_path / "recipe.json", text)
+    lost_log = a_recipe(val_loss_before=float("nan"))  # its log was lost, so nobody knows
+    lost_log.save(tmp_path / "recipe.json")
+    found = records.Recipe.load(tmp_path / "recipe.json")
+    assert math.isnan(found.val_loss_before) and found.alpha == lost_log.alpha
 
 
 def test_04_goes_on_where_its_own_file_is_torn(tmp_path, monkeypatch, capsys):
@@ -124,7 +206,7 @@ def test_04_goes_on_where_its_own_file_is_torn(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(merge.weights, "fingerprint", lambda base: "b")
     monkeypatch.setattr(merge, "plan_merge", lambda *parts: {})
     monkeypatch.setattr(merge, "write_adapter", lambda *parts: None)
-    norms = pd.DataFrame(columns=["tensor", "base", "delta", "rounding"])
+    norms = pd.DataFrame(MERGE.norms)
     monkeypatch.setattr(merge, "merge_model", lambda *parts: norms)
     (tmp_path / "merged").mkdir()
     (tmp_path / "adapter").mkdir()

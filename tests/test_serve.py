@@ -7,6 +7,7 @@ server is started by the tests marked `slow` and by the series.
 import glob
 import itertools
 import json
+import math
 import os
 import shlex
 import shutil
@@ -267,6 +268,11 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(
     tpu = Options(engine="tpu-docker", model=model, tensor_parallel=8, chip="v6e")
     for options, words in (
         (Options(engine="npu", model=model), "there are tpu-docker"),
+        (Options(model=model, port=-1), "port=-1 can't be: it's 0 at least"),
+        (Options(model=model, port=65_536), "port=65536 can't be: the last one is 65535"),
+        (Options(model=model, tensor_parallel=0), "tensor_parallel=0 can't be"),
+        (Options(model=model, max_model_len=0), "max_model_len=0 can't be"),
+        (Options(model=model, drafter="ngram", draft_tokens=-4), "draft_tokens=-4 can't be"),
         (replace(tpu, engine="tpu"), "needs TPU chips, and this machine has none"),
         (replace(tpu, adapters=(f"a={adapter}",)), "merge it .* instead"),
         (replace(tpu, adapters=(f"a={adapter}",), implementation="vllm", data_parallel=2),
@@ -278,6 +284,44 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(
             serving.start(options, tmp_path / "serve")
         assert "\n" not in str(caught.value) and not (tmp_path / "serve").exists()
     serve.check(replace(tpu, drafter=same))
+
+
+def test_a_drafter_or_adapter_of_another_shape_is_one_line_with_the_file_s_name(tmp_path, adapter):
+    vocabulary = {"model": {"vocab": {"a": 0}}}
+    model = folder_of(tmp_path / "model", tokenizer=vocabulary, config={"model_type": "x"})
+    drafter = folder_of(tmp_path / "draft", tokenizer=vocabulary, config={"model_type": "x"})
+    options = Options(engine="tpu-docker", model=model, drafter=drafter, chip="v6e")
+    serve.check(options)
+    others = ("", "{", "[]", "3", "null", "NaN", "[" * 100_000, "\x00", '"text"', "{}")
+    configs = ('{"model_type": null}', '{"model_type": 3}', '{"model_type": ["x"]}')
+    tokenizers = ('{"model": null}', '{"model": []}', '{"model": {}}', '{"model": {"vocab": 3}}')
+    for name, spoiled in (("config", others + configs), ("tokenizer", others + tokenizers)):
+        path = Path(drafter) / f"{name}.json"
+        good = path.read_text()
+        for text in spoiled:
+            path.write_text(text)
+            for asked in (serve.check, commands.command)[:1 if name == "tokenizer" else 2]:
+                with pytest.raises(UserError) as caught:
+                    asked(options)
+                said = str(caught.value)
+                assert str(path) in said and "\n" not in said and "Download" in said, said
+        path.write_text(good)
+    lists = {"model": {"type": "Unigram", "vocab": [["a", 0.0]]}}  # a list is a vocabulary, too
+    folder_of(Path(drafter), tokenizer=lists)
+    with pytest.raises(UserError, match="has another tokenizer"):
+        serve.check(options)
+
+
+@pytest.mark.parametrize("entry", [3, None, [], {}, {"shape": 3}, {"shape": [1]},
+                                   {"shape": [None, 8]}, {"shape": [1.5, 8]}])
+def test_an_adapter_whose_header_has_another_shape_is_damaged(tmp_path, entry):
+    name = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+    file = tmp_path / "adapter_model.safetensors"
+    for header in ({name: entry}, [name], 3, None):
+        content = json.dumps(header).encode()
+        file.write_bytes(len(content).to_bytes(8, "little") + content)
+        with pytest.raises(UserError, match="adapter_model.safetensors is damaged or cut short"):
+            serve.check_base(tmp_path, "assets/tiny_gemma4")
 
 
 # -- Options travel --------------------------------------------------------------------------------
@@ -323,6 +367,9 @@ def test_options_that_are_none_say_what_to_run(tmp_path):
         good.replace('"port": 0', '"port": "0"'),
         good.replace('"flags": []', '"flags": 3'),
         good.replace('"files"', '"filed"'),
+        json.dumps(json.loads(good) | {"files": None}),
+        json.dumps(json.loads(good) | {"files": {}}),
+        json.dumps(json.loads(good) | {"timeout": math.nan}),
         "[" * 100_000,
         "\x00",
     ):
@@ -834,6 +881,11 @@ def test_a_record_has_fields_of_its_types(tmp_path):
         rest = {key: value for key, value in good.items() if key != name}
         with pytest.raises(records.Misfit, match=name):
             records.from_json(ServerRecord, rest, strict=True)
+    for changes in ({"pid": -1}, {"pid": 0}, {"base_url": "x"}, {"environment": [None]},
+                    {"command": [None]}, {"files": [None]}):
+        (tmp_path / "server.json").write_text(json.dumps(good | changes))
+        with pytest.raises(UserError, match="server.json.*Run 05_serve_vllm again"):
+            serving.is_alive(tmp_path)
 
 
 def test_no_clock_that_is_set_ends_or_prolongs_the_waiting(fake, monkeypatch):

@@ -123,6 +123,25 @@ def serve() -> None:
         **{key: found.get(key) for key in kept}})
 
 
+def earlier_report(path: Path) -> dict[str, Any]:
+    """The report that an earlier call of this program left.
+
+    Raises:
+      UserError: the file isn't one.
+    """
+    report = read_json(path)
+    parts = []
+    if isinstance(report, dict):
+        stages = report.get("stages")
+        parts = [report.get("about"), stages]
+        if isinstance(stages, dict):
+            parts += stages.values()
+    if not parts or not all(isinstance(part, dict) for part in parts):
+        raise UserError(f"{path} isn't a report of the first hour. Delete its folder, or set "
+                        "RUN_DIR to keep it.")
+    return report
+
+
 def measure(plan: Mapping[str, Stage], folder: Path, about: dict[str, Any],
             minutes: float) -> dict[str, Any]:
     """All stages in order, finished ones not again, within `minutes`. Returns the report.
@@ -132,7 +151,7 @@ def measure(plan: Mapping[str, Stage], folder: Path, about: dict[str, Any],
     """
     deadline, path, own = time.monotonic() + 60 * minutes, folder / "report.json", folder / "run"
     own.mkdir(parents=True, exist_ok=True)
-    report = read_json(path) if path.exists() else {"about": about, "stages": {}}
+    report = earlier_report(path) if path.exists() else {"about": about, "stages": {}}
     if changed := [key for key in about if report["about"].get(key) != about[key]]:
         raise UserError(f"{path} is about another {', '.join(changed)}. "
                         "Delete its folder, or set RUN_DIR to keep it.")
