@@ -1,7 +1,8 @@
 """scripts/harness.sh: lm-evaluation-harness and `verilog.questions` give the same score.
 
-The server is ours: it answers some questions right, some wrong, some with space around them, so
-that neither model nor vLLM is needed. `HARNESS` names an environment that isn't .venv-harness.
+Most tests ask a server of ours: it answers some questions right, some wrong, some with space around
+them, so that neither model nor vLLM is needed. One test asks vLLM with the model that own_data
+tuned. `HARNESS` names an environment that isn't .venv-harness.
 """
 
 import http.server
@@ -13,18 +14,37 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, a_server_record, program
+from conftest import ROOT, RUN, a_server_record, needs_serve, program
 
+import serving
 import verilog
 from helpers import chat
+from serving import Options
+from verilog import client
 
 ASSETS = ROOT / "assets" / "tiny_gemma4"
 PORTS = ROOT / "data" / "ports" / "held_out.jsonl"
 HARNESS = ROOT / os.environ.get("HARNESS", ".venv-harness")
+needs_harness = pytest.mark.skipif(not (HARNESS / "bin/lm_eval").exists(),
+                                   reason="no .venv-harness: ./setup.sh harness makes it")
+OWN = sorted(RUN.glob("own/*/merged"))  # of the series' own_data, tuned on data/ports
 
 
 def harness(*words, **env):
     return program("bash", ROOT / "scripts" / "harness.sh", *words, **env)
+
+
+def theirs(folder):
+    """(the harness's own score, what it logged of each question), from one run of it."""
+    results, = folder.glob("harness/*/results_*.json")
+    score = json.loads(results.read_text())["results"]["ports"]["exact_match,stripped"]
+    samples, = folder.glob("harness/*/samples_ports_*.jsonl")
+    return score, [json.loads(line) for line in samples.read_text().splitlines()]
+
+
+def exact():
+    """Our own benchmark of the same questions: an answer counts if it's the reference."""
+    return verilog.questions(PORTS, lambda question, answer, wanted: answer == wanted)
 
 
 def answers():
@@ -76,21 +96,19 @@ def server(tmp_path):
         running.shutdown()
 
 
-@pytest.mark.skipif(not (HARNESS / "bin/lm_eval").exists(),
-                    reason="no .venv-harness: ./setup.sh harness makes it")
+@needs_harness
 def test_exact_match_is_the_score_of_verilog_questions(server):
     folder, requests = server
     done = harness(folder, "ports", HARNESS=str(HARNESS), HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr[-3000:]
-    results, = Path(folder).glob("harness/*/results_*.json")
-    theirs = json.loads(results.read_text())["results"]["ports"]["exact_match,stripped"]
+    score, _ = theirs(Path(folder))
 
-    benchmark = verilog.questions(PORTS, lambda question, answer, wanted: answer == wanted)
+    benchmark = exact()
     said = answers()
     pairs = [(problem, benchmark.extract(said[problem.prompt], problem))
              for problem in benchmark.problems]
     ours = benchmark.grade(pairs)
-    assert theirs == pytest.approx(sum(ours) / len(ours)) and 0.3 < theirs < 0.9
+    assert score == pytest.approx(sum(ours) / len(ours)) and 0.3 < score < 0.9
 
     tokenizer = chat.load_tokenizer(ASSETS)
     wanted = [chat.prompt_ids(tokenizer, [{"role": "user", "content": problem.prompt}], False)
@@ -130,3 +148,43 @@ def test_our_own_server_is_asked_past_any_proxy(server, tmp_path):
     shell = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "corp.example"}
     done = harness(folder, "ports", HARNESS=str(stub.parent), **shell)
     assert done.stdout.startswith("True {") and "127.0.0.1:9" in done.stdout, done.stderr
+
+
+@needs_serve
+@needs_harness
+@pytest.mark.slow
+@pytest.mark.series
+@pytest.mark.skipif(not OWN, reason=f"no model of own_data in {RUN}")
+def test_a_real_server_gets_one_score_by_both(tmp_path):
+    """vLLM with a tuned model: we grade the harness's answers, and those that we ask for."""
+    tokenizer = chat.load_tokenizer(OWN[0])
+    benchmark = exact()
+    record = serving.start(Options(model=str(OWN[0]), name="ports", timeout=900.0), tmp_path)
+    try:
+        done = harness(tmp_path, "ports", HARNESS=str(HARNESS), HF_HUB_OFFLINE="1")
+        assert done.returncode == 0, done.stderr[-3000:]
+        ask = client.Client(record.base_url, "ports", record.max_model_len, chat.TURN_END)
+        asked = []
+        for problem in benchmark.problems:
+            ids = chat.prompt_ids(tokenizer, [{"role": "user", "content": problem.prompt}])
+            reply = ask.complete(ids, 128, 0.0, 1.0, {"skip_special_tokens": False})
+            asked.append((problem, benchmark.extract(reply.text, problem)))
+    finally:
+        serving.stop(tmp_path)
+
+    score, samples = theirs(tmp_path)
+    said = {sample["doc"]["question"]: sample for sample in samples}
+    pairs = []
+    marks = []
+    for problem in benchmark.problems:
+        sample = said[problem.prompt]
+        pairs.append((problem, benchmark.extract(sample["resps"][0][0], problem)))
+        marks.append(sample["exact_match"])
+    ours = benchmark.grade(pairs)
+    print(f"exact match of {len(ours)} questions: {score:.3f} by the harness, "
+          f"{sum(ours) / len(ours):.3f} by us, "
+          f"{sum(benchmark.grade(asked)) / len(asked):.3f} of the answers that we asked for")
+    assert ours == marks and score == pytest.approx(sum(ours) / len(ours))
+    assert 0 < score < 1, "a score that can tell answers apart"
+    same = sum(pair == other for pair, other in zip(asked, pairs, strict=True))
+    assert same >= 0.9 * len(asked), "greedy answers; a batch may turn a near tie"
