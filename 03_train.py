@@ -15,13 +15,13 @@
 #
 # # 03 · LoRA on Gemma 4: every matrix, every token, every bit
 #
-# How does a model that answers in fragments learn to write the module you asked for? You'll load Gemma 4
-# onto four devices, ask it for an up-down counter, train small adapters beside its frozen weights, and ask
-# again. Then you'll learn the JAX behind it, in ten minutes.
+# How does a model that answers in fragments learn to write the module you asked for? You'll plan small adapters
+# for Gemma 4, load it onto four devices, ask it for an up-down counter, train the adapters, and ask again. Then
+# you'll learn the JAX behind it, in ten minutes.
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each). e2b (Gemma 4 E2B, about two billion effective parameters): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
+# | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), or a v5e-8 (8 chips, 15.75 GiB each; section 1 says how). e2b (Gemma 4 E2B, about two billion effective parameters): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
 # | **Time and cost** | tiny: about eight minutes on two CPU cores without AVX-512 (measured). 31b: about an hour on a v5p-8 (predicted and assumed, [08](08_dryrun.ipynb)) |
@@ -50,11 +50,21 @@ import helpers
 helpers.machine(devices=4)
 
 # %% [markdown]
-# ## 1. Load the model and ask it
+# ## 1. LoRA: W + (α/r) · A · B
+# In [00](00_quickstart.ipynb) the base model answered our up-down counter with a full stop. **How can you teach a
+# model of 31 billion weights without touching any of them?**
+#
+# With *LoRA* (low-rank adaptation). Every layer has matrices W in each of its two halves, attention and MLP. All of
+# them stay frozen, and so does everything else. Beside each W you train two thin matrices, which together are an
+# *adapter*. A narrows the input of W to r numbers (r is the `rank`), and B turns these into a correction of W's
+# output. The correction counts α/r times (α is `alpha`).
+#
+# Drawn to scale, for one matrix of the 31B, A and B are no more than two thin lines.
+#
+# ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
+#
 # **Who does what here?** JAX computes, Flax NNX holds the model, and Tunix knows Gemma 4. Qwix adds LoRA,
-# Optax is the optimizer, Grain feeds the data, and Orbax writes checkpoints. The defaults of
-# `train.Settings` are mostly a published recipe for the 31B ([10](10_published.ipynb) asks how much of it
-# holds).
+# Optax is the optimizer, Grain feeds the data, and Orbax writes checkpoints.
 #
 # <details><summary>If you know PyTorch</summary>
 #
@@ -72,6 +82,7 @@ helpers.machine(devices=4)
 # </details>
 
 # %%
+import itertools
 import time
 from dataclasses import replace
 
@@ -89,11 +100,24 @@ from tables import architecture
 from tables.stored import settings_here
 
 # %% [markdown]
+# ### Settings
 # You don't choose the model here: the data already did. It was made with one model's tokenizer, and its rows
-# have one length. If [08](08_dryrun.ipynb) has compiled this step for your slice, `settings_here` takes three
-# settings from there: the mesh, what the backward pass recomputes, and how many rows a device computes at once.
-# (If several row lengths were compiled, the nearest to yours counts.) You won't need most of the settings in
-# the table before your second run.
+# have one length. The settings below say how to train. Their defaults are mostly a published recipe for the 31B
+# ([10](10_published.ipynb) asks how much of it holds). Two of them need a word:
+#
+# - `mesh` arranges the devices along two axes. `fsdp` (fully sharded data parallelism) cuts the batch and the
+#   storage of the weights. `tp` (tensor parallelism) cuts attention heads and the columns of matrices. Section 6
+#   shows both.
+# - `base_dtype` says how the frozen weights are stored. Usually that's bfloat16, a number in two bytes. int8 takes
+#   one byte, and rounds the weights to do so.
+#
+# If [08](08_dryrun.ipynb) has compiled this page's training step for your slice, `settings_here` takes four
+# settings from there: the mesh, what the backward pass computes again to save memory (`remat`), how many rows a
+# device computes at once, and `base_dtype`. (If several row lengths were compiled, the nearest to yours counts.)
+#
+# On a v5e-8, such as Kaggle's free one, `settings_here` stores the 31B in int8. In bfloat16 it doesn't fit: for rows
+# of 2,048 tokens the TPU's compiler plans 17.3 GiB on a chip that has 15.75. [11](11_qlora.ipynb) explains int8, and
+# [04](04_merge.ipynb) will merge your adapters into the rounded weights, because you trained beside those.
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
@@ -106,12 +130,20 @@ TINY = train.Settings(rank=16, alpha=32.0, learning_rate=3e-3, warmup_steps=10, 
                       validation_rows=8, checkpoint_every=60, answer_tokens=160)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 cfg = replace(cfg, **train.from_environment())  # MAX_STEPS, CHECKPOINTS: where a script sets them
-cfg.table()
+style.show_settings(cfg, ["rank", "alpha", "learning_rate", "epochs", "rows_per_step", "mesh",
+                          "base_dtype"])
 
 # %% [markdown]
-# A *mesh* arranges the devices along two axes. `fsdp` (fully sharded data parallelism) cuts the batch and the
-# storage of the weights. `tp` (tensor parallelism) cuts attention heads and the columns of matrices. Section 6
-# shows both.
+# ### Where do the adapters go?
+# You can see that before you read 62 GB of weights. JAX can build a model of shapes: it knows how large every
+# array is and which device will hold it, but it has no numbers. The next cell builds one and adds the adapters.
+#
+# Qwix goes by the modules' paths, such as `layers.5.attn.q_einsum`: it wraps each module whose path matches a
+# pattern. (An *einsum* is a product whose axes have letters, and Tunix names its attention matrices after it.)
+#
+# The adapters are float32, and here's why. The optimizer, Adam, keeps two running averages for every trained
+# number, its *moments*. The second moment shrinks by the factor 0.999 a step. In bfloat16 that factor rounds to 1,
+# so the moment would never shrink.
 
 # %%
 train.keep_compilations(cfg.checkpoints)
@@ -119,89 +151,13 @@ config = gemma.config_from_hf(base, dtype=cfg.dtype)
 config.remat_config = gemma.RematConfig[cfg.remat]
 mesh = gemma.make_mesh(config, cfg.mesh)
 fsdp, tp = mesh.devices.shape
-
-# %% [markdown]
-# Soon you'll train with *LoRA*: every matrix of the model stays frozen, two thin matrices beside it get
-# trained, and the thin ones are the *adapters* (section 2). Compiling such an optimizer step takes minutes for
-# the 31B, but the compiler needs only shapes, no weights. So it starts now, in a thread of its own, while the
-# weights are still on the disk.
-#
-# The next two cells prepare what it needs, and you can read them again after section 4: an optimizer, a loss,
-# and a model with adapters that has shapes and no numbers. *Tracing* means that JAX runs the Python code once,
-# to record its operations for the compiler.
-
-# %%
-train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
-micro_batches, micro_rows = train.micro_batches_of(cfg, fsdp)
-rows_per_step = micro_batches * micro_rows
-steps = train.steps_of(cfg, len(train_rows), rows_per_step)
-optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
-                                 cfg.max_grad_norm)
-capacity = train.capacity_of(train_rows, val_rows)
-loss_fn = train.make_loss(capacity)
-
-# %%
-def adapt(model):
-    return programs.adapted(model, cfg, mesh)
-
-
-with helpers.phase("tracing the optimizer step"):
-    shapes = adapt(quantized.abstract_base(config, mesh, cfg.base_dtype))
-    lowered = train.lower_step(shapes, optimizer, loss_fn, mesh,
-                               (micro_batches, micro_rows, length))
-ahead = train.compile_ahead(lowered)
-
-# %% [markdown]
-# Now the weights. `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files onto its
-# devices. We ask for bfloat16 by name, because Tunix's default is float32, at twice the bytes. (Only the tiny
-# model is trained in float32: a CPU without bfloat16 units is faster with it.)
-
-# %%
-began = time.perf_counter()
-with helpers.phase(f"loading {meta.base_model} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
-    model = quantized.load_base(base, config, mesh, cfg.base_dtype)
-    jax.block_until_ready(nnx.state(model))
-load_seconds = time.perf_counter() - began
-base_parameters = quantized.parameters_of(model)
-print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB per device")
-
-# %% [markdown]
-# Now ask it for the up-down counter, together with the three held-out requests of notebook 02. (If you
-# brought your own data, your first held-out question takes the counter's place.)
-
-# %%
-samples = helpers.read_json(data / "samples.json")
-counter = samples[0]["messages"][-1]["content"]
-if meta.evaluation:  # the series' own data
-    counter = open("data/tiny_eval/Prob031_updown_prompt.txt").read().strip()
-chats = [[*meta.system_messages, {"role": "user", "content": counter}],
-         *(sample["messages"] for sample in samples)]
-thinking = meta.thinking
-with helpers.phase("four answers of the base model"):
-    before = answers.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
-print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
-
-# %% [markdown]
-# **A full stop isn't a counter. You'll ask again in section 5.**
-#
-# ## 2. LoRA: W + (α/r) · A · B
-# How can you teach a model of 31 billion weights without touching any of them? Each matrix W of attention
-# and MLP stays frozen, and so does everything else. Beside W you train A, which narrows the same input to
-# r numbers (r is the `rank`), and B, which turns these into a correction of the output. The correction
-# counts α/r times (α is `alpha`).
-#
-# Qwix finds the matrices by a pattern over module paths and wraps them. (An *einsum* is a product whose axes
-# have letters; Tunix names its attention matrices after it.) The adapters are float32, because in bfloat16
-# Adam's beta2 = 0.999 rounds to 1 and its second moment would never decay.
-#
-# Drawn to scale, for one matrix of the 31B, A and B are no more than two thin lines.
-#
-# ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
+shapes = quantized.abstract_base(config, mesh, cfg.base_dtype)
+base_parameters = quantized.parameters_of(shapes)
+shapes = programs.adapted(shapes, cfg, mesh)
 
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
-model = adapt(model)
-modules = gemma.adapted_modules(model)
+modules = gemma.adapted_modules(shapes)
 made = pd.DataFrame([(path.rpartition(".")[2], pair["a"].shape, pair["b"].shape,
                       pair["a"].size + pair["b"].size) for path, pair in modules.items()],
                     columns=["module", "A", "B", "numbers"])
@@ -223,13 +179,15 @@ made.groupby(["module", "A", "B"], sort=False).numbers.agg(["size", "sum"])
 #
 # **Only A and B are trained, and they're a small fraction of the model.**
 #
-# ## 3. One batch
+# ## 2. One batch
 # **What goes into one step?** A row of notebook 02 brings its `loss_mask`, `segment_ids` and `positions` along.
 # A whole step may be too large for the memory, so it's cut into *micro-batches*, whose gradients are added. The
 # arrays have the shape [M micro-batches, B rows, T tokens].
 
 # %%
 helpers.show_source(train.make_dataset, train.packed_mask)
+train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
+micro_batches, micro_rows = train.micro_batches_of(cfg, fsdp)
 dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)
 batch = next(iter(dataset))
 print(f"a step: {micro_batches} micro-batches x {micro_rows} rows x {length} "
@@ -250,21 +208,29 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # **A packed row is several examples that can't see each other.**
 #
-# ## 4. Train
-# Each micro-batch returns the *sum* of its losses and the number of its trained tokens. We divide only once,
-# for the whole step, so that every token counts the same. **Here only a quarter of the tokens is trained. Which
-# part of the model can we skip for the rest?**
+# ## 3. One step, compiled
+# **What happens in one optimizer step?** Each micro-batch returns the *sum* of its losses and the number of its
+# trained tokens. We divide only once, for the whole step, so that every token counts the same.
+#
+# **Here only a quarter of the tokens is trained. Which part of the model can we skip for the rest?**
 #
 # <details><summary>Answer</summary>
 #
-# The output matrix, which has a column for each of the 31B's 262,144 tokens. We want logits only at trained
-# positions, so `hidden_states` stops before the output matrix, and `token_losses` multiplies only the positions
-# that are trained. Logits are the largest arrays of a step. If your answers fill most of a row, `token_losses`
-# therefore takes half a row at a time, and drops the logits of one half before it computes the other's.
+# The output matrix. It has a column for each of the 31B's 262,144 tokens, and what comes out are the *logits*, a
+# score for each of these tokens. We need logits only at the trained positions. So `hidden_states` stops before the
+# output matrix, and `token_losses` multiplies it with the trained positions alone. Logits are the largest arrays of
+# a step. If your answers fill most of a row, `token_losses` therefore takes half a row at a time, and drops the
+# logits of one half before it computes the other's.
 #
 # </details>
 
 # %%
+rows_per_step = micro_batches * micro_rows
+steps = train.steps_of(cfg, len(train_rows), rows_per_step)
+optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
+                                 cfg.max_grad_norm)
+capacity = train.capacity_of(train_rows, val_rows)
+loss_fn = train.make_loss(capacity)
 helpers.show_source(train.token_losses, train.make_train_step)
 print(f"{steps} steps, {cfg.epochs:g} epochs; a row of {length} has at most {capacity} "
       "trained tokens, rounded up to 128")
@@ -272,17 +238,68 @@ if steps < 20 and not cfg.max_steps:
     print(f"{steps} steps teach next to nothing: set epochs higher in section 1.")
 
 # %% [markdown]
-# One function is a whole optimizer step. `jax.value_and_grad` gives loss and gradient; JAX has no
+# `train_step` is a whole optimizer step in one function. `jax.value_and_grad` gives loss and gradient; JAX has no
 # `.backward()`. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so their number costs no
 # memory. With a base in bfloat16 the adapters are rounded to bfloat16 inside the loss, like everything that
-# multiplies, and AdamW updates the float32 originals. The step reads the frozen weights, but it doesn't return
-# them.
+# multiplies, and AdamW (Adam with weight decay) updates the float32 originals. The step reads the frozen weights,
+# but it doesn't return them.
 #
-# What if the run is interrupted? A checkpoint holds what changes (adapters, Adam's moments, the position in the
-# data) and the *recipe*, which is everything that decides what's being trained. If you change the recipe, we
-# refuse to go on from the old checkpoint.
+# Python doesn't run this function at every step. JAX *traces* it: it calls the function once, with shapes in place
+# of numbers, and records every operation. Then the compiler, XLA, makes one program of that record (section 6 has
+# more). For the 31B compiling takes minutes, but it needs no weights. So it starts now, in a thread of its
+# own, and the weights can be loaded meanwhile.
 
 # %%
+with helpers.phase("tracing the optimizer step"):
+    lowered = train.lower_step(shapes, optimizer, loss_fn, mesh,
+                               (micro_batches, micro_rows, length))
+ahead = train.compile_ahead(lowered)
+
+# %% [markdown]
+# **A step is one compiled program. It needs shapes to be compiled, and weights only to run.**
+#
+# ## 4. Load, ask, train
+# **What does the model say before it's trained?** First we need its weights. `load_base` calls Tunix's loader,
+# which puts each weight of the Hugging Face files onto its devices. We ask for bfloat16 by name, because Tunix's
+# default is float32, at twice the bytes. (Only the tiny model is trained in float32: a CPU without bfloat16 units
+# is faster with it.)
+
+# %%
+began = time.perf_counter()
+with helpers.phase(f"loading {meta.base_model} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
+    model = quantized.load_base(base, config, mesh, cfg.base_dtype)
+    jax.block_until_ready(nnx.state(model))
+load_seconds = time.perf_counter() - began
+print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB per device")
+
+# %% [markdown]
+# Now ask it for the up-down counter, together with the three held-out requests of notebook 02. (If you
+# brought your own data, your first held-out question takes the counter's place.)
+
+# %%
+samples = helpers.read_json(data / "samples.json")
+counter = samples[0]["messages"][-1]["content"]
+if meta.evaluation:  # the series' own data
+    counter = open("data/tiny_eval/Prob031_updown_prompt.txt").read().strip()
+chats = [[*meta.system_messages, {"role": "user", "content": counter}],
+         *(sample["messages"] for sample in samples)]
+thinking = meta.thinking
+with helpers.phase("four answers of the base model"):
+    before = answers.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, thinking)
+print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
+
+# %% [markdown]
+# A full stop isn't a counter. You'll ask again in section 5.
+#
+# The model gets its real adapters now. `start` then takes it apart into what changes and what's frozen.
+#
+# **What if the run is interrupted?** A *checkpoint* on the disk holds what changes: the adapters, Adam's moments,
+# and the position in the data. It also holds the *recipe*, which is everything that decides what's being trained.
+# If you change the recipe, we refuse to go on from the old checkpoint.
+
+# %%
+model = programs.adapted(model, cfg, mesh)
+state, frozen = train.start(model, optimizer, mesh)
 recipe = train.recipe_of(cfg) | {
     "base_model": meta.base_model, "base_sha256": weights.fingerprint(base), "steps": steps,
     "rows_per_step": rows_per_step, "data_sha256": meta.data_sha256,
@@ -291,7 +308,6 @@ checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoint
 if cfg.fresh:
     train.throw_away(checkpoints)
 manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
-state, frozen = train.start(model, optimizer, mesh)
 state = train.restore(manager, state, recipe)  # of the newest checkpoint that is whole
 found = f"resuming from step {state.step}" if state.step else "starting at step 0"
 print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
@@ -307,12 +323,12 @@ held = train.memory_of(compiled, state, frozen)
 pd.Series(held, name="GiB per device").to_frame()
 
 # %% [markdown]
-# *Temporaries* are the activations of one micro-batch and the gradients. If a step doesn't fit, `remat`
-# (rematerialisation) trades time for memory: the backward pass computes again what it would otherwise have
-# kept. [08](08_dryrun.ipynb) has the numbers for every slice.
+# *Temporaries* are the gradients, and the *activations* of one micro-batch: what its forward pass keeps for the
+# backward pass. If a step doesn't fit, `remat` (rematerialisation) trades time for memory: the backward pass
+# computes again what it would otherwise have kept. [08](08_dryrun.ipynb) has the numbers for every slice.
 #
-# Now train. The first step changes nothing yet, because the warm-up starts at a rate of 0. If you're
-# interrupted, restart and choose *Run All*: it goes on where it was.
+# Now train. In the first steps, the *warm-up*, the learning rate rises from 0, so the very first step changes
+# nothing yet. If you're interrupted, restart and choose *Run All*: it goes on where it was.
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
@@ -331,7 +347,7 @@ manager.close()  # after the last checkpoint is written
 # %% [markdown]
 # What does 04 need to know? It's all in `recipe.json`, so no later notebook repeats a setting of this one. We
 # write it right away: whatever happens in the cells below, your training is saved and 04 can run. The hash of
-# the adapters goes with it, because nobody would notice a bit that a disk flips.
+# the adapters goes with it, so that 04 will notice if a disk has flipped a bit.
 
 # %%
 history = train.read_log(log_file)
@@ -350,8 +366,8 @@ helpers.write_json(helpers.run_dir("train", "machine.json"), {
     "micro_rows": micro_rows, "sequence_length": length, "remat": cfg.remat})
 
 # %% [markdown]
-# Here's the whole run, read from `log.jsonl`. The loss is in *nats*, its unit with natural logarithms: guessing
-# blindly among n tokens costs ln n.
+# Here's the whole run, read from `log.jsonl`. The loss is in *nats*, the unit that comes with natural logarithms: a
+# model that guesses blindly among n tokens pays ln n for each.
 
 # %% tags=["raises-exception"]
 style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
@@ -368,7 +384,33 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 #
 # </details>
 #
-# **A step changes A and B only, and the held-out loss tells you when to stop.**
+# ### Would it come back?
+# **What if the machine had died just before the end?** Everything in memory would be gone, and a new process would
+# have only the disk. We do what that process would do: read the newest checkpoint before the last one, and train on
+# from there (at most ten steps, so it stays short). **Do you expect the same losses, or nearly the same?**
+
+# %% tags=["raises-exception"]
+with train.open_checkpoints(checkpoints, cfg.checkpoint_every, steps,
+                            cfg.checkpoints_kept) as on_disk:
+    earlier = train.restore(on_disk, state, recipe, before=state.step)
+print(f"back to step {earlier.step} of {state.step}")
+logged = history.dropna(subset="loss").set_index("step")
+with mesh:
+    for again, record in itertools.islice(train.steps_from(run, earlier), 10):
+        loss, then = record["loss"], logged.loss.get(again.step)
+        print(f"step {again.step}: loss {loss}, {'as before' if loss == then else f'not {then}'}")
+        if again.step == state.step:
+            print("adapters from the disk:", train.adapters_sha256(again.adapters)[:16])
+            print("adapters in memory:    ", train.adapters_sha256(state.adapters)[:16])
+again = earlier = None  # frees their arrays
+
+# %% [markdown]
+# In our run they're the same, to the last bit. The checkpoint had everything that changes, Grain went on at the
+# same row, and the same program makes the same numbers. (If the run's end is among these steps, you also see two
+# hashes of the adapters: one of those that came from the disk, one of those in memory.) In the exercise you'll kill
+# the kernel for real.
+#
+# **The held-out loss tells you when to stop, and a run that's interrupted loses nothing but time.**
 #
 # ## 5. Ask again
 # **Did it learn?** Here's the same request: the base on the left, the tuned model on the right.
@@ -405,10 +447,9 @@ print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())
 # What ran above rests on four ideas. Each gets one cell, on the model that's in memory.
 #
 # ### Functions are compiled, for one shape
-# `jax.jit` runs your Python function once with placeholders that have a shape and no values. It
-# records the operations (this is *tracing*), and the compiler XLA makes one program of them. Here
-# `x` holds the request's tokens as vectors: [rows, T tokens, D numbers each]. **The loop calls
-# `sizes` three times. How often does it print "traced"?**
+# `jax.jit` traces your Python function, as in section 3: it runs it once with placeholders that have a shape and
+# no values, and the compiler makes one program of the operations. Here `x` holds the request's tokens as vectors:
+# [rows, T tokens, D numbers each]. **The loop calls `sizes` three times. How often does it print "traced"?**
 
 # %% tags=["raises-exception"]
 request = chat.prompt_ids(tokenizer, chats[0], thinking)
@@ -501,7 +542,7 @@ print(f"compiled and called as it is: at most {apart:.2g} apart")
 # which part.**
 #
 # ## 7. Which mesh? Heads limit it
-# With `tp` each device gets whole attention heads, so it must divide every head count. Gemma 4 31B
+# With `tp` each device gets whole attention heads, so `tp` must divide every head count. Gemma 4 31B
 # has 32 query heads and 16 *KV heads*, the heads of keys and values, each of which serves several
 # query heads. But its ten full-attention layers have just **4** KV heads. **What happens with
 # `tp=8` on sixteen chips?**
@@ -514,9 +555,9 @@ for tensor_parallel in (1, 2, 4, 8, 16):
 print("chosen:", {chips: architecture.choose_mesh(big, chips) for chips in (4, 8, 16)})
 
 # %% [markdown]
-# You get this refusal before 62 GB are read. And what would each chip hold? `nnx.eval_shape` builds a model
-# without memory: shapes, types and shardings, no arrays. So we can ask what one of four chips holds of layer 5,
-# the first with full attention.
+# You get this refusal before 62 GB are read. And what would each chip hold? We build a model of shapes again, as in
+# section 1, this time six layers of the 31B. Then we can ask what one of four chips holds of layer 5, the first with
+# full attention.
 
 # %% tags=["raises-exception"]
 four = jax.sharding.Mesh(np.array(jax.devices()[:1] * 4).reshape(1, 4), ("fsdp", "tp"))
@@ -597,7 +638,7 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # **In our loop every trained token counts the same, and a step returns only what changed.**
 #
 # ## 9. What was checked
-# **Why should you believe any of this?** Three proofs are in `tests/` and not on this page. The loss and all
+# **Why should you believe any of this?** Three proofs are in `tests/`, and not on this page. The loss and all
 # gradients of a packed row equal those of its examples one by one, computed with an independent textbook loss.
 # One optimizer step equals PyTorch's with PEFT, from the same A and B. And a run that's ended by `kill -9` at
 # any point continues to the same bits, even if its newest checkpoint is only half written.

@@ -63,9 +63,9 @@ helpers.machine()
 #
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
-# `Options` is the only place that says what the server is: 06 takes chips and price from it, 07 its
-# server and the base. The table after the next cell lists all of them. You don't have to read it now; come back
-# when you want to change something.
+# `Options` is the only place that says what the server is: 06 takes chips and price from it, and 07 takes the
+# server and the base. Below the next cell you'll see the options that you're likeliest to change; the others open
+# with a click. Section 5 explains `tensor_parallel`, `kv_cache_dtype` and `quantization`, and section 9 the `drafter`.
 
 # %%
 import time
@@ -79,7 +79,6 @@ from serving import Options, asking, commands, draw, flags, limits, server, v5e
 from serving import options as serve
 from tables import hardware, physics, published
 from tables.hardware import chip
-from tables.settings import described
 
 pd.set_option("display.max_colwidth", None)
 
@@ -94,7 +93,8 @@ cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
 beside = cfg.engine == "cpu"  # a CPU has room for a second server: the base, to compare with
 
 # %%
-style.words(pd.DataFrame(described(cfg), columns=["option", "value", "what it is"]))
+style.show_settings(cfg, ["engine", "port", "max_model_len", "tensor_parallel", "kv_cache_dtype",
+                          "quantization", "drafter"], kind="option")
 
 # %% [markdown]
 # ## 2. Start it

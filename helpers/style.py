@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from helpers.run import atomic_file, run_dir
+from tables.settings import described
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +39,26 @@ def folded(title: str, frame: pd.DataFrame) -> None:
     from IPython.display import HTML, display
     table = words(frame).to_html()
     display(HTML(f"<details><summary>{html.escape(title)}</summary>{table}</details>"))
+
+
+def show_settings(settings: Any, first: Sequence[str], kind: str = "setting") -> None:
+    """Show the settings that a reader changes first; the others open with a click.
+
+    Args:
+      settings: an object whose fields are `tables.settings.setting`.
+      first: the names of the settings to show, in the order of the table.
+      kind: what the page calls a setting.
+    """
+    import pandas as pd
+    from IPython.display import HTML, display
+    rows = {}
+    for name, value, what in described(settings):
+        rows[name] = {kind: name, "value": repr(value), "what it is": what}
+
+    shown = [rows.pop(name) for name in first]
+    table = words(pd.DataFrame(shown)).to_html()
+    display(HTML(table))
+    folded(f"the other {len(rows)} {kind}s", pd.DataFrame(rows.values()))
 
 
 LOOK: dict[Any, Any] = {

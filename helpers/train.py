@@ -38,7 +38,7 @@ from helpers.run import (
     DamagedError, UserError, clock, damaged_notes, digest, is_a_bug, phase, run_dir, same_size,
     write_text)
 from tables.hardware import chip_of
-from tables.settings import described, setting
+from tables.settings import setting
 from tables.texts import json_lines
 
 Tree = Any  # containers of arrays, as `jax.tree.map` walks them
@@ -77,12 +77,6 @@ class Settings:
     answer_tokens: int = setting(512, "of the answers shown before and after")
     fresh: bool = setting(False, "True throws this run's checkpoints and log away")
     seed: int = setting(42, "of A and of the order of the rows")
-
-    def table(self) -> pd.DataFrame:
-        """A row for each setting: its value, and what it means."""
-        columns = ["setting", "value", "what it is"]
-        rows = pd.DataFrame(described(self), columns=columns)
-        return rows.set_index("setting")
 
 
 def from_environment() -> dict[str, Any]:
@@ -914,7 +908,12 @@ def recipe_of(cfg: Settings) -> dict[str, Any]:
     return recipe
 
 
-def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -> State:
+def restore(
+    manager: ocp.CheckpointManager,
+    state: State,
+    recipe: dict[str, Any],
+    before: int | None = None,
+) -> State:
     """Go on from the newest checkpoint that's whole.
 
     A torn or changed checkpoint is named and left aside. Once an older one has been restored, the
@@ -924,10 +923,11 @@ def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]
       manager: from `open_checkpoints`.
       state: from `start`.
       recipe: from `recipe_of`, or more than that.
+      before: only checkpoints of earlier steps count; None: all do.
 
     Returns:
       The checkpoint's `State`, with each array on the sharding that `state` has it on; `state`
-      itself if there's no checkpoint.
+      itself if there's no checkpoint. No array of `state` is changed.
 
     Raises:
       UserError: the checkpoint was trained by another recipe (the text says how they differ); or
@@ -935,6 +935,8 @@ def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]
         folder that isn't a checkpoint has a number as its name.
     """
     steps = sorted(manager.all_steps(), reverse=True)
+    if before is not None:
+        steps = [step for step in steps if step < before]
     for step in steps:
         _only_checkpoint(epath.Path(manager.directory) / str(step))
 
@@ -1242,31 +1244,42 @@ def train(run: Run, state: State) -> State:
       UserError: a step's gradient isn't finite. Nothing of that step has been written.
     """
     log = run.log
-    batches = iter(run.dataset)
-    if state.data is not None:
-        batches.set_state(state.data)
     log.rewind(state.step)
     if not log.validations and state.step in (0, log.steps):  # at the end: its log was lost
         loss = run.validate(state.adapters)
         log.validation(state.step, loss)
 
+    steps = steps_from(run, state)
+    for state, record in steps:
+        log.training(record)  # before the checkpoint that contains this step
+        if state.step % run.validate_every == 0 or state.step == log.steps:
+            loss = run.validate(state.adapters)
+            log.validation(state.step, loss)
+        save(run.manager, state, run.recipe)
+    run.manager.wait_until_finished()  # files of the last steps
+    return state
+
+
+def steps_from(run: Run, state: State) -> Iterator[tuple[State, dict[str, Any]]]:
+    """(the `State` after a step, its line of the log) of each step from `state` to the last one.
+
+    It writes nothing. Each step uses up the arrays of the state before it.
+
+    Raises:
+      UserError: a step's gradient isn't finite.
+    """
+    batches = iter(run.dataset)
+    if state.data is not None:
+        batches.set_state(state.data)
     batch = to_mesh(next(batches), run.mesh)
-    for step in range(state.step + 1, log.steps + 1):
+    for step in range(state.step + 1, run.log.steps + 1):
         began = time.perf_counter()
         position = batches.get_state()
         adapters, opt_state, metrics = run.train_step(
             state.adapters, state.opt_state, run.frozen, batch)
         batch = to_mesh(next(batches), run.mesh)  # the next one is read while this step runs
         state = State(step, adapters, opt_state, position)
-        record = _record_of(state, metrics, began)
-        log.training(record)  # before the checkpoint that contains this step
-
-        if step % run.validate_every == 0 or step == log.steps:
-            loss = run.validate(state.adapters)
-            log.validation(step, loss)
-        save(run.manager, state, run.recipe)
-    run.manager.wait_until_finished()  # files of the last steps
-    return state
+        yield state, _record_of(state, metrics, began)
 
 
 def _record_of(state: State, metrics: Metrics, began: float) -> dict[str, Any]:

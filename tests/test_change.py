@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, a_data_meta, load, parse
 
 import helpers
-from helpers import data, train
+from helpers import data, style, train
 from verilog import asking
 
 
@@ -42,6 +42,22 @@ def test_every_field_of_the_table_exists():
             settings = load(source.name, *own, "TINY", "FULL", length=512)[-1]
             named = set(re.findall(r"`(\w+)`", listed))
             assert named and named <= set(settings.__dataclass_fields__), (what, number, named)
+
+
+@pytest.mark.parametrize("page", ["03_train.py", "05_serve_vllm.py"])
+def test_a_table_shows_the_settings_that_a_page_names_and_folds_the_others(page, monkeypatch):
+    settings = load(page, "TINY", length=512)
+    call, = (node for node in ast.walk(parse(ROOT / page)) if isinstance(node, ast.Call)
+             and getattr(node.func, "attr", "") == "show_settings")
+    first = ast.literal_eval(call.args[1])
+    displayed = []
+    monkeypatch.setattr("IPython.display.display", lambda html: displayed.append(html.data))
+    style.show_settings(settings, first)
+    shown, folded = (re.findall(r'data row\d+ col0" >(\w+)<', table) for table in displayed)
+    assert shown == first and len(first) < 10
+    every = [field.name for field in fields(settings)]
+    assert folded == [name for name in every if name not in first]
+    assert "<details>" in displayed[1] and "<details>" not in displayed[0]
 
 
 # ── What the reader sets is what the page uses ──

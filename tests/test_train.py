@@ -388,6 +388,24 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, capsys):
     assert adapters.keys() == ours.keys()
     for path, pair in adapters.items():
         jax.tree.map(np.testing.assert_array_equal, list(pair), ours[path])
+    from_an_earlier_checkpoint(tmp_path / "whole", whole)
+
+
+def from_an_earlier_checkpoint(folder, run):
+    """As 03 shows it: back to the newest checkpoint but the last, and on to the same bits."""
+    files = sorted(folder.rglob("*"))
+    with train.open_checkpoints(folder / "checkpoints", 2, 5) as manager:
+        earlier = train.restore(manager, run.state, run.recipe, before=5)
+        assert earlier.step == 4
+        assert train.restore(manager, run.state, run.recipe, before=1) is run.state
+    with run.mesh:
+        (last, record), = train.steps_from(train_driver.parts_of(run), earlier)
+    assert last.step == 5 and last.data == run.state.data
+    wanted = train.adapters_sha256(run.state.adapters)
+    assert train.adapters_sha256(last.adapters) == wanted
+    logged = train.read_log(folder / "log.jsonl").dropna(subset="loss").set_index("step")
+    assert record["loss"] == logged.loss[5] and record["grad_norm"] == logged.grad_norm[5]
+    assert sorted(folder.rglob("*")) == files, "nothing is written"
 
 
 def test_a_checkpoint_continues_on_another_number_of_devices(bfloat16, tmp_path):

@@ -96,13 +96,17 @@ def build(folder, steps, dtype="bfloat16", shape=None):
     return run
 
 
-def go(run):
-    """Train to the end, as 03 does."""
-    parts = train.Run(
+def parts_of(run):
+    """What 03 hands to its training loop."""
+    return train.Run(
         train_step=run.compiled, frozen=run.frozen, validate=run.validate, validate_every=3,
         dataset=run.dataset, mesh=run.mesh, log=run.log, manager=run.manager, recipe=run.recipe)
+
+
+def go(run):
+    """Train to the end, as 03 does."""
     with run.mesh:
-        run.state = train.train(parts, run.state)
+        run.state = train.train(parts_of(run), run.state)
     run.manager.close()
     return run
 
