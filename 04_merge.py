@@ -252,6 +252,10 @@ pd.DataFrame(rows).set_index("file")
 # `merge.json` has the hash of every file and of everything that the files were made from. 05 checks it before it
 # serves.
 #
+# Did 03 store the base as int8, as it does with the 31B on a v5e-8? Then the adapters are added to the rounded
+# weights that they were trained beside. The adapter alone, in the next section, is served beside the unrounded base,
+# so its answers can differ a little from the merged model's.
+#
 # ### Ask the merged weights
 # **Does the folder know what the adapters knew?** Load it like any base model, without adapters, and ask it what
 # notebook 03 asked. (For a larger model [05](05_serve_vllm.ipynb) does that.)
