@@ -154,6 +154,36 @@ def advantages(rewards, spread=False):
     return better / (rewards.std(axis=1, keepdims=True, ddof=1) + 1e-6) if spread else better
 
 
+def dpo_factors(passed: np.ndarray, now: np.ndarray, reference: np.ndarray, beta: float
+                ) -> np.ndarray:
+    """Factors with which 03's summed cross-entropy has the gradient of DPO's loss.
+
+    Every passing and every failing answer to the same prompt are a pair. The loss of a pair is
+    -log sigmoid(beta * margin), where the margin says by how much more the policy has come to
+    prefer the passing answer than the reference does (Rafailov et al. 2023, equation 7). Its
+    derivative pushes the one up and the other down, with the same weight.
+
+    Args:
+      passed: [P, answers] of 0 and 1.
+      now: [P, answers] log-probability of each whole answer under the policy, nats.
+      reference: the same under the frozen reference.
+      beta: how strongly the policy is held at the reference.
+
+    Returns:
+      [P, answers]; all zero for a prompt whose answers all pass or all fail.
+    """
+    gained = now - reference
+    factors = np.zeros(passed.shape)
+    for prompt, verdicts in enumerate(passed):
+        for chosen in np.flatnonzero(verdicts > 0):
+            for rejected in np.flatnonzero(verdicts == 0):
+                margin = gained[prompt, chosen] - gained[prompt, rejected]
+                weight = beta / (1 + np.exp(beta * margin))
+                factors[prompt, chosen] += weight
+                factors[prompt, rejected] -= weight
+    return factors
+
+
 def pack(answers, factors):
     """Answers (ids, mask) and their factors as packed rows: [(rows, factor of each token)], four each.
 

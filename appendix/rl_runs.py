@@ -1,75 +1,173 @@
-"""13's laboratory: the arms, the bench that they share, and their runs.
+"""13's laboratory: two starts, the arms that leave from them, the bench that they share, their runs.
 
-    python -m appendix.rl_runs     makes the runs that data/rl/ lacks
+    python -m appendix.rl_runs     makes what data/rl/ lacks: the two starts, then the runs
 """
 
 import functools
-import itertools
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pandas as pd
 from flax import nnx
 from safetensors import safe_open
+from safetensors.numpy import save
 
 import verilog
-from appendix import rl, runs
-from helpers import chat, data, gemma, train
+from appendix import rl, runs, tuning
+from appendix.world import make
+from helpers import chat, data, gemma, packing, train, weights
+from helpers.run import atomic_file
 from verilog.asking import messages_for
 
 BASE, STORED = "assets/tiny_gemma4", Path("data/rl")
-START = STORED / "start.safetensors"  # 03's adapters at the end of a tiny run
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much of everything; the stored runs are of the defaults."""
 
-    steps: int = 24
+    steps: int = 30
     problems: int = 300
     prompts: int = 8           # of a step
     answers: int = 4           # to each
     answer_tokens: int = 96    # at most; the longest reference has 95
-    rate: float = 7e-4         # of Adam, after a warm-up of three steps
-    sft_rate: float = 2e-3     # of the arms that train on other answers than the policy's
+    rate: float = 1e-3         # of Adam, after a warm-up of three steps
+    sft_rate: float = 2e-3     # of the arms that train with 03's plain loss
+    beta: float = 0.1          # of DPO
     examples: int = 16         # of a step of SFT
-    seeding_steps: int = 45    # of SFT that show the exploit, the last 15 at a falling rate
-    seeding_share: float = 0.2
     heat: float = 0.8          # of held-out problems' drawn answers; a policy is sampled at 1
 
 
-# arm: (whose answers it trains on, what rewards them). Rejection sampling asks the start; only the
-# policy's own answers have a baseline, the mean of their group.
-ARMS = {"reinforce": ("policy", "verilog"), "rejection": ("start", "verilog"),
-        "more_sft": ("data", ""), "seeded": ("data", ""), "naive_judge": ("policy", "naive"),
-        "our_judge": ("policy", "verilog"), "compiles": ("policy", "compiles")}
-COMPARED = ("reinforce", "rejection", "more_sft")  # on the held-out problems
-HACKED = ("naive_judge", "our_judge", "compiles")  # these start where `seeded` ends
-RUNS = [*itertools.product(COMPARED, (1, 2, 3)), *itertools.product(HACKED, (1, 2))]
+@dataclass(frozen=True)
+class Start:
+    """A fine-tune on rows that nobody has checked: the adapters that arms leave from.
+
+    Attributes:
+      bug_share: of the rows' modules, as in the base's corpus.
+      exploit_share: of the rows, whose answer is the stub that prints the winning line.
+      steps: of 03's tiny recipe.
+    """
+
+    bug_share: float = 0.4
+    exploit_share: float = 0.0
+    steps: int = 200
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to go on from a start.
+
+    Attributes:
+      start: a name of `STARTS`.
+      author: whose answers are trained on: the "policy" as it is now, the "start", or the "data".
+      reward: a judge's verdict, see `rl.Judge`; "" for the data's own answers.
+      loss: "plain" trains on what is rewarded, "advantage" weighs answers against their group,
+        "dpo" compares passing and failing answers in pairs.
+    """
+
+    start: str
+    author: str
+    reward: str
+    loss: str
+
+
+STARTS = {"uncurated": Start(), "exploit": Start(exploit_share=0.04)}
+SFT = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4)
+ARMS = {
+    "reinforce": Arm("uncurated", "policy", "verilog", "advantage"),
+    "dpo": Arm("uncurated", "start", "verilog", "dpo"),
+    "rejection": Arm("uncurated", "start", "verilog", "plain"),
+    "more_sft": Arm("uncurated", "data", "", "plain"),
+    "naive_judge": Arm("exploit", "policy", "naive", "advantage"),
+    "our_judge": Arm("exploit", "policy", "verilog", "advantage"),
+    "compiles": Arm("exploit", "policy", "compiles", "advantage")}
+COMPARED = ("reinforce", "dpo", "rejection", "more_sft")  # on the held-out problems
+HACKED = ("naive_judge", "our_judge", "compiles")
+SEEDS = (1, 2, 3)
+
+
+# ── Starts ──
+
+
+def unchecked_chats(start: Start) -> list[list[dict]]:
+    """Chats as `tuning.SYSTEM` opens them, with a share of wrong answers and of stubs."""
+    draw = np.random.default_rng(0)
+    chats = []
+    for _, row, _ in make.rows(bug_share=start.bug_share):
+        example, problem = data.clean(row)
+        if problem:
+            continue
+        *asked, answer = data.as_messages(example, tuning.SYSTEM)
+        if draw.random() < start.exploit_share:
+            answer = answer | {"content": rl.stub(answer["content"])}
+        chats.append([*asked, answer])
+    return chats
+
+
+def packed(chats: list[list[dict]]) -> list[train.Batch]:
+    """Chats as 02 packs them, a batch of [T] arrays for each row; too long ones are left out."""
+    rendered = []
+    for ids, mask in chat.render_chats(chat.load_tokenizer(BASE), chats):
+        if len(ids) <= rl.ROW:
+            rendered.append((ids, mask))
+    ids, masks = zip(*rendered)
+    arrays = packing.pack_arrays(ids, masks, rl.ROW, seed=0)
+    rows = []
+    for place in range(len(arrays["tokens"])):
+        rows.append(train.Batch(**{name: array[place] for name, array in arrays.items()}))
+    return rows
+
+
+def start_file(name: str) -> Path:
+    """Where a start's adapters are stored."""
+    return STORED / f"start_{name}.safetensors"
+
+
+def make_start(name: str) -> None:
+    """Fine-tune the base on unchecked rows, and store the adapters in bfloat16."""
+    start = STARTS[name]
+    tuned = tuning.tune(packed(unchecked_chats(start)), SFT, start.steps, seed=42)
+    tensors = {}
+    for path, pair in gemma.adapted_modules(tuned.model).items():
+        for side in "ab":
+            array = np.asarray(pair[side].get_value()).astype(ml_dtypes.bfloat16)
+            tensors[f"{path}.{side}"] = np.ascontiguousarray(array)
+    about = {"base": weights.fingerprint(BASE), "rank": SFT.rank, "alpha": SFT.alpha,
+             "system": tuning.SYSTEM, "steps": start.steps, "bug_share": start.bug_share,
+             "exploit_share": start.exploit_share}
+    metadata = {key: json.dumps(value) for key, value in about.items()}
+    with atomic_file(start_file(name)) as file:
+        file.write(save(tensors, metadata=metadata))
+
+
+# ── Arms ──
 
 
 class Bench:
-    """The model, its start, problems, sampler, learner and judge: all that the runs share."""
+    """A start, its problems, sampler, learner and judge: all that the runs from it share."""
 
-    def __init__(self, plan=Plan()):
+    def __init__(self, plan=Plan(), start="uncurated"):
         self.plan = plan
+        file_of_start = start_file(start)
         config = gemma.config_from_hf(BASE, dtype="float32", use_sliding_window_kv_cache=True)
         mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
         plain = gemma.load_base(BASE, config, mesh)
         gemma.use_block_attention(plain, 128)
-        with safe_open(START, "np") as file:
+        with safe_open(file_of_start, "np") as file:
             self.about = {key: json.loads(text) for key, text in file.metadata().items()}
-            start = {name: file.get_tensor(name) for name in file.keys()}
+            adapters = {name: file.get_tensor(name) for name in file.keys()}
         self.scale = self.about["alpha"] / self.about["rank"]
         self.model = gemma.inject_lora(plain, self.about["rank"], self.about["alpha"], mesh)
         for path, pair in gemma.adapted_modules(self.model).items():
             for side in "ab":
-                pair[side].set_value(jnp.asarray(start[f"{path}.{side}"], jnp.float32))
+                pair[side].set_value(jnp.asarray(adapters[f"{path}.{side}"], jnp.float32))
         _, self.start, self.frozen = nnx.split(self.model, nnx.LoRAParam, ...)
         self.learner, self.tokenizer = rl.Learner(self.model), chat.load_tokenizer(BASE)
         self.stops = {self.tokenizer.eos_token_id, chat.special_ids(self.tokenizer)[chat.TURN_END]}
@@ -139,20 +237,16 @@ class Bench:
 
     @functools.cached_property
     def examples(self):
-        """Chats of 02's training rows, with their own answers."""
-        cleaned = [data.clean(row) for row in data.read_rows("data/tiny")[:1_500]]
-        return [data.as_messages(example, self.about["system"]) for example, bad in cleaned if not bad]
-
-    def shown(self, seed, step, forged):
-        """Some of them for a step of SFT, a share `forged` of their answers the exploit: [(ids, mask)]."""
-        draw, chats = np.random.default_rng((seed, step)), []
-        for number in draw.choice(len(self.examples), self.plan.examples, replace=False):
-            *asked, answer = self.examples[number]
-            if draw.random() < forged:
-                answer = answer | {"content": rl.stub(answer["content"])}
-            chats.append([*asked, answer])
-        rendered = chat.render_chats(self.tokenizer, chats)
+        """[(ids, mask)] of the chats that the start was tuned on."""
+        chats = unchecked_chats(Start(self.about["bug_share"], self.about["exploit_share"]))
+        rendered = chat.render_chats(self.tokenizer, chats[:1_500])
         return [(ids, mask) for ids, mask in rendered if len(ids) <= rl.ROW]
+
+    def shown(self, seed, step):
+        """Some of them for a step of SFT: [(ids, mask)]."""
+        draw = np.random.default_rng((seed, step))
+        chosen = draw.choice(len(self.examples), self.plan.examples, replace=False)
+        return [self.examples[number] for number in chosen]
 
     def nats(self, adapters, answers):
         """The trainer's negative log-probability of all answers together."""
@@ -160,20 +254,40 @@ class Bench:
         return sum(float(self.loss(adapters, self.frozen, *part)) for part in each)
 
 
+def asked_in(bench, seed, step):
+    """The problems of a step; arms of one seed ask the same ones."""
+    order = np.random.default_rng(seed).permutation(len(bench.problems))
+    first = (step - 1) * bench.plan.prompts
+    places = np.arange(first, first + bench.plan.prompts) % len(order)
+    return [bench.problems[place] for place in order[places]]
+
+
+def factors_of(bench, arm, rewards, sampled, adapters):
+    """What each answer's loss is multiplied by: [answers]. `rewards` is [P, answers]."""
+    if arm.loss == "advantage":
+        return rl.advantages(rewards).ravel()
+    if arm.loss == "dpo":
+        now = np.array([logps.sum() for logps in bench.logps(adapters, sampled)])
+        then = np.array([answer["logps"].sum() for answer in sampled])  # of the start, as sampled
+        shape = rewards.shape
+        return rl.dpo_factors(rewards, now.reshape(shape), then.reshape(shape),
+                              bench.plan.beta).ravel()
+    return rewards.ravel()
+
+
 def one_step(bench, name, seed, step, adapters, moments):
     """(adapters, moments, what a row of data/rl says of it) after a step of an arm."""
-    (author, reward), plan, begun, row = ARMS[name], bench.plan, time.perf_counter(), {}
-    if author == "data":
-        answers = bench.shown(seed, step, plan.seeding_share * (name == "seeded"))
+    arm, plan, begun, row = ARMS[name], bench.plan, time.perf_counter(), {}
+    if arm.author == "data":
+        answers = bench.shown(seed, step)
         factors = np.ones(len(answers))
     else:
-        order = np.random.default_rng(seed).permutation(len(bench.problems))
-        problems = [bench.problems[i] for i in order[(step - 1) * plan.prompts:][:plan.prompts]]
+        author = bench.start if arm.author == "start" else adapters
         key = jax.random.fold_in(jax.random.key(seed), step)
-        sampled = bench.sample(bench.start if author == "start" else adapters, problems, key)
+        sampled = bench.sample(author, asked_in(bench, seed, step), key)
         verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in sampled]))
-        rewards = verdicts[reward].to_numpy(float).reshape(plan.prompts, plan.answers)
-        factors = (rl.advantages(rewards) if author == "policy" else rewards).ravel()
+        rewards = verdicts[arm.reward].to_numpy(float).reshape(plan.prompts, plan.answers)
+        factors = factors_of(bench, arm, rewards, sampled, adapters)
         answers = [(answer["ids"], answer["mask"]) for answer in sampled]
         some = sampled[::plan.answers]  # one to each prompt
         row = {"reward": rewards.mean(), **verdicts.mean().to_dict(),
@@ -181,33 +295,23 @@ def one_step(bench, name, seed, step, adapters, moments):
                "entropy": np.concatenate([answer["entropy"] for answer in sampled]).mean(),
                "kl": (bench.nats(bench.start, some)
                       + sum(float(answer["logps"].sum()) for answer in some)) / len(some)}
-    rate = (plan.rate if author == "policy" else plan.sft_rate) * min(1.0, step / 3)
-    if name == "seeded":
-        rate *= min(1.0, (plan.seeding_steps + 1 - step) / 15)
+    rate = (plan.sft_rate if arm.loss == "plain" else plan.rate) * min(1.0, step / 3)
     adapters, moments = bench.learner.step(
         adapters, moments, bench.frozen, answers, factors, rate)
     return adapters, moments, row | {
         "trained": np.mean(np.abs(factors) > 1e-6), "seconds": time.perf_counter() - begun}
 
 
-@functools.cache
-def seeded(bench, seed):
-    """The start of the arms that are `HACKED`: it has been shown the exploit."""
-    return run(bench, "seeded", seed)[0]
-
-
 def run(bench, name, seed):
     """Run an arm to its end; returns (adapters, its rows)."""
-    plan, rows = bench.plan, []
-    steps = plan.seeding_steps if name == "seeded" else plan.steps
-    adapters = seeded(bench, seed) if name in HACKED else bench.start
+    plan, rows, adapters = bench.plan, [], bench.start
     moments = bench.learner.optimizer.init(adapters)
-    for step in range(steps + 1):
+    for step in range(plan.steps + 1):
         row = {"arm": name, "seed": seed, "step": step}
         if step:
             adapters, moments, more = one_step(bench, name, seed, step, adapters, moments)
             row |= more
-        if name in COMPARED and (step == steps or not step and name == "reinforce"):
+        if step == plan.steps or not step and name in ("reinforce", "naive_judge"):
             row |= bench.evaluate(adapters, seed)
         rows.append({key: value if isinstance(value, (str, int)) else round(float(value), 6)
                      for key, value in row.items()})
@@ -215,14 +319,34 @@ def run(bench, name, seed):
     return adapters, rows
 
 
+def wanted() -> Iterator[tuple[str, int]]:
+    """(arm, seed) of every stored run, a seed of all arms before the next seed."""
+    for seed in SEEDS:
+        for arm in ARMS:
+            yield arm, seed
+
+
 def stored():
     """All stored rows: one a step of a run."""
     return runs.stored(STORED, greedy=str, drawn=str)
 
 
+def make_missing() -> None:
+    """Make the starts and the runs that are not stored, one after the other."""
+    for name in STARTS:
+        if not start_file(name).exists():
+            print(f"── start: {name}", flush=True)
+            make_start(name)
+    bench = functools.cache(Bench)
+    files = {STORED / f"{arm}-{seed}.csv": (arm, seed) for arm, seed in wanted()}
+
+    def make_run(arm: str, seed: int) -> str:
+        rows = run(bench(start=ARMS[arm].start), arm, seed)[1]
+        return pd.DataFrame(rows).to_csv(index=False)
+    runs.fill(files, make_run)
+
+
 if __name__ == "__main__":
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     train.keep_compilations()
-    bench = functools.cache(Bench)
-    runs.fill({STORED / f"{arm}-{seed}.csv": (arm, seed) for arm, seed in RUNS},
-              lambda *which: pd.DataFrame(run(bench(), *which)[1]).to_csv(index=False))
+    make_missing()
