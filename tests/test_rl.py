@@ -130,6 +130,60 @@ def test_the_gradient_is_a_brute_force_one_on_four_answers(bench, sampled):
         np.testing.assert_allclose(one, two, atol=2e-4 * float(jnp.abs(two).max()) + 1e-7)
 
 
+@pytest.mark.slow
+def test_dpos_gradient_is_tunix_own(bench, sampled):
+    """One step of plain gradient descent by Tunix's DPOTrainer on the same pair, rate 1."""
+    import optax
+    from tunix.sft.dpo.dpo_trainer import DPOTrainer, DPOTrainingConfig, TrainingInput
+    policy, answers = sampled
+    pair = answers[:2]  # to the same prompt
+    prompt = pair[0]["ids"][~pair[0]["mask"]]
+    tails = [answer["ids"][answer["mask"]] for answer in pair]
+    width = max(map(len, tails))
+    padded = [np.pad(tail, (0, width - len(tail)))[None] for tail in tails]
+    filled = [(np.arange(width) < len(tail))[None].astype(np.int32) for tail in tails]
+    theirs, reference = (nnx.merge(nnx.graphdef(bench.model), jax.tree.map(jnp.copy, adapters),
+                                   bench.frozen) for adapters in (policy, bench.start))
+    trainer = DPOTrainer(theirs, reference, optax.sgd(1.0), DPOTrainingConfig(
+        eval_every_n_steps=100, max_steps=1, beta=0.1))
+    trainer.train([TrainingInput(
+        prompt_ids=prompt[None], prompt_mask=np.ones((1, len(prompt)), np.int32),
+        chosen_ids=padded[0], chosen_mask=filled[0],
+        rejected_ids=padded[1], rejected_mask=filled[1])])
+    gradient = jax.tree.map(jnp.subtract, policy, nnx.state(theirs, nnx.LoRAParam))
+
+    now, before = (np.array([logps.sum() for logps in bench.logps(adapters, pair)])[None]
+                   for adapters in (policy, bench.start))
+    factors = rl.dpo_factors(np.array([[1, 0]]), now, before, 0.1).ravel()
+    pairs = [(answer["ids"], answer["mask"]) for answer in pair]
+    ours = bench.learner.gradient(policy, bench.frozen, pairs, factors)
+    for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-3 * float(jnp.abs(two).max()) + 1e-7)
+
+
+def test_dpos_factors_are_the_derivative_of_its_loss():
+    """By finite differences of the loss as the paper writes it, over all pairs of two prompts."""
+    passed = np.array([[1, 0, 0, 1], [1, 1, 1, 1]])
+    now, then = (np.random.default_rng(seed).normal(-20, 3, (2, 4)) for seed in (0, 1))
+
+    def loss(now):
+        total = 0.0
+        for p, verdicts in enumerate(passed):
+            for c in np.flatnonzero(verdicts):
+                for r in np.flatnonzero(1 - verdicts):
+                    margin = (now - then)[p, c] - (now - then)[p, r]
+                    total += np.log1p(np.exp(-0.3 * margin))
+        return total
+
+    factors = rl.dpo_factors(passed, now, then, 0.3)
+    for place in np.ndindex(*passed.shape):
+        step = np.zeros(passed.shape)
+        step[place] = 1e-5
+        slope = (loss(now + step) - loss(now - step)) / 2e-5
+        assert -factors[place] == pytest.approx(slope, abs=1e-8)
+    assert not factors[1].any()
+
+
 def test_equal_answers_are_packed_once_with_the_sum_of_their_factors():
     pairs = [(np.arange(5) + start, np.arange(5) > 1) for start in (1, 1, 9, 20)]
     (rows, factors), = rl.pack(pairs, [0.25, 0.5, -0.75, 0.0])
@@ -147,11 +201,17 @@ def test_two_rounds_give_rows_like_the_stored_ones(bench, monkeypatch):
     assert list(rows) == list(pd.read_csv(lab.STORED / "reinforce-1.csv"))
 
 
-def test_stored_runs_are_whole_and_of_this_base():
-    with safe_open(lab.START, "np") as file:
-        assert json.loads(file.metadata()["base"]) == weights.fingerprint(lab.BASE)
+@pytest.mark.parametrize("name", lab.STARTS)
+def test_starts_are_of_this_base(name):
+    with safe_open(lab.start_file(name), "np") as file:
+        about = {key: json.loads(text) for key, text in file.metadata().items()}
+    assert about["base"] == weights.fingerprint(lab.BASE)
+    assert about["exploit_share"] == lab.STARTS[name].exploit_share
+
+
+def test_stored_runs_are_whole():
     runs = lab.stored().groupby(["arm", "seed"])
-    assert set(runs.groups) == set(lab.RUNS)
+    assert set(runs.groups) == set(lab.wanted())
     for (arm, seed), rows in runs:
         assert rows.step.tolist() == list(range(lab.Plan.steps + 1)), (arm, seed)
         for column in ("greedy", "drawn"):
